@@ -1,0 +1,1 @@
+"""What is said on the wire: ttrpc, the messages, and the errors both sides can name."""
