@@ -1,0 +1,458 @@
+"""Debian packages that are only data: downloaded and unpacked, never installed.
+
+The simulated node is made of NVIDIA's own driver files, which Debian has in its component
+``non-free``; the images of tests are made of others. Installing them would change the machine
+(and a driver package would ask for a kernel module), so they are fetched beside the system:
+
+    debs = fetch(["libcuda1", "nvidia-smi"])
+    unpack(debs, "/somewhere/driver-files")
+
+Rules
+- The archive is the machine's own: what its apt configuration names for its own release, with
+  its proxy, credentials and keys. Only the component is added. No mirror is written down here.
+- apt's lists, cache and status are private ones in the cache directory, so nothing of the
+  system changes, and what is installed or pinned has no say in which version is taken.
+- A package is in the cache when its file is, because a file is moved there only when apt has
+  checked its hash. If all that is asked for is there, nothing is asked of the network.
+- Packages that are asked for together come from one state of the archive: when one is missing,
+  those that have been superseded meanwhile are fetched anew.
+
+Source: sources.list(5), apt.conf(5), apt-get(8), deb822(5).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from integration.errors import (
+    ArchiveNotFound,
+    ArchiveUnreachable,
+    DownloadFailed,
+    PackageNotFound,
+    UnpackFailed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+COMPONENTS: Final = ("contrib", "non-free")
+
+# Which lists apt downloads is decided by us, not by the machine's entry.
+_OURS: Final = frozenset(
+    {"types", "uris", "suites", "components", "enabled", "architectures", "languages", "targets"}
+)
+
+_APT_CONF: Final = """\
+Dir::Etc::sourcelist "{root}/archive.sources";
+Dir::Etc::sourceparts "/dev/null";
+Dir::Etc::preferences "/dev/null";
+Dir::Etc::preferencesparts "/dev/null";
+Dir::State::lists "{root}/lists";
+Dir::State::status "{root}/status";
+Dir::Cache "{root}/cache";
+APT::Update::Error-Mode "any";
+// The cache may be below a home that the user _apt cannot enter; apt would warn, and go on as root.
+APT::Sandbox::User "root";
+Acquire::Retries "3";
+// What the machine wants to be told after an update of its own lists is not for these.
+#clear APT::Update::Pre-Invoke;
+#clear APT::Update::Post-Invoke;
+#clear APT::Update::Post-Invoke-Success;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """One entry of an apt configuration.
+
+    Attributes:
+        uris: where the archive is, as apt writes it (several mean mirrors of one another).
+        suites: the releases taken from it ("bookworm", "bookworm-updates").
+        components: the parts of a release ("main"); empty for a flat archive.
+        options: the entry's other fields by lower-case name ("signed-by"), values verbatim.
+    """
+
+    uris: tuple[str, ...]
+    suites: tuple[str, ...]
+    components: tuple[str, ...]
+    options: tuple[tuple[str, str], ...] = ()
+
+
+def default_cache() -> str:
+    """The directory that packages are kept in: the checkout's ``.cache/packages``.
+
+    Returns:
+        An absolute path. Where the project is installed and not a checkout, one below
+        ``/var/cache``.
+    """
+    checkout = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if os.path.exists(os.path.join(checkout, "pyproject.toml")):
+        return os.path.join(checkout, ".cache", "packages")
+    return "/var/cache/containerd-shim-nvidia/packages"
+
+
+def fetch(
+    names: Iterable[str],
+    into: str | None = None,
+    *,
+    sources: str | None = None,
+    say: Callable[[str], None] | None = None,
+) -> list[str]:
+    """Have the packages ``names`` as files, downloading those that are not there yet.
+
+    Args:
+        names: names of binary packages, of the machine's own architecture.
+        into: the cache directory, made if missing; :func:`default_cache` if not given.
+        sources: deb822 text of the archive to use in place of the machine's own.
+        say: told in one line what is being downloaded, when something is.
+
+    Returns:
+        The path of one .deb for each name, in the order of the names.
+
+    Raises:
+        ArchiveNotFound: the machine's apt configuration names no archive.
+        ArchiveUnreachable: something is missing and the archive's lists cannot be read.
+        PackageNotFound: the archive has no such package.
+        DownloadFailed: a package did not come whole.
+    """
+    wanted = list(dict.fromkeys(names))
+    into = default_cache() if into is None else os.path.abspath(into)
+    os.makedirs(into, exist_ok=True)
+    with _locked(into):
+        present = {name: _in_cache(name, into) for name in wanted}
+        if missing := [name for name in wanted if present[name] is None]:
+            apt = _Apt.prepare(into, machine_sources() if sources is None else sources, missing)
+            for name, file in apt.resolve(wanted).items():
+                if not os.path.exists(os.path.join(into, file)):
+                    present[name] = None
+            missing = [name for name in wanted if present[name] is None]
+            if say is not None:
+                say(f"downloading {len(missing)} packages")
+            apt.download(missing, into)
+            present = {name: _in_cache(name, into) for name in wanted}
+    return [path for path in present.values() if path is not None]
+
+
+def unpack(debs: Sequence[str], directory: str) -> None:
+    """Make ``directory`` the files of ``debs``, nothing more and nothing less.
+
+    Already so by an earlier call with the same files: nothing is done. A file ``directory``
+    with ``.from`` appended remembers that.
+
+    Args:
+        debs: paths of .deb files.
+        directory: where to; its parent is made, what stood there before is replaced.
+
+    Raises:
+        UnpackFailed: a file is no package, or there is no room; ``directory`` is as it was.
+    """
+    directory = os.path.abspath(directory)
+    parent, stamp = os.path.dirname(directory), directory + ".from"
+    contents = "".join(f"{os.path.basename(deb)}\n" for deb in debs)
+    os.makedirs(parent, exist_ok=True)
+    with _locked(parent):
+        if os.path.isdir(directory) and _read(stamp) == contents:
+            return
+        with tempfile.TemporaryDirectory(prefix=".unpack-", dir=parent) as work:
+            new = os.path.join(work, "new")
+            os.mkdir(new, 0o755)
+            for deb in debs:
+                done = _run(["dpkg-deb", "-x", deb, new], cwd=work)
+                if done.returncode:
+                    raise UnpackFailed(
+                        f"unpack {os.path.basename(deb)}",
+                        found=_complaint(done.stderr),
+                        do=f"look for room below {parent}, or remove {deb} to have it fetched anew",
+                    )
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(stamp)
+            if os.path.lexists(directory):
+                os.rename(directory, os.path.join(work, "old"))
+            os.rename(new, directory)
+            _write(stamp, contents)
+
+
+# --- The archive -------------------------------------------------------------------------
+
+
+def machine_sources(components: Sequence[str] = COMPONENTS) -> str:
+    """The archives of this machine's own release, with ``components`` added.
+
+    Args:
+        components: what to add to each entry that has ``main``.
+
+    Returns:
+        deb822 text for a ``.sources`` file.
+
+    Raises:
+        ArchiveNotFound: there is none, or no apt to ask.
+    """
+    asked = "find the archive that this machine's packages come from"
+    done = _run(["apt-config", "shell", "LIST", "Dir::Etc::sourcelist/f", "PARTS",
+                 "Dir::Etc::sourceparts/d"])  # fmt: skip
+    if done.returncode:
+        raise ArchiveNotFound(asked, found=_complaint(done.stderr), do="run this on Debian")
+    where = dict(pair.split("=", 1) for pair in shlex.split(done.stdout))
+    parts = os.path.join(where["PARTS"], "*")
+    entries: list[Archive] = []
+    for path in [where["LIST"], *sorted(glob.glob(parts))]:
+        if path.endswith(".sources"):
+            entries += read_deb822(_read(path))
+        elif path.endswith(".list"):
+            entries += read_one_line(_read(path))
+    own = own_release(entries, _codename(_read("/etc/os-release")))
+    if not own:
+        raise ArchiveNotFound(
+            asked,
+            found=f"no entry for this release with the component main in {where['LIST']} or {parts}",
+            do="add Debian's archive to the apt configuration",
+        )
+    return write_deb822(own, components)
+
+
+def read_deb822(text: str) -> list[Archive]:
+    """The enabled binary archives of a ``.sources`` file.
+
+    Args:
+        text: stanzas of fields, separated by empty lines.
+
+    Returns:
+        One value for each stanza that apt would read.
+    """
+    archives = []
+    lines = (line for line in text.splitlines() if not line.startswith("#"))
+    for stanza in re.split(r"\n(?:[ \t]*\n)+", "\n".join(lines)):
+        fields: dict[str, str] = {}
+        name = ""
+        for line in stanza.splitlines():
+            if line[:1] in " \t" and name:
+                fields[name] += "\n" + line
+            elif ":" in line:
+                name, _, value = line.partition(":")
+                name = name.strip().lower()
+                fields[name] = value.strip()
+        enabled = fields.get("enabled", "yes").lower() not in {"no", "false", "0", "off", "without"}
+        if enabled and "deb" in fields.get("types", "").split():
+            archives.append(
+                Archive(
+                    tuple(fields.get("uris", "").split()),
+                    tuple(fields.get("suites", "").split()),
+                    tuple(fields.get("components", "").split()),
+                    tuple((k, v) for k, v in fields.items() if k not in _OURS),
+                )
+            )
+    return archives
+
+
+def read_one_line(text: str) -> list[Archive]:
+    """The binary archives of a ``.list`` file.
+
+    Args:
+        text: lines of ``deb [option=value …] uri suite component…``.
+
+    Returns:
+        One value for each line that apt would read; media that are not there are left out.
+    """
+    archives = []
+    line_of_deb = re.compile(r"deb\s+(?:\[(?P<options>[^]]*)\]\s*)?(?P<rest>[^#]*)")
+    for line in text.splitlines():
+        if (match := line_of_deb.match(line.strip())) is None:
+            continue
+        uri, suite, *components = (*match["rest"].split(), "", "")[: len(match["rest"].split()) or 2]
+        if not suite or uri.startswith("cdrom:"):
+            continue
+        options = (option.partition("=") for option in (match["options"] or "").split())
+        named = ((name.lower(), value) for name, _, value in options)
+        short = {"arch", "arch+", "arch-", "lang", "lang+", "lang-", "target", "target+", "target-"}
+        archives.append(
+            Archive(
+                (uri,),
+                (suite,),
+                tuple(components),
+                tuple((k, v) for k, v in named if k not in short),
+            )
+        )
+    return archives
+
+
+def own_release(archives: Iterable[Archive], codename: str) -> list[Archive]:
+    """Those archives that carry the machine's own release, its updates and security fixes.
+
+    Others (a vendor's, backports) are left out: their packages would not fit, and one that is
+    out of order would stop us.
+
+    Args:
+        archives: all of the apt configuration.
+        codename: the release ("bookworm"); empty where the machine does not say.
+
+    Returns:
+        Values whose suites are only those of the release.
+    """
+    own = []
+    for archive in archives:
+        suites = tuple(
+            suite
+            for suite in archive.suites
+            if not codename
+            or suite.split("/")[0] in {codename, f"{codename}-updates", f"{codename}-security"}
+        )
+        if suites and "main" in archive.components:
+            own.append(Archive(archive.uris, suites, archive.components, archive.options))
+    return own
+
+
+def write_deb822(archives: Iterable[Archive], components: Sequence[str]) -> str:
+    """The text of a ``.sources`` file with ``components`` added to each archive.
+
+    Args:
+        archives: what to write.
+        components: what to add.
+
+    Returns:
+        deb822 text; only the lists of packages are asked for, no translations or icons.
+    """
+    stanzas = []
+    for archive in archives:
+        fields = {
+            "Types": "deb",
+            "URIs": " ".join(archive.uris),
+            "Suites": " ".join(archive.suites),
+            "Components": " ".join(dict.fromkeys((*archive.components, *components))),
+            "Targets": "Packages",
+            **dict(archive.options),
+        }
+        stanzas.append("".join(f"{name}: {value}\n" for name, value in fields.items()))
+    return "\n".join(stanzas)
+
+
+def _codename(os_release: str) -> str:
+    match = re.search(r"^VERSION_CODENAME=[\"']?([\w-]+)", os_release, re.MULTILINE)
+    return match[1] if match else ""
+
+
+# --- apt ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Apt:
+    """apt-get with a private configuration and fresh lists."""
+
+    conf: str
+
+    @classmethod
+    def prepare(cls, cache: str, sources: str, names: Sequence[str]) -> _Apt:
+        root = os.path.join(cache, "apt")
+        for directory in ("lists/partial", "cache/archives/partial"):
+            os.makedirs(os.path.join(root, directory), exist_ok=True)
+        _write(os.path.join(root, "status"), "")
+        _write(os.path.join(root, "archive.sources"), sources)
+        apt = cls(os.path.join(root, "apt.conf"))
+        _write(apt.conf, _APT_CONF.format(root=root))
+        done = apt.run("update")
+        if done.returncode:
+            raise ArchiveUnreachable(
+                f"read the archive's lists to fetch {_some(names)}",
+                found=_complaint(done.stderr),
+                do="check the network and `apt-get update`",
+            )
+        return apt
+
+    def run(self, *arguments: str, cwd: str | None = None) -> subprocess.CompletedProcess[str]:
+        return _run(["apt-get", "-c", self.conf, "-q", *arguments], cwd=cwd)
+
+    def resolve(self, names: Sequence[str]) -> dict[str, str]:
+        """The file name of the newest version of each package."""
+        done = self.run("download", "--print-uris", *names)
+        if done.returncode:
+            raise PackageNotFound(
+                f"fetch {_some(names)}",
+                found=_complaint(done.stderr),
+                do="check the name, and that the archive has the component non-free",
+            )
+        # 'uri' libcuda1_535.261.03-1_amd64.deb 16452532 SHA256:…
+        files = [line.split("' ")[1].split()[0] for line in done.stdout.splitlines() if "' " in line]
+        by_name = {file.split("_")[0]: file for file in files}
+        return {name: by_name[name] for name in names}
+
+    def download(self, names: Sequence[str], into: str) -> None:
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=into) as work:
+            done = self.run("download", *names, cwd=work)
+            if done.returncode:
+                raise DownloadFailed(
+                    f"download {_some(names)}",
+                    found=_complaint(done.stderr),
+                    do="try again; what came whole before is kept",
+                )
+            for file in sorted(os.listdir(work)):
+                if not file.endswith(".deb"):
+                    continue
+                superseded = _in_cache(file.split("_")[0], into)
+                os.rename(os.path.join(work, file), os.path.join(into, file))
+                if superseded is not None and os.path.basename(superseded) != file:
+                    os.unlink(superseded)
+
+
+def _in_cache(name: str, cache: str) -> str | None:
+    found = glob.glob(os.path.join(glob.escape(cache), f"{glob.escape(name)}_*.deb"))
+    return max(found, key=os.path.getmtime) if found else None
+
+
+def _some(names: Sequence[str]) -> str:
+    few = 3
+    rest = f" and {len(names) - few} more" if len(names) > few else ""
+    return ", ".join(names[:few]) + rest
+
+
+def _complaint(stderr: str) -> str:
+    """What a tool says was wrong, without its warnings and its prefix."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    errors = [line.removeprefix("E: ") for line in lines if line.startswith("E: ")]
+    return (errors or lines or ["no explanation"])[0]
+
+
+# --- Files and programs ------------------------------------------------------------------
+
+
+def _run(argv: Sequence[str], cwd: str | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "LC_ALL": "C.UTF-8"}
+    try:
+        return subprocess.run(
+            argv, cwd=cwd, env=environment, capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        return subprocess.CompletedProcess(argv, 127, "", f"E: there is no {argv[0]} here")
+
+
+@contextlib.contextmanager
+def _locked(directory: str) -> Iterator[None]:
+    """Hold ``directory`` against other processes that fetch or unpack into it."""
+    descriptor = os.open(os.path.join(directory, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
+
+
+def _write(path: str, text: str) -> None:
+    with open(path + ".new", "w", encoding="utf-8") as file:
+        file.write(text)
+    os.rename(path + ".new", path)
