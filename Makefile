@@ -1,0 +1,132 @@
+# containerd-shim-nvidia: everything a newcomer, a developer and CI need.
+# Set-up is part of every target: nothing has to be installed by hand but git, python3 and make.
+
+PYTHON  ?= /usr/bin/python3
+PREFIX  ?= /opt/containerd-shim-nvidia
+BINDIR  ?= /usr/local/bin
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+
+# What the demo and the tests run for real, from Debian.
+PACKAGES := busybox-static containerd crun gcc iproute2 libc6-dev procps python3-venv runc
+
+VENV     := .venv
+CACHE    := .cache
+SITE     := $(CACHE)/site
+LAUNCHER := $(CACHE)/bin/containerd-shim-nvidia-v1
+TREE     := $(PREFIX)/$(VERSION)
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## Say what each target does
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+.PHONY: demo
+demo: setup ## Run a GPU container through the shim on a private containerd
+	@$(VENV)/bin/python -m integration.demo
+
+.PHONY: test
+test: setup ## Run all tests: unit, security and end to end against a real containerd
+	$(VENV)/bin/python -m pytest
+
+.PHONY: test-unit
+test-unit: setup ## Run the tests that need no containerd
+	$(VENV)/bin/python -m pytest tests/unit
+
+.PHONY: lint
+lint: $(VENV)/.ready ## Check style, types and the directions of imports
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+.PHONY: bench
+bench: setup ## Measure side by side with Debian's containerd-shim-runc-v2
+	@$(VENV)/bin/python -m tests.bench
+
+.PHONY: proto
+proto: $(VENV)/.ready ## Re-make the modules of api/proto from the .proto files
+	$(VENV)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. api/proto/*.proto
+
+.PHONY: lock
+lock: $(VENV)/.ready ## Pin the dependencies anew, with hashes
+	$(VENV)/bin/pip install -q pip-tools
+	$(VENV)/bin/pip-compile -q --upgrade --generate-hashes --strip-extras --allow-unsafe --no-header \
+	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+	  --extra dev --extra node -o requirements-dev.txt pyproject.toml
+	$(VENV)/bin/pip-compile -q --generate-hashes --strip-extras --no-header \
+	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+	  -c requirements-dev.txt -o requirements.txt pyproject.toml
+
+.PHONY: install
+install: $(CACHE)/.packages ## Install below PREFIX (/opt/containerd-shim-nvidia) and link it into BINDIR
+	@if [ -e '$(TREE)' ]; then \
+	  echo 'make install: $(TREE) exists, and running shims may use it; make uninstall removes it' >&2; \
+	  exit 1; fi
+	rm -rf '$(TREE).new' && mkdir -p '$(TREE).new/lib'
+	$(PYTHON) -m venv '$(TREE).new/pip'
+	'$(TREE).new/pip/bin/pip' install -q --no-compile --require-hashes --target '$(TREE).new/lib' \
+	  -r requirements.txt
+	rm -rf '$(TREE).new/pip'
+	cp -r api hooks shim '$(TREE).new/lib/'
+	find '$(TREE).new' -name __pycache__ -prune -exec rm -rf {} +
+	$(PYTHON) -m compileall -q --invalidation-mode unchecked-hash -s '$(TREE).new' -p '$(TREE)' \
+	  '$(TREE).new/lib'
+	mkdir '$(TREE).new/bin'
+	$(PYTHON) -m shim.launcher '$(TREE).new/bin/containerd-shim-nvidia-v1' \
+	  --interpreter '$(PYTHON)' --library '$(TREE)/lib'
+	mv -T '$(TREE).new' '$(TREE)'
+	ln -sfn '$(VERSION)' '$(PREFIX)/.current' && mv -T '$(PREFIX)/.current' '$(PREFIX)/current'
+	mkdir -p '$(BINDIR)'
+	ln -sfn '$(PREFIX)/current/bin/containerd-shim-nvidia-v1' '$(BINDIR)/containerd-shim-nvidia-v1'
+	@'$(BINDIR)/containerd-shim-nvidia-v1' -v
+
+.PHONY: uninstall
+uninstall: ## Remove what install made
+	rm -f '$(BINDIR)/containerd-shim-nvidia-v1'
+	rm -rf '$(TREE)' && rm -f '$(PREFIX)/current'
+	if [ -d '$(PREFIX)' ]; then rmdir --ignore-fail-on-non-empty '$(PREFIX)'; fi
+
+.PHONY: clean
+clean: ## Remove everything that the other targets made in this directory
+	rm -rf $(VENV) $(CACHE) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# -- set-up -------------------------------------------------------------------------------
+
+.PHONY: setup
+setup: $(CACHE)/.packages $(VENV)/.ready $(SITE)/.ready $(LAUNCHER)
+
+$(CACHE)/.packages: Makefile
+	@mkdir -p $(CACHE)
+	@missing=; for package in $(PACKAGES); do \
+	  dpkg-query -W -f '$${db:Status-Status}' $$package 2>/dev/null | grep -qx installed \
+	    || missing="$$missing $$package"; done; \
+	if [ -n "$$missing" ]; then \
+	  echo "installing$$missing"; \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  apt-get -q -o DPkg::Lock::Timeout=300 update >$(CACHE)/apt.log 2>&1 \
+	    && apt-get -qy -o DPkg::Lock::Timeout=300 install --no-install-recommends $$missing \
+	      >>$(CACHE)/apt.log 2>&1 || { tail -n 20 $(CACHE)/apt.log >&2; exit 1; }; fi
+	@touch $@
+
+$(VENV)/.ready: requirements-dev.txt $(CACHE)/.packages
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements-dev.txt
+	@touch $@
+
+# What the shim itself imports, apart from the tools of development: structlog would import
+# rich on sight, and the tests have to see what a node sees.
+$(SITE)/.ready: requirements.txt $(VENV)/.ready
+	rm -rf $(SITE)
+	$(VENV)/bin/pip install -q --disable-pip-version-check --require-hashes --target $(SITE) \
+	  -r requirements.txt
+	@touch $@
+
+$(LAUNCHER): $(SITE)/.ready shim/launcher.py
+	@mkdir -p $(@D)
+	$(PYTHON) -m shim.launcher $@ --interpreter $(PYTHON) \
+	  --library '$(CURDIR)' --library '$(CURDIR)/$(SITE)'

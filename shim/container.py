@@ -1,0 +1,461 @@
+"""One container: its processes, and the order in which things happen to them.
+
+Order
+- Create is published before anything else of the container, Delete after everything.
+- A process's start is published before its exit, also when it died before Start returned.
+- The exits of execs are published before init's: containerd tears the task down on that one.
+  Once init has been reaped no new exec starts, and if the container has no pid namespace of
+  its own, what is left of it is killed first.
+
+Everything that Create makes (mounts, stdio, the runtime's container, files in the bundle) is
+undone in one place, by success of Delete and by failure of Create alike.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from api.proto import events_pb2
+from shim import bundle as bundle_files
+from shim import cgroup, mounts
+from shim.errors import (
+    BundleUnusable,
+    NvshimError,
+    ProcessExists,
+    ProcessFinished,
+    ProcessNotFound,
+    RuntimeMisbehaved,
+    WrongProcessState,
+)
+from shim.injection import Injector
+from shim.options import RuntimeOptions
+from shim.process import Event, Process, State, StdioUris
+from shim.runtime import LowLevelRuntime
+from shim.stdio import DirectStdio, Stdio, TerminalStdio
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anyio.abc import TaskGroup
+
+    from shim.events import Publisher
+    from shim.log import Log
+    from shim.reaper import Child, Reaper
+
+_PID_FILE_LIMIT: Final = 32
+
+
+class Surroundings:
+    """What all containers of this shim share."""
+
+    __slots__ = ("log", "namespace", "publisher", "reaper", "tasks")
+
+    def __init__(
+        self, *, namespace: str, reaper: Reaper, publisher: Publisher, tasks: TaskGroup, log: Log
+    ) -> None:
+        self.namespace = namespace
+        self.reaper = reaper
+        self.publisher = publisher
+        self.tasks = tasks
+        self.log = log
+
+
+class Container:
+    """A container and its processes.
+
+    Args:
+        shim: what it shares with the shim's other containers.
+        container_id: its id.
+        bundle: its bundle directory.
+        options: how its runtime is called.
+        uris: the stdio of its init process.
+    """
+
+    def __init__(
+        self,
+        shim: Surroundings,
+        container_id: str,
+        bundle: str,
+        options: RuntimeOptions,
+        uris: StdioUris,
+    ) -> None:
+        self.id = container_id
+        self.bundle = bundle
+        self.init = Process(container_id, "", uris)
+        self._shim = shim
+        self._options = options
+        self._execs: dict[str, Process] = {}
+        self._exec_specs: dict[str, dict[str, Any]] = {}
+        self._root = os.path.join(options.root, shim.namespace)
+        self._runtime = LowLevelRuntime(
+            shim.reaper, options, container_id=container_id, root=self._root, bundle=bundle
+        )
+        self._injector = Injector(shim.reaper, container_id, bundle)
+        self._rootfs = os.path.join(bundle, bundle_files.ROOTFS)
+        self._own_pid_namespace = True
+        self._cgroup: str | None = None
+        self._init_reaped = False
+
+    # -- create and start ------------------------------------------------------------------
+
+    async def create(self, rootfs_mounts: Sequence[mounts.Mount]) -> int:
+        """Make the container, with its init process waiting to be started.
+
+        Args:
+            rootfs_mounts: what containerd wants mounted at the bundle's rootfs, in order.
+
+        Returns:
+            The pid of the init process.
+
+        Raises:
+            NvshimError: whatever stood in the way; nothing is left of the attempt.
+        """
+        runtime_has_it = False
+        try:
+            spec = bundle_files.read_spec(self.bundle)
+            self._own_pid_namespace = _has_own_pid_namespace(spec)
+            self._record_for_cleanup()
+            mounts.mount_rootfs(rootfs_mounts, self._rootfs)
+            await self._injector.inject(spec)
+            stdio = self._open_stdio(self.init, "init")
+            pid_file = os.path.join(self.bundle, bundle_files.INIT_PID)
+            with self._shim.reaper.window():
+                await self._runtime.create(stdio.child(), pid_file=pid_file)
+                runtime_has_it = True
+                self.init.child = self._adopt(pid_file)
+            await stdio.started()
+        except BaseException as error:
+            self._shim.log.error("create failed", id=self.id, error=str(error))
+            with anyio.CancelScope(shield=True):
+                await self._undo_create(runtime_has_it=runtime_has_it)
+            raise
+        self._cgroup = cgroup.directory_of(self.init.pid)
+        return self.init.pid
+
+    def watch_init(self) -> None:
+        """Tell the exit of init when it comes. To be called once Create has been published."""
+        self._shim.tasks.start_soon(self._publish_exit_of_init)
+
+    async def start(self, exec_id: str) -> int:
+        """Start init, or an exec that was added.
+
+        Args:
+            exec_id: which exec; empty for init.
+
+        Returns:
+            The pid.
+        """
+        process = self.process(exec_id)
+        async with process.starting:
+            if process.state is not State.CREATED:
+                raise WrongProcessState(
+                    f"to start {process.id}",
+                    found=f"it is {process.state.name.lower()}",
+                    do="a process is started once",
+                )
+            if exec_id:
+                await self._start_exec(process)
+            else:
+                await self._runtime.start()
+                process.advance(Event.STARTED)
+                self._publish(events_pb2.TaskStart(container_id=self.id, pid=process.pid))
+        return process.pid
+
+    # -- execs -----------------------------------------------------------------------------
+
+    def add_exec(self, exec_id: str, spec: dict[str, Any], uris: StdioUris) -> None:
+        """Reserve an exec, to be started later.
+
+        Args:
+            exec_id: its id, unique in this container.
+            spec: the OCI process to run.
+            uris: its stdio.
+
+        Raises:
+            ProcessExists: the id is taken.
+            WrongProcessState: init has ended.
+        """
+        if exec_id in self._execs:
+            raise ProcessExists(
+                f"exec {exec_id} in {self.id}", found="an exec of that id", do="choose another"
+            )
+        self._refuse_after_init()
+        self._execs[exec_id] = Process(self.id, exec_id, uris)
+        self._exec_specs[exec_id] = self._injector.edit_process(spec)
+        self._publish(events_pb2.TaskExecAdded(container_id=self.id, exec_id=exec_id))
+
+    async def _start_exec(self, process: Process) -> None:
+        self._refuse_after_init()
+        path = os.path.join(self.bundle, process.exec_id)
+        process_file, pid_file = f"{path}-process.json", f"{path}.pid"
+        try:
+            bundle_files.write(process_file, json.dumps(self._exec_specs[process.exec_id]).encode())
+            stdio = self._open_stdio(process, process.exec_id)
+            with self._shim.reaper.window():
+                await self._runtime.execute(
+                    stdio.child(), process_file=process_file, pid_file=pid_file
+                )
+                process.child = self._adopt(pid_file)
+            await stdio.started()
+        except BaseException:
+            process.close_stdio()
+            raise
+        finally:
+            for file in (process_file, pid_file):
+                bundle_files.remove(file)
+        process.advance(Event.STARTED)
+        self._publish(
+            events_pb2.TaskExecStarted(
+                container_id=self.id, exec_id=process.exec_id, pid=process.pid
+            )
+        )
+        self._shim.tasks.start_soon(self._publish_exit_of_exec, process)
+
+    # -- what is asked of a running container ------------------------------------------------
+
+    def process(self, exec_id: str) -> Process:
+        """Init, or an exec.
+
+        Raises:
+            ProcessNotFound: there is no exec of that id.
+        """
+        process = self._execs.get(exec_id) if exec_id else self.init
+        if process is None:
+            raise ProcessNotFound(
+                f"exec {exec_id} in {self.id}", found="no exec of that id", do="list its execs"
+            )
+        return process
+
+    async def kill(self, exec_id: str, signum: int, *, everyone: bool) -> None:
+        """Signal a process, or all processes of the container.
+
+        Raises:
+            ProcessFinished: it has ended already.
+            WrongProcessState: it does not exist yet.
+        """
+        process = self.process(exec_id)
+        if process.state in (State.STOPPED, State.DELETED):
+            raise ProcessFinished(f"signal {signum} to {process.id}", found="it has ended")
+        if not exec_id:
+            await self._runtime.kill(signum, everyone=everyone)
+            return
+        if process.child is None:
+            raise WrongProcessState(
+                f"signal {signum} to {process.id}", found="it was never started", do="start it"
+            )
+        if process.child.exit is not None:
+            raise ProcessFinished(f"signal {signum} to {process.id}", found="it has ended")
+        # Ours and not reaped yet, so the pid is still its own.
+        os.kill(process.child.pid, signum)
+
+    def pids(self) -> dict[int, str]:
+        """The pids in the container, each with the id of the exec that it is, or empty."""
+        named = {p.pid: p.exec_id for p in self._execs.values() if p.state is State.RUNNING}
+        if self.init.state in (State.CREATED, State.RUNNING) and not self._init_reaped:
+            named[self.init.pid] = ""
+        inside = cgroup.pids_in(self._cgroup) if self._cgroup else []
+        return {pid: named.get(pid, "") for pid in sorted({*inside, *named})}
+
+    # -- the end -----------------------------------------------------------------------------
+
+    async def delete_exec(self, exec_id: str) -> Process:
+        """Forget an exec that has ended or was never started.
+
+        Raises:
+            WrongProcessState: it runs.
+        """
+        process = self.process(exec_id)
+        process.advance(Event.DELETED)
+        if process.stdio is not None:
+            await process.stdio.drain()
+        process.close_stdio()
+        del self._execs[exec_id]
+        self._exec_specs.pop(exec_id, None)
+        return process
+
+    async def delete(self) -> None:
+        """Remove the container; init has ended or was never started.
+
+        Raises:
+            WrongProcessState: it runs.
+            NvshimError: the runtime or an unmount failed; Delete may be asked again.
+        """
+        if self.init.state is State.RUNNING:
+            raise WrongProcessState(
+                f"to delete {self.id}", found="it is running", do="kill it first"
+            )
+        if self.init.stdio is not None:
+            await self.init.stdio.drain()
+        try:
+            # Also kills a container that was created and never started.
+            await self._runtime.delete(force=self.init.state is State.CREATED)
+        except ProcessFinished:
+            pass  # an earlier Delete came this far
+        if self.init.state is State.CREATED:
+            await self.init.wait()
+        mounts.unmount_rootfs(self._rootfs)
+        self.init.advance(Event.DELETED)
+        for process in (self.init, *self._execs.values()):
+            process.close_stdio()
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def publish_create(self, rootfs_mounts: Sequence[mounts.Mount], checkpoint: str) -> None:
+        """Tell containerd that the container exists."""
+        uris = self.init.uris
+        event = events_pb2.TaskCreate(
+            container_id=self.id,
+            bundle=self.bundle,
+            io=events_pb2.TaskIO(
+                stdin=uris.stdin, stdout=uris.stdout, stderr=uris.stderr, terminal=uris.terminal
+            ),
+            checkpoint=checkpoint,
+            pid=self.init.pid,
+        )
+        for kind, source, target, options in rootfs_mounts:
+            event.rootfs.add(type=kind, source=source, target=target, options=options)
+        self._publish(event)
+
+    def publish_delete(self) -> None:
+        """Tell containerd that the container is gone."""
+        exit_ = self.init.exit
+        event = events_pb2.TaskDelete(container_id=self.id, pid=self.init.pid)
+        if exit_ is not None:
+            event.exit_status = exit_.status
+            event.exited_at.FromNanoseconds(exit_.at)
+        self._publish(event)
+
+    def _publish(self, event: Any) -> None:
+        self._shim.publisher.publish(self.id, event)
+
+    def _publish_exit(self, process: Process) -> None:
+        child = process.child
+        if child is None or child.exit is None:
+            message = "an exit is published after it happened"
+            raise AssertionError(message)
+        event = events_pb2.TaskExit(
+            container_id=self.id, id=process.id, pid=child.pid, exit_status=child.exit.status
+        )
+        event.exited_at.FromNanoseconds(child.exit.at)
+        self._publish(event)
+        process.finish(child.exit)
+
+    async def _publish_exit_of_exec(self, process: Process) -> None:
+        if process.child is not None:
+            await process.child.wait()
+        self._publish_exit(process)
+
+    async def _publish_exit_of_init(self) -> None:
+        if self.init.child is not None:
+            await self.init.child.wait()
+        self._init_reaped = True
+        # A Start that is under way has its event first. Execs that are being started fail
+        # by themselves: the runtime finds no init.
+        async with self.init.starting:
+            pass
+        if not self._own_pid_namespace:
+            await self._kill_remains()
+        for process in list(self._execs.values()):
+            async with process.starting:
+                pass
+            if process.state is State.RUNNING:
+                await process.wait()
+        self._publish_exit(self.init)
+
+    async def _kill_remains(self) -> None:
+        try:
+            await self._runtime.kill(signal.SIGKILL, everyone=True)
+        except NvshimError as error:
+            # crun refuses to signal a container whose init is gone.
+            self._shim.log.debug("kill --all failed", id=self.id, why=str(error))
+            for pid in cgroup.pids_in(self._cgroup) if self._cgroup else ():
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+
+    def _refuse_after_init(self) -> None:
+        if self._init_reaped or self.init.state is not State.RUNNING:
+            raise WrongProcessState(
+                f"an exec in {self.id}",
+                found="its init process has ended or was never started",
+                do="exec into a running container",
+            )
+
+    def _open_stdio(self, process: Process, name: str) -> Stdio:
+        uris = process.uris
+        if uris.terminal:
+            process.stdio = TerminalStdio(
+                self._shim.tasks,
+                stdin=uris.stdin,
+                stdout=uris.stdout,
+                socket_directory=self.bundle,
+                name=name,
+            )
+        else:
+            process.stdio = DirectStdio(
+                stdin=uris.stdin,
+                stdout=uris.stdout,
+                stderr=uris.stderr,
+                owner=(self._options.io_uid, self._options.io_gid),
+            )
+        return process.stdio
+
+    def _adopt(self, pid_file: str) -> Child:
+        try:
+            with open(pid_file, encoding="ascii") as file:
+                pid = int(file.read(_PID_FILE_LIMIT))
+        except (OSError, ValueError) as error:
+            raise RuntimeMisbehaved(
+                f"the pid of a process of {self.id}",
+                found=f"{self._options.binary_name} succeeded and left no pid in {pid_file}",
+                do="check that it is an OCI runtime with runc's command line",
+            ) from error
+        return self._shim.reaper.register(pid)
+
+    def _record_for_cleanup(self) -> None:
+        """Leave in the bundle what the delete verb needs if this process is killed."""
+        record = {
+            "binary": self._options.binary_name,
+            "root": self._root,
+            "systemd_cgroup": self._options.systemd_cgroup,
+        }
+        path = os.path.join(self.bundle, bundle_files.OPTIONS)
+        bundle_files.write(path, json.dumps(record).encode())
+        path = os.path.join(self.bundle, bundle_files.RUNTIME)
+        bundle_files.write(path, self._options.binary_name.encode())
+
+    async def _undo_create(self, *, runtime_has_it: bool) -> None:
+        self.init.close_stdio()
+        if runtime_has_it:
+            try:
+                await self._runtime.delete(force=True)
+            except NvshimError as error:
+                self._shim.log.warning("undoing create: delete", id=self.id, why=str(error))
+        try:
+            mounts.unmount_rootfs(self._rootfs)
+        except NvshimError as error:
+            self._shim.log.warning("undoing create: unmount", id=self.id, why=str(error))
+        bundle_files.remove_staging(self.bundle)
+
+
+def _has_own_pid_namespace(spec: dict[str, Any]) -> bool:
+    """Whether the spec asks for a new pid namespace: then init's death kills all in it.
+
+    Raises:
+        BundleUnusable: the spec's namespaces are not what the OCI spec says they are.
+    """
+    linux = spec.get("linux") or {}
+    namespaces = linux.get("namespaces") if isinstance(linux, dict) else None
+    if not isinstance(namespaces, list | None) or not all(
+        isinstance(n, dict) for n in namespaces or []
+    ):
+        raise BundleUnusable(
+            "the namespaces in config.json", found=f"{namespaces!r}", do="make a list of objects"
+        )
+    return any(n.get("type") == "pid" and not n.get("path") for n in namespaces or [])

@@ -1,0 +1,145 @@
+"""Telling containerd what happens to tasks, in order, whether or not it is listening.
+
+Rules
+- Events of one container are delivered in the order in which they happened; containers do not
+  wait for each other.
+- An event that cannot be delivered stays at the head of its container's queue and is tried
+  again, with growing pauses, for as long as this process lives: containerd may be restarting.
+  (The stock shim gives up after five tries, and the task is shown as running for ever.)
+- The time in the envelope is when it happened, not when it was delivered.
+
+Source: containerd docs/runtime-v2.md (events), api/services/ttrpc/events/v1/events.proto.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import anyio
+from google.protobuf.empty_pb2 import Empty
+
+from api import typeurl
+from api.proto import events_pb2, events_service_pb2, types_pb2
+from api.ttrpc import Client, TtrpcError, connect
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskGroup, TaskStatus
+    from google.protobuf.message import Message
+
+    from shim.log import Log
+
+_SERVICE: Final = "containerd.services.events.ttrpc.v1.Events"
+_NAMESPACE_KEY: Final = "containerd-namespace-ttrpc"
+
+# Seconds: one call, the first pause after a failure, and the longest.
+_CALL: Final = 5.0
+_FIRST_PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 5.0
+
+TOPICS: Final = {
+    events_pb2.TaskCreate: "/tasks/create",
+    events_pb2.TaskStart: "/tasks/start",
+    events_pb2.TaskExit: "/tasks/exit",
+    events_pb2.TaskDelete: "/tasks/delete",
+    events_pb2.TaskExecAdded: "/tasks/exec-added",
+    events_pb2.TaskExecStarted: "/tasks/exec-started",
+}
+
+
+class Publisher:
+    """Delivers events to containerd's ttrpc socket.
+
+    Args:
+        address: path of that socket; empty if containerd named none, then events are dropped.
+        namespace: containerd's namespace of this shim.
+        tasks: where deliveries run.
+        log: where failures are told, once per outage.
+    """
+
+    def __init__(self, address: str, namespace: str, tasks: TaskGroup, log: Log) -> None:
+        self._address = address
+        self._namespace = namespace
+        self._tasks = tasks
+        self._log = log
+        self._queues: dict[str, deque[types_pb2.Envelope]] = {}
+        self._client: Client | None = None
+        self._connecting = anyio.Lock()
+        self._idle = anyio.Event()
+        self._idle.set()
+
+    def publish(self, container_id: str, event: Message) -> None:
+        """Queue one event; returns at once.
+
+        Args:
+            container_id: whose queue it joins.
+            event: one of the messages of ``TOPICS``.
+        """
+        if not self._address:
+            return
+        envelope = types_pb2.Envelope(
+            namespace=self._namespace, topic=TOPICS[type(event)], event=typeurl.pack(event)
+        )
+        envelope.timestamp.FromNanoseconds(time.time_ns())
+        queue = self._queues.get(container_id)
+        if queue is not None:
+            queue.append(envelope)
+            return
+        if not self._queues:
+            self._idle = anyio.Event()
+        self._queues[container_id] = deque([envelope])
+        self._tasks.start_soon(self._deliver, container_id)
+
+    async def drain(self, seconds: float) -> bool:
+        """Wait until everything is delivered, for a bounded time.
+
+        Args:
+            seconds: how long at most.
+
+        Returns:
+            Whether it was.
+        """
+        with anyio.move_on_after(seconds):
+            await self._idle.wait()
+        return not self._queues
+
+    async def _deliver(self, container_id: str) -> None:
+        queue = self._queues[container_id]
+        pause = _FIRST_PAUSE
+        while queue:
+            try:
+                await self._forward(queue[0])
+            except (TtrpcError, OSError) as error:
+                if pause == _FIRST_PAUSE:
+                    self._log.warning("an event waits for containerd", why=str(error))
+                await anyio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+            else:
+                queue.popleft()
+                pause = _FIRST_PAUSE
+        del self._queues[container_id]
+        if not self._queues:
+            self._idle.set()
+
+    async def _forward(self, envelope: types_pb2.Envelope) -> None:
+        client = await self._connected()
+        await client.call(
+            _SERVICE,
+            "Forward",
+            events_service_pb2.ForwardRequest(envelope=envelope),
+            Empty,
+            timeout=_CALL,
+            metadata=((_NAMESPACE_KEY, self._namespace),),
+        )
+
+    async def _connected(self) -> Client:
+        async with self._connecting:
+            if self._client is None or self._client.closed:
+                self._client = await self._tasks.start(self._hold_connection)
+            return self._client
+
+    async def _hold_connection(self, *, task_status: TaskStatus[Client]) -> None:
+        async with connect(self._address) as client:
+            task_status.started(client)
+            await client.wait_closed()

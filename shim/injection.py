@@ -1,0 +1,103 @@
+"""Where the shim asks the injection engine, and writes down what it said.
+
+A container that asks for no GPU passes through here without a change: its config.json is not
+even written again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from hooks.request import read_request
+from shim import bundle as bundle_files
+from shim.errors import ProgramTimeout
+from shim.spawn import run
+
+if TYPE_CHECKING:
+    from hooks.config import Config
+    from hooks.inventory import Inventory
+    from shim.log import Log
+    from shim.reaper import Reaper
+
+
+class Injector:
+    """What is injected into one container.
+
+    Args:
+        reaper: who waits for the child that asks NVML.
+        bundle: the container's bundle.
+        log: where it is said that NVML did not answer.
+    """
+
+    def __init__(self, reaper: Reaper, bundle: str, log: Log) -> None:
+        self._reaper = reaper
+        self._bundle = bundle
+        self._log = log
+        self._record: dict[str, Any] | None = None
+
+    async def inject(self, spec: dict[str, Any], rootfs: str) -> None:
+        """Give the container what it asks for and may have.
+
+        Writes the changed spec to the bundle, and files into the rootfs and the bundle's
+        staging directory. Nothing is written if nothing is asked for, or if anything fails.
+
+        Args:
+            spec: the OCI spec as containerd wrote it.
+            rootfs: the mounted root of the container.
+
+        Raises:
+            NvshimError: the request cannot be met; the message says why.
+        """
+        request = read_request(spec)
+        if not request.wants_injection:
+            return
+        # Everything below costs a container without GPU nothing, not even an import.
+        from hooks import engine  # noqa: PLC0415
+        from hooks.config import load_config  # noqa: PLC0415
+
+        config = load_config()
+        inventory = engine.load_inventory(config)
+        if inventory is None:
+            inventory = await self._take_inventory(config)
+        injection = engine.inject(
+            spec,
+            request,
+            inventory,
+            rootfs=rootfs,
+            staging=os.path.join(self._bundle, bundle_files.STAGING),
+            config=config,
+        )
+        bundle_files.write(
+            os.path.join(self._bundle, bundle_files.RECORD), json.dumps(injection.record).encode()
+        )
+        bundle_files.write_spec(self._bundle, injection.spec)
+        self._record = injection.record
+
+    def edit_process(self, process: dict[str, Any]) -> dict[str, Any]:
+        """The spec of an exec, with the environment and groups that init was given.
+
+        Args:
+            process: the OCI process as containerd sent it. CRI makes it from a spec that
+                predates the injection.
+        """
+        if self._record is None:
+            return process
+        from hooks import engine  # noqa: PLC0415 - see inject
+
+        return engine.apply_to_process(process, self._record)
+
+    async def _take_inventory(self, config: Config) -> Inventory:
+        from hooks import engine  # noqa: PLC0415 - see inject
+
+        report: bytes | None = None
+        try:
+            done = await run(
+                self._reaper, engine.probe_command(config), timeout=config.nvml_timeout
+            )
+            report = done.output
+        except ProgramTimeout as error:
+            # A hung driver must not hold the container up: procfs knows the whole GPUs.
+            self._log.warning("NVML did not answer", why=str(error))
+        return engine.take_inventory(config, report)

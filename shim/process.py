@@ -1,0 +1,139 @@
+"""The processes of a container: its init, and what is executed beside it.
+
+A process goes through the states of this table; what it does not list cannot happen::
+
+    state    event    next
+    CREATED  STARTED  RUNNING
+    CREATED  EXITED   STOPPED   it died, or was killed, before Start
+    RUNNING  EXITED   STOPPED
+    CREATED  DELETED  DELETED   an exec that was never started
+    STOPPED  DELETED  DELETED
+
+``EXITED`` is when the exit is *published*, not when the process died: an exec's exit comes
+before init's, and a start before its exit. Until then State says RUNNING and Wait waits, so
+whoever is told that a process ended can rely on all that comes before it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from shim.errors import WrongProcessState
+
+if TYPE_CHECKING:
+    from shim.reaper import Child, Exit
+    from shim.stdio import Stdio
+
+
+class State(Enum):
+    """Where a process is in its life."""
+
+    CREATED = auto()
+    RUNNING = auto()
+    STOPPED = auto()
+    DELETED = auto()
+
+
+class Event(Enum):
+    """What can happen to a process."""
+
+    STARTED = auto()
+    EXITED = auto()
+    DELETED = auto()
+
+
+TRANSITIONS: Final = {
+    (State.CREATED, Event.STARTED): State.RUNNING,
+    (State.CREATED, Event.EXITED): State.STOPPED,
+    (State.RUNNING, Event.EXITED): State.STOPPED,
+    (State.CREATED, Event.DELETED): State.DELETED,
+    (State.STOPPED, Event.DELETED): State.DELETED,
+}
+
+
+class StdioUris:
+    """Where a process's stdio is, as containerd named it, and whether it has a terminal."""
+
+    __slots__ = ("stderr", "stdin", "stdout", "terminal")
+
+    def __init__(self, stdin: str, stdout: str, stderr: str, *, terminal: bool) -> None:
+        self.stdin = stdin
+        self.stdout = stdout
+        self.stderr = stderr
+        self.terminal = terminal
+
+
+class Process:
+    """One process of a container, as containerd sees it.
+
+    Args:
+        container_id: its container.
+        exec_id: empty for the init process.
+        uris: where its stdio is.
+
+    Attributes:
+        state: where it is in its life.
+        child: the process itself, once it exists.
+        exit: how it ended, once that is published.
+        stdio: its open stdio; None before it is opened.
+    """
+
+    def __init__(self, container_id: str, exec_id: str, uris: StdioUris) -> None:
+        self.container_id = container_id
+        self.exec_id = exec_id
+        self.uris = uris
+        self.state = State.CREATED
+        self.child: Child | None = None
+        self.exit: Exit | None = None
+        self.stdio: Stdio | None = None
+        # Held by Start, so that an exit that comes meanwhile is told after the start.
+        self.starting = anyio.Lock()
+        self._ended = anyio.Event()
+
+    @property
+    def pid(self) -> int:
+        """The pid in the host's pid namespace; 0 before the process exists."""
+        return self.child.pid if self.child else 0
+
+    @property
+    def id(self) -> str:
+        """What events call it: the exec's id, or the container's for init."""
+        return self.exec_id or self.container_id
+
+    def advance(self, event: Event) -> None:
+        """Move to the state that follows.
+
+        Raises:
+            WrongProcessState: the table has no such transition.
+        """
+        following = TRANSITIONS.get((self.state, event))
+        if following is None:
+            raise WrongProcessState(
+                f"{event.name.lower()} for process {self.id}",
+                found=f"it is {self.state.name.lower()}",
+                do="ask for its state first",
+            )
+        self.state = following
+
+    def finish(self, exit_: Exit) -> None:
+        """Its exit is published: let those who wait know."""
+        self.advance(Event.EXITED)
+        self.exit = exit_
+        self._ended.set()
+
+    async def wait(self) -> Exit:
+        """How it ended, once that is published."""
+        await self._ended.wait()
+        if self.exit is None:
+            message = "a process's exit is set before its waiters are woken"
+            raise AssertionError(message)
+        return self.exit
+
+    def close_stdio(self) -> None:
+        """Release its stdio."""
+        if self.stdio is not None:
+            self.stdio.close()
+            self.stdio = None

@@ -1,0 +1,171 @@
+"""The low-level OCI runtime (runc or crun) as a program that is called.
+
+Both take the same arguments and report errors as JSON lines in a log file of our choosing;
+the last one is what a person needs to read.
+
+Source: opencontainers/runtime-tools command line interface; runc(8), crun(1).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from api.errors import Status
+from shim.errors import ProcessFinished, RuntimeFailed
+from shim.spawn import spawn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shim.options import RuntimeOptions
+    from shim.reaper import Reaper
+
+# What runc and crun say of a process that has already ended: containerd expects NOT_FOUND.
+_GONE: Final = (
+    "process already finished",
+    "container not running",
+    "no such process",
+    "does not exist",
+    "is not running",
+)
+
+_LOG_LIMIT: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class ChildStdio:
+    """The three descriptors that a container's process gets, and its console socket.
+
+    Attributes:
+        stdin, stdout, stderr: our descriptors; None is /dev/null.
+        console_socket: where the runtime sends the terminal's master; None without terminal.
+    """
+
+    stdin: int | None = None
+    stdout: int | None = None
+    stderr: int | None = None
+    console_socket: str | None = None
+
+    def fds(self) -> dict[int, int]:
+        """The descriptors by the number that the process knows them under."""
+        three = {0: self.stdin, 1: self.stdout, 2: self.stderr}
+        return {number: fd for number, fd in three.items() if fd is not None}
+
+
+class LowLevelRuntime:
+    """Calls one runtime for one container.
+
+    Args:
+        reaper: who waits for the runtime's processes.
+        options: which runtime, and how it is called.
+        container_id: the container, as the runtime knows it.
+        root: the directory of the runtime's state for the container's namespace.
+        bundle: the container's bundle; log files of the calls are made there.
+    """
+
+    _calls = itertools.count()
+
+    def __init__(
+        self, reaper: Reaper, options: RuntimeOptions, *, container_id: str, root: str, bundle: str
+    ) -> None:
+        self._reaper = reaper
+        self._options = options
+        self._id = container_id
+        self._root = root
+        self._bundle = bundle
+
+    async def create(self, stdio: ChildStdio, *, pid_file: str) -> None:
+        """Make the container and its init process, which waits for :meth:`start`."""
+        arguments = ["--bundle", self._bundle, "--pid-file", pid_file]
+        if self._options.no_pivot_root:
+            arguments.append("--no-pivot")
+        if self._options.no_new_keyring:
+            arguments.append("--no-new-keyring")
+        await self._call("create", [*arguments, *_console(stdio), self._id], stdio.fds())
+
+    async def start(self) -> None:
+        """Let the init process execute its program."""
+        await self._call("start", [self._id])
+
+    async def execute(self, stdio: ChildStdio, *, process_file: str, pid_file: str) -> None:
+        """Run a further process in the container; returns when it runs."""
+        arguments = ["--process", process_file, "--pid-file", pid_file, "--detach"]
+        await self._call("exec", [*arguments, *_console(stdio), self._id], stdio.fds())
+
+    async def kill(self, signal: int, *, everyone: bool = False) -> None:
+        """Signal the init process, or every process of the container."""
+        arguments = ["--all"] if everyone else []
+        await self._call("kill", [*arguments, self._id, str(signal)])
+
+    async def delete(self, *, force: bool = False) -> None:
+        """Remove the container's cgroup and state; kill what is left of it if forced."""
+        arguments = ["--force"] if force else []
+        await self._call("delete", [*arguments, self._id])
+
+    async def _call(
+        self, verb: str, arguments: Sequence[str], fds: Mapping[int, int] | None = None
+    ) -> None:
+        log = os.path.join(self._bundle, f"log.{verb}.{next(self._calls)}.json")
+        argv = [self._options.binary_name, "--root", self._root, "--log", log]
+        argv += ["--log-format", "json"]
+        if self._options.systemd_cgroup:
+            argv.append("--systemd-cgroup")
+        child = spawn(self._reaper, [*argv, verb, *arguments], fds=fds or {})
+        try:
+            exit_ = await child.wait()
+            if exit_.status:
+                raise self._error(verb, exit_.status, log)
+        finally:
+            _remove(log)
+
+    def _error(self, verb: str, status: int, log: str) -> RuntimeFailed | ProcessFinished:
+        binary = os.path.basename(self._options.binary_name)
+        asked = f"{binary} {verb} of {self._id}"
+        said = last_error(log) or f"exit status {status}, and no word why"
+        if any(text in said for text in _GONE):
+            return ProcessFinished(asked, found=said)
+        return RuntimeFailed(asked, found=said, status=_status_of(said))
+
+
+def last_error(path: str) -> str:
+    """The message of the last error in a runtime's JSON log; empty if there is none.
+
+    Args:
+        path: the log file. It may be missing, cut off or hold other text: a runtime that
+            crashed leaves what it leaves.
+    """
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_LOG_LIMIT).decode(errors="replace")
+    except OSError:
+        return ""
+    said = ""
+    for line in text.splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and entry.get("level") in {"error", "fatal", "panic"}:
+            said = str(entry.get("msg") or said)
+    return said
+
+
+def _status_of(said: str) -> int:
+    # What was asked for is not in the image: the user's word, not our failure.
+    absent = "executable file not found" in said or "no such file or directory" in said
+    return Status.NOT_FOUND if absent else Status.UNKNOWN
+
+
+def _console(stdio: ChildStdio) -> list[str]:
+    return ["--console-socket", stdio.console_socket] if stdio.console_socket else []
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass

@@ -1,0 +1,125 @@
+"""The shim's long life: from the fork in ``start`` until no task is left.
+
+One thread, one event loop. Signals: SIGCHLD reaps; SIGTERM and SIGINT end the process in good
+order (containers go on, and containerd's clean-up deals with them); SIGUSR1 writes what the
+process is doing to the log; SIGPIPE is an error code here and the default in children.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Final, NoReturn
+
+import anyio
+
+from api.ttrpc import Server
+from shim import syscalls
+from shim.container import Surroundings
+from shim.events import Publisher
+from shim.log import Log
+from shim.reaper import Reaper
+from shim.service import TaskService
+
+if TYPE_CHECKING:
+
+# Seconds for what is still to be said: containerd waits 3 s for Shutdown's effect.
+_GRACE: Final = 1.0
+_EVENTS: Final = 2.0
+
+_SIGNALS: Final = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+def main(
+    *,
+    listener_fd: int,
+    container_id: str,
+    namespace: str,
+    address: str,
+    ttrpc_address: str,
+    socket_path: str,
+    debug: bool,
+) -> NoReturn:
+    """Serve until containerd asks for the end and no task is left.
+
+    Args:
+        listener_fd: the listening socket.
+        container_id: the first container, for which this shim was started.
+        namespace: containerd's namespace.
+        address: containerd's gRPC address.
+        ttrpc_address: where events are sent; empty derives it from ``address``.
+        socket_path: the file of the listening socket, removed at the end.
+        debug: whether to log each step.
+    """
+    log = Log(os.getcwd(), debug=debug, shim=container_id, namespace=namespace)
+    status = 0
+    try:
+        syscalls.set_child_subreaper()
+        anyio.run(
+            _serve,
+            socket.socket(fileno=listener_fd),
+            namespace,
+            ttrpc_address or f"{address}.ttrpc",
+            log,
+        )
+    except BaseException:  # noqa: BLE001 - the last line of defence: say it, then end
+        log.error("the shim failed", exc_info=sys.exc_info())
+        status = 1
+    finally:
+        _remove_socket(socket_path)
+    os._exit(status)
+
+
+async def _serve(listener: socket.socket, namespace: str, events: str, log: Log) -> None:
+    reaper = Reaper()
+    async with anyio.create_task_group() as tasks:
+        publisher = Publisher(events, namespace, tasks, log)
+        surroundings = Surroundings(
+            namespace=namespace, reaper=reaper, publisher=publisher, tasks=tasks, log=log
+        )
+        ended = anyio.Event()
+        service = TaskService(surroundings, ended.set)
+        server = Server(service.services(), log=log.warning)
+        await tasks.start(_handle_signals, reaper, ended, log)
+        tasks.start_soon(_serve_until, server, listener, ended)
+        await ended.wait()
+        await server.shutdown(_GRACE)
+        if not await publisher.drain(_EVENTS):
+            log.warning("events were not delivered before the end")
+        tasks.cancel_scope.cancel()
+
+
+async def _serve_until(server: Server, listener: socket.socket, ended: anyio.Event) -> None:
+    try:
+        await server.serve(listener)
+    finally:
+        ended.set()
+
+
+async def _handle_signals(
+    reaper: Reaper, ended: anyio.Event, log: Log, *, task_status: anyio.abc.TaskStatus[None]
+) -> None:
+    with anyio.open_signal_receiver(*_SIGNALS) as signals:
+        task_status.started()
+        async for number in signals:
+            if number == signal.SIGCHLD:
+                reaper.reap()
+            elif number == signal.SIGUSR1:
+                _tell_what_runs(log)
+            else:
+                log.info("ends by signal", signal=signal.Signals(number).name)
+                ended.set()
+
+
+def _tell_what_runs(log: Log) -> None:
+    for task in anyio.get_running_tasks():
+        log.info("task", name=task.name, at=repr(task.coro))
+
+
+def _remove_socket(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass

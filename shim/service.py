@@ -1,0 +1,225 @@
+"""The Task service: containerd's requests, turned into calls of containers.
+
+Handlers decode, call and encode; what happens and in which order is :mod:`shim.container`'s.
+A request that changes something is shielded: a client that hangs up must not leave half a
+container behind.
+
+Source: containerd api/runtime/task/v2/shim.proto, docs/runtime-v2.md.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+from google.protobuf.empty_pb2 import Empty
+
+from api import typeurl
+from api.proto import runc_options_pb2, task_pb2, task_types_pb2
+from api.ttrpc import Service
+from shim.container import Container, Surroundings
+from shim.errors import TaskExists, TaskNotFound
+from shim.invocation import check_id
+from shim.options import read_options
+from shim.process import Process, State, StdioUris
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from api.ttrpc import Context
+
+_STATUS: Final = {
+    State.CREATED: task_types_pb2.CREATED,
+    State.RUNNING: task_types_pb2.RUNNING,
+    State.STOPPED: task_types_pb2.STOPPED,
+    State.DELETED: task_types_pb2.STOPPED,
+}
+
+# The two versions differ in the package's name alone; containerd 2 calls the second.
+SERVICE_NAMES: Final = ("containerd.task.v2.Task", "containerd.task.v3.Task")
+
+
+class TaskService:
+    """The tasks of this shim.
+
+    Args:
+        shim: what the containers share.
+        shut_down: called when containerd has asked for it and no task is left.
+    """
+
+    def __init__(self, shim: Surroundings, shut_down: Callable[[], None]) -> None:
+        self._shim = shim
+        self._shut_down = shut_down
+        # A task has its place from the moment that its Create is accepted.
+        self._containers: dict[str, Container | None] = {}
+
+    def services(self) -> list[Service]:
+        """The service under both of its names."""
+        handlers: dict[str, Callable[[Context, Any], Awaitable[Any]]] = {
+            "State": self.state,
+            "Create": _shielded(self.create),
+            "Start": _shielded(self.start),
+            "Delete": _shielded(self.delete),
+            "Pids": self.pids,
+            "Kill": _shielded(self.kill),
+            "Exec": self.exec,
+            "ResizePty": self.resize_pty,
+            "CloseIO": self.close_io,
+            "Wait": self.wait,
+            "Connect": self.connect,
+            "Shutdown": self.shutdown,
+        }
+        descriptor = task_pb2.DESCRIPTOR.services_by_name["Task"]
+        return [Service(descriptor, handlers, name=name) for name in SERVICE_NAMES]
+
+    async def create(
+        self, _: Context, request: task_pb2.CreateTaskRequest
+    ) -> task_pb2.CreateTaskResponse:
+        """Make a container, from its bundle, with its init process waiting."""
+        check_id(request.id)
+        if request.id in self._containers:
+            raise TaskExists(f"task {request.id}", found="a task of that id", do="delete it first")
+        options = read_options(request.options if request.HasField("options") else None)
+        uris = StdioUris(
+            request.stdin, request.stdout, request.stderr, terminal=request.terminal
+        )
+        container = Container(self._shim, request.id, request.bundle, options, uris)
+        rootfs_mounts = [(m.type, m.source, m.target, tuple(m.options)) for m in request.rootfs]
+        self._containers[request.id] = None
+        try:
+            pid = await container.create(rootfs_mounts)
+        except BaseException:
+            del self._containers[request.id]
+            raise
+        self._containers[request.id] = container
+        container.publish_create(rootfs_mounts, request.checkpoint)
+        container.watch_init()
+        return task_pb2.CreateTaskResponse(pid=pid)
+
+    async def start(self, _: Context, request: task_pb2.StartRequest) -> task_pb2.StartResponse:
+        """Start init, or an exec."""
+        pid = await self._container(request.id).start(request.exec_id)
+        return task_pb2.StartResponse(pid=pid)
+
+    async def delete(self, _: Context, request: task_pb2.DeleteRequest) -> task_pb2.DeleteResponse:
+        """Remove a container, or forget an exec."""
+        container = self._container(request.id)
+        if request.exec_id:
+            process = await container.delete_exec(request.exec_id)
+        else:
+            await container.delete()
+            process = container.init
+            self._containers.pop(request.id, None)
+            container.publish_delete()
+        response = task_pb2.DeleteResponse(pid=process.pid)
+        _fill_exit(response, process)
+        return response
+
+    async def exec(self, _: Context, request: task_pb2.ExecProcessRequest) -> Empty:
+        """Add a process to a running container, to be started later."""
+        check_id(request.exec_id)
+        container = self._container(request.id)
+        uris = StdioUris(
+            request.stdin, request.stdout, request.stderr, terminal=request.terminal
+        )
+        container.add_exec(request.exec_id, typeurl.unpack_json(request.spec), uris)
+        return Empty()
+
+    async def state(self, _: Context, request: task_pb2.StateRequest) -> task_pb2.StateResponse:
+        """How a process is."""
+        container = self._container(request.id)
+        process = container.process(request.exec_id)
+        uris = process.uris
+        response = task_pb2.StateResponse(
+            id=request.id,
+            bundle=container.bundle,
+            pid=process.pid,
+            status=_STATUS[process.state],
+            stdin=uris.stdin,
+            stdout=uris.stdout,
+            stderr=uris.stderr,
+            terminal=uris.terminal,
+            exec_id=request.exec_id,
+        )
+        _fill_exit(response, process)
+        return response
+
+    async def wait(self, _: Context, request: task_pb2.WaitRequest) -> task_pb2.WaitResponse:
+        """Answer when a process has ended."""
+        process = self._container(request.id).process(request.exec_id)
+        await process.wait()
+        response = task_pb2.WaitResponse()
+        _fill_exit(response, process)
+        return response
+
+    async def kill(self, _: Context, request: task_pb2.KillRequest) -> Empty:
+        """Signal a process, or a whole container."""
+        container = self._container(request.id)
+        await container.kill(request.exec_id, request.signal, everyone=request.all)
+        return Empty()
+
+    async def pids(self, _: Context, request: task_pb2.PidsRequest) -> task_pb2.PidsResponse:
+        """The processes of a container; those of execs say of which."""
+        response = task_pb2.PidsResponse()
+        for pid, exec_id in self._container(request.id).pids().items():
+            info = response.processes.add(pid=pid)
+            if exec_id:
+                details = runc_options_pb2.ProcessDetails(exec_id=exec_id)
+                info.info.CopyFrom(typeurl.pack(details))
+        return response
+
+    async def resize_pty(self, _: Context, request: task_pb2.ResizePtyRequest) -> Empty:
+        """Tell a process's terminal its size."""
+        process = self._container(request.id).process(request.exec_id)
+        if process.stdio is not None:
+            process.stdio.resize(request.width, request.height)
+        return Empty()
+
+    async def close_io(self, _: Context, request: task_pb2.CloseIORequest) -> Empty:
+        """No more input comes to a process."""
+        process = self._container(request.id).process(request.exec_id)
+        if request.stdin and process.stdio is not None:
+            process.stdio.close_stdin()
+        return Empty()
+
+    async def connect(
+        self, _: Context, request: task_pb2.ConnectRequest
+    ) -> task_pb2.ConnectResponse:
+        """Which processes this shim and the task's init are. containerd's sign of life."""
+        container = self._containers.get(request.id)
+        pid = container.init.pid if container else 0
+        return task_pb2.ConnectResponse(shim_pid=os.getpid(), task_pid=pid)
+
+    async def shutdown(self, _: Context, request: task_pb2.ShutdownRequest) -> Empty:
+        """End this process, once no task is left; until then, nothing."""
+        if not self._containers:
+            self._shut_down()
+        return Empty()
+
+    def _container(self, container_id: str) -> Container:
+        container = self._containers.get(container_id)
+        if container is None:
+            raise TaskNotFound(
+                f"task {container_id}", found="no task of that id here", do="list the tasks"
+            )
+        return container
+
+
+def _shielded(
+    handler: Callable[[Context, Any], Awaitable[Any]],
+) -> Callable[[Context, Any], Awaitable[Any]]:
+    async def finish(context: Context, request: Any) -> Any:
+        with anyio.CancelScope(shield=True):
+            return await handler(context, request)
+
+    return finish
+
+
+def _fill_exit(
+    response: task_pb2.DeleteResponse | task_pb2.StateResponse | task_pb2.WaitResponse,
+    process: Process,
+) -> None:
+    if process.exit is not None:
+        response.exit_status = process.exit.status
+        response.exited_at.FromNanoseconds(process.exit.at)

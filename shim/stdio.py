@@ -1,0 +1,412 @@
+"""A process's stdin, stdout and stderr: where they come from and who holds which end.
+
+containerd names each of the three by a URI. Without a scheme it is the path of a fifo that a
+client of containerd reads or writes; ``file://`` is a file to append to; empty is /dev/null.
+
+Rules for fifos
+- Without a terminal the container's process gets the fifo itself: no byte passes through this
+  process. The runtime gives it to the container's user (fchown), as it would a pipe.
+- The shim keeps a *read* end of stdout and stderr, so that the container is never killed by
+  SIGPIPE while containerd is away. It never reads from it.
+- The shim keeps a *write* end of stdin: a client that goes away is not the end of input, and
+  another may attach. Only CloseIO drops it.
+- No open of a fifo may block: a read end is opened first (non-blocking), which lets the write
+  end be opened at once, and the other way round.
+
+With a terminal, bytes are copied between the fifos and the terminal's master.
+
+Source: containerd docs/runtime-v2.md (I/O), fifo(7), tty_ioctl(4).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import struct
+import termios
+from typing import TYPE_CHECKING, Final, Protocol
+from urllib.parse import unquote, urlsplit
+
+import anyio
+
+from shim.errors import StdioUnavailable, StdioUnsupported
+from shim.runtime import ChildStdio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from anyio.abc import TaskGroup
+
+# The longest that Delete waits for output that was written and not yet taken.
+DRAIN_SECONDS: Final = 10.0
+_CHUNK: Final = 65536
+
+
+class Stdio(Protocol):
+    """What a process's stdio can do, whatever it is made of."""
+
+    def child(self) -> ChildStdio:
+        """What the runtime hands to the process."""
+
+    async def started(self) -> None:
+        """The process has its descriptors now: let go of ours that were meant for it."""
+
+    def close_stdin(self) -> None:
+        """No more input will come (CloseIO)."""
+
+    def resize(self, width: int, height: int) -> None:
+        """Tell the terminal its size in characters; nothing without a terminal."""
+
+    async def drain(self) -> None:
+        """Wait until what the process wrote has been passed on."""
+
+    def close(self) -> None:
+        """Release everything. May be called more than once, and in any state."""
+
+
+class Descriptors:
+    """Descriptors that are closed together, once."""
+
+    __slots__ = ("_fds",)
+
+    def __init__(self) -> None:
+        self._fds: list[int] = []
+
+    def keep(self, fd: int) -> int:
+        """Close ``fd`` when the others are closed."""
+        self._fds.append(fd)
+        return fd
+
+    def close(self) -> None:
+        """Close them all; a second call does nothing."""
+        while self._fds:
+            os.close(self._fds.pop())
+
+
+class DirectStdio:
+    """Stdio without a terminal: the process has the fifos and files themselves.
+
+    Args:
+        stdin, stdout, stderr: URIs as containerd sends them; empty is /dev/null.
+        owner: the uid and gid that own what the process gets (options IoUid, IoGid).
+
+    Raises:
+        StdioUnavailable: one of them cannot be opened.
+        StdioUnsupported: a scheme that this shim does not serve.
+    """
+
+    def __init__(
+        self, *, stdin: str, stdout: str, stderr: str, owner: tuple[int, int] = (0, 0)
+    ) -> None:
+        self._for_child = Descriptors()
+        self._input_open = Descriptors()
+        self._kept = Descriptors()
+        try:
+            self._stdin = self._open_input(stdin)
+            self._stdout = self._open_output(stdout)
+            self._stderr = self._stdout if stderr == stdout else self._open_output(stderr)
+            if owner != (0, 0):
+                for fd in {self._stdin, self._stdout, self._stderr} - {None}:
+                    os.fchown(fd, *owner)  # type: ignore[arg-type]  # None is taken out above
+        except BaseException:
+            self.close()
+            raise
+
+    def child(self) -> ChildStdio:
+        """The ends that the process gets."""
+        return ChildStdio(self._stdin, self._stdout, self._stderr)
+
+    async def started(self) -> None:
+        """Close our copies of the process's ends: its exit has to be the end of its output."""
+        self._for_child.close()
+
+    def close_stdin(self) -> None:
+        """Drop our write end: input ends when the client has closed its own."""
+        self._input_open.close()
+
+    def resize(self, width: int, height: int) -> None:
+        """Nothing: there is no terminal."""
+
+    async def drain(self) -> None:
+        """Nothing to wait for: what was written is in the fifo, where its reader finds it."""
+
+    def close(self) -> None:
+        """Close what is left open."""
+        self._for_child.close()
+        self._input_open.close()
+        self._kept.close()
+
+    def _open_input(self, uri: str) -> int | None:
+        path = _path_of(uri, "stdin")
+        if path is None:
+            return None
+        with _opening("stdin", path):
+            if not _is_fifo(path):
+                return self._for_child.keep(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            reading, writing = _open_both_ends(path)
+            self._input_open.keep(writing)
+            os.set_blocking(reading, True)
+            return self._for_child.keep(reading)
+
+    def _open_output(self, uri: str) -> int | None:
+        path = _path_of(uri, "stdout or stderr")
+        if path is None:
+            return None
+        with _opening("stdout or stderr", path):
+            if uri.startswith("file:"):
+                return self._for_child.keep(_open_log_file(path))
+            if not _is_fifo(path):
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+                return self._for_child.keep(os.open(path, flags))
+            reading, writing = _open_both_ends(path)
+            self._kept.keep(reading)
+            return self._for_child.keep(writing)
+
+
+class TerminalStdio:
+    """Stdio with a terminal: bytes are copied between its master and the fifos.
+
+    Args:
+        tasks: where the copying runs.
+        stdin, stdout: URIs as containerd sends them. There is no stderr with a terminal.
+        socket_directory: the bundle; the socket on which the runtime sends the master is
+            made there, under a name of its own.
+        name: distinguishes the socket from those of the bundle's other processes.
+    """
+
+    def __init__(
+        self, tasks: TaskGroup, *, stdin: str, stdout: str, socket_directory: str, name: str
+    ) -> None:
+        import socket  # noqa: PLC0415 - only a terminal needs it by name
+
+        self._tasks = tasks
+        self._kept = Descriptors()
+        self._input_open = Descriptors()
+        self._master: int | None = None
+        self._size: tuple[int, int] | None = None
+        self._drained = anyio.Event()
+        self._stop_input = anyio.CancelScope()
+        self._stop_output = anyio.CancelScope()
+        self._copies = 0
+        self._closed = False
+        self._listener: socket.socket | None = None
+        self._socket_file = f"{name}.console"
+        self._directory = -1
+        try:
+            self._input = self._open_input(stdin)
+            self._output = self._open_output(stdout)
+            # A bundle's path can be longer than a socket's address may be; the descriptor of
+            # its directory is a short way to the same place, for us and for the runtime.
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            self._directory = self._kept.keep(os.open(socket_directory, flags))
+            self._console = f"/proc/{os.getpid()}/fd/{self._directory}/{self._socket_file}"
+            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._listener.bind(self._console)
+            self._listener.listen(1)
+            self._listener.setblocking(False)
+        except BaseException:
+            self.close()
+            raise
+
+    def child(self) -> ChildStdio:
+        """Nothing but the way to our console socket."""
+        return ChildStdio(console_socket=self._console)
+
+    async def started(self) -> None:
+        """Take the terminal's master, which the runtime has sent, and begin to copy.
+
+        Raises:
+            StdioUnavailable: the runtime did not send one.
+        """
+        self._master = await self._receive_master()
+        if self._size is not None:
+            self.resize(*self._size)
+        if self._input is not None:
+            self._copies += 1
+            self._tasks.start_soon(self._copy_input, self._input, self._master)
+        self._copies += 1
+        self._tasks.start_soon(self._copy_output, self._master, self._output)
+
+    def close_stdin(self) -> None:
+        """Take what the client still writes, then stop: no other may attach."""
+        self._input_open.close()
+
+    def resize(self, width: int, height: int) -> None:
+        """Set the terminal's size; the kernel tells the foreground process (SIGWINCH)."""
+        self._size = (width, height)
+        if self._master is not None:
+            size = struct.pack("HHHH", height & 0xFFFF, width & 0xFFFF, 0, 0)
+            fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
+
+    async def drain(self) -> None:
+        """Wait until all that was written to the terminal is in the fifo, but not for ever."""
+        if self._master is not None:
+            with anyio.move_on_after(DRAIN_SECONDS):
+                await self._drained.wait()
+
+    def close(self) -> None:
+        """Stop copying and close everything."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+            try:
+                os.unlink(self._socket_file, dir_fd=self._directory)
+            except FileNotFoundError:
+                pass
+        self._input_open.close()
+        self._closed = True
+        self._stop_input.cancel()
+        self._stop_output.cancel()
+        self._close_when_unused()
+
+    def _close_when_unused(self) -> None:
+        # A descriptor closed under a waiting copy could come back as another file's number,
+        # whose readiness the loop would then forget.
+        if self._closed and not self._copies:
+            self._master = None
+            self._kept.close()
+
+    def _open_input(self, uri: str) -> int | None:
+        path = _path_of(uri, "stdin")
+        if path is None:
+            return None
+        with _opening("stdin", path):
+            reading, writing = _open_both_ends(path)
+        self._input_open.keep(writing)
+        return self._kept.keep(reading)
+
+    def _open_output(self, uri: str) -> int | None:
+        path = _path_of(uri, "stdout")
+        if path is None:
+            return None
+        with _opening("stdout", path):
+            if uri.startswith("file:"):
+                return self._kept.keep(_open_log_file(path))
+            reading, writing = _open_both_ends(path)
+        self._kept.keep(reading)
+        os.set_blocking(writing, False)
+        return self._kept.keep(writing)
+
+    async def _receive_master(self) -> int:
+        import socket  # noqa: PLC0415 - see __init__
+
+        if self._listener is None:
+            message = "the terminal is received once, before close"
+            raise AssertionError(message)
+        try:
+            # The runtime has exited: what it sent waits in the listener's queue.
+            connection, _ = self._listener.accept()
+            with connection:
+                _, fds, _, _ = socket.recv_fds(connection, 4096, 1, socket.MSG_CMSG_CLOEXEC)
+            master = self._kept.keep(fds[0])
+        except (OSError, IndexError) as error:
+            raise StdioUnavailable(
+                "a terminal for the process",
+                found="the runtime sent no terminal over the console socket",
+                do="check that the runtime supports --console-socket",
+            ) from error
+        os.set_blocking(master, False)
+        return master
+
+    async def _copy_input(self, source: int, master: int) -> None:
+        with self._stop_input:
+            await _copy(source, master)
+        self._copy_ended()
+
+    async def _copy_output(self, master: int, sink: int | None) -> None:
+        with self._stop_output:
+            await _copy(master, sink)
+        self._drained.set()
+        # Nobody is left to read what a client may still type.
+        self._stop_input.cancel()
+        self._copy_ended()
+
+    def _copy_ended(self) -> None:
+        self._copies -= 1
+        self._close_when_unused()
+
+
+async def _copy(source: int, sink: int | None) -> None:
+    """Copy until the source ends or the sink is gone; without a sink, read and forget."""
+    while True:
+        try:
+            data = os.read(source, _CHUNK)
+        except BlockingIOError:
+            await anyio.wait_readable(source)
+            continue
+        except OSError:  # EIO: the last process that had the terminal open is gone
+            return
+        if not data:
+            return
+        if sink is not None and not await _write(sink, data):
+            return
+
+
+async def _write(sink: int, data: bytes) -> bool:
+    rest = memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(sink, rest) :]
+        except BlockingIOError:
+            await anyio.wait_writable(sink)
+        except OSError:
+            return False
+    return True
+
+
+def _path_of(uri: str, role: str) -> str | None:
+    """The path that a stdio URI names; None for /dev/null."""
+    if not uri:
+        return None
+    if uri.startswith("/"):
+        return uri
+    parts = urlsplit(uri)
+    if parts.scheme in {"fifo", "file"} and parts.path.startswith("/"):
+        return unquote(parts.path)
+    raise StdioUnsupported(
+        f"{role} at {uri!r}",
+        found=f"scheme {parts.scheme!r}",
+        do="use the path of a fifo, or file:// and an absolute path",
+    )
+
+
+class _opening:  # noqa: N801 - reads as the statement that it is: with _opening(...)
+    """Turns an OSError of an open into one line for whoever named the path."""
+
+    def __init__(self, role: str, path: str) -> None:
+        self._role = role
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, OSError):
+            raise StdioUnavailable(
+                f"{self._role} at {self._path}",
+                found=error.strerror or str(error),
+                do="containerd's client has to make the fifo before it creates the task",
+            ) from error
+
+
+def _is_fifo(path: str) -> bool:
+    return stat.S_ISFIFO(os.stat(path).st_mode)
+
+
+def _open_both_ends(path: str) -> tuple[int, int]:
+    """A non-blocking read end and a blocking write end of a fifo, without waiting for anyone."""
+    reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return reading, os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except BaseException:
+        os.close(reading)
+        raise
+
+
+def _open_log_file(path: str) -> int:
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    return os.open(path, flags, 0o644)
+
+

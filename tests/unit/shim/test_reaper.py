@@ -1,0 +1,129 @@
+"""The reaper against real processes: every status arrives, once, whoever asks when."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from shim import syscalls
+from shim.reaper import Reaper
+from shim.spawn import spawn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@contextmanager
+def _subreaper() -> Iterator[None]:
+    syscalls.set_child_subreaper()
+    try:
+        yield
+    finally:
+        syscalls.set_child_subreaper(enabled=False)
+
+
+async def _reap_on_signal(reaper: Reaper, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+    with anyio.open_signal_receiver(signal.SIGCHLD) as signals:
+        task_status.started()
+        async for _ in signals:
+            reaper.reap()
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [("exit 0", 0), ("exit 7", 7), ("exit 255", 255), ("kill -9 $$", 137), ("kill -15 $$", 143)],
+)
+async def test_status_is_the_exit_code_or_128_and_the_signal(script: str, status: int) -> None:
+    reaper = Reaper()
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(_reap_on_signal, reaper)
+        child = spawn(reaper, ["sh", "-c", script], fds={})
+        exit_ = await child.wait()
+        tasks.cancel_scope.cancel()
+    assert (exit_.pid, exit_.status) == (child.pid, status)
+    assert abs(exit_.at - time.time_ns()) < 5e9
+
+
+async def test_a_hundred_children_at_once_all_report_their_own_status() -> None:
+    reaper = Reaper()
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(_reap_on_signal, reaper)
+        children = [spawn(reaper, ["sh", "-c", f"exit {n}"], fds={}) for n in range(100)]
+        statuses = [(await child.wait()).status for child in children]
+        tasks.cancel_scope.cancel()
+    assert statuses == list(range(100))
+
+
+def _orphan(status: int) -> int:
+    """Leave an orphan that has exited, as runc leaves a container's init; its pid."""
+    reading, writing = os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        orphan = os.fork()
+        if orphan == 0:
+            os._exit(status)
+        os.write(writing, str(orphan).encode())
+        os._exit(0)
+    os.waitpid(middle, 0)
+    pid = int(os.read(reading, 16))
+    os.close(reading)
+    os.close(writing)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    return pid
+
+
+async def test_an_exit_that_comes_before_the_pid_is_known_is_kept() -> None:
+    reaper = Reaper()
+    with _subreaper(), reaper.window():
+        pid = _orphan(42)
+        reaper.reap()
+        child = reaper.register(pid)
+        assert child.exit is not None
+        assert (await child.wait()).status == 42
+
+
+async def test_exits_of_unknown_processes_are_not_hoarded() -> None:
+    reaper = Reaper()
+    with _subreaper():
+        with reaper.window():
+            _orphan(1)
+            reaper.reap()
+            assert len(reaper._unclaimed) == 1
+        assert not reaper._unclaimed
+        _orphan(2)
+        reaper.reap()
+        assert not reaper._unclaimed
+
+
+async def test_a_kept_exit_is_not_given_to_a_later_process_of_the_same_pid() -> None:
+    reaper = Reaper()
+    with reaper.window():
+        alive = os.fork()
+        if alive == 0:
+            signal.pause()
+            os._exit(0)
+        try:
+            # As if a predecessor of this pid had been reaped a moment ago.
+            from shim.reaper import Exit
+
+            reaper._unclaimed[alive] = Exit(alive, 3, 0)
+            child = reaper.register(alive)
+            assert child.exit is None
+        finally:
+            os.kill(alive, signal.SIGKILL)
+            os.waitid(os.P_PID, alive, os.WEXITED | os.WNOWAIT)
+        reaper.reap()
+        assert (await child.wait()).status == 137

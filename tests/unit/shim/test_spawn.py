@@ -1,0 +1,117 @@
+"""What a started program has: its descriptors, its environment, its signals, and no more."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from shim.errors import ProgramNotFound, ProgramTimeout
+from shim.reaper import Reaper
+from shim.spawn import fixed_environment, run, spawn
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def reaper() -> AsyncIterator[Reaper]:
+    reaper = Reaper()
+
+    async def reap(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+        with anyio.open_signal_receiver(signal.SIGCHLD) as signals:
+            task_status.started()
+            async for _ in signals:
+                reaper.reap()
+
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(reap)
+        yield reaper
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_child_has_exactly_the_descriptors_meant_for_it(reaper: Reaper) -> None:
+    leaks = [os.open("/", os.O_RDONLY | os.O_DIRECTORY) for _ in range(50)]
+    try:
+        script = "import os, json; print(json.dumps(sorted(map(int, os.listdir('/proc/self/fd')))))"
+        done = await run(reaper, [sys.executable, "-ISc", script])
+    finally:
+        for fd in leaks:
+            os.close(fd)
+    # 0, 1, 2, and the one by which listdir reads.
+    assert json.loads(done.output) == [0, 1, 2, 3]
+
+
+async def test_descriptors_arrive_under_their_numbers_even_when_they_cross(
+    reaper: Reaper, tmp_path: Path
+) -> None:
+    files = [(tmp_path / name).open("wb") for name in "ab"]
+    first, second = (f.fileno() for f in files)
+    try:
+        child = spawn(
+            reaper,
+            ["sh", "-c", f"echo one >&{second}; echo two >&{first}"],
+            fds={first: second, second: first},
+        )
+        assert (await child.wait()).status == 0
+    finally:
+        for file in files:
+            file.close()
+    assert (tmp_path / "a").read_text() == "one\n"
+    assert (tmp_path / "b").read_text() == "two\n"
+
+
+async def test_the_environment_is_fixed(
+    reaper: Reaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_PRELOAD", "/image/evil.so")
+    monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "all")
+    done = await run(reaper, ["env", "-0"])
+    got = dict(line.split("=", 1) for line in done.output.decode().split("\0") if line)
+    assert got == fixed_environment()
+    assert set(got) <= {"PATH", "LANG", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS"}
+
+
+async def test_sigpipe_kills_a_child_as_it_would_anywhere(reaper: Reaper) -> None:
+    done = await run(reaper, ["sh", "-c", "grep ^SigIgn: /proc/self/status"])
+    ignored = int(done.output.split()[1], 16)
+    assert not ignored & (1 << (signal.SIGPIPE - 1))
+
+
+async def test_output_is_read_to_its_end_and_bounded(reaper: Reaper) -> None:
+    done = await run(reaper, ["head", "-c", "3000000", "/dev/zero"], limit=1000)
+    assert (done.exit.status, len(done.output)) == (0, 1000)
+
+
+async def test_a_missing_program_is_named(reaper: Reaper) -> None:
+    with pytest.raises(ProgramNotFound, match="no-such-runtime"):
+        spawn(reaper, ["no-such-runtime"], fds={})
+
+
+async def test_a_program_that_is_no_program_is_named(reaper: Reaper, tmp_path: Path) -> None:
+    text = tmp_path / "runc"
+    text.write_bytes(b"\x00not a program")
+    text.chmod(0o755)
+    with pytest.raises(ProgramNotFound, match="Exec format error"):
+        spawn(reaper, [str(text)], fds={})
+
+
+async def test_a_program_that_hangs_is_killed_and_reaped(reaper: Reaper) -> None:
+    with pytest.raises(ProgramTimeout, match="sleep"):
+        await run(reaper, ["sleep", "1000"], timeout=0.1)
+    with anyio.fail_after(5):
+        while reaper._children:
+            await anyio.sleep(0.01)
