@@ -1,13 +1,51 @@
 """The engine's errors: the branches that :mod:`api.errors` draws, and their leaves.
 
-Each leaf says in its docstring when it is raised and by whom. Codes are never reused.
+Each leaf says in its docstring when it is raised and by whom. Codes are never reused::
+
+    InventoryError  E0100
+    ├── NoGpus              E0101    ├── NvmlFailed          E0104
+    ├── DriverNotFound      E0102    ├── DriverMismatch      E0105
+    └── DeviceNodeMissing   E0103    └── MigUnknown          E0106
+    RequestError    E0200
+    ├── MalformedDevice     E0201    ├── UnknownCapability   E0203
+    └── UnknownDevice       E0202    └── MigModeGpu          E0204
+    RootfsError     E0300   (leaves: hooks.rootfs_errors)
+    SpecError       E0400
+    ├── MalformedSpec       E0401    └── DeviceConflict      E0403
+    └── VerificationFailed  E0402
+    ConfigError     E0500
+    ├── ConfigUnreadable    E0501    ├── UnknownConfigKey    E0503
+    └── ConfigMalformed     E0502    └── WrongConfigValue    E0504
 """
 
 from __future__ import annotations
 
 from api.errors import NvshimError, Status
 
-__all__ = ["ConfigError", "InventoryError", "RequestError", "RootfsError", "SpecError"]
+__all__ = [
+    "ConfigError",
+    "ConfigMalformed",
+    "ConfigUnreadable",
+    "DeviceConflict",
+    "DeviceNodeMissing",
+    "DriverMismatch",
+    "DriverNotFound",
+    "InventoryError",
+    "MalformedDevice",
+    "MalformedSpec",
+    "MigModeGpu",
+    "MigUnknown",
+    "NoGpus",
+    "NvmlFailed",
+    "RequestError",
+    "RootfsError",
+    "SpecError",
+    "UnknownCapability",
+    "UnknownConfigKey",
+    "UnknownDevice",
+    "VerificationFailed",
+    "WrongConfigValue",
+]
 
 
 class InventoryError(NvshimError):
@@ -17,11 +55,88 @@ class InventoryError(NvshimError):
     status = Status.FAILED_PRECONDITION
 
 
+class NoGpus(InventoryError):
+    """The driver is there, and no GPU that could be given. Raised by :func:`grant.decide`."""
+
+    code = "NVSHIM-E0101"
+
+
+class DriverNotFound(InventoryError):
+    """No user-space driver below the driver root. Raised by :func:`driver.find_driver`."""
+
+    code = "NVSHIM-E0102"
+
+
+class DeviceNodeMissing(InventoryError):
+    """A device has no usable node below /dev. Raised by :func:`grant.decide`."""
+
+    code = "NVSHIM-E0103"
+
+
+class NvmlFailed(InventoryError):
+    """NVML's answer is absent or nonsense. Raised by :func:`nvml.parse_report`.
+
+    The inventory catches it: the GPUs are known from procfs without NVML.
+    """
+
+    code = "NVSHIM-E0104"
+
+
+class DriverMismatch(InventoryError):
+    """The loaded kernel module and the driver's files are of different versions.
+
+    Raised by :func:`driver.find_driver`: every NVIDIA program would fail with it, in words
+    that are harder to understand.
+    """
+
+    code = "NVSHIM-E0105"
+
+
+class MigUnknown(InventoryError):
+    """A MIG device was asked for, and NVML could not say which there are.
+
+    Raised by :func:`grant.decide`.
+    """
+
+    code = "NVSHIM-E0106"
+
+
 class RequestError(NvshimError):
     """Something about what the container asks for."""
 
     code = "NVSHIM-E0200"
     status = Status.INVALID_ARGUMENT
+
+
+class MalformedDevice(RequestError):
+    """A device's name has none of the known forms. Raised by :func:`request.read_request`."""
+
+    code = "NVSHIM-E0201"
+
+
+class UnknownDevice(RequestError):
+    """A device is well named and this node has none of that name.
+
+    Raised by :func:`grant.decide`. Not NOT_FOUND: containerd would take the container for
+    the thing that is missing.
+    """
+
+    code = "NVSHIM-E0202"
+
+
+class UnknownCapability(RequestError):
+    """NVIDIA_DRIVER_CAPABILITIES has a word of unknown meaning.
+
+    Raised by :func:`request.read_request`.
+    """
+
+    code = "NVSHIM-E0203"
+
+
+class MigModeGpu(RequestError):
+    """A whole GPU was asked for, and it is in MIG mode. Raised by :func:`grant.decide`."""
+
+    code = "NVSHIM-E0204"
 
 
 class RootfsError(NvshimError):
@@ -38,8 +153,54 @@ class SpecError(NvshimError):
     status = Status.INVALID_ARGUMENT
 
 
+class MalformedSpec(SpecError):
+    """A part of config.json has the wrong shape. Raised where the part is read."""
+
+    code = "NVSHIM-E0401"
+
+
+class VerificationFailed(SpecError):
+    """A mutated spec breaks an invariant: a defect of ours, stopped before it leaves.
+
+    Raised by :func:`mutation.verify`.
+    """
+
+    code = "NVSHIM-E0402"
+    status = Status.INTERNAL
+
+
+class DeviceConflict(SpecError):
+    """The spec has another device at the path of one of ours. Raised by :func:`mutation.apply`."""
+
+    code = "NVSHIM-E0403"
+
+
 class ConfigError(NvshimError):
     """Something about our own configuration."""
 
     code = "NVSHIM-E0500"
     status = Status.FAILED_PRECONDITION
+
+
+class ConfigUnreadable(ConfigError):
+    """The configuration file cannot be read. Raised by :func:`config.load_config`."""
+
+    code = "NVSHIM-E0501"
+
+
+class ConfigMalformed(ConfigError):
+    """The configuration file is no TOML. Raised by :func:`config.load_config`."""
+
+    code = "NVSHIM-E0502"
+
+
+class UnknownConfigKey(ConfigError):
+    """A table or key that means nothing to us. Raised by :func:`config.load_config`."""
+
+    code = "NVSHIM-E0503"
+
+
+class WrongConfigValue(ConfigError):
+    """A key's value has the wrong type or is out of range. Raised by :func:`config.load_config`."""
+
+    code = "NVSHIM-E0504"

@@ -1,0 +1,37 @@
+"""The injection engine: what a container asks for becomes edits of its OCI spec.
+
+The manual
+----------
+A pipeline of small values; every arrow is a function that can be tested alone::
+
+    spec ──read_request──▶ Request ─┐
+                                    ├─decide──▶ Grant ─┐
+    node ──take_inventory▶ Inventory┘                  ├─make_plan──▶ Plan ──apply──▶ spec'
+    image ─read_layout───▶ Layout ─────────────────────┘               │
+                                                                       └─place──▶ files
+
+- :mod:`hooks.request`: the environment of the spec is parsed, totally: each value is a request
+  or one typed error. It is the only module that a container without GPU loads.
+- :mod:`hooks.capabilities`: the table from driver capability to files, devices and sockets.
+- :mod:`hooks.config`: where the node keeps its driver, devices, procfs and sysfs.
+- :mod:`hooks.inventory`: what the node has. Made by :mod:`hooks.driver` (files),
+  :mod:`hooks.gpus` (GPUs, MIG devices, nodes) and a child that asks NVML
+  (:mod:`hooks.nvml`, :mod:`hooks.nvml_probe`), all of them through :mod:`hooks.witness`,
+  which remembers what it looked at; :mod:`hooks.cache` keeps the result for as long as all
+  of it still looks the same.
+- :mod:`hooks.grant`: which of the node's devices the container gets.
+- :mod:`hooks.layout`: what the image looks like, read through :mod:`hooks.rootfs`.
+- :mod:`hooks.planning`: the edits as values (:mod:`hooks.plan`).
+- :mod:`hooks.mutation`: the edits written into the spec, and the result verified.
+- :mod:`hooks.placement`: links and the dynamic loader's cache written into the rootfs.
+- :mod:`hooks.record`: all of that as JSON, for people and for later execs.
+- :mod:`hooks.engine`: the few functions that a shim calls.
+
+Rules
+-----
+- Decisions are pure; what touches the system is short and does only that.
+- Everything that can be decided is decided before anything is written.
+- There are no OCI hooks of ours, and no program of the host runs in a container's view.
+- A source of requests (environment today) and a kind of edit are rows beside others, so
+  that further ones are added and not woven in.
+"""

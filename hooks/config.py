@@ -1,0 +1,174 @@
+"""Where the node keeps its driver, device nodes, procfs and sysfs.
+
+One TOML file, read when a container asks for a GPU::
+
+    [node]
+    driver-root = "/"        # "/run/nvidia/driver" where a container brings the driver
+    dev = "/dev"
+    proc = "/proc"
+    sys = "/sys"
+    state = "/run/containerd-shim-nvidia"
+    nvml-timeout = 5         # seconds that NVML may take
+
+Rules
+- A key that is not there has the default above. So does every key if the file is not there,
+  unless somebody named the file: then its absence is an error.
+- An unknown table or key is an error, because a misspelt one would be a setting ignored.
+- Paths are absolute. They are all the engine knows of the node's layout, so that the same
+  code runs on a simulated one.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from hooks.errors import ConfigMalformed, ConfigUnreadable, UnknownConfigKey, WrongConfigValue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["DEFAULT_PATH", "ENVIRONMENT_VARIABLE", "Config", "load_config"]
+
+DEFAULT_PATH: Final = "/etc/containerd-shim-nvidia/config.toml"
+ENVIRONMENT_VARIABLE: Final = "NVSHIM_CONFIG"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The configuration, checked.
+
+    Attributes:
+        driver_root: the directory that is "/" for the driver's files.
+        dev: the directory of the device nodes.
+        proc: where procfs is.
+        sys: where sysfs is.
+        state: a directory of our own for what must not outlive a boot.
+        nvml_timeout: how long NVML may take to answer, in seconds.
+    """
+
+    driver_root: str = "/"
+    dev: str = "/dev"
+    proc: str = "/proc"
+    sys: str = "/sys"
+    state: str = "/run/containerd-shim-nvidia"
+    nvml_timeout: float = 5.0
+
+
+def load_config(path: str | None = None) -> Config:
+    """The configuration from its file.
+
+    Args:
+        path: the file; None for the one that NVSHIM_CONFIG names, else :data:`DEFAULT_PATH`.
+
+    Returns:
+        The configuration; the defaults if nobody named a file and there is none.
+
+    Raises:
+        ConfigUnreadable: the file cannot be read, or was named and is not there.
+        ConfigMalformed: it is no TOML.
+        UnknownConfigKey: it has a table or key that means nothing.
+        WrongConfigValue: a value has the wrong type or is out of range.
+    """
+    named = path or os.environ.get(ENVIRONMENT_VARIABLE)
+    file = named or DEFAULT_PATH
+    try:
+        with open(file, "rb") as stream:
+            content = stream.read()
+    except FileNotFoundError as error:
+        if named is None:
+            return Config()
+        raise _unreadable(file, error) from error
+    except OSError as error:
+        raise _unreadable(file, error) from error
+    return parse_config(content, file)
+
+
+def parse_config(content: bytes, file: str) -> Config:
+    """The configuration from a file's content.
+
+    Args:
+        content: the TOML.
+        file: its name, for messages.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        ConfigMalformed: it is no TOML.
+        UnknownConfigKey: it has a table or key that means nothing.
+        WrongConfigValue: a value has the wrong type or is out of range.
+    """
+    import tomllib  # noqa: PLC0415 - 15 ms that a node without the file does not pay
+
+    try:
+        tables = tomllib.loads(content.decode())
+    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are both one
+        raise ConfigMalformed(f"configuration {file}", found=f"no TOML: {error}") from error
+    for name in tables:
+        if name != "node":
+            raise UnknownConfigKey(
+                f"configuration {file}", found=f"unknown table or key {name}", do="use [node]"
+            )
+    node = tables.get("node", {})
+    if not isinstance(node, dict):
+        raise WrongConfigValue(
+            f"node in configuration {file}", found=f"{node!r}", do="write a table, [node]"
+        )
+    return replace(Config(), **_node(node, file))
+
+
+def _node(table: Mapping[str, Any], file: str) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in _KEYS:
+            raise UnknownConfigKey(
+                f"configuration {file}",
+                found=f"unknown key {key} in [node]",
+                do=f"use {', '.join(_KEYS)}",
+            )
+        field, check, wanted = _KEYS[key]
+        checked = check(value)
+        if checked is None:
+            raise WrongConfigValue(
+                f"{key} in [node] of configuration {file}", found=f"{value!r}", do=f"write {wanted}"
+            )
+        fields[field] = checked
+    return fields
+
+
+def _path(value: object) -> str | None:
+    if not isinstance(value, str) or not value.startswith("/") or "\0" in value:
+        return None
+    # normpath keeps two leading slashes, which POSIX lets mean something else
+    return "/" + posixpath.normpath(value).lstrip("/")
+
+
+_LONGEST_TIMEOUT: Final = 600.0
+
+
+def _seconds(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 < value <= _LONGEST_TIMEOUT else None
+
+
+_A_PATH: Final = 'an absolute path ("/…")'
+_KEYS: Final[dict[str, tuple[str, Callable[[object], object], str]]] = {
+    "driver-root": ("driver_root", _path, _A_PATH),
+    "dev": ("dev", _path, _A_PATH),
+    "proc": ("proc", _path, _A_PATH),
+    "sys": ("sys", _path, _A_PATH),
+    "state": ("state", _path, _A_PATH),
+    "nvml-timeout": ("nvml_timeout", _seconds, "seconds, more than 0 and at most 600"),
+}
+
+
+def _unreadable(file: str, error: OSError) -> ConfigUnreadable:
+    return ConfigUnreadable(
+        f"configuration {file}",
+        found=error.strerror or str(error),
+        do=f"make the file readable, or name another in {ENVIRONMENT_VARIABLE}",
+    )
