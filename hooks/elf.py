@@ -1,0 +1,240 @@
+"""What an ELF file says about itself: machine, soname, interpreter, kernel ABI.
+
+Enough to know which loader a file is for and under which name programs ask for it; so
+nothing has to be run, and no ldconfig asked. The files may be an image's, so every offset and
+every count is bounded before it is used, whatever they say:
+
+- at most 256 program headers, 64 KiB of dynamic section, 4 KiB of one note segment;
+- names of at most 255 bytes (a soname) and 4095 (an interpreter), without a slash in a soname.
+
+A file that is no ELF file, or that contradicts itself in what is read here, raises
+:class:`MalformedElf`, and nothing else is ever raised for its content. A machine we have no
+name for is no contradiction: its ``arch`` is None. What is not needed is not checked.
+
+Source: System V gABI chapters 4 and 5; LSB "NT_GNU_ABI_TAG"; <elf.h>.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from struct import Struct
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from hooks.plan import Arch
+from hooks.rootfs_errors import MalformedElf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    _Reader: TypeAlias = Callable[[int, int], bytes]
+    _Segments: TypeAlias = list[tuple[int, int, int, int]]
+
+__all__ = ["Elf", "elf_of_bytes", "elf_of_fd"]
+
+_ARCHES: Final = {
+    (2, 62): Arch.X86_64,  # class 32 with this machine is x32, which no driver is built for
+    (1, 3): Arch.I386,
+    (2, 183): Arch.AARCH64,
+    (1, 40): Arch.ARM,
+}
+"""(EI_CLASS, e_machine) → architecture."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Where the fields are in one of the two classes.
+
+    ``header`` reads (e_machine, e_phoff, e_phentsize, e_phnum), ``segment`` (p_type, p_offset,
+    p_vaddr, p_filesz), ``dynamic`` (d_tag, d_val).
+    """
+
+    header: Struct
+    segment: Struct
+    dynamic: Struct
+
+
+# e_ident is 16 bytes; then type, machine, version, entry, phoff, shoff, flags, ehsize,
+# phentsize, phnum. Program headers differ in more than width: p_flags moved.
+_SHAPES: Final = {
+    1: _Shape(Struct("<16x2xH4x4xI4x4x2xHH"), Struct("<III4xI"), Struct("<II")),
+    2: _Shape(Struct("<16x2xH4x8xQ8x4x2xHH"), Struct("<I4xQQ8xQ"), Struct("<QQ")),
+}
+
+_PT_LOAD: Final = 1
+_PT_DYNAMIC: Final = 2
+_PT_INTERP: Final = 3
+_PT_NOTE: Final = 4
+_DT_NULL: Final = 0
+_DT_STRTAB: Final = 5
+_DT_STRSZ: Final = 10
+_DT_SONAME: Final = 14
+_NT_GNU_ABI_TAG: Final = 1
+_OS_LINUX: Final = 0
+
+_MOST_SEGMENTS: Final = 256
+_LONGEST_SEGMENT: Final = 256
+_LONGEST_DYNAMIC: Final = 1 << 16
+_LONGEST_NOTE: Final = 1 << 12
+_LONGEST_NAME: Final = 255
+_LONGEST_PATH: Final = 4095
+
+_NOTE: Final = Struct("<III")
+_ABI: Final = Struct("<IIII")
+
+
+@dataclass(frozen=True, slots=True)
+class Elf:
+    """What was read of one file.
+
+    Attributes:
+        arch: the architecture; None for one we have no name for.
+        soname: the name programs ask for (DT_SONAME); None if it has none.
+        interpreter: the dynamic loader it wants to be started by; None for libraries.
+        kernel: the oldest Linux it says it runs on (the ABI tag); None if it does not say.
+    """
+
+    arch: Arch | None
+    soname: str | None = None
+    interpreter: str | None = None
+    kernel: tuple[int, int, int] | None = None
+
+
+def elf_of_fd(fd: int) -> Elf:
+    """Reads an open file, without moving its offset.
+
+    Args:
+        fd: a regular file, open for reading.
+
+    Returns:
+        What it says.
+
+    Raises:
+        MalformedElf: it is no ELF file, or contradicts itself, or cannot be read.
+    """
+
+    def read(offset: int, size: int) -> bytes:
+        try:
+            return os.pread(fd, size, offset)
+        except (OSError, OverflowError) as error:
+            raise _malformed("a place in it cannot be read") from error
+
+    return _elf(read)
+
+
+def elf_of_bytes(data: bytes) -> Elf:
+    """Reads a file, or the beginning of one, that is in memory.
+
+    Args:
+        data: the content.
+
+    Returns:
+        What it says.
+
+    Raises:
+        MalformedElf: it is no ELF file, or contradicts itself.
+    """
+    return _elf(lambda offset, size: data[offset : offset + size])
+
+
+def _malformed(found: str) -> MalformedElf:
+    return MalformedElf("what an ELF file says about itself", found=found)
+
+
+def _elf(read: _Reader) -> Elf:
+    """The whole of it, on top of ``read(offset, size)``, which may return less."""
+    ident = read(0, _SHAPES[2].header.size)
+    if ident[:4] != b"\x7fELF" or len(ident) < _SHAPES[1].header.size:
+        raise _malformed("no ELF header")
+    kind, order = ident[4], ident[5]
+    shape = _SHAPES.get(kind)
+    if shape is None or order != 1:
+        raise _malformed(f"ELF of class {kind} in byte order {order}")
+    if len(ident) < shape.header.size:
+        raise _malformed("half an ELF header")
+    machine, table, entry, count = shape.header.unpack_from(ident)
+    arch = _ARCHES.get((kind, machine))
+    segments = _segments(read, shape, table, entry, count)
+    interpreter = None
+    kernel = None
+    soname = None
+    for what, offset, _, size in segments:
+        if what == _PT_INTERP and interpreter is None:
+            interpreter = _text(read, offset, min(size, _LONGEST_PATH + 1), "interpreter")
+        elif what == _PT_NOTE and kernel is None:
+            kernel = _abi_tag(read(offset, min(size, _LONGEST_NOTE)))
+        elif what == _PT_DYNAMIC and soname is None:
+            soname = _soname(read, shape, segments, offset, size)
+    return Elf(arch, soname, interpreter, kernel)
+
+
+def _segments(read: _Reader, shape: _Shape, table: int, entry: int, count: int) -> _Segments:
+    """(type, offset in the file, address, size in the file) of every segment."""
+    if count == 0:
+        return []
+    if count > _MOST_SEGMENTS or not shape.segment.size <= entry <= _LONGEST_SEGMENT:
+        raise _malformed(f"{count} program headers of {entry} bytes")
+    data = read(table, count * entry)
+    if len(data) < count * entry:
+        raise _malformed("program headers beyond its end")
+    rows = (shape.segment.unpack_from(data, n * entry) for n in range(count))
+    return [(kind, offset, address, size) for kind, offset, address, size in rows]
+
+
+def _soname(
+    read: _Reader, shape: _Shape, segments: _Segments, offset: int, size: int
+) -> str | None:
+    """DT_SONAME, by way of the string table, which is named by its address."""
+    data = read(offset, min(size, _LONGEST_DYNAMIC))
+    whole = len(data) - len(data) % shape.dynamic.size
+    tags: dict[int, int] = {}
+    for tag, value in shape.dynamic.iter_unpack(data[:whole]):
+        if tag == _DT_NULL:
+            break
+        tags.setdefault(tag, value)
+    if _DT_SONAME not in tags:
+        return None
+    where = tags[_DT_SONAME]
+    if _DT_STRTAB not in tags or where >= tags.get(_DT_STRSZ, 0):
+        raise _malformed("a soname outside of its string table")
+    address = tags[_DT_STRTAB]
+    for what, start, lowest, length in segments:
+        if what == _PT_LOAD and lowest <= address < lowest + length:
+            room = tags[_DT_STRSZ] - where
+            begin = start + (address - lowest) + where
+            name = _text(read, begin, min(room, _LONGEST_NAME + 1), "soname")
+            if not name or "/" in name:
+                raise _malformed("a soname that is not a file name")
+            return name
+    raise _malformed("a string table outside of its segments")
+
+
+def _text(read: _Reader, offset: int, size: int, what: str) -> str:
+    """The string at ``offset``, which ends with a NUL within ``size`` bytes."""
+    data = read(offset, size)
+    end = data.find(b"\0")
+    if end < 0:
+        raise _malformed(f"a {what} without an end")
+    return os.fsdecode(data[:end])
+
+
+def _abi_tag(data: bytes) -> tuple[int, int, int] | None:
+    """The kernel version of the GNU ABI tag, if it is among these notes.
+
+    Each note is name size, descriptor size, type, name, descriptor, both padded to four.
+    """
+    at = 0
+    while at + _NOTE.size <= len(data):
+        name_size, size, kind = _NOTE.unpack_from(data, at)
+        name = at + _NOTE.size
+        body = name + (name_size + 3) // 4 * 4
+        if (
+            kind == _NT_GNU_ABI_TAG
+            and data[name : name + name_size] == b"GNU\0"
+            and size >= _ABI.size
+            and body + _ABI.size <= len(data)
+        ):
+            system, major, minor, patch = _ABI.unpack_from(data, body)
+            return (major, minor, patch) if system == _OS_LINUX else None
+        at = body + (size + 3) // 4 * 4
+    return None

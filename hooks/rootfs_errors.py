@@ -1,0 +1,108 @@
+"""The leaves of :class:`hooks.errors.RootfsError`.
+
+::
+
+    RootfsError
+    ├── KernelTooOld        E0301  openat2(2) is not to be had
+    ├── RootfsUnavailable   E0302  the directory of the rootfs cannot be opened
+    ├── PathRefused         E0303  the path leads nowhere inside the image
+    ├── NotARegularFile     E0304  a directory, FIFO, socket or device where a file belongs
+    ├── FileTooLarge        E0305  longer than anything honest would be
+    ├── RootfsBusy          E0306  somebody kept renaming what was being resolved
+    ├── RootfsReadOnly      E0307  a write met a read-only file system
+    ├── RootfsIo            E0308  the file system failed: no space, I/O error, …
+    ├── DirectoryInTheWay   E0309  a directory where a file or a link has to be
+    ├── MalformedElf        E0310  not an ELF file, or one that contradicts itself
+    └── MalformedCache      E0311  not an ld.so.cache of glibc's format 1.1
+"""
+
+from __future__ import annotations
+
+from api.errors import Status
+from hooks.errors import RootfsError
+
+__all__ = [
+    "DirectoryInTheWay",
+    "FileTooLarge",
+    "KernelTooOld",
+    "MalformedCache",
+    "MalformedElf",
+    "NotARegularFile",
+    "PathRefused",
+    "RootfsBusy",
+    "RootfsIo",
+    "RootfsReadOnly",
+    "RootfsUnavailable",
+]
+
+
+class KernelTooOld(RootfsError):
+    """The kernel has no openat2(2), or a filter forbids it. Raised when a rootfs is opened."""
+
+    code = "NVSHIM-E0301"
+
+
+class RootfsUnavailable(RootfsError):
+    """The directory that should hold the rootfs cannot be opened. Raised by ``Rootfs.open``."""
+
+    code = "NVSHIM-E0302"
+
+
+class PathRefused(RootfsError):
+    """A path that leads nowhere inside the image: a dangling or cyclic link, ``..``, a NUL.
+
+    Raised by every write, and by reads whose path is itself malformed.
+    """
+
+    code = "NVSHIM-E0303"
+
+
+class NotARegularFile(RootfsError):
+    """A directory, FIFO, socket or device where a regular file was to be read."""
+
+    code = "NVSHIM-E0304"
+
+
+class FileTooLarge(RootfsError):
+    """A file or directory of the image is larger than anything honest of its kind."""
+
+    code = "NVSHIM-E0305"
+    status = Status.RESOURCE_EXHAUSTED
+
+
+class RootfsBusy(RootfsError):
+    """Renames or mounts raced with path resolution until patience ran out."""
+
+    code = "NVSHIM-E0306"
+    status = Status.ABORTED
+
+
+class RootfsReadOnly(RootfsError):
+    """A write met a read-only file system, and nothing else could take its place."""
+
+    code = "NVSHIM-E0307"
+
+
+class RootfsIo(RootfsError):
+    """The file system below the rootfs failed: no space, quota, I/O error, no permission."""
+
+    code = "NVSHIM-E0308"
+    status = Status.INTERNAL
+
+
+class DirectoryInTheWay(RootfsError):
+    """A directory stands where a file, a link or a mount point of a file has to be."""
+
+    code = "NVSHIM-E0309"
+
+
+class MalformedElf(RootfsError):
+    """Not an ELF file of a known shape, or one whose tables point outside of it."""
+
+    code = "NVSHIM-E0310"
+
+
+class MalformedCache(RootfsError):
+    """Not an ld.so.cache of format glibc-ld.so.cache1.1 for a little-endian machine."""
+
+    code = "NVSHIM-E0311"
