@@ -62,7 +62,7 @@ class NvshimError(Exception):
     """
 
     code: ClassVar[str] = "NVSHIM-E0000"
-    status: ClassVar[int] = Status.UNKNOWN
+    status: int = Status.UNKNOWN
 
     def __init__(self, asked: str, *, found: str, do: str = "") -> None:
         self.asked = one_line(asked)

@@ -33,7 +33,6 @@ from shim.errors import (
     WrongProcessState,
 )
 from shim.injection import Injector
-from shim.options import RuntimeOptions
 from shim.process import Event, Process, State, StdioUris
 from shim.runtime import LowLevelRuntime
 from shim.stdio import DirectStdio, Stdio, TerminalStdio
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
 
     from shim.events import Publisher
     from shim.log import Log
+    from shim.options import RuntimeOptions
     from shim.reaper import Child, Reaper
 
 _PID_FILE_LIMIT: Final = 32
@@ -95,7 +95,7 @@ class Container:
         self._runtime = LowLevelRuntime(
             shim.reaper, options, container_id=container_id, root=self._root, bundle=bundle
         )
-        self._injector = Injector(shim.reaper, container_id, bundle)
+        self._injector = Injector(shim.reaper, bundle, shim.log)
         self._rootfs = os.path.join(bundle, bundle_files.ROOTFS)
         self._own_pid_namespace = True
         self._cgroup: str | None = None

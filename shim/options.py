@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from google.protobuf.message import DecodeError
+
 from api.proto import runc_options_pb2, runtimeoptions_pb2
 from shim.errors import InvalidRuntimeOptions
 
@@ -82,7 +84,7 @@ def read_options(message: AnyMessage | None) -> RuntimeOptions:
             return _from_runc(runc_options_pb2.Options.FromString(message.value))
         if kind == runtimeoptions_pb2.Options.DESCRIPTOR.full_name:
             return _from_toml(runtimeoptions_pb2.Options.FromString(message.value))
-    except ValueError as error:  # protobuf's DecodeError is one
+    except DecodeError as error:
         raise _invalid(kind, f"cannot be decoded: {error}") from error
     raise _invalid(kind, "not a type of options that this shim knows")
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
-from typing import TYPE_CHECKING, Final, NoReturn
+import traceback
+from typing import Final, NoReturn
 
 import anyio
 
@@ -22,8 +22,6 @@ from shim.events import Publisher
 from shim.log import Log
 from shim.reaper import Reaper
 from shim.service import TaskService
-
-if TYPE_CHECKING:
 
 # Seconds for what is still to be said: containerd waits 3 s for Shutdown's effect.
 _GRACE: Final = 1.0
@@ -64,8 +62,8 @@ def main(
             ttrpc_address or f"{address}.ttrpc",
             log,
         )
-    except BaseException:  # noqa: BLE001 - the last line of defence: say it, then end
-        log.error("the shim failed", exc_info=sys.exc_info())
+    except BaseException:
+        log.error("the shim failed", traceback=traceback.format_exc())
         status = 1
     finally:
         _remove_socket(socket_path)

@@ -81,9 +81,7 @@ class TaskService:
         if request.id in self._containers:
             raise TaskExists(f"task {request.id}", found="a task of that id", do="delete it first")
         options = read_options(request.options if request.HasField("options") else None)
-        uris = StdioUris(
-            request.stdin, request.stdout, request.stderr, terminal=request.terminal
-        )
+        uris = StdioUris(request.stdin, request.stdout, request.stderr, terminal=request.terminal)
         container = Container(self._shim, request.id, request.bundle, options, uris)
         rootfs_mounts = [(m.type, m.source, m.target, tuple(m.options)) for m in request.rootfs]
         self._containers[request.id] = None
@@ -120,9 +118,7 @@ class TaskService:
         """Add a process to a running container, to be started later."""
         check_id(request.exec_id)
         container = self._container(request.id)
-        uris = StdioUris(
-            request.stdin, request.stdout, request.stderr, terminal=request.terminal
-        )
+        uris = StdioUris(request.stdin, request.stdout, request.stderr, terminal=request.terminal)
         container.add_exec(request.exec_id, typeurl.unpack_json(request.spec), uris)
         return Empty()
 
@@ -191,7 +187,7 @@ class TaskService:
         pid = container.init.pid if container else 0
         return task_pb2.ConnectResponse(shim_pid=os.getpid(), task_pid=pid)
 
-    async def shutdown(self, _: Context, request: task_pb2.ShutdownRequest) -> Empty:
+    async def shutdown(self, _: Context, __: task_pb2.ShutdownRequest) -> Empty:
         """End this process, once no task is left; until then, nothing."""
         if not self._containers:
             self._shut_down()

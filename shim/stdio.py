@@ -34,8 +34,6 @@ from shim.errors import StdioUnavailable, StdioUnsupported
 from shim.runtime import ChildStdio
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from anyio.abc import TaskGroup
 
 # The longest that Delete waits for output that was written and not yet taken.
@@ -408,5 +406,3 @@ def _open_log_file(path: str) -> int:
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     return os.open(path, flags, 0o644)
-
-

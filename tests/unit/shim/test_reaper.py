@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from shim import syscalls
-from shim.reaper import Reaper
+from shim.reaper import Exit, Reaper
 from shim.spawn import spawn
 
 if TYPE_CHECKING:
@@ -81,8 +81,12 @@ def _orphan(status: int) -> int:
     pid = int(os.read(reading, 16))
     os.close(reading)
     os.close(writing)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    _wait_until_dead(pid)
     return pid
+
+
+def _wait_until_dead(pid: int) -> None:
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
 async def test_an_exit_that_comes_before_the_pid_is_known_is_kept() -> None:
@@ -117,13 +121,11 @@ async def test_a_kept_exit_is_not_given_to_a_later_process_of_the_same_pid() -> 
             os._exit(0)
         try:
             # As if a predecessor of this pid had been reaped a moment ago.
-            from shim.reaper import Exit
-
             reaper._unclaimed[alive] = Exit(alive, 3, 0)
             child = reaper.register(alive)
             assert child.exit is None
         finally:
             os.kill(alive, signal.SIGKILL)
-            os.waitid(os.P_PID, alive, os.WEXITED | os.WNOWAIT)
+            _wait_until_dead(alive)
         reaper.reap()
         assert (await child.wait()).status == 137

@@ -1,0 +1,260 @@
+"""The shim's errors: its branch of the tree in :mod:`api.errors`, and the leaves.
+
+Each leaf says in its docstring when it is raised and by whom. Codes are never reused::
+
+    ShimError
+    ├── E10xx  the verbs, the bundle, the socket, the launcher
+    ├── E11xx  mounts
+    ├── E12xx  the low-level runtime
+    ├── E13xx  the state of tasks and processes
+    └── E14xx  stdio
+
+The verbs load this module, so it imports nothing but the root of the tree.
+"""
+
+from __future__ import annotations
+
+from api.errors import NvshimError, Status
+
+
+class ShimError(NvshimError):
+    """Something about the shim process, a bundle, a runtime, a task or its stdio."""
+
+    code = "NVSHIM-E1000"
+    status = Status.UNKNOWN
+
+
+# -- E10xx: the verbs, the bundle, the socket, the launcher ---------------------------------
+
+
+class InvalidInvocation(ShimError):
+    """Flags that no containerd sends. Raised by :func:`shim.invocation.parse`."""
+
+    code = "NVSHIM-E1001"
+    status = Status.INVALID_ARGUMENT
+
+
+class InvalidIdentifier(ShimError):
+    """An id or namespace that could not safely become part of a path.
+
+    Raised by :func:`shim.invocation.check_id`.
+    """
+
+    code = "NVSHIM-E1002"
+    status = Status.INVALID_ARGUMENT
+
+
+class RequestTooLarge(ShimError):
+    """More on stdin than any containerd writes. Raised by the ``start`` verb."""
+
+    code = "NVSHIM-E1003"
+    status = Status.RESOURCE_EXHAUSTED
+
+
+class BundleUnusable(ShimError):
+    """A file of the bundle is missing, unreadable or not what it has to be.
+
+    Raised by :mod:`shim.bundle` and by whoever reads the spec.
+    """
+
+    code = "NVSHIM-E1004"
+    status = Status.FAILED_PRECONDITION
+
+
+class SocketDirectoryUnusable(ShimError):
+    """No directory for sockets that is ours alone. Raised by :mod:`shim.sockets`."""
+
+    code = "NVSHIM-E1005"
+    status = Status.FAILED_PRECONDITION
+
+
+class SocketPathTooLong(ShimError):
+    """A socket's path does not fit the kernel's address. Raised by :mod:`shim.address`."""
+
+    code = "NVSHIM-E1006"
+    status = Status.INVALID_ARGUMENT
+
+
+class SocketUnavailable(ShimError):
+    """The socket could neither be made nor reached. Raised by :mod:`shim.sockets`."""
+
+    code = "NVSHIM-E1007"
+    status = Status.UNAVAILABLE
+
+
+class ServerNotStarted(ShimError):
+    """The process that was to be the shim could not be set up. Raised by the ``start`` verb."""
+
+    code = "NVSHIM-E1008"
+    status = Status.UNAVAILABLE
+
+
+class ShimCgroupUnusable(ShimError):
+    """The cgroup that ``ShimCgroup`` names cannot be joined. Raised by the ``start`` verb."""
+
+    code = "NVSHIM-E1009"
+    status = Status.FAILED_PRECONDITION
+
+
+class CoreSchedulingUnavailable(ShimError):
+    """``SCHED_CORE`` is set and the kernel refuses. Raised by the ``start`` verb."""
+
+    code = "NVSHIM-E1010"
+    status = Status.FAILED_PRECONDITION
+
+
+class LauncherUnusable(ShimError):
+    """A launcher that the kernel could not execute, or that cannot be written.
+
+    Raised by :func:`shim.launcher.write_launcher`.
+    """
+
+    code = "NVSHIM-E1011"
+    status = Status.INVALID_ARGUMENT
+
+
+# -- E11xx: mounts --------------------------------------------------------------------------
+
+
+class MountOptionUnsupported(ShimError):
+    """A mount option that this shim does not implement. Raised by :mod:`shim.mounts`."""
+
+    code = "NVSHIM-E1101"
+    status = Status.UNIMPLEMENTED
+
+
+class MountOptionsTooLong(ShimError):
+    """Mount options that do not fit the one page that mount(2) takes.
+
+    Raised by :mod:`shim.mounts`.
+    """
+
+    code = "NVSHIM-E1102"
+    status = Status.INVALID_ARGUMENT
+
+
+class MountFailed(ShimError):
+    """The kernel refused a mount. Raised by :func:`shim.mounts.mount_rootfs`."""
+
+    code = "NVSHIM-E1103"
+    status = Status.FAILED_PRECONDITION
+
+
+class MountTargetUnusable(ShimError):
+    """What is to be mounted on is no directory, or a link. Raised by :mod:`shim.mounts`."""
+
+    code = "NVSHIM-E1104"
+    status = Status.FAILED_PRECONDITION
+
+
+class UnmountFailed(ShimError):
+    """A mount is still there after all attempts. Raised by :func:`shim.mounts.unmount_rootfs`."""
+
+    code = "NVSHIM-E1105"
+    status = Status.INTERNAL
+
+
+# -- E12xx: the low-level runtime -----------------------------------------------------------
+
+
+class ProgramNotFound(ShimError):
+    """A program that is not there or cannot be executed. Raised by :mod:`shim.spawn`."""
+
+    code = "NVSHIM-E1201"
+    status = Status.NOT_FOUND
+
+
+class ProgramTimeout(ShimError):
+    """A program did not end in time, and was killed. Raised by :func:`shim.spawn.run`."""
+
+    code = "NVSHIM-E1202"
+    status = Status.DEADLINE_EXCEEDED
+
+
+class RuntimeFailed(ShimError):
+    """runc or crun reported an error; ``found`` is its own word. Raised by :mod:`shim.runtime`.
+
+    Its status depends on that word, so it is the instance's.
+    """
+
+    code = "NVSHIM-E1203"
+
+    def __init__(self, asked: str, *, found: str, do: str = "", status: int) -> None:
+        super().__init__(asked, found=found, do=do)
+        self.status = status
+
+
+class RuntimeMisbehaved(ShimError):
+    """A runtime reported success and did not do its work. Raised by :mod:`shim.container`."""
+
+    code = "NVSHIM-E1204"
+    status = Status.INTERNAL
+
+
+class InvalidRuntimeOptions(ShimError):
+    """The handler's options cannot be understood. Raised by :func:`shim.options.read_options`."""
+
+    code = "NVSHIM-E1205"
+    status = Status.INVALID_ARGUMENT
+
+
+# -- E13xx: the state of tasks and processes ------------------------------------------------
+
+
+class TaskNotFound(ShimError):
+    """No task of that id in this shim. Raised by :mod:`shim.service`."""
+
+    code = "NVSHIM-E1301"
+    status = Status.NOT_FOUND
+
+
+class TaskExists(ShimError):
+    """A task of that id is there already. Raised by :mod:`shim.service`."""
+
+    code = "NVSHIM-E1302"
+    status = Status.ALREADY_EXISTS
+
+
+class ProcessNotFound(ShimError):
+    """No exec of that id in the container. Raised by :mod:`shim.container`."""
+
+    code = "NVSHIM-E1303"
+    status = Status.NOT_FOUND
+
+
+class ProcessExists(ShimError):
+    """An exec of that id is there already. Raised by :mod:`shim.container`."""
+
+    code = "NVSHIM-E1304"
+    status = Status.ALREADY_EXISTS
+
+
+class ProcessFinished(ShimError):
+    """A signal for a process that has ended. Raised by :mod:`shim.container`."""
+
+    code = "NVSHIM-E1305"
+    status = Status.NOT_FOUND
+
+
+class WrongProcessState(ShimError):
+    """What is asked cannot be done to a process in its state. Raised by :mod:`shim.process`."""
+
+    code = "NVSHIM-E1306"
+    status = Status.FAILED_PRECONDITION
+
+
+# -- E14xx: stdio ---------------------------------------------------------------------------
+
+
+class StdioUnavailable(ShimError):
+    """A fifo, file or terminal cannot be opened. Raised by :mod:`shim.stdio`."""
+
+    code = "NVSHIM-E1401"
+    status = Status.FAILED_PRECONDITION
+
+
+class StdioUnsupported(ShimError):
+    """A stdio URI of a scheme that this shim does not serve. Raised by :mod:`shim.stdio`."""
+
+    code = "NVSHIM-E1402"
+    status = Status.UNIMPLEMENTED

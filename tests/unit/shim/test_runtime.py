@@ -1,0 +1,137 @@
+"""Calls of the low-level runtime: their arguments, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.errors import Status
+from shim.errors import ProcessFinished, ProgramNotFound, RuntimeFailed
+from shim.options import RuntimeOptions
+from shim.reaper import Reaper
+from shim.runtime import ChildStdio, LowLevelRuntime, last_error
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def reaper() -> AsyncIterator[Reaper]:
+    reaper = Reaper()
+
+    async def reap(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+        with anyio.open_signal_receiver(signal.SIGCHLD) as signals:
+            task_status.started()
+            async for _ in signals:
+                reaper.reap()
+
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(reap)
+        yield reaper
+        tasks.cancel_scope.cancel()
+
+
+def _runtime(reaper: Reaper, directory: Path, script: str, **options: bool) -> LowLevelRuntime:
+    """A runtime that is a shell script: it stands for one that fails in ways runc seldom does."""
+    binary = directory / "runc"
+    binary.write_text(f"#!/bin/sh\n{script}\n")
+    binary.chmod(0o755)
+    return LowLevelRuntime(
+        reaper,
+        RuntimeOptions(binary_name=str(binary), **options),
+        container_id="c1",
+        root="/run/r",
+        bundle=str(directory),
+    )
+
+
+async def test_arguments_are_those_of_runc_and_crun(reaper: Reaper, tmp_path: Path) -> None:
+    script = 'shift 4; echo "$@" >> "$(dirname "$0")/calls"'
+    runtime = _runtime(reaper, tmp_path, script, systemd_cgroup=True, no_pivot_root=True)
+    await runtime.create(ChildStdio(console_socket="/c.sock"), pid_file="/b/init.pid")
+    await runtime.start()
+    await runtime.execute(ChildStdio(), process_file="/b/p.json", pid_file="/b/p.pid")
+    await runtime.kill(15)
+    await runtime.kill(9, everyone=True)
+    await runtime.delete(force=True)
+    common = "--log-format json --systemd-cgroup"
+    bundle, console = tmp_path, "--console-socket /c.sock"
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        f"{common} create --bundle {bundle} --pid-file /b/init.pid --no-pivot {console} c1",
+        f"{common} start c1",
+        f"{common} exec --process /b/p.json --pid-file /b/p.pid --detach c1",
+        f"{common} kill c1 15",
+        f"{common} kill --all c1 9",
+        f"{common} delete --force c1",
+    ]
+
+
+_LOG = 'echo \'{"level":"error","msg":"%s"}\' > "$4"; exit 1'
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "status", "found"),
+    [
+        (_LOG % "cgroup is frozen", RuntimeFailed, Status.UNKNOWN, "found: cgroup is frozen"),
+        (_LOG % "container not running", ProcessFinished, Status.NOT_FOUND, "not running"),
+        (_LOG % "os: process already finished", ProcessFinished, Status.NOT_FOUND, "finished"),
+        ("exit 3", RuntimeFailed, Status.UNKNOWN, "exit status 3"),
+        ("kill -9 $$", RuntimeFailed, Status.UNKNOWN, "exit status 137"),
+        ('head -c 100000 /dev/urandom > "$4"; exit 1', RuntimeFailed, Status.UNKNOWN, "status 1"),
+    ],
+)
+async def test_a_failure_is_told_in_the_runtimes_own_words(
+    reaper: Reaper, tmp_path: Path, script: str, kind: type[Exception], status: int, found: str
+) -> None:
+    runtime = _runtime(reaper, tmp_path, script)
+    with pytest.raises(kind) as caught:
+        await runtime.start()
+    assert found in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert getattr(caught.value, "status", None) == status
+    assert os.listdir(tmp_path) == ["runc"], "the log of the call is removed"
+
+
+async def test_a_missing_runtime_is_named(reaper: Reaper, tmp_path: Path) -> None:
+    runtime = LowLevelRuntime(
+        reaper,
+        RuntimeOptions(binary_name="/no/such/runc"),
+        container_id="c1",
+        root="/run/r",
+        bundle=str(tmp_path),
+    )
+    with pytest.raises(ProgramNotFound, match="/no/such/runc"):
+        await runtime.start()
+
+
+@given(st.binary(max_size=500))
+def test_any_log_gives_a_message_or_none(
+    tmp_path_factory: pytest.TempPathFactory, log: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "log.json"
+    path.write_bytes(log)
+    assert isinstance(last_error(str(path)), str)
+
+
+def test_the_last_error_counts(tmp_path: Path) -> None:
+    path = tmp_path / "log.json"
+    path.write_text(
+        '{"level":"error","msg":"first"}\nnot json\n[1]\n'
+        '{"level":"warning","msg":"no error"}\n{"level":"error","msg":"last"}\n{"level":"er'
+    )
+    assert last_error(str(path)) == "last"
+    assert last_error(str(tmp_path / "missing")) == ""
