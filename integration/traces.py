@@ -1,0 +1,283 @@
+"""What a containerd and its containers leave on the machine, seen from outside.
+
+containerd's own lists say what containerd believes. This module reads what is there: processes
+in /proc, mounts in mountinfo, directories of cgroups, sockets, fifos, the low-level runtime's
+state. Tests compare two readings to find what was left; a private containerd removes by them
+what it made.
+
+Rules
+- What belongs to a containerd is told by its marks: its directory, which nobody else uses, and
+  its namespace, a name that nobody else uses. No guess is made by program name: other
+  containerds may run on the machine.
+- A process belongs if its arguments, environment, working directory or cgroup carry a mark, or
+  if its parent belongs. containerd itself does not belong.
+- A dead child belongs to the parent that has to reap it. What init has not reaped yet is init's.
+
+Source: proc(5), cgroups(7), containerd runtime/v2/shim (SocketAddress), go-runc.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import posixpath
+import re
+import stat
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+# Where shims of containerd 1.6 and later listen, whatever containerd's own state directory is.
+SOCKETS: Final = "/run/containerd/s"
+# Where the runc family keeps its state unless told otherwise, one directory for a namespace.
+RUNTIME_STATE: Final = "/run/containerd/runc"
+# Where ctr makes the fifos of a container unless told otherwise.
+FIFOS: Final = "/run/containerd/fifo"
+
+_TASKS: Final = "io.containerd.runtime.v2.task"
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """By what the traces of one containerd are told from those of others.
+
+    Attributes:
+        directory: all its files are below it; absolute, no link in it.
+        address: its socket, as its shims are told.
+        namespace: the one namespace that is used in it; unique on this machine.
+        names: ids of containers and groups it may have seen. Too many do no harm.
+        pid: containerd's process; 0 if it does not run.
+    """
+
+    directory: str
+    address: str
+    namespace: str
+    names: frozenset[str] = field(default=frozenset())
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Trace:
+    """One thing that is there.
+
+    Attributes:
+        kind: "process", "mount", "cgroup", "socket", "fifo", "bundle", "runtime state", "file".
+        name: the pid or the path.
+        detail: what helps a reader to recognise it.
+    """
+
+    kind: str
+    name: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}" + (f" ({self.detail})" if self.detail else "")
+
+
+def find(marks: Marks) -> set[Trace]:
+    """Everything of a containerd that is there now, besides containerd and its own files."""
+    return {
+        *processes(marks),
+        *mounts(marks),
+        *cgroups(marks),
+        *sockets(marks),
+        *fifos(marks),
+        *bundles(marks),
+        *runtime_states(marks),
+        *temporary_files(marks),
+    }
+
+
+def socket_path(marks: Marks, group: str) -> str:
+    """The socket of the shim that serves ``group`` (a container's id, or its pod's)."""
+    key = posixpath.join(marks.address, marks.namespace, group)
+    return os.path.join(SOCKETS, hashlib.sha256(key.encode()).hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    pid: int
+    parent: int
+    state: str
+    comm: str
+
+    @property
+    def words(self) -> list[str]:
+        return _nul_separated(f"/proc/{self.pid}/cmdline")
+
+
+def processes(marks: Marks) -> set[Trace]:
+    """The processes that belong: shims, runtimes, containers, clients, and their children."""
+    table = {process.pid: process for process in _process_table()}
+    ourselves = _ancestors(os.getpid(), table)
+    marked = {
+        pid for pid, process in table.items() if pid not in ourselves and _is_marked(process, marks)
+    }
+    family = marked | ({marks.pid} if marks.pid else set())
+    while True:
+        grown = family | {pid for pid, process in table.items() if process.parent in family}
+        if grown == family:
+            break
+        family = grown
+    return {
+        Trace("process", str(pid), _portrait(table[pid]))
+        for pid in family - ourselves - {marks.pid}
+        if pid in table and not (table[pid].state == "Z" and table[pid].parent == 1)
+    }
+
+
+def mounts(marks: Marks) -> set[Trace]:
+    """Mounts of this mount namespace at, or of something below, the directory."""
+    found = set()
+    for line in _lines("/proc/self/mountinfo"):
+        before, _, after = line.partition(" - ")
+        root, point = (_unescape(word) for word in before.split()[3:5])
+        kind, source = (_unescape(word) for word in after.split()[:2])
+        if any(_is_below(path, marks.directory) for path in (root, point)):
+            found.add(Trace("mount", point, f"{kind} from {source}"))
+    return found
+
+
+def cgroups(marks: Marks) -> set[Trace]:
+    """Cgroups of the namespace's containers, in every hierarchy.
+
+    The namespace's own directory is not one: the low-level runtimes leave it behind.
+    """
+    found = set()
+    for hierarchy in cgroup_hierarchies():
+        top = os.path.join(hierarchy, marks.namespace)
+        for directory, below, _ in os.walk(top):
+            found |= {Trace("cgroup", os.path.join(directory, name)) for name in below}
+    return found
+
+
+def sockets(marks: Marks) -> set[Trace]:
+    """The sockets of shims: of the names that were used, and those that bundles name."""
+    paths = {socket_path(marks, name) for name in marks.names}
+    for bundle in bundles(marks):
+        with contextlib.suppress(OSError), open(os.path.join(bundle.name, "address")) as file:
+            paths.add(file.read().strip().removeprefix("unix://"))
+    return {Trace("socket", path) for path in paths if os.path.lexists(path)}
+
+
+def fifos(marks: Marks) -> set[Trace]:
+    """Fifos below the directory, and those that ctr made elsewhere for a name that was used."""
+    ends = ("-stdin", "-stdout", "-stderr")
+    found = set()
+    for top in (os.path.join(marks.directory, "fifo"), FIFOS):
+        for directory, _, names in os.walk(top):
+            for name in names:
+                path = os.path.join(directory, name)
+                ours = top != FIFOS or any(name == n + end for n in marks.names for end in ends)
+                if ours and _is_fifo(path):
+                    found.add(Trace("fifo", path))
+    return found
+
+
+def bundles(marks: Marks) -> set[Trace]:
+    """Bundles and work directories of tasks."""
+    return {
+        Trace("bundle", path)
+        for part in ("state", "root")
+        for path in _entries(os.path.join(marks.directory, part, _TASKS, marks.namespace))
+    }
+
+
+def runtime_states(marks: Marks) -> set[Trace]:
+    """What runc or crun know of containers, below the usual root and one of the directory's."""
+    return {
+        Trace("runtime state", path)
+        for root in (RUNTIME_STATE, os.path.join(marks.directory, "runc"))
+        for path in _entries(os.path.join(root, marks.namespace))
+    }
+
+
+def temporary_files(marks: Marks) -> set[Trace]:
+    """What is left in the directory for temporary files that containerd's children are given."""
+    return {Trace("file", path) for path in _entries(os.path.join(marks.directory, "tmp"))}
+
+
+def _is_marked(process: _Process, marks: Marks) -> bool:
+    words = process.words
+    if any(marks.directory in word or word == marks.namespace for word in words):
+        return True
+    if any(marks.directory in word for word in _nul_separated(f"/proc/{process.pid}/environ")):
+        return True
+    with contextlib.suppress(OSError):
+        if _is_below(os.readlink(f"/proc/{process.pid}/cwd"), marks.directory):
+            return True
+    paths = (line.rpartition(":")[2] for line in _lines(f"/proc/{process.pid}/cgroup"))
+    return any(marks.namespace in path.split("/") for path in paths)
+
+
+def _process_table() -> Iterator[_Process]:
+    for name in os.listdir("/proc"):
+        if not name.isdecimal():
+            continue
+        for line in _lines(f"/proc/{name}/stat"):
+            # The name of a program may hold spaces and parentheses; the last one ends it.
+            head, _, tail = line.rpartition(")")
+            state, parent = tail.split()[:2]
+            yield _Process(int(name), int(parent), state, head.partition("(")[2])
+
+
+def _ancestors(pid: int, table: dict[int, _Process]) -> set[int]:
+    line = set()
+    while pid and pid not in line:
+        line.add(pid)
+        pid = table[pid].parent if pid in table else 0
+    return line
+
+
+def _portrait(process: _Process) -> str:
+    state = "zombie of " + str(process.parent) if process.state == "Z" else ""
+    return state or " ".join(process.words).strip()[:160] or process.comm
+
+
+def cgroup_hierarchies() -> list[str]:
+    """Where each hierarchy of cgroups is mounted."""
+    found = []
+    for line in _lines("/proc/self/mountinfo"):
+        before, _, after = line.partition(" - ")
+        if after.split()[0] in {"cgroup", "cgroup2"}:
+            found.append(_unescape(before.split()[4]))
+    return found
+
+
+def _is_below(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory + "/")
+
+
+def _is_fifo(path: str) -> bool:
+    try:
+        return stat.S_ISFIFO(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _entries(directory: str) -> list[str]:
+    try:
+        return [os.path.join(directory, name) for name in os.listdir(directory)]
+    except OSError:
+        return []
+
+
+def _unescape(word: str) -> str:
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), word)
+
+
+def _lines(path: str) -> Iterable[str]:
+    """The lines of a file of /proc; none if the process has gone meanwhile."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read().splitlines()
+    except OSError:
+        return []
+
+
+def _nul_separated(path: str) -> list[str]:
+    return "\n".join(_lines(path)).split("\0")
