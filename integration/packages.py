@@ -28,7 +28,6 @@ import glob
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -214,7 +213,7 @@ def machine_sources(components: Sequence[str] = COMPONENTS) -> str:
     if not own:
         raise ArchiveNotFound(
             asked,
-            found=f"no entry for this release with the component main in {where['LIST']} or {parts}",
+            found=f"no entry for this release with component main in {where['LIST']} or {parts}",
             do="add Debian's archive to the apt configuration",
         )
     return write_deb822(own, components)
@@ -268,7 +267,9 @@ def read_one_line(text: str) -> list[Archive]:
     for line in text.splitlines():
         if (match := line_of_deb.match(line.strip())) is None:
             continue
-        uri, suite, *components = (*match["rest"].split(), "", "")[: len(match["rest"].split()) or 2]
+        uri, suite, *components = (*match["rest"].split(), "", "")[
+            : len(match["rest"].split()) or 2
+        ]
         if not suite or uri.startswith("cdrom:"):
             continue
         options = (option.partition("=") for option in (match["options"] or "").split())
@@ -380,7 +381,9 @@ class _Apt:
                 do="check the name, and that the archive has the component non-free",
             )
         # 'uri' libcuda1_535.261.03-1_amd64.deb 16452532 SHA256:…
-        files = [line.split("' ")[1].split()[0] for line in done.stdout.splitlines() if "' " in line]
+        files = [
+            line.split("' ")[1].split()[0] for line in done.stdout.splitlines() if "' " in line
+        ]
         by_name = {file.split("_")[0]: file for file in files}
         return {name: by_name[name] for name in names}
 

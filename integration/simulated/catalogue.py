@@ -1,0 +1,209 @@
+"""The GPU models a simulated node can have, as data.
+
+Figures are what NVML and the PCI bus report of the real boards. MIG profiles are those of
+``nvidia-smi mig -lgip``: a GPU's memory has eight slices and its engines seven, and a profile
+may start at the slices named in ``starts`` only.
+
+Source: NVIDIA's MIG user guide (profiles and placements), the pci.ids database.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+
+class Architecture(Enum):
+    """An architecture; the value is NVML's number for it."""
+
+    VOLTA = 5
+    TURING = 6
+    AMPERE = 7
+    ADA = 8
+    HOPPER = 9
+
+
+class Brand(Enum):
+    """What a board is sold as; the value is NVML's number for it."""
+
+    TESLA = 2
+    NVIDIA = 14
+    GEFORCE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class MigProfile:
+    """One size that a GPU can be cut into.
+
+    Attributes:
+        name: "3g.40gb", or "1g.10gb+me" with media engines.
+        index: NVML's index of the profile, by which it is asked for.
+        id: the driver's number of the profile, as ``nvidia-smi mig -lgip`` prints it.
+        slices: compute slices, of seven.
+        memory_slices: memory slices, of eight.
+        memory: MiB.
+        multiprocessors: SMs.
+        starts: memory slices it may start at.
+        instances: how many of it one GPU can have.
+        first_id: ids of its GPU instances count from here.
+        copy_engines: asynchronous copy engines.
+        decoders: NVDECs.
+        jpeg: JPEG engines.
+        ofa: optical flow engines.
+    """
+
+    name: str
+    index: int
+    id: int
+    slices: int
+    memory_slices: int
+    memory: int
+    multiprocessors: int
+    starts: tuple[int, ...]
+    instances: int
+    first_id: int
+    copy_engines: int
+    decoders: int
+    jpeg: int
+    ofa: int
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One model of GPU.
+
+    Attributes:
+        name: what NVML calls it.
+        device: PCI device id.
+        subsystem: PCI subsystem id (its vendor is NVIDIA).
+        pci_class: PCI class code; data-centre GPUs are 3D controllers, others VGA controllers.
+        memory: MiB, as ``nvidia-smi`` shows it.
+        architecture: generation.
+        capability: CUDA compute capability.
+        brand: what it is sold as.
+        multiprocessors: SMs.
+        cores: CUDA cores.
+        power: watts, the default limit.
+        clocks: highest (graphics, memory) clocks in MHz.
+        pcie: (generation, lanes).
+        vbios: the first two numbers of its video BIOS's version.
+        profiles: MIG profiles; empty where the model has no MIG.
+    """
+
+    name: str
+    device: int
+    subsystem: int
+    pci_class: int
+    memory: int
+    architecture: Architecture
+    capability: tuple[int, int]
+    brand: Brand
+    multiprocessors: int
+    cores: int
+    power: int
+    clocks: tuple[int, int]
+    pcie: tuple[int, int]
+    vbios: str
+    profiles: tuple[MigProfile, ...] = ()
+
+
+_3D: Final = 0x030200
+_VGA: Final = 0x030000
+
+
+def _mig(
+    names: tuple[str, ...],
+    memory: tuple[int, ...],
+    multiprocessors: tuple[int, ...],
+    media: tuple[tuple[int, int, int], ...],
+) -> tuple[MigProfile, ...]:
+    """The seven shapes that all MIG-capable models have, filled with one model's figures."""
+    shapes = (
+        # index, id, slices, memory slices, starts, instances, first id, copy engines
+        (0x0, 19, 1, 1, (0, 1, 2, 3, 4, 5, 6), 7, 7, 1),
+        (0x7, 20, 1, 1, (0, 1, 2, 3, 4, 5, 6), 1, 7, 1),
+        (0x9, 15, 1, 2, (0, 2, 4, 6), 4, 3, 1),
+        (0x1, 14, 2, 2, (0, 2, 4), 3, 3, 2),
+        (0x2, 9, 3, 4, (0, 4), 2, 1, 3),
+        (0x3, 5, 4, 4, (0,), 1, 1, 4),
+        (0x4, 0, 7, 8, (0,), 1, 0, 7),
+    )
+    figures = zip(names, memory, multiprocessors, media, shapes, strict=True)
+    return tuple(
+        MigProfile(name, index, number, slices, size, mib, sms, starts, most, first, copies, *rest)
+        for name, mib, sms, rest, (index, number, slices, size, starts, most, first, copies) in (
+            figures
+        )
+    )
+
+
+_NO_MEDIA: Final = (0, 0, 0)
+_A100_MEDIA: Final = (
+    _NO_MEDIA, (1, 1, 1), (1, 0, 0), (1, 0, 0), (2, 0, 0), (2, 0, 0), (5, 1, 1),
+)  # fmt: skip
+_H100_MEDIA: Final = (
+    (1, 1, 0), (1, 1, 1), (1, 1, 0), (2, 2, 0), (3, 3, 0), (4, 4, 0), (7, 7, 1),
+)  # fmt: skip
+_NAMES_40: Final = (
+    "1g.5gb", "1g.5gb+me", "1g.10gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb",
+)  # fmt: skip
+_NAMES_80: Final = (
+    "1g.10gb", "1g.10gb+me", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb",
+)  # fmt: skip
+_MIB_40: Final = (4864, 4864, 9856, 9856, 19968, 19968, 40192)
+_MIB_80: Final = (9728, 9728, 19968, 19968, 40192, 40192, 80384)
+_MIB_H100: Final = (9984, 9984, 20096, 20096, 40448, 40448, 80896)
+_A100_SMS: Final = (14, 14, 14, 28, 42, 56, 98)
+_H100_SMS: Final = (16, 16, 26, 32, 60, 64, 132)
+
+MODELS: Final = {
+    "h100": Model(
+        name="NVIDIA H100 80GB HBM3", device=0x2330, subsystem=0x16C1, pci_class=_3D,
+        memory=81559, architecture=Architecture.HOPPER, capability=(9, 0), brand=Brand.NVIDIA,
+        multiprocessors=132, cores=16896, power=700, clocks=(1980, 2619), pcie=(5, 16),
+        vbios="96.00", profiles=_mig(_NAMES_80, _MIB_H100, _H100_SMS, _H100_MEDIA),
+    ),
+    "a100-80gb": Model(
+        name="NVIDIA A100-SXM4-80GB", device=0x20B2, subsystem=0x1463, pci_class=_3D,
+        memory=81920, architecture=Architecture.AMPERE, capability=(8, 0), brand=Brand.NVIDIA,
+        multiprocessors=108, cores=6912, power=400, clocks=(1410, 1593), pcie=(4, 16),
+        vbios="92.00", profiles=_mig(_NAMES_80, _MIB_80, _A100_SMS, _A100_MEDIA),
+    ),
+    "a100": Model(
+        name="NVIDIA A100-SXM4-40GB", device=0x20B0, subsystem=0x1450, pci_class=_3D,
+        memory=40960, architecture=Architecture.AMPERE, capability=(8, 0), brand=Brand.NVIDIA,
+        multiprocessors=108, cores=6912, power=400, clocks=(1410, 1215), pcie=(4, 16),
+        vbios="92.00", profiles=_mig(_NAMES_40, _MIB_40, _A100_SMS, _A100_MEDIA),
+    ),
+    "l40s": Model(
+        name="NVIDIA L40S", device=0x26B9, subsystem=0x1851, pci_class=_3D,
+        memory=46068, architecture=Architecture.ADA, capability=(8, 9), brand=Brand.NVIDIA,
+        multiprocessors=142, cores=18176, power=350, clocks=(2520, 9001), pcie=(4, 16),
+        vbios="95.02",
+    ),
+    "l4": Model(
+        name="NVIDIA L4", device=0x27B8, subsystem=0x16CA, pci_class=_3D,
+        memory=23034, architecture=Architecture.ADA, capability=(8, 9), brand=Brand.NVIDIA,
+        multiprocessors=58, cores=7424, power=72, clocks=(2040, 6251), pcie=(4, 16),
+        vbios="95.04",
+    ),
+    "t4": Model(
+        name="Tesla T4", device=0x1EB8, subsystem=0x12A2, pci_class=_3D,
+        memory=15360, architecture=Architecture.TURING, capability=(7, 5), brand=Brand.TESLA,
+        multiprocessors=40, cores=2560, power=70, clocks=(1590, 5001), pcie=(3, 16),
+        vbios="90.04",
+    ),
+    "v100": Model(
+        name="Tesla V100-SXM2-16GB", device=0x1DB1, subsystem=0x1212, pci_class=_3D,
+        memory=16384, architecture=Architecture.VOLTA, capability=(7, 0), brand=Brand.TESLA,
+        multiprocessors=80, cores=5120, power=300, clocks=(1530, 877), pcie=(3, 16),
+        vbios="88.00",
+    ),
+    "rtx4090": Model(
+        name="NVIDIA GeForce RTX 4090", device=0x2684, subsystem=0x16F3, pci_class=_VGA,
+        memory=24564, architecture=Architecture.ADA, capability=(8, 9), brand=Brand.GEFORCE,
+        multiprocessors=128, cores=16384, power=450, clocks=(3105, 10501), pcie=(4, 16),
+        vbios="95.02",
+    ),
+}  # fmt: skip

@@ -1,0 +1,300 @@
+"""The driver root of a simulated node: NVIDIA's user-space driver, as it lies on real ones.
+
+The files come from Debian's packages of the driver. Two layouts are made of them:
+
+- ``INSTALLER``, that of NVIDIA's own installer (the ``.run`` file) and of its driver container:
+  libraries with the driver's full version in their name directly in the multiarch directory,
+  beside them links of their sonames; programs in /usr/bin; firmware below the version.
+- ``DEBIAN``, that of Debian's packages: libraries and programs in directories ``nvidia/current``
+  of their own, and two steps of absolute links through /etc/alternatives to get there.
+
+Files are hard links into the directory of unpacked packages where both are on one file system,
+else copies; they are never written to. What would be large and is never run (OptiX, NVVM, the
+ray-tracing core, firmware) or would drag in a display server is stood in for by small files with
+the right name and soname.
+
+A scenario may name another version than that of the packages: names, firmware, procfs and NVML
+then all say that one. So a node's driver can be "updated".
+
+Source: file lists of the packages and of the ``.run`` file's ``.manifest``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import platform
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from integration.errors import DriverIncomplete
+from integration.packages import default_cache, fetch, unpack
+from integration.simulated.library import build_stand_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Layout(Enum):
+    """How the driver's files lie below the driver root."""
+
+    INSTALLER = "installer"
+    DEBIAN = "debian"
+
+
+PACKAGES: Final = (
+    "libcuda1", "libcudadebugger1", "libnvidia-ml1", "libnvidia-cfg1",
+    "libnvidia-ptxjitcompiler1", "libnvidia-allocator1", "libnvidia-opticalflow1",
+    "libnvidia-encode1", "libnvcuvid1", "libnvidia-fbc1", "libnvidia-ngx1",
+    "nvidia-opencl-icd", "nvidia-opencl-common", "libnvidia-pkcs11-openssl3",
+    "libnvidia-eglcore", "libnvidia-glcore", "libnvidia-glvkspirv", "libgl1-nvidia-glvnd-glx",
+    "libegl-nvidia0", "libglx-nvidia0", "libgles-nvidia1", "libgles-nvidia2",
+    "nvidia-egl-common", "nvidia-egl-icd", "nvidia-vulkan-common", "nvidia-vulkan-icd",
+    "nvidia-vdpau-driver", "libnvidia-egl-gbm1", "libnvidia-egl-wayland1",
+    "nvidia-smi", "nvidia-driver-bin", "nvidia-cuda-mps", "nvidia-persistenced",
+    "nvidia-alternative",
+)  # fmt: skip
+
+# The directory that Debian's dynamic loader searches, by the machine's name of itself.
+_TRIPLETS: Final = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
+
+# Libraries that are stood in for: name, soname; {v} is the driver's version.
+_STAND_INS: Final = (
+    ("libnvoptix.so.{v}", "libnvoptix.so.1"),
+    ("libnvidia-nvvm.so.{v}", "libnvidia-nvvm.so.4"),
+    ("libnvidia-rtcore.so.{v}", "libnvidia-rtcore.so.{v}"),
+)
+_XORG_STAND_INS: Final = (
+    ("usr/lib/xorg/modules/drivers/nvidia_drv.so", "nvidia_drv.so"),
+    ("usr/lib/xorg/modules/extensions/libglxserver_nvidia.so.{v}", "libglxserver_nvidia.so"),
+)
+_DATA_STAND_INS: Final = (
+    "lib/firmware/nvidia/{v}/gsp_ga10x.bin",
+    "lib/firmware/nvidia/{v}/gsp_tu10x.bin",
+    "usr/share/nvidia/nvoptix.bin",
+)
+
+# Libraries that others load from a directory of their own.
+_PLUGINS: Final = {"libvdpau_nvidia": "vdpau/", "nvidia-drm_gbm": "gbm/"}
+
+# Where a package's file goes in the installer's layout: the first rule whose pattern matches.
+# {lib} is the multiarch directory. What no rule matches (documentation, units) is left out.
+_INSTALLER_RULES: Final = (
+    (r"{lib}/nvidia/current/(nvidia/wine/.*)", r"{lib}/\1"),
+    *(
+        (rf"{{lib}}/nvidia/current/({name}\.so.*)", rf"{{lib}}/{directory}\1")
+        for name, directory in _PLUGINS.items()
+    ),
+    (r"{lib}/(?:nvidia/current/)?([^/]+)", r"{lib}/\1"),
+    (r"usr/lib/nvidia/current/(nvidia-[a-z-]+(?:\.sh)?)", r"usr/bin/\1"),
+    (r"usr/s?bin/([^/]+)", r"usr/bin/\1"),
+    (r"(etc/OpenCL/.*|usr/share/(?:glvnd|egl|vulkan|nvidia)/.*)", r"\1"),
+)
+_DEBIAN_RULES: Final = (
+    (r"({lib}/.*|usr/lib/nvidia/current/nvidia-[a-z-]+(?:\.sh)?|usr/s?bin/[^/]+)", r"\1"),
+    (r"(etc/OpenCL/.*|usr/share/(?:glvnd|egl|vulkan|nvidia)/.*)", r"\1"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DriverFiles:
+    """The driver's packages, unpacked.
+
+    Attributes:
+        directory: where.
+        version: the driver's full version, from the name of its CUDA library.
+        triplet: the multiarch name its libraries lie below.
+    """
+
+    directory: str
+    version: str
+    triplet: str
+
+    @classmethod
+    def fetch(
+        cls, cache: str | None = None, *, say: Callable[[str], None] | None = None
+    ) -> DriverFiles:
+        """Have the driver's packages in the cache, and unpacked there.
+
+        Args:
+            cache: the cache of packages; :func:`integration.packages.default_cache` if None.
+            say: told in one line what is being downloaded, when something is.
+
+        Returns:
+            The files.
+
+        Raises:
+            PackagesError: something is missing and cannot be fetched.
+            DriverIncomplete: the packages hold no driver for this machine.
+        """
+        cache = default_cache() if cache is None else cache
+        debs = fetch(PACKAGES, cache, say=say)
+        directory = os.path.join(cache, "unpacked", "nvidia-driver")
+        unpack(debs, directory)
+        return cls.at(directory)
+
+    @classmethod
+    def at(cls, directory: str) -> DriverFiles:
+        """The driver that lies unpacked in ``directory``.
+
+        Args:
+            directory: where the packages were unpacked.
+
+        Returns:
+            The files.
+
+        Raises:
+            DriverIncomplete: there is none for this machine.
+        """
+        triplet = _TRIPLETS.get(platform.machine(), f"{platform.machine()}-linux-gnu")
+        libraries = os.path.join(directory, "usr/lib", triplet, "nvidia/current")
+        with contextlib.suppress(FileNotFoundError):
+            for name in sorted(os.listdir(libraries)):
+                if match := re.fullmatch(r"libcuda\.so\.(\d+\.\d+(?:\.\d+)?)", name):
+                    return cls(directory, match[1], triplet)
+        raise DriverIncomplete(
+            f"the driver's files in {directory}",
+            found=f"no libcuda.so.VERSION in {libraries}",
+            do="remove that directory to have it unpacked anew",
+        )
+
+    @property
+    def nvml(self) -> str:
+        """Path of the driver's own NVML library."""
+        current = os.path.join(self.directory, "usr/lib", self.triplet, "nvidia/current")
+        return os.path.join(current, f"libnvidia-ml.so.{self.version}")
+
+
+def lay_out(root: str, files: DriverFiles, *, version: str, layout: Layout) -> str:
+    """Make a driver root.
+
+    Args:
+        root: the directory to fill; it is empty.
+        files: the driver's packages.
+        version: the version that names are to say.
+        layout: how files lie.
+
+    Returns:
+        The path in ``root`` at which the NVML library is to be put; nothing is there yet, but
+        links to it are.
+
+    Raises:
+        LibraryNotBuilt: no compiler for the stand-ins.
+    """
+    lib = f"usr/lib/{files.triplet}"
+    current = f"{lib}/nvidia/current"
+    own = current if layout is Layout.DEBIAN else lib
+    table = _DEBIAN_RULES if layout is Layout.DEBIAN else _INSTALLER_RULES
+    rules = [(re.compile(pattern.replace("{lib}", lib)), to) for pattern, to in table]
+    nvml = f"{own}/libnvidia-ml.so.{version}"
+    for path in _files_below(files.directory):
+        if (destination := _destination(path, rules, lib)) is None:
+            continue
+        destination = destination.replace(files.version, version)
+        source = os.path.join(files.directory, path)
+        if os.path.islink(source):
+            # A link beside its library may have come to lie elsewhere than that.
+            beside = os.path.join(os.path.dirname(path), os.readlink(source))
+            target = _destination(beside, rules, lib) or beside
+            target = os.path.relpath(target, os.path.dirname(destination))
+            _link(root, destination, target.replace(files.version, version))
+        elif destination != nvml:
+            _place(source, os.path.join(root, destination))
+    _stand_ins(root, files, version, own)
+    if layout is Layout.DEBIAN:
+        _alternatives(root, lib, files.triplet)
+    return os.path.join(root, nvml)
+
+
+def write_loader_cache(root: str, triplet: str) -> None:
+    """Make ``etc/ld.so.cache`` of a driver root, as the driver's installer does at its end.
+
+    Args:
+        root: a driver root with all its libraries.
+        triplet: the multiarch name they lie below.
+    """
+    conf = os.path.join(root, "etc/ld.so.conf")
+    with open(conf, "w", encoding="ascii") as file:
+        file.write(f"/usr/local/lib/{triplet}\n/lib/{triplet}\n/usr/lib/{triplet}\n")
+    # It enters the root by chroot(2): links are absolute there, and end there.
+    subprocess.run(["/sbin/ldconfig", "-r", root], check=True, capture_output=True)
+
+
+def _files_below(directory: str) -> list[str]:
+    found = []
+    for parent, _, names in os.walk(directory):
+        below = os.path.relpath(parent, directory)
+        found += [os.path.normpath(os.path.join(below, name)) for name in names]
+    return sorted(found)
+
+
+def _destination(path: str, rules: list[tuple[re.Pattern[str], str]], lib: str) -> str | None:
+    for pattern, to in rules:
+        if match := pattern.fullmatch(path):
+            return match.expand(to.replace("{lib}", lib))
+    return None
+
+
+def _link(root: str, path: str, target: str) -> None:
+    path = os.path.join(root, path)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    os.symlink(target, path)
+
+
+def _place(source: str, target: str) -> None:
+    """Put a file below the driver root, without a copy where that is possible."""
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in {errno.EXDEV, errno.EMLINK, errno.EPERM}:
+            raise
+        shutil.copy2(source, target)
+
+
+def _stand_ins(root: str, files: DriverFiles, version: str, own: str) -> None:
+    made = f"{files.directory}.stand-ins-{version}"
+    os.makedirs(made, exist_ok=True)
+    libraries = [(f"{own}/{name}", soname) for name, soname in _STAND_INS]
+    for pattern, soname_pattern in (*libraries, *_XORG_STAND_INS):
+        path, soname = pattern.format(v=version), soname_pattern.format(v=version)
+        name = os.path.basename(path)
+        kept = os.path.join(made, name)
+        if not os.path.exists(kept):
+            build_stand_in(f"{kept}.{os.getpid()}", soname)
+            os.rename(f"{kept}.{os.getpid()}", kept)
+        _place(kept, os.path.join(root, path))
+        if soname != name:
+            _link(root, os.path.join(os.path.dirname(path), soname), name)
+    for pattern in _DATA_STAND_INS:
+        target = os.path.join(root, pattern.format(v=version))
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with open(target, "w", encoding="ascii") as file:
+            file.write("Stands in for a file of the driver on a simulated node.\n")
+
+
+def _alternatives(root: str, lib: str, triplet: str) -> None:
+    """The links that Debian's update-alternatives makes to what is in ``nvidia/current``."""
+    current = os.path.join(root, lib, "nvidia/current")
+    links = [name for name in os.listdir(current) if os.path.islink(os.path.join(current, name))]
+    chosen = [
+        (
+            f"{lib}/{_PLUGINS.get(name.split('.')[0], '')}{name}",
+            f"nvidia--{name}-{triplet}",
+            f"{lib}/nvidia/current/{name}",
+        )
+        for name in links
+    ]
+    chosen += [
+        (f"usr/bin/{name}", f"nvidia--{name}", f"usr/lib/nvidia/current/{name}")
+        for name in os.listdir(os.path.join(root, "usr/lib/nvidia/current"))
+    ]
+    for path, alternative, target in sorted(chosen):
+        _link(root, path, f"/etc/alternatives/{alternative}")
+        _link(root, f"etc/alternatives/{alternative}", f"/{target}")
+    _link(root, "etc/alternatives/nvidia", "/usr/lib/nvidia/current")

@@ -1,0 +1,202 @@
+"""A simulated node as a whole: made, found again, removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tomllib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self
+
+from integration.errors import NodeExists, NodeNotFound
+from integration.simulated.devices import Majors, make_devices
+from integration.simulated.driver import DriverFiles, Layout, lay_out, write_loader_cache
+from integration.simulated.library import build_nvml
+from integration.simulated.procfs import make_proc
+from integration.simulated.scenario import Scenario
+from integration.simulated.sysfs import make_sys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+# Parts of a node, by the key that the configuration has for each.
+_ROOTS: Final = {
+    "driver-root": "driver",
+    "dev": "dev",
+    "proc": "proc",
+    "sys": "sys",
+    "state": "state",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedNode:
+    """A directory that looks like a node with GPUs.
+
+    As a context manager it removes itself at the end.
+
+    Attributes:
+        directory: where it is; an absolute path.
+        scenario: what it has.
+        driver_version: the full version of its driver.
+    """
+
+    directory: str
+    scenario: Scenario
+    driver_version: str
+
+    @property
+    def driver_root(self) -> str:
+        """The directory that stands for / where the driver is installed."""
+        return os.path.join(self.directory, "driver")
+
+    @property
+    def dev(self) -> str:
+        """The directory that stands for /dev."""
+        return os.path.join(self.directory, "dev")
+
+    @property
+    def proc(self) -> str:
+        """The directory that stands for /proc."""
+        return os.path.join(self.directory, "proc")
+
+    @property
+    def sys(self) -> str:
+        """The directory that stands for /sys."""
+        return os.path.join(self.directory, "sys")
+
+    @property
+    def state(self) -> str:
+        """The directory for the shim's state, and for faults and events of NVML."""
+        return os.path.join(self.directory, "state")
+
+    @property
+    def config_path(self) -> str:
+        """The shim's configuration for this node."""
+        return os.path.join(self.directory, "config.toml")
+
+    @classmethod
+    def create(
+        cls,
+        directory: str,
+        scenario: Scenario,
+        *,
+        packages_cache: str | None = None,
+        layout: Layout = Layout.INSTALLER,
+        say: Callable[[str], None] | None = None,
+    ) -> SimulatedNode:
+        """Make a node.
+
+        Args:
+            directory: where; it must not exist, or be empty. Its file system must have device
+                nodes (not be mounted ``nodev``), and is best that of the cache, as files are
+                then not copied.
+            scenario: what it has.
+            packages_cache: where the driver's packages are kept; by default
+                :func:`integration.packages.default_cache`.
+            layout: how the driver's files lie.
+            say: told in one line what is being downloaded, when something is.
+
+        Returns:
+            The node.
+
+        Raises:
+            NodeExists: there is something in ``directory``.
+            PackagesError: the driver's packages cannot be had.
+            SimulatedError: no compiler, no device nodes. Nothing of the node is left.
+        """
+        directory = os.path.abspath(directory)
+        files = DriverFiles.fetch(packages_cache, say=say)
+        node = cls(directory, scenario, scenario.driver or files.version)
+        if os.path.lexists(directory) and not (os.path.isdir(directory) and _empty(directory)):
+            raise NodeExists(
+                f"make a simulated node in {directory}",
+                found="something is there already",
+                do="remove it, or choose another directory",
+            )
+        os.makedirs(directory, exist_ok=True)
+        try:
+            node._fill(files, layout)
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        return node
+
+    @classmethod
+    def open(cls, directory: str) -> SimulatedNode:
+        """Find a node that was made before.
+
+        Args:
+            directory: where it is.
+
+        Returns:
+            The node.
+
+        Raises:
+            NodeNotFound: there is none.
+            ScenarioInvalid: somebody has changed its scenario.
+        """
+        directory = os.path.abspath(directory)
+        try:
+            with open(os.path.join(directory, "config.toml"), "rb") as file:
+                roots = tomllib.load(file)["node"]
+            with open(os.path.join(directory, "sys/module/nvidia/version"), encoding="ascii") as at:
+                version = at.read().strip()
+            ours = roots == _roots(directory)
+        except (OSError, KeyError, tomllib.TOMLDecodeError):
+            ours = False
+        if not ours:
+            raise NodeNotFound(
+                f"find a simulated node in {directory}",
+                found="no config.toml of one, or one that was moved",
+                do="make it with `python -m integration.simulated create`",
+            )
+        return cls(directory, Scenario.load(os.path.join(directory, "scenario.toml")), version)
+
+    def remove(self) -> None:
+        """Remove the node. One that is gone already is no error."""
+        if os.path.lexists(self.directory):
+            shutil.rmtree(self.directory)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.remove()
+
+    def _fill(self, files: DriverFiles, layout: Layout) -> None:
+        for name in _ROOTS.values():
+            os.mkdir(os.path.join(self.directory, name), 0o755)
+        with open("/proc/devices", encoding="ascii") as file:
+            majors = Majors.free_in(file.read())
+        driver = self.driver_version
+        make_devices(self.dev, self.scenario, majors)
+        make_proc(self.proc, self.scenario, driver=driver, majors=majors, host="/proc")
+        make_sys(self.sys, self.scenario, driver=driver, host="/sys")
+        nvml = lay_out(self.driver_root, files, version=driver, layout=layout)
+        build_nvml(nvml, self.scenario, driver=driver, real=files.nvml, node=self.directory)
+        write_loader_cache(self.driver_root, files.triplet)
+        with open(os.path.join(self.directory, "scenario.toml"), "w", encoding="utf-8") as file:
+            file.write(self.scenario.to_toml())
+        # Last, as it is what makes the directory a node.
+        with open(self.config_path, "w", encoding="utf-8") as file:
+            roots = _roots(self.directory).items()
+            # A basic string of TOML is written like one of JSON.
+            lines = [f"{key} = {json.dumps(path, ensure_ascii=False)}\n" for key, path in roots]
+            file.writelines(["[node]\n", *lines])
+
+
+def _empty(directory: str) -> bool:
+    with os.scandir(directory) as entries:
+        return next(entries, None) is None
+
+
+def _roots(directory: str) -> dict[str, str]:
+    return {key: os.path.join(directory, name) for key, name in _ROOTS.items()}

@@ -1,0 +1,1527 @@
+/*
+ * NVML of a simulated node: what libnvidia-ml.so.1 would say of GPUs that are not there.
+ *
+ * The node's scenario is compiled in as tables (scenario.h, written by library.py). A GPU is
+ * reported only while its device node exists, as the real library can only open those: on the
+ * node itself the nodes are looked for in the simulated dev directory, and where that does not
+ * exist, in a container, in /dev. So a container that was granted GPU 1 sees one GPU, number 0.
+ * A MIG device needs the nodes of its two capabilities, too.
+ *
+ * Every name that the driver's own library exports and this file does not define answers
+ * NVML_ERROR_NOT_SUPPORTED (unsupported.h, likewise written by library.py); so programs that
+ * look for more than they need, as nvidia-smi does, find all of it.
+ *
+ * Faults, for tests of those who call NVML. They are read at nvmlInit from the environment
+ * variable NVSHIM_SIMULATED_FAULTS and from the file nvml-faults in the node's state directory,
+ * separated by blanks or line ends; a line that begins with '#' is a comment:
+ *
+ *     nvmlInit=hang                 any function, named without its version, never returns
+ *     nvmlInit=sleep:1500           … returns after 1500 ms, and then as usual
+ *     nvmlDeviceGetName=error:15    … returns this nvmlReturn_t
+ *     nvmlDeviceGetUUID=crash       … the process dies of SIGSEGV
+ *     count=7                       nvmlDeviceGetCount lies
+ *
+ * Events come from the file nvml-events in the state directory. Each line that is added to it
+ * after an event set was made is one event: "INDEX TYPE DATA [GPU-INSTANCE COMPUTE-INSTANCE]",
+ * all numbers, TYPE 8 for an Xid ("0 8 79": GPU 0 has fallen off the bus).
+ *
+ * The library runs in images that are older than the machine it was built on, so it uses no
+ * symbol that is younger than glibc 2.28 (hence statx, and numbers read by hand).
+ *
+ * Layouts of structures: those that pynvml declares with ctypes. tests/unit/simulated reads
+ * every one of them through pynvml.
+ */
+
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <time.h>
+#include <unistd.h>
+
+#define API __attribute__((visibility("default")))
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+typedef enum {
+    SUCCESS = 0,
+    UNINITIALIZED = 1,
+    INVALID_ARGUMENT = 2,
+    NOT_SUPPORTED = 3,
+    NO_PERMISSION = 4,
+    NOT_FOUND = 6,
+    INSUFFICIENT_SIZE = 7,
+    DRIVER_NOT_LOADED = 9,
+    TIMEOUT = 10,
+    ARGUMENT_VERSION_MISMATCH = 25,
+    UNKNOWN = 999,
+} nvmlReturn_t;
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+enum { NVIDIA_MAJOR = 195, CONTROL_MINOR = 255, MOST_GPUS = 32, MOST_MIG = 7 };
+
+/* --- The scenario ---------------------------------------------------------------------- */
+
+struct profile {
+    const char *name;
+    u32 index, id, slices, instances, memory_slices, multiprocessors;
+    u32 copy_engines, decoders, jpeg, ofa;
+    u64 memory_mib;
+    int starts[8]; /* ends with -1 */
+};
+
+struct gpu;
+struct instance;
+
+/* A compute instance, which is what NVML calls a MIG device. */
+struct mig {
+    const struct instance *instance;
+    const char *uuid, *name;
+    u32 id, slices, start, capability;
+};
+
+struct instance {
+    const struct gpu *gpu;
+    const struct profile *profile;
+    u32 id, start, capability;
+};
+
+struct gpu {
+    const char *name, *uuid, *serial, *vbios;
+    u32 minor, domain, bus, device, pci_device, pci_subsystem;
+    u32 architecture, major, minor_capability, brand, cores, multiprocessors;
+    u32 milliwatts, graphics_mhz, memory_mhz, pcie_generation, pcie_lanes, numa_node;
+    u64 memory_mib;
+    int mig_capable, mig_mode;
+    const struct profile *profiles; /* ends with a name of NULL */
+};
+
+#include "scenario.h"
+
+/* --- What is handed out ---------------------------------------------------------------- */
+
+/*
+ * A device handle is the address of a struct gpu or of a struct mig in the tables; a handle of
+ * a GPU instance or compute instance is the address of its struct. Callers' pointers are
+ * compared with the tables, never followed, so that a wrong one is an answer and not a crash.
+ */
+
+static const struct gpu *visible[MOST_GPUS];
+static u32 visible_count;
+static const char *dev = "/dev";
+static int initialised;
+static char faults[4096];
+
+static const struct gpu *as_gpu(const void *handle)
+{
+    for (u32 i = 0; i < visible_count; i++)
+        if (handle == visible[i])
+            return visible[i];
+    return NULL;
+}
+
+static int is_node(u32 major_number, u32 minor_number, const char *format, ...)
+{
+    char path[PATH_MAX];
+    struct statx status;
+    int length = snprintf(path, sizeof path, "%s/", dev);
+    va_list arguments;
+
+    va_start(arguments, format);
+    vsnprintf(path + length, sizeof path - length, format, arguments);
+    va_end(arguments);
+    if (statx(AT_FDCWD, path, 0, STATX_TYPE, &status) || !S_ISCHR(status.stx_mode))
+        return 0;
+    return status.stx_rdev_minor == minor_number &&
+           (major_number == 0 || status.stx_rdev_major == major_number);
+}
+
+static int mig_visible(const struct mig *mig)
+{
+    return as_gpu(mig->instance->gpu) &&
+           is_node(0, mig->instance->capability, "nvidia-caps/nvidia-cap%u",
+                   mig->instance->capability) &&
+           is_node(0, mig->capability, "nvidia-caps/nvidia-cap%u", mig->capability);
+}
+
+static const struct mig *as_mig(const void *handle)
+{
+    for (const struct mig *mig = MIG; mig < MIG + MIG_COUNT; mig++)
+        if (handle == mig && mig_visible(mig))
+            return mig;
+    return NULL;
+}
+
+static const struct instance *as_instance(const void *handle)
+{
+    for (const struct instance *i = INSTANCES; i < INSTANCES + INSTANCE_COUNT; i++)
+        if (handle == i && as_gpu(i->gpu))
+            return i;
+    return NULL;
+}
+
+/* The GPU of any device handle, a MIG device's too. */
+static const struct gpu *board_of(const void *handle)
+{
+    const struct mig *mig = as_mig(handle);
+
+    return mig ? mig->instance->gpu : as_gpu(handle);
+}
+
+static const struct mig *nth_mig(const struct gpu *gpu, u32 n)
+{
+    for (const struct mig *mig = MIG; mig < MIG + MIG_COUNT; mig++)
+        if (mig->instance->gpu == gpu && mig_visible(mig) && n-- == 0)
+            return mig;
+    return NULL;
+}
+
+static nvmlReturn_t text(char *to, u32 size, const char *from)
+{
+    if (!to)
+        return INVALID_ARGUMENT;
+    if (strlen(from) >= size)
+        return INSUFFICIENT_SIZE;
+    strcpy(to, from);
+    return SUCCESS;
+}
+
+/* --- Faults ---------------------------------------------------------------------------- */
+
+static void read_faults(void)
+{
+    const char *variable = getenv("NVSHIM_SIMULATED_FAULTS");
+    char file[2048] = "", *comment;
+    int descriptor = open(STATE "/nvml-faults", O_RDONLY | O_CLOEXEC);
+
+    if (descriptor >= 0) {
+        ssize_t length = read(descriptor, file, sizeof file - 1);
+
+        file[length > 0 ? length : 0] = '\0';
+        close(descriptor);
+    }
+    for (comment = file; (comment = strchr(comment, '#')) != NULL;)
+        while (*comment && *comment != '\n')
+            *comment++ = ' ';
+    snprintf(faults, sizeof faults, " %s\n%s ", variable ? variable : "", file);
+    for (char *c = faults; *c; c++)
+        if (*c == '\n' || *c == '\t' || *c == '\r')
+            *c = ' ';
+}
+
+/* What stands after " NAME=" among the faults, NAME without its version; or NULL. */
+static const char *fault_of(const char *name)
+{
+    size_t length = strlen(name);
+    const char *found = faults;
+
+    if (length > 3 && name[length - 3] == '_' && name[length - 2] == 'v')
+        length -= 3;
+    while ((found = strchr(found, ' ')) != NULL) {
+        found++;
+        if (!strncmp(found, name, length) && found[length] == '=')
+            return found + length + 1;
+    }
+    return NULL;
+}
+
+static u64 number(const char **from)
+{
+    u64 value = 0;
+
+    while (**from == ' ' || **from == ':')
+        (*from)++;
+    while (**from >= '0' && **from <= '9')
+        value = value * 10 + (*(*from)++ - '0');
+    return value;
+}
+
+static void sleep_ms(u64 ms)
+{
+    struct timespec left = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+
+    while (nanosleep(&left, &left))
+        ;
+}
+
+/* Suffer the fault that was asked for under this name; what the function is to return. */
+static nvmlReturn_t suffer(const char *name)
+{
+    const char *fault = fault_of(name);
+
+    if (!fault)
+        return SUCCESS;
+    if (!strncmp(fault, "hang", 4))
+        for (;;)
+            pause();
+    if (!strncmp(fault, "crash", 5))
+        raise(SIGSEGV);
+    if (!strncmp(fault, "sleep:", 6)) {
+        fault += 6;
+        sleep_ms(number(&fault));
+    }
+    if (!strncmp(fault, "error:", 6)) {
+        fault += 6;
+        return (nvmlReturn_t)number(&fault);
+    }
+    return SUCCESS;
+}
+
+static nvmlReturn_t enter(const char *name)
+{
+    return initialised ? suffer(name) : UNINITIALIZED;
+}
+
+/* The head of every function that needs nvmlInit; then what it insists on. */
+#define ENTER                                                                                      \
+    do {                                                                                           \
+        nvmlReturn_t entered = enter(__func__);                                                    \
+        if (entered)                                                                               \
+            return entered;                                                                        \
+    } while (0)
+#define REQUIRE(condition, otherwise)                                                              \
+    do {                                                                                           \
+        if (!(condition))                                                                          \
+            return otherwise;                                                                      \
+    } while (0)
+#define GPU_OF(handle)                                                                             \
+    const struct gpu *gpu = as_gpu(handle);                                                        \
+    REQUIRE(gpu, as_mig(handle) ? NOT_SUPPORTED : INVALID_ARGUMENT)
+#define BOARD_OF(handle)                                                                           \
+    const struct gpu *gpu = board_of(handle);                                                      \
+    REQUIRE(gpu, INVALID_ARGUMENT)
+
+/* --- The library ----------------------------------------------------------------------- */
+
+API nvmlReturn_t nvmlInitWithFlags(u32 flags)
+{
+    struct statx status;
+    nvmlReturn_t fault;
+
+    (void)flags;
+    read_faults();
+    fault = suffer("nvmlInit");
+    if (fault)
+        return fault;
+    dev = statx(AT_FDCWD, DEV, 0, STATX_TYPE, &status) ? "/dev" : DEV;
+    REQUIRE(is_node(NVIDIA_MAJOR, CONTROL_MINOR, "nvidiactl"), DRIVER_NOT_LOADED);
+    visible_count = 0;
+    for (u32 i = 0; i < GPU_COUNT; i++)
+        if (is_node(NVIDIA_MAJOR, GPUS[i].minor, "nvidia%u", GPUS[i].minor))
+            visible[visible_count++] = &GPUS[i];
+    initialised++;
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlInit_v2(void)
+{
+    return nvmlInitWithFlags(0);
+}
+
+API nvmlReturn_t nvmlInit(void)
+{
+    return nvmlInitWithFlags(0);
+}
+
+API nvmlReturn_t nvmlShutdown(void)
+{
+    ENTER;
+    initialised--;
+    return SUCCESS;
+}
+
+API const char *nvmlErrorString(nvmlReturn_t result)
+{
+    static const char *const words[] = {
+        [0] = "Success",
+        [1] = "Uninitialized",
+        [2] = "Invalid Argument",
+        [3] = "Not Supported",
+        [4] = "Insufficient Permissions",
+        [5] = "Already Initialized",
+        [6] = "Not Found",
+        [7] = "Insufficient Size",
+        [8] = "Insufficient External Power",
+        [9] = "Driver Not Loaded",
+        [10] = "Timeout",
+        [11] = "Interrupt Request Issue",
+        [12] = "NVML Shared Library Not Found",
+        [13] = "Function Not Found",
+        [14] = "Corrupted infoROM",
+        [15] = "GPU is lost",
+        [16] = "GPU requires reset",
+        [17] = "GPU access blocked by the operating system",
+        [18] = "Driver/library version mismatch",
+        [19] = "In use by another client",
+        [20] = "Insufficient Memory",
+        [21] = "No data",
+        [25] = "Argument version mismatch",
+    };
+
+    return (u32)result < COUNT(words) && words[result] ? words[result] : "Unknown Error";
+}
+
+/*
+ * nvidia-smi asks for a table of internal functions: its size in bytes, then pointers. It goes
+ * on without any of them, so each is one that is not supported.
+ */
+static nvmlReturn_t internal(void)
+{
+    return NOT_SUPPORTED;
+}
+
+API nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *uuid)
+{
+    static void *entries[256];
+
+    (void)uuid;
+    REQUIRE(table, INVALID_ARGUMENT);
+    entries[0] = (void *)sizeof entries;
+    for (u32 i = 1; i < COUNT(entries); i++)
+        entries[i] = (void *)internal;
+    *table = entries;
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlSystemGetDriverVersion(char *version, u32 length)
+{
+    ENTER;
+    return text(version, length, DRIVER_VERSION);
+}
+
+API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, u32 length)
+{
+    ENTER;
+    return text(version, length, NVML_VERSION);
+}
+
+API nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
+{
+    ENTER;
+    REQUIRE(version, INVALID_ARGUMENT);
+    *version = CUDA_VERSION;
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
+{
+    return nvmlSystemGetCudaDriverVersion(version);
+}
+
+API nvmlReturn_t nvmlSystemGetProcessName(u32 pid, char *name, u32 length)
+{
+    (void)pid, (void)name, (void)length;
+    ENTER;
+    return NOT_FOUND;
+}
+
+API nvmlReturn_t nvmlSystemGetHicVersion(u32 *count, void *entries)
+{
+    (void)entries;
+    ENTER;
+    REQUIRE(count, INVALID_ARGUMENT);
+    *count = 0;
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlUnitGetCount(u32 *count)
+{
+    return nvmlSystemGetHicVersion(count, NULL);
+}
+
+API nvmlReturn_t nvmlGetExcludedDeviceCount(u32 *count)
+{
+    return nvmlSystemGetHicVersion(count, NULL);
+}
+
+/* --- Finding devices ------------------------------------------------------------------- */
+
+API nvmlReturn_t nvmlDeviceGetCount_v2(u32 *count)
+{
+    const char *lie = fault_of("count");
+
+    ENTER;
+    REQUIRE(count, INVALID_ARGUMENT);
+    *count = lie ? (u32)number(&lie) : visible_count;
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetCount(u32 *count)
+{
+    return nvmlDeviceGetCount_v2(count);
+}
+
+API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(u32 index, const void **device)
+{
+    ENTER;
+    REQUIRE(device && index < visible_count, INVALID_ARGUMENT);
+    *device = visible[index];
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetHandleByIndex(u32 index, const void **device)
+{
+    return nvmlDeviceGetHandleByIndex_v2(index, device);
+}
+
+API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, const void **device)
+{
+    ENTER;
+    REQUIRE(device && uuid, INVALID_ARGUMENT);
+    for (u32 i = 0; i < visible_count; i++) {
+        if (!strcmp(uuid, visible[i]->uuid)) {
+            *device = visible[i];
+            return SUCCESS;
+        }
+    }
+    for (const struct mig *mig = MIG; mig < MIG + MIG_COUNT; mig++) {
+        if (!strcmp(uuid, mig->uuid) && mig_visible(mig)) {
+            *device = mig;
+            return SUCCESS;
+        }
+    }
+    return NOT_FOUND;
+}
+
+API nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, const void **device)
+{
+    ENTER;
+    REQUIRE(device && serial, INVALID_ARGUMENT);
+    for (u32 i = 0; i < visible_count; i++) {
+        if (!strcmp(serial, visible[i]->serial)) {
+            *device = visible[i];
+            return SUCCESS;
+        }
+    }
+    return NOT_FOUND;
+}
+
+API nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *address, const void **device)
+{
+    u32 domain, bus, slot, function = 0;
+
+    ENTER;
+    REQUIRE(device && address, INVALID_ARGUMENT);
+    REQUIRE(sscanf(address, "%x:%x:%x.%x", &domain, &bus, &slot, &function) >= 3, INVALID_ARGUMENT);
+    for (u32 i = 0; i < visible_count; i++) {
+        const struct gpu *gpu = visible[i];
+
+        if (domain == gpu->domain && bus == gpu->bus && slot == gpu->device && function == 0) {
+            *device = gpu;
+            return SUCCESS;
+        }
+    }
+    return NOT_FOUND;
+}
+
+API nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *address, const void **device)
+{
+    return nvmlDeviceGetHandleByPciBusId_v2(address, device);
+}
+
+/* --- What a device is ------------------------------------------------------------------ */
+
+API nvmlReturn_t nvmlDeviceGetName(const void *device, char *name, u32 length)
+{
+    const struct mig *mig = as_mig(device);
+    char full[96];
+
+    ENTER;
+    BOARD_OF(device);
+    if (!mig)
+        return text(name, length, gpu->name);
+    snprintf(full, sizeof full, "%s MIG %s", gpu->name, mig->name);
+    return text(name, length, full);
+}
+
+API nvmlReturn_t nvmlDeviceGetUUID(const void *device, char *uuid, u32 length)
+{
+    const struct mig *mig = as_mig(device);
+
+    ENTER;
+    BOARD_OF(device);
+    return text(uuid, length, mig ? mig->uuid : gpu->uuid);
+}
+
+API nvmlReturn_t nvmlDeviceGetIndex(const void *device, u32 *index)
+{
+    const struct mig *mig = as_mig(device);
+
+    ENTER;
+    BOARD_OF(device);
+    REQUIRE(index, INVALID_ARGUMENT);
+    *index = 0;
+    while (mig ? nth_mig(gpu, *index) != mig : visible[*index] != gpu)
+        ++*index;
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetMinorNumber(const void *device, u32 *minor_number)
+{
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(minor_number, INVALID_ARGUMENT);
+    *minor_number = gpu->minor;
+    return SUCCESS;
+}
+
+struct pci_v1 {
+    char bus_id[16];
+    u32 domain, bus, device, pci_device;
+};
+
+struct pci_v2 {
+    struct pci_v1 v1;
+    u32 pci_subsystem, reserved[4];
+};
+
+struct pci_v3 {
+    struct pci_v1 v1;
+    u32 pci_subsystem;
+    char bus_id[32];
+};
+
+static nvmlReturn_t pci(const void *device, struct pci_v1 *info)
+{
+    BOARD_OF(device);
+    REQUIRE(info, INVALID_ARGUMENT);
+    info->domain = gpu->domain;
+    info->bus = gpu->bus;
+    info->device = gpu->device;
+    info->pci_device = gpu->pci_device;
+    snprintf(info->bus_id, sizeof info->bus_id, "%04X:%02X:%02X.0", gpu->domain & 0xffff,
+             gpu->bus & 0xff, gpu->device & 0xff);
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetPciInfo(const void *device, struct pci_v1 *info)
+{
+    ENTER;
+    return pci(device, info);
+}
+
+API nvmlReturn_t nvmlDeviceGetPciInfo_v2(const void *device, struct pci_v2 *info)
+{
+    nvmlReturn_t result;
+
+    ENTER;
+    result = pci(device, info ? &info->v1 : NULL);
+    REQUIRE(!result, result);
+    info->pci_subsystem = board_of(device)->pci_subsystem;
+    memset(info->reserved, 0, sizeof info->reserved);
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetPciInfo_v3(const void *device, struct pci_v3 *info)
+{
+    nvmlReturn_t result;
+
+    ENTER;
+    result = pci(device, info ? &info->v1 : NULL);
+    REQUIRE(!result, result);
+    info->pci_subsystem = board_of(device)->pci_subsystem;
+    snprintf(info->bus_id, sizeof info->bus_id, "%08X:%02X:%02X.0", info->v1.domain, info->v1.bus,
+             info->v1.device);
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetCudaComputeCapability(const void *device, int *major, int *minor)
+{
+    ENTER;
+    BOARD_OF(device);
+    REQUIRE(major && minor, INVALID_ARGUMENT);
+    *major = gpu->major;
+    *minor = gpu->minor_capability;
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetSerial(const void *device, char *serial, u32 length)
+{
+    ENTER;
+    GPU_OF(device);
+    return text(serial, length, gpu->serial);
+}
+
+API nvmlReturn_t nvmlDeviceGetVbiosVersion(const void *device, char *version, u32 length)
+{
+    ENTER;
+    BOARD_OF(device);
+    return text(version, length, gpu->vbios);
+}
+
+API nvmlReturn_t nvmlDeviceGetGspFirmwareVersion(const void *device, char *version)
+{
+    ENTER;
+    BOARD_OF(device);
+    return text(version, 64, DRIVER_VERSION);
+}
+
+API nvmlReturn_t nvmlDeviceGetGspFirmwareMode(const void *device, u32 *enabled, u32 *by_default)
+{
+    ENTER;
+    BOARD_OF(device);
+    REQUIRE(enabled && by_default, INVALID_ARGUMENT);
+    *enabled = *by_default = 1;
+    return SUCCESS;
+}
+
+/*
+ * Facts that are one number. They are written as a table, since they differ in nothing but
+ * their name and the number.
+ */
+#define NUMBER(name, of, value)                                                                    \
+    API nvmlReturn_t name(const void *device, u32 *number)                                         \
+    {                                                                                              \
+        ENTER;                                                                                     \
+        of(device);                                                                                \
+        REQUIRE(number, INVALID_ARGUMENT);                                                         \
+        (void)gpu;                                                                                 \
+        *number = (value);                                                                         \
+        return SUCCESS;                                                                            \
+    }
+
+NUMBER(nvmlDeviceGetArchitecture, BOARD_OF, gpu->architecture)
+NUMBER(nvmlDeviceGetBrand, BOARD_OF, gpu->brand)
+NUMBER(nvmlDeviceGetNumGpuCores, BOARD_OF, gpu->cores)
+NUMBER(nvmlDeviceGetBoardId, BOARD_OF, gpu->bus << 8)
+NUMBER(nvmlDeviceGetMultiGpuBoard, BOARD_OF, 0)
+NUMBER(nvmlDeviceGetBusType, BOARD_OF, 2) /* PCIe */
+NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, GPU_OF, gpu->pcie_generation)
+NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, GPU_OF, gpu->pcie_generation)
+NUMBER(nvmlDeviceGetGpuMaxPcieLinkGeneration, GPU_OF, gpu->pcie_generation)
+NUMBER(nvmlDeviceGetCurrPcieLinkWidth, GPU_OF, gpu->pcie_lanes)
+NUMBER(nvmlDeviceGetMaxPcieLinkWidth, GPU_OF, gpu->pcie_lanes)
+NUMBER(nvmlDeviceGetPcieReplayCounter, GPU_OF, 0)
+NUMBER(nvmlDeviceGetPersistenceMode, BOARD_OF, 0)
+NUMBER(nvmlDeviceGetDisplayMode, BOARD_OF, 0)
+NUMBER(nvmlDeviceGetDisplayActive, BOARD_OF, 0)
+NUMBER(nvmlDeviceGetComputeMode, BOARD_OF, 0)
+NUMBER(nvmlDeviceGetAccountingMode, BOARD_OF, 0)
+NUMBER(nvmlDeviceGetAccountingBufferSize, BOARD_OF, 4000)
+NUMBER(nvmlDeviceGetVirtualizationMode, BOARD_OF, 0)
+NUMBER(nvmlDeviceGetPowerManagementMode, GPU_OF, 1)
+NUMBER(nvmlDeviceGetPowerUsage, GPU_OF, gpu->milliwatts / 10)
+NUMBER(nvmlDeviceGetPowerManagementLimit, GPU_OF, gpu->milliwatts)
+NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, GPU_OF, gpu->milliwatts)
+NUMBER(nvmlDeviceGetEnforcedPowerLimit, GPU_OF, gpu->milliwatts)
+NUMBER(nvmlDeviceGetPerformanceState, BOARD_OF, 0)
+NUMBER(nvmlDeviceGetPowerState, BOARD_OF, 0)
+NUMBER(nvmlDeviceGetRetiredPagesPendingStatus, GPU_OF, 0)
+
+API nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(const void *device, u32 *least,
+                                                              u32 *most)
+{
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(least && most, INVALID_ARGUMENT);
+    *least = gpu->milliwatts / 2;
+    *most = gpu->milliwatts;
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetTemperature(const void *device, u32 sensor, u32 *celsius)
+{
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(celsius && sensor == 0, INVALID_ARGUMENT);
+    *celsius = 30;
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetTemperatureThreshold(const void *device, u32 threshold, u32 *celsius)
+{
+    static const u32 thresholds[] = {95, 92, 95, 87}; /* shutdown, slowdown, memory, GPU */
+
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(celsius, INVALID_ARGUMENT);
+    REQUIRE(threshold < COUNT(thresholds), NOT_SUPPORTED);
+    *celsius = thresholds[threshold];
+    return SUCCESS;
+}
+
+/* Clocks: 0 graphics, 1 SM, 2 memory, 3 video. An idle GPU runs at the lowest. */
+static nvmlReturn_t clock_of(const void *device, u32 type, u32 *mhz, int idle)
+{
+    GPU_OF(device);
+    REQUIRE(mhz && type < 4, INVALID_ARGUMENT);
+    *mhz = type == 2 ? gpu->memory_mhz : idle ? 345 : gpu->graphics_mhz;
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetClockInfo(const void *device, u32 type, u32 *mhz)
+{
+    ENTER;
+    return clock_of(device, type, mhz, 1);
+}
+
+API nvmlReturn_t nvmlDeviceGetMaxClockInfo(const void *device, u32 type, u32 *mhz)
+{
+    ENTER;
+    return clock_of(device, type, mhz, 0);
+}
+
+API nvmlReturn_t nvmlDeviceGetClock(const void *device, u32 type, u32 id, u32 *mhz)
+{
+    ENTER;
+    return clock_of(device, type, mhz, id == 0);
+}
+
+API nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(const void *device, u64 *reasons)
+{
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(reasons, INVALID_ARGUMENT);
+    *reasons = 1; /* idle */
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetSupportedClocksThrottleReasons(const void *device, u64 *reasons)
+{
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(reasons, INVALID_ARGUMENT);
+    *reasons = 0x1ff;
+    return SUCCESS;
+}
+
+struct utilization {
+    u32 gpu, memory;
+};
+
+API nvmlReturn_t nvmlDeviceGetUtilizationRates(const void *device, struct utilization *rates)
+{
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(rates, INVALID_ARGUMENT);
+    REQUIRE(!gpu->mig_mode, NOT_SUPPORTED);
+    rates->gpu = rates->memory = 0;
+    return SUCCESS;
+}
+
+/* Percentages and periods: nothing is encoded or decoded. */
+#define IDLE_ENGINE(name)                                                                          \
+    API nvmlReturn_t name(const void *device, u32 *percent, u32 *period_us)                        \
+    {                                                                                              \
+        ENTER;                                                                                     \
+        GPU_OF(device);                                                                            \
+        REQUIRE(percent && period_us, INVALID_ARGUMENT);                                           \
+        *percent = 0;                                                                              \
+        *period_us = 100000;                                                                       \
+        return SUCCESS;                                                                            \
+    }
+
+IDLE_ENGINE(nvmlDeviceGetEncoderUtilization)
+IDLE_ENGINE(nvmlDeviceGetDecoderUtilization)
+IDLE_ENGINE(nvmlDeviceGetJpgUtilization)
+IDLE_ENGINE(nvmlDeviceGetOfaUtilization)
+
+API nvmlReturn_t nvmlDeviceGetPcieThroughput(const void *device, u32 counter, u32 *kb_per_second)
+{
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(kb_per_second && counter < 2, INVALID_ARGUMENT);
+    *kb_per_second = 0;
+    return SUCCESS;
+}
+
+/* ECC is on where a data-centre GPU has it, and has counted nothing. */
+API nvmlReturn_t nvmlDeviceGetEccMode(const void *device, u32 *current, u32 *pending)
+{
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(current && pending, INVALID_ARGUMENT);
+    *current = *pending = 1;
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetTotalEccErrors(const void *device, u32 type, u32 counter, u64 *count)
+{
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(count && type < 2 && counter < 2, INVALID_ARGUMENT);
+    *count = 0;
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(const void *device, u32 type, u32 counter,
+                                                 u32 location, u64 *count)
+{
+    (void)location;
+    return nvmlDeviceGetTotalEccErrors(device, type, counter, count);
+}
+
+API nvmlReturn_t nvmlDeviceGetRemappedRows(const void *device, u32 *correctable, u32 *uncorrectable,
+                                           u32 *pending, u32 *failed)
+{
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(correctable && uncorrectable && pending && failed, INVALID_ARGUMENT);
+    *correctable = *uncorrectable = *pending = *failed = 0;
+    return SUCCESS;
+}
+
+/* --- Memory ---------------------------------------------------------------------------- */
+
+struct memory {
+    u64 total, free, used;
+};
+
+struct memory_v2 {
+    u32 version;
+    u64 total, reserved, free, used;
+};
+
+/* What the driver keeps for itself: some of each GPU, a sliver of each MIG device. */
+static nvmlReturn_t memory(const void *device, u64 *total, u64 *reserved)
+{
+    const struct mig *mig = as_mig(device);
+
+    BOARD_OF(device);
+    *total = (mig ? mig->instance->profile->memory_mib : gpu->memory_mib) << 20;
+    *reserved = (mig ? 13ULL : 551ULL) << 20;
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetMemoryInfo(const void *device, struct memory *info)
+{
+    u64 total, reserved;
+    nvmlReturn_t result;
+
+    ENTER;
+    REQUIRE(info, INVALID_ARGUMENT);
+    result = memory(device, &total, &reserved);
+    REQUIRE(!result, result);
+    *info = (struct memory){.total = total, .free = total - reserved, .used = reserved};
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(const void *device, struct memory_v2 *info)
+{
+    u64 total, reserved;
+    nvmlReturn_t result;
+
+    ENTER;
+    REQUIRE(info, INVALID_ARGUMENT);
+    REQUIRE(info->version == (sizeof *info | 2 << 24), ARGUMENT_VERSION_MISMATCH);
+    result = memory(device, &total, &reserved);
+    REQUIRE(!result, result);
+    info->total = total;
+    info->reserved = reserved;
+    info->free = total - reserved;
+    info->used = 0;
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(const void *device, struct memory *info)
+{
+    const u64 used = 1ULL << 20;
+    u64 total = 1ULL << 20;
+
+    ENTER;
+    BOARD_OF(device);
+    REQUIRE(info, INVALID_ARGUMENT);
+    while (total < gpu->memory_mib << 20)
+        total <<= 1;
+    *info = (struct memory){.total = total, .free = total - used, .used = used};
+    return SUCCESS;
+}
+
+/* --- Processes: there are none --------------------------------------------------------- */
+
+#define NO_PROCESSES(name)                                                                         \
+    API nvmlReturn_t name(const void *device, u32 *count, void *processes)                         \
+    {                                                                                              \
+        (void)processes;                                                                           \
+        ENTER;                                                                                     \
+        BOARD_OF(device);                                                                          \
+        REQUIRE(count, INVALID_ARGUMENT);                                                          \
+        *count = 0;                                                                                \
+        return SUCCESS;                                                                            \
+    }
+
+NO_PROCESSES(nvmlDeviceGetComputeRunningProcesses)
+NO_PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2)
+NO_PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3)
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses)
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2)
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3)
+NO_PROCESSES(nvmlDeviceGetAccountingPids)
+
+/* --- Where a device hangs -------------------------------------------------------------- */
+
+API nvmlReturn_t nvmlDeviceGetMemoryAffinity(const void *device, u32 size, unsigned long *nodes,
+                                             u32 scope)
+{
+    (void)scope;
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(nodes && size, INVALID_ARGUMENT);
+    memset(nodes, 0, size * sizeof *nodes);
+    nodes[0] = 1UL << gpu->numa_node;
+    return SUCCESS;
+}
+
+/* Every CPU is near: the simulated sockets have none of their own. */
+API nvmlReturn_t nvmlDeviceGetCpuAffinity(const void *device, u32 size, unsigned long *cpus)
+{
+    const u32 bits = 8 * sizeof *cpus;
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(cpus && size, INVALID_ARGUMENT);
+    memset(cpus, 0, size * sizeof *cpus);
+    for (u32 cpu = 0; cpu < online && cpu < size * bits; cpu++)
+        cpus[cpu / bits] |= 1UL << cpu % bits;
+    return SUCCESS;
+}
+
+/* Levels: 10 a switch between them, 40 the same socket, 50 across sockets. */
+API nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(const void *one, const void *other, u32 *level)
+{
+    const struct gpu *first = as_gpu(one), *second = as_gpu(other);
+
+    ENTER;
+    REQUIRE(first && second && level, INVALID_ARGUMENT);
+    *level = first == second ? 0 : first->numa_node == second->numa_node ? 40 : 50;
+    return SUCCESS;
+}
+
+/* --- MIG ------------------------------------------------------------------------------- */
+
+API nvmlReturn_t nvmlDeviceGetMigMode(const void *device, u32 *current, u32 *pending)
+{
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(current && pending, INVALID_ARGUMENT);
+    REQUIRE(gpu->mig_capable, NOT_SUPPORTED);
+    *current = *pending = gpu->mig_mode;
+    return SUCCESS;
+}
+
+NUMBER(nvmlDeviceGetMaxMigDeviceCount, GPU_OF, gpu->mig_capable ? MOST_MIG : 0)
+NUMBER(nvmlDeviceIsMigDeviceHandle, BOARD_OF, as_mig(device) != NULL)
+
+API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(const void *device, u32 index,
+                                                     const void **mig)
+{
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(mig && index < MOST_MIG, INVALID_ARGUMENT);
+    REQUIRE(gpu->mig_capable, NOT_SUPPORTED);
+    *mig = nth_mig(gpu, index);
+    return *mig ? SUCCESS : NOT_FOUND;
+}
+
+API nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(const void *mig, const void **device)
+{
+    const struct mig *found = as_mig(mig);
+
+    ENTER;
+    REQUIRE(found && device, INVALID_ARGUMENT);
+    *device = found->instance->gpu;
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetGpuInstanceId(const void *mig, u32 *id)
+{
+    const struct mig *found = as_mig(mig);
+
+    ENTER;
+    REQUIRE(found && id, INVALID_ARGUMENT);
+    *id = found->instance->id;
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetComputeInstanceId(const void *mig, u32 *id)
+{
+    const struct mig *found = as_mig(mig);
+
+    ENTER;
+    REQUIRE(found && id, INVALID_ARGUMENT);
+    *id = found->id;
+    return SUCCESS;
+}
+
+/* A compute instance has its share of the GPU instance's multiprocessors. */
+static u32 multiprocessors(const struct profile *profile, u32 slices)
+{
+    return profile->multiprocessors * slices / profile->slices;
+}
+
+struct attributes {
+    u32 multiprocessors, copy_engines, decoders, encoders, jpeg, ofa, gpu_slices, compute_slices;
+    u64 memory_mib;
+};
+
+API nvmlReturn_t nvmlDeviceGetAttributes_v2(const void *device, struct attributes *attributes)
+{
+    const struct mig *mig = as_mig(device);
+    const struct profile *profile;
+
+    ENTER;
+    REQUIRE(mig, as_gpu(device) ? NOT_SUPPORTED : INVALID_ARGUMENT);
+    REQUIRE(attributes, INVALID_ARGUMENT);
+    profile = mig->instance->profile;
+    *attributes = (struct attributes){
+        .multiprocessors = multiprocessors(profile, mig->slices),
+        .copy_engines = profile->copy_engines,
+        .decoders = profile->decoders,
+        .jpeg = profile->jpeg,
+        .ofa = profile->ofa,
+        .gpu_slices = profile->slices,
+        .compute_slices = mig->slices,
+        .memory_mib = profile->memory_mib,
+    };
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetAttributes(const void *device, struct attributes *attributes)
+{
+    return nvmlDeviceGetAttributes_v2(device, attributes);
+}
+
+struct gpu_profile {
+    u32 id, p2p, slices, instances, multiprocessors;
+    u32 copy_engines, decoders, encoders, jpeg, ofa;
+    u64 memory_mib;
+};
+
+struct gpu_profile_v2 {
+    u32 version, id, p2p, slices, instances, multiprocessors;
+    u32 copy_engines, decoders, encoders, jpeg, ofa;
+    u64 memory_mib;
+    char name[96];
+};
+
+static nvmlReturn_t profile_of(const void *device, u32 index, const struct profile **profile)
+{
+    GPU_OF(device);
+    for (*profile = gpu->profiles; (*profile)->name; ++*profile)
+        if ((*profile)->index == index)
+            return SUCCESS;
+    return NOT_SUPPORTED;
+}
+
+API nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(const void *device, u32 index,
+                                                     struct gpu_profile *info)
+{
+    const struct profile *profile;
+    nvmlReturn_t result;
+
+    ENTER;
+    REQUIRE(info, INVALID_ARGUMENT);
+    result = profile_of(device, index, &profile);
+    REQUIRE(!result, result);
+    *info = (struct gpu_profile){
+        .id = profile->id,
+        .slices = profile->slices,
+        .instances = profile->instances,
+        .multiprocessors = profile->multiprocessors,
+        .copy_engines = profile->copy_engines,
+        .decoders = profile->decoders,
+        .jpeg = profile->jpeg,
+        .ofa = profile->ofa,
+        .memory_mib = profile->memory_mib,
+    };
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoV(const void *device, u32 index,
+                                                      struct gpu_profile_v2 *info)
+{
+    const struct profile *profile;
+    nvmlReturn_t result;
+
+    ENTER;
+    REQUIRE(info, INVALID_ARGUMENT);
+    REQUIRE(info->version == (sizeof *info | 2 << 24), ARGUMENT_VERSION_MISMATCH);
+    result = profile_of(device, index, &profile);
+    REQUIRE(!result, result);
+    *info = (struct gpu_profile_v2){
+        .version = info->version,
+        .id = profile->id,
+        .slices = profile->slices,
+        .instances = profile->instances,
+        .multiprocessors = profile->multiprocessors,
+        .copy_engines = profile->copy_engines,
+        .decoders = profile->decoders,
+        .jpeg = profile->jpeg,
+        .ofa = profile->ofa,
+        .memory_mib = profile->memory_mib,
+    };
+    snprintf(info->name, sizeof info->name, "MIG %s", profile->name);
+    return SUCCESS;
+}
+
+struct placement {
+    u32 start, size;
+};
+
+API nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(const void *device, u32 id,
+                                                               struct placement *places, u32 *count)
+{
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(count, INVALID_ARGUMENT);
+    *count = 0;
+    for (const struct profile *profile = gpu->profiles; profile->name; profile++) {
+        if (profile->id != id)
+            continue;
+        for (; profile->starts[*count] >= 0; ++*count)
+            if (places)
+                places[*count] =
+                    (struct placement){profile->starts[*count], profile->memory_slices};
+        return SUCCESS;
+    }
+    return NOT_SUPPORTED;
+}
+
+API nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(const void *device, u32 id, u32 *count)
+{
+    u32 taken = 0;
+
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(count, INVALID_ARGUMENT);
+    for (const struct instance *i = INSTANCES; i < INSTANCES + INSTANCE_COUNT; i++)
+        if (i->gpu == gpu)
+            taken |= ((1U << i->profile->memory_slices) - 1) << i->start;
+    for (const struct profile *profile = gpu->profiles; profile->name; profile++) {
+        const u32 size = (1U << profile->memory_slices) - 1;
+
+        if (profile->id != id)
+            continue;
+        *count = 0;
+        for (const int *start = profile->starts; *start >= 0; start++)
+            *count += !(taken & size << *start) && *count < profile->instances;
+        return SUCCESS;
+    }
+    return NOT_SUPPORTED;
+}
+
+API nvmlReturn_t nvmlDeviceGetGpuInstances(const void *device, u32 id, const void **instances,
+                                           u32 *count)
+{
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(instances && count, INVALID_ARGUMENT);
+    REQUIRE(gpu->mig_mode, NOT_SUPPORTED);
+    *count = 0;
+    for (const struct instance *i = INSTANCES; i < INSTANCES + INSTANCE_COUNT; i++)
+        if (i->gpu == gpu && i->profile->id == id)
+            instances[(*count)++] = i;
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetGpuInstanceById(const void *device, u32 id, const void **instance)
+{
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(instance, INVALID_ARGUMENT);
+    for (const struct instance *i = INSTANCES; i < INSTANCES + INSTANCE_COUNT; i++) {
+        if (i->gpu == gpu && i->id == id) {
+            *instance = i;
+            return SUCCESS;
+        }
+    }
+    return NOT_FOUND;
+}
+
+struct gpu_instance_info {
+    const void *device;
+    u32 id, profile;
+    struct placement placement;
+};
+
+API nvmlReturn_t nvmlGpuInstanceGetInfo(const void *handle, struct gpu_instance_info *info)
+{
+    const struct instance *instance = as_instance(handle);
+
+    ENTER;
+    REQUIRE(instance && info, INVALID_ARGUMENT);
+    *info = (struct gpu_instance_info){
+        .device = instance->gpu,
+        .id = instance->id,
+        .profile = instance->profile->id,
+        .placement = {instance->start, instance->profile->memory_slices},
+    };
+    return SUCCESS;
+}
+
+/*
+ * Compute instance profiles are numbered by their slices. The driver's own number of one is the
+ * same, as far as nvidia-smi shows it.
+ */
+static const u32 compute_slices[] = {1, 2, 3, 4, 7, 8, 6};
+
+static u32 compute_profile(u32 slices)
+{
+    u32 index = 0;
+
+    while (index < COUNT(compute_slices) - 1 && compute_slices[index] != slices)
+        index++;
+    return index;
+}
+
+struct compute_profile {
+    u32 id, slices, instances, multiprocessors;
+    u32 copy_engines, decoders, encoders, jpeg, ofa;
+};
+
+struct compute_profile_v2 {
+    u32 version;
+    struct compute_profile v1;
+    char name[96];
+};
+
+static nvmlReturn_t compute_profile_info(const void *handle, u32 index, u32 engines,
+                                         struct compute_profile *info)
+{
+    const struct instance *instance = as_instance(handle);
+    const struct profile *profile;
+
+    REQUIRE(instance && info && engines == 0, INVALID_ARGUMENT);
+    profile = instance->profile;
+    REQUIRE(index < COUNT(compute_slices) && compute_slices[index] <= profile->slices,
+            NOT_SUPPORTED);
+    *info = (struct compute_profile){
+        .id = index,
+        .slices = compute_slices[index],
+        .instances = profile->slices / compute_slices[index],
+        .multiprocessors = multiprocessors(profile, compute_slices[index]),
+        .copy_engines = profile->copy_engines,
+        .decoders = profile->decoders,
+        .jpeg = profile->jpeg,
+        .ofa = profile->ofa,
+    };
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfo(const void *instance, u32 index,
+                                                              u32 engines,
+                                                              struct compute_profile *info)
+{
+    ENTER;
+    return compute_profile_info(instance, index, engines, info);
+}
+
+API nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfoV(const void *handle, u32 index,
+                                                               u32 engines,
+                                                               struct compute_profile_v2 *info)
+{
+    const struct profile *profile;
+    nvmlReturn_t result;
+
+    ENTER;
+    REQUIRE(info, INVALID_ARGUMENT);
+    REQUIRE(info->version == (sizeof *info | 2 << 24), ARGUMENT_VERSION_MISMATCH);
+    result = compute_profile_info(handle, index, engines, &info->v1);
+    REQUIRE(!result, result);
+    profile = as_instance(handle)->profile;
+    if (info->v1.slices == profile->slices)
+        snprintf(info->name, sizeof info->name, "MIG %s", profile->name);
+    else
+        snprintf(info->name, sizeof info->name, "MIG %uc.%s", info->v1.slices, profile->name);
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlGpuInstanceGetComputeInstances(const void *handle, u32 id,
+                                                    const void **instances, u32 *count)
+{
+    const struct instance *instance = as_instance(handle);
+
+    ENTER;
+    REQUIRE(instance && instances && count, INVALID_ARGUMENT);
+    *count = 0;
+    for (const struct mig *mig = MIG; mig < MIG + MIG_COUNT; mig++)
+        if (mig->instance == instance && compute_profile(mig->slices) == id)
+            instances[(*count)++] = mig;
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlGpuInstanceGetComputeInstanceById(const void *handle, u32 id,
+                                                       const void **compute)
+{
+    const struct instance *instance = as_instance(handle);
+
+    ENTER;
+    REQUIRE(instance && compute, INVALID_ARGUMENT);
+    for (const struct mig *mig = MIG; mig < MIG + MIG_COUNT; mig++) {
+        if (mig->instance == instance && mig->id == id) {
+            *compute = mig;
+            return SUCCESS;
+        }
+    }
+    return NOT_FOUND;
+}
+
+struct compute_instance_info {
+    const void *device, *instance;
+    u32 id, profile;
+    struct placement placement; /* since _v2 */
+};
+
+API nvmlReturn_t nvmlComputeInstanceGetInfo_v2(const void *handle,
+                                               struct compute_instance_info *info)
+{
+    const struct mig *mig = as_mig(handle);
+
+    ENTER;
+    REQUIRE(mig && info, INVALID_ARGUMENT);
+    *info = (struct compute_instance_info){
+        .device = mig->instance->gpu,
+        .instance = mig->instance,
+        .id = mig->id,
+        .profile = compute_profile(mig->slices),
+        .placement = {mig->start, mig->slices},
+    };
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlComputeInstanceGetInfo(const void *handle, struct compute_instance_info *info)
+{
+    struct compute_instance_info full;
+    nvmlReturn_t result;
+
+    REQUIRE(info, INVALID_ARGUMENT);
+    result = nvmlComputeInstanceGetInfo_v2(handle, &full);
+    REQUIRE(!result, result);
+    memcpy(info, &full, offsetof(struct compute_instance_info, placement));
+    return SUCCESS;
+}
+
+/* --- Events ---------------------------------------------------------------------------- */
+
+enum { XID = 8, POLL_MS = 20 };
+
+struct event {
+    const void *device;
+    u64 type, data;
+    u32 instance, compute;
+};
+
+struct event_set {
+    u64 types[MOST_GPUS]; /* what is registered of each GPU of the scenario */
+    off_t seen;           /* how far the file of events has been read */
+};
+
+API nvmlReturn_t nvmlEventSetCreate(struct event_set **set)
+{
+    struct statx status;
+
+    ENTER;
+    REQUIRE(set, INVALID_ARGUMENT);
+    *set = calloc(1, sizeof **set);
+    REQUIRE(*set, UNKNOWN);
+    if (!statx(AT_FDCWD, STATE "/nvml-events", 0, STATX_SIZE, &status))
+        (*set)->seen = status.stx_size;
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlEventSetFree(struct event_set *set)
+{
+    ENTER;
+    REQUIRE(set, INVALID_ARGUMENT);
+    free(set);
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetSupportedEventTypes(const void *device, u64 *types)
+{
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(types, INVALID_ARGUMENT);
+    *types = 1 | 2 | 4 | XID | 16; /* ECC single, ECC double, P-state, Xid, clock */
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceRegisterEvents(const void *device, u64 types, struct event_set *set)
+{
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(set, INVALID_ARGUMENT);
+    set->types[gpu - GPUS] |= types;
+    return SUCCESS;
+}
+
+/* The next event of the file that somebody registered for. */
+static int next_event(struct event_set *set, struct event *event)
+{
+    int descriptor = open(STATE "/nvml-events", O_RDONLY | O_CLOEXEC), found = 0;
+    char line[128], *end;
+    ssize_t length;
+
+    if (descriptor < 0)
+        return 0;
+    while (!found && (length = pread(descriptor, line, sizeof line - 1, set->seen)) > 0) {
+        const char *at = line;
+        u64 index;
+
+        line[length] = '\0';
+        end = strchr(line, '\n');
+        if (!end)
+            break;
+        *end = '\0';
+        set->seen += end + 1 - line;
+        index = number(&at);
+        event->type = number(&at);
+        event->data = number(&at);
+        event->instance = event->compute = 0xffffffff;
+        if (*at == ' ') {
+            event->instance = (u32)number(&at);
+            event->compute = (u32)number(&at);
+        }
+        if (index < GPU_COUNT && as_gpu(&GPUS[index]) && set->types[index] & event->type) {
+            event->device = &GPUS[index];
+            found = 1;
+        }
+    }
+    close(descriptor);
+    return found;
+}
+
+API nvmlReturn_t nvmlEventSetWait_v2(struct event_set *set, struct event *event, u32 timeout_ms)
+{
+    ENTER;
+    REQUIRE(set && event, INVALID_ARGUMENT);
+    for (;;) {
+        u32 step = timeout_ms < POLL_MS ? timeout_ms : POLL_MS;
+
+        if (next_event(set, event))
+            return SUCCESS;
+        if (timeout_ms == 0)
+            return TIMEOUT;
+        sleep_ms(step);
+        timeout_ms -= step;
+    }
+}
+
+API nvmlReturn_t nvmlEventSetWait(struct event_set *set, struct event *event, u32 timeout_ms)
+{
+    return nvmlEventSetWait_v2(set, event, timeout_ms);
+}
+
+/* --- Everything else ------------------------------------------------------------------- */
+
+#define UNSUPPORTED(name)                                                                          \
+    API nvmlReturn_t name(void);                                                                   \
+    API nvmlReturn_t name(void)                                                                    \
+    {                                                                                              \
+        ENTER;                                                                                     \
+        return NOT_SUPPORTED;                                                                      \
+    }
+
+#include "unsupported.h"

@@ -1,0 +1,398 @@
+"""What a simulated node has: how many GPUs, of which model, cut into what.
+
+A scenario is a small TOML file. Everything has a default; this is all there is to write::
+
+    gpus = 2                      # how many, 0 to 32
+    model = "h100"                # a key of integration.simulated.catalogue.MODELS
+    driver = "535.104.05"         # the driver's version; by default that of the packages
+    cuda = "12.2"                 # the CUDA version the driver offers; by default its branch's
+    drm = true                    # /dev/dri/cardN and renderDN beside each GPU
+    imex-channels = [0]           # /dev/nvidia-caps-imex-channels/channelN
+
+    [[gpu]]                       # what is different about one of them
+    index = 0
+    model = "a100"
+    uuid = "GPU-8ef4a8d0-0000-4000-8000-000000000000"
+    pci = "0000:3b:00.0"
+    mig = ["3g.20gb", "2g.10gb", "3g.20gb/1c+2c"]   # MIG mode on; [] for no instances yet
+
+A MIG entry is one GPU instance; after the slash come its compute instances, where they are not
+one that fills it. Instances get the places and numbers that the driver would give them.
+
+UUIDs and serial numbers are made from the GPU's model and index, so that the same scenario
+gives the same node each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tomllib
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from integration.errors import ScenarioInvalid
+from integration.simulated.catalogue import MODELS, MigProfile, Model
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+SHIPPED: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "scenarios")
+
+# The kernel module has capability minors for 32 GPUs.
+MOST_GPUS: Final = 32
+
+# Where the eight GPUs of an HGX board sit; further ones follow on buses of their own.
+_BUSES: Final = (0x18, 0x2A, 0x3A, 0x5D, 0x9A, 0xAB, 0xBA, 0xDB)
+
+_PCI: Final = re.compile(r"([0-9a-f]{4}):([0-9a-f]{2}):([01][0-9a-f])\.0", re.ASCII)
+_DRIVER: Final = re.compile(r"\d{3}\.\d{1,3}(\.\d{2})?", re.ASCII)
+_CUDA: Final = re.compile(r"(\d{1,2})\.(\d)", re.ASCII)
+_UUID: Final = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
+_COMPUTE: Final = re.compile(r"([1-7])c", re.ASCII)
+
+# The newest CUDA that each branch of the driver offers.
+_CUDA_OF_BRANCH: Final = (
+    (580, (13, 0)), (575, (12, 9)), (570, (12, 8)), (565, (12, 7)), (560, (12, 6)),
+    (555, (12, 5)), (550, (12, 4)), (545, (12, 3)), (535, (12, 2)), (530, (12, 1)),
+    (525, (12, 0)), (520, (11, 8)), (515, (11, 7)), (510, (11, 6)), (470, (11, 4)),
+    (450, (11, 0)),
+)  # fmt: skip
+
+_TOP_KEYS: Final = frozenset({"gpus", "model", "driver", "cuda", "drm", "imex-channels", "gpu"})
+_GPU_KEYS: Final = frozenset({"index", "model", "uuid", "pci", "mig"})
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeInstance:
+    """A part of a GPU instance that has engines of its own.
+
+    Attributes:
+        id: its number within the GPU instance.
+        slices: compute slices it has.
+        start: the first of them, within the GPU instance.
+        uuid: the MIG device's UUID.
+    """
+
+    id: int
+    slices: int
+    start: int
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInstance:
+    """A part of a GPU with memory of its own.
+
+    Attributes:
+        id: the driver's number for it.
+        profile: its size.
+        start: the first memory slice.
+        compute: its compute instances; each of them is one MIG device.
+    """
+
+    id: int
+    profile: MigProfile
+    start: int
+    compute: tuple[ComputeInstance, ...]
+
+    def device_name(self, compute: ComputeInstance) -> str:
+        """What ``nvidia-smi -L`` calls one MIG device ("1c.3g.40gb" if it does not fill us)."""
+        part = "" if compute.slices == self.profile.slices else f"{compute.slices}c."
+        return part + self.profile.name
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU of a node.
+
+    Attributes:
+        index: NVML's index when all are visible, and the minor of its device node.
+        key: its model's key in the catalogue.
+        uuid: "GPU-…".
+        pci: "0000:18:00.0", as sysfs writes it.
+        numa_node: the socket it hangs on.
+        mig: its GPU instances; None where MIG mode is off.
+    """
+
+    index: int
+    key: str
+    uuid: str
+    pci: str
+    numa_node: int
+    mig: tuple[GpuInstance, ...] | None = None
+
+    @property
+    def model(self) -> Model:
+        """Its model."""
+        return MODELS[self.key]
+
+    @property
+    def vbios(self) -> str:
+        """The version of its video BIOS."""
+        return f"{self.model.vbios}.{self.index:02X}.00.01"
+
+    @property
+    def serial(self) -> str:
+        """Its serial number, thirteen digits."""
+        return str(int.from_bytes(hashlib.sha256(self.uuid.encode()).digest()[:5]) + 10**12)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """All that is simulated of a node.
+
+    Attributes:
+        gpus: its GPUs in the order of their PCI addresses.
+        driver: the driver's version; empty for that of the packages it is made of.
+        cuda: the CUDA version the driver offers; None for that of its branch.
+        drm: whether the GPUs have DRM nodes.
+        imex_channels: numbers of the IMEX channels.
+    """
+
+    gpus: tuple[Gpu, ...]
+    driver: str = ""
+    cuda: tuple[int, int] | None = None
+    drm: bool = True
+    imex_channels: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, gpus: int = 1, model: str = "h100", **more: object) -> Scenario:
+        """A scenario from arguments.
+
+        Args:
+            gpus: how many.
+            model: a key of the catalogue.
+            more: the other keys of a scenario file, ``_`` for ``-``.
+
+        Returns:
+            The scenario.
+
+        Raises:
+            ScenarioInvalid: no node can be made of it.
+        """
+        renamed = {name.replace("_", "-"): value for name, value in more.items()}
+        return cls.parse({"gpus": gpus, "model": model, **renamed})
+
+    @classmethod
+    def load(cls, name: str) -> Scenario:
+        """A scenario from a file, or one of the shipped ones by its name.
+
+        Args:
+            name: a path, or "one", "two", "eight", "mig".
+
+        Returns:
+            The scenario.
+
+        Raises:
+            ScenarioInvalid: there is no such file, or no node can be made of it.
+        """
+        shipped = os.path.join(SHIPPED, f"{name}.toml")
+        path = shipped if os.sep not in name and os.path.exists(shipped) else name
+        try:
+            with open(path, "rb") as file:
+                return cls.parse(tomllib.load(file))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            names = sorted(f.removesuffix(".toml") for f in os.listdir(SHIPPED) if ".toml" in f)
+            raise ScenarioInvalid(
+                f"read the scenario {name}",
+                found=str(error),
+                do=f"name a TOML file, or one of {', '.join(names)}",
+            ) from error
+
+    @classmethod
+    def parse(cls, table: Mapping[str, Any]) -> Scenario:
+        """A scenario from the table that its file holds.
+
+        Args:
+            table: decoded TOML.
+
+        Returns:
+            The scenario.
+
+        Raises:
+            ScenarioInvalid: a key is unknown, a value of the wrong kind, a model has no MIG, a
+                layout does not fit, two GPUs share an address.
+        """
+        _known(table, _TOP_KEYS, "a scenario")
+        count = _typed(table, "gpus", int, 1)
+        if not 0 <= count <= MOST_GPUS:
+            raise _invalid(f"gpus = {count}", "the driver counts 0 to 32", "choose fewer")
+        overrides: dict[int, Mapping[str, Any]] = {}
+        for entry in _typed(table, "gpu", list, []):
+            _known(entry, _GPU_KEYS, "a [[gpu]]")
+            index = _typed(entry, "index", int, -1)
+            if not 0 <= index < count or index in overrides:
+                raise _invalid(
+                    f"[[gpu]] with index = {index}",
+                    f"{'another one with it' if index in overrides else f'gpus = {count}'}",
+                    "give each [[gpu]] an index of its own, counted from 0",
+                )
+            overrides[index] = entry
+        model = _typed(table, "model", str, "h100")
+        gpus = [_gpu(index, count, model, overrides.get(index, {})) for index in range(count)]
+        addresses = [gpu.pci for gpu in gpus]
+        if addresses != sorted(set(addresses)):
+            raise _invalid(
+                f"PCI addresses {', '.join(addresses)}",
+                "two are equal or out of order",
+                "the driver numbers GPUs by rising address",
+            )
+        if len({gpu.uuid for gpu in gpus}) != count:
+            raise _invalid("UUIDs of the GPUs", "two are equal", "give each GPU its own")
+        return cls(
+            gpus=tuple(gpus),
+            driver=_matched(table, "driver", _DRIVER, "a version such as 535.104.05"),
+            cuda=_cuda(_matched(table, "cuda", _CUDA, "a version such as 12.2")),
+            drm=_typed(table, "drm", bool, True),
+            imex_channels=_channels(_typed(table, "imex-channels", list, [])),
+        )
+
+    def cuda_version(self, driver: str) -> tuple[int, int]:
+        """The CUDA version that a driver of this node offers.
+
+        Args:
+            driver: the driver's full version.
+
+        Returns:
+            (major, minor).
+        """
+        if self.cuda is not None:
+            return self.cuda
+        branch = int(driver.split(".", maxsplit=1)[0])
+        return next((cuda for first, cuda in _CUDA_OF_BRANCH if branch >= first), (10, 2))
+
+    def to_toml(self) -> str:
+        """The scenario as a file with nothing left to defaults; parsing it gives it back."""
+        lines = [f"gpus = {len(self.gpus)}"]
+        if self.driver:
+            lines.append(f'driver = "{self.driver}"')
+        if self.cuda is not None:
+            lines.append(f'cuda = "{self.cuda[0]}.{self.cuda[1]}"')
+        lines.append(f"drm = {str(self.drm).lower()}")
+        lines.append(f"imex-channels = {list(self.imex_channels)}")
+        for gpu in self.gpus:
+            lines += ["", "[[gpu]]", f"index = {gpu.index}", f'model = "{gpu.key}"']
+            lines += [f'uuid = "{gpu.uuid}"', f'pci = "{gpu.pci}"']
+            if gpu.mig is not None:
+                entries = ", ".join(f'"{_entry(instance)}"' for instance in gpu.mig)
+                lines.append(f"mig = [{entries}]")
+        return "\n".join(lines) + "\n"
+
+
+def _gpu(index: int, count: int, model: str, override: Mapping[str, Any]) -> Gpu:
+    key = _typed(override, "model", str, model)
+    if key not in MODELS:
+        raise _invalid(f'model = "{key}"', "no such model", f"choose one of {', '.join(MODELS)}")
+    bus = _BUSES[index] if index < len(_BUSES) else 0xDB + index - len(_BUSES) + 1
+    name = _matched(override, "uuid", _UUID, "a UUID such as GPU-8ef4a8d0-…, lower case")
+    name = name or f"GPU-{_made_uuid(key, index)}"
+    mig = None
+    if "mig" in override:
+        mig = _layout(MODELS[key], name, _typed(override, "mig", list, []))
+    return Gpu(
+        index=index,
+        key=key,
+        uuid=name,
+        pci=_matched(override, "pci", _PCI, "an address such as 0000:3b:00.0, lower case")
+        or f"0000:{bus:02x}:00.0",
+        numa_node=index * 2 // count,
+        mig=mig,
+    )
+
+
+def _layout(model: Model, gpu: str, entries: Sequence[object]) -> tuple[GpuInstance, ...]:
+    """Give each instance the place and number that the driver would give it."""
+    profiles = {profile.name: profile for profile in model.profiles}
+    asked = f"mig = {list(entries)} on {model.name}"
+    if not profiles:
+        raise _invalid(asked, "the model has no MIG", "choose h100 or a100, or leave mig out")
+    taken: set[int] = set()
+    instances: list[GpuInstance] = []
+    for entry in entries:
+        name, _, parts = str(entry).partition("/")
+        if (profile := profiles.get(name)) is None:
+            raise _invalid(asked, f"no profile {name}", f"choose of {', '.join(profiles)}")
+        places = (frozenset(range(n, n + profile.memory_slices)) for n in profile.starts)
+        place = next((place for place in places if not place & taken), None)
+        if place is None or [i.profile for i in instances].count(profile) == profile.instances:
+            raise _invalid(asked, f"no room for {entry}", "ask for less, or for larger ones first")
+        taken |= place
+        number = profile.first_id
+        while number in {instance.id for instance in instances}:
+            number += 1
+        compute = _compute(profile, f"{gpu}/{number}", parts, asked)
+        instances.append(GpuInstance(number, profile, min(place), compute))
+    return tuple(instances)
+
+
+def _compute(profile: MigProfile, seed: str, parts: str, asked: str) -> tuple[ComputeInstance, ...]:
+    sizes = [profile.slices]
+    if parts:
+        matches = [_COMPUTE.fullmatch(part) for part in parts.split("+")]
+        sizes = [int(match[1]) for match in matches if match is not None]
+        if len(sizes) != len(matches) or sum(sizes) > profile.slices:
+            raise _invalid(
+                asked,
+                f"compute instances {parts} in {profile.name}",
+                f'write sizes such as "1c+2c", in all at most {profile.slices}c',
+            )
+    return tuple(
+        ComputeInstance(n, size, sum(sizes[:n]), f"MIG-{_made_uuid(seed, n)}")
+        for n, size in enumerate(sizes)
+    )
+
+
+def _entry(instance: GpuInstance) -> str:
+    sizes = [compute.slices for compute in instance.compute]
+    parts = "" if sizes == [instance.profile.slices] else "/" + "+".join(f"{n}c" for n in sizes)
+    return instance.profile.name + parts
+
+
+def _made_uuid(seed: str, index: int) -> str:
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"simulated {seed} {index}"))
+
+
+def _cuda(text: str) -> tuple[int, int] | None:
+    major, _, minor = text.partition(".")
+    return (int(major), int(minor)) if text else None
+
+
+def _channels(values: Sequence[object]) -> tuple[int, ...]:
+    most = 2**20 - 1  # a device number has 20 bits for the minor
+    if any(type(n) is not int or not 0 <= n <= most for n in values) or len(set(values)) < len(
+        values
+    ):
+        raise _invalid(f"imex-channels = {list(values)}", "no channel numbers", "write [0, 1]")
+    return tuple(n for n in values if isinstance(n, int))
+
+
+def _known(table: object, keys: frozenset[str], what: str) -> None:
+    if not isinstance(table, dict):
+        raise _invalid(str(table), f"{what} is a table", "see integration.simulated.scenario")
+    if unknown := sorted(set(table) - keys):
+        raise _invalid(
+            f"{what} with {', '.join(unknown)}",
+            "no such key",
+            f"keys are {', '.join(sorted(keys))}",
+        )
+
+
+def _typed(table: Mapping[str, Any], key: str, kind: type, default: Any) -> Any:
+    value = table.get(key, default)
+    if type(value) is not kind:
+        raise _invalid(f"{key} = {value!r}", "wrong kind of value", f"write {kind.__name__}")
+    return value
+
+
+def _matched(table: Mapping[str, Any], key: str, pattern: re.Pattern[str], form: str) -> str:
+    value: str = _typed(table, key, str, "")
+    if value and pattern.fullmatch(value) is None:
+        raise _invalid(f'{key} = "{value}"', "not of its form", f"write {form}")
+    return value
+
+
+def _invalid(asked: str, found: str, do: str) -> ScenarioInvalid:
+    return ScenarioInvalid(f"a simulated node with {asked}", found=found, do=do)
