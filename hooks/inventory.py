@@ -1,0 +1,132 @@
+"""What this node has: the driver, the GPUs, the MIG devices, and their nodes.
+
+Taking an inventory reads some hundred files and includes NVML's answer, so it is kept
+(:mod:`hooks.cache`). What changes without the driver changing, device nodes and the sockets of
+the driver's services, is looked at anew each time an inventory is loaded.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from hooks import cache
+from hooks.driver import find_driver, find_sockets
+from hooks.errors import NvmlFailed
+from hooks.gpus import find_gpus, find_mig_devices, look_at_nodes
+from hooks.nvml import parse_report
+from hooks.witness import Witness
+
+if TYPE_CHECKING:
+    from hooks.config import Config
+    from hooks.driver import Driver
+    from hooks.gpus import Gpu, MigDevice, Nodes
+    from hooks.nvml import NvmlReport
+
+__all__ = ["Inventory", "load_inventory", "take_inventory"]
+
+RETRY_AFTER: Final = 60.0
+"""Seconds until NVML is asked again after it failed: a create must not wait for it each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What this node has.
+
+    Attributes:
+        driver: the user-space driver.
+        gpus: the GPUs, by index.
+        mig_devices: the MIG devices, by GPU and index.
+        nodes: the device nodes as they are now.
+        sockets: the sockets that are there now: host path by path in the container.
+        notes: what did not fit together, for people.
+        nvml_failure: why NVML's answer is not in it; "" if it is.
+    """
+
+    driver: Driver
+    gpus: tuple[Gpu, ...]
+    mig_devices: tuple[MigDevice, ...]
+    nodes: Nodes
+    sockets: dict[str, str]
+    notes: tuple[str, ...] = ()
+    nvml_failure: str = ""
+
+
+def load_inventory(config: Config) -> Inventory | None:
+    """The inventory that was kept, if it is still true.
+
+    Args:
+        config: where to look.
+
+    Returns:
+        The inventory; None if there is none, or if the node has changed since.
+    """
+    kept = cache.load(config)
+    if kept is None:
+        return None
+    if kept.nvml_failure and not 0 <= _now() - kept.taken < RETRY_AFTER:
+        return None
+    return _complete(config, kept)
+
+
+def take_inventory(config: Config, nvml_report: bytes | None) -> Inventory:
+    """Looks at the node, and keeps what was found.
+
+    Args:
+        config: where to look.
+        nvml_report: what the command of :func:`hooks.nvml.probe_command` printed; None if it
+            was not run or did not end in time. GPUs are found without it, MIG devices are not.
+
+    Returns:
+        The inventory. If it could not be kept, one of its notes says why.
+
+    Raises:
+        DriverNotFound: there is no driver below the driver root.
+        DriverMismatch: its files are not of the loaded kernel module's version.
+    """
+    witness = Witness(config.driver_root)
+    witness.text(cache.boot_id_path(config))
+    driver = find_driver(witness, config)
+    report, failure = _understand(nvml_report, driver)
+    gpus, notes = find_gpus(witness, config, report)
+    kept = cache.Kept(
+        driver=driver,
+        gpus=gpus,
+        mig_devices=find_mig_devices(config, gpus, report),
+        notes=tuple(notes),
+        nvml_failure=failure,
+        taken=_now(),
+    )
+    fault = cache.store(config, kept, witness.observations)
+    return _complete(config, kept, *([f"the inventory was not kept: {fault}"] if fault else []))
+
+
+def _complete(config: Config, kept: cache.Kept, *notes: str) -> Inventory:
+    return Inventory(
+        driver=kept.driver,
+        gpus=kept.gpus,
+        mig_devices=kept.mig_devices,
+        nodes=look_at_nodes(config, kept.gpus, kept.mig_devices),
+        sockets=find_sockets(config),
+        notes=(*kept.notes, *notes),
+        nvml_failure=kept.nvml_failure,
+    )
+
+
+def _understand(answer: bytes | None, driver: Driver) -> tuple[NvmlReport | None, str]:
+    """NVML's report, or why there is none that can be believed."""
+    if answer is None:
+        return None, "NVML did not answer in time"
+    try:
+        report = parse_report(answer)
+    except NvmlFailed as error:
+        return None, error.found
+    if report.driver != driver.version:
+        return None, f"NVML is of driver {report.driver}, the files of {driver.version}"
+    return report, ""
+
+
+def _now() -> float:
+    """Seconds since boot, as the cache does not outlive one; it cannot be set back."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
