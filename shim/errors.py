@@ -16,6 +16,9 @@ from __future__ import annotations
 
 from api.errors import NvshimError, Status
 
+# The root goes with its branch: who catches one often has to catch the other.
+__all__ = ["NvshimError", "ShimError"]
+
 
 class ShimError(NvshimError):
     """Something about the shim process, a bundle, a runtime, a task or its stdio."""

@@ -1,0 +1,361 @@
+"""The files of a bundle: their names, and how they are read and written.
+
+A bundle is the directory that containerd makes for a container. The server leaves in it what
+the ``delete`` verb needs if the server is killed; both go through this module, so they agree.
+
+======================  ===========  ======================================================
+file                    written by   what it is
+======================  ===========  ======================================================
+``config.json``         containerd   the OCI spec; rewritten by us if GPUs are injected
+``rootfs/``             containerd   where the image's file systems are mounted
+``log``                 containerd   a fifo: our log
+``address``             ``start``    where the shim listens, for containerd up to 1.7
+``s``                   ``start``    a link to the directory of that socket
+``options.json``        server       how the low-level runtime is called (`RuntimeRecord`)
+``runtime``             server       the runtime's name, as containerd's own shim leaves it
+``init.pid``            runc, crun   the pid of the container's init process
+``nvidia/``             server       files of ours that are mounted into the container
+``nvidia.json``         server       what was injected, and why
+======================  ===========  ======================================================
+
+Everything that we write has mode 0600 and appears whole, by rename, or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from shim.errors import BundleUnusable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Final
+
+CONFIG: Final = "config.json"
+ROOTFS: Final = "rootfs"
+LOG: Final = "log"
+ADDRESS: Final = "address"
+SOCKET_DIRECTORY: Final = "s"
+OPTIONS: Final = "options.json"
+RUNTIME: Final = "runtime"
+INIT_PID: Final = "init.pid"
+STAGING: Final = "nvidia"
+RECORD: Final = "nvidia.json"
+
+# A spec has some kilobytes; containerd itself would choke on what is more than this.
+LONGEST_SPEC: Final = 32 << 20
+_LONGEST_LINE: Final = 4096
+_CHUNK: Final = 1 << 16
+_JSON_SPACE: Final = " \t\n\r"
+
+
+class RuntimeRecord:
+    """How a container's low-level runtime is called, for whoever has to clean up.
+
+    Attributes:
+        binary: runc, crun, or the path of one.
+        root: the directory of its state for this namespace.
+        systemd_cgroup: whether systemd made the container's cgroup.
+    """
+
+    __slots__ = ("binary", "root", "systemd_cgroup")
+
+    def __init__(self, binary: str, root: str, *, systemd_cgroup: bool) -> None:
+        self.binary = binary
+        self.root = root
+        self.systemd_cgroup = systemd_cgroup
+
+
+def read_spec(bundle: str) -> dict[str, Any]:
+    """Read config.json.
+
+    Args:
+        bundle: the bundle's path.
+
+    Returns:
+        The OCI spec, with all that we do not know in it.
+
+    Raises:
+        BundleUnusable: it is missing, unreadable, or not a JSON object.
+    """
+    path = os.path.join(bundle, CONFIG)
+    return parse_object(read(path, LONGEST_SPEC), path)
+
+
+def write_spec(bundle: str, spec: dict[str, Any]) -> None:
+    """Replace config.json, keeping its mode.
+
+    Args:
+        bundle: the bundle's path.
+        spec: the new OCI spec.
+
+    Raises:
+        BundleUnusable: it cannot be written.
+    """
+    import json  # noqa: PLC0415 - 12 ms, and only the server writes one
+
+    path = os.path.join(bundle, CONFIG)
+    try:
+        mode = stat.S_IMODE(os.stat(path, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        mode = 0o600
+    write(path, json.dumps(spec, separators=(",", ":")).encode(), mode=mode)
+
+
+def read_runtime_record(bundle: str) -> RuntimeRecord | None:
+    """Read options.json.
+
+    Args:
+        bundle: the bundle's path.
+
+    Returns:
+        What the server left; None if it had not come so far.
+
+    Raises:
+        BundleUnusable: it is not what the server writes.
+    """
+    path = os.path.join(bundle, OPTIONS)
+    if not os.path.lexists(path):
+        return None
+    content = parse_object(read(path, _CHUNK), path)
+    binary, root = content.get("binary"), content.get("root")
+    if not (isinstance(binary, str) and binary and isinstance(root, str) and root.startswith("/")):
+        raise BundleUnusable(f"the runtime in {path}", found="no binary or no absolute root in it")
+    return RuntimeRecord(binary, root, systemd_cgroup=content.get("systemd_cgroup") is True)
+
+
+def read_pid(path: str) -> int:
+    """Read a pid file.
+
+    Args:
+        path: the file, as a runtime writes it.
+
+    Returns:
+        The pid; 0 if there is no file.
+
+    Raises:
+        BundleUnusable: there is something else in it.
+    """
+    if not os.path.lexists(path):
+        return 0
+    text = read(path, _LONGEST_LINE).strip()
+    if not (text.isdigit() and text.isascii()):
+        raise BundleUnusable(f"the pid in {path}", found=f"{text!r}, which is no number")
+    return int(text)
+
+
+def read_line(path: str) -> str:
+    """Read a file of one short line.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The line without white space around it; empty if there is no file.
+
+    Raises:
+        BundleUnusable: it cannot be read, or is longer than 4096 bytes.
+    """
+    if not os.path.lexists(path):
+        return ""
+    return read(path, _LONGEST_LINE).decode(errors="replace").strip()
+
+
+def read(path: str, limit: int) -> bytes:
+    """Read a regular file.
+
+    Args:
+        path: the file; a link is refused.
+        limit: the most bytes it may have.
+
+    Returns:
+        Its content.
+
+    Raises:
+        BundleUnusable: it is missing, unreadable, no regular file, or larger.
+    """
+    asked = f"to read {path}"
+    try:
+        # Without O_NONBLOCK, opening a fifo would wait for whoever made it.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise BundleUnusable(
+            asked, found=_reason(error), do="start the container through containerd"
+        ) from error
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise BundleUnusable(asked, found="not a regular file")
+        content = bytearray()
+        while chunk := os.read(fd, _CHUNK):
+            content += chunk
+            if len(content) > limit:
+                raise BundleUnusable(asked, found=f"more than {limit} bytes")
+        return bytes(content)
+    except OSError as error:
+        raise BundleUnusable(asked, found=_reason(error)) from error
+    finally:
+        os.close(fd)
+
+
+def write(path: str, content: bytes, *, mode: int = 0o600) -> None:
+    """Write a file so that whoever reads it sees all of it or none.
+
+    Args:
+        path: the file; what stood there is replaced.
+        content: what is to be in it.
+        mode: its permissions, whatever the umask.
+
+    Raises:
+        BundleUnusable: it cannot be written.
+    """
+    # One writer per process and name at a time: the pid makes the name ours.
+    temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{os.getpid()}")
+    try:
+        remove(temporary)  # of a predecessor with our pid, killed in this very function
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(temporary, flags, 0o600)
+        try:
+            os.fchmod(fd, mode)
+            rest = memoryview(content)
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+        finally:
+            os.close(fd)
+        os.rename(temporary, path)
+    except OSError as error:
+        remove(temporary)
+        raise BundleUnusable(f"to write {path}", found=_reason(error)) from error
+
+
+def remove(path: str) -> None:
+    """Remove a file, if it is there."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def remove_staging(bundle: str) -> None:
+    """Remove the directory with the files of ours that are mounted into the container.
+
+    Args:
+        bundle: the bundle's path.
+
+    Raises:
+        OSError: something in it cannot be removed, or is still mounted on.
+    """
+    remove_tree(os.path.join(bundle, STAGING))
+
+
+def remove_tree(path: str) -> None:
+    """Remove a directory and all that is in it, but nothing that is mounted there.
+
+    Descends by descriptors and never through a link, so nobody can lead it astray.
+
+    Args:
+        path: the directory; it need not be there.
+
+    Raises:
+        OSError: something cannot be removed; EBUSY if there is a mount below.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags)
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:  # or a link: that alone is removed
+        os.unlink(path)
+        return
+    try:
+        _empty(fd, _mount_id(fd))
+    finally:
+        os.close(fd)
+    os.rmdir(path)
+
+
+def _empty(directory: int, mount_id: bytes) -> None:
+    with os.scandir(directory) as entries:
+        listed = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_directory in listed:
+        if not is_directory:
+            os.unlink(name, dir_fd=directory)
+            continue
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(name, flags, dir_fd=directory)
+        try:
+            # A bind mount can have the same device; its mount differs.
+            if _mount_id(fd) == mount_id:
+                _empty(fd, mount_id)
+        finally:
+            os.close(fd)
+        os.rmdir(name, dir_fd=directory)  # EBUSY if something is mounted on it
+
+
+def _mount_id(fd: int) -> bytes:
+    """Which mount an open directory is on. Source: proc(5), /proc/PID/fdinfo."""
+    with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
+        for line in file:
+            if line.startswith(b"mnt_id:"):
+                return line
+    return b""
+
+
+class _StrictScanner:
+    """What the C scanner of the json module asks of its decoder."""
+
+    strict = True
+    object_hook = None
+    object_pairs_hook = None
+    parse_float = float
+    parse_int = int
+    parse_constant = float
+    memo: Final[dict[str, str]] = {}
+
+
+def parse_object(content: bytes, path: str) -> dict[str, Any]:
+    """Parse a JSON object.
+
+    Args:
+        content: UTF-8 text.
+        path: the file it is from, for the message.
+
+    Returns:
+        The object.
+
+    Raises:
+        BundleUnusable: it is not one.
+    """
+    try:
+        value = _loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise BundleUnusable(f"to parse {path}", found=f"no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise BundleUnusable(f"to parse {path}", found="JSON, but not an object")
+    return value
+
+
+def _loads(text: str) -> Any:
+    """What ``json.loads`` returns, without importing json where all is well.
+
+    The module imports re and enum, which doubles the time of a verb (12 ms more), and then
+    calls the very function that is called here. For what is not plain JSON it is asked after
+    all, and its word counts.
+    """
+    try:
+        from _json import make_scanner  # noqa: PLC0415 - an interpreter may lack it
+
+        scanner = make_scanner(_StrictScanner)  # type: ignore[arg-type] # reads attributes only
+        start = len(text) - len(text.lstrip(_JSON_SPACE))
+        value, end = scanner(text, start)
+        if not text[end:].strip(_JSON_SPACE):
+            return value
+    except (ImportError, StopIteration, SystemError, ValueError):
+        pass  # SystemError: the C code looks for an exception of a module nobody imported
+    import json  # noqa: PLC0415 - see above
+
+    return json.loads(text)
+
+
+def _reason(error: OSError) -> str:
+    return os.strerror(error.errno or 0).lower()

@@ -1,0 +1,119 @@
+"""``delete``: clean up after a shim that is gone, and say how the container ended.
+
+containerd runs it after every shutdown of a shim, in good order or not, and gives it five
+seconds. After a shutdown in good order there is nothing left, and this is in the path that a
+user waits for: so it looks before it acts, and loads what it needs only then.
+
+Each step is taken whatever became of the one before, and all can be taken again. What goes
+wrong is told on stderr, a line each, which containerd logs; the answer is given in any case,
+since without one containerd would keep the container for ever.
+
+Source: containerd core/runtime/v2/binary.go Delete; docs/runtime-v2.md.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from shim import bundle, mountinfo, sockets, wire
+from shim.address import SCHEME
+from shim.errors import BundleUnusable, NvshimError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Final
+
+    from shim.invocation import Invocation
+
+# The status of what is ended by SIGKILL; it is what containerd's own shim answers.
+KILLED: Final = 128 + 9
+
+_DEFAULT_RUNTIME: Final = "runc"
+_DEFAULT_ROOT: Final = "/run/containerd/runc"
+_STDERR: Final = 2
+
+
+def delete(invocation: Invocation) -> bytes:
+    """Do the verb.
+
+    Args:
+        invocation: the flags. The bundle is what ``-bundle`` says, or the current directory;
+            it may be half made.
+
+    Returns:
+        A DeleteResponse, as containerd wants to read it on stdout.
+    """
+    path = invocation.bundle or os.getcwd()
+    pid = _pid(path)
+    staging = os.path.join(path, bundle.STAGING)
+    steps: tuple[Callable[[], object], ...] = (
+        lambda: _end_container(invocation, path, pid),
+        lambda: _unmount(os.path.join(path, bundle.ROOTFS)),
+        lambda: _unmount(staging),
+        lambda: bundle.remove_tree(staging),
+        lambda: _remove_socket(path),
+    )
+    for step in steps:
+        try:
+            step()
+        except NvshimError as error:
+            _warn(str(error))
+        except OSError as error:
+            _warn(f"{error.filename or path}: {os.strerror(error.errno or 0).lower()}")
+    return wire.delete_response(pid, KILLED, time.time_ns())
+
+
+def _pid(path: str) -> int:
+    try:
+        return bundle.read_pid(os.path.join(path, bundle.INIT_PID))
+    except BundleUnusable as error:
+        _warn(str(error))
+        return 0
+
+
+def _end_container(invocation: Invocation, path: str, pid: int) -> None:
+    record = _runtime_record(invocation, path)
+    state = os.path.join(record.root, invocation.container_id)
+    if not os.path.lexists(state) and not os.path.exists(f"/proc/{pid}"):
+        return
+    from shim import remains  # noqa: PLC0415 - only for what was not ended in good order
+
+    for problem in remains.end_container(record, invocation.container_id, pid):
+        _warn(problem)
+
+
+def _runtime_record(invocation: Invocation, path: str) -> bundle.RuntimeRecord:
+    """How the runtime is called; the defaults, if the server had not come to write it down."""
+    try:
+        record = bundle.read_runtime_record(path)
+    except BundleUnusable as error:
+        _warn(str(error))
+        record = None
+    if record is None:
+        binary = bundle.read_line(os.path.join(path, bundle.RUNTIME)) or _DEFAULT_RUNTIME
+        root = os.path.join(_DEFAULT_ROOT, invocation.namespace)
+        record = bundle.RuntimeRecord(binary, root, systemd_cgroup=False)
+    return record
+
+
+def _unmount(path: str) -> None:
+    if mountinfo.mount_points_below(path):
+        from shim import mounts  # noqa: PLC0415 - 5 ms for ctypes
+
+        mounts.unmount_rootfs(path)
+
+
+def _remove_socket(path: str) -> None:
+    """Remove the socket, unless the shim of the container's pod lives on."""
+    where = bundle.read_line(os.path.join(path, bundle.ADDRESS))
+    if where.startswith(SCHEME):
+        sockets.remove_dead(where.removeprefix(SCHEME))
+
+
+def _warn(line: str) -> None:
+    try:
+        os.write(_STDERR, f"{line}\n".encode(errors="replace"))
+    except OSError:
+        pass  # containerd does not listen

@@ -1,0 +1,382 @@
+"""Ending what a dead shim left running: a container that nobody looks after any more.
+
+The low-level runtime is asked first: it knows best what it made. But it can be missing, hang,
+or fail, and containerd waits five seconds in all. Then this module does it by itself: kill
+the processes, remove the cgroups, remove the runtime's state.
+
+Nothing is killed for its number alone. A pid is one of the container's if it has the start
+time that the runtime recorded, or is in a cgroup of the container; it is held by a pidfd
+before either is looked at, so that it cannot become another's in between.
+
+Source: runc libcontainer State (state.json); crun libcrun_container_status_t (status);
+cgroups(7); kernel Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/freezer-subsystem.rst.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import time
+
+from shim import bundle
+from shim.errors import BundleUnusable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any, Final
+
+# The C module under signal: the public one imports enum, which costs 6 ms.
+if TYPE_CHECKING:
+    import signal as _signal
+else:
+    import _signal
+
+# Seconds. The runtime usually needs 0.02, and containerd allows 5 for the whole verb.
+RUNTIME_TIMEOUT: Final = 2.5
+KILL_TIMEOUT: Final = 1.0
+_REAP_TIMEOUT: Final = 0.2
+_POLL: Final = 0.01
+
+_DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_PASSED_ON: Final = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
+_CGROUPS: Final = "/sys/fs/cgroup"
+_LONGEST_STATE: Final = 4 << 20
+_LONGEST_OUTPUT: Final = 4096
+
+# The field of /proc/PID/stat with the start time, counted from the one after the name.
+_START_TIME: Final = 19
+
+
+class Recorded:
+    """What a runtime wrote down about a container.
+
+    Attributes:
+        pid: its init process; 0 if that is not known.
+        start_time: when that started, in clock ticks since boot; 0 if that is not known.
+        cgroups: the directories of its cgroup, one for each hierarchy.
+    """
+
+    __slots__ = ("cgroups", "pid", "start_time")
+
+    def __init__(self, pid: int = 0, start_time: int = 0, cgroups: Sequence[str] = ()) -> None:
+        self.pid = pid
+        self.start_time = start_time
+        self.cgroups = tuple(cgroups)
+
+
+def end_container(record: bundle.RuntimeRecord, container_id: str, pid: int) -> list[str]:
+    """End a container, and remove its cgroup and the runtime's state.
+
+    Args:
+        record: how its runtime is called.
+        container_id: its id, which is safe as a name.
+        pid: its init process as the bundle says; 0 if the bundle doesn't.
+
+    Returns:
+        What did not go well, each in one line. The container is gone all the same unless the
+        last of them says otherwise.
+    """
+    state_directory = os.path.join(record.root, container_id)
+    recorded = Recorded()
+    problems: list[str] = []
+    if os.path.isdir(state_directory):
+        # Read before the runtime removes it; needed if it dies half way.
+        recorded = read_state(state_directory, problems)
+        said = run_delete(record, container_id)
+        if not said and not os.path.lexists(state_directory):
+            return problems
+        if said:
+            problems.append(f"{record.binary} delete {container_id}: {said}")
+    elif not _may_be_alive(pid):
+        return []
+    problems += end_by_force(container_id, recorded.pid or pid, recorded)
+    try:
+        bundle.remove_tree(state_directory)
+    except OSError as error:
+        problems.append(f"{state_directory}: {os.strerror(error.errno or 0).lower()}")
+    return problems
+
+
+def run_delete(record: bundle.RuntimeRecord, container_id: str) -> str:
+    """Let the runtime delete a container by force.
+
+    Args:
+        record: how it is called.
+        container_id: the container.
+
+    Returns:
+        What went wrong, in one line; empty if nothing did.
+    """
+    environment = {"PATH": os.environ.get("PATH") or _DEFAULT_PATH, "LANG": "C.UTF-8"}
+    environment.update({name: os.environ[name] for name in _PASSED_ON if name in os.environ})
+    program = _find_program(record.binary, environment["PATH"])
+    if not program:
+        return f"no such program in {environment['PATH']}"
+    # A file in memory, since a pipe could be held open by whatever the runtime leaves behind.
+    output = os.memfd_create("output", os.MFD_CLOEXEC)
+    try:
+        pid = os.posix_spawn(
+            program,
+            [record.binary, "--root", record.root, "delete", "--force", container_id],
+            environment,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, output, 1),
+                (os.POSIX_SPAWN_DUP2, output, 2),
+            ],
+            setpgroup=0,  # so that what it starts can be ended with it
+            setsigmask=(),
+            setsigdef=(_signal.SIGPIPE, _signal.SIGXFSZ),
+        )
+        status = _wait(pid, RUNTIME_TIMEOUT)
+        if status is None:
+            return f"had not ended after {RUNTIME_TIMEOUT} s, and was killed"
+        if status == 0:
+            return ""
+        said = os.pread(output, _LONGEST_OUTPUT, 0).decode(errors="replace").strip()
+        return f"exit status {status}: {' '.join(said.split()) or 'no word why'}"
+    except OSError as error:
+        return os.strerror(error.errno or 0).lower()
+    finally:
+        os.close(output)
+
+
+def end_by_force(container_id: str, pid: int, recorded: Recorded) -> list[str]:
+    """Kill a container's processes and remove its cgroups, without its runtime.
+
+    Args:
+        container_id: the container.
+        pid: its init process; 0 if it is not known.
+        recorded: what the runtime wrote down.
+
+    Returns:
+        What is left, each in one line.
+    """
+    deadline = time.monotonic() + KILL_TIMEOUT
+    problems = []
+    init = _hold(pid)
+    try:
+        cgroups = [d for d in recorded.cgroups if _is_apart(d)]
+        if init is not None:
+            if _is_init_of(container_id, pid, recorded):
+                cgroups += [d for d in _cgroups_of(pid) if d not in cgroups and _is_apart(d)]
+                _send_kill(init)
+            else:
+                problems.append(f"process {pid} is not {container_id}'s any more: left alone")
+                os.close(init)
+                init = None
+        while not _all_ended(cgroups, init) and time.monotonic() < deadline:
+            for directory in cgroups:
+                _kill_all_in(directory)
+            time.sleep(_POLL)
+        if not _all_ended(cgroups, init):
+            problems.append(f"{container_id} still has processes {KILL_TIMEOUT} s after SIGKILL")
+    finally:
+        if init is not None:
+            os.close(init)
+    for directory in cgroups:
+        left = _remove_cgroup(directory, deadline)
+        if left:
+            problems.append(left)
+    return problems
+
+
+def read_state(directory: str, problems: list[str]) -> Recorded:
+    """Read what a runtime wrote down about a container.
+
+    Args:
+        directory: where it keeps its state of this container.
+        problems: is told if there is a file that cannot be understood.
+
+    Returns:
+        What is known; nothing if the runtime had not come so far.
+    """
+    for name, read in (("state.json", _from_runc), ("status", _from_crun)):
+        path = os.path.join(directory, name)
+        if not os.path.lexists(path):
+            continue
+        try:
+            return read(bundle.parse_object(bundle.read(path, _LONGEST_STATE), path))
+        except BundleUnusable as error:
+            problems.append(str(error))
+    return Recorded()
+
+
+def start_time_of(pid: int) -> int:
+    """When a process started, in clock ticks since boot; 0 if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[_START_TIME])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _from_runc(state: dict[str, Any]) -> Recorded:
+    paths = state.get("cgroup_paths")
+    return Recorded(
+        _integer(state.get("init_process_pid")),
+        _integer(state.get("init_process_start")),
+        [p for p in paths.values() if isinstance(p, str)] if isinstance(paths, dict) else (),
+    )
+
+
+def _from_crun(state: dict[str, Any]) -> Recorded:
+    path = state.get("cgroup-path")
+    directories = _below_each_hierarchy(path) if isinstance(path, str) else []
+    return Recorded(
+        _integer(state.get("pid")), _integer(state.get("process-start-time")), directories
+    )
+
+
+def _integer(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _below_each_hierarchy(path: str) -> list[str]:
+    below = os.path.normpath("/" + path).lstrip("/")
+    try:
+        roots = [_CGROUPS, *(os.path.join(_CGROUPS, name) for name in os.listdir(_CGROUPS))]
+    except OSError:
+        return []
+    candidates = [os.path.join(root, below) for root in roots]
+    return [d for d in candidates if os.path.exists(os.path.join(d, "cgroup.procs"))]
+
+
+def _cgroups_of(pid: int) -> list[str]:
+    """The directories of a process's cgroups, in all hierarchies that are mounted."""
+    try:
+        with open(f"/proc/{pid}/cgroup", "rb") as file:
+            lines = [os.fsdecode(line).rstrip("\n").split(":", 2) for line in file]
+    except OSError:
+        return []
+    directories = []
+    for _, controllers, path in (line for line in lines if len(line) == 3):  # noqa: PLR2004 - ID:CONTROLLERS:PATH
+        name = controllers.removeprefix("name=")
+        names = ("", "unified") if not name else (name,)
+        candidates = [os.path.join(_CGROUPS, n, path.lstrip("/")) for n in names]
+        directories += [d for d in candidates if os.path.exists(os.path.join(d, "cgroup.procs"))]
+    return directories
+
+
+def _is_init_of(container_id: str, pid: int, recorded: Recorded) -> bool:
+    if recorded.pid == pid and recorded.start_time:
+        return start_time_of(pid) == recorded.start_time
+    # Without a record: runc and containerd name the cgroup after the container, systemd's
+    # scopes have a prefix before it.
+    for directory in _cgroups_of(pid):
+        name = os.path.basename(directory)
+        if name == container_id or name.endswith(f"-{container_id}.scope"):
+            return True
+    return False
+
+
+def _is_apart(directory: str) -> bool:
+    """Whether a cgroup is one that may be killed: neither we nor containerd are in it."""
+    if not os.path.realpath(directory).startswith(f"{_CGROUPS}/"):
+        return False
+    return not {os.getpid(), os.getppid()}.intersection(_pids_in(directory))
+
+
+def _pids_in(directory: str) -> Iterator[int]:
+    for folder, _, _ in os.walk(directory):
+        try:
+            with open(os.path.join(folder, "cgroup.procs"), "rb") as file:
+                yield from [int(line) for line in file]
+        except OSError:
+            continue  # removed while we walked
+
+
+def _kill_all_in(directory: str) -> None:
+    # Processes that were frozen by version 1's freezer do not die before they are thawed.
+    for name, content in (("freezer.state", b"THAWED"), ("cgroup.kill", b"1")):
+        try:
+            with open(os.path.join(directory, name), "r+b", buffering=0) as file:
+                file.write(content)
+        except OSError:
+            continue  # this version or hierarchy of cgroups has no such file
+    for pid in _pids_in(directory):
+        held = _hold(pid)
+        if held is None:
+            continue
+        try:
+            if pid in _pids_in(directory):  # still: then the pidfd is that process
+                _send_kill(held)
+        finally:
+            os.close(held)
+
+
+def _all_ended(cgroups: Sequence[str], init: int | None) -> bool:
+    if any(True for directory in cgroups for _ in _pids_in(directory)):
+        return False
+    return init is None or _has_ended(init, 0)
+
+
+def _remove_cgroup(directory: str, deadline: float) -> str:
+    """Remove a cgroup and those below it; returns what is left."""
+    while True:
+        try:
+            for folder, _, _ in os.walk(directory, topdown=False):
+                os.rmdir(folder)
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            # The last process has died, but the kernel has not taken it out yet.
+            if error.errno == errno.EBUSY and time.monotonic() < deadline:
+                time.sleep(_POLL)
+                continue
+            return f"{directory}: {os.strerror(error.errno or 0).lower()}"
+        return ""
+
+
+def _may_be_alive(pid: int) -> bool:
+    return pid > 0 and start_time_of(pid) != 0
+
+
+def _hold(pid: int) -> int | None:
+    """A pidfd for a process; None if there is none of that number."""
+    if pid <= 0:
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+def _send_kill(pidfd: int) -> None:
+    try:
+        _signal.pidfd_send_signal(pidfd, _signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # it has ended by itself
+
+
+def _has_ended(pidfd: int, timeout: float) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(timeout * 1000))
+
+
+def _wait(pid: int, timeout: float) -> int | None:
+    """Wait for our child; returns its exit status, or None if it had to be killed."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        if not _has_ended(pidfd, timeout):
+            os.killpg(pid, _signal.SIGKILL)
+            # One that hangs in the kernel does not die even of that: init will reap it.
+            if _has_ended(pidfd, _REAP_TIMEOUT):
+                os.waitpid(pid, 0)
+            return None
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    finally:
+        os.close(pidfd)
+
+
+def _find_program(name: str, path: str) -> str:
+    if "/" in name:
+        return name
+    for directory in path.split(":"):
+        candidate = os.path.join(directory or ".", name)
+        if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
+            return candidate
+    return ""

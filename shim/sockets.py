@@ -1,0 +1,213 @@
+"""The shim's listening socket: made, found, taken over, removed.
+
+Two containers of a pod can be started at the same moment, and a shim can be ending while
+another ``start`` looks for it. So whoever binds or removes a socket holds a lock on the
+directory meanwhile; nobody ever waits for anything but the kernel while holding it, apart
+from the 100 ms that a probe may take.
+
+The C module ``_socket`` is used in place of ``socket``, which costs as much as the whole rest
+of a verb (it imports enum, selectors and more). Its ``socket`` type is the base class of the
+public one and has had these few methods, unchanged, since Python 2.
+
+Source: unix(7); containerd pkg/shim/util_unix.go (never an abstract socket: CVE-2020-15257).
+"""
+
+from __future__ import annotations
+
+import _socket
+import errno
+import fcntl
+import os
+import stat
+
+from shim.errors import SocketDirectoryUnusable, SocketUnavailable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Final
+
+_BACKLOG: Final = 128
+_PROBE_SECONDS: Final = 0.1
+_OTHERS_MAY_WRITE: Final = 0o022
+
+# Why a directory in the system's place cannot be had by someone who is not root.
+_NOT_OURS_TO_MAKE: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)
+
+
+def prepare_directory(candidates: Sequence[str]) -> str:
+    """Find or make the directory for sockets.
+
+    Args:
+        candidates: absolute paths, best first.
+
+    Returns:
+        The first that is there or can be made, is ours, and that nobody else may write to.
+
+    Raises:
+        SocketDirectoryUnusable: there is none.
+    """
+    found = []
+    for path in candidates:
+        try:
+            os.makedirs(path, 0o700, exist_ok=True)
+            status = os.stat(path, follow_symlinks=False)
+            writable = os.access(path, os.W_OK | os.X_OK)
+        except OSError as error:
+            found.append(f"{path}: {os.strerror(error.errno or 0).lower()}")
+            if error.errno not in _NOT_OURS_TO_MAKE:
+                break
+            continue
+        if not stat.S_ISDIR(status.st_mode):
+            found.append(f"{path}: not a directory")
+        elif status.st_uid != os.geteuid():
+            found.append(f"{path}: belongs to user {status.st_uid}")
+        elif status.st_mode & _OTHERS_MAY_WRITE:
+            found.append(f"{path}: others may write to it")
+        elif not writable:
+            found.append(f"{path}: may not be written")
+        else:
+            return path
+    raise SocketDirectoryUnusable(
+        "a directory for the shim's socket",
+        found="; ".join(found),
+        do="make it a directory of containerd's user, with mode 0700",
+    )
+
+
+def listen(path: str) -> int | None:
+    """Listen at a path, unless somebody does already.
+
+    Args:
+        path: where; the directory is there.
+
+    Returns:
+        The descriptor of a listening, non-inheritable socket of mode 0600; None if a living
+        process listens at the path.
+
+    Raises:
+        SocketUnavailable: the kernel refused.
+    """
+    try:
+        with _Lock(os.path.dirname(path)):
+            try:
+                return _bind(path)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            if is_alive(path):
+                return None
+            os.unlink(path)
+            return _bind(path)
+    except OSError as error:
+        raise SocketUnavailable(
+            f"to listen at {path}", found=os.strerror(error.errno or 0).lower()
+        ) from error
+
+
+def is_alive(path: str) -> bool:
+    """Whether somebody listens at a path.
+
+    Args:
+        path: where.
+
+    Returns:
+        True also if the listener is too busy to take a connection now: it lives.
+    """
+    probe = _unix_socket()
+    try:
+        probe.settimeout(_PROBE_SECONDS)
+        probe.connect(path)
+    except TimeoutError:
+        return True
+    except OSError as error:
+        return error.errno == errno.EAGAIN  # its backlog is full
+    finally:
+        probe.close()
+    return True
+
+
+def identity(path: str) -> tuple[int, int] | None:
+    """Which file is at a path now: its device and inode; None if there is none."""
+    try:
+        status = os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def remove_own(path: str, own: tuple[int, int] | None) -> None:
+    """Remove a socket, unless another shim has taken its path over.
+
+    To be called before the listener is closed: a ``start`` that comes in between would
+    otherwise take the socket for a dead one, replace it, and lose its own to us.
+
+    Args:
+        path: where it is.
+        own: what :func:`identity` said when it was ours.
+
+    Raises:
+        OSError: it is there and cannot be removed.
+    """
+    if own is None:
+        return
+    try:
+        with _Lock(os.path.dirname(path)):
+            if identity(path) == own:
+                os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def remove_dead(path: str) -> bool:
+    """Remove a socket that nobody listens at.
+
+    Args:
+        path: where it is; anything but a socket is left alone.
+
+    Returns:
+        Whether it was removed.
+
+    Raises:
+        OSError: it is there and cannot be removed.
+    """
+    try:
+        with _Lock(os.path.dirname(path)):
+            if not stat.S_ISSOCK(os.stat(path, follow_symlinks=False).st_mode) or is_alive(path):
+                return False
+            os.unlink(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+class _Lock:
+    """Holds a directory against others that bind or remove sockets in it."""
+
+    def __init__(self, directory: str) -> None:
+        self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def __enter__(self) -> None:
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+
+def _unix_socket() -> _socket.socket:
+    return _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+
+
+def _bind(path: str) -> int:
+    listener = _unix_socket()
+    # bind(2) makes the file with the mode that the umask leaves; chmod would come too late.
+    umask = os.umask(0o177)
+    try:
+        listener.bind(path)
+    except OSError:
+        listener.close()
+        raise
+    finally:
+        os.umask(umask)
+    listener.listen(_BACKLOG)
+    return listener.detach()
