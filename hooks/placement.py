@@ -1,0 +1,178 @@
+"""Writes a plan's files into an image, before any process of the container exists.
+
+:func:`place` makes, in this order:
+
+- the mount points of the plan's mounts, so that the runtime has none to make, and finds no
+  link there whose target it would mount over;
+- the plan's links: sonames beside their libraries, and others;
+- the files that the image's dynamic loaders read (:mod:`hooks.loader_files`).
+
+All of it goes through a :class:`Journal`: the same plan again changes nothing, and a failure
+takes everything back.
+
+Rules
+- What something is mounted over in the container is left alone: the runtime makes the mount
+  points there, and a link would be hidden, so it is reported as omitted.
+- A read-only rootfs is not touched; :mod:`hooks.staging` finds another way.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hooks.journal import Journal
+from hooks.loader_files import loader_files
+from hooks.rootfs import Rootfs, components
+from hooks.rootfs_errors import PathRefused, RootfsUnavailable
+from hooks.staging import Staged, fill_staging
+
+if TYPE_CHECKING:
+    from hooks.layout import Layout
+    from hooks.plan import Mount, Plan
+
+__all__ = ["Placed", "place"]
+
+# ld.so.conf, musl's path file and LD_LIBRARY_PATH would each read one of these as something
+# else than part of a directory's name.
+_NOT_IN_A_DIRECTORY = frozenset("\n\r\t\0:;,=# ")
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What was done for a plan, and what is left for the spec.
+
+    Attributes:
+        mounts: mounts that have to come before those of the plan.
+        environment: variables for every process of the container, with their whole values.
+        written: paths in the image that were made or changed, in order.
+        omitted: destinations of the plan's mounts, and paths of its links, that this image
+            has no room for. Such a mount has to be left out of the spec.
+    """
+
+    mounts: tuple[Mount, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    written: tuple[str, ...] = ()
+    omitted: tuple[str, ...] = ()
+
+
+def place(
+    rootfs: Rootfs, plan: Plan, layout: Layout, staging_dir: str, *, library_path: str = ""
+) -> Placed:
+    """Writes the files of ``plan`` into the image, or into staging if that takes no writes.
+
+    Args:
+        rootfs: the image.
+        plan: whose libraries are in the directories of ``layout``.
+        layout: of this image, read just before.
+        staging_dir: a directory of ours on the host, private to this container. It is made if
+            needed, and only if the rootfs takes no writes.
+        library_path: the LD_LIBRARY_PATH that the spec sets.
+
+    Returns:
+        What was done.
+
+    Raises:
+        RootfsError: it could not be done; the image is as it was.
+    """
+    _check(plan)
+    if layout.writable:
+        return _into_image(rootfs, plan, layout)
+    staged = _into_staging(rootfs, plan, layout, staging_dir)
+    return Placed(
+        mounts=staged.mounts,
+        environment=_environment(library_path, staged.search),
+        omitted=staged.omitted,
+    )
+
+
+def _check(plan: Plan) -> None:
+    """Refuses names that would not stay names; a foreign CDI spec may hold any."""
+    for link in plan.links:
+        components(link.path)
+        if link.target.startswith("/"):
+            components(link.target)
+        elif "/" in link.target or "\0" in link.target or link.target in {"", ".", ".."}:
+            raise PathRefused(
+                f"the link {link.path} in the image",
+                found=f"it leads to {link.target!r}",
+                do="name a file beside it or an absolute path",
+            )
+    for directory in plan.library_directories:
+        if not components(directory) or not _NOT_IN_A_DIRECTORY.isdisjoint(directory):
+            raise PathRefused(
+                f"to have libraries found in {directory!r}",
+                found="a character that no dynamic loader takes in a directory's name",
+            )
+
+
+def _into_image(rootfs: Rootfs, plan: Plan, layout: Layout) -> Placed:
+    journal = Journal(rootfs)
+    covered = _Covered(rootfs, layout)
+    omitted = []
+    try:
+        for mount in plan.mounts:
+            if covered(mount.destination):
+                continue
+            if os.path.isdir(mount.source):
+                journal.directory(mount.destination)
+            else:
+                journal.mount_point(mount.destination)
+        for link in plan.links:
+            if covered(link.path):
+                omitted.append(link.path)
+            else:
+                journal.link(link.path, link.target)
+        for path, content in loader_files(rootfs, plan, layout).items():
+            journal.file(path, content)
+    except BaseException:
+        journal.undo()
+        raise
+    written = tuple(journal.written)
+    journal.settle()
+    return Placed(written=written, omitted=tuple(omitted))
+
+
+def _into_staging(rootfs: Rootfs, plan: Plan, layout: Layout, staging_dir: str) -> Staged:
+    try:
+        os.makedirs(staging_dir, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise RootfsUnavailable(
+            f"the staging directory {staging_dir}", found=str(error.strerror)
+        ) from error
+    with Rootfs.open(staging_dir) as staging:
+        journal = Journal(staging)
+        try:
+            staged = fill_staging(rootfs, journal, plan, layout, staging_dir)
+        except BaseException:
+            journal.undo()
+            raise
+        journal.settle()
+        return staged
+
+
+def _environment(library_path: str, search: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """LD_LIBRARY_PATH with ``search`` behind what the spec has in it."""
+    known = [part for part in library_path.split(":") if part]
+    missing = [part for part in search if part not in known]
+    return (("LD_LIBRARY_PATH", ":".join([*known, *missing])),) if missing else ()
+
+
+class _Covered:
+    """Whether something will be mounted over a path; directories repeat, so they are kept."""
+
+    def __init__(self, rootfs: Rootfs, layout: Layout) -> None:
+        self._rootfs = rootfs
+        self._layout = layout
+        self._known: dict[str, bool] = {}
+
+    def __call__(self, path: str) -> bool:
+        directory = os.path.dirname(path)
+        known = self._known.get(directory)
+        if known is None:
+            # A directory that is a link may lead below a mount.
+            real = self._rootfs.landing(directory) or directory
+            known = self._layout.covers(directory) or self._layout.covers(real)
+            self._known[directory] = known
+        return known or self._layout.covers(path)
