@@ -121,7 +121,7 @@ class Container:
             self._own_pid_namespace = _has_own_pid_namespace(spec)
             self._record_for_cleanup()
             mounts.mount_rootfs(rootfs_mounts, self._rootfs)
-            await self._injector.inject(spec)
+            await self._injector.inject(spec, _root_of(spec, self.bundle))
             stdio = self._open_stdio(self.init, "init")
             pid_file = os.path.join(self.bundle, bundle_files.INIT_PID)
             with self._shim.reaper.window():
@@ -442,6 +442,26 @@ class Container:
         except NvshimError as error:
             self._shim.log.warning("undoing create: unmount", id=self.id, why=str(error))
         bundle_files.remove_staging(self.bundle)
+
+
+def _root_of(spec: dict[str, Any], bundle: str) -> str:
+    """The directory that the container's processes will see as /.
+
+    Raises:
+        BundleUnusable: the spec names none, or it is not there.
+    """
+    root = spec.get("root")
+    path = root.get("path") if isinstance(root, dict) else None
+    if not isinstance(path, str) or not path:
+        raise BundleUnusable(
+            f"the rootfs of {bundle}", found="no root.path in config.json", do="name one there"
+        )
+    path = os.path.join(bundle, path)
+    if not os.path.isdir(path):
+        raise BundleUnusable(
+            f"the rootfs {path}", found="no such directory", do="check the snapshot or --rootfs"
+        )
+    return path
 
 
 def _has_own_pid_namespace(spec: dict[str, Any]) -> bool:

@@ -87,9 +87,8 @@ def _structlog_logger(log: Log, fields: dict[str, str]) -> FilteringBoundLogger:
             structlog.processors.LogfmtRenderer(key_order=["time", "level", "msg"]),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_DEBUG),
-        **fields,
     )
-    return logger
+    return logger.bind(**fields)
 
 
 class _Sink:

@@ -20,6 +20,8 @@ from shim.errors import InvalidRuntimeOptions
 if TYPE_CHECKING:
     from google.protobuf.any_pb2 import Any as AnyMessage
 
+DEFAULT_BINARY: Final = "runc"
+
 # Where the runc family keeps its state below containerd; a namespace has a directory in it.
 DEFAULT_ROOT: Final = "/run/containerd/runc"
 
@@ -38,7 +40,7 @@ class RuntimeOptions:
         io_gid: group of it.
     """
 
-    binary_name: str = "runc"
+    binary_name: str = DEFAULT_BINARY
     root: str = DEFAULT_ROOT
     systemd_cgroup: bool = False
     no_pivot_root: bool = False
@@ -91,7 +93,7 @@ def read_options(message: AnyMessage | None) -> RuntimeOptions:
 
 def _from_runc(options: runc_options_pb2.Options) -> RuntimeOptions:
     return RuntimeOptions(
-        binary_name=options.binary_name or RuntimeOptions.binary_name,
+        binary_name=options.binary_name or DEFAULT_BINARY,
         root=options.root or DEFAULT_ROOT,
         systemd_cgroup=options.systemd_cgroup,
         no_pivot_root=options.no_pivot_root,

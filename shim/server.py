@@ -7,21 +7,25 @@ process is doing to the log; SIGPIPE is an error code here and the default in ch
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import socket
 import traceback
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import anyio
 
 from api.ttrpc import Server
-from shim import syscalls
+from shim import sockets, syscalls
 from shim.container import Surroundings
 from shim.events import Publisher
 from shim.log import Log
 from shim.reaper import Reaper
 from shim.service import TaskService
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # Seconds for what is still to be said: containerd waits 3 s for Shutdown's effect.
 _GRACE: Final = 1.0
@@ -47,33 +51,40 @@ def main(
         container_id: the first container, for which this shim was started.
         namespace: containerd's namespace.
         address: containerd's gRPC address.
-        ttrpc_address: where events are sent; empty derives it from ``address``.
+        ttrpc_address: where events are sent.
         socket_path: the file of the listening socket, removed at the end.
         debug: whether to log each step.
     """
     log = Log(os.getcwd(), debug=debug, shim=container_id, namespace=namespace)
+    own_socket = sockets.identity(socket_path)
     status = 0
     try:
         syscalls.set_child_subreaper()
         anyio.run(
             _serve,
             socket.socket(fileno=listener_fd),
+            functools.partial(sockets.remove_own, socket_path, own_socket),
             namespace,
-            ttrpc_address or f"{address}.ttrpc",
+            ttrpc_address,
             log,
         )
     except BaseException:
         log.error("the shim failed", traceback=traceback.format_exc())
+        sockets.remove_own(socket_path, own_socket)
         status = 1
-    finally:
-        _remove_socket(socket_path)
     os._exit(status)
 
 
-async def _serve(listener: socket.socket, namespace: str, events: str, log: Log) -> None:
+async def _serve(
+    listener: socket.socket,
+    remove_socket: Callable[[], None],
+    namespace: str,
+    ttrpc_address: str,
+    log: Log,
+) -> None:
     reaper = Reaper()
     async with anyio.create_task_group() as tasks:
-        publisher = Publisher(events, namespace, tasks, log)
+        publisher = Publisher(ttrpc_address, namespace, tasks, log)
         surroundings = Surroundings(
             namespace=namespace, reaper=reaper, publisher=publisher, tasks=tasks, log=log
         )
@@ -83,6 +94,8 @@ async def _serve(listener: socket.socket, namespace: str, events: str, log: Log)
         await tasks.start(_handle_signals, reaper, ended, log)
         tasks.start_soon(_serve_until, server, listener, ended)
         await ended.wait()
+        # While it still listens: see sockets.remove_own.
+        remove_socket()
         await server.shutdown(_GRACE)
         if not await publisher.drain(_EVENTS):
             log.warning("events were not delivered before the end")
@@ -114,10 +127,3 @@ async def _handle_signals(
 def _tell_what_runs(log: Log) -> None:
     for task in anyio.get_running_tasks():
         log.info("task", name=task.name, at=repr(task.coro))
-
-
-def _remove_socket(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -45,14 +46,19 @@ async def reaper() -> AsyncIterator[Reaper]:
         tasks.cancel_scope.cancel()
 
 
-def _runtime(reaper: Reaper, directory: Path, script: str, **options: bool) -> LowLevelRuntime:
+_DEFAULTS = RuntimeOptions()
+
+
+def _runtime(
+    reaper: Reaper, directory: Path, script: str, options: RuntimeOptions = _DEFAULTS
+) -> LowLevelRuntime:
     """A runtime that is a shell script: it stands for one that fails in ways runc seldom does."""
     binary = directory / "runc"
     binary.write_text(f"#!/bin/sh\n{script}\n")
     binary.chmod(0o755)
     return LowLevelRuntime(
         reaper,
-        RuntimeOptions(binary_name=str(binary), **options),
+        replace(options, binary_name=str(binary)),
         container_id="c1",
         root="/run/r",
         bundle=str(directory),
@@ -61,7 +67,9 @@ def _runtime(reaper: Reaper, directory: Path, script: str, **options: bool) -> L
 
 async def test_arguments_are_those_of_runc_and_crun(reaper: Reaper, tmp_path: Path) -> None:
     script = 'shift 4; echo "$@" >> "$(dirname "$0")/calls"'
-    runtime = _runtime(reaper, tmp_path, script, systemd_cgroup=True, no_pivot_root=True)
+    runtime = _runtime(
+        reaper, tmp_path, script, RuntimeOptions(systemd_cgroup=True, no_pivot_root=True)
+    )
     await runtime.create(ChildStdio(console_socket="/c.sock"), pid_file="/b/init.pid")
     await runtime.start()
     await runtime.execute(ChildStdio(), process_file="/b/p.json", pid_file="/b/p.pid")
