@@ -1,25 +1,27 @@
 """Changes to an image that can be taken back.
 
 A container whose creation fails must leave its image as it found it. So each change goes
-through a journal, which makes it through the :class:`Rootfs` and notes beforehand how to undo
-it. What a change replaces is kept in the cheapest way that restores it:
+through a journal, which notes how to undo it before it makes it. What a change replaces is
+kept in the cheapest way that restores it:
 
 ====================================  =============================================
 what is replaced                      how it is kept
 ====================================  =============================================
 nothing                               undo removes
-a link                                its target
-a regular file of at most 1 MiB       its content, mode, owner and time, in memory
+a link                                what it says
+a regular file of at most 1 MiB       its content, mode, owner and times, in memory
 a larger file, FIFO, socket, device   under another name beside it, until the end
-a directory with names in it          not replaced: ``DirectoryInTheWay``
+an empty directory, by a mount point  undo makes it again
+a directory                           not replaced: ``DirectoryInTheWay``
 a file of more than 64 MiB            not replaced: ``FileTooLarge``
 ====================================  =============================================
 
-(Renaming would restore all of them, but on overlayfs it first copies the file up and syncs
-it: milliseconds for a cache, and for five sparse gigabytes a full disk.)
+(Another name would do for all of them, but on overlayfs a rename first copies the file up and
+syncs it: milliseconds for a cache, and for five sparse gigabytes a full disk.)
 
-A change that would change nothing is not made, so the same container created twice costs no
-second write, and nothing piles up.
+A change that would change nothing is not made: the same container created twice costs no
+second write, and nothing piles up. Directories stay open until the end, so that a change and
+its undoing meet in the same place, whatever somebody does to the paths meanwhile.
 """
 
 from __future__ import annotations
@@ -27,15 +29,18 @@ from __future__ import annotations
 import os
 import stat
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
+from hooks.directory import LONGEST_FILE
 from hooks.errors import RootfsError
-from hooks.rootfs import LONGEST_FILE
-from hooks.rootfs_errors import DirectoryInTheWay, FileTooLarge
+from hooks.rootfs import components
+from hooks.rootfs_errors import DirectoryInTheWay, FileTooLarge, PathRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+    from types import TracebackType
 
+    from hooks.directory import Directory
     from hooks.rootfs import Rootfs
 
 __all__ = ["Journal"]
@@ -44,7 +49,7 @@ _LARGEST_REPLACED: Final = 64 << 20
 
 
 class Journal:
-    """The changes one call makes, in order.
+    """The changes that are made in one with-block: all stay, or, if it fails, none.
 
     Args:
         rootfs: what they are made to.
@@ -53,100 +58,111 @@ class Journal:
         written: the paths that were made or changed, in order.
     """
 
-    __slots__ = ("_aside", "_rootfs", "_undo", "written")
+    __slots__ = ("_directories", "_rootfs", "_settle", "_undo", "written")
 
     def __init__(self, rootfs: Rootfs) -> None:
         self._rootfs = rootfs
-        self._undo: list[Callable[[], None]] = []
-        self._aside: list[str] = []
+        self._directories: dict[str, Directory] = {}
+        self._undo: list[Callable[[], object]] = []
+        self._settle: list[Callable[[], object]] = []
         self.written: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # A step that fails keeps no other from being taken. On the way out of a failure, that
+        # failure is the one worth telling; otherwise only a spare name stays behind.
+        _take(self._settle if kind is None else reversed(self._undo))
+        for directory in self._directories.values():
+            directory.close()
 
     def directory(self, path: str) -> None:
         """Makes sure that ``path`` is a directory, or a link to one."""
-        # One level at a time, so that a failure half way leaves nothing unnoted.
-        missing: list[str] = []
-        while (found := self._rootfs.stat(path)) is None or not stat.S_ISDIR(found.st_mode):
-            missing.append(path)
-            path = os.path.dirname(path.rstrip("/")) or "/"
-        for here in reversed(missing):
-            for made in self._rootfs.make_directories(here):
-                self._note(made, partial(self._rootfs.remove_directory, made))
+        self._open("/" + "/".join(components(path)))
 
     def file(self, path: str, data: bytes) -> None:
         """Makes sure that ``path`` is a regular file with the content ``data``."""
-        found = self._rootfs.stat(path, follow=False)
+        directory, name = self._parent(path)
+        found = directory.stat(name)
         if (
             found is not None
             and stat.S_ISREG(found.st_mode)
-            and found.st_size == len(data) <= LONGEST_FILE
-            and self._rootfs.read_file(path) == data
+            and found.st_size == len(data)
+            and directory.read_file(name, len(data)) == data
         ):
             return
-        self._replace(path, found)
-        self._rootfs.write_file(path, data)
+        self._replace(directory, name, found, path)
+        directory.write_file(name, data)
 
     def mount_point(self, path: str) -> None:
         """Makes sure that ``path`` is a regular file, of any content, and not a link to one.
 
         A runtime that finds a link there would mount over what it leads to.
         """
-        found = self._rootfs.stat(path, follow=False)
-        if found is not None and stat.S_ISREG(found.st_mode):
-            return
-        if found is not None and stat.S_ISDIR(found.st_mode) and not self._rootfs.names(path):
-            # What a bind mount of a missing file once left behind.
-            self._rootfs.remove_directory(path)
-            self._note(path, partial(self._remake, path))
-            found = None
-        self._replace(path, found)
-        self._rootfs.write_file(path, b"")
+        directory, name = self._parent(path)
+        found = directory.stat(name)
+        if found is None:
+            self._note(path, partial(directory.remove, name))
+            directory.create_empty(name)
+        elif stat.S_ISDIR(found.st_mode) and not directory.names(name):
+            # What bind mounts of missing files leave behind.
+            directory.remove_directory(name)
+            self._note(path, lambda: directory.make_directory(name).close())
+            self.mount_point(path)
+        elif not stat.S_ISREG(found.st_mode):
+            self._replace(directory, name, found, path)
+            directory.write_file(name, b"")
 
     def link(self, path: str, target: str) -> None:
         """Makes sure that ``path`` is a link that says ``target``."""
-        found = self._rootfs.stat(path, follow=False)
+        directory, name = self._parent(path)
+        found = directory.stat(name)
         if (
             found is not None
             and stat.S_ISLNK(found.st_mode)
-            and self._rootfs.read_link(path) == target
+            and directory.read_link(name) == target
         ):
             return
-        self._replace(path, found)
-        self._rootfs.symlink(path, target)
+        self._replace(directory, name, found, path)
+        directory.make_link(name, target)
 
-    def settle(self) -> None:
-        """Ends it: everything stays, and what was kept under another name goes."""
-        self._undo.clear()
-        while self._aside:
-            self._rootfs.remove(self._aside.pop())
+    def _parent(self, path: str) -> tuple[Directory, str]:
+        """The directory of ``path``, made if it is missing, and the name in it."""
+        names = components(path)
+        if not names:
+            raise PathRefused(f"to put something at {path} in the image", found="the root itself")
+        return self._open("/" + "/".join(names[:-1])), names[-1]
 
-    def undo(self) -> None:
-        """Takes everything back, the last change first.
+    def _open(self, path: str) -> Directory:
+        """The directory at ``path``, made if it is missing; stays open until the end."""
+        directory = self._directories.get(path)
+        if directory is None:
+            directory = self._rootfs.directory(path)
+            if directory is None:
+                above, _, name = path.rpartition("/")
+                parent = self._open(above or "/")
+                # Something may be there that is no directory: then this fails, and rightly so.
+                directory = parent.make_directory(name)
+                self._note(path, partial(parent.remove_directory, name))
+            self._directories[path] = directory
+        return directory
 
-        A step that fails does not keep the others from being taken back: the error that led
-        here is the one worth telling.
-        """
-        while self._undo:
-            step = self._undo.pop()
-            try:
-                step()
-            except RootfsError:
-                continue
-        self._aside.clear()
-        self.written.clear()
-
-    def _note(self, path: str, undo: Callable[[], None]) -> None:
+    def _note(self, path: str, undo: Callable[[], object]) -> None:
         self.written.append(path)
         self._undo.append(undo)
 
-    def _remake(self, path: str) -> None:
-        self._rootfs.make_directories(path)
-
-    def _replace(self, path: str, found: os.stat_result | None) -> None:
-        """Notes how to bring back what is at ``path``, of which ``found`` is the lstat."""
-        rootfs = self._rootfs
+    def _replace(
+        self, directory: Directory, name: str, found: os.stat_result | None, path: str
+    ) -> None:
+        """Notes how to bring back what has this name, of which ``found`` is the lstat."""
         if found is None:
-            self.directory(os.path.dirname(path))
-            self._note(path, partial(rootfs.remove, path))
+            self._note(path, partial(directory.remove, name))
             return
         kind = stat.S_IFMT(found.st_mode)
         if kind == stat.S_IFDIR:
@@ -156,18 +172,26 @@ class Journal:
                 do="remove it from the image",
             )
         if kind == stat.S_IFLNK:
-            target = rootfs.read_link(path) or ""
-            self._note(path, partial(rootfs.symlink, path, target))
+            target = directory.read_link(name)
+            self._note(path, partial(directory.make_link, name, target))
         elif kind == stat.S_IFREG and found.st_size <= LONGEST_FILE:
-            content = rootfs.read_file(path) or b""
-            self._note(path, partial(rootfs.write_file, path, content, like=found))
+            content = directory.read_file(name)
+            self._note(path, partial(directory.write_file, name, content, like=found))
         elif kind == stat.S_IFREG and found.st_size > _LARGEST_REPLACED:
             raise FileTooLarge(
                 f"to replace {path} in the image", found=f"a file of {found.st_size} bytes"
             )
         else:
             aside = f".nvshim-{os.urandom(8).hex()}"
-            directory, name = os.path.split(path)
-            rootfs.rename(path, aside)
-            self._aside.append(f"{directory}/{aside}")
-            self._note(path, partial(rootfs.rename, f"{directory}/{aside}", name))
+            directory.rename(name, aside)
+            self._note(path, partial(directory.rename, aside, name))
+            self._settle.append(partial(directory.remove, aside))
+
+
+def _take(steps: Iterable[Callable[[], object]]) -> None:
+    """Takes every step, also those after one that failed."""
+    for step in steps:
+        try:
+            step()
+        except RootfsError:
+            continue

@@ -108,10 +108,9 @@ def _check(plan: Plan) -> None:
 
 
 def _into_image(rootfs: Rootfs, plan: Plan, layout: Layout) -> Placed:
-    journal = Journal(rootfs)
     covered = _Covered(rootfs, layout)
     omitted = []
-    try:
+    with Journal(rootfs) as journal:
         for mount in plan.mounts:
             if covered(mount.destination):
                 continue
@@ -126,12 +125,7 @@ def _into_image(rootfs: Rootfs, plan: Plan, layout: Layout) -> Placed:
                 journal.link(link.path, link.target)
         for path, content in loader_files(rootfs, plan, layout).items():
             journal.file(path, content)
-    except BaseException:
-        journal.undo()
-        raise
-    written = tuple(journal.written)
-    journal.settle()
-    return Placed(written=written, omitted=tuple(omitted))
+    return Placed(written=tuple(journal.written), omitted=tuple(omitted))
 
 
 def _into_staging(rootfs: Rootfs, plan: Plan, layout: Layout, staging_dir: str) -> Staged:
@@ -141,15 +135,8 @@ def _into_staging(rootfs: Rootfs, plan: Plan, layout: Layout, staging_dir: str) 
         raise RootfsUnavailable(
             f"the staging directory {staging_dir}", found=str(error.strerror)
         ) from error
-    with Rootfs.open(staging_dir) as staging:
-        journal = Journal(staging)
-        try:
-            staged = fill_staging(rootfs, journal, plan, layout, staging_dir)
-        except BaseException:
-            journal.undo()
-            raise
-        journal.settle()
-        return staged
+    with Rootfs.open(staging_dir) as staging, Journal(staging) as journal:
+        return fill_staging(rootfs, journal, plan, layout, staging_dir)
 
 
 def _environment(library_path: str, search: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
