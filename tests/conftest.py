@@ -1,0 +1,106 @@
+"""What tests against a real containerd share.
+
+One containerd runs for the whole session, with the images of integration.images in it. Each
+test gets a runtime of it, and fails if it leaves anything on the machine.
+
+``NVSHIM_TEST_RUNTIME=io.containerd.runc.v2`` runs the tests against containerd's own shim
+instead, to see that they ask for nothing that a shim does not have to do.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from integration.containerd import PrivateContainerd
+from integration.images import busybox, glibc, write_archive
+from tests.harness.leaks import Census, describe
+from tests.harness.runtime import OURS, Runtime
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REPOSITORY: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+RUNTIME: Final = os.environ.get("NVSHIM_TEST_RUNTIME", OURS)
+
+# As on a node: the system's interpreter, and nothing of the tools of development beside it.
+_INTERPRETER: Final = "/usr/bin/python3"
+_SITE: Final = os.path.join(REPOSITORY, ".cache", "site")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "e2e" in item.path.relative_to(REPOSITORY).parts:
+            item.add_marker("e2e")
+            if os.geteuid() != 0:
+                item.add_marker(pytest.mark.skip(reason="needs root"))
+
+
+@pytest.fixture(scope="session")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A directory for what the whole session uses."""
+    return str(tmp_path_factory.mktemp("workshop"))
+
+
+@pytest.fixture(scope="session")
+def shim_directory(workshop: str) -> str:
+    """Where the launcher of this checkout is."""
+    if not os.path.isdir(_SITE):
+        pytest.exit(f"{_SITE} is missing: run `make setup`", returncode=2)
+    directory = os.path.join(workshop, "bin")
+    os.mkdir(directory)
+    argv = [
+        _INTERPRETER, "-m", "shim.launcher", os.path.join(directory, "containerd-shim-nvidia-v1"),
+        "--interpreter", _INTERPRETER, "--library", REPOSITORY, "--library", _SITE,
+    ]  # fmt: skip
+    subprocess.run(argv, cwd=REPOSITORY, check=True)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def shim_config(workshop: str) -> str:
+    """The shim's configuration; a test that needs another writes it and puts this one back."""
+    path = os.path.join(workshop, "config.toml")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(f'[node]\nstate = "{workshop}/state"\n')
+    return path
+
+
+@pytest.fixture(scope="session")
+def session_containerd(shim_directory: str, shim_config: str) -> Iterator[PrivateContainerd]:
+    """The containerd of the session. Tests ask for ``containerd``, which looks for leaks."""
+    # Not below pytest's directory: the paths of unix sockets are short.
+    with PrivateContainerd(shim_directory=shim_directory, shim_config=shim_config) as containerd:
+        archive = write_archive(f"{containerd.directory}/images.tar", [busybox(), glibc()])
+        containerd.ctr("images", "import", archive)
+        os.unlink(archive)
+        yield containerd
+
+
+@pytest.fixture
+def containerd(session_containerd: PrivateContainerd) -> Iterator[PrivateContainerd]:
+    """A running containerd; the test fails if anything of its containers is left."""
+    if not session_containerd.pid:
+        session_containerd.start()
+    census = Census(session_containerd)
+    yield session_containerd
+    if not session_containerd.pid:
+        session_containerd.start()
+    left = census.leftovers()
+    if left:
+        message = describe(left, session_containerd.log())
+        census.remove(left)
+        pytest.fail(message, pytrace=False)
+
+
+@pytest.fixture
+def runtime(containerd: PrivateContainerd) -> Iterator[Runtime]:
+    """The runtime under test. Containers that a test started are removed after it."""
+    runtime = Runtime(containerd, RUNTIME)
+    yield runtime
+    if not containerd.pid:
+        containerd.start()
+    runtime.close()

@@ -1,0 +1,190 @@
+"""From ``ctr run`` to the exit code: what every container does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from integration.images import GLIBC
+from tests.harness.runtime import is_alive, new_name
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from tests.harness.runtime import Runtime
+
+LONG = 5_000_000  # bytes: more than fits in any pipe, so that the reader has to keep up
+
+
+def test_stdout_and_stderr_arrive_apart(runtime: Runtime) -> None:
+    done = runtime.run("sh", "-c", "echo to stdout; echo to stderr >&2")
+    assert (done.stdout, done.stderr, done.code) == ("to stdout\n", "to stderr\n", 0)
+
+
+@pytest.mark.parametrize("code", [0, 1, 42, 255])
+def test_exit_code_is_that_of_the_program(runtime: Runtime, code: int) -> None:
+    assert runtime.run("sh", "-c", f"exit {code}").code == code
+
+
+@pytest.mark.parametrize(("signal", "number"), [("TERM", 15), ("KILL", 9), ("USR1", 10)])
+def test_a_program_that_a_signal_ends_exits_with_128_and_its_number(
+    runtime: Runtime, signal: str, number: int
+) -> None:
+    # The shell is init, which signals without a handler do not end; its child is not.
+    container, ctr = runtime.spawn(
+        "sh", "-c", "sleep 1000 & echo ready; wait $!; exit $?", stdout=subprocess.PIPE
+    )
+    assert ctr.stdout is not None
+    with ctr.stdout:
+        assert ctr.stdout.readline() == b"ready\n"
+        assert container.exec("pkill", f"-{signal}", "sleep").code == 0
+        assert ctr.wait(10) == 128 + number
+
+
+def test_killed_init_exits_with_137(runtime: Runtime) -> None:
+    container = runtime.start_idle()
+    assert container.kill("KILL").code == 0
+    assert container.exit_code() == 128 + 9
+
+
+@pytest.mark.parametrize("signal", ["HUP", "USR1", "WINCH", "TERM"])
+def test_kill_delivers_the_signal_it_was_asked_for(runtime: Runtime, signal: str) -> None:
+    container, ctr = runtime.spawn("probe", "signals", image=GLIBC, stdout=subprocess.PIPE)
+    assert ctr.stdout is not None
+    with ctr.stdout:
+        assert ctr.stdout.readline() == b"ready\n"
+        assert container.kill(signal).code == 0
+        assert ctr.stdout.readline() == f"got {signal}\n".encode()
+        container.kill("TERM")
+        assert ctr.wait(10) == 0
+
+
+def test_kill_of_all_reaches_children_of_init(runtime: Runtime) -> None:
+    container = runtime.start("sh", "-c", "trap '' TERM; sleep 1000; sleep 1000")
+    eventually(lambda: len(_pids(container)) > 1, "init has a child")
+    assert container.kill("KILL", flags=["--all"]).code == 0
+    assert container.exit_code() == 128 + 9
+
+
+def test_long_output_arrives_whole(runtime: Runtime) -> None:
+    done = runtime.run("sh", "-c", f"yes 0123456789abcde | head -c {LONG}")
+    assert done.stdout == "0123456789abcde\n" * (LONG // 16)
+
+
+def test_output_just_before_the_end_is_not_lost(runtime: Runtime) -> None:
+    script = "head -c 60000 /dev/zero | tr '\\0' x; echo; echo last; exit 3"
+    for _ in range(3):
+        done = runtime.run("sh", "-c", script)
+        assert (len(done.stdout), done.stdout[-5:], done.code) == (60_006, "last\n", 3)
+
+
+def test_stdin_is_read_to_its_end(runtime: Runtime) -> None:
+    text = "".join(f"line {number}\n" for number in range(20_000))
+    done = runtime.run("cat", stdin=text)
+    assert (done.code, done.stdout) == (0, text)
+
+
+def test_stdin_without_anything_is_at_its_end(runtime: Runtime) -> None:
+    assert runtime.run("cat").stdout == ""
+
+
+def test_null_io_loses_output_and_keeps_the_exit_code(runtime: Runtime) -> None:
+    done = runtime.run("sh", "-c", "echo lost; cat; exit 5", flags=["--null-io"])
+    assert (done.stdout, done.code) == ("", 5)
+
+
+def test_output_goes_to_a_file_if_a_file_is_asked_for(runtime: Runtime, tmp_path: object) -> None:
+    path = os.path.join(str(tmp_path), "log")
+    container = runtime.start(
+        "sh", "-c", "echo to stdout; echo to stderr >&2", flags=["--log-uri", f"file://{path}"]
+    )
+    assert container.exit_code() == 0
+    with open(path) as file:
+        assert sorted(file.read().splitlines()) == ["to stderr", "to stdout"]
+
+
+def test_detached_container_runs_on_and_is_listed(runtime: Runtime) -> None:
+    container = runtime.start_idle()
+    assert container.status == "RUNNING"
+    assert is_alive(container.pid)
+    assert container.pid in _pids(container)
+    container.kill("KILL")
+    container.wait_for("STOPPED")
+    assert not is_alive(container.pid)
+    assert container.delete_task() == 128 + 9
+    assert container.status == ""
+
+
+def test_task_of_a_stopped_container_can_be_started_again(runtime: Runtime) -> None:
+    container = runtime.start("sh", "-c", "exit 7")
+    assert container.exit_code() == 7
+    runtime.containerd.ctr(
+        "tasks", "start", "--detach", "--fifo-dir", runtime.containerd.fifo_directory,
+        container.name,
+    )  # fmt: skip
+    assert container.exit_code() == 7
+
+
+def test_running_task_is_not_deleted_without_force(runtime: Runtime) -> None:
+    container = runtime.start_idle()
+    done = runtime.containerd.ctr("tasks", "rm", container.name, check=False)
+    assert done.code != 0
+    assert container.status == "RUNNING"
+
+
+def test_paused_container_stands_still_until_it_is_resumed(runtime: Runtime) -> None:
+    container = runtime.start("sh", "-c", "while :; do date +%s%N >/tmp/now; done")
+    containerd = runtime.containerd
+    eventually(lambda: container.exec("test", "-s", "/tmp/now").code == 0, "it has begun")
+    assert containerd.ctr("tasks", "pause", container.name).code == 0
+    assert container.status == "PAUSED"
+    now = f"/proc/{container.pid}/root/tmp/now"
+    assert len({os.stat(now).st_mtime_ns for _ in range(20)}) == 1
+    before = os.stat(now).st_mtime_ns
+    assert containerd.ctr("tasks", "resume", container.name).code == 0
+    assert container.status == "RUNNING"
+    eventually(lambda: os.stat(now).st_mtime_ns != before, "it goes on")
+
+
+def test_metrics_tell_the_memory_and_processes_of_the_container(runtime: Runtime) -> None:
+    container = runtime.start_idle()
+    text = runtime.containerd.ctr("tasks", "metrics", container.name).stdout
+    table = dict(line.split()[:2] for line in text.splitlines() if len(line.split()) == 2)
+    assert int(table["pids.current"]) == 1
+    assert int(table.get("memory.usage_in_bytes") or table["memory.usage"]) > 0
+
+
+def test_program_that_does_not_exist_is_a_readable_error(runtime: Runtime) -> None:
+    done = runtime.run("no-such-program")
+    assert done.code == 1
+    assert '"no-such-program": executable file not found in $PATH' in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_name_of_a_failed_container_can_be_used_again(runtime: Runtime) -> None:
+    name = new_name()
+    assert runtime.run("no-such-program", name=name).code == 1
+    assert runtime.run("echo", "hi", name=name).stdout == "hi\n"
+
+
+def test_read_only_container_runs(runtime: Runtime) -> None:
+    done = runtime.run("sh", "-c", "touch /file", flags=["--read-only"])
+    assert done.code == 1
+    assert "Read-only file system" in done.stderr
+
+
+def test_container_is_limited_as_asked(runtime: Runtime) -> None:
+    done = runtime.run(
+        "sh", "-c",
+        "cat /sys/fs/cgroup/memory/memory.limit_in_bytes || cat /sys/fs/cgroup/memory.max",
+        flags=["--memory-limit", str(64 << 20)],
+    )  # fmt: skip
+    assert done.stdout == f"{64 << 20}\n"
+
+
+def _pids(container: object) -> list[int]:
+    runtime, name = container.runtime, container.name  # type: ignore[attr-defined] # a Container
+    lines = runtime.containerd.ctr("tasks", "ps", name).lines[1:]
+    return [int(line.split()[0]) for line in lines]

@@ -1,0 +1,98 @@
+"""What a test left on the machine, judged from outside.
+
+A census is taken before and after: of the traces of the test's containerd (processes, mounts,
+cgroups, sockets, fifos, bundles, states of the low-level runtime; see integration.traces), of
+what containerd itself still lists, and of the shim's own directory. Cleaning up is partly
+asynchronous, so the second census is repeated until nothing is left or time is up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING, Final
+
+from integration import traces
+from integration.containerd_errors import ContainerdError
+from integration.traces import Trace
+
+if TYPE_CHECKING:
+    from integration.containerd import PrivateContainerd
+
+# What the shim makes on a machine outside of bundles, when its configuration names no other.
+STATE: Final = "/run/containerd-shim-nvidia"
+
+_POLL: Final = 0.02
+
+
+class Census:
+    """The state of the machine before a test, to compare with.
+
+    Args:
+        containerd: the one that the test uses.
+    """
+
+    def __init__(self, containerd: PrivateContainerd) -> None:
+        self._containerd = containerd
+        self._before = self._take()
+
+    def leftovers(self, *, timeout: float = 5.0) -> list[Trace]:
+        """What is there now and was not before.
+
+        Args:
+            timeout: seconds that asynchronous cleaning up may take.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            left = self._take() - self._before
+            if not left or time.monotonic() > deadline:
+                return sorted(left)
+            time.sleep(_POLL)
+
+    def remove(self, left: list[Trace]) -> None:
+        """Remove what was left, so that the next test starts on a clean machine."""
+        containerd = self._containerd
+        for kind, command in (
+            ("container", ("containers", "rm")),
+            ("snapshot", ("snapshots", "rm")),
+        ):
+            names = [trace.name for trace in left if trace.kind == kind]
+            for name in names:
+                if kind == "container":
+                    containerd.ctr("tasks", "rm", "--force", name, check=False)
+                containerd.ctr(*command, name, check=False)
+        containerd.sweep()
+        for trace in left:
+            if trace.kind == "state":
+                with contextlib.suppress(OSError):
+                    os.unlink(trace.name)
+
+    def _take(self) -> set[Trace]:
+        return {*traces.find(self._containerd.marks), *self._listed(), *_own_state()}
+
+    def _listed(self) -> set[Trace]:
+        """What containerd itself says is there."""
+        try:
+            containers = self._containerd.ctr("containers", "ls", "--quiet").lines
+            snapshots = self._containerd.ctr("snapshots", "ls").lines[1:]
+        except ContainerdError as error:
+            return {Trace("containerd", "does not answer", str(error))}
+        return {
+            *(Trace("container", name) for name in containers if name),
+            *(Trace("snapshot", line.split()[0]) for line in snapshots if line),
+        }
+
+
+def describe(left: list[Trace], log: str) -> str:
+    """A failure's message: what was left, and the end of containerd's log."""
+    lines = [f"left behind: {len(left)}", *(f"  {trace}" for trace in left)]
+    return "\n".join([*lines, "the last lines of containerd's log:", *log.splitlines()[-15:]])
+
+
+def _own_state() -> set[Trace]:
+    return {
+        Trace("state", os.path.join(directory, name))
+        for directory, _, names in os.walk(STATE)
+        for name in names
+    }

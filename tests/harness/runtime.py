@@ -1,0 +1,239 @@
+"""A runtime of a containerd, and what tests do with its containers.
+
+Tests are written against a runtime's name, so that they can be validated against containerd's
+own shim: a test that fails there asks for something that no shim has to do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from integration.images import BUSYBOX
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterable
+
+    from integration.containerd import Completed, PrivateContainerd
+
+STOCK: Final = "io.containerd.runc.v2"
+OURS: Final = "io.containerd.nvidia.v1"
+
+# Not used twice in a test run, so that a trace names its test's container and no other.
+_numbers = itertools.count(1)
+
+_EXIT_CODE: Final = re.compile(r"exit with non-zero exit code (\d+)")
+
+
+def new_name(kind: str = "c") -> str:
+    """A name that no container, exec or pod has had in this run."""
+    return f"{kind}{next(_numbers)}-{os.getpid()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container that runs detached.
+
+    Attributes:
+        runtime: whose it is.
+        name: its id.
+    """
+
+    runtime: Runtime
+    name: str
+
+    @property
+    def pid(self) -> int:
+        """Its init process, as containerd knows it; 0 if there is no task."""
+        return self._task()[0]
+
+    @property
+    def status(self) -> str:
+        """What containerd says: RUNNING, STOPPED, CREATED …, or "" if there is no task."""
+        return self._task()[1]
+
+    def exec(
+        self, *command: str, flags: Iterable[str] = (), stdin: str = "", timeout: float = 30
+    ) -> Completed:
+        """Run a command in it to its end; another code than 0 is no error."""
+        return self.runtime.containerd.ctr(
+            *self.exec_words(*command, flags=flags), stdin=stdin, timeout=timeout, check=False
+        )
+
+    def exec_words(
+        self, *command: str, flags: Iterable[str] = (), exec_id: str | None = None
+    ) -> list[str]:
+        """The words for ``ctr`` that run a command in it."""
+        containerd = self.runtime.containerd
+        return [
+            "tasks", "exec", "--exec-id", exec_id or new_name("e"),
+            "--fifo-dir", containerd.fifo_directory, *flags, self.name, *command,
+        ]  # fmt: skip
+
+    def kill(self, signal: str = "KILL", *, flags: Iterable[str] = ()) -> Completed:
+        """Send a signal to its init, or what the flags say."""
+        return self.runtime.containerd.ctr(
+            "tasks", "kill", "--signal", signal, *flags, self.name, check=False
+        )
+
+    def wait_for(self, status: str, *, timeout: float = 10) -> None:
+        """Wait until containerd says that it is in that state."""
+        eventually(lambda: self.status == status, f"{self.name} is {status}", timeout=timeout)
+
+    def delete_task(self, *, force: bool = False) -> int:
+        """Delete the task, and return the exit code that containerd knew of it."""
+        done = self.runtime.containerd.ctr(
+            "tasks", "rm", *(["--force"] if force else []), self.name
+        )
+        found = _EXIT_CODE.search(done.stderr)
+        return int(found[1]) if found else 0
+
+    def exit_code(self, *, timeout: float = 10) -> int:
+        """Wait for its end, delete the task, and return its exit code."""
+        self.wait_for("STOPPED", timeout=timeout)
+        return self.delete_task()
+
+    def remove(self) -> None:
+        """Kill it, delete its task, remove it. What is gone already is no error."""
+        containerd = self.runtime.containerd
+        containerd.ctr("tasks", "rm", "--force", self.name, check=False)
+        containerd.ctr("containers", "rm", self.name, check=False)
+
+    def _task(self) -> tuple[int, str]:
+        for line in self.runtime.containerd.ctr("tasks", "ls").lines[1:]:
+            name, pid, status = line.split()
+            if name == self.name:
+                return int(pid), status
+        return 0, ""
+
+
+class Runtime:
+    """What a test has in hand.
+
+    Args:
+        containerd: it runs for the length of the test.
+        name: the runtime's name.
+    """
+
+    def __init__(self, containerd: PrivateContainerd, name: str) -> None:
+        self.containerd = containerd
+        self.name = name
+        self._containers: list[Container] = []
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is the shim of this project, and not one to compare with."""
+        return self.name == OURS
+
+    def words(
+        self,
+        *command: str,
+        image: str = BUSYBOX,
+        name: str | None = None,
+        flags: Iterable[str] = (),
+    ) -> list[str]:
+        """The words for ``ctr`` that run a container."""
+        return [
+            "run", "--runtime", self.name, "--fifo-dir", self.containerd.fifo_directory,
+            *flags, image, name or new_name(), *command,
+        ]  # fmt: skip
+
+    def run(
+        self,
+        *command: str,
+        image: str = BUSYBOX,
+        name: str | None = None,
+        flags: Iterable[str] = (),
+        stdin: str = "",
+        timeout: float = 30,
+    ) -> Completed:
+        """Run a container to its end and remove it; another code than 0 is no error."""
+        words = self.words(*command, image=image, name=name, flags=("--rm", *flags))
+        return self.containerd.ctr(*words, stdin=stdin, timeout=timeout, check=False)
+
+    def spawn(
+        self,
+        *command: str,
+        image: str = BUSYBOX,
+        name: str | None = None,
+        flags: Iterable[str] = (),
+        **options: Any,
+    ) -> tuple[Container, subprocess.Popen[bytes]]:
+        """Start a container with a ``ctr`` that stays attached to it."""
+        container = self._container(name)
+        words = self.words(*command, image=image, name=container.name, flags=("--rm", *flags))
+        return container, self.containerd.spawn_ctr(*words, **options)
+
+    def start(
+        self,
+        *command: str,
+        image: str = BUSYBOX,
+        name: str | None = None,
+        flags: Iterable[str] = (),
+    ) -> Container:
+        """Start a container that runs on by itself. It is removed at the end of the test."""
+        container = self._container(name)
+        self.containerd.ctr(
+            *self.words(*command, image=image, name=container.name, flags=("--detach", *flags))
+        )
+        return container
+
+    def start_idle(self, *, image: str = BUSYBOX, flags: Iterable[str] = ()) -> Container:
+        """Start a container that does nothing until it is killed."""
+        return self.start("sleep", "1000", image=image, flags=flags)
+
+    def low_level_flags(
+        self, directory: str, *, binary: str | None = None, root: str | None = None
+    ) -> tuple[str, ...]:
+        """The flags of ``ctr run`` that choose the low-level runtime and its root.
+
+        ``ctr`` has flags for them for containerd's own shim only; others are given a file, as
+        CRI gives it to them.
+
+        Args:
+            directory: where that file is written.
+            binary: the program; None for the shim's default.
+            root: the directory of its state; None for the shim's default.
+        """
+        if not self.is_ours:
+            chosen = (("--runc-binary", binary), ("--runc-root", root))
+            return tuple(word for flag, value in chosen if value for word in (flag, value))
+        path = os.path.join(directory, f"{new_name('options')}.toml")
+        with open(path, "w", encoding="utf-8") as file:
+            for key, value in (("BinaryName", binary), ("Root", root)):
+                if value is not None:
+                    file.write(f"{key} = {json.dumps(value)}\n")
+        return ("--runtime-config-path", path)
+
+    def close(self) -> None:
+        """Remove every container that the test started and did not remove."""
+        while self._containers:
+            self._containers.pop().remove()
+
+    def _container(self, name: str | None) -> Container:
+        container = Container(self, name or new_name())
+        self._containers.append(container)
+        return container
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs: a zombie does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def seconds_of(action: Any) -> float:
+    """How long a call takes, in seconds."""
+    begin = time.monotonic()
+    action()
+    return time.monotonic() - begin

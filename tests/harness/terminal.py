@@ -1,0 +1,94 @@
+"""A terminal with a program in it, as a person has one."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import struct
+import subprocess
+import termios
+import time
+from typing import Self
+
+
+class Terminal:
+    """Runs a program as the leader of a session on a terminal of its own.
+
+    Args:
+        argv: the program.
+        rows: the terminal's height when the program starts.
+        columns: its width.
+    """
+
+    def __init__(self, argv: list[str], *, rows: int = 24, columns: int = 80) -> None:
+        self._master, slave = os.openpty()
+        self._screen = ""
+        self.resize(rows, columns)
+        try:
+            # setsid makes the terminal the controlling one, so that the kernel sends SIGWINCH.
+            self._process = subprocess.Popen(
+                ["setsid", "--ctty", *argv], stdin=slave, stdout=slave, stderr=slave
+            )
+        except BaseException:
+            os.close(self._master)
+            raise
+        finally:
+            os.close(slave)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        os.close(self._master)
+
+    @property
+    def screen(self) -> str:
+        """Everything that was written to the terminal so far."""
+        return self._screen
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Change the size, as dragging a window's corner does."""
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def type(self, text: str) -> None:
+        """Press keys: ``\\x03`` is Ctrl-C, ``\\x04`` Ctrl-D."""
+        os.write(self._master, text.encode())
+
+    def wait_for(self, text: str, *, timeout: float = 10) -> None:
+        """Read until the text is on the screen.
+
+        Raises:
+            AssertionError: it is not in time, or the program has ended without it.
+        """
+        deadline = time.monotonic() + timeout
+        while text not in self._screen:
+            if not self._read(deadline - time.monotonic()):
+                raise AssertionError(f"{text!r} is not on the screen: {self._screen!r}")
+
+    def wait(self, *, timeout: float = 10) -> int:
+        """Read to the end, and return the program's exit code.
+
+        Raises:
+            AssertionError: there is no end in time.
+        """
+        deadline = time.monotonic() + timeout
+        while self._read(deadline - time.monotonic()):
+            pass
+        try:
+            return self._process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired as error:
+            raise AssertionError(f"no end; on the screen: {self._screen!r}") from error
+
+    def _read(self, timeout: float) -> bool:
+        """Whether there was something to read; the terminal's end reads as an error."""
+        ready, _, _ = select.select([self._master], [], [], max(0.0, timeout))
+        with contextlib.suppress(OSError):
+            if ready and (chunk := os.read(self._master, 65536)):
+                self._screen += chunk.decode(errors="replace")
+                return True
+        return False

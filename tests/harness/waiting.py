@@ -1,0 +1,35 @@
+"""Waiting for what happens in another process: bounded, and with a word for what was awaited."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_POLL: Final = 0.01
+
+T = TypeVar("T")
+
+
+def eventually(look: Callable[[], T], what: str, *, timeout: float = 10.0) -> T:
+    """Look again and again until there is something to see.
+
+    Args:
+        look: returns something true once it has happened.
+        what: what is awaited, for the failure's message.
+        timeout: seconds to wait at most.
+
+    Returns:
+        What ``look`` returned.
+
+    Raises:
+        AssertionError: it did not happen in time.
+    """
+    deadline = time.monotonic() + timeout
+    while not (seen := look()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {timeout:g} s; last seen: {seen!r}")
+        time.sleep(_POLL)
+    return seen
