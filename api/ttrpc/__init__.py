@@ -1,0 +1,115 @@
+"""ttrpc for Python: the protocol that containerd speaks with its shims.
+
+ttrpc is gRPC for processes of one machine: the same services and protobuf messages, without
+HTTP/2, over a unix socket. This package speaks version 1.2 of the protocol (unary calls and
+streams), on anyio, in one thread.
+
+**A server** is services on a listening socket::
+
+    async def state(context: Context, request: StateRequest) -> StateResponse:
+        if request.id not in tasks:
+            raise TaskNotFound(...)            # an NvshimError: its status and its str() are sent
+        return StateResponse(id=request.id)
+
+    service = Service(task_pb2.DESCRIPTOR.services_by_name["Task"], {"State": state})
+    server = Server([service], log=lambda event, fields: ...)
+    await server.serve(listener)               # until server.close() or server.shutdown()
+
+Every request has a task of its own, which is cancelled when its client disconnects or the
+client's timeout is over; a handler that must not stop half way shields itself. Any other
+exception of a handler is answered INTERNAL and logged. Only processes of the server's own user
+and group are served.
+
+**A client** is a connection::
+
+    async with connect("/run/containerd/s/1234") as client:
+        response = await client.call(
+            "containerd.task.v2.Task", "State", StateRequest(id="web"), StateResponse, timeout=5
+        )
+
+Calls may run at the same time, and be cancelled. A lost connection fails all of them with
+:class:`ConnectionClosed`; ``client.closed`` says so, and connecting again is the caller's.
+``Client(await dial(path), task_group)`` does the same in a task group that exists already.
+
+**Streams**: a method that streams gets a :class:`Stream` in place of the request; a client
+opens one with ``async with client.stream(service, Method.of(descriptor))`` and then sends,
+finishes and receives.
+
+**Without sockets**: :class:`ServerConnection` and :class:`ClientConnection` are the protocol
+alone, bytes in and events out, for other transports and for tests.
+
+What happens when something is wrong is said where it is decided: errors in
+:mod:`api.ttrpc.errors`, protocol violations in :mod:`api.ttrpc.connection`, stream states in
+:mod:`api.ttrpc.streams`, limits in :mod:`api.ttrpc.inbox` and :mod:`api.ttrpc.transport`.
+"""
+
+from api.ttrpc.client import Client, ClientStream, connect, dial
+from api.ttrpc.connection import ClientConnection, ServerConnection
+from api.ttrpc.errors import (
+    ConnectFailed,
+    ConnectionClosed,
+    DeadlineExceeded,
+    HandlerFailed,
+    LocalProtocolError,
+    MessageTooLarge,
+    Overloaded,
+    PeerRejected,
+    RemoteError,
+    RemoteProtocolError,
+    ShuttingDown,
+    StreamClosed,
+    TtrpcError,
+    TypeMismatch,
+    UndecodableMessage,
+    Unimplemented,
+)
+from api.ttrpc.events import (
+    DataReceived,
+    Ended,
+    Event,
+    FrameIgnored,
+    RequestReceived,
+    ResponseReceived,
+    StreamFailed,
+)
+from api.ttrpc.server import Server
+from api.ttrpc.service import Context, Credentials, Handler, Method, Service, Stream
+
+__all__ = [
+    "Client",
+    "ClientConnection",
+    "ClientStream",
+    "ConnectFailed",
+    "ConnectionClosed",
+    "Context",
+    "Credentials",
+    "DataReceived",
+    "DeadlineExceeded",
+    "Ended",
+    "Event",
+    "FrameIgnored",
+    "Handler",
+    "HandlerFailed",
+    "LocalProtocolError",
+    "MessageTooLarge",
+    "Method",
+    "Overloaded",
+    "PeerRejected",
+    "RemoteError",
+    "RemoteProtocolError",
+    "RequestReceived",
+    "ResponseReceived",
+    "Server",
+    "ServerConnection",
+    "Service",
+    "ShuttingDown",
+    "Stream",
+    "StreamClosed",
+    "StreamFailed",
+    "TtrpcError",
+    "TypeMismatch",
+    "UndecodableMessage",
+    "Unimplemented",
+    "connect",
+    "dial",
+]

@@ -1,0 +1,441 @@
+"""A ttrpc client on a unix socket.
+
+One task reads the connection; any number of tasks call at once. When the connection is lost
+every call under way fails at once with :class:`~api.ttrpc.errors.ConnectionClosed`. A client does
+not reconnect by itself: whoever has the connection knows what may be sent twice.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import socket
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+from google.protobuf.message import DecodeError, Message
+
+from api.errors import Status
+from api.ttrpc.errors import (
+    ConnectFailed,
+    DeadlineExceeded,
+    LocalProtocolError,
+    Overloaded,
+    RemoteError,
+    TtrpcError,
+    UndecodableMessage,
+)
+from api.ttrpc.events import ResponseReceived, StreamFailed
+from api.ttrpc.inbox import PATIENCE, Inbox
+from api.ttrpc.multiplexer import Multiplexer, Request
+from api.ttrpc.streams import State
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+    from types import TracebackType
+    from typing import Final, Self
+
+    from anyio.abc import TaskGroup
+
+    from api.ttrpc.errors import ConnectionClosed
+    from api.ttrpc.multiplexer import Answer
+    from api.ttrpc.service import Method
+
+R = TypeVar("R", bound=Message)
+
+_CONNECT: Final = 5.0  # seconds
+_PAUSE: Final = 0.01  # seconds, between looks at a full backlog
+_NANOSECONDS: Final = 10**9
+_LONGEST: Final = 9e9  # seconds, 285 years: about what an int64 of nanoseconds holds
+
+
+async def dial(path: str, *, timeout: float = _CONNECT) -> socket.socket:
+    """A connected socket, for a :class:`Client` in a task group of one's own.
+
+    Args:
+        path: of a unix socket, with or without ``unix://`` before it.
+        timeout: seconds to wait while the server's backlog is full.
+
+    Returns:
+        The socket, non-blocking and not inherited by children.
+
+    Raises:
+        ConnectFailed: nobody listens there, or nobody accepted in time.
+    """
+    path = path.removeprefix("unix://")
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    deadline = anyio.current_time() + timeout
+    try:
+        while True:
+            try:
+                sock.connect(path)
+            except BlockingIOError:
+                # A unix socket whose backlog is full says EAGAIN and cannot be polled.
+                if anyio.current_time() >= deadline:
+                    raise ConnectFailed(
+                        f"connect to {path}", found=f"a backlog still full after {timeout:g} s"
+                    ) from None
+                await anyio.sleep(_PAUSE)
+            except OSError as error:
+                raise ConnectFailed(
+                    f"connect to {path}",
+                    found=errno.errorcode.get(error.errno or 0, "") or str(error),
+                    do="check that the server runs and listens there",
+                ) from error
+            else:
+                return sock
+    except BaseException:
+        sock.close()
+        raise
+
+
+class Client:
+    """The client's end of a connection.
+
+    Args:
+        sock: a connected stream socket, see :func:`dial`; the client closes it.
+        tasks: where the connection is read, from now until it is closed or this group cancelled.
+    """
+
+    def __init__(self, sock: socket.socket, tasks: TaskGroup) -> None:
+        self._multiplexer = Multiplexer(sock, tasks)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is over; then every call fails."""
+        return self._multiplexer.over.is_set()
+
+    async def wait_closed(self) -> None:
+        """Wait until the connection is over, whoever ended it."""
+        await self._multiplexer.over.wait()
+
+    def close(self) -> None:
+        """End the connection; calls under way fail with ``ConnectionClosed``."""
+        self._multiplexer.close()
+
+    async def call(
+        self,
+        service: str,
+        method: str,
+        request: Message,
+        response_type: type[R],
+        *,
+        timeout: float | None = None,
+        metadata: Iterable[tuple[str, str]] = (),
+    ) -> R:
+        """Call a unary method.
+
+        A caller that is cancelled leaves the connection healthy: the server goes on (ttrpc has
+        no message to stop it), and its answer is dropped when it comes.
+
+        Args:
+            service: full name, such as ``containerd.task.v2.Task``.
+            method: name, such as ``State``.
+            request: the request message.
+            response_type: the response's class.
+            timeout: seconds, for both sides; None for no limit.
+            metadata: pairs of key and value; keys may repeat.
+
+        Returns:
+            The response.
+
+        Raises:
+            RemoteError: the server answered with a status other than OK.
+            DeadlineExceeded: no answer within ``timeout``.
+            ConnectionClosed: the connection was lost, or had been.
+            MessageTooLarge: the request or the response is larger than 4 MiB.
+            RemoteProtocolError: the answer was not what the protocol allows.
+        """
+        asked = Request(
+            service,
+            method,
+            request.SerializeToString(),
+            _nanoseconds(timeout),
+            tuple(metadata),
+            State.UNARY,
+        )
+        answer: ResponseReceived | None = None
+        with anyio.CancelScope(deadline=_deadline(timeout)):
+            answer = await self._exchange(asked)
+        if answer is None:
+            raise DeadlineExceeded(str(asked), found=f"no answer in {timeout:g} s")
+        _check_status(str(asked), answer, timeout)
+        return _decode(response_type, answer.payload, str(asked))
+
+    def stream(
+        self,
+        service: str,
+        method: Method,
+        request: Message | None = None,
+        *,
+        timeout: float | None = None,
+        metadata: Iterable[tuple[str, str]] = (),
+    ) -> ClientStream:
+        """Call a method that streams, in an ``async with``.
+
+        Args:
+            service: full name.
+            method: its name, classes and directions, see :meth:`Method.of`.
+            request: the request, if only the server streams. Else send it on the stream.
+            timeout: seconds for all of the ``async with``; None for no limit. When they are
+                over the block is cancelled and raises ``DeadlineExceeded``.
+            metadata: pairs of key and value; keys may repeat.
+
+        Returns:
+            The call, not yet made.
+
+        Raises:
+            LocalProtocolError: a request where the client streams, or none where it does not.
+        """
+        if (request is None) != method.client_streaming:
+            raise LocalProtocolError(
+                f"{service}/{method.name}",
+                found="a request is given exactly if the client does not stream",
+            )
+        asked = Request(
+            service,
+            method.name,
+            b"" if request is None else request.SerializeToString(),
+            _nanoseconds(timeout),
+            tuple(metadata),
+            State.OPEN if method.client_streaming else State.CLIENT_CLOSED,
+        )
+        return ClientStream(self._multiplexer, method, asked, timeout)
+
+    async def _exchange(self, asked: Request) -> ResponseReceived:
+        call = _UnaryCall()
+        stream_id = await self._multiplexer.open(asked, call)
+        try:
+            await call.done.wait()
+        finally:
+            self._multiplexer.forget(stream_id)
+        if isinstance(call.outcome, ResponseReceived):
+            return call.outcome
+        raise call.outcome
+
+
+class _UnaryCall:
+    """A call that waits for its one answer."""
+
+    __slots__ = ("done", "outcome")
+
+    outcome: ResponseReceived | TtrpcError
+
+    def __init__(self) -> None:
+        self.done = anyio.Event()
+
+    async def take(self, answer: Answer) -> None:
+        """The answer; never data, which the core does not let through to a unary stream."""
+        if isinstance(answer, StreamFailed):
+            self.outcome = answer.error
+        elif isinstance(answer, ResponseReceived):
+            self.outcome = answer
+        self.done.set()
+
+    def lost(self, error: ConnectionClosed) -> None:
+        """The connection is gone; an answer that came before it still counts."""
+        if not self.done.is_set():
+            self.outcome = error
+            self.done.set()
+
+
+class ClientStream:
+    """A call that streams; made by :meth:`Client.stream`, opened by ``async with``.
+
+    Leaving the block forgets the call, whatever its state: the server is told that we send no
+    more, and what it still sends is dropped.
+    """
+
+    def __init__(
+        self, multiplexer: Multiplexer, method: Method, asked: Request, timeout: float | None
+    ) -> None:
+        self._multiplexer = multiplexer
+        self._method = method
+        self._asked = asked
+        self._timeout = timeout
+        self._inbox = Inbox(multiplexer.holdings)
+        self._stream_id = 0
+
+    async def __aenter__(self) -> Self:
+        self._scope = anyio.CancelScope(deadline=_deadline(self._timeout))
+        self._scope.__enter__()
+        try:
+            self._stream_id = await self._multiplexer.open(self._asked, self)
+        except BaseException as error:
+            if self._scope.__exit__(type(error), error, error.__traceback__):
+                raise self._too_late() from None
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> bool | None:
+        self._multiplexer.forget(self._stream_id)
+        self._inbox.clear()
+        swallowed = self._scope.__exit__(kind, error, where)
+        if self._scope.cancelled_caught:
+            raise self._too_late() from None
+        return swallowed
+
+    async def send(self, message: Message) -> None:
+        """Send a message; waits while the server does not read.
+
+        Args:
+            message: of the method's request type.
+
+        Raises:
+            LocalProtocolError: the client does not stream here, or has finished.
+            StreamClosed: the server has ended the stream; :meth:`receive` says how.
+            MessageTooLarge: nothing was sent, and the stream goes on.
+            ConnectionClosed: the connection was lost.
+        """
+        if not isinstance(message, self._method.request):
+            raise LocalProtocolError(
+                f"send on {self._asked}",
+                found=f"{type(message).__name__}, not {self._method.request.__name__}",
+            )
+        await self._multiplexer.send(self._stream_id, message.SerializeToString())
+
+    async def finish(self) -> None:
+        """Say that we send no more; the server's messages can still be received.
+
+        Raises:
+            LocalProtocolError: the client does not stream here, or has finished.
+            StreamClosed: the server has ended the stream; :meth:`receive` says how.
+            ConnectionClosed: the connection was lost.
+        """
+        await self._multiplexer.finish(self._stream_id)
+
+    async def receive(self) -> Any:
+        """The server's next message; of a method that does not stream its answer, the answer.
+
+        Raises:
+            anyio.EndOfStream: there are no more, and the call succeeded.
+            RemoteError: there are no more, and the call failed.
+            DeadlineExceeded: the server ran out of the call's time.
+            ConnectionClosed: the connection was lost.
+            Overloaded: messages were not received fast enough, and the stream was given up.
+        """
+        return _decode(self._method.response, await self._inbox.get(), str(self._asked))
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+    async def take(self, answer: Answer) -> None:
+        """What the server says on this stream. For the multiplexer."""
+        inbox = self._inbox
+        if isinstance(answer, StreamFailed):
+            inbox.end(answer.error)
+        elif isinstance(answer, ResponseReceived):
+            try:
+                _check_status(str(self._asked), answer, self._timeout)
+            except TtrpcError as error:
+                inbox.end(error)
+                return
+            # A server that streams has nothing more to say in an empty response; one that does
+            # not has said everything in it.
+            if answer.payload or not self._method.server_streaming:
+                inbox.put(answer.payload)
+            inbox.end()
+        else:
+            if answer.payload is not None:
+                inbox.put(answer.payload)
+            if answer.end:
+                inbox.end()
+            if inbox.full and not await inbox.room():
+                self._multiplexer.give_up(answer.stream_id)
+                inbox.end(
+                    Overloaded(
+                        str(self._asked), found=f"a stream that nobody has read for {PATIENCE:g} s"
+                    )
+                )
+
+    def lost(self, error: ConnectionClosed) -> None:
+        """The connection is gone. For the multiplexer."""
+        self._inbox.end(error)
+
+    def _too_late(self) -> DeadlineExceeded:
+        return DeadlineExceeded(str(self._asked), found=f"not done in {self._timeout:g} s")
+
+
+class _Connected:
+    """What :func:`connect` returns."""
+
+    def __init__(self, path: str, timeout: float) -> None:
+        self._path = path
+        self._timeout = timeout
+
+    async def __aenter__(self) -> Client:
+        sock = await dial(self._path, timeout=self._timeout)
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        self._client = Client(sock, self._tasks)
+        return self._client
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> bool | None:
+        self._client.close()
+        if kind is not None and issubclass(kind, anyio.get_cancelled_exc_class()):
+            return await self._tasks.__aexit__(kind, error, where)
+        # The group has one task, which raises nothing: what the block raised is passed on as it
+        # is, and not in an ExceptionGroup that nobody would expect of a connection.
+        await self._tasks.__aexit__(None, None, None)
+        return False
+
+
+def connect(path: str, *, timeout: float = _CONNECT) -> _Connected:
+    """A client connected to a unix socket, for an ``async with``.
+
+    Args:
+        path: of the socket, with or without ``unix://`` before it.
+        timeout: seconds to wait while the server's backlog is full.
+
+    Returns:
+        An asynchronous context manager that gives a :class:`Client` and closes it at the end.
+        Entering it raises :class:`~api.ttrpc.errors.ConnectFailed` if nobody listens there.
+    """
+    return _Connected(path, timeout)
+
+
+def _deadline(timeout: float | None) -> float:
+    return math.inf if timeout is None else anyio.current_time() + timeout
+
+
+def _nanoseconds(timeout: float | None) -> int:
+    """A timeout as it goes on the wire, where 0 means none."""
+    if timeout is None:
+        return 0
+    return max(1, int(min(timeout, _LONGEST) * _NANOSECONDS))
+
+
+def _check_status(asked: str, answer: ResponseReceived, timeout: float | None) -> None:
+    if answer.code == Status.OK:
+        return
+    error = RemoteError(asked, status=answer.code, message=answer.message, details=answer.details)
+    if answer.code == Status.DEADLINE_EXCEEDED and timeout is not None:
+        raise DeadlineExceeded(asked, found=f"no answer in {timeout:g} s") from error
+    raise error
+
+
+def _decode(type_: type[R], payload: bytes, asked: str) -> R:
+    try:
+        return type_.FromString(payload)
+    except DecodeError:
+        raise UndecodableMessage(
+            f"{type_.DESCRIPTOR.full_name} of {asked}",
+            found=f"{len(payload)} bytes that are none",
+        ) from None

@@ -1,0 +1,181 @@
+"""What can go wrong on the wire, by who is to blame and what can be done.
+
+::
+
+    TtrpcError                    E0001
+    ├── LocalProtocolError        E0002  our own bug: a call that the protocol does not allow now
+    ├── RemoteProtocolError       E0003  the peer broke the protocol
+    │   └── UndecodableMessage    E0004  … with bytes that are not the message they should be
+    ├── RemoteError               E0005  the peer answered with a status other than OK
+    ├── ConnectFailed             E0006  nobody answers at that address
+    ├── ConnectionClosed          E0007  the connection is gone; connect again
+    ├── StreamClosed              E0008  the peer has ended this stream; others go on
+    ├── Unimplemented             E0009  no such service or method
+    ├── DeadlineExceeded          E0010  no answer in time
+    ├── MessageTooLarge           E0011  more than 4 MiB in one message
+    ├── Overloaded                E0012  the peer asks for more at once than we hold for one peer
+    ├── ShuttingDown              E0013  this server takes no new requests
+    ├── PeerRejected              E0014  somebody else's process connected
+    ├── HandlerFailed             E0015  a handler raised what is not an NvshimError
+    └── TypeMismatch              E0016  an ``Any`` holds another type than was asked for
+
+As in h11 a protocol error is *local* (we asked for what is not allowed: fix the caller) or
+*remote* (the peer did). The core types it where the peer's bytes enter and nowhere else.
+"""
+
+from __future__ import annotations
+
+from api.errors import NvshimError, Status
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from google.protobuf.any_pb2 import Any
+
+__all__ = [
+    "ConnectFailed",
+    "ConnectionClosed",
+    "DeadlineExceeded",
+    "HandlerFailed",
+    "LocalProtocolError",
+    "MessageTooLarge",
+    "Overloaded",
+    "PeerRejected",
+    "RemoteError",
+    "RemoteProtocolError",
+    "ShuttingDown",
+    "StreamClosed",
+    "TtrpcError",
+    "TypeMismatch",
+    "UndecodableMessage",
+    "Unimplemented",
+]
+
+
+class TtrpcError(NvshimError):
+    """Something about the wire: the branch that all of this module's errors hang on."""
+
+    code = "NVSHIM-E0001"
+    status = Status.UNKNOWN
+
+
+class LocalProtocolError(TtrpcError):
+    """We asked for what the protocol does not allow. Raised by every ``send_*`` of the core."""
+
+    code = "NVSHIM-E0002"
+    status = Status.INTERNAL
+
+
+class RemoteProtocolError(TtrpcError):
+    """The peer broke the protocol, on one stream or (if raised by the core) for all of them."""
+
+    code = "NVSHIM-E0003"
+    status = Status.INVALID_ARGUMENT
+
+
+class UndecodableMessage(RemoteProtocolError):
+    """The peer sent bytes that are not the protobuf message that belongs there."""
+
+    code = "NVSHIM-E0004"
+    status = Status.INVALID_ARGUMENT
+
+
+class RemoteError(TtrpcError):
+    """The peer answered with a status other than OK. Raised by the client's calls.
+
+    Args:
+        asked: the call, ``service/method``.
+        status: the peer's status code, one of :class:`api.errors.Status`; it stays this
+            error's own ``status``, so a handler that lets it pass answers with the same code.
+        message: the peer's message as it came. ``str()`` has it as one bounded line.
+        details: the peer's details, each an ``Any``.
+    """
+
+    code = "NVSHIM-E0005"
+    status = Status.UNKNOWN
+
+    def __init__(
+        self, asked: str, *, status: int, message: str, details: Iterable[Any] = ()
+    ) -> None:
+        super().__init__(asked, found=message or f"status {status} without a message")
+        self.status = status  # the one error whose status is the peer's
+        self.message = message
+        self.details = tuple(details)
+
+
+class ConnectFailed(TtrpcError):
+    """Nobody answers at an address. Raised by :func:`api.ttrpc.connect`."""
+
+    code = "NVSHIM-E0006"
+    status = Status.UNAVAILABLE
+
+
+class ConnectionClosed(TtrpcError):
+    """The connection ended before the call did. Raised by calls; connect again to go on."""
+
+    code = "NVSHIM-E0007"
+    status = Status.UNAVAILABLE
+
+
+class StreamClosed(TtrpcError):
+    """The peer has ended the stream we want to send on; its answer can still be received."""
+
+    code = "NVSHIM-E0008"
+    status = Status.FAILED_PRECONDITION
+
+
+class Unimplemented(TtrpcError):
+    """The server has no such service, or the service no handler for the method."""
+
+    code = "NVSHIM-E0009"
+    status = Status.UNIMPLEMENTED
+
+
+class DeadlineExceeded(TtrpcError):
+    """A call took longer than its timeout, whichever side noticed first."""
+
+    code = "NVSHIM-E0010"
+    status = Status.DEADLINE_EXCEEDED
+
+
+class MessageTooLarge(TtrpcError):
+    """A message is larger than the 4 MiB that the protocol allows, ours or the peer's."""
+
+    code = "NVSHIM-E0011"
+    status = Status.RESOURCE_EXHAUSTED
+
+
+class Overloaded(TtrpcError):
+    """One connection holds more streams or bytes than we keep for one peer."""
+
+    code = "NVSHIM-E0012"
+    status = Status.RESOURCE_EXHAUSTED
+
+
+class ShuttingDown(TtrpcError):
+    """A request came after the server had been told to stop."""
+
+    code = "NVSHIM-E0013"
+    status = Status.UNAVAILABLE
+
+
+class PeerRejected(TtrpcError):
+    """A process of another user or group connected. It is logged; that peer is told nothing."""
+
+    code = "NVSHIM-E0014"
+    status = Status.PERMISSION_DENIED
+
+
+class HandlerFailed(TtrpcError):
+    """A handler raised something that is not an ``NvshimError``, or returned the wrong type."""
+
+    code = "NVSHIM-E0015"
+    status = Status.INTERNAL
+
+
+class TypeMismatch(TtrpcError):
+    """An ``Any`` holds another type than was asked for. Raised by :mod:`api.typeurl`."""
+
+    code = "NVSHIM-E0016"
+    status = Status.INVALID_ARGUMENT

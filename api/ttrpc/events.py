@@ -1,0 +1,83 @@
+"""What the core tells its user: the events that ``receive_data`` returns.
+
+They are named tuples: a dataclass costs six times as much to define, and a server process
+counts its start in milliseconds. Tell them apart by class, never by comparing two kinds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from google.protobuf.any_pb2 import Any
+
+    from api.ttrpc.errors import TtrpcError
+    from api.ttrpc.streams import State
+
+
+class RequestReceived(NamedTuple):
+    """A client has opened a stream (server).
+
+    ``timeout_nano`` is in nanoseconds, 0 for none; ``metadata`` in the order on the wire, keys
+    may repeat; ``state`` tells a unary request from one with a stream.
+    """
+
+    stream_id: int
+    service: str
+    method: str
+    payload: bytes
+    timeout_nano: int
+    metadata: tuple[tuple[str, str], ...]
+    state: State
+
+
+class DataReceived(NamedTuple):
+    """One message on an open stream (both sides); ``payload`` is None for a bare end.
+
+    ``end``: the peer sends no more on this stream.
+    """
+
+    stream_id: int
+    payload: bytes | None
+    end: bool
+
+
+class ResponseReceived(NamedTuple):
+    """The server's final word on a stream (client); ``code`` 0 is success."""
+
+    stream_id: int
+    payload: bytes
+    code: int
+    message: str
+    details: tuple[Any, ...]
+
+
+class StreamFailed(NamedTuple):
+    """A stream is over, or was never opened, because the peer broke a rule or sent too much.
+
+    The connection lives on. ``reply`` is to be sent as it is; empty on the client's side,
+    where there is nobody to tell but the caller.
+    """
+
+    stream_id: int
+    error: TtrpcError
+    reply: bytes
+
+
+class FrameIgnored(NamedTuple):
+    """A frame without an effect: late, or of a type that a later protocol may define."""
+
+    stream_id: int
+    type: int
+    why: str
+
+
+class Ended(NamedTuple):
+    """The connection is over, always the last event; ``error`` is None for an orderly end."""
+
+    error: TtrpcError | None
+
+
+Event: TypeAlias = (
+    "RequestReceived | DataReceived | ResponseReceived | StreamFailed | FrameIgnored | Ended"
+)

@@ -1,0 +1,145 @@
+"""Frames: ten bytes of header, then up to 4 MiB of data.
+
+::
+
+    0               4               8      9      10
+    ┌───────────────┬───────────────┬──────┬──────┬──────────┄
+    │ data length   │ stream id     │ type │ flags│ data
+    └───────────────┴───────────────┴──────┴──────┴──────────┄
+      big endian      big endian
+
+Rules
+- A frame that announces more than 4 MiB is reported as :class:`Oversized` as soon as its
+  header is in, and its data are thrown away as they come: they are never held.
+- So a reader holds at most one header and 4 MiB, and only bytes that have really arrived;
+  an announced length reserves nothing.
+- Types and flags are not judged here: a type that we do not know is still a frame.
+
+Source: ttrpc PROTOCOL.md, "Message Frame" and "Message Types".
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from api.ttrpc.errors import MessageTooLarge
+
+if TYPE_CHECKING:
+    from typing import Final
+
+HEADER_SIZE: Final = 10
+DATA_MAX: Final = 4 << 20
+
+REQUEST: Final = 1
+RESPONSE: Final = 2
+DATA: Final = 3
+
+REMOTE_CLOSED: Final = 1  # the sender of this flag will send no more data
+REMOTE_OPEN: Final = 2  # … will send more data
+NO_DATA: Final = 4  # this frame carries no message, not even an empty one
+
+_HEADER: Final = Struct(">IIBB")
+_pack: Final = _HEADER.pack
+_unpack_from: Final = _HEADER.unpack_from
+
+
+class Frame(NamedTuple):
+    """One frame with its data; a named tuple because it is made for every message."""
+
+    stream_id: int
+    type: int
+    flags: int
+    data: bytes
+
+
+class Oversized(NamedTuple):
+    """The header of a frame whose data are being thrown away.
+
+    ``length`` is in bytes, as announced.
+    """
+
+    stream_id: int
+    type: int
+    flags: int
+    length: int
+
+
+def encode(stream_id: int, type_: int, flags: int, data: bytes = b"") -> bytes:
+    """One frame, ready to be sent.
+
+    Args:
+        stream_id: 0 to 2³²-1.
+        type_: ``REQUEST``, ``RESPONSE`` or ``DATA``.
+        flags: ``REMOTE_CLOSED``, ``REMOTE_OPEN`` and ``NO_DATA``, or-ed.
+        data: at most 4 MiB.
+
+    Returns:
+        Header and data.
+
+    Raises:
+        MessageTooLarge: the data are longer than that.
+    """
+    length = len(data)
+    if length > DATA_MAX:
+        raise MessageTooLarge(
+            f"send a message on stream {stream_id}",
+            found=f"{length} bytes; ttrpc allows {DATA_MAX}",
+        )
+    return _pack(length, stream_id, type_, flags) + data
+
+
+class FrameReader:
+    """Cuts a byte stream into frames, however the bytes are split over calls."""
+
+    __slots__ = ("_buffer", "_skip")
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        # What is still to come of an oversized frame's data.
+        self._skip = 0
+
+    @property
+    def mid_frame(self) -> bool:
+        """Whether the bytes so far end inside a frame."""
+        return bool(self._buffer or self._skip)
+
+    def feed(self, received: bytes) -> list[Frame | Oversized]:
+        """Take what was received, give what is complete.
+
+        Args:
+            received: any number of bytes.
+
+        Returns:
+            The frames that these bytes completed, and the oversized ones they began, in order.
+        """
+        # The usual case is a whole frame in one piece: cut it from what came, without a copy
+        # through the buffer.
+        source: bytes | bytearray = received
+        if self._buffer:
+            self._buffer += received
+            source = self._buffer
+        size = len(source)
+        start = 0
+        if self._skip:
+            start = min(self._skip, size)
+            self._skip -= start
+        frames: list[Frame | Oversized] = []
+        while size - start >= HEADER_SIZE:
+            length, stream_id, type_, flags = _unpack_from(source, start)
+            begin = start + HEADER_SIZE
+            if length > DATA_MAX:
+                frames.append(Oversized(stream_id, type_, flags, length))
+                start = min(begin + length, size)
+                self._skip = begin + length - start
+                continue
+            end = begin + length
+            if end > size:
+                break
+            frames.append(Frame(stream_id, type_, flags, bytes(source[begin:end])))
+            start = end
+        if source is received:
+            self._buffer += received[start:]
+        elif start:
+            del self._buffer[:start]
+        return frames

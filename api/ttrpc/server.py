@@ -1,0 +1,188 @@
+"""A ttrpc server on a unix socket.
+
+It accepts, checks who connects, and leaves each connection to a :class:`Session`. Everything
+runs in the caller's one thread; nothing is started before :meth:`Server.serve` and nothing is
+left after it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+import anyio
+
+from api.ttrpc.connection import MAX_STREAMS
+from api.ttrpc.errors import LocalProtocolError, PeerRejected
+from api.ttrpc.session import Session
+from api.ttrpc.transport import peer_credentials
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Final
+
+    from api.ttrpc.service import Service
+
+# accept(2) fails with these for a lack that passes; the connection stays in the backlog.
+_PASSING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+# … and with these for one connection that is none any more; the next is unharmed.
+_ABORTED: Final = frozenset({errno.ECONNABORTED, errno.EPROTO, errno.EPERM})
+_PAUSE: Final = 0.1  # seconds
+
+_GRACE: Final = 5.0  # seconds
+
+
+class Server:
+    """Serves services.
+
+    Args:
+        services: their names must differ.
+        log: called with an event and its fields when something goes wrong that no client is
+            told, or that a person should look at: a rejected peer, a handler's exception.
+        max_streams: how many requests one connection may have under way; further ones are
+            answered RESOURCE_EXHAUSTED.
+
+    Raises:
+        LocalProtocolError: two services of one name.
+    """
+
+    def __init__(
+        self,
+        services: Iterable[Service],
+        *,
+        log: Callable[[str, Mapping[str, object]], None] | None = None,
+        max_streams: int = MAX_STREAMS,
+    ) -> None:
+        self._services: dict[str, Service] = {}
+        for service in services:
+            if service.name in self._services:
+                raise LocalProtocolError(f"serve {service.name}", found="it is served already")
+            self._services[service.name] = service
+        self._log = log or _drop
+        self._max_streams = max_streams
+        self._sessions: set[Session] = set()
+        self._serving: _Serving | None = None
+        self._closing = False
+        self._grace = _GRACE
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Accept and serve connections until :meth:`close` or :meth:`shutdown` is called.
+
+        Args:
+            listener: a unix socket, bound and listening. It is closed when this returns; its
+                file is the caller's to remove.
+
+        Raises:
+            LocalProtocolError: it is serving already.
+            OSError: the listener failed.
+        """
+        if self._serving is not None:
+            raise LocalProtocolError("serve a listener", found="this server has one already")
+        listener.setblocking(False)
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._serving = _Serving(tasks.cancel_scope)
+                with self._serving.accepting:
+                    if not self._closing:
+                        await self._accept(listener, tasks)
+                # From here a client is refused at once, rather than left waiting unaccepted.
+                listener.close()
+                scope = tasks.cancel_scope
+                scope.deadline = min(scope.deadline, anyio.current_time() + self._grace)
+        finally:
+            listener.close()
+            if self._serving is not None:
+                self._serving.stopped.set()
+                self._serving = None
+
+    def close(self, grace: float = _GRACE) -> None:
+        """Begin to stop, and return at once: for handlers, such as a ``Shutdown``, to call.
+
+        No connection is accepted any more and no request begun; idle connections are closed,
+        the others when their last request is answered. Then :meth:`serve` returns.
+
+        Args:
+            grace: seconds after which requests still under way are cancelled, unanswered.
+        """
+        if self._closing:
+            return
+        self._closing = True
+        self._grace = grace
+        if self._serving is not None:
+            self._serving.accepting.cancel()
+        for session in tuple(self._sessions):
+            session.drain()
+
+    async def shutdown(self, grace: float = _GRACE) -> None:
+        """:meth:`close`, and wait until :meth:`serve` is about to return.
+
+        Not for handlers, which would wait for themselves: they call :meth:`close`.
+
+        Args:
+            grace: seconds, as for :meth:`close`. A second call can only shorten it.
+        """
+        self.close(grace)
+        serving = self._serving
+        if serving is not None:
+            scope = serving.everything
+            scope.deadline = min(scope.deadline, anyio.current_time() + grace)
+            await serving.stopped.wait()
+
+    async def _accept(self, listener: socket.socket, tasks: anyio.abc.TaskGroup) -> None:
+        while True:
+            await anyio.wait_readable(listener)
+            try:
+                sock, _ = listener.accept()
+            except (BlockingIOError, InterruptedError):
+                continue
+            except OSError as error:
+                if error.errno in _PASSING:
+                    self._log("cannot accept a connection now", {"error": str(error)})
+                    await anyio.sleep(_PAUSE)
+                elif error.errno not in _ABORTED:
+                    raise
+                continue
+            try:
+                session = self._admit(sock)
+            except PeerRejected as error:
+                sock.close()
+                self._log("a connection was rejected", {"error": str(error)})
+                continue
+            tasks.start_soon(self._run, session)
+
+    def _admit(self, sock: socket.socket) -> Session:
+        """A session for a peer that is of our user and group, before a byte of it is read."""
+        peer = peer_credentials(sock)
+        ours = (os.geteuid(), os.getegid())
+        if (peer.uid, peer.gid) != ours:
+            raise PeerRejected(
+                f"a connection from process {peer.pid}",
+                found=f"uid {peer.uid} and gid {peer.gid}; only {ours[0]} and {ours[1]} may",
+            )
+        return Session(sock, peer, self._services, self._log, self._max_streams)
+
+    async def _run(self, session: Session) -> None:
+        self._sessions.add(session)
+        if self._closing:
+            session.drain()
+        try:
+            await session.run()
+        finally:
+            self._sessions.discard(session)
+
+
+class _Serving:
+    """What ``close`` and ``shutdown`` must get at of a ``serve`` under way."""
+
+    __slots__ = ("accepting", "everything", "stopped")
+
+    def __init__(self, everything: anyio.CancelScope) -> None:
+        self.everything = everything
+        self.accepting = anyio.CancelScope()
+        self.stopped = anyio.Event()
+
+
+def _drop(_: str, __: Mapping[str, object]) -> None:
+    """Nobody asked to be told."""

@@ -1,0 +1,168 @@
+"""Services: which methods there are, what they take and give, and who handles them.
+
+A :class:`Service` joins a protobuf service descriptor (what there is) to a mapping of handlers
+(what we do). A method without a handler is answered UNIMPLEMENTED, as if it did not exist.
+
+Two kinds of handlers, told apart by the method's descriptor::
+
+    async def state(context: Context, request: StateRequest) -> StateResponse: ...
+
+    async def watch(context: Context, stream: Stream) -> Message | None: ...
+
+The second is for methods that stream in either direction. ``stream.receive()`` (or ``async
+for``) gives the client's messages, also the single request of a method that streams only its
+answer; ``stream.send()`` sends ours. A method whose answer is a single message returns it; one
+that streams its answer returns None.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+from google.protobuf.message_factory import GetMessageClass
+
+from api.ttrpc.errors import LocalProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+
+    from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+    from google.protobuf.message import Message
+
+
+class Credentials(NamedTuple):
+    """Who is at the other end of a unix socket, as the kernel wrote down when they connected."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+class Context:
+    """What a handler may know about its call beside the request.
+
+    Attributes:
+        service: the name the client called the service by.
+        method: the method's name.
+        metadata: pairs of key and value in the order on the wire; keys may repeat.
+        timeout: seconds that the client gave the call, None for no limit.
+        deadline: when they are over, on anyio's clock; ``inf`` for no limit.
+        peer: the client's process.
+    """
+
+    __slots__ = ("deadline", "metadata", "method", "peer", "service", "timeout")
+
+    def __init__(
+        self,
+        service: str,
+        method: str,
+        metadata: tuple[tuple[str, str], ...] = (),
+        *,
+        timeout: float | None = None,
+        deadline: float = math.inf,
+        peer: Credentials,
+    ) -> None:
+        self.service = service
+        self.method = method
+        self.metadata = metadata
+        self.timeout = timeout
+        self.deadline = deadline
+        self.peer = peer
+
+    def values(self, key: str) -> list[str]:
+        """All values of a metadata key, in order.
+
+        Args:
+            key: compared without regard to case, as Go's ttrpc does.
+        """
+        key = key.lower()
+        return [value for name, value in self.metadata if name.lower() == key]
+
+
+class Stream(Protocol):
+    """One call's messages, as its handler sees them."""
+
+    async def receive(self) -> Any:
+        """The client's next message.
+
+        Raises:
+            anyio.EndOfStream: the client has sent its last one.
+            UndecodableMessage: it is not of the method's request type.
+        """
+
+    async def send(self, message: Message) -> None:
+        """Send a message; waits while the client does not read.
+
+        Raises:
+            LocalProtocolError: the method does not stream its answer.
+            MessageTooLarge: nothing was sent, and the stream goes on.
+        """
+
+    def __aiter__(self) -> AsyncIterator[Any]: ...
+
+
+Handler: TypeAlias = "Callable[[Context, Any], Awaitable[Message | None]]"
+
+
+class Method(NamedTuple):
+    """One method of a service: its name, its messages' classes, and which side streams."""
+
+    name: str
+    request: type[Message]
+    response: type[Message]
+    client_streaming: bool = False
+    server_streaming: bool = False
+
+    @property
+    def streaming(self) -> bool:
+        """Whether either side streams."""
+        return self.client_streaming or self.server_streaming
+
+    @classmethod
+    def of(cls, descriptor: MethodDescriptor) -> Method:
+        """The method that a ``.proto`` file describes.
+
+        Args:
+            descriptor: for example ``service.methods_by_name["Watch"]``.
+        """
+        return cls(
+            descriptor.name,
+            GetMessageClass(descriptor.input_type),
+            GetMessageClass(descriptor.output_type),
+            descriptor.client_streaming,
+            descriptor.server_streaming,
+        )
+
+
+class Service:
+    """A service and its handlers.
+
+    Args:
+        descriptor: the service as generated from its ``.proto`` file.
+        handlers: method names and what handles them; need not be complete.
+        name: the full name to serve it under, if not the descriptor's own.
+
+    Raises:
+        LocalProtocolError: a handler for a method that the service does not have.
+    """
+
+    __slots__ = ("methods", "name")
+
+    def __init__(
+        self,
+        descriptor: ServiceDescriptor,
+        handlers: Mapping[str, Handler],
+        *,
+        name: str | None = None,
+    ) -> None:
+        self.name = descriptor.full_name if name is None else name
+        described = descriptor.methods_by_name
+        unknown = sorted(set(handlers) - set(described))
+        if unknown:
+            raise LocalProtocolError(
+                f"handlers for {', '.join(unknown)}", found=f"no such method of {self.name}"
+            )
+        self.methods: dict[str, tuple[Method, Handler]] = {
+            method: (Method.of(described[method]), handler) for method, handler in handlers.items()
+        }

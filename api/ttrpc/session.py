@@ -1,0 +1,376 @@
+"""One accepted connection: reads it, runs its handlers, sends their answers.
+
+Rules
+- Every request runs in a task of its own, so a slow one holds up nobody.
+- When the client is gone its handlers are cancelled. What must not be left half done shields
+  itself (``anyio.CancelScope(shield=True)``).
+- An exception of a handler is an answer, never the end of the connection.
+- A client that does not read its answers is not read from either, so what we keep for it stays
+  bounded: by :mod:`api.ttrpc.transport` on the way out, by :mod:`api.ttrpc.inbox` on the way in.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from google.protobuf.message import DecodeError, Message
+
+from api.errors import NvshimError
+from api.ttrpc.connection import ServerConnection
+from api.ttrpc.errors import (
+    ConnectionClosed,
+    DeadlineExceeded,
+    HandlerFailed,
+    LocalProtocolError,
+    MessageTooLarge,
+    Overloaded,
+    RemoteError,
+    RemoteProtocolError,
+    ShuttingDown,
+    StreamClosed,
+    UndecodableMessage,
+    Unimplemented,
+)
+from api.ttrpc.events import DataReceived, Ended, RequestReceived, StreamFailed
+from api.ttrpc.inbox import PATIENCE, Holdings, Inbox
+from api.ttrpc.service import Context
+from api.ttrpc.streams import State
+from api.ttrpc.transport import Transport
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import AsyncIterator, Callable, Mapping
+    from typing import Final
+
+    from api.ttrpc.service import Credentials, Handler, Method, Service
+
+    Log = Callable[[str, Mapping[str, object]], None]
+
+_NANOSECONDS: Final = 1e9
+
+
+class Call:
+    """One request and everything that belongs to it while it runs."""
+
+    __slots__ = ("context", "handler", "inbox", "method", "payload", "scope", "stream_id")
+
+    def __init__(
+        self,
+        stream_id: int,
+        method: Method,
+        handler: Handler,
+        context: Context,
+        *,
+        payload: bytes = b"",
+        inbox: Inbox | None = None,
+    ) -> None:
+        self.stream_id = stream_id
+        self.method = method
+        self.handler = handler
+        self.context = context
+        self.payload = payload
+        self.inbox = inbox
+        self.scope = anyio.CancelScope(deadline=context.deadline)
+
+    def __str__(self) -> str:
+        return f"{self.context.service}/{self.method.name}"
+
+
+class Session:
+    """A connection that has been accepted and whose peer may speak to us.
+
+    Args:
+        sock: the connection; closed by :meth:`run`.
+        peer: its other end.
+        services: by name.
+        log: where failures of handlers are told.
+        max_streams: requests at once.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: Credentials,
+        services: Mapping[str, Service],
+        log: Log,
+        max_streams: int,
+    ) -> None:
+        self._sock = sock
+        self._peer = peer
+        self._services = services
+        self._log = log
+        self._connection = ServerConnection(max_streams)
+        self._holdings = Holdings()
+        self._calls: dict[int, Call] = {}
+        self._reading = anyio.CancelScope()
+        self._draining = False
+
+    async def run(self) -> None:
+        """Serve the connection until its client is gone or, after :meth:`drain`, is answered."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                self._transport = Transport(self._sock, tasks)
+                with self._reading:
+                    await self._read()
+                    tasks.cancel_scope.cancel()
+                await self._transport.flushed()
+        finally:
+            self._sock.close()
+
+    def drain(self) -> None:
+        """Take no new requests, and end when those under way are answered."""
+        self._draining = True
+        if not self._calls:
+            self._reading.cancel()
+
+    async def _read(self) -> None:
+        """Read until the client is gone."""
+        transport, connection = self._transport, self._connection
+        try:
+            while True:
+                for event in connection.receive_data(await transport.receive()):
+                    # The classes are final, and the chain is in the order of frequency.
+                    if isinstance(event, RequestReceived):
+                        self._accept(event)
+                    elif isinstance(event, DataReceived):
+                        await self._deliver(event)
+                    elif isinstance(event, StreamFailed):
+                        self._give_up(event)
+                    elif isinstance(event, Ended):
+                        if event.error:
+                            self._log("a client broke off", {"error": str(event.error)})
+                        return
+                await transport.room()
+        except ConnectionClosed:
+            return
+
+    def _accept(self, event: RequestReceived) -> None:
+        """Start a request, or refuse it."""
+        try:
+            call = self._call_for(event)
+        except NvshimError as error:
+            self._send_error(event.stream_id, error)
+            return
+        self._calls[event.stream_id] = call
+        self._holdings.take(len(call.payload))
+        self._tasks.start_soon(self._run, call)
+
+    def _call_for(self, event: RequestReceived) -> Call:
+        asked = f"{event.service}/{event.method}"
+        if self._draining:
+            raise ShuttingDown(asked, found="a server that is shutting down")
+        service = self._services.get(event.service)
+        if service is None:
+            raise Unimplemented(asked, found=f"service {event.service} is not implemented")
+        known = service.methods.get(event.method)
+        if known is None:
+            raise Unimplemented(asked, found=f"method {event.method} is not implemented")
+        if self._holdings.full:
+            raise Overloaded(asked, found="too many bytes of this client's requests under way")
+        method, handler = known
+        if method.server_streaming and event.state is State.UNARY:
+            raise RemoteProtocolError(
+                asked, found="a unary call of a method that streams its answer"
+            )
+        timeout, deadline = None, math.inf
+        if event.timeout_nano:
+            timeout = event.timeout_nano / _NANOSECONDS
+            deadline = anyio.current_time() + timeout
+        context = Context(
+            event.service,
+            event.method,
+            event.metadata,
+            timeout=timeout,
+            deadline=deadline,
+            peer=self._peer,
+        )
+        if not method.streaming:
+            return Call(event.stream_id, method, handler, context, payload=event.payload)
+        inbox = Inbox(self._holdings)
+        # The first message may come with the request; where the client streams, "no bytes"
+        # means "no message", where it does not, an empty one. (As the Go server does.)
+        if event.payload or not method.client_streaming:
+            inbox.put(event.payload)
+        if event.state is not State.OPEN or not method.client_streaming:
+            inbox.end()
+        return Call(event.stream_id, method, handler, context, inbox=inbox)
+
+    async def _deliver(self, event: DataReceived) -> None:
+        """Put a message where its handler finds it."""
+        call = self._calls.get(event.stream_id)
+        if call is None or call.inbox is None:
+            return
+        if event.payload is not None:
+            call.inbox.put(event.payload)
+        if event.end:
+            call.inbox.end()
+        if call.inbox.full and not await call.inbox.room():
+            error = Overloaded(
+                str(call), found=f"a handler that has not read its stream for {PATIENCE:g} s"
+            )
+            self._send_error(event.stream_id, error)
+            call.scope.cancel()
+
+    def _give_up(self, event: StreamFailed) -> None:
+        """A stream the peer has broken: say so, and stop its handler."""
+        self._write(event.reply)
+        call = self._calls.get(event.stream_id)
+        if call is not None:
+            call.scope.cancel()
+
+    async def _run(self, call: Call) -> None:
+        """Handle one request and answer it."""
+        size = len(call.payload)
+        try:
+            outcome: bytes | NvshimError | None = None
+            with call.scope:
+                outcome = await self._outcome(call)
+            if call.scope.cancelled_caught:
+                outcome = DeadlineExceeded(
+                    str(call), found=f"no answer in the client's {call.context.timeout:g} s"
+                )
+            if self._connection.is_live(call.stream_id):
+                await self._answer(call, outcome)
+        finally:
+            self._holdings.release(size)
+            if call.inbox is not None:
+                call.inbox.clear()
+            self._connection.abandon(call.stream_id)
+            del self._calls[call.stream_id]
+            if self._draining and not self._calls:
+                self._reading.cancel()
+
+    async def _outcome(self, call: Call) -> bytes | NvshimError | None:
+        """What the handler makes of a request: a message, a failure, or the end of a stream."""
+        method = call.method
+        try:
+            if call.inbox is None:
+                request = _decode(method.request, call.payload, call)
+                call.payload = b""
+                response = await call.handler(call.context, request)
+            else:
+                stream = ServerStream(self._connection, self._transport, call, call.inbox)
+                response = await call.handler(call.context, stream)
+            if method.server_streaming and response is None:
+                return None
+            if not isinstance(response, method.response):
+                raise HandlerFailed(  # noqa: TRY301 - joins the failures below on purpose
+                    str(call), found=f"{type(response).__name__}, not {method.response.__name__}"
+                )
+            return response.SerializeToString()
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is its answer
+            return self._failure(call, error)
+        except anyio.get_cancelled_exc_class():
+            # Ours has to go on; one that the handler let escape from a task of its own has not.
+            if anyio.current_effective_deadline() == -math.inf:
+                raise
+            return self._failure(call, RuntimeError("something it waited for was cancelled"))
+
+    def _failure(self, call: Call, raised: Exception) -> NvshimError:
+        """What went wrong, as an error that can be sent; what nobody foresaw is logged."""
+        error: BaseException = raised
+        # A handler's own task group wraps even a single, well-typed failure.
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        if isinstance(error, NvshimError) and not isinstance(error, HandlerFailed):
+            return error
+        if not isinstance(error, HandlerFailed):
+            error = HandlerFailed(str(call), found=f"{type(error).__name__}: {error}")
+        self._log(
+            "a handler failed",
+            {
+                "method": str(call),
+                "error": str(error),
+                "traceback": "".join(traceback.format_exception(raised)),
+            },
+        )
+        return error
+
+    async def _answer(self, call: Call, outcome: bytes | NvshimError | None) -> None:
+        try:
+            await self._transport.room()
+        except ConnectionClosed:
+            return
+        if not self._connection.is_live(call.stream_id):
+            return
+        if isinstance(outcome, NvshimError):
+            self._send_error(call.stream_id, outcome)
+        elif outcome is None:
+            self._write(self._connection.send_end(call.stream_id))
+        else:
+            try:
+                frame = self._connection.send_response(call.stream_id, outcome)
+            except MessageTooLarge as error:
+                self._send_error(call.stream_id, error)
+            else:
+                self._write(frame)
+
+    def _send_error(self, stream_id: int, error: NvshimError) -> None:
+        details = error.details if isinstance(error, RemoteError) else ()
+        message = error.message if isinstance(error, RemoteError) else str(error)
+        self._write(self._connection.send_error(stream_id, error.status, message, details))
+
+    def _write(self, frame: bytes) -> None:
+        try:
+            self._transport.write(frame)
+        except ConnectionClosed:
+            # The reader learns it too and ends the connection with everything that runs on it.
+            return
+
+
+class ServerStream:
+    """The :class:`api.ttrpc.service.Stream` that a streaming handler gets."""
+
+    __slots__ = ("_call", "_connection", "_inbox", "_transport")
+
+    def __init__(
+        self, connection: ServerConnection, transport: Transport, call: Call, inbox: Inbox
+    ) -> None:
+        self._connection = connection
+        self._transport = transport
+        self._call = call
+        self._inbox = inbox
+
+    async def receive(self) -> Any:
+        """See :meth:`api.ttrpc.service.Stream.receive`."""
+        return _decode(self._call.method.request, await self._inbox.get(), self._call)
+
+    async def send(self, message: Message) -> None:
+        """See :meth:`api.ttrpc.service.Stream.send`."""
+        call = self._call
+        if not call.method.server_streaming:
+            raise LocalProtocolError(f"send on {call}", found="a method that does not stream")
+        if not isinstance(message, call.method.response):
+            raise LocalProtocolError(
+                f"send on {call}",
+                found=f"{type(message).__name__}, not {call.method.response.__name__}",
+            )
+        await self._transport.room()
+        if not self._connection.is_live(call.stream_id):
+            raise StreamClosed(f"send on {call}", found="the stream is over")
+        self._transport.write(
+            self._connection.send_data(call.stream_id, message.SerializeToString())
+        )
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+
+def _decode(type_: type[Message], payload: bytes, call: Call) -> Message:
+    try:
+        return type_.FromString(payload)
+    except DecodeError:
+        raise UndecodableMessage(
+            f"{type_.DESCRIPTOR.full_name} for {call}",
+            found=f"{len(payload)} bytes that are none",
+        ) from None

@@ -1,0 +1,170 @@
+"""A unix socket as a transport: reading, writing without half-written frames, back-pressure.
+
+Writing is in two parts. :meth:`Transport.write` never waits: it gives the bytes to the kernel
+at once if it takes them (one system call for a response, no task switch) and keeps the rest
+for a task that lives only as long as there is a rest. So a caller that is cancelled leaves no
+half frame behind, and frames reach the wire in the order of the calls. :meth:`Transport.room`
+waits while too much is kept: whoever produces bytes calls it first.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections import deque
+from struct import Struct
+from typing import TYPE_CHECKING
+
+import anyio
+
+from api.ttrpc.errors import ConnectionClosed
+from api.ttrpc.service import Credentials
+
+if TYPE_CHECKING:
+    from typing import Final
+
+    from anyio.abc import TaskGroup
+
+# One read; below glibc's threshold for a mapping of its own.
+_READ_SIZE: Final = 64 << 10
+# Bytes kept for a peer that does not read before producers have to wait.
+_ROOM: Final = 1 << 20
+
+_UCRED: Final = Struct("iII")
+
+
+def peer_credentials(sock: socket.socket) -> Credentials:
+    """Who connected, or whom we connected to.
+
+    Args:
+        sock: a connected unix socket.
+
+    Source: unix(7), SO_PEERCRED.
+    """
+    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    return Credentials(*_UCRED.unpack(data))
+
+
+class Transport:
+    """One connected stream socket, which it owns.
+
+    Args:
+        sock: made non-blocking here.
+        tasks: where the rest of a write is finished; outlives the transport's use.
+    """
+
+    __slots__ = ("_broken", "_drained", "_kept", "_sock", "_tasks", "_unsent")
+
+    def __init__(self, sock: socket.socket, tasks: TaskGroup) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._tasks = tasks
+        self._unsent: deque[bytes | memoryview] = deque()
+        self._kept = 0
+        self._drained: anyio.Event | None = None
+        self._broken = ""
+
+    async def receive(self) -> bytes:
+        """What has arrived, waiting for it; ``b""`` at the end or when the connection is lost."""
+        while True:
+            # Waiting comes first even if there is something to read: a peer that always has
+            # something to say must not keep the loop from the others.
+            await anyio.wait_readable(self._sock)
+            try:
+                return self._sock.recv(_READ_SIZE)
+            except (BlockingIOError, InterruptedError):
+                continue
+            except OSError as error:
+                self._break(error)
+                return b""
+
+    def write(self, data: bytes) -> None:
+        """Send, now or as soon as the kernel takes it; never waits.
+
+        Args:
+            data: whole frames.
+
+        Raises:
+            ConnectionClosed: the peer is gone.
+        """
+        self._check()
+        if self._unsent:
+            self._unsent.append(data)
+            self._kept += len(data)
+            return
+        try:
+            sent = self._sock.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError as error:
+            self._break(error)
+            self._check()
+            return
+        if sent < len(data):
+            self._unsent.append(memoryview(data)[sent:])
+            self._kept = len(data) - sent
+            self._tasks.start_soon(self._finish)
+
+    async def room(self) -> None:
+        """Wait while more is kept for the peer than it should have to catch up with.
+
+        Raises:
+            ConnectionClosed: the peer is gone.
+        """
+        while self._kept > _ROOM:
+            await self._progress()
+        self._check()
+
+    async def flushed(self) -> None:
+        """Wait until the kernel has everything, or the peer is gone."""
+        while self._kept:
+            await self._progress()
+
+    def close(self) -> None:
+        """Close the socket; what is kept is lost."""
+        self._broken = self._broken or "it was closed on this side"
+        self._forget()
+        self._sock.close()
+
+    async def _progress(self) -> None:
+        if self._drained is None:
+            self._drained = anyio.Event()
+        await self._drained.wait()
+
+    async def _finish(self) -> None:
+        """Send what is kept; ends when nothing is."""
+        unsent = self._unsent
+        while unsent:
+            await anyio.wait_writable(self._sock)
+            try:
+                while unsent:
+                    sent = self._sock.send(unsent[0])
+                    self._kept -= sent
+                    if sent < len(unsent[0]):
+                        unsent[0] = memoryview(unsent[0])[sent:]
+                    else:
+                        unsent.popleft()
+            except (BlockingIOError, InterruptedError):
+                pass
+            except OSError as error:
+                self._break(error)
+            if self._kept <= _ROOM:
+                self._tell()
+
+    def _check(self) -> None:
+        if self._broken:
+            raise ConnectionClosed("send", found=self._broken, do="connect again")
+
+    def _break(self, error: OSError) -> None:
+        self._broken = errno.errorcode.get(error.errno or 0, "") or str(error)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._unsent.clear()
+        self._kept = 0
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._drained is not None:
+            self._drained.set()
+            self._drained = None

@@ -1,0 +1,147 @@
+"""``Any``, as containerd reads and writes it.
+
+Rules
+- A protobuf message goes by its bare full name, ``containerd.events.TaskExit``. Python's own
+  ``Any.Pack`` would write ``type.googleapis.com/containerd.events.TaskExit``, which containerd
+  does not know; what comes in either form is understood.
+- Some values are no protobuf at all but JSON under a URL of their own, as the OCI spec of an
+  exec: see the ``*_SPEC`` constants.
+
+Source: containerd's typeurl package; its registrations in containerd's oci and runtime packages.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, TypeVar
+
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import DecodeError, Message
+
+from api.ttrpc.errors import TypeMismatch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, Final
+
+__all__ = [
+    "LINUX_RESOURCES",
+    "PROCESS",
+    "SPEC",
+    "full_name",
+    "is_json",
+    "pack",
+    "pack_json",
+    "unpack",
+    "unpack_json",
+]
+
+# All JSON-typed values of the OCI runtime spec are below this; "1" is its major version.
+_JSON_PREFIX: Final = "types.containerd.io/opencontainers/runtime-spec/1/"
+SPEC: Final = _JSON_PREFIX + "Spec"
+PROCESS: Final = _JSON_PREFIX + "Process"
+LINUX_RESOURCES: Final = _JSON_PREFIX + "LinuxResources"
+
+M = TypeVar("M", bound=Message)
+
+
+def pack(message: Message, *, url: str | None = None) -> AnyMessage:
+    """A message as ``Any``.
+
+    Args:
+        message: what to pack.
+        url: the type URL; the message's bare full name if not given.
+
+    Returns:
+        The ``Any``.
+    """
+    type_url = message.DESCRIPTOR.full_name if url is None else url
+    return AnyMessage(type_url=type_url, value=message.SerializeToString())
+
+
+def pack_json(value: Mapping[str, Any], url: str) -> AnyMessage:
+    """A JSON-typed value as ``Any``.
+
+    Args:
+        value: what to pack.
+        url: its type URL, for example :data:`PROCESS`.
+
+    Returns:
+        The ``Any``.
+    """
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return AnyMessage(type_url=url, value=text.encode())
+
+
+def full_name(packed: AnyMessage) -> str:
+    """The name of the type an ``Any`` holds, with whatever stands before it cut off.
+
+    Args:
+        packed: any ``Any``.
+
+    Returns:
+        For a message its full name; for a JSON-typed value the URL as it is, since its last
+        part alone says nothing.
+    """
+    url = packed.type_url
+    return url if is_json(packed) else url.rpartition("/")[2]
+
+
+def is_json(packed: AnyMessage) -> bool:
+    """Whether an ``Any`` holds a JSON-typed value of the OCI runtime spec."""
+    return packed.type_url.startswith(_JSON_PREFIX)
+
+
+def unpack(packed: AnyMessage, type_: type[M]) -> M:
+    """The message in an ``Any``.
+
+    Args:
+        packed: with a bare type URL or one with a prefix (``type.googleapis.com/``).
+        type_: what it must be.
+
+    Returns:
+        The message.
+
+    Raises:
+        TypeMismatch: it holds another type, or bytes that are not of that type.
+    """
+    wanted = type_.DESCRIPTOR.full_name
+    if full_name(packed) != wanted:
+        raise TypeMismatch(
+            f"a value of type {wanted}", found=f"type {packed.type_url or 'unnamed'}"
+        )
+    try:
+        return type_.FromString(packed.value)
+    except DecodeError:
+        raise TypeMismatch(
+            f"a value of type {wanted}", found=f"{len(packed.value)} bytes that are none"
+        ) from None
+
+
+def unpack_json(packed: AnyMessage, *urls: str) -> dict[str, Any]:
+    """The JSON object in a JSON-typed ``Any``.
+
+    Args:
+        packed: as it came.
+        urls: the type URLs that will do; all of the OCI runtime spec's if none is given.
+
+    Returns:
+        The object, with all its fields.
+
+    Raises:
+        TypeMismatch: it holds another type, or no JSON object.
+    """
+    wanted = " or ".join(urls) or f"{_JSON_PREFIX}*"
+    if packed.type_url not in urls if urls else not is_json(packed):
+        raise TypeMismatch(
+            f"a JSON value of type {wanted}", found=f"type {packed.type_url or 'unnamed'}"
+        )
+    try:
+        value = json.loads(packed.value)
+    except (ValueError, RecursionError) as error:
+        raise TypeMismatch(f"a JSON value of type {wanted}", found=f"no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise TypeMismatch(
+            f"a JSON value of type {wanted}", found=f"a JSON {type(value).__name__}, no object"
+        )
+    return value
