@@ -195,7 +195,6 @@ def _kept(document: Any) -> Kept:
             ),
             files=tuple(DriverFile(**file) for file in driver["files"]),
             library_directories=tuple(driver["library_directories"]),
-            program_directories=tuple(driver["program_directories"]),
         ),
         gpus=tuple(Gpu(**{**gpu, "drm": tuple(gpu["drm"])}) for gpu in document["gpus"]),
         mig_devices=tuple(

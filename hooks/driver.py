@@ -40,10 +40,11 @@ from hooks.witness import Witness
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from hooks.capabilities import Row
     from hooks.config import Config
     from hooks.elf import Elf
 
-__all__ = ["Driver", "DriverFile", "LibraryFile", "find_driver", "find_sockets"]
+__all__ = ["Driver", "DriverFile", "LibraryFile", "find_driver", "find_sockets", "places"]
 
 # Within a multiarch directory: the packages' own, and where Debian's alternatives keep a driver.
 _LIBRARY_DIRECTORIES: Final = (
@@ -145,7 +146,6 @@ class Driver:
         libraries: its libraries, of every architecture.
         files: its programs, configuration, firmware and X modules.
         library_directories: host directories that were searched for libraries.
-        program_directories: host directories that were searched for programs.
     """
 
     version: str
@@ -153,7 +153,6 @@ class Driver:
     libraries: tuple[LibraryFile, ...]
     files: tuple[DriverFile, ...]
     library_directories: tuple[str, ...]
-    program_directories: tuple[str, ...]
 
     @property
     def arch32(self) -> Arch | None:
@@ -192,11 +191,6 @@ def find_driver(witness: Witness, config: Config) -> Driver:
         libraries=libraries,
         files=tuple(_files(witness, version)),
         library_directories=tuple(host for host, _ in directories),
-        program_directories=tuple(
-            dict.fromkeys(
-                host for path in _PROGRAM_DIRECTORIES if (host := witness.resolve(path)) is not None
-            )
-        ),
     )
 
 
@@ -341,17 +335,30 @@ def _files(witness: Witness, version: str) -> Iterator[DriverFile]:
     for row in every_row():
         if isinstance(row, Firmware):
             yield from _firmware(witness, row, version)
+        if not isinstance(row, Program | ConfigFile | XorgModule):
             continue
-        for path in _places(row, version):
+        for path in places(row, version):
             source = witness.file(path)
             if source is not None:
-                yield DriverFile(row=_name(row), name=path.rpartition("/")[2], source=source)
+                yield DriverFile(row=row.name, name=path.rpartition("/")[2], source=source)
                 break
 
 
-def _places(row: object, version: str) -> Iterator[str]:
-    """Where a file may be, within the driver root, best first."""
+def places(row: Row, version: str) -> Iterator[str]:
+    """Where the files of a row are searched, within the driver root, best first.
+
+    Args:
+        row: any row but a library, whose directories a :class:`Driver` knows.
+        version: the driver's version.
+
+    Yields:
+        Paths; for firmware with a pattern for a name.
+    """
     match row:
+        case Firmware(name):
+            yield from (f"{place.format(v=version)}/{name}" for place in _FIRMWARE_DIRECTORIES)
+        case Socket(path):
+            yield path
         case Program(name):
             yield from (f"{directory}/{name}" for directory in _PROGRAM_DIRECTORIES)
         case ConfigFile(name):
@@ -361,13 +368,9 @@ def _places(row: object, version: str) -> Iterator[str]:
                 yield f"{place.format(directory=directory)}/{name.format(v=version)}"
 
 
-def _name(row: object) -> str:
-    return row.name if isinstance(row, Program | ConfigFile | XorgModule) else ""
-
-
 def _firmware(witness: Witness, row: Firmware, version: str) -> Iterator[DriverFile]:
-    for place in _FIRMWARE_DIRECTORIES:
-        inside = place.format(v=version)
+    for place in places(row, version):
+        inside = place.rpartition("/")[0]
         host = witness.directory(inside)
         names = _matches(row.name, _list(host)) if host is not None else []
         for name in sorted(names):

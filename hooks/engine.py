@@ -1,0 +1,231 @@
+"""The engine as its callers see it: a request in, an edited spec and a record out.
+
+    request = read_request(spec)
+    if request.wants_injection:
+        config = load_config()
+        inventory = load_inventory(config)
+        if inventory is None:
+            answer = RUN(probe_command(config))     # the caller's reaper, its time limit
+            inventory = take_inventory(config, answer)
+        injection = inject(spec, request, inventory, rootfs=…, staging=…, config=config)
+
+A caller that must be light imports :mod:`hooks.request` alone until something is asked: this
+module loads everything that an injection needs.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hooks import nvml
+from hooks.config import load_config
+from hooks.driver import find_driver
+from hooks.errors import MalformedSpec
+from hooks.grant import decide
+from hooks.inventory import Inventory, load_inventory, take_inventory
+from hooks.layout import read_layout
+from hooks.mutation import apply, apply_process, verify
+from hooks.placement import place
+from hooks.planning import arches_of, make_plan
+from hooks.record import make_record, process_edits
+from hooks.request import Void, read_request
+from hooks.rootfs import Rootfs
+from hooks.witness import Witness
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hooks.config import Config
+    from hooks.placement import Placed
+    from hooks.plan import Plan
+    from hooks.request import Request
+
+__all__ = [
+    "Injection",
+    "Inventory",
+    "apply_to_process",
+    "inject",
+    "load_config",
+    "load_inventory",
+    "probe_command",
+    "read_request",
+    "take_inventory",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """What came of a request.
+
+    Attributes:
+        spec: the spec to give to the low-level runtime.
+        record: what was decided and why, of values that JSON has.
+    """
+
+    spec: dict[str, Any]
+    record: dict[str, Any]
+
+
+def probe_command(config: Config) -> tuple[str, ...]:
+    """The command that asks NVML, to be run before :func:`take_inventory`.
+
+    Args:
+        config: where the driver is.
+
+    Returns:
+        The argument list. It needs no environment and no stdin; its answer is on stdout, and
+        it ends within ``config.nvml_timeout``.
+
+    Raises:
+        DriverNotFound: there is no driver below the driver root.
+        DriverMismatch: its files are not of the loaded kernel module's version.
+    """
+    return nvml.probe_command(config, find_driver(Witness(config.driver_root), config))
+
+
+def inject(
+    spec: Mapping[str, Any],
+    request: Request,
+    inventory: Inventory,
+    *,
+    rootfs: str,
+    staging: str,
+    config: Config,
+) -> Injection:
+    """Gives a container what it asks for.
+
+    Everything is decided and verified before anything is written. What is written into the
+    rootfs, or into the staging directory if the rootfs takes no writes, is taken back if that
+    fails; the spec is returned and not written at all.
+
+    Args:
+        spec: config.json, decoded. It is not changed.
+        request: what :func:`read_request` made of it.
+        inventory: what the node has.
+        rootfs: the mounted root of the container; nothing of it runs yet.
+        staging: a directory of this container's bundle for files to be mounted from there. It
+            need not exist, and goes with the bundle.
+        config: where the driver is.
+
+    Returns:
+        The edited spec, and the record. If nothing is asked, the spec as it is, no record.
+
+    Raises:
+        RequestError: the node does not have what is asked.
+        InventoryError: the driver or a device is not fit for use.
+        RootfsError: the image has no room for what has to be written.
+        SpecError: the spec is malformed, or an edit of it failed verification.
+    """
+    if isinstance(request, Void):
+        return Injection(dict(spec), {})
+    clock = _Clock()
+    grant = decide(request, inventory)
+    clock.lap("grant")
+    with Rootfs.open(rootfs) as image:
+        layout = read_layout(image, arches_of(grant, inventory), _mounts(spec))
+        clock.lap("layout")
+        plan = make_plan(grant, inventory, layout)
+        clock.lap("plan")
+        check = _Check(spec, inventory, (config.driver_root, staging), rootfs)
+        check.edited(plan)
+        clock.lap("check")
+        placed = place(image, plan, layout, staging, library_path=_library_path(spec))
+        clock.lap("place")
+    plan = _as_placed(plan, placed)
+    edited = check.edited(plan)
+    clock.lap("apply")
+    record = make_record(
+        request=request,
+        grant=grant,
+        inventory=inventory,
+        layout=layout,
+        plan=plan,
+        placed=placed,
+        config=config,
+        milliseconds=clock.laps,
+    )
+    return Injection(edited, record)
+
+
+def apply_to_process(process: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """The process of an exec, with the variables and groups that init was given.
+
+    Args:
+        process: the OCI process, decoded. It is not changed.
+        record: of the container's injection.
+
+    Returns:
+        A new process.
+
+    Raises:
+        MalformedSpec: the process or the record has the wrong shape.
+    """
+    return apply_process(process, *process_edits(record))
+
+
+class _Check:
+    """Edits a spec, and lets none out that does not verify."""
+
+    def __init__(
+        self,
+        spec: Mapping[str, Any],
+        inventory: Inventory,
+        source_roots: tuple[str, ...],
+        rootfs: str,
+    ) -> None:
+        self._spec = spec
+        self._majors = inventory.nodes.majors
+        self._source_roots = source_roots
+        self._rootfs = rootfs
+
+    def edited(self, plan: Plan) -> dict[str, Any]:
+        edited = apply(self._spec, plan)
+        verify(
+            self._spec,
+            edited,
+            plan,
+            source_roots=self._source_roots,
+            forbidden_roots=(self._rootfs,),
+            majors=self._majors,
+        )
+        return edited
+
+
+class _Clock:
+    """Milliseconds of each step since the one before."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, step: str) -> None:
+        now = time.perf_counter()
+        self.laps[step] = (now - self._last) * 1000
+        self._last = now
+
+
+def _as_placed(plan: Plan, placed: Placed) -> Plan:
+    """The plan with what placing its files added to it and left out of it."""
+    omitted = frozenset(placed.omitted)
+    return replace(
+        plan,
+        mounts=(*placed.mounts, *(m for m in plan.mounts if m.destination not in omitted)),
+        environment=(*plan.environment, *placed.environment),
+        links=tuple(link for link in plan.links if link.path not in omitted),
+    )
+
+
+def _mounts(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
+    mounts = spec.get("mounts") or []
+    if not isinstance(mounts, list) or not all(isinstance(mount, dict) for mount in mounts):
+        raise MalformedSpec("mounts of config.json", found="it is no list of objects")
+    return mounts
+
+
+def _library_path(spec: Mapping[str, Any]) -> str:
+    """LD_LIBRARY_PATH as the container's processes will see it; read_request checked env."""
+    entries = spec["process"].get("env") or []
+    values = [e.partition("=")[2] for e in entries if e.startswith("LD_LIBRARY_PATH=")]
+    return values[-1] if values else ""

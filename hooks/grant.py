@@ -1,0 +1,215 @@
+"""Which of the node's devices a container gets: its request held against the inventory.
+
+Rules
+- ``all`` is every full GPU that is not in MIG mode, and every MIG device. A GPU without a
+  usable node is left out of it and noted; if nothing is left, that is an error.
+- A device that was named is given or is an error: a container that asked for GPU 3 must not
+  start without it.
+- A GPU in MIG mode cannot be named as a whole: its node alone would let nothing compute.
+- Devices come in the order asked, each once, however it was named.
+- Whoever gets anything of the driver gets its control node; without a usable one the kernel
+  module is not loaded, and that is said first.
+
+Policy (who may have what) will narrow a grant; it can only ever take away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hooks.capabilities import CONTROL
+from hooks.errors import (
+    DeviceNodeMissing,
+    MigModeGpu,
+    MigUnknown,
+    NoGpus,
+    UnknownDevice,
+)
+from hooks.request import (
+    AllDevices,
+    GpuIndex,
+    GpuUuid,
+    MigIndex,
+    MigUuid,
+    NamedDevices,
+    NoDevices,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hooks.gpus import Gpu, MigDevice
+    from hooks.inventory import Inventory
+    from hooks.request import DeviceName
+
+__all__ = ["Grant", "decide"]
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a container gets.
+
+    Attributes:
+        capabilities: the driver capabilities, of :data:`hooks.request.CAPABILITIES`.
+        gpus: full GPUs.
+        mig_devices: MIG devices.
+        notes: what it does not get and why, for people.
+    """
+
+    capabilities: frozenset[str]
+    gpus: tuple[Gpu, ...] = ()
+    mig_devices: tuple[MigDevice, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def decide(request: NoDevices | AllDevices | NamedDevices, inventory: Inventory) -> Grant:
+    """What a container gets of what it asks for.
+
+    Args:
+        request: what it asks for; not nothing.
+        inventory: what the node has.
+
+    Returns:
+        The grant.
+
+    Raises:
+        UnknownDevice: a device is named that this node does not have.
+        MigModeGpu: a whole GPU is named that is in MIG mode.
+        MigUnknown: a MIG device is named, and NVML could not say which there are.
+        NoGpus: all GPUs are asked for, and there is none.
+        DeviceNodeMissing: a device has no usable node.
+    """
+    _check_node(CONTROL.path, "the driver's control node", inventory)
+    match request:
+        case NoDevices():
+            return Grant(request.capabilities)
+        case AllDevices():
+            return _all(request.capabilities, inventory)
+        case NamedDevices():
+            return _named(request, inventory)
+
+
+def _all(capabilities: frozenset[str], inventory: Inventory) -> Grant:
+    notes = []
+    faults = []
+    gpus = []
+    for gpu in inventory.gpus:
+        if gpu.mig:
+            continue
+        if gpu.path in inventory.nodes.usable:
+            gpus.append(gpu)
+        else:
+            faults.append(f"{gpu}: {_fault(gpu.path, inventory)}")
+    mig_devices = []
+    for device in inventory.mig_devices:
+        missing = [path for path in _paths(device, inventory) if path in inventory.nodes.faults]
+        if device.caps and not missing:
+            mig_devices.append(device)
+        else:
+            faults.append(f"{device}: {_fault(missing[0], inventory) if missing else _NO_CAPS}")
+    if inventory.nvml_failure and any(gpu.mig for gpu in inventory.gpus):
+        notes.append(f"MIG devices are unknown: {inventory.nvml_failure}")
+    if not gpus and not mig_devices:
+        asked = "all GPUs of this node"
+        if faults:
+            raise DeviceNodeMissing(asked, found="; ".join(faults), do=_MAKE_NODES)
+        raise NoGpus(asked, found="; ".join(notes) or _what_there_is(inventory), do=_LOOK)
+    return Grant(capabilities, tuple(gpus), tuple(mig_devices), (*notes, *faults))
+
+
+def _named(request: NamedDevices, inventory: Inventory) -> Grant:
+    gpus: dict[int, Gpu] = {}
+    mig_devices: dict[str, MigDevice] = {}
+    for name in request.devices:
+        match name:
+            case GpuIndex() | GpuUuid():
+                gpu = _gpu(name, inventory)
+                _check_node(gpu.path, str(gpu), inventory)
+                gpus[gpu.index] = gpu
+            case MigIndex() | MigUuid():
+                device = _mig_device(name, inventory)
+                if not device.caps:
+                    raise DeviceNodeMissing(str(device), found=_NO_CAPS, do=_MAKE_NODES)
+                for path in _paths(device, inventory):
+                    _check_node(path, str(device), inventory)
+                mig_devices[device.uuid] = device
+    return Grant(request.capabilities, tuple(gpus.values()), tuple(mig_devices.values()))
+
+
+def _gpu(name: GpuIndex | GpuUuid, inventory: Inventory) -> Gpu:
+    for gpu in inventory.gpus:
+        if gpu.index == name.index if isinstance(name, GpuIndex) else gpu.uuid == name.uuid:
+            if gpu.mig:
+                raise MigModeGpu(
+                    f"GPU {name} as a whole",
+                    found="it is in MIG mode",
+                    do=_instead(gpu, inventory),
+                )
+            return gpu
+    raise _unknown(name, inventory)
+
+
+def _mig_device(name: MigIndex | MigUuid, inventory: Inventory) -> MigDevice:
+    for device in inventory.mig_devices:
+        if isinstance(name, MigUuid):
+            if device.uuid == name.uuid:
+                return device
+        elif (device.gpu, device.index) == (name.gpu, name.index):
+            return device
+    if inventory.nvml_failure:
+        raise MigUnknown(
+            f"MIG device {name}",
+            found=f"which there are is unknown: {inventory.nvml_failure}",
+            do="see that nvidia-smi -L works on the node",
+        )
+    raise _unknown(name, inventory)
+
+
+def _paths(device: MigDevice, inventory: Inventory) -> tuple[str, ...]:
+    """All nodes that a MIG device needs: its GPU's and its capabilities'."""
+    return (inventory.gpus[device.gpu].path, *device.paths)
+
+
+def _check_node(path: str, whose: str, inventory: Inventory) -> None:
+    if path not in inventory.nodes.usable:
+        raise DeviceNodeMissing(whose, found=_fault(path, inventory), do=_MAKE_NODES)
+
+
+_NO_CAPS = "the kernel lists no capabilities of it in /proc/driver/nvidia-caps/mig-minors"
+_MAKE_NODES = "load the driver's kernel modules and make its nodes (nvidia-smi does, as root)"
+_LOOK = "see what nvidia-smi -L lists on the node"
+
+
+def _fault(path: str, inventory: Inventory) -> str:
+    return inventory.nodes.faults.get(path, f"no node {path}")
+
+
+def _unknown(name: DeviceName, inventory: Inventory) -> UnknownDevice:
+    kind = "GPU" if isinstance(name, GpuIndex | GpuUuid) else "MIG device"
+    return UnknownDevice(f"{kind} {name}", found=_what_there_is(inventory), do=_LOOK)
+
+
+def _what_there_is(inventory: Inventory) -> str:
+    gpus = _enumerate(f"{gpu}{' in MIG mode' if gpu.mig else ''}" for gpu in inventory.gpus)
+    mig = _enumerate(map(str, inventory.mig_devices))
+    return f"this node has {gpus or 'no GPU'}" + (f"; {mig}" if mig else "")
+
+
+def _instead(gpu: Gpu, inventory: Inventory) -> str:
+    devices = [d for d in inventory.mig_devices if d.gpu == gpu.index]
+    if devices:
+        return f"name one of its MIG devices: {_enumerate(f'{d.gpu}:{d.index}' for d in devices)}"
+    if inventory.nvml_failure:
+        return f"name one of its MIG devices (unknown here: {inventory.nvml_failure})"
+    return "make MIG devices on it (nvidia-smi mig -cgi … -C), or turn MIG mode off"
+
+
+_MOST_NAMED = 8
+
+
+def _enumerate(names: Iterable[str]) -> str:
+    """A list for people; a message is one line, and a node may have 56 MIG devices."""
+    every = list(names)
+    more = f" and {len(every) - _MOST_NAMED} more" if len(every) > _MOST_NAMED else ""
+    return ", ".join(every[:_MOST_NAMED]) + more

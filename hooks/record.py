@@ -1,0 +1,174 @@
+"""What was decided about one container, and why: kept in its bundle as JSON.
+
+A person reads it through ``nvshim explain``; the shim reads it back for execs, whose spec is
+made by CRI from one that predates the injection. Its keys are stable; new ones may be added.
+
+==============  ==========================================================================
+format          of this table; raised when a key changes its meaning
+request         what was asked, in words, and where it was said
+grant           the GPUs, MIG devices and capabilities that were given, and what was not
+node            driver version and root, and what did not fit together
+image           architecture, libc and library directory of each loader found in it
+edits           devices, mounts, links, libraries; each with its reason
+process         variables and groups of every process: what :func:`process_edits` reads
+missing         what the driver should have and has not, with the places searched
+left_out        destinations for which the image has no room
+written         files and links that were written into the image
+milliseconds    how long each step took
+==============  ==========================================================================
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from hooks.errors import MalformedSpec
+from hooks.request import AllDevices, NamedDevices, NoDevices
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hooks.config import Config
+    from hooks.grant import Grant
+    from hooks.inventory import Inventory
+    from hooks.layout import Layout
+    from hooks.placement import Placed
+    from hooks.plan import Plan
+
+__all__ = ["make_record", "process_edits"]
+
+FORMAT: Final = 1
+
+
+def make_record(
+    *,
+    request: NoDevices | AllDevices | NamedDevices,
+    grant: Grant,
+    inventory: Inventory,
+    layout: Layout,
+    plan: Plan,
+    placed: Placed,
+    config: Config,
+    milliseconds: Mapping[str, float],
+) -> dict[str, Any]:
+    """The record of an injection, of values that JSON has.
+
+    Args:
+        request: what was asked.
+        grant: what of it was given.
+        inventory: what the node has.
+        layout: what the image looks like.
+        plan: the edits, as they were applied.
+        placed: what was written.
+        config: where the driver is.
+        milliseconds: how long each step took.
+
+    Returns:
+        The record, by the table in this module's head.
+    """
+    return {
+        "format": FORMAT,
+        "request": {
+            "devices": _asked(request),
+            "capabilities": sorted(request.capabilities),
+            "source": request.source,
+        },
+        "grant": {
+            "capabilities": sorted(grant.capabilities),
+            "gpus": [
+                {"index": g.index, "uuid": g.uuid, "bus_id": g.bus_id, "model": g.model}
+                for g in grant.gpus
+            ],
+            "mig_devices": [
+                {"gpu": d.gpu, "index": d.index, "uuid": d.uuid, "profile": d.profile}
+                for d in grant.mig_devices
+            ],
+            "notes": list(grant.notes),
+        },
+        "node": {
+            "driver": inventory.driver.version,
+            "driver_root": config.driver_root,
+            "nvml": inventory.nvml_failure or "answered",
+            "notes": list(inventory.notes),
+        },
+        "image": {
+            "loaders": [
+                {
+                    "arch": loader.arch.value,
+                    "libc": loader.libc.value,
+                    "directory": loader.directory,
+                    "searched": loader.searched,
+                }
+                for loader in layout.loaders
+            ],
+            "has_cache": layout.has_cache,
+            "writable": layout.writable,
+        },
+        "edits": {
+            "devices": [
+                {
+                    "path": d.path,
+                    "major": d.major,
+                    "minor": d.minor,
+                    "access": d.access,
+                    "reason": d.reason,
+                }
+                for d in plan.devices
+            ],
+            "mounts": [
+                {"source": m.source, "destination": m.destination, "reason": m.reason}
+                for m in plan.mounts
+            ],
+            "links": [
+                {"path": link.path, "target": link.target, "reason": link.reason}
+                for link in plan.links
+            ],
+            "libraries": [
+                {"soname": c.soname, "path": c.path, "arch": c.arch.value} for c in plan.libraries
+            ],
+        },
+        "process": {
+            "environment": [list(variable) for variable in plan.environment],
+            "additional_gids": list(plan.additional_gids),
+        },
+        "missing": [{"what": m.what, "sought": list(m.sought)} for m in plan.missing],
+        "left_out": list(placed.omitted),
+        "written": list(placed.written),
+        "milliseconds": {step: round(value, 3) for step, value in milliseconds.items()},
+    }
+
+
+def process_edits(
+    record: Mapping[str, Any],
+) -> tuple[tuple[tuple[str, str], ...], tuple[int, ...]]:
+    """What every process of the container gets, execs as well.
+
+    Args:
+        record: what :func:`make_record` returned, or what JSON made of it.
+
+    Returns:
+        Variables with their values, and supplementary groups.
+
+    Raises:
+        MalformedSpec: it is no record of this format.
+    """
+    try:
+        process = record["process"]
+        environment = tuple((str(name), str(value)) for name, value in process["environment"])
+        return environment, tuple(int(gid) for gid in process["additional_gids"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise MalformedSpec(
+            "the record of an injection",
+            found=f"no record of format {FORMAT}: {error!r}",
+            do="see whether nvidia.json of the bundle was damaged",
+        ) from error
+
+
+def _asked(request: NoDevices | AllDevices | NamedDevices) -> str | list[str]:
+    match request:
+        case NoDevices():
+            return "none"
+        case AllDevices():
+            return "all"
+        case NamedDevices(devices):
+            return [str(device) for device in devices]
