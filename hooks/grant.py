@@ -108,13 +108,18 @@ def _all(capabilities: frozenset[str], inventory: Inventory) -> Grant:
             mig_devices.append(device)
         else:
             faults.append(f"{device}: {_fault(missing[0], inventory) if missing else _NO_CAPS}")
-    if inventory.nvml_failure and any(gpu.mig for gpu in inventory.gpus):
-        notes.append(f"MIG devices are unknown: {inventory.nvml_failure}")
+    empty = {gpu.index for gpu in inventory.gpus if gpu.mig} - {
+        d.gpu for d in inventory.mig_devices
+    }
+    if empty:
+        why = f" known: {inventory.nvml_failure}" if inventory.nvml_failure else ""
+        which = _enumerate(map(str, sorted(empty)))
+        notes.append(f"in MIG mode, and with no MIG device{why}: GPU {which}")
     if not gpus and not mig_devices:
         asked = "all GPUs of this node"
         if faults:
             raise DeviceNodeMissing(asked, found="; ".join(faults), do=_MAKE_NODES)
-        raise NoGpus(asked, found="; ".join(notes) or _what_there_is(inventory), do=_LOOK)
+        raise NoGpus(asked, found="; ".join(notes) or "this node has no GPU", do=_LOOK)
     return Grant(capabilities, tuple(gpus), tuple(mig_devices), (*notes, *faults))
 
 
@@ -186,14 +191,24 @@ def _fault(path: str, inventory: Inventory) -> str:
 
 
 def _unknown(name: DeviceName, inventory: Inventory) -> UnknownDevice:
+    """The error, with what there is in the form that was asked for."""
     kind = "GPU" if isinstance(name, GpuIndex | GpuUuid) else "MIG device"
-    return UnknownDevice(f"{kind} {name}", found=_what_there_is(inventory), do=_LOOK)
-
-
-def _what_there_is(inventory: Inventory) -> str:
-    gpus = _enumerate(f"{gpu}{' in MIG mode' if gpu.mig else ''}" for gpu in inventory.gpus)
-    mig = _enumerate(map(str, inventory.mig_devices))
-    return f"this node has {gpus or 'no GPU'}" + (f"; {mig}" if mig else "")
+    match name:
+        case GpuIndex():
+            there = _enumerate(str(gpu.index) for gpu in inventory.gpus)
+            found = f"this node has GPU {there}" if there else "this node has no GPU"
+        case GpuUuid():
+            there = _enumerate(gpu.uuid for gpu in inventory.gpus)
+            found = f"this node has {there or 'no GPU'}"
+        case MigIndex(gpu):
+            mine = (f"{d.gpu}:{d.index}" for d in inventory.mig_devices if d.gpu == gpu)
+            found = f"GPU {gpu} has MIG device {_enumerate(mine) or 'none'}"
+            if gpu >= len(inventory.gpus):
+                found = f"this node has {len(inventory.gpus)} GPUs, and none of index {gpu}"
+        case MigUuid():
+            there = _enumerate(device.uuid for device in inventory.mig_devices)
+            found = f"this node has {there or 'no MIG device'}"
+    return UnknownDevice(f"{kind} {name}", found=found, do=_LOOK)
 
 
 def _instead(gpu: Gpu, inventory: Inventory) -> str:

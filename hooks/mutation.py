@@ -258,31 +258,37 @@ def verify(
         "something other than devices, mounts, environment and groups has changed",
     )
     _verify_process(added["process", "env"], added["process", "user", "additionalGids"], plan)
-    allowed = [_mount(mount) for mount in plan.mounts]
+    allowed = {mount.destination: _mount(mount) for mount in plan.mounts}
     for mount in added["mounts",]:
-        _expect(mount in allowed, f"a mount that is not planned: {mount}")
+        _expect(
+            mount == allowed.get(mount.get("destination")), "a mount that is not planned", mount
+        )
         source, destination = mount["source"], mount["destination"]
-        _expect(_is_clean(source) and _is_clean(destination), f"a path not normal: {mount}")
-        _expect(_is_below_any(source, source_roots), f"a source elsewhere: {source}")
-        _expect(not _is_below_any(source, forbidden_roots), f"a source in the image: {source}")
-        _expect(not _is_below_any(destination, _HANDS_OFF), f"mounted over {destination}")
-    nodes = [_node(device) for device in plan.devices]
+        _expect(_is_clean(source) and _is_clean(destination), "a path not normal", mount)
+        _expect(_is_below_any(source, source_roots), "a source elsewhere", source)
+        _expect(not _is_below_any(source, forbidden_roots), "a source in the image", source)
+        _expect(
+            not _is_below_any(destination, _HANDS_OFF),
+            "a mount over the kernel's files",
+            destination,
+        )
+    nodes = {device.path: _node(device) for device in plan.devices}
     for node in added["linux", "devices"]:
-        _expect(node in nodes, f"a device that is not planned: {node}")
+        _expect(node == nodes.get(node.get("path")), "a device that is not planned", node)
     rules = [_rule(device) for device in plan.devices]
     for rule in added["linux", "resources", "devices"]:
-        _expect(rule in rules, f"a device rule that is not planned: {rule}")
+        _expect(rule in rules, "a device rule that is not planned", rule)
     for entry in (*added["linux", "devices"], *added["linux", "resources", "devices"]):
-        _expect(entry["type"] == "c", f"not a character device: {entry}")
-        _expect(entry["major"] in majors, f"a device of another driver: {entry}")
+        _expect(entry["type"] == "c", "not a character device", entry)
+        _expect(entry["major"] in majors, "a device of another driver", entry)
 
 
 def _verify_process(environment: list[Any], gids: list[Any], plan: Plan) -> None:
     variables = [f"{name}={value}" for name, value in plan.environment]
     for entry in environment:
-        _expect(entry in variables, f"a variable that is not planned: {entry}")
+        _expect(entry in variables, "a variable that is not planned", entry)
     for gid in gids:
-        _expect(gid in plan.additional_gids and gid != 0, f"a group that is not planned: {gid}")
+        _expect(gid in plan.additional_gids and gid != 0, "a group that is not planned", gid)
 
 
 def _growth(
@@ -291,8 +297,8 @@ def _growth(
     """What was added to a list, at whose beginning the old one still has to be."""
     old, new = _at(before, path) or [], _at(after, path) or []
     name = ".".join(path)
-    _expect(isinstance(old, list) and isinstance(new, list), f"{name} is no list any more")
-    _expect(new[: len(old)] == old, f"an entry of {name} was changed or removed")
+    _expect(isinstance(old, list) and isinstance(new, list), "no list any more", name)
+    _expect(new[: len(old)] == old, "an entry was changed or removed", name)
     return list(new[len(old) :])
 
 
@@ -330,10 +336,10 @@ def _is_below_any(path: str, roots: Iterable[str]) -> bool:
     return any(path == root or path.startswith(f"{root.rstrip('/')}/") for root in roots)
 
 
-def _expect(holds: object, otherwise: str) -> None:
+def _expect(holds: object, otherwise: str, what: object = "") -> None:
     if not holds:
         raise VerificationFailed(
             "to verify the edited spec",
-            found=otherwise,
+            found=f"{otherwise}: {what}" if what else otherwise,
             do="nothing was started; report this, it is a defect of the shim",
         )

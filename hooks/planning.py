@@ -119,6 +119,11 @@ class _Work:
         self._layout = layout
         self._arches = arches_of(grant, inventory)
         self._devices: dict[str, Device] = {}
+        driver = inventory.driver
+        self._libraries = {(file.row, file.arch): file for file in driver.libraries}
+        self._found: dict[str, list[DriverFile]] = {}
+        for file in driver.files:
+            self._found.setdefault(file.row, []).append(file)
         # Keyed by destination and by path: rows may share a library.
         self._mounts: dict[str, Mount] = {}
         self._links: dict[str, Link] = {}
@@ -163,7 +168,7 @@ class _Work:
     def add_library(self, row: Library) -> None:
         driver = self._inventory.driver
         for arch in self._arches:
-            file = next((f for f in driver.libraries if (f.row, f.arch) == (row.name, arch)), None)
+            file = self._libraries.get((row.name, arch))
             if file is None:
                 what = row.name.format(v=driver.version)
                 self._missing.append(Missing(f"{what} ({arch.value})", driver.library_directories))
@@ -220,11 +225,11 @@ class _Work:
         return bool(files)
 
     def _files(self, row: Program | ConfigFile | XorgModule | Firmware) -> list[DriverFile]:
-        driver = self._inventory.driver
-        found = [file for file in driver.files if file.row == row.name]
+        found = self._found.get(row.name, [])
         if not found:
-            what = row.name.format(v=driver.version)
-            self._missing.append(Missing(what, tuple(places(row, driver.version))))
+            version = self._inventory.driver.version
+            what = row.name.format(v=version)
+            self._missing.append(Missing(what, tuple(places(row, version))))
         return found
 
     def _add_mount(
