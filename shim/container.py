@@ -253,10 +253,34 @@ class Container:
         # Ours and not reaped yet, so the pid is still its own.
         os.kill(process.child.pid, signum)
 
+    async def pause(self) -> None:
+        """Freeze the container.
+
+        Raises:
+            WrongProcessState: it does not run.
+        """
+        self._require_init(State.RUNNING, f"to pause {self.id}")
+        await self._runtime.pause()
+        if self.init.state is State.RUNNING:  # it may have died meanwhile
+            self.init.advance(Event.PAUSED)
+            self._publish(events_pb2.TaskPaused(container_id=self.id))
+
+    async def resume(self) -> None:
+        """Let a frozen container go on.
+
+        Raises:
+            WrongProcessState: it is not paused.
+        """
+        self._require_init(State.PAUSED, f"to resume {self.id}")
+        await self._runtime.resume()
+        if self.init.state is State.PAUSED:
+            self.init.advance(Event.RESUMED)
+            self._publish(events_pb2.TaskResumed(container_id=self.id))
+
     def pids(self) -> dict[int, str]:
         """The pids in the container, each with the id of the exec that it is, or empty."""
         named = {p.pid: p.exec_id for p in self._execs.values() if p.state is State.RUNNING}
-        if self.init.state in (State.CREATED, State.RUNNING) and not self._init_reaped:
+        if self.init.exit is None and not self._init_reaped:
             named[self.init.pid] = ""
         inside = cgroup.pids_in(self._cgroup) if self._cgroup else []
         return {pid: named.get(pid, "") for pid in sorted({*inside, *named})}
@@ -285,7 +309,7 @@ class Container:
             WrongProcessState: it runs.
             NvshimError: the runtime or an unmount failed; Delete may be asked again.
         """
-        if self.init.state is State.RUNNING:
+        if self.init.state in (State.RUNNING, State.PAUSED):
             raise WrongProcessState(
                 f"to delete {self.id}", found="it is running", do="kill it first"
             )
@@ -385,6 +409,12 @@ class Container:
                 f"an exec in {self.id}",
                 found="its init process has ended or was never started",
                 do="exec into a running container",
+            )
+
+    def _require_init(self, state: State, asked: str) -> None:
+        if self.init.state is not state:
+            raise WrongProcessState(
+                asked, found=f"it is {self.init.state.name.lower()}", do="ask for its state first"
             )
 
     def _open_stdio(self, process: Process, name: str) -> Stdio:

@@ -45,6 +45,8 @@ TOPICS: Final = {
     events_pb2.TaskDelete: "/tasks/delete",
     events_pb2.TaskExecAdded: "/tasks/exec-added",
     events_pb2.TaskExecStarted: "/tasks/exec-started",
+    events_pb2.TaskPaused: "/tasks/paused",
+    events_pb2.TaskResumed: "/tasks/resumed",
 }
 
 

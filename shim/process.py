@@ -6,6 +6,9 @@ A process goes through the states of this table; what it does not list cannot ha
     CREATED  STARTED  RUNNING
     CREATED  EXITED   STOPPED   it died, or was killed, before Start
     RUNNING  EXITED   STOPPED
+    RUNNING  PAUSED   PAUSED    init alone: a whole container is paused
+    PAUSED   RESUMED  RUNNING
+    PAUSED   EXITED   STOPPED
     CREATED  DELETED  DELETED   an exec that was never started
     STOPPED  DELETED  DELETED
 
@@ -33,6 +36,7 @@ class State(Enum):
 
     CREATED = auto()
     RUNNING = auto()
+    PAUSED = auto()
     STOPPED = auto()
     DELETED = auto()
 
@@ -41,6 +45,8 @@ class Event(Enum):
     """What can happen to a process."""
 
     STARTED = auto()
+    PAUSED = auto()
+    RESUMED = auto()
     EXITED = auto()
     DELETED = auto()
 
@@ -49,6 +55,9 @@ TRANSITIONS: Final = {
     (State.CREATED, Event.STARTED): State.RUNNING,
     (State.CREATED, Event.EXITED): State.STOPPED,
     (State.RUNNING, Event.EXITED): State.STOPPED,
+    (State.RUNNING, Event.PAUSED): State.PAUSED,
+    (State.PAUSED, Event.RESUMED): State.RUNNING,
+    (State.PAUSED, Event.EXITED): State.STOPPED,
     (State.CREATED, Event.DELETED): State.DELETED,
     (State.STOPPED, Event.DELETED): State.DELETED,
 }

@@ -101,6 +101,14 @@ class LowLevelRuntime:
         arguments = ["--all"] if everyone else []
         await self._call("kill", [*arguments, self._id, str(signal)])
 
+    async def pause(self) -> None:
+        """Freeze all processes of the container."""
+        await self._call("pause", [self._id])
+
+    async def resume(self) -> None:
+        """Let them go on."""
+        await self._call("resume", [self._id])
+
     async def delete(self, *, force: bool = False) -> None:
         """Remove the container's cgroup and state; kill what is left of it if forced."""
         arguments = ["--force"] if force else []

@@ -90,7 +90,7 @@ async def _serve(
         )
         ended = anyio.Event()
         service = TaskService(surroundings, ended.set)
-        server = Server(service.services(), log=log.warning)
+        server = Server(service.services(), log=lambda event, fields: log.warning(event, **fields))
         await tasks.start(_handle_signals, reaper, ended, log)
         tasks.start_soon(_serve_until, server, listener, ended)
         await ended.wait()

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _STATUS: Final = {
     State.CREATED: task_types_pb2.CREATED,
     State.RUNNING: task_types_pb2.RUNNING,
+    State.PAUSED: task_types_pb2.PAUSED,
     State.STOPPED: task_types_pb2.STOPPED,
     State.DELETED: task_types_pb2.STOPPED,
 }
@@ -62,6 +63,8 @@ class TaskService:
             "Start": _shielded(self.start),
             "Delete": _shielded(self.delete),
             "Pids": self.pids,
+            "Pause": _shielded(self.pause),
+            "Resume": _shielded(self.resume),
             "Kill": _shielded(self.kill),
             "Exec": self.exec,
             "ResizePty": self.resize_pty,
@@ -153,6 +156,16 @@ class TaskService:
         """Signal a process, or a whole container."""
         container = self._container(request.id)
         await container.kill(request.exec_id, request.signal, everyone=request.all)
+        return Empty()
+
+    async def pause(self, _: Context, request: task_pb2.PauseRequest) -> Empty:
+        """Freeze a container."""
+        await self._container(request.id).pause()
+        return Empty()
+
+    async def resume(self, _: Context, request: task_pb2.ResumeRequest) -> Empty:
+        """Let a frozen container go on."""
+        await self._container(request.id).resume()
         return Empty()
 
     async def pids(self, _: Context, request: task_pb2.PidsRequest) -> task_pb2.PidsResponse:
