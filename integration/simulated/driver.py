@@ -14,7 +14,8 @@ ray-tracing core, firmware) or would drag in a display server is stood in for by
 the right name and soname.
 
 A scenario may name another version than that of the packages: names, firmware, procfs and NVML
-then all say that one. So a node's driver can be "updated".
+then all say that one. So a node's driver can be "updated". (The libraries of graphics, which ask
+for each other by their full names, do not load then; CUDA's and NVML do.)
 
 Source: file lists of the packages and of the ``.run`` file's ``.manifest``.
 """
@@ -221,8 +222,9 @@ def write_loader_cache(root: str, triplet: str) -> None:
     conf = os.path.join(root, "etc/ld.so.conf")
     with open(conf, "w", encoding="ascii") as file:
         file.write(f"/usr/local/lib/{triplet}\n/lib/{triplet}\n/usr/lib/{triplet}\n")
-    # It enters the root by chroot(2): links are absolute there, and end there.
-    subprocess.run(["/sbin/ldconfig", "-r", root], check=True, capture_output=True)
+    # It enters the root by chroot(2): links are absolute there, and end there. Links of sonames
+    # are there already; of its own accord it would make those of the packages' version, too.
+    subprocess.run(["/sbin/ldconfig", "-X", "-r", root], check=True, capture_output=True)
 
 
 def _files_below(directory: str) -> list[str]:

@@ -57,7 +57,8 @@ def build_nvml(target: str, scenario: Scenario, *, driver: str, real: str, node:
         for name, text in headers.items():
             with open(os.path.join(work, name), "w", encoding="utf-8") as file:
                 file.write(text)
-        _compile(target, SONAME, _SOURCE, "-O1", "-Wall", "-Wextra", f"-I{work}")
+        # Not optimised: a node is made often and asked little.
+        _compile(target, SONAME, _SOURCE, "-O0", f"-I{work}")
 
 
 def build_stand_in(target: str, soname: str) -> None:
@@ -138,11 +139,18 @@ def scenario_header(scenario: Scenario, *, driver: str, node: str) -> str:
         # NVML numbers itself by the newest CUDA major at the time and the driver's version.
         "NVML_VERSION": _quoted(f"{major}.{driver}"),
         "CUDA_VERSION": str(major * 1000 + minor * 10),
-        "GPU_COUNT": f"{len(scenario.gpus)}U",
-        "INSTANCE_COUNT": str(len(instances)),
-        "MIG_COUNT": str(len(rows)),
     }
-    return "".join(f"#define {name} {value}\n" for name, value in macros.items()) + "".join(tables)
+    # Variables, since a compiler wonders at a comparison with a constant 0.
+    counts = {
+        "GPU_COUNT": len(scenario.gpus),
+        "INSTANCE_COUNT": len(instances),
+        "MIG_COUNT": len(rows),
+    }
+    return "".join([
+        *(f"#define {name} {value}\n" for name, value in macros.items()),
+        *(f"static const u32 {name} = {value};\n" for name, value in counts.items()),
+        *tables,
+    ])  # fmt: skip
 
 
 def _gpu_row(gpu: Gpu, profiles: int) -> str:
@@ -186,7 +194,7 @@ def _table(kind: str, name: str, rows: Sequence[str]) -> str:
 
 def _quoted(text: str) -> str:
     escaped = "".join(
-        chr(byte) if chr(byte).isalnum() or chr(byte) in " ._-/:+" else f"\\{byte:03o}"
+        chr(byte) if byte < 0x80 and (chr(byte).isalnum() or byte in b" ._-/:+") else f"\\{byte:03o}"
         for byte in os.fsencode(text)
     )
     return f'"{escaped}"'

@@ -28,8 +28,8 @@
  * The library runs in images that are older than the machine it was built on, so it uses no
  * symbol that is younger than glibc 2.28 (hence statx, and numbers read by hand).
  *
- * Layouts of structures: those that pynvml declares with ctypes. tests/unit/simulated reads
- * every one of them through pynvml.
+ * Layouts of structures: those that pynvml declares with ctypes, through which the tests read
+ * them. One long file, as it is one table of functions and is compiled anew for each node.
  */
 
 #define _GNU_SOURCE
@@ -66,7 +66,7 @@ typedef enum {
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-enum { NVIDIA_MAJOR = 195, CONTROL_MINOR = 255, MOST_GPUS = 32, MOST_MIG = 7 };
+enum { NVIDIA_MAJOR = 195, CONTROL_MINOR = 255, MOST_GPUS = 32, MOST_MIG = 7, GEFORCE = 5 };
 
 /* --- The scenario ---------------------------------------------------------------------- */
 
@@ -833,13 +833,13 @@ API nvmlReturn_t nvmlDeviceGetPcieThroughput(const void *device, u32 counter, u3
     return SUCCESS;
 }
 
-/* ECC is on where a data-centre GPU has it, and has counted nothing. */
+/* ECC is on, but for GPUs of players, and has counted nothing. */
 API nvmlReturn_t nvmlDeviceGetEccMode(const void *device, u32 *current, u32 *pending)
 {
     ENTER;
     GPU_OF(device);
     REQUIRE(current && pending, INVALID_ARGUMENT);
-    *current = *pending = 1;
+    *current = *pending = gpu->brand != GEFORCE;
     return SUCCESS;
 }
 
@@ -1335,6 +1335,21 @@ API nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfoV(const void *handl
         snprintf(info->name, sizeof info->name, "MIG %s", profile->name);
     else
         snprintf(info->name, sizeof info->name, "MIG %uc.%s", info->v1.slices, profile->name);
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlGpuInstanceGetComputeInstanceRemainingCapacity(const void *handle, u32 id,
+                                                                    u32 *count)
+{
+    const struct instance *instance = as_instance(handle);
+    u32 left;
+
+    ENTER;
+    REQUIRE(instance && count && id < COUNT(compute_slices), INVALID_ARGUMENT);
+    left = instance->profile->slices;
+    for (const struct mig *mig = MIG; mig < MIG + MIG_COUNT; mig++)
+        left -= mig->instance == instance ? mig->slices : 0;
+    *count = left / compute_slices[id];
     return SUCCESS;
 }
 

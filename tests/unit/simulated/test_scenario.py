@@ -1,0 +1,212 @@
+"""What a scenario file says, and what it may not say."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from integration.errors import ScenarioInvalid
+from integration.simulated.catalogue import MODELS
+from integration.simulated.scenario import SHIPPED, Scenario
+
+
+def layout(*entries: str, model: str = "a100") -> list[tuple[int, str, int, list[int]]]:
+    """Number, size and place of the instances that a MIG layout gives."""
+    scenario = Scenario.of(1, model, gpu=[{"index": 0, "mig": list(entries)}])
+    return [
+        (i.id, i.profile.name, i.start, [c.slices for c in i.compute])
+        for i in scenario.gpus[0].mig or ()
+    ]
+
+
+def test_an_empty_scenario_is_one_h100() -> None:
+    scenario = Scenario.parse({})
+    assert [gpu.model.name for gpu in scenario.gpus] == ["NVIDIA H100 80GB HBM3"]
+    assert scenario.drm
+    assert scenario.gpus[0].mig is None
+
+
+@pytest.mark.parametrize(("name", "gpus"), [("one", 1), ("two", 2), ("eight", 8), ("mig", 4)])
+def test_a_shipped_scenario_is_loaded_by_its_name(name: str, gpus: int) -> None:
+    assert len(Scenario.load(name).gpus) == gpus
+
+
+def test_every_shipped_scenario_is_valid() -> None:
+    names = [name for name in os.listdir(SHIPPED) if name.endswith(".toml")]
+    assert len(names) == 4
+    for name in names:
+        Scenario.load(os.path.join(SHIPPED, name))
+
+
+def test_the_same_scenario_gives_the_same_gpus_and_no_two_are_alike() -> None:
+    first, again = Scenario.of(32), Scenario.of(32)
+    assert first == again
+    for of in (lambda gpu: gpu.uuid, lambda gpu: gpu.serial, lambda gpu: gpu.pci):
+        assert len({of(gpu) for gpu in first.gpus}) == 32
+    assert all(len(gpu.serial) == 13 for gpu in first.gpus)
+
+
+def test_gpus_are_spread_over_two_sockets() -> None:
+    assert [gpu.numa_node for gpu in Scenario.of(8).gpus] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [gpu.numa_node for gpu in Scenario.of(1).gpus] == [0]
+
+
+def test_a_gpu_may_differ_from_the_others() -> None:
+    uuid = "GPU-8ef4a8d0-0000-4000-8000-000000000000"
+    scenario = Scenario.of(
+        2, "t4", gpu=[{"index": 1, "model": "l4", "uuid": uuid, "pci": "0001:3b:00.0"}]
+    )
+    assert [gpu.key for gpu in scenario.gpus] == ["t4", "l4"]
+    assert scenario.gpus[1].uuid == uuid
+    assert scenario.gpus[1].pci == "0001:3b:00.0"
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda"),
+    [("535.104.05", (12, 2)), ("550.163.01", (12, 4)), ("470.57", (11, 4)), ("580.65.06", (13, 0))],
+)
+def test_the_cuda_version_is_that_of_the_drivers_branch(driver: str, cuda: tuple[int, int]) -> None:
+    assert Scenario.of().cuda_version(driver) == cuda
+    assert Scenario.of(cuda="11.8").cuda_version(driver) == (11, 8)
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        (["7g.40gb"], [(0, "7g.40gb", 0, [7])]),
+        (["3g.20gb", "3g.20gb"], [(1, "3g.20gb", 0, [3]), (2, "3g.20gb", 4, [3])]),
+        (["4g.20gb", "3g.20gb"], [(1, "4g.20gb", 0, [4]), (2, "3g.20gb", 4, [3])]),
+        (
+            ["2g.10gb", "1g.10gb", "1g.5gb"],
+            [(3, "2g.10gb", 0, [2]), (4, "1g.10gb", 2, [1]), (7, "1g.5gb", 4, [1])],
+        ),
+        (["3g.20gb/1c+2c"], [(1, "3g.20gb", 0, [1, 2])]),
+        (["3g.20gb/1c"], [(1, "3g.20gb", 0, [1])]),
+        (["1g.5gb", "1g.5gb+me"], [(7, "1g.5gb", 0, [1]), (8, "1g.5gb+me", 1, [1])]),
+        ([], []),
+    ],
+)
+def test_instances_get_the_numbers_and_places_of_the_driver(
+    entries: list[str], expected: list[tuple[int, str, int, list[int]]]
+) -> None:
+    assert layout(*entries) == expected
+
+
+def test_a_compute_instance_that_does_not_fill_its_gpu_instance_says_so_in_its_name() -> None:
+    scenario = Scenario.of(1, "a100", gpu=[{"index": 0, "mig": ["3g.20gb/1c+2c", "3g.20gb"]}])
+    names = [i.device_name(c) for i in scenario.gpus[0].mig or () for c in i.compute]
+    assert names == ["1c.3g.20gb", "2c.3g.20gb", "3g.20gb"]
+
+
+def test_seven_of_the_smallest_fill_a_gpu() -> None:
+    assert [number for number, *_ in layout(*["1g.5gb"] * 7)] == list(range(7, 14))
+    with pytest.raises(ScenarioInvalid, match="no room for 1g.5gb"):
+        layout(*["1g.5gb"] * 8)
+
+
+@pytest.mark.parametrize(
+    ("table", "found"),
+    [
+        ({"gpus": 33}, "counts 0 to 32"),
+        ({"gpus": -1}, "counts 0 to 32"),
+        ({"gpus": "2"}, "wrong kind"),
+        ({"gpus": True}, "wrong kind"),
+        ({"model": "voodoo"}, "no such model"),
+        ({"gpu": {"index": 0}}, "wrong kind"),
+        ({"gpu": [1]}, "is a table"),
+        ({"gpu": [{}]}, "index"),
+        ({"gpu": [{"index": 1}]}, "gpus = 1"),
+        ({"gpu": [{"index": 0}, {"index": 0}]}, "another one"),
+        ({"gpu": [{"index": 0, "colour": "green"}]}, "no such key"),
+        ({"colour": "green"}, "no such key"),
+        ({"driver": "535"}, "not of its form"),
+        ({"driver": "../../etc"}, "not of its form"),
+        ({"cuda": "twelve"}, "not of its form"),
+        ({"gpu": [{"index": 0, "uuid": "GPU-1"}]}, "not of its form"),
+        ({"gpu": [{"index": 0, "pci": "0000:3B:00.0"}]}, "not of its form"),
+        ({"gpus": 2, "gpu": [{"index": 1, "pci": "0000:18:00.0"}]}, "equal or out of order"),
+        ({"gpus": 2, "gpu": [{"index": 1, "pci": "0000:01:00.0"}]}, "equal or out of order"),
+        ({"model": "t4", "gpu": [{"index": 0, "mig": []}]}, "has no MIG"),
+        ({"gpu": [{"index": 0, "mig": ["9g.90gb"]}]}, "no profile 9g.90gb"),
+        ({"gpu": [{"index": 0, "mig": ["4g.40gb", "4g.40gb"]}]}, "no room"),
+        ({"gpu": [{"index": 0, "mig": ["1g.10gb+me", "1g.10gb+me"]}]}, "no room"),
+        ({"gpu": [{"index": 0, "mig": ["3g.40gb/2c+2c"]}]}, "compute instances"),
+        ({"gpu": [{"index": 0, "mig": ["3g.40gb/x"]}]}, "compute instances"),
+        ({"imex-channels": [-1]}, "no channel numbers"),
+        ({"imex-channels": [1, 1]}, "no channel numbers"),
+        ({"imex-channels": ["1"]}, "no channel numbers"),
+    ],
+)
+def test_what_no_node_can_be_made_of_is_refused_in_one_line(
+    table: dict[str, Any], found: str
+) -> None:
+    with pytest.raises(ScenarioInvalid, match=found) as caught:
+        Scenario.parse(table)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("NVSHIM-E2101 scenario-invalid: asked: ")
+
+
+@pytest.mark.parametrize("content", [b"gpus = ", b"\xff\xfe", None])
+def test_a_file_that_is_no_scenario_is_refused(tmp_path: Any, content: bytes | None) -> None:
+    path = tmp_path / "scenario.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ScenarioInvalid, match="one of eight, mig, one, two"):
+        Scenario.load(str(path))
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> dict[str, Any]:
+    count = draw(st.integers(0, 6))
+    table: dict[str, Any] = {
+        "gpus": count,
+        "model": draw(st.sampled_from(sorted(MODELS))),
+        "drm": draw(st.booleans()),
+        "imex-channels": draw(st.lists(st.integers(0, 2**20 - 1), unique=True, max_size=3)),
+    }
+    if draw(st.booleans()):
+        table |= {"driver": "550.54.15", "cuda": "12.4"}
+    profiles = MODELS[table["model"]].profiles
+    if profiles and count:
+        entry = st.sampled_from([profile.name for profile in profiles if profile.slices < 3])
+        chosen = draw(st.sets(st.integers(0, count - 1)))
+        table["gpu"] = [
+            {"index": n, "mig": draw(st.lists(entry, max_size=3, unique=True))} for n in chosen
+        ]
+    return table
+
+
+@given(tables())
+@settings(max_examples=60, deadline=None)
+def test_a_scenario_written_out_is_read_back_the_same(table: dict[str, Any]) -> None:
+    scenario = Scenario.parse(table)
+    assert Scenario.parse(tomllib.loads(scenario.to_toml())) == scenario
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["gpus", "model", "driver", "cuda", "drm", "imex-channels", "gpu", "x"]),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+            lambda inner: (
+                st.lists(inner, max_size=3)
+                | st.dictionaries(
+                    st.sampled_from(["index", "mig", "uuid", "pci"]), inner, max_size=3
+                )
+            ),
+            max_leaves=6,
+        ),
+        max_size=4,
+    )
+)
+@settings(max_examples=150, deadline=None)
+def test_any_table_is_a_scenario_or_one_typed_error(table: dict[str, Any]) -> None:
+    try:
+        Scenario.parse(table)
+    except ScenarioInvalid as error:
+        assert "\n" not in str(error)
