@@ -274,7 +274,7 @@ def _scratch(rootfs: Rootfs, mounts: list[Mapping[str, Any]]) -> str | None:
     """A tmpfs of the spec that the runtime can make directories on."""
     for place in ("/run", "/dev"):
         over = [mount for mount in mounts if os.path.normpath(mount["destination"]) == place]
-        if not over or over[-1].get("type") != "tmpfs" or "ro" in over[-1].get("options", ()):
+        if not over or over[-1].get("type") != "tmpfs" or "ro" in (over[-1].get("options") or ()):
             continue
         # Behind a link the tmpfs would be mounted somewhere else.
         if _landing(rootfs, place) == place:

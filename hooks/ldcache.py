@@ -18,9 +18,11 @@ The format, glibc-ld.so.cache1.1 (numbers are little-endian here, and checked to
 
 Rules
 - Soname and path are offsets of strings. A file may begin with a cache of the older format
-  ("ld.so-1.7.0"); then ours comes behind that, on a multiple of 8, and these offsets count
-  from where it begins, while those in the extensions count from the start of the file.
-  What we write has no older part: nothing since glibc 2.2 needs it.
+  ("ld.so-1.7.0"); then ours comes behind that, on a multiple of 8, and the offsets of strings
+  count from where it begins, those of extensions and sections from the start of the file.
+  (``ldconfig -p`` takes the strings of hwcaps from the start of the file then, and prints
+  garbage; ldconfig writes them as said here.) What we write has no older part: nothing since
+  glibc 2.2 needs it.
 - ``flags`` says for which kind of program an entry is; a loader passes over the others.
 - An entry for a glibc-hwcaps directory has bit 62 of ``hwcap`` set and the number of the
   directory's name in its low half; the names are the extension section with tag 1. Section 0
@@ -202,7 +204,7 @@ def parse(data: bytes) -> Cache:
         Entry(at(base + soname), at(base + path), flags, osversion, hwcap)
         for flags, soname, path, osversion, hwcap in _ENTRY.iter_unpack(data[first:last])
     )
-    generator, hwcaps = _extensions(data, extensions, strings)
+    generator, hwcaps = _extensions(data, extensions, base, strings)
     return Cache(entries, hwcaps, generator)
 
 
@@ -284,7 +286,9 @@ class _Strings:
         return text
 
 
-def _extensions(data: bytes, offset: int, strings: _Strings) -> tuple[bytes, tuple[bytes, ...]]:
+def _extensions(
+    data: bytes, offset: int, base: int, strings: _Strings
+) -> tuple[bytes, tuple[bytes, ...]]:
     """Who generated the file, and the names of its glibc-hwcaps directories."""
     generator: bytes = b""
     hwcaps: tuple[bytes, ...] = ()
@@ -308,7 +312,7 @@ def _extensions(data: bytes, offset: int, strings: _Strings) -> tuple[bytes, tup
             if size % 4 or where % 4 or size // 4 > _MOST_HWCAPS:
                 raise _malformed(f"{size} bytes of glibc-hwcaps at {where}")
             offsets = Struct(f"<{size // 4}I").unpack_from(data, where)
-            hwcaps = tuple(strings.at(place) for place in offsets)
+            hwcaps = tuple(strings.at(base + place) for place in offsets)
     return generator, hwcaps
 
 
