@@ -16,7 +16,7 @@ _OCTAL_DIGITS: Final = 3
 
 
 def mount_points_below(path: str) -> list[str]:
-    """The mount points at and below a path, in this process's mount namespace.
+    """The mount points at and below a path, in the calling thread's mount namespace.
 
     Args:
         path: a path; its last component is not followed if it is a link.
@@ -27,7 +27,7 @@ def mount_points_below(path: str) -> list[str]:
     parent, name = os.path.split(os.path.abspath(path))
     # The kernel lists real paths (/run, where /var/run was said).
     real = os.path.join(os.path.realpath(parent), name)
-    with open("/proc/self/mountinfo", "rb") as file:
+    with open("/proc/thread-self/mountinfo", "rb") as file:
         return select_below(parse_mount_points(file.read()), real)
 
 

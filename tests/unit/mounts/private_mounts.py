@@ -1,0 +1,42 @@
+"""A mount namespace for one test: nobody else sees what it mounts, and nothing of it stays."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import TYPE_CHECKING, ParamSpec
+
+from shim import syscalls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+P = ParamSpec("P")
+
+
+def in_private_mount_namespace(test: Callable[P, None]) -> Callable[P, None]:
+    """Run a test in a thread whose mount namespace ends with it, and with what it started.
+
+    Args:
+        test: the test. What it asks of /proc has to be asked of ``/proc/thread-self``.
+    """
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        errors: list[BaseException] = []
+
+        def body() -> None:
+            try:
+                syscalls.unshare(syscalls.CLONE_NEWNS)
+                syscalls.mount("", "/", "", syscalls.MS_PRIVATE | syscalls.MS_REC)
+                test(*args, **kwargs)
+            except BaseException as error:  # noqa: BLE001 - raised again, where pytest sees it
+                errors.append(error)
+
+        thread = threading.Thread(target=body)
+        thread.start()
+        thread.join()
+        if errors:
+            raise errors[0]
+
+    return run

@@ -1,0 +1,172 @@
+"""One listener for each path, whoever comes first, and a dead one is replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import socket
+import stat
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shim import sockets
+from shim.errors import SocketDirectoryUnusable, SocketUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from multiprocessing.synchronize import Barrier
+    from pathlib import Path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "s" / "0123")
+
+
+@pytest.fixture(autouse=True)
+def _directory(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir(mode=0o700)
+
+
+@contextlib.contextmanager
+def _listening(path: str) -> Iterator[socket.socket]:
+    fd = sockets.listen(path)
+    assert fd is not None
+    with socket.socket(fileno=fd) as listener:
+        yield listener
+
+
+def test_the_socket_is_0600_whatever_the_umask_and_the_umask_stays(path: str) -> None:
+    umask = os.umask(0)
+    try:
+        with _listening(path):
+            assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+        assert os.umask(0) == 0
+    finally:
+        os.umask(umask)
+
+
+def test_a_listener_takes_connections_at_once_and_is_not_inherited(path: str) -> None:
+    with _listening(path) as listener:
+        assert not os.get_inheritable(listener.fileno())
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(path)
+            server, _ = listener.accept()
+            server.close()
+
+
+def test_a_living_listener_is_found_and_left_alone(path: str) -> None:
+    with _listening(path):
+        own = sockets.identity(path)
+        assert sockets.listen(path) is None
+        assert sockets.identity(path) == own
+
+
+def test_a_listener_with_a_full_backlog_lives(path: str) -> None:
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as clients:
+        listener.bind(path)
+        listener.listen(0)
+        for _ in range(3):
+            client = clients.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                client.connect(path)
+        assert sockets.is_alive(path)
+        assert sockets.listen(path) is None
+
+
+def test_a_dead_socket_is_replaced(path: str) -> None:
+    with _listening(path):
+        pass
+    assert os.path.exists(path)
+    assert not sockets.is_alive(path)
+    with _listening(path):
+        assert sockets.is_alive(path)
+
+
+def _race(path: str, barrier: Barrier, results: multiprocessing.Queue[bool]) -> None:
+    barrier.wait()
+    fd = sockets.listen(path)
+    results.put(fd is not None)
+    barrier.wait()  # the winner listens until all have tried
+    if fd is not None:
+        os.close(fd)
+
+
+def test_of_many_that_start_at_once_exactly_one_listens(path: str) -> None:
+    context = multiprocessing.get_context("spawn")
+    racers = 4
+    barrier, results = context.Barrier(racers), context.Queue()
+    with _listening(path):
+        pass  # leaves a dead socket, which all of them want to replace
+    processes = [
+        context.Process(target=_race, args=(path, barrier, results)) for _ in range(racers)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(30)
+    assert sorted(results.get(timeout=5) for _ in range(racers)) == [False] * (racers - 1) + [True]
+
+
+def test_what_is_no_socket_is_not_replaced(path: str) -> None:
+    with open(path, "w", encoding="ascii") as file:
+        file.write("precious")
+    assert not sockets.remove_dead(path)
+    with open(path, encoding="ascii") as file:
+        assert file.read() == "precious"
+
+
+def test_a_missing_directory_is_a_typed_error(tmp_path: Path) -> None:
+    with pytest.raises(SocketUnavailable, match="no such file"):
+        sockets.listen(str(tmp_path / "missing" / "x"))
+
+
+def test_only_a_dead_socket_is_removed_for_being_dead(path: str) -> None:
+    assert not sockets.remove_dead(path)
+    assert not sockets.remove_dead("/missing/directory/x")
+    with _listening(path):
+        assert not sockets.remove_dead(path)
+        assert os.path.exists(path)
+    assert sockets.remove_dead(path)
+    assert not os.path.exists(path)
+
+
+def test_a_socket_that_another_shim_took_over_is_not_removed_as_ones_own(path: str) -> None:
+    with _listening(path) as first:
+        own = sockets.identity(path)
+        # Held open, so that its inode number cannot be given to the next.
+        held = os.open(path, os.O_PATH)
+        first.close()
+        with _listening(path):
+            sockets.remove_own(path, own)
+            assert sockets.is_alive(path)
+            sockets.remove_own(path, sockets.identity(path))
+            assert not os.path.exists(path)
+        os.close(held)
+    sockets.remove_own(path, own)
+
+
+def test_the_directory_is_made_for_us_alone(tmp_path: Path) -> None:
+    wanted = str(tmp_path / "state" / "s")
+    assert sockets.prepare_directory([wanted]) == wanted
+    assert stat.S_IMODE(os.stat(wanted).st_mode) == 0o700
+    assert sockets.prepare_directory([wanted]) == wanted
+
+
+def test_a_directory_that_others_control_is_passed_over(tmp_path: Path) -> None:
+    for name, mode in (("open", 0o777), ("group", 0o770), ("foreign", 0o700)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(mode)
+    os.chown(tmp_path / "foreign", 12345, 12345)
+    (tmp_path / "good").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "good")
+    bad = [str(tmp_path / name) for name in ("open", "group", "foreign", "link")]
+    good = str(tmp_path / "good")
+    assert sockets.prepare_directory([*bad, good]) == good
+    with pytest.raises(SocketDirectoryUnusable) as caught:
+        sockets.prepare_directory(bad)
+    for word in ("others may write", "belongs to user 12345", "not a directory"):
+        assert word in str(caught.value)
