@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import re
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -71,10 +70,12 @@ class Container:
         self, *command: str, flags: Iterable[str] = (), exec_id: str | None = None
     ) -> list[str]:
         """The words for ``ctr`` that run a command in it."""
-        containerd = self.runtime.containerd
+        # A log takes the place of fifos, and ctr refuses both.
+        flags = tuple(flags)
+        if "--log-uri" not in flags:
+            flags = ("--fifo-dir", self.runtime.containerd.fifo_directory, *flags)
         return [
-            "tasks", "exec", "--exec-id", exec_id or new_name("e"),
-            "--fifo-dir", containerd.fifo_directory, *flags, self.name, *command,
+            "tasks", "exec", "--exec-id", exec_id or new_name("e"), *flags, self.name, *command,
         ]  # fmt: skip
 
     def kill(self, signal: str = "KILL", *, flags: Iterable[str] = ()) -> Completed:
@@ -99,6 +100,20 @@ class Container:
         """Wait for its end, delete the task, and return its exit code."""
         self.wait_for("STOPPED", timeout=timeout)
         return self.delete_task()
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes in it, as containerd lists them."""
+        lines = self.runtime.containerd.ctr("tasks", "ps", self.name).lines[1:]
+        return [int(line.split()[0]) for line in lines]
+
+    def wait_for_program(self, name: str) -> int:
+        """Wait until a program of that name runs in it, and return its pid."""
+
+        def look() -> int:
+            return next((pid for pid in self.pids if _program(pid) == name), 0)
+
+        return eventually(look, f"{name} runs in {self.name}")
 
     def remove(self) -> None:
         """Kill it, delete its task, remove it. What is gone already is no error."""
@@ -167,7 +182,7 @@ class Runtime:
         **options: Any,
     ) -> tuple[Container, subprocess.Popen[bytes]]:
         """Start a container with a ``ctr`` that stays attached to it."""
-        container = self._container(name)
+        container = self.expect(name)
         words = self.words(*command, image=image, name=container.name, flags=("--rm", *flags))
         return container, self.containerd.spawn_ctr(*words, **options)
 
@@ -179,7 +194,7 @@ class Runtime:
         flags: Iterable[str] = (),
     ) -> Container:
         """Start a container that runs on by itself. It is removed at the end of the test."""
-        container = self._container(name)
+        container = self.expect(name)
         self.containerd.ctr(
             *self.words(*command, image=image, name=container.name, flags=("--detach", *flags))
         )
@@ -188,6 +203,12 @@ class Runtime:
     def start_idle(self, *, image: str = BUSYBOX, flags: Iterable[str] = ()) -> Container:
         """Start a container that does nothing until it is killed."""
         return self.start("sleep", "1000", image=image, flags=flags)
+
+    def expect(self, name: str | None = None) -> Container:
+        """A container that the test starts by other means. It is removed at the end."""
+        container = Container(self, name or new_name())
+        self._containers.append(container)
+        return container
 
     def low_level_flags(
         self, directory: str, *, binary: str | None = None, root: str | None = None
@@ -217,11 +238,6 @@ class Runtime:
         while self._containers:
             self._containers.pop().remove()
 
-    def _container(self, name: str | None) -> Container:
-        container = Container(self, name or new_name())
-        self._containers.append(container)
-        return container
-
 
 def is_alive(pid: int) -> bool:
     """Whether a process runs: a zombie does not."""
@@ -232,8 +248,9 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def seconds_of(action: Any) -> float:
-    """How long a call takes, in seconds."""
-    begin = time.monotonic()
-    action()
-    return time.monotonic() - begin
+def _program(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().strip()
+    except FileNotFoundError:
+        return ""

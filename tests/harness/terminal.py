@@ -13,6 +13,18 @@ import time
 from typing import Self
 
 
+def _make_transparent(terminal: int) -> None:
+    """Let what is on the screen be what the program wrote, and nothing else.
+
+    ctr puts the terminal in raw mode a moment after its start, and leaves the translation of
+    line ends on. Until then, and after, this one would echo and translate by itself.
+    """
+    modes = termios.tcgetattr(terminal)
+    modes[1] &= ~termios.ONLCR
+    modes[3] &= ~termios.ECHO
+    termios.tcsetattr(terminal, termios.TCSANOW, modes)
+
+
 class Terminal:
     """Runs a program as the leader of a session on a terminal of its own.
 
@@ -26,6 +38,7 @@ class Terminal:
         self._master, slave = os.openpty()
         self._screen = ""
         self.resize(rows, columns)
+        _make_transparent(slave)
         try:
             # setsid makes the terminal the controlling one, so that the kernel sends SIGWINCH.
             self._process = subprocess.Popen(

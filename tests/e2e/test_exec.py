@@ -1,0 +1,156 @@
+"""More processes in a running container."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.harness.runtime import is_alive, new_name
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.harness.runtime import Container, Runtime
+
+
+@pytest.fixture
+def container(runtime: Runtime) -> Container:
+    """A container that does nothing of its own."""
+    return runtime.start_idle(flags=["--env", "COLOUR=green"])
+
+
+def test_output_and_exit_code_of_an_exec_come_back(container: Container) -> None:
+    done = container.exec("sh", "-c", "echo to stdout; echo to stderr >&2; exit 42")
+    assert (done.stdout, done.stderr, done.code) == ("to stdout\n", "to stderr\n", 42)
+    assert container.status == "RUNNING"
+
+
+def test_exec_runs_in_the_namespaces_and_the_environment_of_its_container(
+    container: Container,
+) -> None:
+    done = container.exec(
+        "sh", "-c", "echo $COLOUR; for n in mnt pid; do readlink /proc/self/ns/$n; done"
+    )
+    namespaces = [os.readlink(f"/proc/{container.pid}/ns/{name}") for name in ("mnt", "pid")]
+    assert done.lines == ["green", *namespaces]
+
+
+def test_exec_reads_stdin_to_its_end(container: Container) -> None:
+    text = "".join(f"line {number}\n" for number in range(20_000))
+    done = container.exec("cat", stdin=text)
+    assert (done.code, done.stdout) == (0, text)
+
+
+def test_long_output_of_an_exec_arrives_whole(container: Container) -> None:
+    done = container.exec("sh", "-c", "yes 0123456789abcde | head -c 4000000")
+    assert done.stdout == "0123456789abcde\n" * 250_000
+
+
+def test_exec_runs_as_the_user_and_in_the_directory_that_are_asked_for(
+    container: Container,
+) -> None:
+    done = container.exec("sh", "-c", "id -u; pwd", flags=["--user", "1000", "--cwd", "/tmp"])
+    assert done.lines == ["1000", "/tmp"]
+
+
+def test_many_execs_run_at_once(container: Container) -> None:
+    running = [
+        container.runtime.containerd.spawn_ctr(
+            *container.exec_words("sh", "-c", f"echo {number}; exit {number}"),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
+        for number in range(6)
+    ]
+    ended = [(process.communicate(timeout=20)[0], process.returncode) for process in running]
+    assert ended == [(f"{number}\n".encode(), number) for number in range(6)]
+
+
+def test_killed_exec_leaves_init_alone(container: Container) -> None:
+    exec_id = new_name("e")
+    process = container.runtime.containerd.spawn_ctr(
+        *container.exec_words("sh", "-c", "echo ready; exec sleep 1000", exec_id=exec_id),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == b"ready\n"
+        assert container.kill("KILL", flags=["--exec-id", exec_id]).code == 0
+        assert process.wait(10) == 128 + 9
+    assert container.status == "RUNNING"
+    assert is_alive(container.pid)
+
+
+def test_id_of_an_exec_is_free_again_after_its_end(container: Container) -> None:
+    exec_id = new_name("e")
+    for text in ("first", "second"):
+        words = container.exec_words("echo", text, exec_id=exec_id)
+        assert container.runtime.containerd.ctr(*words).stdout == f"{text}\n"
+
+
+def test_id_of_a_running_exec_is_not_given_twice(container: Container) -> None:
+    exec_id = new_name("e")
+    containerd = container.runtime.containerd
+    process = containerd.spawn_ctr(
+        *container.exec_words("sh", "-c", "echo ready; cat", exec_id=exec_id),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdin, process.stdout:
+        assert process.stdout.readline() == b"ready\n"
+        done = containerd.ctr(*container.exec_words("true", exec_id=exec_id), check=False)
+        assert done.code == 1
+        assert "already exists" in done.stderr
+        process.stdin.close()
+        assert process.wait(10) == 0
+
+
+def test_missing_program_is_a_readable_error(container: Container) -> None:
+    done = container.exec("no-such-program")
+    assert done.code == 1
+    assert '"no-such-program": executable file not found in $PATH' in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert container.exec("echo", "still here").stdout == "still here\n"
+
+
+def test_detached_exec_runs_on_and_can_be_killed(container: Container, tmp_path: Path) -> None:
+    exec_id = new_name("e")
+    containerd = container.runtime.containerd
+    # A ctr that detaches leaves its fifos to nobody; a file needs none.
+    flags = ["--detach", "--log-uri", f"file://{tmp_path}/log"]
+    containerd.ctr(*container.exec_words("sleep", "1000", exec_id=exec_id, flags=flags))
+    lines = containerd.ctr("tasks", "ps", container.name).stdout
+    (pid,) = (int(line.split()[0]) for line in lines.splitlines() if exec_id in line)
+    assert is_alive(pid)
+    assert container.kill("TERM", flags=["--exec-id", exec_id]).code == 0
+    eventually(lambda: not is_alive(pid), "the exec ends")
+    assert container.status == "RUNNING"
+
+
+def test_end_of_init_ends_its_execs(container: Container) -> None:
+    process = container.runtime.containerd.spawn_ctr(
+        *container.exec_words("sh", "-c", "echo ready; exec sleep 1000"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == b"ready\n"
+        container.kill("KILL")
+        assert process.wait(10) == 128 + 9
+    assert container.exit_code() == 128 + 9
+
+
+def test_no_exec_in_a_container_that_has_ended(container: Container) -> None:
+    container.kill("KILL")
+    container.wait_for("STOPPED")
+    done = container.exec("true")
+    assert done.code == 1
+    assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,125 @@
+"""Containers and execs on a terminal, with a real one around ``ctr``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from integration.images import GLIBC
+from tests.harness.terminal import Terminal
+
+if TYPE_CHECKING:
+    from tests.harness.runtime import Container, Runtime
+
+# Does what it is told until the terminal is closed, and says how each command ended.
+SHELL = ("sh", "-c", "trap : INT; while read -r line; do $line; echo code $?; done")
+
+
+def _run(
+    runtime: Runtime, *command: str, image: str = GLIBC, rows: int = 24, columns: int = 80
+) -> tuple[Container, Terminal]:
+    container = runtime.expect()
+    words = runtime.words(*command, image=image, name=container.name, flags=("--rm", "--tty"))
+    return container, Terminal(runtime.containerd.ctr_argv(*words), rows=rows, columns=columns)
+
+
+def _exec(container: Container, *command: str, rows: int = 24, columns: int = 80) -> Terminal:
+    words = container.exec_words(*command, flags=["--tty"])
+    argv = container.runtime.containerd.ctr_argv(*words)
+    return Terminal(argv, rows=rows, columns=columns)
+
+
+def test_container_has_a_terminal_on_all_three_descriptors(runtime: Runtime) -> None:
+    _, terminal = _run(runtime, "sh", "-c", "for fd in 0 1 2; do test -t $fd && echo fd $fd; done")
+    with terminal as tty:
+        assert tty.wait() == 0
+        assert tty.screen == "fd 0\r\nfd 1\r\nfd 2\r\n"
+
+
+def test_exit_code_comes_through_a_terminal(runtime: Runtime) -> None:
+    _, terminal = _run(runtime, "sh", "-c", "echo bye; exit 9")
+    with terminal as tty:
+        assert tty.wait() == 9
+        assert tty.screen == "bye\r\n"
+
+
+def test_terminal_has_the_size_of_the_one_outside(runtime: Runtime) -> None:
+    # ctr sends the size after the start: the first line may come before it.
+    _, terminal = _run(runtime, "probe", "winsize", "2", rows=33, columns=101)
+    with terminal as tty:
+        tty.wait_for("33 101\r\n")
+        tty.resize(34, 102)
+        assert tty.wait() == 0
+
+
+def test_resizing_is_seen_inside(runtime: Runtime) -> None:
+    _, terminal = _run(runtime, *SHELL, rows=33, columns=101)
+    with terminal as tty:
+        tty.type("probe winsize 9\n")
+        tty.wait_for("33 101\r\n")
+        for rows, columns in ((50, 132), (10, 20)):
+            tty.resize(rows, columns)
+            tty.wait_for(f"\n{rows} {columns}\r\n")
+        tty.type("\x03")
+        tty.wait_for("code 130\r\n")
+        tty.type("\x04")
+        assert tty.wait() == 0
+
+
+def test_control_c_interrupts_the_program_and_not_the_shell(runtime: Runtime) -> None:
+    container, terminal = _run(runtime, *SHELL)
+    with terminal as tty:
+        tty.type("sleep 1000\n")
+        tty.wait_for("sleep 1000\r\n")
+        # Nothing tells when sleep has begun; a Ctrl-C that comes before it changes nothing.
+        container.wait_for_program("sleep")
+        tty.type("\x03")
+        tty.wait_for("code 130\r\n")
+        tty.type("true\n")
+        tty.wait_for("code 0\r\n")
+        tty.type("\x04")
+        assert tty.wait() == 0
+
+
+def test_what_is_typed_is_echoed_and_read(runtime: Runtime) -> None:
+    _, terminal = _run(runtime, "cat")
+    with terminal as tty:
+        tty.type("hello\n")
+        tty.wait_for("hello\r\nhello\r\n")
+        tty.type("\x04")
+        assert tty.wait() == 0
+
+
+def test_long_output_comes_through_a_terminal_whole(runtime: Runtime) -> None:
+    _, terminal = _run(runtime, "sh", "-c", "i=0; while [ $((i+=1)) -le 20000 ]; do echo $i; done")
+    with terminal as tty:
+        assert tty.wait(timeout=20) == 0
+        assert tty.screen == "".join(f"{number}\r\n" for number in range(1, 20_001))
+
+
+def test_exec_gets_a_terminal_of_its_own(runtime: Runtime) -> None:
+    container = runtime.start_idle(image=GLIBC)
+    with _exec(container, "probe", "winsize", "3", rows=21, columns=91) as tty:
+        tty.wait_for("21 91\r\n")
+        tty.resize(22, 92)
+        tty.wait_for("22 92\r\n")
+        tty.resize(23, 93)
+        assert tty.wait() == 0
+    assert container.status == "RUNNING"
+
+
+def test_exit_code_of_an_exec_comes_through_a_terminal(runtime: Runtime) -> None:
+    container = runtime.start_idle(image=GLIBC)
+    with _exec(container, "sh", "-c", "tty; exit 4") as tty:
+        assert tty.wait() == 4
+        assert "/dev/pts/" in tty.screen or "not found" in tty.screen
+
+
+def test_init_can_have_a_terminal_and_its_exec_none(runtime: Runtime) -> None:
+    container, terminal = _run(runtime, *SHELL)
+    with terminal as tty:
+        tty.type("true\n")
+        tty.wait_for("code 0\r\n")
+        done = container.exec("sh", "-c", "test -t 1 || echo none; echo >&2 apart")
+        assert (done.stdout, done.stderr) == ("none\n", "apart\n")
+        tty.type("\x04")
+        assert tty.wait() == 0

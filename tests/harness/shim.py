@@ -1,0 +1,282 @@
+"""A shim without containerd: its verbs called by hand, its API and its events ours.
+
+Where containerd is in between, it hides what the shim answered and in which order it told its
+events. Here the test is containerd: it makes the bundle, calls ``start``, speaks ttrpc, and
+serves the socket that events go to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+from google.protobuf.empty_pb2 import Empty
+
+from api import typeurl
+from api.proto import bootstrap_pb2, events_pb2, events_service_pb2, task_pb2
+from api.ttrpc import Client, Server, Service, connect
+from integration.images import busybox, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from google.protobuf.message import Message
+
+    from api.proto import types_pb2
+    from api.ttrpc import Context
+
+NAMESPACE: Final = "nvshim-by-hand"
+CGROUP: Final = "/nvshim-by-hand"
+_RUNC_ROOT: Final = f"/run/containerd/runc/{NAMESPACE}"
+
+_EVENTS: Final = {
+    name.full_name: getattr(events_pb2, name.name)
+    for name in events_pb2.DESCRIPTOR.message_types_by_name.values()
+}
+
+
+class EventsServer:
+    """The socket on which containerd takes events; it can go away and come back."""
+
+    def __init__(self, path: str) -> None:
+        self.envelopes: list[types_pb2.Envelope] = []
+        self._path = path
+        self._scope: anyio.CancelScope | None = None
+
+    @property
+    def events(self) -> list[Message]:
+        """What was told, in order."""
+        decoded = []
+        for envelope in self.envelopes:
+            kind = _EVENTS[typeurl.full_name(envelope.event)]
+            decoded.append(typeurl.unpack(envelope.event, kind))
+        return decoded
+
+    @property
+    def names(self) -> list[str]:
+        """The kinds of what was told, in order."""
+        return [type(event).__name__ for event in self.events]
+
+    async def until(self, name: str, *, count: int = 1, seconds: float = 10) -> None:
+        """Wait until an event of a kind has come, so many times."""
+        with anyio.fail_after(seconds):
+            while self.names.count(name) < count:  # noqa: ASYNC110 - seen from outside
+                await anyio.sleep(0.01)
+
+    async def serve(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        """Be there, until :meth:`stop`."""
+        with suppress(FileNotFoundError):
+            os.unlink(self._path)
+        with socket.socket(socket.AF_UNIX) as listener, anyio.CancelScope() as self._scope:
+            listener.bind(self._path)
+            listener.listen()
+            descriptor = events_service_pb2.DESCRIPTOR.services_by_name["Events"]
+            server = Server([Service(descriptor, {"Forward": self._forward})])
+            task_status.started()
+            await server.serve(listener)
+
+    def stop(self) -> None:
+        """Go away, as a containerd that is restarted."""
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def _forward(
+        self, context: Context, request: events_service_pb2.ForwardRequest
+    ) -> Empty:
+        assert context.values("containerd-namespace-ttrpc") == [request.envelope.namespace]
+        self.envelopes.append(request.envelope)
+        return Empty()
+
+
+class ShimByHand:
+    """One shim, its bundles, and a client of it.
+
+    Args:
+        directory: where bundles and sockets go.
+        launcher: the program.
+        bootstrap: whether to speak as containerd 2.3 and later does.
+    """
+
+    def __init__(self, directory: str, launcher: str, *, bootstrap: bool) -> None:
+        self.directory = directory
+        self.events = EventsServer(os.path.join(directory, "c.sock.ttrpc"))
+        self.client: Client
+        self.pid = 0
+        self.service = "containerd.task.v3.Task" if bootstrap else "containerd.task.v2.Task"
+        self.socket_path = ""
+        self._launcher = launcher
+        self._bootstrap = bootstrap
+        self._ids: list[str] = []
+
+    def bundle(
+        self,
+        container_id: str,
+        *args: str,
+        env: Sequence[str] = (),
+        shared_pids: bool = False,
+        annotations: dict[str, str] | None = None,
+    ) -> str:
+        """Make a bundle as containerd does; returns its path."""
+        path = os.path.join(self.directory, container_id)
+        os.makedirs(path, mode=0o700)
+        unpack(busybox().tree, os.path.join(path, "rootfs"))
+        subprocess.run(["runc", "spec", "--bundle", path], check=True)
+        spec = self.spec(container_id)
+        spec["process"].update(terminal=False, args=list(args))
+        spec["process"]["env"] += env
+        spec["root"]["readonly"] = False
+        spec["linux"]["cgroupsPath"] = f"{CGROUP}/{container_id}"
+        spec["annotations"] = annotations or {}
+        if shared_pids:
+            namespaces = spec["linux"]["namespaces"]
+            spec["linux"]["namespaces"] = [n for n in namespaces if n["type"] != "pid"]
+        self.write_spec(container_id, spec)
+        os.mkfifo(os.path.join(path, "log"), 0o700)
+        self._ids.append(container_id)
+        return path
+
+    def spec(self, container_id: str) -> dict[str, Any]:
+        """The spec in a bundle."""
+        with open(os.path.join(self.directory, container_id, "config.json"), "rb") as file:
+            spec: dict[str, Any] = json.load(file)
+        return spec
+
+    def write_spec(self, container_id: str, spec: dict[str, Any]) -> None:
+        """Replace the spec in a bundle."""
+        path = os.path.join(self.directory, container_id, "config.json")
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(spec, file)
+
+    def start_verb(self, container_id: str) -> str:
+        """Call ``start`` in a bundle; returns the address that it answered."""
+        address = os.path.join(self.directory, "c.sock")
+        stdin = b""
+        if self._bootstrap:
+            params = bootstrap_pb2.BootstrapParams(
+                instance_id=container_id,
+                namespace=NAMESPACE,
+                containerd_grpc_address=address,
+                containerd_ttrpc_address=f"{address}.ttrpc",
+            )
+            stdin = params.SerializeToString()
+        argv = [self._launcher, "-namespace", NAMESPACE, "-address", address]
+        argv += ["-publish-binary", "/bin/false", "-id", container_id, "start"]
+        done = subprocess.run(
+            argv,
+            cwd=os.path.join(self.directory, container_id),
+            input=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=10,
+            check=True,
+            env={"PATH": os.environ["PATH"], "TTRPC_ADDRESS": f"{address}.ttrpc"},
+        )
+        if self._bootstrap:
+            result = bootstrap_pb2.BootstrapResult.FromString(done.stdout)
+            assert (result.version, result.protocol) == (3, "ttrpc")
+            return str(result.address)
+        return done.stdout.decode()
+
+    async def call(self, method: str, *, timeout: float = 20, **fields: Any) -> Any:
+        """Call a method of the Task service by its name and its request's fields."""
+        described = task_pb2.DESCRIPTOR.services_by_name["Task"].methods_by_name[method]
+        request = getattr(task_pb2, described.input_type.name)(**fields)
+        name = described.output_type.name
+        response = Empty if name == "Empty" else getattr(task_pb2, name)
+        return await self.client.call(self.service, method, request, response, timeout=timeout)
+
+    async def create(self, container_id: str, **fields: Any) -> int:
+        """Create a task in its bundle; returns init's pid."""
+        bundle = os.path.join(self.directory, container_id)
+        return int((await self.call("Create", id=container_id, bundle=bundle, **fields)).pid)
+
+    async def exec(self, container_id: str, exec_id: str, *args: str, **fields: Any) -> None:
+        """Add an exec."""
+        process = {"args": args, "cwd": "/", "env": ["PATH=/usr/bin"], "user": {"uid": 0, "gid": 0}}
+        spec = typeurl.pack_json(process, typeurl.PROCESS)
+        await self.call("Exec", id=container_id, exec_id=exec_id, spec=spec, **fields)
+
+    async def until_gone(self, *, seconds: float = 5) -> None:
+        """Wait until the shim's process has ended."""
+        with anyio.fail_after(seconds):
+            while os.path.exists(f"/proc/{self.pid}"):  # noqa: ASYNC110 - seen from outside
+                await anyio.sleep(0.01)
+
+    def leftovers(self) -> list[str]:
+        """What is on the machine of the containers and the shim, apart from the bundles."""
+        left = []
+        with open("/proc/self/mountinfo", encoding="utf-8") as file:
+            left += [f"mount {line.split()[4]}" for line in file if self.directory in line]
+        for folder, names, _ in os.walk("/sys/fs/cgroup"):
+            left += [f"cgroup {folder}/{n}" for n in names if n in self._ids]
+        with suppress(FileNotFoundError):
+            left += [f"runtime state {name}" for name in os.listdir(_RUNC_ROOT)]
+        if self.socket_path and os.path.exists(self.socket_path):
+            left.append(f"socket {self.socket_path}")
+        if self.pid and os.path.exists(f"/proc/{self.pid}"):
+            left.append(f"process {self.pid}")
+        return left
+
+    def clean(self) -> None:
+        """End and remove everything, whatever state it is in."""
+        if self.pid:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        for container_id in self._ids:
+            argv = ["runc", "--root", _RUNC_ROOT, "delete", "--force", container_id]
+            subprocess.run(argv, capture_output=True, check=False)
+            rootfs = os.path.join(self.directory, container_id, "rootfs")
+            while os.path.ismount(rootfs):
+                subprocess.run(["umount", "-l", rootfs], check=True)
+        if self.socket_path:
+            with suppress(FileNotFoundError):
+                os.unlink(self.socket_path)
+        for folder, names, _ in os.walk("/sys/fs/cgroup"):
+            if os.path.basename(CGROUP) in names:
+                with suppress(OSError):
+                    os.rmdir(folder + CGROUP)
+        with suppress(OSError):
+            os.rmdir(_RUNC_ROOT)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+@asynccontextmanager
+async def shim_by_hand(
+    directory: str, launcher: str, first: str, *args: str, bootstrap: bool = False, **bundle: Any
+) -> AsyncIterator[ShimByHand]:
+    """A shim that was started for a first container, which is not created yet.
+
+    Everything is removed at the end, however it ends.
+    """
+    shim = ShimByHand(directory, launcher, bootstrap=bootstrap)
+    try:
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(shim.events.serve)
+            shim.bundle(first, *args, **bundle)
+            address = shim.start_verb(first)
+            shim.socket_path = address.removeprefix("unix://")
+            async with connect(address) as shim.client:
+                shim.pid = (await shim.call("Connect", id=first)).shim_pid
+                yield shim
+            tasks.cancel_scope.cancel()
+    finally:
+        shim.clean()
+
+
+def wait_for_file(path: str, *, seconds: float = 10) -> str:
+    """The content of a file that a container writes, once it is there."""
+    deadline = time.monotonic() + seconds
+    while True:
+        with suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
+            if content := file.read():
+                return content
+        assert time.monotonic() < deadline, f"{path} was not written"
+        time.sleep(0.01)
