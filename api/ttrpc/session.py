@@ -229,11 +229,12 @@ class Session:
             outcome: bytes | NvshimError | None = None
             with call.scope:
                 outcome = await self._outcome(call)
-            if call.scope.cancelled_caught:
-                outcome = DeadlineExceeded(
-                    str(call), found=f"no answer in the client's {call.context.timeout:g} s"
-                )
+            # A stream that the peer has broken is answered and over; else it was the deadline.
             if self._connection.is_live(call.stream_id):
+                if call.scope.cancelled_caught:
+                    outcome = DeadlineExceeded(
+                        str(call), found=f"no answer in the client's {call.context.timeout:g} s"
+                    )
                 await self._answer(call, outcome)
         finally:
             self._holdings.release(size)

@@ -69,9 +69,11 @@ class Transport:
         while True:
             # Waiting comes first even if there is something to read: a peer that always has
             # something to say must not keep the loop from the others.
-            await anyio.wait_readable(self._sock)
             try:
+                await anyio.wait_readable(self._sock)
                 return self._sock.recv(_READ_SIZE)
+            except anyio.ClosedResourceError:
+                return b""
             except (BlockingIOError, InterruptedError):
                 continue
             except OSError as error:
@@ -93,7 +95,7 @@ class Transport:
             self._kept += len(data)
             return
         try:
-            sent = self._sock.send(data)
+            sent = self._sock.send(data, socket.MSG_NOSIGNAL)
         except (BlockingIOError, InterruptedError):
             sent = 0
         except OSError as error:
@@ -121,9 +123,11 @@ class Transport:
             await self._progress()
 
     def close(self) -> None:
-        """Close the socket; what is kept is lost."""
+        """Close the socket; what is kept is lost, and :meth:`receive` sees the end."""
         self._broken = self._broken or "it was closed on this side"
         self._forget()
+        # Whoever waits for the socket must let go of its number before it can be used again.
+        anyio.notify_closing(self._sock)
         self._sock.close()
 
     async def _progress(self) -> None:
@@ -135,10 +139,10 @@ class Transport:
         """Send what is kept; ends when nothing is."""
         unsent = self._unsent
         while unsent:
-            await anyio.wait_writable(self._sock)
             try:
+                await anyio.wait_writable(self._sock)
                 while unsent:
-                    sent = self._sock.send(unsent[0])
+                    sent = self._sock.send(unsent[0], socket.MSG_NOSIGNAL)
                     self._kept -= sent
                     if sent < len(unsent[0]):
                         unsent[0] = memoryview(unsent[0])[sent:]
@@ -146,6 +150,8 @@ class Transport:
                         unsent.popleft()
             except (BlockingIOError, InterruptedError):
                 pass
+            except anyio.ClosedResourceError:
+                return
             except OSError as error:
                 self._break(error)
             if self._kept <= _ROOM:
