@@ -1,0 +1,29 @@
+"""What the tests of the verbs share."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.unit.verbs.program import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A directory with a path short enough for sockets; pytest's own are too long."""
+    with tempfile.TemporaryDirectory(prefix="nv") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture
+def program(short_path: Path) -> Iterator[Program]:
+    """The program, installed for one test."""
+    program = Program(short_path)
+    yield program
+    program.close()
