@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -88,9 +89,7 @@ class EventsServer:
         if self._scope is not None:
             self._scope.cancel()
 
-    async def _forward(
-        self, context: Context, request: events_service_pb2.ForwardRequest
-    ) -> Empty:
+    async def _forward(self, context: Context, request: events_service_pb2.ForwardRequest) -> Empty:
         assert context.values("containerd-namespace-ttrpc") == [request.envelope.namespace]
         self.envelopes.append(request.envelope)
         return Empty()
@@ -250,13 +249,14 @@ class ShimByHand:
 
 @asynccontextmanager
 async def shim_by_hand(
-    directory: str, launcher: str, first: str, *args: str, bootstrap: bool = False, **bundle: Any
+    launcher: str, first: str, *args: str, bootstrap: bool = False, **bundle: Any
 ) -> AsyncIterator[ShimByHand]:
     """A shim that was started for a first container, which is not created yet.
 
     Everything is removed at the end, however it ends.
     """
-    shim = ShimByHand(directory, launcher, bootstrap=bootstrap)
+    # Not below pytest's directory: the paths of unix sockets are short.
+    shim = ShimByHand(tempfile.mkdtemp(prefix="nvshim-"), launcher, bootstrap=bootstrap)
     try:
         async with anyio.create_task_group() as tasks:
             await tasks.start(shim.events.serve)
