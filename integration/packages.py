@@ -28,6 +28,7 @@ import glob
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -62,7 +63,6 @@ Dir::Cache "{root}/cache";
 APT::Update::Error-Mode "any";
 // The cache may be below a home that the user _apt cannot enter; apt would warn, and go on as root.
 APT::Sandbox::User "root";
-Acquire::Retries "3";
 // What the machine wants to be told after an update of its own lists is not for these.
 #clear APT::Update::Pre-Invoke;
 #clear APT::Update::Post-Invoke;
@@ -162,7 +162,7 @@ def unpack(debs: Sequence[str], directory: str) -> None:
     with _locked(parent):
         if os.path.isdir(directory) and _read(stamp) == contents:
             return
-        with tempfile.TemporaryDirectory(prefix=".unpack-", dir=parent) as work:
+        with _workplace(".unpack-", parent) as work:
             new = os.path.join(work, "new")
             os.mkdir(new, 0o755)
             for deb in debs:
@@ -267,19 +267,17 @@ def read_one_line(text: str) -> list[Archive]:
     for line in text.splitlines():
         if (match := line_of_deb.match(line.strip())) is None:
             continue
-        uri, suite, *components = (*match["rest"].split(), "", "")[
-            : len(match["rest"].split()) or 2
-        ]
-        if not suite or uri.startswith("cdrom:"):
+        words = match["rest"].split()
+        if len(words) < len(("uri", "suite")) or words[0].startswith("cdrom:"):
             continue
         options = (option.partition("=") for option in (match["options"] or "").split())
         named = ((name.lower(), value) for name, _, value in options)
         short = {"arch", "arch+", "arch-", "lang", "lang+", "lang-", "target", "target+", "target-"}
         archives.append(
             Archive(
-                (uri,),
-                (suite,),
-                tuple(components),
+                (words[0],),
+                (words[1],),
+                tuple(words[2:]),
                 tuple((k, v) for k, v in named if k not in short),
             )
         )
@@ -388,26 +386,31 @@ class _Apt:
         return {name: by_name[name] for name in names}
 
     def download(self, names: Sequence[str], into: str) -> None:
-        with tempfile.TemporaryDirectory(prefix=".download-", dir=into) as work:
+        with _workplace(".download-", into) as work:
             done = self.run("download", *names, cwd=work)
             if done.returncode:
                 raise DownloadFailed(
                     f"download {_some(names)}",
                     found=_complaint(done.stderr),
-                    do="try again; what came whole before is kept",
+                    do="try again",
                 )
             for file in sorted(os.listdir(work)):
                 if not file.endswith(".deb"):
                     continue
-                superseded = _in_cache(file.split("_")[0], into)
                 os.rename(os.path.join(work, file), os.path.join(into, file))
-                if superseded is not None and os.path.basename(superseded) != file:
-                    os.unlink(superseded)
+                for other in _versions(file.split("_", maxsplit=1)[0], into):
+                    if os.path.basename(other) != file:
+                        os.unlink(other)
+
+
+def _versions(name: str, cache: str) -> list[str]:
+    return glob.glob(os.path.join(glob.escape(cache), f"{glob.escape(name)}_*.deb"))
 
 
 def _in_cache(name: str, cache: str) -> str | None:
-    found = glob.glob(os.path.join(glob.escape(cache), f"{glob.escape(name)}_*.deb"))
-    return max(found, key=os.path.getmtime) if found else None
+    # There are two only if we were killed while one took the other's place.
+    found = _versions(name, cache)
+    return found[0] if len(found) == 1 else None
 
 
 def _some(names: Sequence[str]) -> str:
@@ -437,9 +440,21 @@ def _run(argv: Sequence[str], cwd: str | None = None) -> subprocess.CompletedPro
 
 
 @contextlib.contextmanager
+def _workplace(prefix: str, directory: str) -> Iterator[str]:
+    """A directory for what is not finished yet; ``directory`` is locked by us.
+
+    So what others have left there under the prefix is of processes that were killed.
+    """
+    for left in glob.glob(os.path.join(glob.escape(directory), f"{prefix}*")):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=directory) as work:
+        yield work
+
+
+@contextlib.contextmanager
 def _locked(directory: str) -> Iterator[None]:
     """Hold ``directory`` against other processes that fetch or unpack into it."""
-    descriptor = os.open(os.path.join(directory, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

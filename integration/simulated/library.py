@@ -194,7 +194,9 @@ def _table(kind: str, name: str, rows: Sequence[str]) -> str:
 
 def _quoted(text: str) -> str:
     escaped = "".join(
-        chr(byte) if byte < 0x80 and (chr(byte).isalnum() or byte in b" ._-/:+") else f"\\{byte:03o}"
+        chr(byte)
+        if chr(byte).isascii() and (chr(byte).isalnum() or byte in b" ._-/:+")
+        else f"\\{byte:03o}"
         for byte in os.fsencode(text)
     )
     return f'"{escaped}"'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tomllib
 from typing import Any
@@ -46,8 +47,8 @@ def test_every_shipped_scenario_is_valid() -> None:
 def test_the_same_scenario_gives_the_same_gpus_and_no_two_are_alike() -> None:
     first, again = Scenario.of(32), Scenario.of(32)
     assert first == again
-    for of in (lambda gpu: gpu.uuid, lambda gpu: gpu.serial, lambda gpu: gpu.pci):
-        assert len({of(gpu) for gpu in first.gpus}) == 32
+    for name in ("uuid", "serial", "pci"):
+        assert len({getattr(gpu, name) for gpu in first.gpus}) == 32
     assert all(len(gpu.serial) == 13 for gpu in first.gpus)
 
 
@@ -105,7 +106,7 @@ def test_a_compute_instance_that_does_not_fill_its_gpu_instance_says_so_in_its_n
 
 def test_seven_of_the_smallest_fill_a_gpu() -> None:
     assert [number for number, *_ in layout(*["1g.5gb"] * 7)] == list(range(7, 14))
-    with pytest.raises(ScenarioInvalid, match="no room for 1g.5gb"):
+    with pytest.raises(ScenarioInvalid, match=r"no room for 1g\.5gb"):
         layout(*["1g.5gb"] * 8)
 
 
@@ -206,7 +207,5 @@ def test_a_scenario_written_out_is_read_back_the_same(table: dict[str, Any]) -> 
 )
 @settings(max_examples=150, deadline=None)
 def test_any_table_is_a_scenario_or_one_typed_error(table: dict[str, Any]) -> None:
-    try:
-        Scenario.parse(table)
-    except ScenarioInvalid as error:
-        assert "\n" not in str(error)
+    with contextlib.suppress(ScenarioInvalid):
+        assert Scenario.parse(table)

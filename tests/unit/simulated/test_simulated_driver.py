@@ -56,7 +56,7 @@ def cached(root: str) -> dict[str, str]:
     done = subprocess.run(
         ["/sbin/ldconfig", "-r", root, "-p"], capture_output=True, text=True, check=True
     )
-    return dict(re.findall(r"^\s(\S+) \(.*\) => (\S+)$", done.stdout, re.M))
+    return dict(re.findall(r"^\s(\S+) \(.*\) => (\S+)$", done.stdout, re.MULTILINE))
 
 
 def test_the_installers_layout_has_versioned_libraries_in_one_directory(
@@ -162,5 +162,5 @@ def test_a_scenario_can_name_another_version_of_the_driver(
 
 
 def test_a_directory_without_a_driver_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DriverIncomplete, match="no libcuda.so.VERSION"):
+    with pytest.raises(DriverIncomplete, match=r"no libcuda\.so\.VERSION"):
         DriverFiles.at(str(tmp_path))

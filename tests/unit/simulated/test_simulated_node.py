@@ -47,9 +47,11 @@ def test_the_configuration_names_the_nodes_roots(two: SimulatedNode) -> None:
 
 def test_the_configuration_of_an_odd_directory_is_toml(tmp_path: Path) -> None:
     odd = str(tmp_path / 'a "quoted" \\ name')
-    with SimulatedNode.create(odd, Scenario.of(1, "t4")) as node:
-        with open(node.config_path, "rb") as file:
-            assert tomllib.load(file)["node"]["dev"] == f"{odd}/dev"
+    with (
+        SimulatedNode.create(odd, Scenario.of(1, "t4")) as node,
+        open(node.config_path, "rb") as file,
+    ):
+        assert tomllib.load(file)["node"]["dev"] == f"{odd}/dev"
 
 
 def test_a_node_is_found_again(mig: SimulatedNode) -> None:

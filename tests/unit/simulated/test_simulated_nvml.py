@@ -312,7 +312,8 @@ def test_state_of_an_idle_gpu(two: SimulatedNode, ask_nvml: AskNvml) -> None:
         answer([u(h).gpu, u(h).memory, nvmlDeviceGetTemperature(h, NVML_TEMPERATURE_GPU),
                 nvmlDeviceGetPowerUsage(h), nvmlDeviceGetEnforcedPowerLimit(h),
                 nvmlDeviceGetPowerManagementLimitConstraints(h),
-                nvmlDeviceGetMaxClockInfo(h, NVML_CLOCK_SM), nvmlDeviceGetClockInfo(h, NVML_CLOCK_MEM),
+                nvmlDeviceGetMaxClockInfo(h, NVML_CLOCK_SM),
+                nvmlDeviceGetClockInfo(h, NVML_CLOCK_MEM),
                 nvmlDeviceGetEccMode(h), nvmlDeviceGetPersistenceMode(h),
                 nvmlDeviceGetComputeMode(h), nvmlDeviceGetPerformanceState(h),
                 nvmlDeviceGetCurrPcieLinkGeneration(h), nvmlDeviceGetCurrPcieLinkWidth(h)])
@@ -434,8 +435,8 @@ def test_mig_profiles_in_all_their_versions(mig: SimulatedNode, ask_nvml: AskNvm
         kind = NVML_GPU_INSTANCE_PROFILE_3_SLICE
         part, engine = NVML_COMPUTE_INSTANCE_PROFILE_2_SLICE, 0
         answer([read(nvmlDeviceGetGpuInstanceProfileInfo(gpu, kind, version=v)) for v in (1, 2)]
-             + [read(nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, part, engine, version=v))
-                for v in (1, 2)])
+             + [read(nvmlGpuInstanceGetComputeInstanceProfileInfo(
+                         instance, part, engine, version=v)) for v in (1, 2)])
         """,
     )
     gpu_profile = [9, 0, 3, 2, 42, 3, 2, 0, 0, 0, 19968]
@@ -563,7 +564,8 @@ def test_an_event_reaches_those_who_registered_for_it(
             return [nvmlDeviceGetIndex(event.device), event.eventType, event.eventData,
                     event.gpuInstanceId, event.computeInstanceId]
         events = nvmlEventSetCreate()
-        nvmlDeviceRegisterEvents(nvmlDeviceGetHandleByIndex(1), nvmlEventTypeXidCriticalError, events)
+        gpu, kind = nvmlDeviceGetHandleByIndex(1), nvmlEventTypeXidCriticalError
+        nvmlDeviceRegisterEvents(gpu, kind, events)
         found = [wait(30)]
         with open({str(events)!r}, "a") as file:
             file.write("0 8 48\\n1 1 5\\n1 8 79\\n1 8 13 2 0\\nnonsense\\n1 8")

@@ -26,7 +26,9 @@ def device(node: SimulatedNode, path: str) -> tuple[int, int, int]:
 def majors_of(node: SimulatedNode) -> dict[str, int]:
     """The character devices of the node's /proc/devices."""
     text = Path(node.proc, "devices").read_text().split("\n\n")[0]
-    return {name: int(number) for number, name in re.findall(r"^ *(\d+) (\S+)$", text, re.M)}
+    return {
+        name: int(number) for number, name in re.findall(r"^ *(\d+) (\S+)$", text, re.MULTILINE)
+    }
 
 
 # --- Capabilities
@@ -134,7 +136,7 @@ def test_proc_devices_is_the_machines_own_and_the_drivers(two: SimulatedNode) ->
     assert set(own.splitlines()) < set(simulated.splitlines())
     assert simulated.split("\n\n")[1] == own.split("\n\n")[1]
     assert {"nvidia-frontend", "nvidia-uvm", "nvidia-caps", "drm"} <= set(majors_of(two))
-    numbers = [int(n) for n in re.findall(r"^ *(\d+) ", simulated.split("\n\n")[0], re.M)]
+    numbers = [int(n) for n in re.findall(r"^ *(\d+) ", simulated.split("\n\n")[0], re.MULTILINE)]
     assert numbers == sorted(numbers)
 
 

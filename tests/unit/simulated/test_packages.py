@@ -1,0 +1,394 @@
+"""Packages that are only data: where they come from, and that a cache is whole or not there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from integration.errors import (
+    ArchiveNotFound,
+    ArchiveUnreachable,
+    DownloadFailed,
+    PackageNotFound,
+    PackagesError,
+    UnpackFailed,
+)
+from integration.packages import (
+    Archive,
+    fetch,
+    machine_sources,
+    own_release,
+    read_deb822,
+    read_one_line,
+    unpack,
+    write_deb822,
+)
+
+
+@dataclass
+class Shelf:
+    """A Debian archive in a directory, made of real packages."""
+
+    directory: Path
+
+    @property
+    def sources(self) -> str:
+        return f"Types: deb\nURIs: file:{self.directory}\nSuites: ./\nTrusted: yes\n"
+
+    def add(self, name: str, version: str = "1.0", content: str = "content\n") -> Path:
+        """Build a package that has one file, /usr/share/NAME/file."""
+        tree = self.directory / "build"
+        (tree / "DEBIAN").mkdir(parents=True)
+        (tree / "DEBIAN/control").write_text(
+            f"Package: {name}\nVersion: {version}\nArchitecture: all\n"
+            "Maintainer: Nobody <nobody@example.org>\nDescription: a test\n"
+        )
+        (tree / f"usr/share/{name}").mkdir(parents=True)
+        (tree / f"usr/share/{name}/file").write_text(content)
+        deb = self.directory / f"{name}_{version}_all.deb"
+        subprocess.run(["dpkg-deb", "-b", "-Znone", tree, deb], check=True, capture_output=True)
+        shutil.rmtree(tree)
+        self.index()
+        return deb
+
+    def index(self) -> None:
+        stanzas = []
+        for deb in sorted(self.directory.glob("*.deb")):
+            control = subprocess.run(
+                ["dpkg-deb", "-f", deb], capture_output=True, text=True, check=True
+            ).stdout
+            digest = hashlib.sha256(deb.read_bytes()).hexdigest()
+            size = deb.stat().st_size
+            stanzas.append(f"{control}Filename: ./{deb.name}\nSize: {size}\nSHA256: {digest}\n")
+        packages = "\n".join(stanzas).encode()
+        (self.directory / "Packages").write_bytes(packages)
+        digest = hashlib.sha256(packages).hexdigest()
+        (self.directory / "Release").write_text(
+            f"Suite: test\nSHA256:\n {digest} {len(packages)} Packages\n"
+        )
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    directory = tmp_path / "shelf"
+    directory.mkdir()
+    return Shelf(directory)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> str:
+    return str(tmp_path / "cache")
+
+
+def kept(cache: str) -> list[str]:
+    """What is in a cache but apt's own files."""
+    return sorted(name for name in os.listdir(cache) if name != "apt")
+
+
+# --- Fetching
+
+
+def test_packages_are_given_in_the_order_they_were_asked_for(shelf: Shelf, cache: str) -> None:
+    shelf.add("zebra")
+    shelf.add("ant")
+    said: list[str] = []
+    found = fetch(["zebra", "ant", "zebra"], cache, sources=shelf.sources, say=said.append)
+    assert found == [f"{cache}/zebra_1.0_all.deb", f"{cache}/ant_1.0_all.deb"]
+    assert said == ["downloading 2 packages"]
+    for path in found:
+        assert Path(path).read_bytes() == (shelf.directory / os.path.basename(path)).read_bytes()
+
+
+def test_what_is_there_is_not_asked_for_again(shelf: Shelf, cache: str) -> None:
+    shelf.add("ant")
+    first = fetch(["ant"], cache, sources=shelf.sources)
+    shutil.rmtree(shelf.directory)  # no archive, no network
+    assert fetch(["ant"], cache, sources=shelf.sources) == first
+    shutil.rmtree(f"{cache}/apt")
+    assert fetch(["ant"], cache, sources="nonsense") == first
+    assert kept(cache) == ["ant_1.0_all.deb"]
+
+
+def test_packages_asked_for_together_are_of_one_state_of_the_archive(
+    shelf: Shelf, cache: str
+) -> None:
+    shelf.add("ant", "1.0")
+    shelf.add("bee", "1.0")
+    fetch(["ant"], cache, sources=shelf.sources)
+    shelf.add("ant", "2.0")
+    shelf.add("bee", "2.0")
+    fetch(["ant", "bee"], cache, sources=shelf.sources)
+    assert kept(cache) == ["ant_2.0_all.deb", "bee_2.0_all.deb"]
+
+
+def test_a_package_that_comes_broken_leaves_nothing(shelf: Shelf, cache: str) -> None:
+    shelf.add("ant")
+    deb = shelf.add("bee")
+    whole = deb.read_bytes()
+    deb.write_bytes(whole[:-20] + b"x" * 20)  # what the index says of it is no longer so
+    with pytest.raises(DownloadFailed) as caught:
+        fetch(["ant", "bee"], cache, sources=shelf.sources)
+    assert "\n" not in str(caught.value)
+    assert not [name for name in kept(cache) if "bee" in name or name.startswith(".")]
+    deb.write_bytes(whole)
+    assert len(fetch(["ant", "bee"], cache, sources=shelf.sources)) == 2
+
+
+def test_what_a_killed_process_left_does_not_count_and_goes(shelf: Shelf, cache: str) -> None:
+    shelf.add("ant")
+    left = Path(cache, ".download-killed")
+    left.mkdir(parents=True)
+    (left / "ant_1.0_all.deb").write_bytes(b"half a pack")
+    (path,) = fetch(["ant"], cache, sources=shelf.sources)
+    assert os.path.getsize(path) > 100
+    assert kept(cache) == ["ant_1.0_all.deb"]
+
+
+def test_two_versions_in_the_cache_become_one(shelf: Shelf, cache: str) -> None:
+    shelf.add("ant", "2.0")
+    os.makedirs(cache)
+    for version in ("1.0", "2.0"):
+        shutil.copy(f"{shelf.directory}/ant_2.0_all.deb", f"{cache}/ant_{version}_all.deb")
+    assert fetch(["ant"], cache, sources=shelf.sources) == [f"{cache}/ant_2.0_all.deb"]
+    assert kept(cache) == ["ant_2.0_all.deb"]
+
+
+def test_a_name_that_begins_like_another_is_not_taken_for_it(shelf: Shelf, cache: str) -> None:
+    shelf.add("ant-eater")
+    shelf.add("ant")
+    fetch(["ant-eater"], cache, sources=shelf.sources)
+    assert fetch(["ant"], cache, sources=shelf.sources) == [f"{cache}/ant_1.0_all.deb"]
+
+
+def test_two_at_once_fetch_once(shelf: Shelf, cache: str) -> None:
+    shelf.add("ant")
+    said: list[str] = []
+    threads = [
+        threading.Thread(
+            target=fetch,
+            args=(["ant"], cache),
+            kwargs={"sources": shelf.sources, "say": said.append},
+        )
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert said == ["downloading 1 packages"]
+    assert kept(cache) == ["ant_1.0_all.deb"]
+
+
+def test_an_unknown_package_is_named(shelf: Shelf, cache: str) -> None:
+    shelf.add("ant")
+    with pytest.raises(PackageNotFound, match="unicorn") as caught:
+        fetch(["ant", "unicorn"], cache, sources=shelf.sources)
+    assert str(caught.value).startswith("NVSHIM-E2003 package-not-found: asked: fetch ant, unicorn")
+    assert kept(cache) == []
+
+
+def test_no_network_is_told_from_no_package(
+    cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impatient = tmp_path / "apt.conf"
+    impatient.write_text('Acquire::Retries "0";\n')
+    monkeypatch.setenv("APT_CONFIG", str(impatient))
+    nowhere = "Types: deb\nURIs: http://127.0.0.1:9/debian\nSuites: ./\nTrusted: yes\n"
+    with pytest.raises(ArchiveUnreachable, match="check the network"):
+        fetch(["ant"], cache, sources=nowhere)
+    assert kept(cache) == []
+
+
+def test_the_machines_own_lists_are_left_alone(shelf: Shelf, cache: str) -> None:
+    def lists() -> list[tuple[str, float]]:
+        entries = os.scandir("/var/lib/apt/lists")
+        return sorted((entry.name, entry.stat().st_mtime) for entry in entries)
+
+    shelf.add("ant")
+    before = lists()
+    fetch(["ant"], cache, sources=shelf.sources)
+    assert lists() == before
+    done = subprocess.run(
+        ["apt-cache", "policy", "ant"], capture_output=True, text=True, check=True
+    )
+    assert str(shelf.directory) not in done.stdout
+
+
+def test_without_apt_one_line_says_so(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ArchiveNotFound, match="there is no apt-config here"):
+        fetch(["ant"], cache)
+
+
+# --- Unpacking
+
+
+def tree(directory: str) -> dict[str, str]:
+    return {
+        str(path.relative_to(directory)): path.read_text()
+        for path in Path(directory).rglob("*")
+        if path.is_file()
+    }
+
+
+def test_a_directory_becomes_what_is_in_the_packages(shelf: Shelf, tmp_path: Path) -> None:
+    debs = [str(shelf.add("ant")), str(shelf.add("bee", content="honey\n"))]
+    directory = str(tmp_path / "below/files")
+    unpack(debs, directory)
+    both = {"usr/share/ant/file": "content\n", "usr/share/bee/file": "honey\n"}
+    assert tree(directory) == both
+    assert oct(os.stat(directory).st_mode)[-3:] == "755"
+    unpack(debs[:1], directory)
+    assert tree(directory) == {"usr/share/ant/file": "content\n"}
+    assert sorted(os.listdir(tmp_path / "below")) == ["files", "files.from"]
+
+
+def test_what_is_unpacked_is_not_unpacked_again(shelf: Shelf, tmp_path: Path) -> None:
+    deb, directory = shelf.add("ant"), str(tmp_path / "files")
+    unpack([str(deb)], directory)
+    before = os.stat(directory).st_ino
+    deb.unlink()
+    unpack([str(deb)], directory)
+    assert os.stat(directory).st_ino == before
+
+
+def test_an_interrupted_unpacking_is_done_again(shelf: Shelf, tmp_path: Path) -> None:
+    deb, directory = str(shelf.add("ant")), str(tmp_path / "files")
+    os.makedirs(f"{directory}/usr")  # no mark beside it: nobody finished it
+    os.mkdir(tmp_path / ".unpack-killed")
+    unpack([deb], directory)
+    assert tree(directory) == {"usr/share/ant/file": "content\n"}
+    assert not os.path.exists(tmp_path / ".unpack-killed")
+
+
+def test_a_package_that_is_broken_leaves_the_directory_as_it_was(
+    shelf: Shelf, tmp_path: Path
+) -> None:
+    good, directory = str(shelf.add("ant")), str(tmp_path / "files")
+    unpack([good], directory)
+    bad = tmp_path / "bad_1.0_all.deb"
+    bad.write_bytes(Path(good).read_bytes()[:200])
+    with pytest.raises(UnpackFailed, match=r"unpack bad_1\.0_all\.deb"):
+        unpack([good, str(bad)], directory)
+    assert tree(directory) == {"usr/share/ant/file": "content\n"}
+    unpack([good], directory)
+    assert sorted(os.listdir(tmp_path)) == ["bad_1.0_all.deb", "files", "files.from", "shelf"]
+
+
+# --- The machine's archive
+
+
+ONE = Archive(("http://mirror.example/debian",), ("bookworm",), ("main",))
+SIGNED = Archive(
+    ("http://mirror.example/debian",),
+    ("bookworm", "bookworm-updates"),
+    ("main", "contrib"),
+    (("signed-by", "/usr/share/keyrings/k.gpg"),),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("deb http://mirror.example/debian bookworm main", [ONE]),
+        ("  deb\thttp://mirror.example/debian  bookworm   main  # comment", [ONE]),
+        ("# deb http://mirror.example/debian bookworm main", []),
+        ("deb-src http://mirror.example/debian bookworm main", []),
+        ("deb cdrom:[Debian GNU/Linux 12]/ bookworm main", []),
+        ("deb [arch=amd64,arm64 lang=de] http://mirror.example/debian bookworm main", [ONE]),
+        (
+            "deb [ arch=amd64 Signed-By=/k.gpg trusted=yes ] http://m/d bookworm main contrib",
+            [Archive(("http://m/d",), ("bookworm",), ("main", "contrib"),
+                     (("signed-by", "/k.gpg"), ("trusted", "yes")))],
+        ),
+        ("deb http://m/flat ./", [Archive(("http://m/flat",), ("./",), ())]),
+        ("deb", []),
+        ("deb http://m/d", []),
+        ("", []),
+    ],
+)  # fmt: skip
+def test_one_line_entries(text: str, expected: list[Archive]) -> None:
+    assert read_one_line(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            ("Types: deb deb-src\nURIs: http://mirror.example/debian\n"
+            "Suites: bookworm bookworm-updates\nComponents: main contrib\n"
+            "Signed-By: /usr/share/keyrings/k.gpg\n"),
+            [SIGNED],
+        ),
+        (
+            ("# why\ntypes: deb\nuris: http://mirror.example/debian\n# not\nsuites: bookworm\n"
+            "components: main\narchitectures: amd64\n\n\nTypes: deb-src\nURIs: x\nSuites: y\n"),
+            [ONE],
+        ),
+        ("Enabled: no\nTypes: deb\nURIs: x\nSuites: y\nComponents: main\n", []),
+        (
+            ("Types: deb\nURIs: x\nSuites: y\nComponents: main\n"
+            "Signed-By:\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n mQ==\n"),
+            [Archive(("x",), ("y",), ("main",),
+                     (("signed-by", "\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n mQ=="),))],
+        ),
+        ("", []),
+        ("no fields at all", []),
+    ],
+)  # fmt: skip
+def test_deb822_stanzas(text: str, expected: list[Archive]) -> None:
+    assert read_deb822(text) == expected
+
+
+@given(st.text(max_size=200))
+@settings(max_examples=100, deadline=None)
+def test_any_text_is_read_without_an_exception(text: str) -> None:
+    read_deb822(text)
+    read_deb822(f"Types: deb\n{text}")
+    read_one_line(text)
+    read_one_line(f"deb {text}")
+
+
+def test_only_the_machines_own_release_is_taken() -> None:
+    others = [
+        Archive(("v",), ("bookworm",), ("stable",)),  # a vendor's
+        Archive(("n",), ("nodistro",), ("main",)),
+        Archive(("b",), ("bookworm-backports",), ("main",)),
+        Archive(("t",), ("trixie",), ("main",)),
+    ]
+    security = Archive(("s",), ("bookworm-security", "bookworm-backports"), ("main",))
+    found = own_release([*others, SIGNED, security], "bookworm")
+    assert found == [SIGNED, Archive(("s",), ("bookworm-security",), ("main",))]
+    assert own_release(others[1:2], "") == others[1:2]
+
+
+def test_components_are_added_and_nothing_else_changes() -> None:
+    text = write_deb822([ONE, SIGNED], ("contrib", "non-free"))
+    assert read_deb822(text) == [
+        Archive(ONE.uris, ONE.suites, ("main", "contrib", "non-free")),
+        Archive(SIGNED.uris, SIGNED.suites, ("main", "contrib", "non-free"), SIGNED.options),
+    ]
+
+
+def test_this_machines_archive_is_found() -> None:
+    archives = read_deb822(machine_sources())
+    assert archives
+    for archive in archives:
+        assert {"main", "contrib", "non-free"} <= set(archive.components)
+
+
+@pytest.mark.parametrize("leaf", PackagesError.__subclasses__())
+def test_every_error_has_a_code_of_its_own(leaf: type[PackagesError]) -> None:
+    codes = [error.code for error in PackagesError.__subclasses__()]
+    assert leaf.code.startswith("NVSHIM-E20")
+    assert codes.count(leaf.code) == 1
+    assert leaf.status
