@@ -15,6 +15,7 @@ import pytest
 from api.errors import Status
 from api.proto import events_pb2, task_types_pb2
 from api.ttrpc import RemoteError
+from tests.harness.runtime import is_alive
 from tests.harness.shim import shim_by_hand, wait_for_file
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ async def test_what_shares_the_pid_namespace_of_the_host_dies_with_init(
         assert (await shim.call("Wait", id="c1")).exit_status == 5
         left = int(wait_for_file(f"{shim.directory}/c1/rootfs/pid"))
         with anyio.fail_after(5):
-            while os.path.exists(f"/proc/{left}"):  # noqa: ASYNC110 - seen from outside
+            while is_alive(left):  # noqa: ASYNC110 - seen from outside
                 await anyio.sleep(0.01)
         await shim.call("Delete", id="c1")
 
@@ -312,7 +313,7 @@ async def test_sigterm_ends_the_shim_and_leaves_the_container(start_shim: StartS
         await shim.call("Start", id="c1")
         os.kill(shim.pid, signal.SIGTERM)
         await shim.until_gone()
-        assert os.path.exists(f"/proc/{pid}")
+        assert is_alive(pid)
         assert not os.path.exists(shim.socket_path)
         os.kill(pid, signal.SIGKILL)
 

@@ -25,6 +25,7 @@ from api import typeurl
 from api.proto import bootstrap_pb2, events_pb2, events_service_pb2, task_pb2
 from api.ttrpc import Client, Server, Service, connect
 from integration.images import busybox, unpack
+from tests.harness.runtime import is_alive
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -206,7 +207,7 @@ class ShimByHand:
     async def until_gone(self, *, seconds: float = 5) -> None:
         """Wait until the shim's process has ended."""
         with anyio.fail_after(seconds):
-            while os.path.exists(f"/proc/{self.pid}"):  # noqa: ASYNC110 - seen from outside
+            while is_alive(self.pid):  # noqa: ASYNC110 - seen from outside
                 await anyio.sleep(0.01)
 
     def leftovers(self) -> list[str]:
@@ -220,7 +221,7 @@ class ShimByHand:
             left += [f"runtime state {name}" for name in os.listdir(_RUNC_ROOT)]
         if self.socket_path and os.path.exists(self.socket_path):
             left.append(f"socket {self.socket_path}")
-        if self.pid and os.path.exists(f"/proc/{self.pid}"):
+        if self.pid and is_alive(self.pid):
             left.append(f"process {self.pid}")
         return left
 
