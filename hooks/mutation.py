@@ -260,6 +260,7 @@ def verify(
     _verify_process(added["process", "env"], added["process", "user", "additionalGids"], plan)
     allowed = {mount.destination: _mount(mount) for mount in plan.mounts}
     for mount in added["mounts",]:
+        _expect(isinstance(mount, dict), "no object", mount)
         _expect(
             mount == allowed.get(mount.get("destination")), "a mount that is not planned", mount
         )
@@ -274,6 +275,7 @@ def verify(
         )
     nodes = {device.path: _node(device) for device in plan.devices}
     for node in added["linux", "devices"]:
+        _expect(isinstance(node, dict), "no object", node)
         _expect(node == nodes.get(node.get("path")), "a device that is not planned", node)
     rules = [_rule(device) for device in plan.devices]
     for rule in added["linux", "resources", "devices"]:

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hooks.config import Config, load_config
+from hooks.errors import (
+    ConfigError,
+    ConfigMalformed,
+    ConfigUnreadable,
+    UnknownConfigKey,
+    WrongConfigValue,
+)
+
+
+def written(tmp_path: Path, content: str) -> str:
+    file = tmp_path / "config.toml"
+    file.write_text(content)
+    return str(file)
+
+
+def test_every_key_can_be_set(tmp_path: Path) -> None:
+    content = """
+    [node]
+    driver-root = "/run/nvidia/driver/"
+    dev = "/sim//dev"
+    proc = "/sim/./proc"
+    sys = "/sim/sys"
+    state = "/sim/state"
+    nvml-timeout = 2
+    """
+    assert load_config(written(tmp_path, content)) == Config(
+        "/run/nvidia/driver", "/sim/dev", "/sim/proc", "/sim/sys", "/sim/state", 2.0
+    )
+
+
+@pytest.mark.parametrize("content", ["", "[node]\n", "# nothing\n"])
+def test_what_is_not_there_has_its_default(tmp_path: Path, content: str) -> None:
+    assert load_config(written(tmp_path, content)) == Config(
+        "/", "/dev", "/proc", "/sys", "/run/containerd-shim-nvidia", 5.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "names"),
+    [
+        ("[nodes]\n", UnknownConfigKey, "nodes"),
+        ('driver-root = "/"\n', UnknownConfigKey, "driver-root"),
+        ('[node]\ndriver_root = "/"\n', UnknownConfigKey, "driver_root"),
+        ("node = 3\n", WrongConfigValue, "3"),
+        ("[node]\ndev = 3\n", WrongConfigValue, "dev"),
+        ('[node]\ndev = "dev"\n', WrongConfigValue, "dev"),
+        ('[node]\nproc = ""\n', WrongConfigValue, "proc"),
+        ('[node]\nsys = "/a\\u0000b"\n', WrongConfigValue, "sys"),
+        ('[node]\nnvml-timeout = "5"\n', WrongConfigValue, "nvml-timeout"),
+        ("[node]\nnvml-timeout = true\n", WrongConfigValue, "nvml-timeout"),
+        ("[node]\nnvml-timeout = 0\n", WrongConfigValue, "nvml-timeout"),
+        ("[node]\nnvml-timeout = nan\n", WrongConfigValue, "nvml-timeout"),
+        ("[node]\nnvml-timeout = inf\n", WrongConfigValue, "nvml-timeout"),
+        ("[node\n", ConfigMalformed, "config.toml"),
+        ("\xff", ConfigMalformed, "config.toml"),
+    ],
+)
+def test_mistake_is_named(
+    tmp_path: Path, content: str, error: type[ConfigError], names: str
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_bytes(content.encode("latin-1"))
+    with pytest.raises(error) as caught:
+        load_config(str(file))
+    assert names in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_environment_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVSHIM_CONFIG", written(tmp_path, '[node]\ndev = "/elsewhere"\n'))
+    assert load_config().dev == "/elsewhere"
+
+
+def test_argument_wins_over_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVSHIM_CONFIG", "/nowhere")
+    assert load_config(written(tmp_path, "")) == Config()
+
+
+def test_file_that_nobody_named_need_not_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hooks.config.DEFAULT_PATH", str(tmp_path / "none.toml"))
+    assert load_config() == Config()
+
+
+def test_file_that_was_named_has_to_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigUnreadable, match=r"none\.toml"):
+        load_config(str(tmp_path / "none.toml"))
+
+
+def test_directory_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigUnreadable):
+        load_config(str(tmp_path))

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hooks
+from hooks.errors import MalformedDevice, MalformedSpec, UnknownCapability
+from hooks.request import (
+    CAPABILITIES,
+    DEFAULT_CAPABILITIES,
+    AllDevices,
+    GpuIndex,
+    GpuUuid,
+    MigIndex,
+    MigUuid,
+    NamedDevices,
+    NoDevices,
+    Void,
+    parse_capabilities,
+    parse_devices,
+    read_request,
+)
+
+UUID = "8ef4a8d0-0123-4567-89ab-00decafc0ffe"
+DIGITS = UUID.upper()
+
+
+def spec_with(*environment: str) -> dict[str, Any]:
+    return {"process": {"env": list(environment)}}
+
+
+@pytest.mark.parametrize(
+    ("value", "selection"),
+    [
+        ("", "void"),
+        (" , ,", "void"),
+        ("void", "void"),
+        ("0,void", "void"),
+        ("all,void", "void"),
+        ("none", "none"),
+        ("none,all", "none"),
+        ("all,none", "all"),
+        ("0,none", "none"),
+        ("all", "all"),
+        (" all ", "all"),
+        ("0,all", "all"),
+        ("0", (GpuIndex(0),)),
+        ("3,1", (GpuIndex(3), GpuIndex(1))),
+        ("0,,1,", (GpuIndex(0), GpuIndex(1))),
+        ("1,1, 1", (GpuIndex(1),)),
+        ("1:0", (MigIndex(1, 0),)),
+        (f"GPU-{UUID}", (GpuUuid(f"GPU-{UUID}"),)),
+        (f"gpu-{DIGITS}", (GpuUuid(f"GPU-{UUID}"),)),
+        (f"MIG-{DIGITS}", (MigUuid(f"MIG-{UUID}"),)),
+        (f"0,mig-{UUID},GPU-{UUID}", (GpuIndex(0), MigUuid(f"MIG-{UUID}"), GpuUuid(f"GPU-{UUID}"))),
+    ],
+)
+def test_list_of_devices_selects(value: str, selection: object) -> None:
+    assert parse_devices(value) == selection
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        "ALL", "-1", "1.0", "0x1", "²", "1234567", "1:", ":1", "1:2:3", "GPU", "GPU-", "GPU-8ef4a8d0",
+        f"GPU-{UUID}0", f"GPU-{UUID[:-1]}g", f"TPU-{UUID}", UUID, "0000:07:00.0", "0 1",
+        "nvidia.com/gpu=0", "/var/run/nvidia-container-devices", "\x1b[31m", "\n1:",
+    ],
+)  # fmt: skip
+def test_item_of_no_known_form_is_named_in_the_error(item: str) -> None:
+    with pytest.raises(MalformedDevice) as caught:
+        parse_devices(f"0,{item}")
+    assert "\n" not in str(caught.value)
+    assert "names no device" in caught.value.found
+
+
+@given(st.text(max_size=60) | st.text("0123:,GPUMIGabcdef-noilvd ", max_size=60))
+@settings(max_examples=300, deadline=None)
+def test_every_string_is_a_selection_or_one_typed_error(value: str) -> None:
+    try:
+        selection = parse_devices(value)
+    except MalformedDevice:
+        return
+    assert selection in {"void", "none", "all"} or selection == tuple(dict.fromkeys(selection))
+
+
+DEVICE = st.one_of(
+    st.integers(0, 999999).map(GpuIndex),
+    st.builds(MigIndex, st.integers(0, 99), st.integers(0, 99)),
+    st.uuids().map(lambda u: GpuUuid(f"GPU-{u}")),
+    st.uuids().map(lambda u: MigUuid(f"MIG-{u}")),
+)
+
+
+@given(st.lists(DEVICE, min_size=1, unique=True, max_size=12))
+@settings(max_examples=100, deadline=None)
+def test_names_written_out_are_read_back(devices: list[Any]) -> None:
+    assert parse_devices(",".join(map(str, devices))) == tuple(devices)
+    assert parse_devices(" ,".join(map(str, devices)).upper()) == tuple(devices)
+
+
+@pytest.mark.parametrize(
+    ("value", "legacy", "capabilities"),
+    [
+        (None, False, DEFAULT_CAPABILITIES),
+        (None, True, CAPABILITIES),
+        ("", False, DEFAULT_CAPABILITIES),
+        ("", True, DEFAULT_CAPABILITIES),
+        (" , ", False, DEFAULT_CAPABILITIES),
+        ("all", False, CAPABILITIES),
+        ("utility,all", False, CAPABILITIES),
+        ("video", False, {"video"}),
+        ("compat32, ngx ,display", False, {"compat32", "ngx", "display"}),
+        ("graphics,graphics", True, {"graphics"}),
+    ],
+)
+def test_list_of_capabilities(value: str | None, legacy: bool, capabilities: set[str]) -> None:  # noqa: FBT001 - a column
+    assert parse_capabilities(value, legacy=legacy) == capabilities
+
+
+def test_unknown_capability_is_named_beside_the_known_ones() -> None:
+    with pytest.raises(UnknownCapability) as caught:
+        parse_capabilities("utility,Compute")
+    assert '"Compute"' in caught.value.found
+    assert all(capability in caught.value.do for capability in CAPABILITIES)
+
+
+@pytest.mark.parametrize(
+    ("environment", "request_"),
+    [
+        ([], Void()),
+        (["PATH=/bin", "NVIDIA_DRIVER_CAPABILITIES=nonsense"], Void()),
+        (["NVIDIA_VISIBLE_DEVICES="], Void("NVIDIA_VISIBLE_DEVICES=")),
+        (["NVIDIA_VISIBLE_DEVICES"], Void("NVIDIA_VISIBLE_DEVICES=")),
+        (["CUDA_VERSION=8.0"], AllDevices(CAPABILITIES, "legacy image: CUDA_VERSION is set")),
+        (["CUDA_VERSION=8.0", "NVIDIA_REQUIRE_CUDA=cuda>=8.0"], Void()),
+        (["CUDA_VERSION=8.0", "NVIDIA_REQUIRE_CUDA="], AllDevices(CAPABILITIES, "legacy image: CUDA_VERSION is set")),
+        (["CUDA_VERSION="], Void()),
+        (["CUDA_VERSION=8.0", "NVIDIA_VISIBLE_DEVICES=void"], Void("NVIDIA_VISIBLE_DEVICES=void")),
+        (
+            ["CUDA_VERSION=8.0", "NVIDIA_VISIBLE_DEVICES=none"],
+            NoDevices(CAPABILITIES, "NVIDIA_VISIBLE_DEVICES=none"),
+        ),
+        (
+            ["NVIDIA_VISIBLE_DEVICES=none", "NVIDIA_DRIVER_CAPABILITIES=utility"],
+            NoDevices(frozenset({"utility"}), "NVIDIA_VISIBLE_DEVICES=none"),
+        ),
+        (
+            ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=1"],
+            NamedDevices((GpuIndex(1),), DEFAULT_CAPABILITIES, "NVIDIA_VISIBLE_DEVICES=1"),
+        ),
+        (["NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_VISIBLE_DEVICES=void"], Void("NVIDIA_VISIBLE_DEVICES=void")),
+    ],
+)  # fmt: skip
+def test_environment_makes_the_request(environment: list[str], request_: object) -> None:
+    assert read_request(spec_with(*environment)) == request_
+
+
+def test_only_a_request_for_nothing_wants_no_injection() -> None:
+    assert not read_request(spec_with()).wants_injection
+    for value in ("none", "all", "0"):
+        assert read_request(spec_with(f"NVIDIA_VISIBLE_DEVICES={value}")).wants_injection
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [{}, {"process": None}, {"process": []}, {"process": {"env": "A=1"}}, {"process": {"env": [1]}}, [], None],
+)  # fmt: skip
+def test_misshapen_spec_is_a_typed_error(spec: Any) -> None:
+    with pytest.raises(MalformedSpec):
+        read_request(spec)
+
+
+def test_process_without_environment_asks_for_nothing() -> None:
+    assert read_request({"process": {}}) == Void()
+    assert read_request({"process": {"env": None}}) == Void()
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+                        st.sampled_from(["process", "env", "x"]), inner, max_size=3), max_leaves=8))  # fmt: skip
+@settings(max_examples=200, deadline=None)
+def test_any_json_for_a_spec_gives_a_request_or_a_typed_error(spec: Any) -> None:
+    try:
+        read_request(spec)
+    except (MalformedSpec, MalformedDevice, UnknownCapability):
+        pass
+
+
+def test_values_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        GpuIndex(0).index = 1
+    assert GpuIndex(0) != MigIndex(0, 0)
+    assert len({GpuIndex(1), GpuIndex(1), GpuUuid("1")}) == 2
+
+
+def test_module_loads_nothing_that_costs_a_container_without_gpu() -> None:
+    root = str(Path(hooks.__file__).parent.parent)
+    code = (
+        "import sys; before = set(sys.modules); sys.path.insert(0, sys.argv[1]);"
+        "import hooks.request; print(*sorted(set(sys.modules) - before))"
+    )
+    command = [sys.executable, "-I", "-S", "-c", code, root]
+    loaded = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    assert loaded == ["__future__", "api", "api.errors", "hooks", "hooks.errors", "hooks.request"]
