@@ -13,6 +13,8 @@ takes everything back.
 Rules
 - What something is mounted over in the container is left alone: the runtime makes the mount
   points there, and a link would be hidden, so it is reported as omitted.
+- A mount point whose directory is a link that leads nowhere is left to the runtime too: the
+  link may lead to what is mounted later ("/var/run" to "/run"). Runtimes resolve it inside.
 - A read-only rootfs is not touched; :mod:`hooks.staging` finds another way.
 """
 
@@ -93,7 +95,7 @@ def _check(plan: Plan) -> None:
         components(link.path)
         if link.target.startswith("/"):
             components(link.target)
-        elif "/" in link.target or "\0" in link.target or link.target in {"", ".", ".."}:
+        elif "/" in link.target or not components(f"/{link.target}"):
             raise PathRefused(
                 f"the link {link.path} in the image",
                 found=f"it leads to {link.target!r}",
@@ -108,18 +110,18 @@ def _check(plan: Plan) -> None:
 
 
 def _into_image(rootfs: Rootfs, plan: Plan, layout: Layout) -> Placed:
-    covered = _Covered(rootfs, layout)
+    ways = _Ways(rootfs, layout)
     omitted = []
     with Journal(rootfs) as journal:
         for mount in plan.mounts:
-            if covered(mount.destination):
+            if not ways.is_open(mount.destination):
                 continue
             if os.path.isdir(mount.source):
                 journal.directory(mount.destination)
             else:
                 journal.mount_point(mount.destination)
         for link in plan.links:
-            if covered(link.path):
+            if ways.is_covered(link.path):
                 omitted.append(link.path)
             else:
                 journal.link(link.path, link.target)
@@ -146,20 +148,29 @@ def _environment(library_path: str, search: tuple[str, ...]) -> tuple[tuple[str,
     return (("LD_LIBRARY_PATH", ":".join([*known, *missing])),) if missing else ()
 
 
-class _Covered:
-    """Whether something will be mounted over a path; directories repeat, so they are kept."""
+class _Ways:
+    """Where the directories of paths lead; they repeat, so each is looked up once."""
 
     def __init__(self, rootfs: Rootfs, layout: Layout) -> None:
         self._rootfs = rootfs
         self._layout = layout
-        self._known: dict[str, bool] = {}
+        self._landings: dict[str, str | None] = {}
 
-    def __call__(self, path: str) -> bool:
+    def is_open(self, path: str) -> bool:
+        """Whether something can be made at ``path`` that the container will see."""
+        return self._landing(path) is not None and not self.is_covered(path)
+
+    def is_covered(self, path: str) -> bool:
+        """Whether something will be mounted over ``path``, by this name or behind links."""
+        landing = self._landing(path)
+        name = path.rpartition("/")[2]
+        return self._layout.covers(path) or (
+            landing is not None and self._layout.covers(f"{landing.rstrip('/')}/{name}")
+        )
+
+    def _landing(self, path: str) -> str | None:
+        """Where the directory of ``path`` is or would be; None if it leads nowhere."""
         directory = os.path.dirname(path)
-        known = self._known.get(directory)
-        if known is None:
-            # A directory that is a link may lead below a mount.
-            real = self._rootfs.landing(directory) or directory
-            known = self._layout.covers(directory) or self._layout.covers(real)
-            self._known[directory] = known
-        return known or self._layout.covers(path)
+        if directory not in self._landings:
+            self._landings[directory] = self._rootfs.landing(directory)
+        return self._landings[directory]
