@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -384,6 +385,40 @@ def test_this_machines_archive_is_found() -> None:
     assert archives
     for archive in archives:
         assert {"main", "contrib", "non-free"} <= set(archive.components)
+
+
+@pytest.fixture
+def etc_apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An apt configuration of another machine, empty."""
+    etc = tmp_path / "etc"
+    (etc / "sources.list.d").mkdir(parents=True)
+    (tmp_path / "apt.conf").write_text(f'Dir::Etc "{etc}";\n')
+    monkeypatch.setenv("APT_CONFIG", str(tmp_path / "apt.conf"))
+    return etc
+
+
+def test_both_forms_of_an_apt_configuration_are_read(etc_apt: Path) -> None:
+    release = Path("/etc/os-release").read_text()
+    codename = re.findall(r"^VERSION_CODENAME=(\w+)", release, re.MULTILINE)[0]
+    (etc_apt / "sources.list").write_text(f"deb [trusted=yes] http://m/old {codename} main\n")
+    (etc_apt / "sources.list.d/x.sources").write_text(
+        f"Types: deb\nURIs: http://m/new\nSuites: {codename}-updates\nComponents: main\n"
+    )
+    (etc_apt / "sources.list.d/x.list").write_text(f"deb http://m/part {codename} main\n")
+    (etc_apt / "sources.list.d/x.list.save").write_text(f"deb http://m/save {codename} main\n")
+    found = read_deb822(machine_sources())
+    assert [archive.uris for archive in found] == [
+        ("http://m/old",),
+        ("http://m/part",),
+        ("http://m/new",),
+    ]
+    assert found[0].options == (("trusted", "yes"),)
+
+
+def test_a_machine_without_an_archive_is_told_so(etc_apt: Path, cache: str) -> None:
+    (etc_apt / "sources.list").write_text("deb http://vendor/apt nodistro main\n")
+    with pytest.raises(ArchiveNotFound, match="no entry for this release"):
+        fetch(["ant"], cache)
 
 
 @pytest.mark.parametrize("leaf", PackagesError.__subclasses__())

@@ -99,7 +99,7 @@ def test_nvidia_smi_prints_instances_and_what_room_is_left(mig: SimulatedNode, s
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory, two: SimulatedNode) -> Path:
+def image(tmp_path_factory: pytest.TempPathFactory, two: SimulatedNode) -> Iterator[Path]:
     """A root with nvidia-smi, what it is linked with, and a /dev of its own, as a container's."""
     root = tmp_path_factory.mktemp("image")
     smi = os.path.join(two.driver_root, "usr/bin/nvidia-smi")
@@ -115,7 +115,8 @@ def image(tmp_path_factory: pytest.TempPathFactory, two: SimulatedNode) -> Path:
             shutil.copy(nvml, root / "usr/lib" / name / nvml.name)
             shutil.copy(nvml, root / "lib" / name / nvml.name)
     (root / "dev").mkdir()
-    return root
+    yield root
+    shutil.rmtree(root)
 
 
 @pytest.mark.parametrize("granted", [[], [0], [1], [0, 1]])
