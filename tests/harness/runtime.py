@@ -210,6 +210,34 @@ class Runtime:
         self._containers.append(container)
         return container
 
+    def spec(
+        self, *command: str, image: str = BUSYBOX, flags: Iterable[str] = ()
+    ) -> dict[str, Any]:
+        """The OCI spec that ``ctr`` makes for a command in an image."""
+        name = new_name()
+        self.containerd.ctr("containers", "create", *flags, image, name, *command)
+        try:
+            info = json.loads(self.containerd.ctr("containers", "info", name).stdout)
+        finally:
+            self.containerd.ctr("containers", "rm", name)
+        spec: dict[str, Any] = info["Spec"]
+        spec["linux"]["cgroupsPath"] = f"/{self.containerd.namespace}/{name}"
+        return spec
+
+    def create_with_image(self, name: str, *command: str, image: str = BUSYBOX) -> None:
+        """Tell containerd of a container, with a spec and a snapshot but no task."""
+        self.containerd.ctr("containers", "create", "--runtime", self.name, image, name, *command)
+
+    def prepare_rootfs(self, name: str) -> list[tuple[str, str, tuple[str, ...]]]:
+        """The mounts of a container's snapshot: type, source, options of each."""
+        text = self.containerd.ctr("snapshots", "mounts", "/target", name).stdout
+        mounts = []
+        for line in text.splitlines():
+            # mount -t overlay overlay /target -o index=off,workdir=…
+            words = line.split()
+            mounts.append((words[2], words[3], tuple(words[words.index("-o") + 1].split(","))))
+        return mounts
+
     def low_level_flags(
         self, directory: str, *, binary: str | None = None, root: str | None = None
     ) -> tuple[str, ...]:

@@ -1,0 +1,124 @@
+"""The shim is killed: containerd calls ``delete``, and nothing is left of the container."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+
+from tests.harness.events import Recorder
+from tests.harness.runtime import is_alive, new_name
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from tests.harness.runtime import Container, Runtime
+
+GROUP = "io.containerd.runc.v2.group"
+
+
+def _kill_shim(runtime: Runtime) -> None:
+    (shim,) = runtime.containerd.shim_pids()
+    os.kill(shim, signal.SIGKILL)
+
+
+def _wait_until_cleaned(container: Container, init: int) -> None:
+    eventually(lambda: not is_alive(init), "init is dead")
+    eventually(lambda: container.status in {"", "STOPPED"}, "containerd knows")
+    eventually(
+        lambda: not os.path.exists(container.runtime.containerd.bundle(container.name)),
+        "the bundle is gone",
+    )
+
+
+def test_killed_shim_leaves_nothing_of_its_container(runtime: Runtime) -> None:
+    container = runtime.start("sh", "-c", "sleep 1000 & sleep 1000")
+    init = container.pid
+    _kill_shim(runtime)
+    _wait_until_cleaned(container, init)
+
+
+def test_exit_and_delete_are_published_for_a_killed_shim(runtime: Runtime) -> None:
+    with Recorder(runtime.containerd) as recorder:
+        container = runtime.start_idle()
+        _kill_shim(runtime)
+        names = recorder.wait_for(container.name, lambda names: "delete" in names)
+        assert names == ["create", "start", "exit", "delete"]
+        assert recorder.of(container.name)[2].fields["exit_status"] == 128 + 9
+
+
+def test_name_is_free_again_after_the_shim_was_killed(runtime: Runtime) -> None:
+    container = runtime.start_idle()
+    init = container.pid
+    _kill_shim(runtime)
+    _wait_until_cleaned(container, init)
+    container.remove()
+    assert runtime.run("echo", "again", name=container.name).stdout == "again\n"
+
+
+def test_task_can_be_started_again_after_the_shim_was_killed(runtime: Runtime) -> None:
+    container = runtime.start_idle()
+    init = container.pid
+    _kill_shim(runtime)
+    _wait_until_cleaned(container, init)
+    runtime.containerd.ctr(
+        "tasks", "start", "--detach", "--fifo-dir", runtime.containerd.fifo_directory,
+        container.name,
+    )  # fmt: skip
+    assert container.status == "RUNNING"
+    assert container.pid != init
+
+
+def test_attached_client_is_told_when_the_shim_was_killed(runtime: Runtime) -> None:
+    _, ctr = runtime.spawn("sh", "-c", "echo ready; sleep 1000", stdout=subprocess.PIPE)
+    assert ctr.stdout is not None
+    with ctr.stdout:
+        assert ctr.stdout.readline() == b"ready\n"
+        _kill_shim(runtime)
+        assert ctr.wait(10) != 0
+
+
+def test_killed_shim_leaves_nothing_of_an_exec(runtime: Runtime) -> None:
+    container = runtime.start_idle()
+    init = container.pid
+    ctr = runtime.containerd.spawn_ctr(
+        *container.exec_words("sh", "-c", "echo ready; exec sleep 1000"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert ctr.stdout is not None
+    with ctr.stdout:
+        assert ctr.stdout.readline() == b"ready\n"
+        _kill_shim(runtime)
+        assert ctr.wait(10) != 0
+    _wait_until_cleaned(container, init)
+
+
+def test_killed_shim_of_a_pod_leaves_nothing_of_any_container(runtime: Runtime) -> None:
+    pod = new_name("pod")
+    containers = [runtime.start_idle(flags=["--annotation", f"{GROUP}={pod}"]) for _ in range(3)]
+    inits = [container.pid for container in containers]
+    _kill_shim(runtime)
+    for container, init in zip(containers, inits, strict=True):
+        _wait_until_cleaned(container, init)
+
+
+def test_paused_container_is_cleaned_up_as_well(runtime: Runtime) -> None:
+    container = runtime.start_idle()
+    init = container.pid
+    runtime.containerd.ctr("tasks", "pause", container.name)
+    _kill_shim(runtime)
+    _wait_until_cleaned(container, init)
+
+
+def test_shim_killed_while_containerd_is_away_is_cleaned_up_when_it_is_back(
+    runtime: Runtime,
+) -> None:
+    container = runtime.start_idle()
+    init = container.pid
+    runtime.containerd.kill()
+    (shim,) = runtime.containerd.shim_pids()
+    os.kill(shim, signal.SIGKILL)
+    runtime.containerd.start()
+    _wait_until_cleaned(container, init)

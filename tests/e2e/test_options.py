@@ -1,0 +1,134 @@
+"""The runtime's options: another low-level runtime, another place for its state."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.harness import api
+from tests.harness.cgroup import is_v2
+from tests.harness.runtime import new_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.harness.runtime import Runtime
+
+# What each low-level runtime keeps of a container in its state.
+RUNC_STATE, CRUN_STATE = "state.json", "status"
+
+# crun refuses a host where version 2 of cgroups is mounted beside version 1. It runs if it does
+# not see that mount; a mount namespace of its own is enough, as mounts still reach it.
+_WITHOUT_UNIFIED = """\
+#!/bin/sh
+exec unshare --mount --propagation slave sh -c \\
+  'umount -l /sys/fs/cgroup/unified && exec {crun} "$@"' crun "$@"
+"""
+
+
+@pytest.fixture
+def crun(tmp_path: Path) -> str:
+    """A crun that runs on this host."""
+    program = shutil.which("crun", path="/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin")
+    assert program is not None, "the package crun is missing"
+    if is_v2() or not os.path.ismount("/sys/fs/cgroup/unified"):
+        return program
+    wrapper = tmp_path / "crun"
+    wrapper.write_text(_WITHOUT_UNIFIED.format(crun=program))
+    wrapper.chmod(0o755)
+    return str(wrapper)
+
+
+def _state(runtime: Runtime, container: str) -> set[str]:
+    root = os.path.join(runtime.containerd.directory, "runc", runtime.containerd.namespace)
+    return set(os.listdir(os.path.join(root, container)))
+
+
+def test_state_of_the_low_level_runtime_is_where_it_was_asked_for(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    root = os.path.join(runtime.containerd.directory, "runc")
+    container = runtime.start_idle(flags=runtime.low_level_flags(str(tmp_path), root=root))
+    assert RUNC_STATE in _state(runtime, container.name)
+    assert container.exec("echo", "here").stdout == "here\n"
+
+
+def test_crun_runs_a_container_to_its_end(runtime: Runtime, tmp_path: Path, crun: str) -> None:
+    flags = runtime.low_level_flags(str(tmp_path), binary=crun)
+    done = runtime.run("sh", "-c", "echo out; echo err >&2; exit 42", flags=flags)
+    assert (done.stdout, done.stderr, done.code) == ("out\n", "err\n", 42)
+
+
+def test_crun_serves_exec_kill_and_delete(runtime: Runtime, tmp_path: Path, crun: str) -> None:
+    root = os.path.join(runtime.containerd.directory, "runc")
+    flags = runtime.low_level_flags(str(tmp_path), binary=crun, root=root)
+    container = runtime.start_idle(flags=flags)
+    assert CRUN_STATE in _state(runtime, container.name)
+    assert container.exec("sh", "-c", "echo here; exit 3").code == 3
+    runtime.containerd.ctr("tasks", "pause", container.name)
+    assert container.status == "PAUSED"
+    runtime.containerd.ctr("tasks", "resume", container.name)
+    container.kill("KILL")
+    assert container.exit_code() == 128 + 9
+
+
+def test_missing_program_of_crun_is_a_readable_error(
+    runtime: Runtime, tmp_path: Path, crun: str
+) -> None:
+    done = runtime.run("no-such-program", flags=runtime.low_level_flags(str(tmp_path), binary=crun))
+    assert done.code == 1
+    assert "no-such-program" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_options_in_the_form_of_docker_are_understood(runtime: Runtime) -> None:
+    root = os.path.join(runtime.containerd.directory, "runc")
+    container = runtime.expect()
+    runtime.create_with_image(container.name, "sleep", "1000")
+    mounts = runtime.prepare_rootfs(container.name)
+    api.create_task(
+        runtime.containerd,
+        container.name,
+        mounts=mounts,
+        options=api.runc_options(root=root),
+    )
+    assert container.status == "CREATED"
+    assert RUNC_STATE in _state(runtime, container.name)
+    api.start_task(runtime.containerd, container.name)
+    assert container.status == "RUNNING"
+
+
+def test_options_that_nobody_knows_are_refused_by_name(runtime: Runtime) -> None:
+    container = runtime.expect()
+    runtime.create_with_image(container.name, "true")
+    mounts = runtime.prepare_rootfs(container.name)
+    unknown = api.any_message("example.v1.Options" + new_name(), b"\x0a\x01x")
+    with pytest.raises(api.ApiRefused) as refused:
+        api.create_task(runtime.containerd, container.name, mounts=mounts, options=unknown)
+    assert "example.v1.Options" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "blamed"),
+    [
+        ("BinaryName = ", "TOML"),
+        ("BinaryNaem = 'runc'\n", "BinaryNaem"),
+        ("SystemdCgroup = 'yes'\n", "SystemdCgroup"),
+    ],
+)
+def test_malformed_file_of_options_is_a_typed_error(
+    runtime: Runtime, tmp_path: Path, text: str, blamed: str
+) -> None:
+    if not runtime.is_ours:
+        pytest.skip("ctr gives containerd's own shim no such file")
+    path = tmp_path / "options.toml"
+    path.write_text(text)
+    done = runtime.run("true", flags=["--runtime-config-path", str(path)])
+    assert done.code == 1
+    assert "NVSHIM-E" in done.stderr
+    assert blamed in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,103 @@
+"""Containers of one pod share one shim."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.harness.runtime import is_alive, new_name
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from tests.harness.runtime import Container, Runtime
+
+GROUP = "io.containerd.runc.v2.group"
+SANDBOX = "io.kubernetes.cri.sandbox-id"
+
+
+def _start(runtime: Runtime, pod: str, annotation: str = GROUP) -> Container:
+    return runtime.start_idle(flags=["--annotation", f"{annotation}={pod}"])
+
+
+def _parent(pid: int) -> int:
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize("annotation", [GROUP, SANDBOX])
+def test_one_shim_serves_the_containers_of_a_pod(runtime: Runtime, annotation: str) -> None:
+    pod = new_name("pod")
+    containers = [_start(runtime, pod, annotation) for _ in range(2)]
+    (shim,) = runtime.containerd.shim_pids()
+    assert [_parent(container.pid) for container in containers] == [shim, shim]
+
+
+def test_containers_without_a_pod_have_a_shim_each(runtime: Runtime) -> None:
+    containers = [runtime.start_idle() for _ in range(2)]
+    shims = runtime.containerd.shim_pids()
+    assert sorted(_parent(container.pid) for container in containers) == shims
+    assert len(shims) == 2
+
+
+def test_end_of_one_container_leaves_the_others_and_their_shim(runtime: Runtime) -> None:
+    pod = new_name("pod")
+    first, second = _start(runtime, pod), _start(runtime, pod)
+    (shim,) = runtime.containerd.shim_pids()
+    second.kill("KILL")
+    assert second.exit_code() == 128 + 9
+    assert first.status == "RUNNING"
+    assert first.exec("echo", "here").stdout == "here\n"
+    assert runtime.containerd.shim_pids() == [shim]
+
+
+def test_first_container_may_go_and_the_pod_lives_on(runtime: Runtime) -> None:
+    # The shim was started in the bundle of the first one, which is gone then.
+    pod = new_name("pod")
+    first, second = _start(runtime, pod), _start(runtime, pod)
+    (shim,) = runtime.containerd.shim_pids()
+    first.remove()
+    done = second.exec("sh", "-c", "echo here; exit 4")
+    assert (done.stdout, done.code) == ("here\n", 4)
+    third = _start(runtime, pod)
+    assert third.exec("echo", "here").stdout == "here\n"
+    assert runtime.containerd.shim_pids() == [shim]
+    assert _parent(third.pid) == shim
+
+
+def test_shim_goes_when_the_last_container_of_its_pod_is_gone(runtime: Runtime) -> None:
+    pod = new_name("pod")
+    containers = [_start(runtime, pod) for _ in range(2)]
+    (shim,) = runtime.containerd.shim_pids()
+    for container in containers:
+        container.remove()
+    eventually(lambda: not is_alive(shim), "the shim ends")
+
+
+def test_pod_can_be_made_again_under_its_name(runtime: Runtime) -> None:
+    pod = new_name("pod")
+    for _ in range(2):
+        container = _start(runtime, pod)
+        assert container.exec("echo", "here").stdout == "here\n"
+        container.remove()
+
+
+def test_pod_survives_a_restart_of_containerd(runtime: Runtime) -> None:
+    pod = new_name("pod")
+    containers = [_start(runtime, pod) for _ in range(2)]
+    (shim,) = runtime.containerd.shim_pids()
+    runtime.containerd.restart()
+    assert [container.status for container in containers] == ["RUNNING", "RUNNING"]
+    containers.append(_start(runtime, pod))
+    assert runtime.containerd.shim_pids() == [shim]
+    for container in containers:
+        assert container.exec("echo", "here").stdout == "here\n"
+
+
+def test_failure_of_one_container_leaves_the_pod_alone(runtime: Runtime) -> None:
+    pod = new_name("pod")
+    container = _start(runtime, pod)
+    flags = ["--annotation", f"{GROUP}={pod}"]
+    assert runtime.run("no-such-program", flags=flags).code == 1
+    assert runtime.run("sh", "-c", "exit 6", flags=flags).code == 6
+    assert container.exec("echo", "here").stdout == "here\n"

@@ -1,0 +1,124 @@
+"""Calls to containerd that ``ctr`` does not make: any spec, any options, any rootfs.
+
+``ctr`` reads a spec before it hands it on, and offers options for containerd's own shim only.
+CRI and Docker are not so careful, so what a shim does with garbage is tested through
+containerd's API itself. The few messages that this needs are written field by field.
+
+Source: containerd api/services/containers/v1/containers.proto, api/services/tasks/v1/tasks.proto,
+api/types/mount.proto; protobuf's encoding.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import grpc  # type: ignore[import-untyped] # it ships no types
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from integration.containerd import PrivateContainerd
+
+SPEC: Final = "types.containerd.io/opencontainers/runtime-spec/1/Spec"
+
+
+class ApiRefused(Exception):
+    """containerd refused; ``str()`` of it is containerd's message."""
+
+
+def create_container(
+    containerd: PrivateContainerd, name: str, *, runtime: str, spec: bytes
+) -> None:
+    """Tell containerd of a container.
+
+    Args:
+        containerd: whom to tell.
+        name: the container's id.
+        runtime: the runtime's name.
+        spec: what is written to config.json, as it is.
+    """
+    container = b"".join(
+        (
+            _field(1, name.encode()),
+            _field(4, _field(1, runtime.encode())),
+            _field(5, any_message(SPEC, spec)),
+        )
+    )
+    _call(containerd, "containers.v1.Containers/Create", _field(1, container))
+
+
+def create_task(
+    containerd: PrivateContainerd,
+    name: str,
+    *,
+    mounts: Iterable[tuple[str, str, tuple[str, ...]]] = (),
+    options: bytes = b"",
+) -> None:
+    """Let containerd start a shim and call its Create; the task has no stdio.
+
+    Args:
+        containerd: whom to ask.
+        name: the container's id.
+        mounts: each the type, the source and the options of a mount that makes the rootfs.
+        options: the runtime's options, as :func:`any_message` makes them.
+
+    Raises:
+        ApiRefused: containerd or the shim refused.
+    """
+    rootfs = b"".join(
+        _field(
+            3,
+            _field(1, kind.encode())
+            + _field(2, source.encode())
+            + b"".join(_field(4, option.encode()) for option in mount_options),
+        )
+        for kind, source, mount_options in mounts
+    )
+    request = _field(1, name.encode()) + rootfs + (_field(9, options) if options else b"")
+    _call(containerd, "tasks.v1.Tasks/Create", request)
+
+
+def start_task(containerd: PrivateContainerd, name: str) -> None:
+    """Start the process of a task that was created.
+
+    Raises:
+        ApiRefused: containerd or the shim refused.
+    """
+    _call(containerd, "tasks.v1.Tasks/Start", _field(1, name.encode()))
+
+
+def any_message(type_url: str, value: bytes) -> bytes:
+    """A ``google.protobuf.Any``, with the type's URL as it is."""
+    return _field(1, type_url.encode()) + _field(2, value)
+
+
+def runc_options(*, binary: str = "", root: str = "") -> bytes:
+    """The options as Docker sends them, to whichever runtime."""
+    value = _field(6, binary.encode()) + _field(7, root.encode())
+    return any_message("containerd.runc.v1.Options", value)
+
+
+def _call(containerd: PrivateContainerd, method: str, request: bytes) -> bytes:
+    with grpc.insecure_channel(f"unix://{containerd.address}") as channel:
+        call = channel.unary_unary(f"/containerd.services.{method}")
+        try:
+            answer: bytes = call(
+                request, timeout=30, metadata=(("containerd-namespace", containerd.namespace),)
+            )
+        except grpc.RpcError as error:
+            raise ApiRefused(error.details()) from error
+    return answer
+
+
+def _field(number: int, value: bytes) -> bytes:
+    """A length-delimited field; protobuf leaves out what is empty."""
+    return _varint(number << 3 | 2) + _varint(len(value)) + value if value else b""
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
