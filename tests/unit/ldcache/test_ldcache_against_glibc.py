@@ -17,64 +17,32 @@ import pytest
 
 from hooks.ldcache import FLAGS, Cache, parse, serialise
 from hooks.plan import Arch, CachedLibrary
+from tests.unit.ldcache.programs import (
+    ARCH,
+    answers_in_chroot,
+    can_compile,
+    compile_library,
+    ldconfig,
+    make_root,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root for chroot"),
-    pytest.mark.skipif(
-        not shutil.which("gcc") or not shutil.which("ldconfig"), reason="needs gcc and ldconfig"
-    ),
+    pytest.mark.skipif(not can_compile(), reason="needs gcc and ldconfig"),
 ]
 
 HOME = "/usr/lib/tests"
-LOADERS = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}
-ARCH = Arch(os.uname().machine)
 
 LINE = re.compile(r'\t(\S+) \(libc6,[^,)]+(?:, hwcap: "([^"]+)")?[^)]*\) => (\S+)')
-
-PROBE = """
-#include <dlfcn.h>
-#include <stdio.h>
-int main(int argc, char **argv) {
-    for (int i = 1; i < argc; i++) {
-        void *handle = dlopen(argv[i], RTLD_NOW);
-        int (*answer)(void) = handle ? (int (*)(void)) dlsym(handle, "answer") : 0;
-        printf("%s %d\\n", argv[i], answer ? answer() : -1);
-    }
-    return 0;
-}
-"""
-
-
-def compile_library(path: str, soname: str, answer: int) -> None:
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    subprocess.run(
-        ["gcc", "-shared", "-nostdlib", "-x", "c", "-", f"-Wl,-soname,{soname}", "-o", path],
-        input=f"int answer(void) {{ return {answer}; }}",
-        text=True,
-        check=True,
-    )
-
-
-def copy_of_host(root: str, path: str) -> None:
-    """A copy of a file of this machine at the same place in ``root``."""
-    os.makedirs(os.path.dirname(root + path), exist_ok=True)
-    shutil.copy(path, root + path)
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A root with a loader, a C library, a program that dlopens, and libraries of all sorts."""
-    root = str(tmp_path_factory.mktemp("tree"))
-    loader = LOADERS[ARCH.value]
-    subprocess.run(
-        ["gcc", "-x", "c", "-", "-o", f"{root}/probe", "-ldl"], input=PROBE, text=True, check=True
-    )
-    for path in (loader, *needed(f"{root}/probe")):
-        copy_of_host(root, path)
-    os.makedirs(f"{root}/etc")
+    root = make_root(str(tmp_path_factory.mktemp("tree")))
     with open(f"{root}/etc/ld.so.conf", "w", encoding="ascii") as file:
         file.write(f"{HOME}\n")
     levels = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
@@ -83,17 +51,6 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> str:
     for level in levels:
         compile_library(f"{root}{HOME}/glibc-hwcaps/{level}/libone.so.1", "libone.so.1", 5)
     return root
-
-
-def needed(program: str) -> list[str]:
-    text = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
-    return re.findall(r"=> (/\S+)", text)
-
-
-def ldconfig(root: str, *options: str) -> bytes:
-    subprocess.run(["ldconfig", "-X", "-r", root, *options], check=True, capture_output=True)
-    with open(f"{root}/etc/ld.so.cache", "rb") as file:
-        return file.read()
 
 
 def printed(path: str) -> list[str]:
@@ -172,13 +129,6 @@ def test_merging_is_what_ldconfig_does_with_one_more_directory(tree: str, tmp_pa
     assert as_printed(ours) == as_printed(expected)
 
 
-def answers(root: str, *sonames: str) -> dict[str, int]:
-    """What a program in the chroot gets from the libraries it dlopens; -1 for none."""
-    argv = [shutil.which("chroot") or "/usr/sbin/chroot", root, "/probe", *sonames]
-    text = subprocess.run(argv, capture_output=True, text=True, check=True, env={}).stdout
-    return {name: int(answer) for name, answer in (line.split() for line in text.splitlines())}
-
-
 def test_a_real_dlopen_finds_what_only_the_cache_knows(tree: str, tmp_path: Path) -> None:
     root = f"{tmp_path}/root"
     shutil.copytree(tree, root, symlinks=True)
@@ -190,10 +140,10 @@ def test_a_real_dlopen_finds_what_only_the_cache_knows(tree: str, tmp_path: Path
         CachedLibrary("libone.so.1", "/odd/place/libone.so.535", ARCH),
     ]
     wanted = ("libcuda.so.1", "libone.so.1", "libone.so.9", "libone.so.10", "libtwo.so")
-    assert answers(root, *wanted)["libcuda.so.1"] == -1
+    assert answers_in_chroot(root, *wanted)["libcuda.so.1"] == -1
     write(f"{root}/etc/ld.so.cache", serialise(before.merge(libraries)))
     # Ours are found, ours win over the image's in hwcaps directories, and its others are kept.
-    assert answers(root, *wanted) == {
+    assert answers_in_chroot(root, *wanted) == {
         "libcuda.so.1": 41,
         "libone.so.1": 42,
         "libone.so.9": 1,
@@ -210,4 +160,4 @@ def test_a_real_dlopen_finds_every_name_of_a_large_cache(tree: str, tmp_path: Pa
     sonames = [f"lib{a}{b}.so.{n}" for a in ("a", "1", "-", "Z") for b in ("", "_", "9", "10") for n in (1, 9, 10, 100)]  # fmt: skip  # noqa: E501  # one line of a table
     cache = parse(ldconfig(root)).merge([CachedLibrary(s, "/odd/lib", ARCH) for s in sonames])
     write(f"{root}/etc/ld.so.cache", serialise(cache))
-    assert answers(root, *sonames) == dict.fromkeys(sonames, 7)
+    assert answers_in_chroot(root, *sonames) == dict.fromkeys(sonames, 7)
