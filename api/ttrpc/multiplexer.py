@@ -144,30 +144,30 @@ class Multiplexer:
         self._why = why
         self.over.set()
         for asked, call in tuple(self._calls.values()):
-            call.lost(self._closed(asked))
+            call.lost(self._closed(asked, why))
         self._reading.cancel()
         self._transport.close()
 
+    # A write that fails is its own call's misfortune: others may have answers that have come
+    # already, so it is for the reader, which finds the end after them, to end the connection.
+
     async def _room(self, asked: str) -> None:
         if self.over.is_set():
-            raise self._closed(asked)
+            raise self._closed(asked, self._why)
         try:
             await self._transport.room()
         except ConnectionClosed as error:
-            self.close(error.found)
-            raise self._closed(asked) from None
+            raise self._closed(asked, error.found) from None
 
     def _write(self, asked: str, frame: bytes) -> None:
         try:
             self._transport.write(frame)
         except ConnectionClosed as error:
-            self.close(error.found)
-            raise self._closed(asked) from None
+            raise self._closed(asked, error.found) from None
 
-    def _closed(self, asked: str) -> ConnectionClosed:
-        return ConnectionClosed(
-            asked, found=f"the connection is over: {self._why}", do="connect again"
-        )
+    @staticmethod
+    def _closed(asked: str, why: str) -> ConnectionClosed:
+        return ConnectionClosed(asked, found=f"the connection is over: {why}", do="connect again")
 
     async def _read(self) -> None:
         why = _CLOSED_HERE

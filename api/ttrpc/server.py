@@ -81,12 +81,14 @@ class Server:
         if self._serving is not None:
             raise LocalProtocolError("serve a listener", found="this server has one already")
         listener.setblocking(False)
+        failure: OSError | None = None
         try:
             async with anyio.create_task_group() as tasks:
                 self._serving = _Serving(tasks.cancel_scope)
                 with self._serving.accepting:
                     if not self._closing:
-                        await self._accept(listener, tasks)
+                        failure = await self._accept(listener, tasks)
+                        tasks.cancel_scope.cancel()
                 # From here a client is refused at once, rather than left waiting unaccepted.
                 listener.close()
                 scope = tasks.cancel_scope
@@ -96,6 +98,8 @@ class Server:
             if self._serving is not None:
                 self._serving.stopped.set()
                 self._serving = None
+        if failure is not None:
+            raise failure
 
     def close(self, grace: float = _GRACE) -> None:
         """Begin to stop, and return at once: for handlers, such as a ``Shutdown``, to call.
@@ -130,7 +134,8 @@ class Server:
             scope.deadline = min(scope.deadline, anyio.current_time() + grace)
             await serving.stopped.wait()
 
-    async def _accept(self, listener: socket.socket, tasks: anyio.abc.TaskGroup) -> None:
+    async def _accept(self, listener: socket.socket, tasks: anyio.abc.TaskGroup) -> OSError:
+        """Accept connections until the listener fails, and say how it did."""
         while True:
             await anyio.wait_readable(listener)
             try:
@@ -142,7 +147,7 @@ class Server:
                     self._log("cannot accept a connection now", {"error": str(error)})
                     await anyio.sleep(_PAUSE)
                 elif error.errno not in _ABORTED:
-                    raise
+                    return error
                 continue
             try:
                 session = self._admit(sock)

@@ -249,6 +249,9 @@ class Session:
         """What the handler makes of a request: a message, a failure, or the end of a stream."""
         method = call.method
         try:
+            # Requests of a client that leaves its answers unread wait here: one read of the
+            # socket can hold a thousand of them, and their answers would have to be kept.
+            await self._transport.room()
             if call.inbox is None:
                 request = _decode(method.request, call.payload, call)
                 call.payload = b""

@@ -53,7 +53,7 @@ class Transport:
         tasks: where the rest of a write is finished; outlives the transport's use.
     """
 
-    __slots__ = ("_broken", "_drained", "_kept", "_sock", "_tasks", "_unsent")
+    __slots__ = ("_broken", "_closed", "_drained", "_kept", "_sock", "_tasks", "_unsent")
 
     def __init__(self, sock: socket.socket, tasks: TaskGroup) -> None:
         sock.setblocking(False)
@@ -62,11 +62,13 @@ class Transport:
         self._unsent: deque[bytes | memoryview] = deque()
         self._kept = 0
         self._drained: anyio.Event | None = None
+        # Why nothing can be sent any more. What the peer sent before may still be there to read.
         self._broken = ""
+        self._closed = False
 
     async def receive(self) -> bytes:
         """What has arrived, waiting for it; ``b""`` at the end or when the connection is lost."""
-        while True:
+        while not self._closed:
             # Waiting comes first even if there is something to read: a peer that always has
             # something to say must not keep the loop from the others.
             try:
@@ -79,6 +81,7 @@ class Transport:
             except OSError as error:
                 self._break(error)
                 return b""
+        return b""
 
     def write(self, data: bytes) -> None:
         """Send, now or as soon as the kernel takes it; never waits.
@@ -124,6 +127,7 @@ class Transport:
 
     def close(self) -> None:
         """Close the socket; what is kept is lost, and :meth:`receive` sees the end."""
+        self._closed = True
         self._broken = self._broken or "it was closed on this side"
         self._forget()
         # Whoever waits for the socket must let go of its number before it can be used again.
@@ -138,7 +142,7 @@ class Transport:
     async def _finish(self) -> None:
         """Send what is kept; ends when nothing is."""
         unsent = self._unsent
-        while unsent:
+        while unsent and not self._closed:
             try:
                 await anyio.wait_writable(self._sock)
                 while unsent:

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, wrappers_pb2
+from google.protobuf.wrappers_pb2 import StringValue
 
+from api.proto import ttrpc_pb2
 from api.ttrpc import Method, Server, Service
+from api.ttrpc.frames import REQUEST, RESPONSE, Frame, FrameReader, encode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from pathlib import Path
 
     from google.protobuf.descriptor import ServiceDescriptor
 
-    from api.ttrpc import Handler
+    from api.ttrpc import Context, Handler
 
 NAME = "nvshim.test.Echo"
 
@@ -79,38 +81,91 @@ def service() -> str:
     return NAME
 
 
+class Raw:
+    """A connection to a server that says what it is told to."""
+
+    def __init__(self, stream: anyio.abc.SocketStream) -> None:
+        self._stream = stream
+        self._reader = FrameReader()
+        self.send = stream.send
+
+    async def request(self, stream_id: int, method: str, text: str = "", **fields: Any) -> None:
+        """Send a unary request."""
+        payload = StringValue(value=text).SerializeToString()
+        fields = {"service": NAME, "method": method, "payload": payload} | fields
+        message = ttrpc_pb2.Request(**fields)
+        await self.send(encode(stream_id, REQUEST, 0, message.SerializeToString()))
+
+    async def answers(self, number: int) -> dict[int, ttrpc_pb2.Response]:
+        """The next so many responses, by stream."""
+        answers: dict[int, ttrpc_pb2.Response] = {}
+        with anyio.fail_after(5):
+            while len(answers) < number:
+                for frame in self._reader.feed(await self._stream.receive(1 << 20)):
+                    assert isinstance(frame, Frame)
+                    assert frame.type == RESPONSE
+                    answers[frame.stream_id] = ttrpc_pb2.Response.FromString(frame.data)
+        return answers
+
+
 class Served:
-    """A running server: its path, what it logged, and itself."""
+    """A running server: its path, what it logged, and itself.
+
+    ``calls`` counts the requests whose handlers have begun: bytes under way in a socket are no
+    reason for ``wait_all_tasks_blocked`` to wait.
+    """
 
     def __init__(self, path: str, server: Server, log: list[tuple[str, Mapping[str, Any]]]) -> None:
         self.path = path
         self.server = server
         self.log = log
         self.returned = anyio.Event()
+        self.calls = 0
+
+    async def until_calls(self, number: int) -> None:
+        """Wait until so many handlers have begun."""
+        await _until(lambda: self.calls >= number)
 
     @contextlib.asynccontextmanager
-    async def raw(self) -> AsyncIterator[anyio.abc.SocketStream]:
+    async def raw(self) -> AsyncIterator[Raw]:
         """A connection without a client, for bytes of one's own."""
         async with await anyio.connect_unix(self.path) as stream:
-            yield stream
+            yield Raw(stream)
 
 
-Serve = "Callable[..., AbstractAsyncContextManager[Served]]"
+async def _until(holds: Callable[[], object]) -> None:
+    with anyio.fail_after(5):
+        while not holds():  # noqa: ASYNC110 - what is waited for is often outside the process
+            await anyio.sleep(0.001)
 
 
 @pytest.fixture
-def serve(tmp_path: Path, descriptor: ServiceDescriptor) -> Serve:
+def until() -> Callable[[Callable[[], object]], Awaitable[None]]:
+    """Wait until something holds, for a bounded time."""
+    return _until
+
+
+@pytest.fixture
+def serve(tmp_path: Path, descriptor: ServiceDescriptor) -> Callable[..., Any]:
     """Serve the echo service with some handlers, for as long as a block lasts."""
 
     @contextlib.asynccontextmanager
     async def serving(handlers: Mapping[str, Handler], **options: Any) -> AsyncIterator[Served]:
         path = str(tmp_path / "s")
         log: list[tuple[str, Mapping[str, Any]]] = []
+
+        def counted(handler: Handler) -> Handler:
+            async def handle(context: Context, request: Any) -> Any:
+                served.calls += 1
+                return await handler(context, request)
+
+            return handle
+
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
             listener.listen()
             server = Server(
-                [Service(descriptor, handlers)],
+                [Service(descriptor, {name: counted(h) for name, h in handlers.items()})],
                 log=lambda event, fields: log.append((event, fields)),
                 **options,
             )

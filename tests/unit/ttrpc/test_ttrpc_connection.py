@@ -164,9 +164,7 @@ def test_a_request_arrives_as_it_was_sent() -> None:
         "a.Service", "Method", b"\x00payload", timeout_nano=5, metadata=metadata
     )
     assert server.receive_data(stream) == [
-        RequestReceived(
-            stream_id, "a.Service", "Method", b"\x00payload", 5, metadata, State.UNARY
-        )
+        RequestReceived(stream_id, "a.Service", "Method", b"\x00payload", 5, metadata, State.UNARY)
     ]
 
 
