@@ -9,7 +9,8 @@ Every failure that a person can cause is one leaf of this tree::
     ├── RootfsError            hooks.errors      E03xx  the image's files
     ├── SpecError              hooks.errors      E04xx  config.json, plan, verification
     ├── ConfigError            hooks.errors      E05xx  our own configuration
-    └── ShimError              shim.errors       E1xxx  bundle, runtime, tasks, stdio
+    ├── ShimError              shim.errors       E1xxx  bundle, runtime, tasks, stdio
+    └── IntegrationError       integration.errors  E2xxx  simulated node, demo, private containerd
 
 A leaf has a stable ``code``, the gRPC ``status`` that it maps to, and a message of one
 line that says what was asked, what was found and what to do. The ttrpc status carries

@@ -10,13 +10,15 @@ Leaves of the tree in :mod:`api.errors`::
         │   ├── PackageNotFound     E2003
         │   ├── DownloadFailed      E2004
         │   └── UnpackFailed        E2005
-        └── SimulatedError          E21xx  the simulated GPU node
-            ├── ScenarioInvalid     E2101
-            ├── NodeExists          E2102
-            ├── NodeNotFound        E2103
-            ├── DriverIncomplete    E2104
-            ├── LibraryNotBuilt     E2105
-            └── DevicesForbidden    E2106
+        ├── SimulatedError          E21xx  the simulated GPU node
+        │   ├── ScenarioInvalid     E2101
+        │   ├── NodeExists          E2102
+        │   ├── NodeNotFound        E2103
+        │   ├── DriverIncomplete    E2104
+        │   ├── LibraryNotBuilt     E2105
+        │   └── DevicesForbidden    E2106
+        ├── …                       E22xx  see integration.containerd_errors
+        └── DemoFailed              E2301  the demo
 """
 
 from __future__ import annotations
@@ -111,3 +113,10 @@ class DevicesForbidden(SimulatedError):
 
     code = "NVSHIM-E2106"
     status = Status.PERMISSION_DENIED
+
+
+class DemoFailed(IntegrationError):
+    """The demo's container did not see what it should. Raised by :mod:`integration.demo`."""
+
+    code = "NVSHIM-E2301"
+    status = Status.INTERNAL
