@@ -45,7 +45,8 @@ _CGROUPS: Final = "/sys/fs/cgroup"
 _LONGEST_STATE: Final = 4 << 20
 _LONGEST_OUTPUT: Final = 4096
 
-# The field of /proc/PID/stat with the start time, counted from the one after the name.
+# The field of /proc/PID/stat with the start time, counted from the one after the name: that
+# may itself contain spaces and parentheses.
 _START_TIME: Final = 19
 
 
@@ -206,11 +207,8 @@ def read_state(directory: str, problems: list[str]) -> Recorded:
 
 def start_time_of(pid: int) -> int:
     """When a process started, in clock ticks since boot; 0 if there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[_START_TIME])
-    except (OSError, IndexError, ValueError):
-        return 0
+    fields = _stat(pid)
+    return int(fields[_START_TIME]) if len(fields) > _START_TIME else 0
 
 
 def _from_runc(state: dict[str, Any]) -> Recorded:
@@ -331,7 +329,16 @@ def _remove_cgroup(directory: str, deadline: float) -> str:
 
 
 def _may_be_alive(pid: int) -> bool:
-    return pid > 0 and start_time_of(pid) != 0
+    return pid > 0 and _stat(pid)[:1] not in ([], [b"Z"], [b"X"])  # a zombie has ended
+
+
+def _stat(pid: int) -> list[bytes]:
+    """The fields of /proc/PID/stat from the state on; none if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return []
 
 
 def _hold(pid: int) -> int | None:

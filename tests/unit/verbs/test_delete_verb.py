@@ -1,0 +1,425 @@
+"""``delete`` after the shim was killed: nothing of the container is left, and nothing else is hurt.
+
+The containers are real ones. What is left is read from the cgroups, the mount table, /proc and
+the file system, not from the verb.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from api.proto import task_pb2
+from shim import remains, syscalls
+from shim.mountinfo import mount_points_below
+from tests.unit.mounts.private_mounts import in_private_mount_namespace
+from tests.unit.verbs.container import Container, container, has_ended
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.unit.verbs.program import Program
+
+
+def _delete(program: Program, bundle: Path) -> tuple[task_pb2.DeleteResponse, str]:
+    """Run the verb as containerd does; return its answer, and what it complained about."""
+    words = ["-namespace", "test", "-address", program.address, "-id", bundle.name]
+    started = time.monotonic()
+    done = program.run(
+        *words,
+        *("-bundle", str(bundle), "delete"),
+        cwd=bundle if bundle.exists() else None,
+    )
+    assert time.monotonic() - started < 4.5, "containerd gives it five seconds"
+    assert done.returncode == 0, done.stderr
+    response = task_pb2.DeleteResponse.FromString(done.stdout)
+    assert response.exit_status == 137
+    assert abs(response.exited_at.ToNanoseconds() / 1e9 - time.time()) < 10
+    return response, done.stderr.decode()
+
+
+def _assert_nothing_left(left: Container, processes: set[int]) -> None:
+    deadline = time.monotonic() + 1
+    while not all(map(has_ended, processes)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [pid for pid in processes if not has_ended(pid)] == []
+    assert left.cgroups() == []
+    assert not left.state.exists()
+    assert mount_points_below(str(left.bundle)) == []
+
+
+@pytest.fixture
+def bundle(program: Program) -> Path:
+    """A bundle whose name is an id that no other test or run uses."""
+    return program.bundle(f"nvshim-test-{os.getpid()}-{time.monotonic_ns()}")
+
+
+@pytest.fixture
+def root(short_path: Path) -> Path:
+    return short_path / "state"
+
+
+def _script(directory: Path, text: str) -> str:
+    path = directory / "runtime"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@contextlib.contextmanager
+def _innocent_process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+# -- with a runtime that works -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("runtime", ["runc", "crun"])
+@in_private_mount_namespace
+def test_a_running_container_is_ended(
+    program: Program, bundle: Path, root: Path, runtime: str
+) -> None:
+    if runtime == "crun":
+        _show_crun_a_host_that_it_knows()
+    with container(bundle, root, runtime=runtime) as left:
+        pid = left.run()
+        processes = left.processes()
+        response, complaints = _delete(program, bundle)
+        assert (response.pid, complaints) == (pid, "")
+        _assert_nothing_left(left, processes)
+
+
+@in_private_mount_namespace
+def test_a_container_that_was_never_started_is_ended(
+    program: Program, bundle: Path, root: Path
+) -> None:
+    with container(bundle, root) as left:
+        pid = left.create()
+        response, complaints = _delete(program, bundle)
+        assert (response.pid, complaints) == (pid, "")
+        _assert_nothing_left(left, {pid})
+
+
+@in_private_mount_namespace
+def test_it_can_be_done_again(program: Program, bundle: Path, root: Path) -> None:
+    with container(bundle, root) as left:
+        pid = left.run()
+        _delete(program, bundle)
+        response, complaints = _delete(program, bundle)
+        assert (response.pid, complaints) == (pid, "")
+
+
+@in_private_mount_namespace
+def test_a_create_that_was_cut_off_leaves_nothing(
+    program: Program, bundle: Path, root: Path
+) -> None:
+    with container(bundle, root) as left:
+        left.state.mkdir(parents=True)  # runc's first step; there is no state.json in it yet
+        response, complaints = _delete(program, bundle)
+        assert (response.pid, complaints) == (0, "")
+        _assert_nothing_left(left, set())
+
+
+# -- with a runtime that does not ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("runtime", ["runc", "crun"])
+@pytest.mark.parametrize("own_pid_namespace", [True, False])
+@in_private_mount_namespace
+def test_without_its_runtime_the_container_is_ended_all_the_same(
+    program: Program,
+    bundle: Path,
+    root: Path,
+    runtime: str,
+    own_pid_namespace: bool,  # noqa: FBT001 - a row's value
+) -> None:
+    if runtime == "crun":
+        _show_crun_a_host_that_it_knows()
+    with container(bundle, root, runtime=runtime, own_pid_namespace=own_pid_namespace) as left:
+        pid = left.run()
+        processes = left.processes()
+        left.write_options("no-such-runtime")
+        response, complaints = _delete(program, bundle)
+        assert response.pid == pid
+        assert complaints.splitlines() == [
+            f"no-such-runtime delete {left.id}: no such program in {os.environ['PATH']}"
+        ]
+        _assert_nothing_left(left, processes)
+
+
+@in_private_mount_namespace
+def test_a_runtime_that_hangs_is_killed_with_what_it_started(
+    program: Program, bundle: Path, root: Path
+) -> None:
+    with container(bundle, root) as left:
+        left.run()
+        processes = left.processes()
+        pids = program.directory / "pids"
+        left.write_options(_script(program.directory, f"sleep 1000 & echo $$ $! >{pids}; wait"))
+        _, complaints = _delete(program, bundle)
+        assert f"had not ended after {remains.RUNTIME_TIMEOUT} s" in complaints
+        _assert_nothing_left(left, processes)
+        assert all(has_ended(int(pid)) for pid in pids.read_text().split())
+
+
+@in_private_mount_namespace
+def test_a_runtime_that_fails_is_quoted_in_one_line(
+    program: Program, bundle: Path, root: Path
+) -> None:
+    with container(bundle, root) as left:
+        left.run()
+        processes = left.processes()
+        left.write_options(_script(program.directory, "echo one; echo two >&2; exit 3"))
+        _, complaints = _delete(program, bundle)
+        assert complaints.splitlines() == [
+            f"{program.directory}/runtime delete {left.id}: exit status 3: one two"
+        ]
+        _assert_nothing_left(left, processes)
+
+
+@in_private_mount_namespace
+def test_a_frozen_container_is_ended_without_its_runtime(
+    program: Program, bundle: Path, root: Path
+) -> None:
+    with container(bundle, root) as left:
+        left.run()
+        processes = left.processes()
+        left.call("pause", left.id)
+        left.write_options("no-such-runtime")
+        _delete(program, bundle)
+        _assert_nothing_left(left, processes)
+
+
+@in_private_mount_namespace
+def test_a_container_whose_state_was_lost_is_known_by_its_cgroup(
+    program: Program, bundle: Path, root: Path
+) -> None:
+    with container(bundle, root) as left:
+        pid = left.run()
+        processes = left.processes()
+        for file in left.state.iterdir():
+            file.unlink()
+        left.state.rmdir()
+        response, complaints = _delete(program, bundle)
+        assert (response.pid, complaints) == (pid, "")
+        _assert_nothing_left(left, processes)
+
+
+@in_private_mount_namespace
+def test_malformed_state_does_not_keep_the_container_alive(
+    program: Program, bundle: Path, root: Path
+) -> None:
+    with container(bundle, root) as left:
+        left.run()
+        processes = left.processes()
+        (left.state / "state.json").write_text("{")
+        left.write_options("no-such-runtime")
+        _, complaints = _delete(program, bundle)
+        assert "state.json; found: no JSON" in complaints
+        _assert_nothing_left(left, processes)
+
+
+# -- what must not be hurt -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_state", [True, False])
+def test_a_process_that_got_inits_pid_later_is_left_alone(
+    program: Program,
+    bundle: Path,
+    root: Path,
+    with_state: bool,  # noqa: FBT001 - a row's value
+) -> None:
+    record = {"binary": "no-such-runtime", "root": str(root)}
+    (bundle / "options.json").write_text(json.dumps(record))
+    state = root / bundle.name
+    with _innocent_process() as innocent:
+        (bundle / "init.pid").write_text(str(innocent.pid))
+        if with_state:
+            state.mkdir(parents=True)
+            started = remains.start_time_of(innocent.pid)
+            (state / "state.json").write_text(
+                json.dumps({"init_process_pid": innocent.pid, "init_process_start": started - 1})
+            )
+        _, complaints = _delete(program, bundle)
+        assert f"process {innocent.pid} is not {bundle.name}'s any more: left alone" in complaints
+        assert innocent.poll() is None
+        assert not has_ended(innocent.pid)
+    assert not state.exists()
+
+
+def test_a_cgroup_that_containerd_is_in_is_not_killed(
+    program: Program, bundle: Path, root: Path
+) -> None:
+    cgroup = Path("/sys/fs/cgroup")
+    if not (cgroup / "cgroup.controllers").exists():
+        cgroup /= "pids"
+    cgroup /= f"{bundle.name}-service"
+    cgroup.mkdir()
+    state = root / bundle.name
+    state.mkdir(parents=True)
+    (state / "state.json").write_text(json.dumps({"cgroup_paths": {"pids": str(cgroup)}}))
+    record = {"binary": "no-such-runtime", "root": str(root)}
+    (bundle / "options.json").write_text(json.dumps(record))
+    words = ["-namespace", "test", "-id", bundle.name, "-bundle", str(bundle), "delete"]
+    script = f'echo $$ >{cgroup}/cgroup.procs; "$@" >/dev/null; echo alive'
+    try:
+        done = subprocess.run(
+            ["sh", "-c", script, "sh", program.path, *words], capture_output=True, check=False
+        )
+        assert done.stdout == b"alive\n"
+        assert cgroup.is_dir()
+    finally:
+        deadline = time.monotonic() + 5
+        while cgroup.exists():
+            with contextlib.suppress(OSError):
+                cgroup.rmdir()
+            assert time.monotonic() < deadline
+
+
+def test_a_cgroup_outside_the_tree_of_cgroups_is_not_touched(
+    program: Program, bundle: Path, root: Path
+) -> None:
+    outside = program.directory / "precious"
+    outside.mkdir()
+    state = root / bundle.name
+    state.mkdir(parents=True)
+    paths = {"pids": str(outside), "cpu": f"/sys/fs/cgroup/../../..{outside}"}
+    (state / "state.json").write_text(json.dumps({"cgroup_paths": paths}))
+    (bundle / "options.json").write_text(json.dumps({"binary": "none", "root": str(root)}))
+    with _innocent_process() as innocent:
+        (outside / "cgroup.procs").write_text(f"{innocent.pid}\n")
+        _delete(program, bundle)
+        assert not has_ended(innocent.pid)
+    assert outside.is_dir()
+
+
+# -- mounts, staging, socket ---------------------------------------------------------------------
+
+
+@in_private_mount_namespace
+def test_everything_mounted_in_the_bundle_goes_and_what_was_mounted_stays_whole(
+    program: Program, bundle: Path, root: Path
+) -> None:
+    driver = program.directory / "driver"
+    driver.mkdir()
+    (driver / "libcuda.so.1").write_text("precious")
+    staged = bundle / "nvidia" / "lib"
+    staged.mkdir(parents=True)
+    (bundle / "nvidia" / "ld.so.cache").write_text("ours")
+    with container(bundle, root) as left:
+        inside = left.rootfs / "usr" / "lib"
+        inside.mkdir(parents=True)
+        for point in (inside, staged):
+            syscalls.mount(str(driver), str(point), "", syscalls.MS_BIND)
+        _, complaints = _delete(program, bundle)
+        assert complaints == ""
+        _assert_nothing_left(left, set())
+    assert not (bundle / "nvidia").exists()
+    assert (driver / "libcuda.so.1").read_text() == "precious"
+
+
+def test_a_dead_shims_socket_is_removed(program: Program, bundle: Path) -> None:
+    answer = program.start(bundle).stdout
+    path = answer.removeprefix(b"unix://")
+    _, complaints = _delete(program, bundle)
+    assert complaints == ""
+    assert os.path.exists(path), "the shim of a pod serves others too"
+    program.kill(bundle)
+    _delete(program, bundle)
+    assert not os.path.exists(path)
+
+
+def test_only_a_socket_is_removed_whatever_the_address_names(
+    program: Program, bundle: Path
+) -> None:
+    precious = program.directory / "precious"
+    precious.write_text("x")
+    for address in (f"unix://{precious}", str(precious), "vsock://2:1024", "unix://", "\xff"):
+        (bundle / "address").write_text(address)
+        _, complaints = _delete(program, bundle)
+        assert complaints == ""
+    assert precious.exists()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(program.directory / "dead"))
+    (bundle / "address").write_text(f"unix://{program.directory}/dead\n")
+    _delete(program, bundle)
+    assert not (program.directory / "dead").exists()
+
+
+# -- half-made bundles ---------------------------------------------------------------------------
+
+
+def _no_config(bundle: Path) -> None:
+    (bundle / "config.json").unlink()
+
+
+def _no_bundle(bundle: Path) -> None:
+    _no_config(bundle)
+    bundle.rmdir()
+
+
+def _empty_rootfs(bundle: Path) -> None:
+    (bundle / "rootfs").mkdir()
+
+
+@pytest.mark.parametrize("unmake", [_no_config, _no_bundle, _empty_rootfs])
+def test_a_half_made_bundle_is_no_reason_to_complain(
+    program: Program, bundle: Path, unmake: Callable[[Path], None]
+) -> None:
+    unmake(bundle)
+    response, complaints = _delete(program, bundle)
+    assert (response.pid, complaints) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("options.json", "{"), ("options.json", "{}"), ("init.pid", "soon"), ("runtime", "x" * 9000)],
+)
+def test_a_malformed_file_is_told_in_one_line_and_the_rest_is_done(
+    program: Program, bundle: Path, name: str, content: str
+) -> None:
+    (bundle / name).write_text(content)
+    (bundle / "nvidia").mkdir()
+    _, complaints = _delete(program, bundle)
+    assert complaints.startswith("NVSHIM-E1004")
+    assert complaints.count("\n") == 1
+    assert not (bundle / "nvidia").exists()
+
+
+def test_the_bundle_is_the_current_directory_if_no_flag_names_it(
+    program: Program, bundle: Path
+) -> None:
+    (bundle / "init.pid").write_text("0")
+    (bundle / "nvidia").mkdir()
+    done = program.run("-namespace", "test", "-id", bundle.name, "delete", cwd=bundle)
+    assert done.returncode == 0
+    assert not (bundle / "nvidia").exists()
+
+
+def _show_crun_a_host_that_it_knows() -> None:
+    """Hide the second hierarchy: crun refuses a host with both versions of cgroups."""
+    root = Path("/sys/fs/cgroup")
+    if not (root / "unified" / "cgroup.controllers").exists():
+        return
+    with contextlib.ExitStack() as opened:
+        descriptors = {}
+        for entry in root.iterdir():
+            if entry.is_mount() and entry.name != "unified":
+                descriptors[entry] = os.open(entry, os.O_PATH)
+                opened.callback(os.close, descriptors[entry])
+        syscalls.mount("tmpfs", str(root), "tmpfs", 0)
+        for entry, fd in descriptors.items():
+            entry.mkdir()
+            syscalls.mount(f"/proc/thread-self/fd/{fd}", str(entry), "", syscalls.MS_BIND)

@@ -1,0 +1,116 @@
+"""The program that containerd executes is isolated, wherever Python and the libraries are."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shim.errors import LauncherUnusable
+from shim.launcher import launcher_text, write_launcher
+from tests.unit.verbs.program import INTERPRETER, SOURCES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _write(path: Path, interpreter: str = INTERPRETER) -> Path:
+    write_launcher(str(path), interpreter=interpreter, library_paths=[SOURCES], revision="abc123")
+    return path
+
+
+def _version(path: Path, environment: dict[str, str] | None = None) -> list[str]:
+    text = subprocess.check_output([path, "-v"], cwd=path.parent, env=environment, text=True)
+    return text.splitlines()
+
+
+def test_the_program_is_executable_for_all_and_knows_its_revision(tmp_path: Path) -> None:
+    umask = os.umask(0o077)
+    try:
+        path = _write(tmp_path / "containerd-shim-nvidia-v1")
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o755
+    assert _version(path)[:3] == [
+        "containerd-shim-nvidia-v1:",
+        "  Version:  0.1.0",
+        "  Revision: abc123",
+    ]
+    assert os.listdir(tmp_path) == ["containerd-shim-nvidia-v1"]
+
+
+def test_the_environment_cannot_change_what_runs(tmp_path: Path) -> None:
+    (tmp_path / "os.py").write_text("raise SystemExit('not the standard library')")
+    (tmp_path / "shim").mkdir()
+    (tmp_path / "shim" / "__init__.py").write_text("raise SystemExit('not our package')")
+    environment = {"PYTHONPATH": str(tmp_path), "PYTHONSTARTUP": str(tmp_path / "os.py")}
+    assert len(_version(_write(tmp_path / "program"), environment)) == 4
+
+
+def test_a_library_cannot_stand_in_for_a_standard_module(tmp_path: Path) -> None:
+    (tmp_path / "fcntl.py").write_text("raise SystemExit('not the standard library')")
+    path = tmp_path / "program"
+    write_launcher(
+        str(path), interpreter=INTERPRETER, library_paths=[str(tmp_path), SOURCES], revision=""
+    )
+    assert _version(path)[2] == "  Revision: unknown"
+
+
+@pytest.mark.parametrize("directory", ["with space", "long/" + "d" * 120 + "/" + "e" * 120])
+def test_an_interpreter_that_no_first_line_can_name_is_run_by_a_shell(
+    tmp_path: Path, directory: str
+) -> None:
+    interpreter = tmp_path / directory / "python3"
+    interpreter.parent.mkdir(parents=True)
+    # Not a link: the interpreter finds its library from where it really is.
+    interpreter.write_text(f'#!/bin/sh\nexec {INTERPRETER} "$@"\n')
+    interpreter.chmod(0o755)
+    path = _write(tmp_path / "program", str(interpreter))
+    assert path.read_text().startswith("#!/bin/sh\n")
+    assert len(_version(path)) == 4
+
+
+def test_library_paths_may_have_any_printable_name(tmp_path: Path) -> None:
+    library = tmp_path / 'it\'s "a" $library \\ é'
+    library.symlink_to(SOURCES)
+    path = tmp_path / "program"
+    write_launcher(str(path), interpreter=INTERPRETER, library_paths=[str(library)])
+    assert len(_version(path)) == 4
+
+
+@pytest.mark.parametrize(
+    ("interpreter", "libraries"),
+    [
+        ("python3", ["/lib"]),
+        ("/usr/bin/python3", []),
+        ("/usr/bin/python3", ["lib"]),
+        ("/usr/bin/python3", ["/lib\n"]),
+        ("/usr/bin/\npython3", ["/lib"]),
+        ("/a b/it's/python3", ["/lib"]),
+        ("/a b/$HOME/python3", ["/lib"]),
+        ("/a b/`id`/python3", ["/lib"]),
+    ],
+)
+def test_a_launcher_that_could_not_work_is_refused(interpreter: str, libraries: list[str]) -> None:
+    with pytest.raises(LauncherUnusable):
+        launcher_text(interpreter, libraries)
+
+
+def test_the_module_can_be_run_to_write_one(tmp_path: Path) -> None:
+    path = tmp_path / "containerd-shim-nvidia-v1"
+    command = [sys.executable, "-m", "shim.launcher", str(path), "--library", SOURCES]
+    subprocess.run(command, cwd=SOURCES, check=True)
+    assert path.read_text().startswith(f"#!{INTERPRETER} -IS\n")
+    assert len(_version(path)) == 4
+
+
+def test_the_module_says_in_one_line_why_it_did_not(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "shim.launcher", str(tmp_path / "no" / "x"), "--library", "/l"]
+    done = subprocess.run(command, cwd=SOURCES, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("NVSHIM-E1011")
+    assert done.stderr.count("\n") == 1
