@@ -139,11 +139,16 @@ def _read(config: Config) -> bytes | None:
         return None
     finally:
         os.close(directory)
-    with open(fd, "rb") as file:
+    try:
         seen = os.fstat(fd)
         if not (stat.S_ISREG(seen.st_mode) and _is_ours(seen) and seen.st_size <= _MOST_BYTES):
             return None
-        return file.read(_MOST_BYTES)
+        with open(fd, "rb", closefd=False) as file:
+            return file.read(_MOST_BYTES)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
 
 
 def _open_directory(path: str) -> int:

@@ -6,10 +6,12 @@ import os
 import shutil
 import stat
 import subprocess
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hooks.config import Config
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 VERSION = "535.261.03"
 MULTIARCH = "usr/lib/x86_64-linux-gnu"
@@ -34,6 +36,24 @@ Bus Location: \t {bus}
 Device Minor: \t {minor}
 GPU Excluded:\t {excluded}
 """
+
+
+def put_link(path: Path, target: str) -> None:
+    """A link in place of whatever file is there."""
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+
+
+def put_directory(path: Path) -> None:
+    """A directory in place of a file."""
+    path.unlink()
+    path.mkdir()
+
+
+def put_fifo(path: Path) -> None:
+    """A FIFO in place of a file."""
+    path.unlink()
+    os.mkfifo(path)
 
 
 def uuid_of(number: int, kind: str = "GPU") -> str:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,6 +12,9 @@ from hooks.errors import (
     UnknownConfigKey,
     WrongConfigValue,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def written(tmp_path: Path, content: str) -> str:

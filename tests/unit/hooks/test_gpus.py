@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,7 +8,16 @@ import pytest
 from hooks.gpus import Gpu, MigDevice, Nodes, find_gpus, find_mig_devices, look_at_nodes
 from hooks.nvml import parse_report
 from hooks.witness import Witness
-from tests.unit.hooks.fake_node import DRM, NVIDIA, UVM, VERSION, nvml_gpu, nvml_mig, uuid_of
+from tests.unit.hooks.fake_node import (
+    DRM,
+    NVIDIA,
+    UVM,
+    VERSION,
+    nvml_gpu,
+    nvml_mig,
+    put_link,
+    uuid_of,
+)
 
 if TYPE_CHECKING:
     from tests.unit.hooks.fake_node import Node
@@ -128,7 +136,7 @@ def swap(node: Node, major: int, minor: int) -> None:
     [
         (lambda n: (n.dev / "nvidiactl").unlink(), "No such file"),
         (lambda n: ((n.dev / "nvidiactl").unlink(), n.write(n.dev / "nvidiactl")), "no character"),
-        (lambda n: ((n.dev / "nvidiactl").unlink(), os.symlink("/dev/null", n.dev / "nvidiactl")), "no character"),
+        (lambda n: put_link(n.dev / "nvidiactl", "/dev/null"), "no character"),
         (lambda n: swap(n, 1, 3), "1:3, not 195:255"),
         (lambda n: swap(n, NVIDIA, 0), "195:0, not 195:255"),
         (lambda n: n.write(n.proc / "devices", "Character devices:\n  1 mem\n"), "not loaded"),

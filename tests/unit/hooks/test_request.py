@@ -29,6 +29,7 @@ from hooks.request import (
 
 UUID = "8ef4a8d0-0123-4567-89ab-00decafc0ffe"
 DIGITS = UUID.upper()
+LEGACY = AllDevices(CAPABILITIES, "legacy image: CUDA_VERSION is set")
 
 
 def spec_with(*environment: str) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def test_list_of_devices_selects(value: str, selection: object) -> None:
 @pytest.mark.parametrize(
     "item",
     [
-        "ALL", "-1", "1.0", "0x1", "²", "1234567", "1:", ":1", "1:2:3", "GPU", "GPU-", "GPU-8ef4a8d0",
+        "ALL", "-1", "1.0", "0x1", "²", "1234567", "1:", ":1", "1:2:3", "GPU", "GPU-", "GPU-8ef4",
         f"GPU-{UUID}0", f"GPU-{UUID[:-1]}g", f"TPU-{UUID}", UUID, "0000:07:00.0", "0 1",
         "nvidia.com/gpu=0", "/var/run/nvidia-container-devices", "\x1b[31m", "\n1:",
     ],
@@ -138,9 +139,9 @@ def test_unknown_capability_is_named_beside_the_known_ones() -> None:
         (["PATH=/bin", "NVIDIA_DRIVER_CAPABILITIES=nonsense"], Void()),
         (["NVIDIA_VISIBLE_DEVICES="], Void("NVIDIA_VISIBLE_DEVICES=")),
         (["NVIDIA_VISIBLE_DEVICES"], Void("NVIDIA_VISIBLE_DEVICES=")),
-        (["CUDA_VERSION=8.0"], AllDevices(CAPABILITIES, "legacy image: CUDA_VERSION is set")),
+        (["CUDA_VERSION=8.0"], LEGACY),
         (["CUDA_VERSION=8.0", "NVIDIA_REQUIRE_CUDA=cuda>=8.0"], Void()),
-        (["CUDA_VERSION=8.0", "NVIDIA_REQUIRE_CUDA="], AllDevices(CAPABILITIES, "legacy image: CUDA_VERSION is set")),
+        (["CUDA_VERSION=8.0", "NVIDIA_REQUIRE_CUDA="], LEGACY),
         (["CUDA_VERSION="], Void()),
         (["CUDA_VERSION=8.0", "NVIDIA_VISIBLE_DEVICES=void"], Void("NVIDIA_VISIBLE_DEVICES=void")),
         (
@@ -155,7 +156,10 @@ def test_unknown_capability_is_named_beside_the_known_ones() -> None:
             ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=1"],
             NamedDevices((GpuIndex(1),), DEFAULT_CAPABILITIES, "NVIDIA_VISIBLE_DEVICES=1"),
         ),
-        (["NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_VISIBLE_DEVICES=void"], Void("NVIDIA_VISIBLE_DEVICES=void")),
+        (
+            ["NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_VISIBLE_DEVICES=void"],
+            Void("NVIDIA_VISIBLE_DEVICES=void"),
+        ),
     ],
 )  # fmt: skip
 def test_environment_makes_the_request(environment: list[str], request_: object) -> None:
@@ -170,8 +174,16 @@ def test_only_a_request_for_nothing_wants_no_injection() -> None:
 
 @pytest.mark.parametrize(
     "spec",
-    [{}, {"process": None}, {"process": []}, {"process": {"env": "A=1"}}, {"process": {"env": [1]}}, [], None],
-)  # fmt: skip
+    [
+        {},
+        [],
+        None,
+        {"process": None},
+        {"process": []},
+        {"process": {"env": "A=1"}},
+        {"process": {"env": [1]}},
+    ],
+)
 def test_misshapen_spec_is_a_typed_error(spec: Any) -> None:
     with pytest.raises(MalformedSpec):
         read_request(spec)
@@ -182,9 +194,16 @@ def test_process_without_environment_asks_for_nothing() -> None:
     assert read_request({"process": {"env": None}}) == Void()
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=4),
-                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
-                        st.sampled_from(["process", "env", "x"]), inner, max_size=3), max_leaves=8))  # fmt: skip
+KEYS = st.sampled_from(["process", "env", "x"])
+LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=4)
+JSON = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(JSON)
 @settings(max_examples=200, deadline=None)
 def test_any_json_for_a_spec_gives_a_request_or_a_typed_error(spec: Any) -> None:
     try:

@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from hooks.witness import Witness, still_true
+from tests.unit.hooks.fake_node import put_link
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -64,9 +68,8 @@ def test_root_of_the_host_is_a_root_like_another(root: Path) -> None:
 CHANGES: dict[str, Callable[[Path], object]] = {
     "the file is rewritten": lambda root: (root / "usr/lib/real/libx.so.1").write_text("xx"),
     "the file is removed": lambda root: (root / "usr/lib/real/libx.so.1").unlink(),
-    "the alternative is switched": lambda root: (
-        (root / "etc/alternatives/nvidia").unlink(),
-        (root / "etc/alternatives/nvidia").symlink_to("/usr/lib"),
+    "the alternative is switched": lambda root: put_link(
+        root / "etc/alternatives/nvidia", "/usr/lib"
     ),
     "the missing file appears": lambda root: (root / "usr/bin").mkdir(),
     "the directory gets a file": lambda root: (root / "usr/lib/real/liby.so").write_text(""),

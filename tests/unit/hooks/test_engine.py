@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from api.errors import NvshimError
+from hooks import engine
+from hooks.errors import DeviceConflict, DriverNotFound, MalformedSpec, UnknownDevice
+from tests.unit.hooks.fake_node import VERSION, nvml_gpu
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.unit.hooks.fake_node import Elves, Node
+
+HOME = "usr/lib/x86_64-linux-gnu"
+
+
+@pytest.fixture
+def rootfs(tmp_path: Path, elves: Elves) -> Path:
+    """An image like Debian's, with nothing but its loader and C library."""
+    rootfs = tmp_path / "rootfs"
+    elves.write(rootfs / "usr/lib64/ld-linux-x86-64.so.2", "ld-linux-x86-64.so.2")
+    elves.write(rootfs / HOME / "libc.so.6", "libc.so.6")
+    (rootfs / "lib64").symlink_to("usr/lib64")
+    (rootfs / "lib").symlink_to("usr/lib")
+    (rootfs / "etc").mkdir()
+    return rootfs
+
+
+@pytest.fixture
+def read_only(rootfs: Path) -> Iterator[Path]:
+    subprocess.run(["mount", "--bind", "-o", "ro", str(rootfs), str(rootfs)], check=True)
+    yield rootfs
+    subprocess.run(["umount", str(rootfs)], check=True)
+
+
+def spec_with(*environment: str) -> dict[str, Any]:
+    return {
+        "ociVersion": "1.0.2",
+        "process": {
+            "args": ["true"],
+            "env": ["PATH=/bin", *environment],
+            "user": {"uid": 0, "gid": 0},
+        },
+        "mounts": [
+            {"destination": "/proc", "type": "proc", "source": "proc"},
+            {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
+            {"destination": "/run", "type": "tmpfs", "source": "tmpfs"},
+        ],
+        "linux": {"resources": {"devices": [{"allow": False, "access": "rwm"}]}},
+    }
+
+
+def injected(node: Node, rootfs: Path, spec: dict[str, Any]) -> engine.Injection:
+    request = engine.read_request(spec)
+    inventory = engine.load_inventory(node.config)
+    if inventory is None:
+        told = json.dumps({"driver": VERSION, "gpus": [nvml_gpu(0), nvml_gpu(1)]}).encode()
+        inventory = engine.take_inventory(node.config, told)
+    before = copy.deepcopy(spec)
+    try:
+        return engine.inject(
+            spec,
+            request,
+            inventory,
+            rootfs=str(rootfs),
+            staging=str(node.base / "staging"),
+            config=node.config,
+        )
+    finally:
+        assert spec == before
+
+
+def tree(directory: Path) -> dict[str, tuple[int, Any]]:
+    seen = {}
+    for path in sorted(directory.rglob("*")):
+        content = os.readlink(path) if path.is_symlink() else path.is_file() and path.read_bytes()
+        seen[str(path)] = (path.lstat().st_mode, content)
+    return seen
+
+
+def test_container_gets_its_gpu_and_the_drivers_libraries(node: Node, rootfs: Path) -> None:
+    done = injected(node, rootfs, spec_with("NVIDIA_VISIBLE_DEVICES=1"))
+    devices = {d["path"] for d in done.spec["linux"]["devices"]}
+    assert devices == {"/dev/nvidiactl", "/dev/nvidia1", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}
+    assert len(done.spec["linux"]["resources"]["devices"]) == 1 + len(devices)
+    mounted = {m["destination"]: m["source"] for m in done.spec["mounts"]}
+    cuda = f"/{HOME}/libcuda.so.{VERSION}"
+    assert mounted[cuda] == f"{node.driver}{cuda}"
+    assert os.readlink(rootfs / HOME / "libcuda.so.1") == f"libcuda.so.{VERSION}"
+    assert b"libcuda.so.1\0" in (rootfs / "etc/ld.so.cache").read_bytes()
+    assert "NVIDIA_VISIBLE_DEVICES=1" in done.spec["process"]["env"]
+    assert "hooks" not in done.spec
+
+
+def test_glibcs_ldconfig_reads_the_same_libraries(node: Node, rootfs: Path) -> None:
+    injected(node, rootfs, spec_with("NVIDIA_VISIBLE_DEVICES=all"))
+    command = ["ldconfig", "-p", "-C", str(rootfs / "etc/ld.so.cache")]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    for name in ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"):
+        assert f"\t{name} (libc6,x86-64) => /{HOME}/" in listed
+
+
+def test_container_that_asks_for_nothing_is_left_alone(node: Node, rootfs: Path) -> None:
+    before = tree(rootfs)
+    spec = spec_with("NVIDIA_VISIBLE_DEVICES=void")
+    assert injected(node, rootfs, spec) == engine.Injection(spec, {})
+    assert tree(rootfs) == before
+
+
+def test_second_injection_changes_nothing(node: Node, rootfs: Path) -> None:
+    first = injected(node, rootfs, spec_with("NVIDIA_VISIBLE_DEVICES=all"))
+    before = tree(rootfs)
+    assert injected(node, rootfs, first.spec).spec == first.spec
+    assert tree(rootfs) == before
+
+
+def test_record_tells_request_grant_edits_and_what_is_missing(node: Node, rootfs: Path) -> None:
+    record = injected(node, rootfs, spec_with("NVIDIA_VISIBLE_DEVICES=0")).record
+    assert json.loads(json.dumps(record)) == record
+    assert record["request"]["devices"] == ["0"]
+    assert record["request"]["source"] == "NVIDIA_VISIBLE_DEVICES=0"
+    assert [gpu["index"] for gpu in record["grant"]["gpus"]] == [0]
+    assert record["node"]["driver"] == VERSION
+    assert record["image"]["loaders"][0]["directory"] == f"/{HOME}"
+    assert {d["reason"].split()[0] for d in record["edits"]["devices"]} == {"control", "GPU"}
+    assert "nvidia-smi" in {missing["what"] for missing in record["missing"]}
+    assert f"/{HOME}/libcuda.so.1" in record["written"]
+    assert set(record["milliseconds"]) == {"grant", "layout", "plan", "check", "place", "apply"}
+
+
+def test_exec_gets_what_init_got(node: Node, rootfs: Path) -> None:
+    node.add_gpu(2, "0000:00:01.0", drm=True)
+    environment = ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all")
+    done = injected(node, rootfs, spec_with(*environment))
+    process = {"args": ["sh"], "env": ["PATH=/bin"], "user": {"uid": 5, "gid": 5}, "cwd": "/"}
+    edited = engine.apply_to_process(process, json.loads(json.dumps(done.record)))
+    assert f"NVIDIA_CTK_LIBCUDA_DIR=/{HOME}" in edited["env"]
+    assert f"NVIDIA_CTK_LIBCUDA_DIR=/{HOME}" in done.spec["process"]["env"]
+    assert edited["user"] == {"uid": 5, "gid": 5, "additionalGids": [44]}
+    assert done.spec["process"]["user"]["additionalGids"] == [44]
+    assert {name: edited[name] for name in ("args", "cwd")} == {"args": ["sh"], "cwd": "/"}
+
+
+@pytest.mark.parametrize("record", [{}, {"process": 3}, {"process": {"environment": [1]}}])
+def test_exec_with_a_damaged_record_is_a_typed_error(record: dict[str, Any]) -> None:
+    with pytest.raises(MalformedSpec):
+        engine.apply_to_process({}, record)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda s: s["process"]["env"].append("NVIDIA_VISIBLE_DEVICES=9"), UnknownDevice),
+        (lambda s: s.update(mounts="none"), MalformedSpec),
+        (lambda s: s["mounts"].append(3), MalformedSpec),
+        (lambda s: s["mounts"].append({"source": "/x"}), MalformedSpec),
+        (lambda s: s["linux"].update(devices=3), MalformedSpec),
+        (
+            lambda s: s["linux"].update(
+                devices=[{"path": "/dev/nvidia0", "type": "c", "major": 1, "minor": 3}]
+            ),
+            DeviceConflict,
+        ),
+    ],
+)
+def test_what_fails_leaves_nothing_behind(
+    node: Node, rootfs: Path, change: Any, error: type[NvshimError]
+) -> None:
+    before = tree(rootfs)
+    spec = spec_with("NVIDIA_VISIBLE_DEVICES=0")
+    change(spec)
+    with pytest.raises(error):
+        injected(node, rootfs, spec)
+    assert tree(rootfs) == before
+    assert not (node.base / "staging").exists()
+
+
+def test_missing_rootfs_is_a_typed_error(node: Node) -> None:
+    with pytest.raises(NvshimError, match="NVSHIM-E03"):
+        injected(node, node.base / "nowhere", spec_with("NVIDIA_VISIBLE_DEVICES=0"))
+
+
+def test_read_only_rootfs_gets_everything_from_staging(node: Node, read_only: Path) -> None:
+    before = tree(read_only)
+    environment = ("NVIDIA_VISIBLE_DEVICES=0", "LD_LIBRARY_PATH=/old", "LD_LIBRARY_PATH=/mine")
+    done = injected(node, read_only, spec_with(*environment))
+    assert tree(read_only) == before
+    sources = [m["source"] for m in done.spec["mounts"][3:]]
+    staging = str(node.base / "staging")
+    assert any(source.startswith(staging) for source in sources)
+    assert any(source.startswith(str(node.driver)) for source in sources)
+    search = [e for e in done.spec["process"]["env"] if e.startswith("LD_LIBRARY_PATH=")][-1]
+    assert search.startswith("LD_LIBRARY_PATH=/mine:")
+    assert search in engine.apply_to_process({}, done.record)["env"]
+
+
+def test_probe_on_a_node_without_driver_says_so(bare_node: Node) -> None:
+    with pytest.raises(DriverNotFound):
+        engine.probe_command(bare_node.config)

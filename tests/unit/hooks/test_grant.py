@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hooks.errors import (
+    DeviceNodeMissing,
+    MigModeGpu,
+    MigUnknown,
+    NoGpus,
+    UnknownDevice,
+)
+from hooks.grant import Grant, decide
+from hooks.inventory import Inventory, take_inventory
+from hooks.request import DEFAULT_CAPABILITIES, NoDevices, read_request
+from tests.unit.hooks.fake_node import VERSION, nvml_gpu, nvml_mig, uuid_of
+
+if TYPE_CHECKING:
+    from api.errors import NvshimError
+    from tests.unit.hooks.fake_node import Node
+
+
+@pytest.fixture
+def mixed(node: Node) -> Node:
+    """GPU 0 whole, GPU 1 with two MIG devices, GPU 2 in MIG mode with none."""
+    node.add_gpu(2)
+    node.add_mig(1, 1, 0, (12, 13))
+    node.add_mig(1, 2, 0, (21, 22))
+    return node
+
+
+def taken(node: Node) -> Inventory:
+    first, second = nvml_mig(0, 1, 0), nvml_mig(1, 2, 0)
+    gpus = [nvml_gpu(0), nvml_gpu(1, mig=True, mig_devices=[first, second]), nvml_gpu(2, mig=True)]
+    return take_inventory(node.config, json.dumps({"driver": VERSION, "gpus": gpus}).encode())
+
+
+def granted(inventory: Inventory, devices: str) -> Grant:
+    request: Any = read_request({"process": {"env": [f"NVIDIA_VISIBLE_DEVICES={devices}"]}})
+    return decide(request, inventory)
+
+
+def names(grant: Grant) -> list[str]:
+    return [str(g.index) for g in grant.gpus] + [f"{d.gpu}:{d.index}" for d in grant.mig_devices]
+
+
+@pytest.mark.parametrize(
+    ("devices", "gets"),
+    [
+        ("none", []),
+        ("all", ["0", "1:0", "1:1"]),
+        ("0", ["0"]),
+        (uuid_of(0), ["0"]),
+        (f"{uuid_of(0).upper()},0", ["0"]),
+        ("1:1", ["1:1"]),
+        ("1:1,1:0", ["1:1", "1:0"]),
+        (f"{uuid_of(0x110, 'MIG')},0", ["0", "1:0"]),
+        (f"{uuid_of(0x110, 'MIG')},1:0", ["1:0"]),
+    ],
+)
+def test_request_gets(mixed: Node, devices: str, gets: list[str]) -> None:
+    assert names(granted(taken(mixed), devices)) == gets
+
+
+@pytest.mark.parametrize(
+    ("devices", "error", "says"),
+    [
+        ("7", UnknownDevice, "0, 1, 2"),
+        (uuid_of(9), UnknownDevice, uuid_of(2)),
+        ("1:5", UnknownDevice, "1:0, 1:1"),
+        ("0:0", UnknownDevice, "none"),
+        ("9:0", UnknownDevice, "3 GPUs"),
+        (uuid_of(9, "MIG"), UnknownDevice, uuid_of(0x110, "MIG")),
+        ("0,7", UnknownDevice, "GPU 7"),
+        ("1", MigModeGpu, "1:0, 1:1"),
+        (uuid_of(1), MigModeGpu, "1:0, 1:1"),
+        ("2", MigModeGpu, "turn MIG mode off"),
+    ],
+)
+def test_request_that_cannot_be_met_says_what_could_be(
+    mixed: Node, devices: str, error: type[NvshimError], says: str
+) -> None:
+    with pytest.raises(error) as caught:
+        granted(taken(mixed), devices)
+    assert says in str(caught.value)
+
+
+def test_gpu_in_mig_mode_without_devices_is_noted(mixed: Node) -> None:
+    assert "GPU 2" in granted(taken(mixed), "all").notes[0]
+
+
+@pytest.mark.parametrize("node_name", ["nvidia0", "nvidiactl"])
+def test_named_gpu_without_its_nodes_is_an_error(mixed: Node, node_name: str) -> None:
+    (mixed.dev / node_name).unlink()
+    with pytest.raises(DeviceNodeMissing, match=node_name):
+        granted(taken(mixed), "0")
+
+
+@pytest.mark.parametrize(
+    "node_name", ["nvidia1", "nvidia-caps/nvidia-cap12", "nvidia-caps/nvidia-cap13"]
+)
+def test_mig_device_needs_its_gpus_node_and_both_capabilities(mixed: Node, node_name: str) -> None:
+    (mixed.dev / node_name).unlink()
+    with pytest.raises(DeviceNodeMissing, match=node_name):
+        granted(taken(mixed), "1:0")
+
+
+def test_mig_device_whose_capabilities_the_kernel_does_not_list_is_an_error(mixed: Node) -> None:
+    (mixed.proc / "driver/nvidia-caps/mig-minors").unlink()
+    with pytest.raises(DeviceNodeMissing, match="mig-minors"):
+        granted(taken(mixed), "1:0")
+
+
+def test_all_leaves_out_what_has_no_node_and_notes_it(mixed: Node) -> None:
+    (mixed.dev / "nvidia0").unlink()
+    (mixed.dev / "nvidia-caps/nvidia-cap13").unlink()
+    grant = granted(taken(mixed), "all")
+    assert names(grant) == ["1:1"]
+    assert any("nvidia0" in note for note in grant.notes)
+    assert any("nvidia-cap13" in note for note in grant.notes)
+
+
+def test_all_of_nothing_is_an_error(bare_node: Node) -> None:
+    bare_node.add_kernel()
+    bare_node.add_driver()
+    with pytest.raises(NoGpus, match="has no GPU"):
+        granted(take_inventory(bare_node.config, None), "all")
+
+
+def test_all_of_gpus_without_nodes_is_an_error(node: Node) -> None:
+    for name in ("nvidia0", "nvidia1"):
+        (node.dev / name).unlink()
+    with pytest.raises(DeviceNodeMissing, match="nvidia1"):
+        granted(take_inventory(node.config, None), "all")
+
+
+def test_mig_device_is_unknown_and_not_absent_when_nvml_failed(mixed: Node) -> None:
+    inventory = take_inventory(mixed.config, b'{"error": "GPU is lost"}')
+    with pytest.raises(MigUnknown, match="GPU is lost"):
+        granted(inventory, "1:0")
+    with pytest.raises(MigModeGpu, match="GPU is lost"):
+        granted(inventory, "1")
+    assert names(granted(inventory, "0")) == ["0"]
+    assert "GPU is lost" in granted(inventory, "all").notes[0]
+
+
+def test_none_needs_no_gpu_but_a_loaded_module(bare_node: Node) -> None:
+    bare_node.add_kernel()
+    bare_node.add_driver()
+    inventory = take_inventory(bare_node.config, None)
+    assert decide(NoDevices(DEFAULT_CAPABILITIES), inventory) == Grant(DEFAULT_CAPABILITIES)
+    (bare_node.proc / "devices").unlink()
+    with pytest.raises(DeviceNodeMissing, match="not loaded"):
+        decide(NoDevices(DEFAULT_CAPABILITIES), take_inventory(bare_node.config, None))

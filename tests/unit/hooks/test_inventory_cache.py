@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hooks import inventory as inventories
+from hooks.errors import DriverNotFound
+from hooks.inventory import Inventory, load_inventory, take_inventory
+from tests.unit.hooks.fake_node import (
+    MULTIARCH,
+    VERSION,
+    nvml_gpu,
+    nvml_mig,
+    put_directory,
+    put_fifo,
+    put_link,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.unit.hooks.fake_node import Node
+
+
+def answer(node: Node, *gpus: dict[str, Any], driver: str = VERSION) -> bytes:
+    return json.dumps({"driver": driver, "gpus": gpus}).encode()
+
+
+def take(node: Node) -> Inventory:
+    return take_inventory(node.config, answer(node, nvml_gpu(0), nvml_gpu(1)))
+
+
+def kept(node: Node) -> Path:
+    return Path(node.config.state) / "inventory.json"
+
+
+def test_inventory_that_was_kept_is_the_one_that_was_taken(node: Node) -> None:
+    node.write(node.driver / "usr/bin/nvidia-smi", "x")
+    node.add_mig(1, 1, 0, (12, 13))
+    mig = nvml_gpu(1, mig=True, mig_devices=[nvml_mig(0, 1, 0)])
+    taken = take_inventory(node.config, answer(node, nvml_gpu(0), mig))
+    assert taken.mig_devices
+    assert taken.nvml_failure == ""
+    assert load_inventory(node.config) == taken
+
+
+def test_nothing_is_loaded_before_something_was_kept(node: Node) -> None:
+    assert load_inventory(node.config) is None
+
+
+def test_only_root_can_read_or_write_what_is_kept(node: Node) -> None:
+    old = os.umask(0)
+    try:
+        take(node)
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(kept(node).stat().st_mode) == 0o600
+    assert stat.S_IMODE(kept(node).parent.stat().st_mode) == 0o700
+    assert os.listdir(node.config.state) == ["inventory.json"]
+
+
+def replace_library(node: Node) -> None:
+    path = node.driver / MULTIARCH / f"libcuda.so.{VERSION}"
+    other = path.with_suffix(".new")
+    other.write_bytes(path.read_bytes())
+    other.rename(path)
+
+
+STALE: dict[str, Callable[[Node], object]] = {
+    "another boot": lambda n: n.write(n.proc / "sys/kernel/random/boot_id", "second-boot\n"),
+    "another module": lambda n: n.add_kernel_version("550.54.14"),
+    "library replaced": replace_library,
+    "library added": lambda n: n.add_library(f"libnvcuvid.so.{VERSION}", "libnvcuvid.so.1"),
+    "library removed": lambda n: (n.driver / MULTIARCH / f"libnvidia-ml.so.{VERSION}").unlink(),
+    "library touched": lambda n: os.utime(n.driver / MULTIARCH / f"libcuda.so.{VERSION}", (1, 1)),
+    "program added": lambda n: n.write(n.driver / "usr/sbin/nvidia-smi", "x"),
+    "configuration added": lambda n: n.write(n.driver / "etc/OpenCL/vendors/nvidia.icd", "x"),
+    "firmware added": lambda n: n.write(n.driver / f"lib/firmware/nvidia/{VERSION}/gsp.bin", "x"),
+    "GPU added": lambda n: n.add_gpu(2),
+    "GPU replaced": lambda n: n.write(
+        n.proc / "driver/nvidia/gpus/0000:10:00.0/information", "GPU UUID: GPU-9\nDevice Minor: 0\n"
+    ),
+    "MIG device made": lambda n: n.add_mig(0, 1, 0, (12, 13)),
+    "DRM node added": lambda n: n.write(n.sys / "bus/pci/devices/0000:10:00.0/drm/card0/dev"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", STALE)
+def test_inventory_is_stale_after(node: Node, change: str) -> None:
+    take(node)
+    assert load_inventory(node.config) is not None
+    STALE[change](node)
+    assert load_inventory(node.config) is None
+
+
+def test_compute_instance_made_in_a_known_gpu_instance_is_noticed(node: Node) -> None:
+    node.add_mig(0, 1, 0, (12, 13))
+    take(node)
+    assert load_inventory(node.config) is not None
+    node.add_mig(0, 1, 1, (12, 14))
+    assert load_inventory(node.config) is None
+
+
+def test_uses_of_a_gpu_do_not_make_it_stale(node: Node) -> None:
+    take(node)
+    file = node.proc / "driver/nvidia/gpus/0000:10:00.0/information"
+    file.write_text(file.read_text().replace("IRQ:   \t\t 30", "IRQ:   \t\t 99"))
+    assert load_inventory(node.config) is not None
+
+
+def test_inventory_of_another_configuration_is_stale(node: Node) -> None:
+    take(node)
+    assert load_inventory(replace(node.config, dev="/dev")) is None
+    assert load_inventory(replace(node.config, nvml_timeout=1.0)) is None
+
+
+def test_nodes_and_sockets_are_those_of_now(node: Node) -> None:
+    (node.dev / "nvidia-uvm").unlink()
+    assert "/dev/nvidia-uvm" in take(node).nodes.faults
+    node.add_node("nvidia-uvm", 508, 0)
+    (node.driver / "tmp/nvidia-mps").mkdir(parents=True)
+    loaded = load_inventory(node.config)
+    assert loaded is not None
+    assert "/dev/nvidia-uvm" in loaded.nodes.usable
+    assert "/tmp/nvidia-mps" in loaded.sockets
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "empty": lambda f: f.write_bytes(b""),
+    "torn": lambda f: f.write_bytes(f.read_bytes()[:-9]),
+    "no JSON": lambda f: f.write_bytes(b"\xff\x00"),
+    "a list": lambda f: f.write_bytes(b"[]"),
+    "deeply nested": lambda f: f.write_bytes(b"[" * 100000),
+    "of another format": lambda f: f.write_text(f.read_text().replace('"format":1', '"format":0')),
+    "without a key": lambda f: f.write_text(f.read_text().replace('"gpus"', '"gups"')),
+    "with a key too many": lambda f: f.write_text(f.read_text().replace('"minor"', '"minors"')),
+    "of an unknown architecture": lambda f: f.write_text(f.read_text().replace("x86_64", "z80")),
+    "somebody else's": lambda f: os.chown(f, 1000, 1000),
+    "writable for others": lambda f: f.chmod(0o666),
+    "in a directory writable for others": lambda f: f.parent.chmod(0o777),
+    "in somebody else's directory": lambda f: os.chown(f.parent, 1000, 1000),
+    "a link": lambda f: put_link(f, str(f.rename(f.with_name("other")))),
+    "a directory": put_directory,
+    "a fifo": put_fifo,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_file_is_stale_and_no_error_if_it_is(node: Node, damage: str) -> None:
+    take(node)
+    assert load_inventory(node.config) is not None
+    DAMAGE[damage](kept(node))
+    assert load_inventory(node.config) is None
+
+
+@given(st.data())
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_byte_of_the_file_may_be_wrong(node: Node, data: st.DataObject) -> None:
+    if not kept(node).exists():
+        take(node)
+        (node.base / "good").write_bytes(kept(node).read_bytes())
+    content = bytearray((node.base / "good").read_bytes())
+    where = data.draw(st.integers(0, len(content) - 1))
+    content[where] = data.draw(st.integers(0, 255))
+    kept(node).write_bytes(content)
+    load_inventory(node.config)
+
+
+def test_damaged_file_is_replaced_and_a_link_is_not_followed(node: Node, tmp_path: Path) -> None:
+    victim = node.write(tmp_path / "victim", "precious")
+    Path(node.config.state).mkdir(mode=0o700)
+    kept(node).symlink_to(victim)
+    take(node)
+    assert victim.read_text() == "precious"
+    assert not kept(node).is_symlink()
+    assert load_inventory(node.config) is not None
+
+
+@pytest.mark.parametrize(
+    "obstacle",
+    [
+        lambda state: state.symlink_to("/tmp"),
+        lambda state: state.write_text("a file"),
+        lambda state: (state.mkdir(), state.chmod(0o777)),
+        lambda state: (state.mkdir(mode=0o700), (state / "inventory.json").mkdir()),
+    ],
+)
+def test_inventory_that_cannot_be_kept_is_as_good_and_says_so(node: Node, obstacle: Any) -> None:
+    obstacle(Path(node.config.state))
+    taken = take(node)
+    assert len(taken.gpus) == 2
+    assert "not kept" in taken.notes[-1]
+    assert load_inventory(node.config) is None
+
+
+def test_failed_nvml_is_asked_again_after_a_while_and_not_at_once(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = take_inventory(node.config, None)
+    assert len(taken.gpus) == 2
+    assert taken.nvml_failure
+    assert load_inventory(node.config) == taken
+    later = inventories._now() + inventories.RETRY_AFTER + 1
+    monkeypatch.setattr(inventories, "_now", lambda: later)
+    assert load_inventory(node.config) is None
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        (None, "in time"),
+        (b"", "nothing"),
+        (b"garbage", "no JSON"),
+        (b'{"error": "Driver Not Loaded"}', "Driver Not Loaded"),
+        (b'{"driver": "550.54.14", "gpus": []}', "550.54.14"),
+    ],
+)
+def test_gpus_are_known_without_nvml_and_its_failure_is_kept(
+    node: Node, told: bytes | None, why: str
+) -> None:
+    taken = take_inventory(node.config, told)
+    assert [gpu.index for gpu in taken.gpus] == [0, 1]
+    assert why in taken.nvml_failure
+
+
+def test_node_without_driver_is_an_error_and_leaves_no_file(bare_node: Node) -> None:
+    bare_node.add_kernel()
+    with pytest.raises(DriverNotFound):
+        take_inventory(bare_node.config, None)
+    assert not kept(bare_node).exists()
