@@ -20,6 +20,7 @@ import fcntl
 import os
 import stat
 
+from shim import bundle
 from shim.errors import SocketDirectoryUnusable, SocketUnavailable
 
 TYPE_CHECKING = False
@@ -97,7 +98,7 @@ def listen(path: str) -> int | None:
                     raise
             if is_alive(path):
                 return None
-            os.unlink(path)
+            bundle.remove(path)
             return _bind(path)
     except OSError as error:
         raise SocketUnavailable(
@@ -112,16 +113,15 @@ def is_alive(path: str) -> bool:
         path: where.
 
     Returns:
-        True also if the listener is too busy to take a connection now: it lives.
+        False only if the kernel says that nobody does. A listener that is too busy to take a
+        connection now lives.
     """
     probe = _unix_socket()
     try:
         probe.settimeout(_PROBE_SECONDS)
         probe.connect(path)
-    except TimeoutError:
-        return True
     except OSError as error:
-        return error.errno == errno.EAGAIN  # its backlog is full
+        return error.errno not in (errno.ECONNREFUSED, errno.ENOENT)
     finally:
         probe.close()
     return True
