@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 SOCKETS: Final = "/run/containerd/s"
 # Where the runc family keeps its state unless told otherwise, one directory for a namespace.
 RUNTIME_STATE: Final = "/run/containerd/runc"
-# Where ctr makes the fifos of a container unless told otherwise.
-FIFOS: Final = "/run/containerd/fifo"
 
 _TASKS: Final = "io.containerd.runtime.v2.task"
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
@@ -165,16 +163,11 @@ def sockets(marks: Marks) -> set[Trace]:
 
 
 def fifos(marks: Marks) -> set[Trace]:
-    """Fifos below the directory, and those that ctr made elsewhere for a name that was used."""
-    ends = ("-stdin", "-stdout", "-stderr")
+    """Fifos that a client was told to make below the directory."""
     found = set()
-    for top in (os.path.join(marks.directory, "fifo"), FIFOS):
-        for directory, _, names in os.walk(top):
-            for name in names:
-                path = os.path.join(directory, name)
-                ours = top != FIFOS or any(name == n + end for n in marks.names for end in ends)
-                if ours and _is_fifo(path):
-                    found.add(Trace("fifo", path))
+    for directory, _, names in os.walk(os.path.join(marks.directory, "fifo")):
+        paths = (os.path.join(directory, name) for name in names)
+        found |= {Trace("fifo", path) for path in paths if _is_fifo(path)}
     return found
 
 

@@ -7,14 +7,32 @@ import signal
 import subprocess
 from typing import TYPE_CHECKING
 
+import pytest
+
+from integration import traces
 from tests.harness.events import Recorder
-from tests.harness.runtime import is_alive, new_name
+from tests.harness.runtime import is_alive, new_name, remove_fifos
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from integration.containerd import PrivateContainerd
     from tests.harness.runtime import Container, Runtime
 
 GROUP = "io.containerd.runc.v2.group"
+
+
+@pytest.fixture(autouse=True)
+def _what_others_leave(containerd: PrivateContainerd, runtime: Runtime) -> Iterator[None]:
+    """Remove what is not to be blamed on the shim that was killed."""
+    yield
+    runtime.close()
+    remove_fifos(containerd)
+    if not runtime.is_ours:
+        # containerd's own shim does not remove the socket of a killed one.
+        for trace in traces.sockets(containerd.marks):
+            os.unlink(trace.name)
 
 
 def _kill_shim(runtime: Runtime) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
-from integration import traces
-from tests.harness.runtime import is_alive
+from tests.harness.runtime import is_alive, remove_fifos
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
@@ -98,10 +94,7 @@ def test_attached_client_may_die_and_the_container_goes_on_writing(runtime: Runt
     runtime.containerd.restart()
     _stays_running(container)
     container.remove()
-    # The client that would have removed its fifos is dead; that is not the shim's to repair.
-    for trace in traces.fifos(runtime.containerd.marks):
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(os.path.dirname(trace.name))
+    remove_fifos(runtime.containerd)
 
 
 def _stays_running(container: Container) -> None:

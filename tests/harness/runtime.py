@@ -10,9 +10,11 @@ import itertools
 import json
 import os
 import re
+import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from integration import traces
 from integration.images import BUSYBOX
 from tests.harness.waiting import eventually
 
@@ -265,6 +267,17 @@ class Runtime:
         """Remove every container that the test started and did not remove."""
         while self._containers:
             self._containers.pop().remove()
+
+
+def remove_fifos(containerd: PrivateContainerd) -> None:
+    """Remove the fifos of clients that could not do it themselves.
+
+    A client makes them, and removes them when it deletes the task. It cannot if it was killed,
+    or if containerd's clean-up after a killed shim has deleted the task before. No shim can
+    repair that.
+    """
+    for trace in traces.fifos(containerd.marks):
+        shutil.rmtree(os.path.dirname(trace.name), ignore_errors=True)
 
 
 def is_alive(pid: int) -> bool:
