@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+from traceback import format_exception
 from typing import TYPE_CHECKING
 
 import anyio
@@ -174,6 +175,8 @@ class Server:
             session.drain()
         try:
             await session.run()
+        except Exception as error:  # noqa: BLE001 - a bug that one client meets is not for all to pay
+            self._log("a connection failed", {"traceback": "".join(format_exception(error))})
         finally:
             self._sessions.discard(session)
 

@@ -166,8 +166,7 @@ def serve(tmp_path: Path, descriptor: ServiceDescriptor) -> Callable[..., Any]:
             listener.listen()
             server = Server(
                 [Service(descriptor, {name: counted(h) for name, h in handlers.items()})],
-                log=lambda event, fields: log.append((event, fields)),
-                **options,
+                **{"log": lambda event, fields: log.append((event, fields)), **options},
             )
             served = Served(path, server, log)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import socket
 import time
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -15,6 +18,7 @@ from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 from api.errors import NvshimError, Status
 from api.proto import ttrpc_pb2
 from api.ttrpc import (
+    Client,
     ConnectFailed,
     ConnectionClosed,
     Context,
@@ -623,6 +627,73 @@ async def test_many_connections_leave_nothing_behind(serve: Any, service: str, u
                 await _say(client, service)
         await until(lambda: len(os.listdir("/proc/self/fd")) == before)
         assert not served.server._sessions
+
+
+async def test_hostile_bytes_disturb_nobody_else(serve: Any, service: str) -> None:
+    random = Random(20)
+    async with serve({"Say": echo}) as served, connect(served.path) as client:
+        for _ in range(100):
+            async with served.raw() as raw:
+                for _ in range(random.randrange(5)):
+                    kind = random.randrange(3)
+                    if kind == 0:
+                        await raw.send(random.randbytes(random.randrange(1, 300)))
+                    elif kind == 1:
+                        await raw.request(random.randrange(9), random.choice(("Say", "Oh")))
+                    else:
+                        data = random.randbytes(random.randrange(20))
+                        await raw.send(
+                            encode(
+                                random.randrange(9), random.randrange(5), random.randrange(9), data
+                            )
+                        )
+            assert await _say(client, service) == "hi"
+        assert {event for event, _ in served.log} <= {"a client broke off"}
+
+
+async def test_a_lack_of_file_descriptors_passes(serve: Any, service: str, until: Any) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with serve({"Say": echo}) as served:
+        with socket.socket(socket.AF_UNIX) as late, contextlib.ExitStack() as restored:
+            late.setblocking(False)
+            top = max(map(int, os.listdir("/proc/self/fd"))) + 1
+            resource.setrlimit(resource.RLIMIT_NOFILE, (top, hard))
+            restored.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+            with contextlib.suppress(OSError):
+                while True:
+                    restored.callback(os.close, os.dup(0))
+            late.connect(served.path)
+            await until(lambda: "cannot accept a connection now" in [e for e, _ in served.log])
+            restored.close()
+            async with anyio.create_task_group() as tasks:
+                client = Client(late, tasks)
+                with anyio.fail_after(2):
+                    assert await _say(client, service) == "hi"
+                client.close()
+
+
+async def test_a_bug_that_one_connection_meets_is_not_for_all_to_pay(
+    serve: Any, service: str
+) -> None:
+    told: list[str] = []
+
+    def log(event: str, fields: Any) -> None:
+        told.append(event)
+        if event == "a handler failed":
+            raise RuntimeError("the log is full")
+
+    async def fail(_: Context, request: StringValue) -> StringValue:
+        raise ValueError
+
+    async with (
+        serve({"Say": echo, "Other": fail}, log=log) as served,
+        connect(served.path) as client,
+        connect(served.path) as unlucky,
+    ):
+        with anyio.fail_after(2), pytest.raises(ConnectionClosed):
+            await unlucky.call(service, "Other", StringValue(), StringValue)
+        assert await _say(client, service) == "hi"
+        assert told == ["a handler failed", "a connection failed"]
 
 
 async def test_a_deadline_is_not_for_what_comes_in_time(serve: Any, service: str) -> None:

@@ -1,0 +1,168 @@
+"""Names and numbers on the wire, against a table written down from containerd's own API."""
+
+from __future__ import annotations
+
+import pytest
+from google.protobuf import descriptor_pool
+from google.protobuf.descriptor import FieldDescriptor
+
+from api.proto import (  # noqa: F401 - importing them registers the messages
+    bootstrap_pb2,
+    events_pb2,
+    events_service_pb2,
+    runc_options_pb2,
+    runtimeoptions_pb2,
+    task_pb2,
+    task_types_pb2,
+    ttrpc_pb2,
+    types_pb2,
+)
+
+POOL = descriptor_pool.Default()
+
+# Message: "name number" of its fields; all of them, so that one too many is found as well.
+FIELDS = {
+    "ttrpc.Request": "service 1, method 2, payload 3, timeout_nano 4, metadata 5",
+    "ttrpc.Response": "status 1, payload 2",
+    "ttrpc.KeyValue": "key 1, value 2",
+    "ttrpc.Status": "code 1, message 2, details 3",
+    "containerd.task.v2.CreateTaskRequest": (
+        "id 1, bundle 2, rootfs 3, terminal 4, stdin 5, stdout 6, stderr 7, checkpoint 8, "
+        "parent_checkpoint 9, options 10"
+    ),
+    "containerd.task.v2.CreateTaskResponse": "pid 1",
+    "containerd.task.v2.DeleteRequest": "id 1, exec_id 2",
+    "containerd.task.v2.DeleteResponse": "pid 1, exit_status 2, exited_at 3",
+    "containerd.task.v2.ExecProcessRequest": (
+        "id 1, exec_id 2, terminal 3, stdin 4, stdout 5, stderr 6, spec 7"
+    ),
+    "containerd.task.v2.ResizePtyRequest": "id 1, exec_id 2, width 3, height 4",
+    "containerd.task.v2.StateRequest": "id 1, exec_id 2",
+    "containerd.task.v2.StateResponse": (
+        "id 1, bundle 2, pid 3, status 4, stdin 5, stdout 6, stderr 7, terminal 8, "
+        "exit_status 9, exited_at 10, exec_id 11"
+    ),
+    "containerd.task.v2.KillRequest": "id 1, exec_id 2, signal 3, all 4",
+    "containerd.task.v2.CloseIORequest": "id 1, exec_id 2, stdin 3",
+    "containerd.task.v2.PidsRequest": "id 1",
+    "containerd.task.v2.PidsResponse": "processes 1",
+    "containerd.task.v2.CheckpointTaskRequest": "id 1, path 2, options 3",
+    "containerd.task.v2.UpdateTaskRequest": "id 1, resources 2, annotations 3",
+    "containerd.task.v2.StartRequest": "id 1, exec_id 2",
+    "containerd.task.v2.StartResponse": "pid 1",
+    "containerd.task.v2.WaitRequest": "id 1, exec_id 2",
+    "containerd.task.v2.WaitResponse": "exit_status 1, exited_at 2",
+    "containerd.task.v2.StatsRequest": "id 1",
+    "containerd.task.v2.StatsResponse": "stats 1",
+    "containerd.task.v2.ConnectRequest": "id 1",
+    "containerd.task.v2.ConnectResponse": "shim_pid 1, task_pid 2, version 3",
+    "containerd.task.v2.ShutdownRequest": "id 1, now 2",
+    "containerd.task.v2.PauseRequest": "id 1",
+    "containerd.task.v2.ResumeRequest": "id 1",
+    "containerd.v1.types.ProcessInfo": "pid 1, info 2",
+    "containerd.types.Mount": "type 1, source 2, target 3, options 4",
+    "containerd.types.Envelope": "timestamp 1, namespace 2, topic 3, event 4",
+    "containerd.types.RuntimeInfo": "name 1, version 2, options 3, features 4, annotations 5",
+    "containerd.types.RuntimeVersion": "version 1, revision 2",
+    "containerd.services.events.ttrpc.v1.ForwardRequest": "envelope 1",
+    "containerd.events.TaskCreate": (
+        "container_id 1, bundle 2, rootfs 3, io 4, checkpoint 5, pid 6"
+    ),
+    "containerd.events.TaskStart": "container_id 1, pid 2",
+    "containerd.events.TaskDelete": "container_id 1, pid 2, exit_status 3, exited_at 4, id 5",
+    "containerd.events.TaskIO": "stdin 1, stdout 2, stderr 3, terminal 4",
+    "containerd.events.TaskExit": "container_id 1, id 2, pid 3, exit_status 4, exited_at 5",
+    "containerd.events.TaskOOM": "container_id 1",
+    "containerd.events.TaskExecAdded": "container_id 1, exec_id 2",
+    "containerd.events.TaskExecStarted": "container_id 1, exec_id 2, pid 3",
+    "containerd.events.TaskPaused": "container_id 1",
+    "containerd.events.TaskResumed": "container_id 1",
+    "containerd.events.TaskCheckpointed": "container_id 1, checkpoint 2",
+    "containerd.runc.v1.Options": (
+        "no_pivot_root 1, no_new_keyring 2, shim_cgroup 3, io_uid 4, io_gid 5, binary_name 6, "
+        "root 7, systemd_cgroup 9, criu_image_path 10, criu_work_path 11, task_api_address 12, "
+        "task_api_version 13"
+    ),
+    "containerd.runc.v1.ProcessDetails": "exec_id 1",
+    "runtimeoptions.v1.Options": "type_url 1, config_path 2, config_body 3",
+    "containerd.runtime.bootstrap.v1.BootstrapParams": (
+        "instance_id 1, namespace 2, log_level 3, containerd_version 4, "
+        "containerd_ttrpc_address 5, containerd_grpc_address 6, containerd_binary 7, "
+        "extensions 8, socket_dir 9"
+    ),
+    "containerd.runtime.bootstrap.v1.BootstrapResult": (
+        "version 1, address 2, protocol 3, capabilities 4, metadata 5"
+    ),
+}
+
+# Where a wrong type would still decode, into something else.
+TYPES = {
+    "ttrpc.Request.payload": FieldDescriptor.TYPE_BYTES,
+    "ttrpc.Request.timeout_nano": FieldDescriptor.TYPE_INT64,
+    "ttrpc.Response.payload": FieldDescriptor.TYPE_BYTES,
+    "ttrpc.Status.code": FieldDescriptor.TYPE_INT32,
+    "containerd.task.v2.KillRequest.signal": FieldDescriptor.TYPE_UINT32,
+    "containerd.task.v2.WaitResponse.exit_status": FieldDescriptor.TYPE_UINT32,
+    "containerd.task.v2.StateResponse.status": FieldDescriptor.TYPE_ENUM,
+    "containerd.events.TaskExit.exit_status": FieldDescriptor.TYPE_UINT32,
+    "containerd.runtime.bootstrap.v1.BootstrapResult.version": FieldDescriptor.TYPE_INT32,
+    "runtimeoptions.v1.Options.config_body": FieldDescriptor.TYPE_BYTES,
+}
+
+METHODS = (
+    "State Create Start Delete Pids Pause Resume Checkpoint Kill Exec ResizePty CloseIO Update "
+    "Wait Stats Connect Shutdown"
+)
+ANSWERED_WITH_NOTHING = {
+    "Pause", "Resume", "Checkpoint", "Kill", "Exec", "ResizePty", "CloseIO", "Update", "Shutdown",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_the_fields_of_a_message_have_their_numbers(name: str) -> None:
+    fields = POOL.FindMessageTypeByName(name).fields
+    assert ", ".join(f"{field.name} {field.number}" for field in fields) == FIELDS[name]
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_field_has_its_type(name: str) -> None:
+    message, _, field = name.rpartition(".")
+    found = POOL.FindMessageTypeByName(message).fields_by_name[field]
+    assert found.type == TYPES[name]
+
+
+def test_the_status_of_a_process_has_its_numbers() -> None:
+    values = task_types_pb2.Status.items()
+    assert values == [
+        ("UNKNOWN", 0), ("CREATED", 1), ("RUNNING", 2), ("STOPPED", 3), ("PAUSED", 4),
+        ("PAUSING", 5),
+    ]  # fmt: skip
+
+
+def test_the_task_service_has_its_methods_and_answers() -> None:
+    service = task_pb2.DESCRIPTOR.services_by_name["Task"]
+    assert service.full_name == "containerd.task.v2.Task"
+    assert [method.name for method in service.methods] == METHODS.split()
+    empty = {
+        method.name
+        for method in service.methods
+        if method.output_type.full_name == "google.protobuf.Empty"
+    }
+    assert empty == ANSWERED_WITH_NOTHING
+
+
+def test_the_events_service_takes_envelopes() -> None:
+    service = events_service_pb2.DESCRIPTOR.services_by_name["Events"]
+    assert service.full_name == "containerd.services.events.ttrpc.v1.Events"
+    (method,) = service.methods
+    assert (method.name, method.input_type.name) == ("Forward", "ForwardRequest")
+    assert method.output_type.full_name == "google.protobuf.Empty"
+
+
+def test_bytes_written_down_from_the_wire_decode_to_what_they_say() -> None:
+    # A Go client's request, as hand-decoded: service "s", method "m", payload, 5 s, one pair.
+    text = "0a 01 73 12 01 6d 1a 02 0a 00 20 80 e4 97 d0 12 2a 06 0a 01 6b 12 01 76"
+    request = ttrpc_pb2.Request.FromString(bytes.fromhex(text))
+    assert (request.service, request.method, request.payload) == ("s", "m", b"\n\x00")
+    assert request.timeout_nano == 5_000_000_000
+    assert [(pair.key, pair.value) for pair in request.metadata] == [("k", "v")]
