@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +19,7 @@ from hooks.rootfs_errors import DirectoryInTheWay, FileTooLarge, PathRefused
 from tests.unit.rootfs.images import alpine, debian, fedora, link, put, scratch, tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 HOME = "/usr/lib/x86_64-linux-gnu"
@@ -397,3 +399,43 @@ def test_directories_that_a_loader_would_read_otherwise_are_refused(
 def test_a_mount_point_with_a_way_out_is_refused(root: str) -> None:
     with pytest.raises(PathRefused):
         put_in(root, Plan(mounts=(Mount("/etc/hostname", "/usr/../../etc/canary"),)))
+
+
+@contextmanager
+def overlay(root: str) -> Iterator[tuple[str, str]]:
+    """The image as containerd mounts it: (merged directory, the container's own layer)."""
+    above = os.path.dirname(root)
+    merged, upper, work = f"{above}/merged", f"{above}/upper", f"{above}/work"
+    for directory in (merged, upper, work):
+        os.mkdir(directory)
+    options = f"lowerdir={root},upperdir={upper},workdir={work}"
+    subprocess.run(["mount", "-t", "overlay", "-o", options, "overlay", merged], check=True)
+    try:
+        yield merged, upper
+    finally:
+        subprocess.run(["umount", merged], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
+def test_on_an_overlay_the_container_s_layer_gets_only_what_is_written(root: str) -> None:
+    put(root, f"{HOME}/libcuda.so.1", b"x" * 4096)
+    image = tree(root)
+    with overlay(root) as (merged, upper):
+        placed = put_in(merged, driver_plan())
+        files = {path for path in tree(upper) if not os.path.isdir(upper + path)}
+        assert files == set(placed.written)
+        assert set(cached(merged)) == {"libcuda.so.1", "libown.so.1"}
+    assert tree(root) == image
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
+def test_on_an_overlay_a_failure_takes_everything_back(root: str) -> None:
+    big_file(f"{root}{HOME}/libcuda.so.1")
+    os.mkfifo(f"{root}{HOME}/libcuda.so")
+    os.remove(root + CACHE)
+    put(root, f"{CACHE}/file")
+    with overlay(root) as (merged, _):
+        before = tree(merged)
+        with pytest.raises(DirectoryInTheWay):
+            put_in(merged, driver_plan())
+        assert tree(merged) == before
