@@ -61,7 +61,6 @@ _FIRMWARE: Final = "/lib/firmware/nvidia"
 _SOCKET_OPTIONS: Final = ("nosuid", "nodev", "rbind", "rprivate", "noexec")
 _WORLD_WRITES: Final = 0o006
 
-# Which capability a node comes with, for people.
 _CONTROL_REASON: Final = "control device"
 
 
