@@ -19,7 +19,7 @@ import os
 import select
 import time
 
-from shim import bundle
+from shim import bundle, programs
 from shim.errors import BundleUnusable
 
 TYPE_CHECKING = False
@@ -39,8 +39,6 @@ KILL_TIMEOUT: Final = 1.0
 _REAP_TIMEOUT: Final = 0.2
 _POLL: Final = 0.01
 
-_DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_PASSED_ON: Final = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
 _CGROUPS: Final = "/sys/fs/cgroup"
 _LONGEST_STATE: Final = 4 << 20
 _LONGEST_OUTPUT: Final = 4096
@@ -110,18 +108,16 @@ def run_delete(record: bundle.RuntimeRecord, container_id: str) -> str:
     Returns:
         What went wrong, in one line; empty if nothing did.
     """
-    environment = {"PATH": os.environ.get("PATH") or _DEFAULT_PATH, "LANG": "C.UTF-8"}
-    environment.update({name: os.environ[name] for name in _PASSED_ON if name in os.environ})
-    program = _find_program(record.binary, environment["PATH"])
-    if not program:
-        return f"no such program in {environment['PATH']}"
+    program = programs.find(record.binary)
+    if program is None:
+        return f"no such program in {programs.search_path()}"
     # A file in memory, since a pipe could be held open by whatever the runtime leaves behind.
     output = os.memfd_create("output", os.MFD_CLOEXEC)
     try:
         pid = os.posix_spawn(
             program,
             [record.binary, "--root", record.root, "delete", "--force", container_id],
-            environment,
+            programs.fixed_environment(),
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_DUP2, output, 1),
@@ -377,13 +373,3 @@ def _wait(pid: int, timeout: float) -> int | None:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     finally:
         os.close(pidfd)
-
-
-def _find_program(name: str, path: str) -> str:
-    if "/" in name:
-        return name
-    for directory in path.split(":"):
-        candidate = os.path.join(directory or ".", name)
-        if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
-            return candidate
-    return ""

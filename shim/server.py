@@ -38,7 +38,6 @@ def main(
     listener_fd: int,
     container_id: str,
     namespace: str,
-    address: str,
     ttrpc_address: str,
     socket_path: str,
     debug: bool,
@@ -49,7 +48,6 @@ def main(
         listener_fd: the listening socket.
         container_id: the first container, for which this shim was started.
         namespace: containerd's namespace.
-        address: containerd's gRPC address.
         ttrpc_address: where events are sent.
         socket_path: the file of the listening socket, removed at the end.
         debug: whether to log each step.

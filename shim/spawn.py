@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from shim import programs
 from shim.errors import ProgramNotFound, ProgramTimeout
 
 if TYPE_CHECKING:
@@ -26,46 +26,10 @@ if TYPE_CHECKING:
 
     from shim.reaper import Child, Exit, Reaper
 
-_DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-# What a runtime needs of containerd's own environment: where programs are, and the user's
-# bus for rootless systemd cgroups. Nothing here can come from an image.
-_PASSED_ON: Final = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
-
 # The interpreter ignores these; what we start must not inherit that.
 _RESET_SIGNALS: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 
 _CHUNK: Final = 65536
-
-
-def fixed_environment() -> dict[str, str]:
-    """The environment of every program that the shim starts.
-
-    Returns:
-        PATH as containerd has it, LANG, and the few variables of ``_PASSED_ON`` if set.
-    """
-    environment = {"PATH": os.environ.get("PATH", _DEFAULT_PATH), "LANG": "C.UTF-8"}
-    environment.update({name: os.environ[name] for name in _PASSED_ON if name in os.environ})
-    return environment
-
-
-def find_program(name: str) -> str:
-    """The absolute path of a program.
-
-    Args:
-        name: a name to look up in PATH, or a path.
-
-    Raises:
-        ProgramNotFound: there is none, or it may not be executed.
-    """
-    found = shutil.which(name, path=os.environ.get("PATH", _DEFAULT_PATH))
-    if found is None:
-        raise ProgramNotFound(
-            f"to run {name!r}",
-            found="no such program in " + os.environ.get("PATH", _DEFAULT_PATH),
-            do="install it, or name another with BinaryName in the runtime's options",
-        )
-    return os.path.abspath(found)
 
 
 def spawn(reaper: Reaper, argv: Sequence[str], *, fds: Mapping[int, int]) -> Child:
@@ -83,7 +47,13 @@ def spawn(reaper: Reaper, argv: Sequence[str], *, fds: Mapping[int, int]) -> Chi
     Raises:
         ProgramNotFound: there is no such program.
     """
-    program = find_program(argv[0])
+    program = programs.find(argv[0])
+    if program is None:
+        raise ProgramNotFound(
+            f"to run {argv[0]!r}",
+            found=f"no such program in {programs.search_path()}",
+            do="install it, or name another with BinaryName in the runtime's options",
+        )
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     borrowed = [null]
     try:
@@ -101,7 +71,7 @@ def spawn(reaper: Reaper, argv: Sequence[str], *, fds: Mapping[int, int]) -> Chi
             pid = os.posix_spawn(
                 program,
                 list(argv),
-                fixed_environment(),
+                programs.fixed_environment(),
                 file_actions=actions,
                 setsigmask=(),
                 setsigdef=_RESET_SIGNALS,

@@ -13,8 +13,9 @@ import anyio
 import pytest
 
 from shim.errors import ProgramNotFound, ProgramTimeout
+from shim.programs import fixed_environment
 from shim.reaper import Reaper
-from shim.spawn import fixed_environment, run, spawn
+from shim.spawn import run, spawn
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -183,7 +183,6 @@ def test_the_shim_is_told_what_it_has_to_know(program: Program) -> None:
         "listener_fd": 3,
         "container_id": "web-1",
         "namespace": "test",
-        "address": program.address,
         "ttrpc_address": "/run/events.sock",
         "socket_path": _path_in(done.stdout),
         "debug": False,
