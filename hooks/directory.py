@@ -219,11 +219,16 @@ class Directory:
         """
         with self._at("make the directory", name):
             os.mkdir(name, 0o755, dir_fd=self._fd)
-            fd = os.open(name, _LIST | os.O_NOFOLLOW, dir_fd=self._fd)
             try:
-                self._adopt(fd, 0o755)
+                fd = os.open(name, _LIST | os.O_NOFOLLOW, dir_fd=self._fd)
+                try:
+                    self._adopt(fd, 0o755)
+                except OSError:
+                    os.close(fd)
+                    raise
             except OSError:
-                os.close(fd)
+                with suppress(OSError):  # somebody may have put something else there
+                    os.rmdir(name, dir_fd=self._fd)
                 raise
             return Directory(fd, f"{self.path.rstrip('/')}/{name}")
 

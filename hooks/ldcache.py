@@ -172,7 +172,11 @@ def _number_rank(match: re.Match[str]) -> str:
 
 
 def _name_rank(name: bytes) -> str:
-    """A key by which names compare as in _dl_cache_libcmp (bytes as unsigned char)."""
+    """A key by which names compare as in _dl_cache_libcmp.
+
+    glibc compares ``char``, whose sign depends on the machine; here it has none. Sonames that
+    are not ASCII, which nobody has seen, might be out of order on x86.
+    """
     return _NUMBER.sub(_number_rank, name.decode("latin-1"))
 
 
