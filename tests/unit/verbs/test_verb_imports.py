@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Each is some C code, or a file of Python that is read in a tenth of a millisecond.
 _STANDARD = {"__future__", "errno"}
 _ALL = {"api", "api.errors", "shim", "shim.errors", "shim.invocation", "shim.verbs"}
-_FILES = {"shim.address", "shim.bundle", "shim.sockets", "shim.wire", "_socket", "fcntl"}
+_FILES = {"shim.address", "shim.bundle", "shim.sockets", "shim.wire", "_socket", "fcntl", "gc"}
 
 _VERSION = {*_STANDARD, *_ALL, "shim.info"}
 _INFO = {*_STANDARD, *_ALL, "shim.wire"}
