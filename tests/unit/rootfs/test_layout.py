@@ -96,6 +96,16 @@ def test_libraries_go_where_the_loader_searches(
     assert found(look(make(str(tmp_path)))) == [wide, narrow]
 
 
+def test_two_architectures_never_share_a_directory(tmp_path: Path) -> None:
+    """Their files have the same names: one would be mounted over the other."""
+    root = alpine(str(tmp_path))
+    link(root, "/usr/lib32", "lib")
+    assert [directory for _, directory, _ in found(look(root))] == [
+        "/usr/lib",
+        "/.containerd-shim-nvidia/lib32",
+    ]
+
+
 def test_aarch64_is_found_at_its_own_paths(tmp_path: Path) -> None:
     root = str(tmp_path)
     put(root, "/lib/ld-linux-aarch64.so.1", elf_header(Arch.AARCH64))
