@@ -10,25 +10,20 @@ instead, to see that they ask for nothing that a shim does not have to do.
 from __future__ import annotations
 
 import os
-import subprocess
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from integration.containerd import PrivateContainerd
 from integration.images import busybox, glibc, write_archive
+from tests.harness.launcher import REPOSITORY, make_launcher
 from tests.harness.leaks import Census, describe
 from tests.harness.runtime import OURS, Runtime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-REPOSITORY: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RUNTIME: Final = os.environ.get("NVSHIM_TEST_RUNTIME", OURS)
-
-# As on a node: the system's interpreter, and nothing of the tools of development beside it.
-_INTERPRETER: Final = "/usr/bin/python3"
-_SITE: Final = os.path.join(REPOSITORY, ".cache", "site")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -48,16 +43,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def shim_directory(workshop: str) -> str:
     """Where the launcher of this checkout is."""
-    if not os.path.isdir(_SITE):
-        pytest.exit(f"{_SITE} is missing: run `make setup`", returncode=2)
-    directory = os.path.join(workshop, "bin")
-    os.mkdir(directory)
-    argv = [
-        _INTERPRETER, "-m", "shim.launcher", os.path.join(directory, "containerd-shim-nvidia-v1"),
-        "--interpreter", _INTERPRETER, "--library", REPOSITORY, "--library", _SITE,
-    ]  # fmt: skip
-    subprocess.run(argv, cwd=REPOSITORY, check=True)
-    return directory
+    return os.path.dirname(make_launcher(os.path.join(workshop, "bin")))
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,239 @@
+"""``python -m tests.bench``: this shim beside containerd's own, on this machine, now.
+
+Printed is a table; with all values it is also written to a JSON file. The GPU container runs on
+a simulated node: its driver's files are real, so what is found, mounted and written is too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+from integration.containerd import PrivateContainerd
+from integration.images import BUSYBOX, GLIBC, busybox, glibc, write_archive
+from integration.simulated import Scenario, SimulatedNode
+from tests.bench.first_rpc import measure_start
+from tests.bench.footprint import Footprint, measure_footprint
+from tests.bench.interleaving import Series, interleave
+from tests.harness.launcher import INTERPRETER, REPOSITORY, make_launcher
+from tests.harness.runtime import OURS, STOCK, Runtime
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_STOCK_PROGRAM: Final = "/usr/bin/containerd-shim-runc-v2"
+_GPU: Final = ("--env", "NVIDIA_VISIBLE_DEVICES=all", "--env", "NVIDIA_DRIVER_CAPABILITIES=all")
+
+# name of the series → what it is, and the name of the series that it is compared with.
+_RUNS: Final = {
+    "stock": ("containerd-shim-runc-v2", "stock"),
+    "stock again": ("  the same again (the noise)", "stock"),
+    "ours": ("containerd-shim-nvidia-v1", "stock"),
+    "stock, glibc": ("containerd-shim-runc-v2, larger image", "stock, glibc"),
+    "ours, glibc": ("containerd-shim-nvidia-v1, larger image", "stock, glibc"),
+    "ours, GPUs": ("  the same with two GPUs, all capabilities", "stock, glibc"),
+}
+_STARTS: Final = {
+    "stock": ("containerd-shim-runc-v2", "stock"),
+    "stock again": ("  the same again (the noise)", "stock"),
+    "ours": ("containerd-shim-nvidia-v1", "stock"),
+}
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=25, help="of each comparison; 25")
+    parser.add_argument("--shims", type=int, default=20, help="idle at the same time; 20")
+    parser.add_argument("--watch", type=float, default=10, help="seconds for wake-ups; 10")
+    parser.add_argument("--json", default=os.path.join(REPOSITORY, ".cache", "bench.json"))
+    asked = parser.parse_args()
+    if os.geteuid() != 0:
+        _say("bench: must be root")
+        return 1
+    began = time.monotonic()
+    with ExitStack() as cleanup:
+        directory = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="nvshim-bench-"))
+        _say("preparing a simulated node, images and a containerd")
+        node = cleanup.enter_context(
+            SimulatedNode.create(f"{directory}/node", Scenario.load("two"), say=_say)
+        )
+        launcher = make_launcher(f"{directory}/bin")
+        containerd = cleanup.enter_context(
+            PrivateContainerd(
+                shim_directory=f"{directory}/bin", shim_config=node.config_path, debug=False
+            )
+        )
+        archive = write_archive(f"{directory}/images.tar", [busybox(), glibc()])
+        containerd.ctr("images", "import", archive)
+        load = os.getloadavg()[0]
+        runs = _measure_runs(containerd, asked.rounds)
+        verbs, answers = _measure_starts(containerd, launcher, asked.rounds)
+        footprints = {}
+        for name, runtime in (("stock", STOCK), ("ours", OURS)):
+            _say(f"{asked.shims} idle shims of {runtime}")
+            footprints[name] = measure_footprint(
+                Runtime(containerd, runtime), count=asked.shims, watch=asked.watch
+            )
+    machine = {**_machine(), "load before": load, "load after": os.getloadavg()[0]}
+    _print(_heading(machine, asked.rounds))
+    _print_table("`ctr run --rm` of `true`", _RUNS, runs)
+    _print_table("the verb `start`", _STARTS, verbs)
+    _print_table("from `start` to the first answered call", _STARTS, answers)
+    _print_footprints(asked.shims, footprints)
+    _print(f"\n{time.monotonic() - began:.0f} s in all; every value is in {asked.json}")
+    _write(asked.json, machine, runs, verbs, answers, footprints)
+    return 0
+
+
+def _measure_runs(containerd: PrivateContainerd, rounds: int) -> dict[str, Series]:
+    stock, ours = Runtime(containerd, STOCK), Runtime(containerd, OURS)
+
+    def run(runtime: Runtime, image: str, flags: tuple[str, ...] = ()) -> Callable[[], float]:
+        def once() -> float:
+            begin = time.perf_counter()
+            done = runtime.run("true", image=image, flags=flags)
+            seconds = time.perf_counter() - begin
+            if done.code != 0:
+                raise RuntimeError(f"a container failed: {done.stderr}")
+            return seconds * 1000
+
+        return once
+
+    cases = {
+        "stock": run(stock, BUSYBOX),
+        "stock again": run(stock, BUSYBOX),
+        "ours": run(ours, BUSYBOX),
+        "stock, glibc": run(stock, GLIBC),
+        "ours, glibc": run(ours, GLIBC),
+        "ours, GPUs": run(ours, GLIBC, _GPU),
+    }
+    return interleave(cases, rounds=rounds, tell=_progress("ctr run", rounds))
+
+
+def _measure_starts(
+    containerd: PrivateContainerd, launcher: str, rounds: int
+) -> tuple[dict[str, Series], dict[str, Series]]:
+    spec = Runtime(containerd, STOCK).spec("true")
+    verbs: dict[str, list[float]] = {}
+
+    def start(name: str, program: str) -> Callable[[], float]:
+        def once() -> float:
+            measured = measure_start(containerd, program, spec)
+            verbs.setdefault(name, []).append(measured.verb * 1000)
+            return measured.answered * 1000
+
+        return once
+
+    programs = {"stock": _STOCK_PROGRAM, "stock again": _STOCK_PROGRAM, "ours": launcher}
+    cases = {name: start(name, program) for name, program in programs.items()}
+    answers = interleave(cases, rounds=rounds, tell=_progress("start", rounds))
+    return {name: Series(tuple(all_[-rounds:])) for name, all_ in verbs.items()}, answers
+
+
+def _print_table(title: str, rows: dict[str, tuple[str, str]], measured: dict[str, Series]) -> None:
+    _print(f"\n{title:<46}{'median':>9}{'min':>9}{'max':>9}   ratio (half of the rounds)")
+    for name, (what, base) in rows.items():
+        series = measured[name]
+        line = f"  {what:<44}{series.median:>6.1f} ms{series.least:>6.1f} ms{series.most:>6.1f} ms"
+        if base != name:
+            ratios = series.over(measured[base])
+            low, high = ratios.quartiles()
+            line += f"   {ratios.median:.2f} ({low:.2f}-{high:.2f})"
+        _print(line)
+
+
+def _print_footprints(count: int, footprints: dict[str, Footprint]) -> None:
+    stock, ours = footprints["stock"], footprints["ours"]
+    _print(f"\n{'an idle shim':<46}{'runc-v2':>9}{'nvidia-v1':>12}   ratio")
+    for what, a, b in (
+        ("PSS, alone", stock.pss_of_one, ours.pss_of_one),
+        ("USS, alone", stock.uss_of_one, ours.uss_of_one),
+        (f"PSS, one of {count}", stock.pss_of_many, ours.pss_of_many),
+        (f"USS, one of {count}", stock.uss_of_many, ours.uss_of_many),
+    ):
+        _print(f"  {what:<44}{a / 1024:>6.1f} MB{b / 1024:>9.1f} MB   {b / a:.2f}")
+    _print(f"  {'context switches in a minute':<44}{stock.wakeups:>6.0f}{ours.wakeups:>12.0f}")
+    _print(
+        f"  {'processor time in a minute':<44}{stock.processor:>6.0f} ms{ours.processor:>9.0f} ms"
+    )
+
+
+def _heading(machine: dict[str, Any], rounds: int) -> str:
+    facts = ", ".join(f"{key} {value}" for key, value in machine.items() if "load" not in key)
+    before, after = machine["load before"], machine["load after"]
+    return (
+        f"\n{facts}\n{rounds} rounds; load {before:.1f} before, {after:.1f} after. "
+        "Ratios are medians of ratios within a round; what is closer to 1\n"
+        "than the noise says nothing."
+    )
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "processors": os.cpu_count(),
+        "kernel": platform.release(),
+        "containerd": _version("containerd", "--version"),
+        "runc": _version("runc", "--version"),
+        "Python": _version(INTERPRETER, "--version"),
+    }
+
+
+def _version(*argv: str) -> str:
+    """The last but one or last word of the first line that looks like a version."""
+    text = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    words = text.splitlines()[0].split()
+    return next((word for word in words if word[:1].isdigit()), words[-1])
+
+
+def _write(
+    path: str,
+    machine: dict[str, Any],
+    runs: dict[str, Series],
+    verbs: dict[str, Series],
+    answers: dict[str, Series],
+    footprints: dict[str, Footprint],
+) -> None:
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    content = {
+        "machine": machine,
+        "run_ms": {name: series.values for name, series in runs.items()},
+        "start_ms": {name: series.values for name, series in verbs.items()},
+        "first_rpc_ms": {name: series.values for name, series in answers.items()},
+        "idle": {name: asdict(footprint) for name, footprint in footprints.items()},
+    }
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(content, file, indent=2)
+        file.write("\n")
+
+
+def _progress(what: str, rounds: int) -> Callable[[int], None]:
+    def tell(done: int) -> None:
+        if sys.stderr.isatty() and done > 0:
+            end = "\n" if done == rounds else ""
+            sys.stderr.write(f"\r{what}: round {done} of {rounds}{end}")
+
+    _say(f"{what}, {rounds} rounds")
+    return tell
+
+
+def _say(line: str) -> None:
+    """Tell a person what goes on; the results alone go to stdout."""
+    sys.stderr.write(f"{line}\n")
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""The launcher of this checkout, made as ``make`` makes it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import Final
+
+REPOSITORY: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+# As on a node: the system's interpreter, and nothing of the tools of development beside it.
+INTERPRETER: Final = "/usr/bin/python3"
+SITE: Final = os.path.join(REPOSITORY, ".cache", "site")
+
+
+def make_launcher(directory: str) -> str:
+    """Write the launcher into a directory, and return its path.
+
+    Args:
+        directory: made if missing.
+
+    Raises:
+        FileNotFoundError: what the shim imports was not set up.
+    """
+    if not os.path.isdir(SITE):
+        raise FileNotFoundError(f"{SITE} is missing: run `make setup`")
+    os.makedirs(directory, exist_ok=True)
+    path = os.path.join(directory, "containerd-shim-nvidia-v1")
+    argv = [
+        INTERPRETER, "-m", "shim.launcher", path,
+        "--interpreter", INTERPRETER, "--library", REPOSITORY, "--library", SITE,
+    ]  # fmt: skip
+    subprocess.run(argv, cwd=REPOSITORY, check=True)
+    return path
