@@ -240,7 +240,6 @@ class Session:
             self._holdings.release(size)
             if call.inbox is not None:
                 call.inbox.clear()
-            self._connection.abandon(call.stream_id)
             del self._calls[call.stream_id]
             if self._draining and not self._calls:
                 self._reading.cancel()

@@ -21,6 +21,7 @@ from api.ttrpc.errors import ConnectionClosed
 from api.ttrpc.service import Credentials
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from typing import Final
 
     from anyio.abc import TaskGroup
@@ -53,7 +54,16 @@ class Transport:
         tasks: where the rest of a write is finished; outlives the transport's use.
     """
 
-    __slots__ = ("_broken", "_closed", "_drained", "_kept", "_sock", "_tasks", "_unsent")
+    __slots__ = (
+        "_broken",
+        "_closed",
+        "_drained",
+        "_kept",
+        "_sock",
+        "_tasks",
+        "_unsent",
+        "_waiting",
+    )
 
     def __init__(self, sock: socket.socket, tasks: TaskGroup) -> None:
         sock.setblocking(False)
@@ -65,17 +75,16 @@ class Transport:
         # Why nothing can be sent any more. What the peer sent before may still be there to read.
         self._broken = ""
         self._closed = False
+        # Tasks that wait for the socket by its number, which may not be used again meanwhile.
+        self._waiting = 0
 
     async def receive(self) -> bytes:
         """What has arrived, waiting for it; ``b""`` at the end or when the connection is lost."""
-        while not self._closed:
-            # Waiting comes first even if there is something to read: a peer that always has
-            # something to say must not keep the loop from the others.
+        # Waiting comes first even if there is something to read: a peer that always has something
+        # to say must not keep the loop from the others.
+        while await self._ready(anyio.wait_readable):
             try:
-                await anyio.wait_readable(self._sock)
                 return self._sock.recv(_READ_SIZE)
-            except anyio.ClosedResourceError:
-                return b""
             except (BlockingIOError, InterruptedError):
                 continue
             except OSError as error:
@@ -130,9 +139,27 @@ class Transport:
         self._closed = True
         self._broken = self._broken or "it was closed on this side"
         self._forget()
-        # Whoever waits for the socket must let go of its number before it can be used again.
-        anyio.notify_closing(self._sock)
-        self._sock.close()
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes those who wait for it
+        except OSError:
+            pass  # the peer was faster
+        self._close_unless_waiting()
+
+    async def _ready(self, wait: Callable[[socket.socket], Awaitable[None]]) -> bool:
+        """Wait for the socket; says whether it is still ours when that is over."""
+        if self._closed:
+            return False
+        self._waiting += 1
+        try:
+            await wait(self._sock)
+        finally:
+            self._waiting -= 1
+            self._close_unless_waiting()
+        return not self._closed
+
+    def _close_unless_waiting(self) -> None:
+        if self._closed and not self._waiting:
+            self._sock.close()
 
     async def _progress(self) -> None:
         if self._drained is None:
@@ -142,9 +169,8 @@ class Transport:
     async def _finish(self) -> None:
         """Send what is kept; ends when nothing is."""
         unsent = self._unsent
-        while unsent and not self._closed:
+        while unsent and await self._ready(anyio.wait_writable):
             try:
-                await anyio.wait_writable(self._sock)
                 while unsent:
                     sent = self._sock.send(unsent[0], socket.MSG_NOSIGNAL)
                     self._kept -= sent
@@ -154,8 +180,6 @@ class Transport:
                         unsent.popleft()
             except (BlockingIOError, InterruptedError):
                 pass
-            except anyio.ClosedResourceError:
-                return
             except OSError as error:
                 self._break(error)
             if self._kept <= _ROOM:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -177,6 +178,23 @@ async def test_closing_it_ourselves_fails_the_calls_too(serve: Any) -> None:
         await served.until_calls(1)
         client.close()
         client.close()
+
+
+async def test_a_closed_connections_number_is_not_used_again_while_a_task_waits_for_it() -> None:
+    ours, theirs = socket.socketpair()
+    number = ours.fileno()
+    with theirs:
+        async with anyio.create_task_group() as tasks:
+            client = Client(ours, tasks)
+            await anyio.wait_all_tasks_blocked()
+            client.close()
+            assert theirs.recv(1) == b""
+            # The loop would take a new socket of that number for the old one.
+            one, other = socket.socketpair()
+            with one, other:
+                assert number not in {one.fileno(), other.fileno()}
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(number)
 
 
 async def test_cancelling_the_task_group_closes_the_connection() -> None:

@@ -332,8 +332,13 @@ async def test_data_that_break_a_rule_cancel_the_handler_and_are_answered_once(
 async def test_a_handler_that_does_not_read_loses_its_stream_and_nothing_else(
     serve: Any, service: str, methods: dict[str, Method]
 ) -> None:
+    cancelled = anyio.Event()
+
     async def deaf(_: Context, stream: Stream) -> None:
-        await anyio.sleep_forever()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cancelled.set()
 
     async def echo(_: Context, request: StringValue) -> StringValue:
         return request
@@ -353,6 +358,8 @@ async def test_a_handler_that_does_not_read_loses_its_stream_and_nothing_else(
                 await stream.receive()
             assert caught.value.status == Status.RESOURCE_EXHAUSTED
         assert 0.9 < time.monotonic() - began < 5
+        with anyio.fail_after(1):
+            await cancelled.wait()
         await client.call(service, "Say", StringValue(), StringValue)
 
 
@@ -376,6 +383,27 @@ async def test_a_handler_that_reads_slowly_slows_the_client_and_loses_nothing(
             await stream.send(StringValue(value="x" * size))
         await stream.finish()
         assert (await stream.receive()).value == str(size * number)
+
+
+async def test_what_nobody_has_read_is_dropped_with_its_stream_on_both_sides(
+    serve: Any, service: str, methods: dict[str, Method], until: Any
+) -> None:
+    heard = anyio.Event()
+
+    async def say_and_leave(_: Context, stream: Stream) -> None:
+        await stream.send(StringValue(value="x" * 1000))
+        await heard.wait()
+
+    async with serve({"Chat": say_and_leave}) as served, connect(served.path) as client:
+        ours = client._multiplexer.holdings
+        async with client.stream(service, methods["Chat"]) as stream:
+            await stream.send(StringValue(value="y" * 1000))
+            await until(lambda: ours._held >= 1000)
+            (session,) = served.server._sessions
+            await until(lambda: session._holdings._held >= 1000)
+        assert ours._held == 0
+        heard.set()
+        await until(lambda: session._holdings._held == 0)
 
 
 async def test_a_caller_that_does_not_read_loses_its_stream_and_nothing_else(
