@@ -86,6 +86,17 @@ class Journal:
         """Makes sure that ``path`` is a directory, or a link to one."""
         self._open("/" + "/".join(components(path)))
 
+    def directory_itself(self, path: str) -> None:
+        """Makes sure that ``path`` is a directory, or is not there; a link becomes one."""
+        directory, name = self._parent(path)
+        found = directory.stat(name)
+        if found is None or stat.S_ISDIR(found.st_mode):
+            return
+        self._replace(directory, name, found, path)
+        directory.remove(name)
+        self._undo.append(partial(directory.remove_directory, name))
+        directory.make_directory(name).close()
+
     def file(self, path: str, data: bytes) -> None:
         """Makes sure that ``path`` is a regular file with the content ``data``."""
         directory, name = self._parent(path)

@@ -2,6 +2,8 @@
 
 :func:`place` makes, in this order:
 
+- /dev as a directory, if devices are to be made in it: before runc 1.3.6 and crun 1.28 a
+  runtime follows a link there out of the image (CVE-2026-41579, CVE-2026-47766);
 - the mount points of the plan's mounts, so that the runtime has none to make, and finds no
   link there whose target it would mount over;
 - the plan's links: sonames beside their libraries, and others;
@@ -21,13 +23,14 @@ Rules
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hooks.journal import Journal
 from hooks.loader_files import loader_files
 from hooks.rootfs import Rootfs, components
-from hooks.rootfs_errors import PathRefused, RootfsUnavailable
+from hooks.rootfs_errors import DeviceDirectoryUnsafe, PathRefused, RootfsUnavailable
 from hooks.staging import Staged, fill_staging
 
 if TYPE_CHECKING:
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
     from hooks.plan import Mount, Plan
 
 __all__ = ["Placed", "place"]
+
+_DEV = "/dev"
 
 # ld.so.conf, musl's path file and LD_LIBRARY_PATH would each read one of these as something
 # else than part of a directory's name.
@@ -79,6 +84,8 @@ def place(
         RootfsError: it could not be done; the image is as it was.
     """
     _check(plan)
+    if not layout.writable and plan.devices:
+        _refuse_linked_dev(rootfs)
     if layout.writable:
         return _into_image(rootfs, plan, layout)
     staged = _into_staging(rootfs, plan, layout, staging_dir)
@@ -109,10 +116,22 @@ def _check(plan: Plan) -> None:
             )
 
 
+def _refuse_linked_dev(rootfs: Rootfs) -> None:
+    found = rootfs.stat(_DEV, follow=False)
+    if found is not None and not stat.S_ISDIR(found.st_mode):
+        raise DeviceDirectoryUnsafe(
+            "devices in a read-only image",
+            found=f"its {_DEV} is no directory, and cannot be made one",
+            do="use an image with a directory there, or a writable snapshot",
+        )
+
+
 def _into_image(rootfs: Rootfs, plan: Plan, layout: Layout) -> Placed:
     ways = _Ways(rootfs, layout)
     omitted = []
     with Journal(rootfs) as journal:
+        if plan.devices:
+            journal.directory_itself(_DEV)
         for mount in plan.mounts:
             if not ways.is_open(mount.destination):
                 continue

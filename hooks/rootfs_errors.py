@@ -13,7 +13,8 @@
     ├── RootfsIo            E0308  the file system failed: no space, I/O error, …
     ├── DirectoryInTheWay   E0309  a directory where a file or a link has to be
     ├── MalformedElf        E0310  not an ELF file, or one that contradicts itself
-    └── MalformedCache      E0311  not an ld.so.cache of glibc's format 1.1
+    ├── MalformedCache      E0311  not an ld.so.cache of glibc's format 1.1
+    └── DeviceDirectoryUnsafe  E0312  /dev is a link and cannot be made a directory
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from api.errors import Status
 from hooks.errors import RootfsError
 
 __all__ = [
+    "DeviceDirectoryUnsafe",
     "DirectoryInTheWay",
     "FileTooLarge",
     "KernelTooOld",
@@ -106,3 +108,9 @@ class MalformedCache(RootfsError):
     """Not an ld.so.cache of format glibc-ld.so.cache1.1 for a little-endian machine."""
 
     code = "NVSHIM-E0311"
+
+
+class DeviceDirectoryUnsafe(RootfsError):
+    """The image's /dev is a link, and a runtime may make device nodes where it leads."""
+
+    code = "NVSHIM-E0312"

@@ -13,7 +13,7 @@ import pytest
 from hooks.layout import read_layout
 from hooks.ldcache import Cache, parse, serialise
 from hooks.placement import Placed, place
-from hooks.plan import Arch, CachedLibrary, Link, Mount, Plan
+from hooks.plan import Arch, CachedLibrary, Device, Link, Mount, Plan
 from hooks.rootfs import Rootfs
 from hooks.rootfs_errors import DirectoryInTheWay, FileTooLarge, PathRefused
 from tests.unit.rootfs.images import alpine, debian, fedora, link, put, scratch, tree
@@ -310,6 +310,32 @@ def test_musl_finds_what_it_would_not_search(
 def big_file(path: str) -> None:
     with open(path, "wb") as file:
         file.write(b"x" * (2 << 20))
+
+
+def _device_plan() -> Plan:
+    return driver_plan(devices=(Device("/dev/nvidia0", 195, 0),))
+
+
+@pytest.mark.parametrize("target", ["/etc", "../../outside", "nowhere", "/proc/self/root"])
+def test_dev_that_is_a_link_becomes_a_directory_if_it_gets_devices(root: str, target: str) -> None:
+    if os.path.lexists(f"{root}/dev"):
+        os.rmdir(f"{root}/dev")
+    os.symlink(target, f"{root}/dev")
+    put_in(root, driver_plan())
+    assert os.readlink(f"{root}/dev") == target, "nothing is made there without devices"
+    assert "/dev" in put_in(root, _device_plan()).written
+    assert stat.S_ISDIR(os.lstat(f"{root}/dev").st_mode)
+    assert put_in(root, _device_plan()).written == ()
+
+
+def test_dev_is_a_link_again_if_placing_fails(root: str) -> None:
+    if os.path.lexists(f"{root}/dev"):
+        os.rmdir(f"{root}/dev")
+    os.symlink("/etc", f"{root}/dev")
+    put(root, f"{HOME}/libcuda.so.1/file", b"a directory in the way")
+    with pytest.raises(DirectoryInTheWay):
+        put_in(root, _device_plan())
+    assert os.readlink(f"{root}/dev") == "/etc"
 
 
 @pytest.mark.parametrize(
