@@ -1,0 +1,87 @@
+"""A containerd of our own: it starts, it is gone afterwards, and failures say why."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from integration import containerd as module
+from integration.containerd import PrivateContainerd
+from integration.containerd_errors import (
+    ContainerdExited,
+    ContainerdNotInstalled,
+    CtrFailed,
+    CtrTimeout,
+)
+from tests.harness.runtime import is_alive
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_it_answers_when_it_has_started_and_is_gone_at_the_end(tmp_path: Path) -> None:
+    directory = str(tmp_path / "c")
+    with PrivateContainerd(directory) as containerd:
+        pid = containerd.pid
+        assert is_alive(pid)
+        assert "Server:" in containerd.ctr("version").stdout
+        assert os.path.exists(containerd.ttrpc_address)
+    assert not is_alive(pid)
+    assert not os.path.exists(directory)
+
+
+@pytest.mark.parametrize("way", ["stop", "kill"])
+def test_it_can_be_stopped_or_killed_and_started_again(tmp_path: Path, way: str) -> None:
+    with PrivateContainerd(str(tmp_path / "c")) as containerd:
+        containerd.ctr("namespaces", "label", containerd.namespace, "kept=yes")
+        getattr(containerd, way)()
+        assert containerd.pid == 0
+        getattr(containerd, way)()
+        containerd.start()
+        assert "kept=yes" in containerd.ctr("namespaces", "ls").stdout
+
+
+def test_two_of_them_know_nothing_of_each_other(tmp_path: Path) -> None:
+    with PrivateContainerd(str(tmp_path / "a")) as a, PrivateContainerd(str(tmp_path / "b")) as b:
+        assert a.namespace != b.namespace
+        a.ctr("namespaces", "create", "of-a")
+        assert "of-a" not in b.ctr("namespaces", "ls", "--quiet").lines
+
+
+def test_one_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    directory = tmp_path / "c"
+    directory.mkdir()
+    (directory / "root").write_text("in the way")
+    with pytest.raises(ContainerdExited, match=r"root.*not a directory"):
+        PrivateContainerd(str(directory)).__enter__()
+    assert not directory.exists()
+
+
+def test_failing_ctr_is_quoted(tmp_path: Path) -> None:
+    with PrivateContainerd(str(tmp_path / "c")) as containerd:
+        with pytest.raises(CtrFailed, match=r"no-such.*not found"):
+            containerd.ctr("containers", "info", "no-such")
+        assert containerd.ctr("containers", "info", "no-such", check=False).code == 1
+        with pytest.raises(CtrTimeout, match=r"no end within 0\.2 s"):
+            containerd.ctr("events", timeout=0.2)
+
+
+def test_shims_environment_is_what_it_was_given(tmp_path: Path) -> None:
+    with (
+        PrivateContainerd(
+            str(tmp_path / "c"), shim_directory="/some/bin", shim_config="/some/config.toml"
+        ) as containerd,
+        open(f"/proc/{containerd.pid}/environ") as file,
+    ):
+        environment = dict(word.split("=", 1) for word in file.read().split("\0") if word)
+    assert environment["PATH"].split(":")[0] == "/some/bin"
+    assert environment["NVSHIM_CONFIG"] == "/some/config.toml"
+    assert "PYTHONPATH" not in environment
+
+
+def test_missing_program_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SYSTEM_PATH", "/no/such/directory")
+    with pytest.raises(ContainerdNotInstalled, match="install the packages containerd"):
+        PrivateContainerd(str(tmp_path / "c")).start()
