@@ -7,7 +7,7 @@ BINDIR  ?= /usr/local/bin
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 # What the demo and the tests run for real, from Debian.
-PACKAGES := busybox-static containerd crun gcc iproute2 libc6-dev procps python3-venv runc
+PACKAGES := busybox-static containerd crun gcc iproute2 libc6-dev procps python3-venv runc strace
 
 VENV     := .venv
 CACHE    := .cache
@@ -77,7 +77,8 @@ install: $(CACHE)/.packages ## Install below PREFIX (/opt/containerd-shim-nvidia
 	  '$(TREE).new/lib'
 	mkdir '$(TREE).new/bin'
 	$(PYTHON) -m shim.launcher '$(TREE).new/bin/containerd-shim-nvidia-v1' \
-	  --interpreter '$(PYTHON)' --library '$(TREE)/lib'
+	  --interpreter '$(PYTHON)' --library '$(TREE)/lib' \
+	  --revision "$$(git rev-parse --short HEAD 2>/dev/null || true)"
 	mv -T '$(TREE).new' '$(TREE)'
 	ln -sfn '$(VERSION)' '$(PREFIX)/.current' && mv -T '$(PREFIX)/.current' '$(PREFIX)/current'
 	mkdir -p '$(BINDIR)'
