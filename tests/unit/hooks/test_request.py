@@ -121,7 +121,7 @@ def test_names_written_out_are_read_back(devices: list[Any]) -> None:
         ("graphics,graphics", True, {"graphics"}),
     ],
 )
-def test_list_of_capabilities(value: str | None, legacy: bool, capabilities: set[str]) -> None:  # noqa: FBT001 - a column
+def test_list_of_capabilities(value: str | None, legacy: bool, capabilities: set[str]) -> None:
     assert parse_capabilities(value, legacy=legacy) == capabilities
 
 

@@ -125,7 +125,7 @@ def test_directories_below_are_searched_too(image: Any) -> None:
 
 @pytest.mark.skipif(ARCH is not Arch.X86_64, reason="the image is of x86-64")
 @pytest.mark.parametrize("has_path", [True, False])
-def test_musl_is_told_by_its_path_file_if_there_is_one(image: Any, has_path: bool) -> None:  # noqa: FBT001  # a parameter of the test
+def test_musl_is_told_by_its_path_file_if_there_is_one(image: Any, has_path: bool) -> None:
     def build(root: str) -> None:
         alpine(root)
         if has_path:
@@ -218,7 +218,7 @@ def as_oci(mount: Mount) -> dict[str, Any]:
 def test_a_real_container_finds_the_library(
     image: Any,
     tmp_path: Path,
-    has_cache: bool,  # noqa: FBT001  # a parameter of the test
+    has_cache: bool,
     tmpfs: str,
 ) -> None:
     def build(root: str) -> None:

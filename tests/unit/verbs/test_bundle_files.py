@@ -111,7 +111,7 @@ _JSON = st.recursive(
 def test_json_is_parsed_as_the_json_module_would(
     value: dict[str, Any],
     indent: int | None,
-    ascii_only: bool,  # noqa: FBT001 - drawn
+    ascii_only: bool,
 ) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
     content = f" \n{text}\t ".encode(errors="surrogatepass")

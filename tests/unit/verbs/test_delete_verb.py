@@ -143,7 +143,7 @@ def test_without_its_runtime_the_container_is_ended_all_the_same(
     bundle: Path,
     root: Path,
     runtime: str,
-    own_pid_namespace: bool,  # noqa: FBT001 - a row's value
+    own_pid_namespace: bool,
 ) -> None:
     if runtime == "crun":
         _show_crun_a_host_that_it_knows()
@@ -239,7 +239,7 @@ def test_a_process_that_got_inits_pid_later_is_left_alone(
     program: Program,
     bundle: Path,
     root: Path,
-    with_state: bool,  # noqa: FBT001 - a row's value
+    with_state: bool,
 ) -> None:
     record = {"binary": "no-such-runtime", "root": str(root)}
     (bundle / "options.json").write_text(json.dumps(record))

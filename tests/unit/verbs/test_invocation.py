@@ -45,7 +45,7 @@ def test_an_unknown_switch_right_before_the_verb_does_not_swallow_it() -> None:
     ("words", "debug"),
     [([], False), (["-debug"], True), (["-debug=true"], True), (["-debug=F"], False)],
 )
-def test_debug_is_a_switch(words: list[str], debug: bool) -> None:  # noqa: FBT001 - a row's value
+def test_debug_is_a_switch(words: list[str], debug: bool) -> None:
     assert parse([*words, "-namespace", "n", "-id", "i", "start"]).debug is debug
 
 

@@ -78,7 +78,7 @@ def test_the_bootstrap_parameters_are_read_in_full() -> None:
 @pytest.mark.parametrize(
     ("level", "debug"), [(0, False), (-4, True), (-8, True), (4, False), (12, False)]
 )
-def test_the_log_level_says_whether_to_debug(level: int, debug: bool) -> None:  # noqa: FBT001 - a row's value
+def test_the_log_level_says_whether_to_debug(level: int, debug: bool) -> None:
     params = _read(_params(log_level=level).SerializeToString())
     assert params is not None
     assert params.debug is debug
