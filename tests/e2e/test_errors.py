@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.harness import api
-from tests.harness.runtime import new_name
+from tests.harness.runtime import new_name, one_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -152,7 +152,7 @@ def test_start_that_fails_after_create_leaves_nothing(runtime: Runtime) -> None:
     done = runtime.run("/etc/passwd")
     assert done.code == 1
     assert "/etc/passwd" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert one_line(done)
 
 
 def test_same_name_twice_is_refused_and_the_first_goes_on(runtime: Runtime) -> None:

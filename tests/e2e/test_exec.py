@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.harness.runtime import is_alive, new_name
+from tests.harness.runtime import is_alive, new_name, one_line
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def test_missing_program_is_a_readable_error(container: Container) -> None:
     done = container.exec("no-such-program")
     assert done.code == 1
     assert '"no-such-program": executable file not found in $PATH' in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert one_line(done)
     assert container.exec("echo", "still here").stdout == "still here\n"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.harness import api
 from tests.harness.cgroup import is_v2
-from tests.harness.runtime import new_name
+from tests.harness.runtime import new_name, one_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,7 +81,7 @@ def test_missing_program_of_crun_is_a_readable_error(
     done = runtime.run("no-such-program", flags=runtime.low_level_flags(str(tmp_path), binary=crun))
     assert done.code == 1
     assert "no-such-program" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert one_line(done)
 
 
 def test_options_in_the_form_of_docker_are_understood(runtime: Runtime) -> None:

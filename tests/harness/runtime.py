@@ -280,6 +280,19 @@ def remove_fifos(containerd: PrivateContainerd) -> None:
         shutil.rmtree(os.path.dirname(trace.name), ignore_errors=True)
 
 
+def one_line(done: Completed) -> str:
+    """The one line in which ctr says what is wrong.
+
+    runc and crun have the container's stderr while they make it, and say there in their own
+    words what the line then quotes. Anything else on stderr is an error of the test.
+    """
+    lines = done.stderr.splitlines()
+    said = [line for line in lines if line.startswith("ctr: ")]
+    assert len(said) == 1, done.stderr
+    assert all(line in said[0] for line in lines if line != said[0]), done.stderr
+    return said[0]
+
+
 def is_alive(pid: int) -> bool:
     """Whether a process runs: a zombie does not."""
     try:

@@ -22,7 +22,14 @@ import anyio
 from google.protobuf.empty_pb2 import Empty
 
 from api import typeurl
-from api.proto import bootstrap_pb2, events_pb2, events_service_pb2, task_pb2
+from api.proto import (
+    bootstrap_pb2,
+    events_pb2,
+    events_service_pb2,
+    runc_options_pb2,
+    task_pb2,
+    task_types_pb2,
+)
 from api.ttrpc import Client, Server, Service, connect
 from integration.images import busybox, unpack
 from tests.harness.runtime import is_alive
@@ -30,13 +37,15 @@ from tests.harness.runtime import is_alive
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+    from google.protobuf.any_pb2 import Any as AnyMessage
     from google.protobuf.message import Message
 
     from api.proto import types_pb2
     from api.ttrpc import Context
 
-NAMESPACE: Final = "nvshim-by-hand"
-CGROUP: Final = "/nvshim-by-hand"
+# Of this process alone: two runs of the tests at once must not meet.
+NAMESPACE: Final = f"nvshim-by-hand-{os.getpid()}"
+CGROUP: Final = f"/{NAMESPACE}"
 _RUNC_ROOT: Final = f"/run/containerd/runc/{NAMESPACE}"
 
 _EVENTS: Final = {
@@ -66,6 +75,16 @@ class EventsServer:
     def names(self) -> list[str]:
         """The kinds of what was told, in order."""
         return [type(event).__name__ for event in self.events]
+
+    def of(self, container_id: str) -> list[str]:
+        """The kinds of what was told of one container, in order; execs by their id."""
+        told = []
+        for event in self.events:
+            if event.container_id == container_id:  # type: ignore[attr-defined] # all have it
+                exec_id = getattr(event, "exec_id", "") or getattr(event, "id", "")
+                suffix = f" {exec_id}" if exec_id not in ("", container_id) else ""
+                told.append(type(event).__name__ + suffix)
+        return told
 
     async def until(self, name: str, *, count: int = 1, seconds: float = 10) -> None:
         """Wait until an event of a kind has come, so many times."""
@@ -115,6 +134,7 @@ class ShimByHand:
         self._launcher = launcher
         self._bootstrap = bootstrap
         self._ids: list[str] = []
+        self._runtimes = 0
 
     def bundle(
         self,
@@ -204,6 +224,97 @@ class ShimByHand:
         spec = typeurl.pack_json(process, typeurl.PROCESS)
         await self.call("Exec", id=container_id, exec_id=exec_id, spec=spec, **fields)
 
+    async def run(self, container_id: str, **fields: Any) -> int:
+        """Create and start a task; returns init's pid."""
+        await self.create(container_id, **fields)
+        return int((await self.call("Start", id=container_id)).pid)
+
+    async def end(self, container_id: str) -> int:
+        """Kill a task, wait for it and delete it; returns its exit status."""
+        await self.call("Kill", id=container_id, signal=signal.SIGKILL)
+        status = int((await self.call("Wait", id=container_id)).exit_status)
+        await self.call("Delete", id=container_id)
+        return status
+
+    async def status(self, container_id: str, exec_id: str = "") -> str:
+        """The state that a task or exec is said to be in."""
+        state = await self.call("State", id=container_id, exec_id=exec_id)
+        return str(task_types_pb2.Status.Name(state.status))
+
+    def fifo(self, name: str) -> str:
+        """Make a fifo; returns its path."""
+        path = os.path.join(self.directory, name)
+        os.mkfifo(path)
+        return path
+
+    def options(self, binary: str = "runc", *, before: str = "") -> AnyMessage:
+        """Runtime options that name a low-level runtime.
+
+        Args:
+            binary: which.
+            before: shell commands that are run before it, with the runtime's verb in ``$verb``
+                and its arguments in ``$@``; ``$binary`` is the runtime.
+        """
+        if before:
+            path = os.path.join(self.directory, f"runtime-{self._runtimes}")
+            self._runtimes += 1
+            with open(path, "w", encoding="utf-8") as file:
+                # --root ROOT --log LOG --log-format json VERB
+                file.write(f'#!/bin/sh\nbinary={binary}\nverb=$7\n{before}\nexec $binary "$@"\n')
+            os.chmod(path, 0o755)
+            binary = path
+        return typeurl.pack(runc_options_pb2.Options(binary_name=binary))
+
+    def open_files(self) -> list[str]:
+        """What the shim has open, by name; connections of ours with it are left out."""
+        names = []
+        folder = f"/proc/{self.pid}/fd"
+        for fd in os.listdir(folder):
+            with suppress(FileNotFoundError):
+                names.append(os.readlink(os.path.join(folder, fd)))
+        return sorted("socket" if name.startswith("socket:") else name for name in names)
+
+    def children(self) -> list[str]:
+        """The shim's children, each as its pid, name and state."""
+        found = []
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with suppress(OSError), open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+                name, _, rest = file.read().rpartition(")")
+                state, parent = rest.split()[:2]
+                if int(parent) == self.pid:
+                    found.append(f"{name}) {state}")
+        return found
+
+    async def log_lines(self, container_id: str, ask: int | None = None) -> list[str]:
+        """What is in a bundle's log now.
+
+        Args:
+            container_id: the bundle; the shim logs to that of its first container.
+            ask: a signal to send to the shim first, which it answers in its log.
+        """
+        path = os.path.join(self.directory, container_id, "log")
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            if ask is not None:
+                os.kill(self.pid, ask)
+                await anyio.sleep(0.3)
+            text = b""
+            with suppress(BlockingIOError):
+                while chunk := os.read(fd, 1 << 16):
+                    text += chunk
+            return text.decode().splitlines()
+        finally:
+            os.close(fd)
+
+    def delete_verb(self, container_id: str) -> float:
+        """Call ``delete`` as containerd does after a shim has died; returns how long it took."""
+        bundle = os.path.join(self.directory, container_id)
+        argv = [self._launcher, "-namespace", NAMESPACE, "-address", f"{self.directory}/c.sock"]
+        argv += ["-publish-binary", "/bin/false", "-id", container_id, "-bundle", bundle, "delete"]
+        began = time.monotonic()
+        subprocess.run(argv, cwd=bundle, capture_output=True, timeout=10, check=True)
+        return time.monotonic() - began
+
     async def until_gone(self, *, seconds: float = 5) -> None:
         """Wait until the shim's process has ended."""
         with anyio.fail_after(seconds):
@@ -231,8 +342,9 @@ class ShimByHand:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
         for container_id in self._ids:
-            argv = ["runc", "--root", _RUNC_ROOT, "delete", "--force", container_id]
-            subprocess.run(argv, capture_output=True, check=False)
+            for binary in ("runc", "crun"):
+                argv = [binary, "--root", _RUNC_ROOT, "delete", "--force", container_id]
+                subprocess.run(argv, capture_output=True, check=False)
             rootfs = os.path.join(self.directory, container_id, "rootfs")
             while os.path.ismount(rootfs):
                 subprocess.run(["umount", "-l", rootfs], check=True)

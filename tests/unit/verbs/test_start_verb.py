@@ -249,7 +249,9 @@ def test_the_shim_ignores_sigpipe_and_has_no_other_signal_ignored_blocked_or_cau
     )
     subprocess.run([sys.executable, "-c", script, program.path, *words], cwd=bundle, check=True)
     status = program.facts(bundle)["status"]
-    assert int(status["SigIgn"], 16) == 1 << signal.SIGPIPE - 1
+    # What libc keeps for itself (32 and 33) neither it nor anybody above it can reset.
+    ours = sum(1 << number - 1 for number in signal.valid_signals())
+    assert int(status["SigIgn"], 16) & ours == 1 << signal.SIGPIPE - 1
     assert int(status["SigBlk"], 16) == 0
     assert int(status["SigCgt"], 16) == 0
 
