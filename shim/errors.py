@@ -163,8 +163,9 @@ class UnmountFailed(ShimError):
 class ProgramNotFound(ShimError):
     """A program that is not there or cannot be executed. Raised by :mod:`shim.spawn`."""
 
+    # Not NOT_FOUND: as the answer to Delete or Kill, that means that the container is gone.
     code = "NVSHIM-E1201"
-    status = Status.NOT_FOUND
+    status = Status.FAILED_PRECONDITION
 
 
 class ProgramTimeout(ShimError):
@@ -205,7 +206,7 @@ class InvalidRuntimeOptions(ShimError):
 
 
 class TaskNotFound(ShimError):
-    """No task of that id in this shim. Raised by :mod:`shim.service`."""
+    """No task of that id in this shim. Raised by :mod:`shim.service` and :mod:`shim.container`."""
 
     code = "NVSHIM-E1301"
     status = Status.NOT_FOUND
@@ -244,6 +245,13 @@ class WrongProcessState(ShimError):
 
     code = "NVSHIM-E1306"
     status = Status.FAILED_PRECONDITION
+
+
+class InvalidSignal(ShimError):
+    """A number that is no signal's. Raised by :mod:`shim.container`."""
+
+    code = "NVSHIM-E1307"
+    status = Status.INVALID_ARGUMENT
 
 
 # -- E14xx: stdio ---------------------------------------------------------------------------

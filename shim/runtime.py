@@ -33,6 +33,9 @@ _GONE: Final = (
     "is not running",
 )
 
+# The verbs of which that is true; create and exec speak of other things that are missing.
+_OF_A_CONTAINER: Final = frozenset({"start", "kill", "pause", "resume", "delete"})
+
 _LOG_LIMIT: Final = 1 << 16
 
 
@@ -134,9 +137,10 @@ class LowLevelRuntime:
         binary = os.path.basename(self._options.binary_name)
         asked = f"{binary} {verb} of {self._id}"
         said = last_error(log) or f"exit status {status}, and no word why"
-        if any(text in said for text in _GONE):
+        # crun begins the same words with a capital letter.
+        if verb in _OF_A_CONTAINER and any(text in said.lower() for text in _GONE):
             return ProcessFinished(asked, found=said)
-        return RuntimeFailed(asked, found=said, status=_status_of(said))
+        return RuntimeFailed(asked, found=said, status=_status_of(verb, said))
 
 
 def last_error(path: str) -> str:
@@ -162,10 +166,13 @@ def last_error(path: str) -> str:
     return said
 
 
-def _status_of(said: str) -> int:
-    # What was asked for is not in the image: the user's word, not our failure.
-    absent = "executable file not found" in said or "no such file or directory" in said
-    return Status.NOT_FOUND if absent else Status.UNKNOWN
+def _status_of(verb: str, said: str) -> int:
+    # What was asked for is not in the image: the user's word, not our failure. Of a container
+    # that is there, NOT_FOUND would say that it is not.
+    words = said.lower()
+    absent = "executable file" in words and "not found" in words
+    absent = absent or "no such file or directory" in words
+    return Status.NOT_FOUND if absent and verb not in _OF_A_CONTAINER else Status.UNKNOWN
 
 
 def _console(stdio: ChildStdio) -> list[str]:

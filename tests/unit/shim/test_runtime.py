@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from dataclasses import replace
@@ -114,6 +115,35 @@ async def test_a_failure_is_told_in_the_runtimes_own_words(
     assert os.listdir(tmp_path) == ["runc"], "the log of the call is removed"
 
 
+@pytest.mark.parametrize(
+    ("verb", "said", "status"),
+    [
+        ("create", 'exec: "x": executable file not found in $PATH', Status.NOT_FOUND),
+        ("create", "executable file `x` not found in $PATH", Status.NOT_FOUND),
+        ("create", "the source of a mount does not exist", Status.UNKNOWN),
+        ("execute", "container does not exist", Status.UNKNOWN),
+        ("kill", "kill container: No such process", Status.NOT_FOUND),
+        ("kill", "container does not exist", Status.NOT_FOUND),
+        ("delete", "container does not exist", Status.NOT_FOUND),
+        ("delete", "rmdir of a cgroup: no such file or directory", Status.UNKNOWN),
+    ],
+)
+async def test_not_found_is_what_is_gone_and_not_what_else_is_missing(
+    reaper: Reaper, tmp_path: Path, verb: str, said: str, status: int
+) -> None:
+    log = json.dumps({"level": "error", "msg": said})
+    runtime = _runtime(reaper, tmp_path, f"cat > \"$4\" <<'END'\n{log}\nEND\nexit 1")
+    calls = {
+        "create": lambda: runtime.create(ChildStdio(), pid_file="/p"),
+        "execute": lambda: runtime.execute(ChildStdio(), process_file="/f", pid_file="/p"),
+        "kill": lambda: runtime.kill(9),
+        "delete": runtime.delete,
+    }
+    with pytest.raises((RuntimeFailed, ProcessFinished)) as caught:
+        await calls[verb]()
+    assert caught.value.status == status
+
+
 async def test_a_missing_runtime_is_named(reaper: Reaper, tmp_path: Path) -> None:
     runtime = LowLevelRuntime(
         reaper,
@@ -122,8 +152,10 @@ async def test_a_missing_runtime_is_named(reaper: Reaper, tmp_path: Path) -> Non
         root="/run/r",
         bundle=str(tmp_path),
     )
-    with pytest.raises(ProgramNotFound, match="/no/such/runc"):
+    with pytest.raises(ProgramNotFound, match="/no/such/runc") as caught:
         await runtime.start()
+    # As an answer to Delete, NOT_FOUND would mean that the container is gone.
+    assert caught.value.status == Status.FAILED_PRECONDITION
 
 
 @given(st.binary(max_size=500))
