@@ -25,11 +25,13 @@ from shim import bundle as bundle_files
 from shim import cgroup, mounts
 from shim.errors import (
     BundleUnusable,
+    InvalidSignal,
     NvshimError,
     ProcessExists,
     ProcessFinished,
     ProcessNotFound,
     RuntimeMisbehaved,
+    TaskNotFound,
     WrongProcessState,
 )
 from shim.injection import Injector
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
     from shim.reaper import Child, Reaper
 
 _PID_FILE_LIMIT: Final = 32
+
+_SIGNALS: Final = range(1, 65)
 
 
 class Surroundings:
@@ -100,6 +104,7 @@ class Container:
         self._own_pid_namespace = True
         self._cgroup: str | None = None
         self._init_reaped = False
+        self._deleting = anyio.Lock()
 
     # -- create and start ------------------------------------------------------------------
 
@@ -115,24 +120,24 @@ class Container:
         Raises:
             NvshimError: whatever stood in the way; nothing is left of the attempt.
         """
-        runtime_has_it = False
+        # What the runtime has already is somebody else's container, and not to be undone.
+        ours = not self._runtime_has_it()
         try:
             spec = bundle_files.read_spec(self.bundle)
             self._own_pid_namespace = _has_own_pid_namespace(spec)
             self._record_for_cleanup()
             mounts.mount_rootfs(rootfs_mounts, self._rootfs)
             await self._injector.inject(spec, _root_of(spec, self.bundle))
-            stdio = self._open_stdio(self.init, "init")
+            stdio = self._open_stdio(self.init)
             pid_file = os.path.join(self.bundle, bundle_files.INIT_PID)
             with self._shim.reaper.window():
                 await self._runtime.create(stdio.child(), pid_file=pid_file)
-                runtime_has_it = True
                 self.init.child = self._adopt(pid_file)
             await stdio.started()
         except BaseException as error:
             self._shim.log.error("create failed", id=self.id, error=str(error))
             with anyio.CancelScope(shield=True):
-                await self._undo_create(runtime_has_it=runtime_has_it)
+                await self._undo_create(delete=ours and self._runtime_has_it())
             raise
         self._cgroup = cgroup.directory_of(self.init.pid)
         return self.init.pid
@@ -159,7 +164,17 @@ class Container:
                     do="a process is started once",
                 )
             if exec_id:
-                await self._start_exec(process)
+                process.begin()
+                try:
+                    await self._start_exec(process)
+                except Exception as error:
+                    process.never_ends(
+                        WrongProcessState(
+                            f"to wait for {exec_id} in {self.id}",
+                            found=f"it could not be started: {error}",
+                        )
+                    )
+                    raise
             else:
                 await self._runtime.start()
                 process.advance(Event.STARTED)
@@ -185,17 +200,18 @@ class Container:
                 f"exec {exec_id} in {self.id}", found="an exec of that id", do="choose another"
             )
         self._refuse_after_init()
-        self._execs[exec_id] = Process(self.id, exec_id, uris)
         self._exec_specs[exec_id] = self._injector.edit_process(spec)
+        self._execs[exec_id] = Process(self.id, exec_id, uris)
         self._publish(events_pb2.TaskExecAdded(container_id=self.id, exec_id=exec_id))
 
     async def _start_exec(self, process: Process) -> None:
         self._refuse_after_init()
-        path = os.path.join(self.bundle, process.exec_id)
-        process_file, pid_file = f"{path}-process.json", f"{path}.pid"
+        # Named so that no exec's id makes it another file's name: "init" is a fine id.
+        path = os.path.join(self.bundle, f"exec.{process.exec_id}")
+        process_file, pid_file = f"{path}.json", f"{path}.pid"
         try:
             bundle_files.write(process_file, json.dumps(self._exec_specs[process.exec_id]).encode())
-            stdio = self._open_stdio(process, process.exec_id)
+            stdio = self._open_stdio(process)
             with self._shim.reaper.window():
                 await self._runtime.execute(
                     stdio.child(), process_file=process_file, pid_file=pid_file
@@ -204,6 +220,8 @@ class Container:
             await stdio.started()
         except BaseException:
             process.close_stdio()
+            _kill(process.child)
+            process.child = None
             raise
         finally:
             for file in (process_file, pid_file):
@@ -226,19 +244,27 @@ class Container:
         """
         process = self._execs.get(exec_id) if exec_id else self.init
         if process is None:
-            raise ProcessNotFound(
-                f"exec {exec_id} in {self.id}", found="no exec of that id", do="list its execs"
-            )
+            raise self._no_exec(exec_id)
         return process
+
+    def _no_exec(self, exec_id: str) -> ProcessNotFound:
+        return ProcessNotFound(
+            f"exec {exec_id} in {self.id}", found="no exec of that id", do="list its execs"
+        )
 
     async def kill(self, exec_id: str, signum: int, *, everyone: bool) -> None:
         """Signal a process, or all processes of the container.
 
         Raises:
+            InvalidSignal: there is no such signal.
             ProcessFinished: it has ended already.
             WrongProcessState: it does not exist yet.
         """
         process = self.process(exec_id)
+        if signum not in _SIGNALS:
+            raise InvalidSignal(
+                f"signal {signum} to {process.id}", found="signals 1 to 64", do="use one of them"
+            )
         if process.state in (State.STOPPED, State.DELETED):
             raise ProcessFinished(f"signal {signum} to {process.id}", found="it has ended")
         if not exec_id:
@@ -292,14 +318,20 @@ class Container:
 
         Raises:
             WrongProcessState: it runs.
+            ProcessNotFound: another Delete was faster.
         """
         process = self.process(exec_id)
-        process.advance(Event.DELETED)
+        async with process.starting:
+            if process.state is State.DELETED:
+                raise self._no_exec(exec_id)
+            process.advance(Event.DELETED)
+        # Its id is taken until its output has been passed on.
         if process.stdio is not None:
             await process.stdio.drain()
         process.close_stdio()
+        process.never_ends(self._no_exec(exec_id))
         del self._execs[exec_id]
-        self._exec_specs.pop(exec_id, None)
+        del self._exec_specs[exec_id]
         return process
 
     async def delete(self) -> None:
@@ -307,25 +339,36 @@ class Container:
 
         Raises:
             WrongProcessState: it runs.
+            TaskNotFound: another Delete was faster.
             NvshimError: the runtime or an unmount failed; Delete may be asked again.
         """
+        async with self._deleting:
+            if self.init.state is State.DELETED:
+                raise TaskNotFound(f"task {self.id}", found="it was deleted a moment ago")
+            async with self.init.starting:
+                await self._delete_from_runtime()
+            # Of one that was never started; of others it is known.
+            await self.init.wait()
+            if self.init.stdio is not None:
+                await self.init.stdio.drain()
+            mounts.unmount_rootfs(self._rootfs)
+            self.init.advance(Event.DELETED)
+        for process in (self.init, *self._execs.values()):
+            process.close_stdio()
+            process.never_ends(self._no_exec(process.exec_id))
+
+    async def _delete_from_runtime(self) -> None:
         if self.init.state in (State.RUNNING, State.PAUSED):
             raise WrongProcessState(
                 f"to delete {self.id}", found="it is running", do="kill it first"
             )
-        if self.init.stdio is not None:
-            await self.init.stdio.drain()
         try:
             # Also kills a container that was created and never started.
             await self._runtime.delete(force=self.init.state is State.CREATED)
         except ProcessFinished:
             pass  # an earlier Delete came this far
-        if self.init.state is State.CREATED:
-            await self.init.wait()
-        mounts.unmount_rootfs(self._rootfs)
-        self.init.advance(Event.DELETED)
-        for process in (self.init, *self._execs.values()):
-            process.close_stdio()
+        # Usually dead by now; but whoever has lost the runtime's state can still delete it.
+        _kill(self.init.child)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -384,17 +427,21 @@ class Container:
             pass
         if not self._own_pid_namespace:
             await self._kill_remains()
-        for process in list(self._execs.values()):
+        execs = list(self._execs.values())
+        for process in execs:
             async with process.starting:
                 pass
-            if process.state is State.RUNNING:
-                await process.wait()
+        running = [process for process in execs if process.state is State.RUNNING]
+        if running and not self._own_pid_namespace:
+            await self._kill_remains()  # what was being started while the others were killed
+        for process in running:
+            await process.wait()
         self._publish_exit(self.init)
 
     async def _kill_remains(self) -> None:
         try:
             await self._runtime.kill(signal.SIGKILL, everyone=True)
-        except NvshimError as error:
+        except (NvshimError, OSError) as error:
             # crun refuses to signal a container whose init is gone.
             self._shim.log.debug("kill --all failed", id=self.id, why=str(error))
             for pid in cgroup.pids_in(self._cgroup) if self._cgroup else ():
@@ -417,24 +464,25 @@ class Container:
                 asked, found=f"it is {self.init.state.name.lower()}", do="ask for its state first"
             )
 
-    def _open_stdio(self, process: Process, name: str) -> Stdio:
+    def _open_stdio(self, process: Process) -> Stdio:
         uris = process.uris
+        stdio: Stdio
         if uris.terminal:
-            process.stdio = TerminalStdio(
+            stdio = TerminalStdio(
                 self._shim.tasks,
                 stdin=uris.stdin,
                 stdout=uris.stdout,
                 socket_directory=self.bundle,
-                name=name,
             )
         else:
-            process.stdio = DirectStdio(
+            stdio = DirectStdio(
                 stdin=uris.stdin,
                 stdout=uris.stdout,
                 stderr=uris.stderr,
                 owner=(self._options.io_uid, self._options.io_gid),
             )
-        return process.stdio
+        process.attach(stdio)
+        return stdio
 
     def _adopt(self, pid_file: str) -> Child:
         try:
@@ -460,9 +508,13 @@ class Container:
         path = os.path.join(self.bundle, bundle_files.RUNTIME)
         bundle_files.write(path, self._options.binary_name.encode())
 
-    async def _undo_create(self, *, runtime_has_it: bool) -> None:
+    def _runtime_has_it(self) -> bool:
+        """Whether the runtime keeps a state of the container, be it of one half made."""
+        return os.path.lexists(os.path.join(self._root, self.id))
+
+    async def _undo_create(self, *, delete: bool) -> None:
         self.init.close_stdio()
-        if runtime_has_it:
+        if delete:
             try:
                 await self._runtime.delete(force=True)
             except NvshimError as error:
@@ -471,7 +523,17 @@ class Container:
             mounts.unmount_rootfs(self._rootfs)
         except NvshimError as error:
             self._shim.log.warning("undoing create: unmount", id=self.id, why=str(error))
-        bundle_files.remove_staging(self.bundle)
+        try:
+            self._injector.undo()
+            bundle_files.remove(os.path.join(self.bundle, bundle_files.INIT_PID))
+        except (NvshimError, OSError) as error:
+            self._shim.log.warning("undoing create: files", id=self.id, why=str(error))
+
+
+def _kill(child: Child | None) -> None:
+    """End a process that was not reaped yet; so its pid is still its own."""
+    if child is not None and child.exit is None:
+        os.kill(child.pid, signal.SIGKILL)
 
 
 def _root_of(spec: dict[str, Any], bundle: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from typing import TYPE_CHECKING, Any
 
 from hooks.request import read_request
@@ -36,6 +37,7 @@ class Injector:
         self._bundle = bundle
         self._log = log
         self._record: dict[str, Any] | None = None
+        self._original: bytes | None = None
 
     async def inject(self, spec: dict[str, Any], rootfs: str) -> None:
         """Give the container what it asks for and may have.
@@ -69,11 +71,29 @@ class Injector:
             staging=os.path.join(self._bundle, bundle_files.STAGING),
             config=config,
         )
+        self._original = bundle_files.read(self._config, bundle_files.LONGEST_SPEC)
         bundle_files.write(
             os.path.join(self._bundle, bundle_files.RECORD), json.dumps(injection.record).encode()
         )
         bundle_files.write_spec(self._bundle, injection.spec)
         self._record = injection.record
+
+    def undo(self) -> None:
+        """Take back what :meth:`inject` wrote to the bundle: the container was not made.
+
+        Raises:
+            NvshimError: config.json could not be put back.
+            OSError: a file of ours could not be removed.
+        """
+        bundle_files.remove_staging(self._bundle)
+        if self._original is not None:
+            mode = stat.S_IMODE(os.stat(self._config).st_mode)
+            bundle_files.write(self._config, self._original, mode=mode)
+            bundle_files.remove(os.path.join(self._bundle, bundle_files.RECORD))
+
+    @property
+    def _config(self) -> str:
+        return os.path.join(self._bundle, bundle_files.CONFIG)
 
     def edit_process(self, process: dict[str, Any]) -> dict[str, Any]:
         """The spec of an exec, with the environment and groups that init was given.

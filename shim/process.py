@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from shim.errors import WrongProcessState
+from shim.errors import NvshimError, WrongProcessState
 
 if TYPE_CHECKING:
     from shim.reaper import Child, Exit
@@ -98,9 +98,13 @@ class Process:
         self.child: Child | None = None
         self.exit: Exit | None = None
         self.stdio: Stdio | None = None
-        # Held by Start, so that an exit that comes meanwhile is told after the start.
+        # Held by Start, so that an exit that comes meanwhile is told after the start, and a
+        # Delete judges what the start has made of the process.
         self.starting = anyio.Lock()
-        self._ended = anyio.Event()
+        self._settled = anyio.Event()
+        self._no_exit: NvshimError | None = None
+        self._input_ended = False
+        self._size: tuple[int, int] | None = None
 
     @property
     def pid(self) -> int:
@@ -131,15 +135,52 @@ class Process:
         """Its exit is published: let those who wait know."""
         self.advance(Event.EXITED)
         self.exit = exit_
-        self._ended.set()
+        self._settled.set()
+
+    def never_ends(self, why: NvshimError) -> None:
+        """There will be no exit, as it could not be started or is gone: say so to who waits."""
+        if self.exit is None:
+            self._no_exit = why
+            self._settled.set()
+
+    def begin(self) -> None:
+        """It is being started, perhaps again: there may be an exit after all."""
+        if self._no_exit is not None:
+            self._no_exit = None
+            self._settled = anyio.Event()
 
     async def wait(self) -> Exit:
-        """How it ended, once that is published."""
-        await self._ended.wait()
-        if self.exit is None:
-            message = "a process's exit is set before its waiters are woken"
-            raise AssertionError(message)
+        """How it ended, once that is published.
+
+        Raises:
+            WrongProcessState: it could not be started.
+            ProcessNotFound: it was deleted before it was started.
+        """
+        while self.exit is None:
+            if self._no_exit is not None:
+                raise self._no_exit
+            await self._settled.wait()
         return self.exit
+
+    def attach(self, stdio: Stdio) -> None:
+        """Give it its stdio, which learns what was asked for before it was there."""
+        self.stdio = stdio
+        if self._size is not None:
+            stdio.resize(*self._size)
+        if self._input_ended:
+            stdio.close_stdin()
+
+    def resize(self, width: int, height: int) -> None:
+        """Set its terminal's size in characters, now or when it has one."""
+        self._size = (width, height)
+        if self.stdio is not None:
+            self.stdio.resize(width, height)
+
+    def close_stdin(self) -> None:
+        """No more input will come to it, also if it is not started yet."""
+        self._input_ended = True
+        if self.stdio is not None:
+            self.stdio.close_stdin()
 
     def close_stdio(self) -> None:
         """Release its stdio."""

@@ -17,7 +17,7 @@ from google.protobuf.empty_pb2 import Empty
 
 from api import typeurl
 from api.proto import runc_options_pb2, task_pb2, task_types_pb2
-from api.ttrpc import Service
+from api.ttrpc import Service, ShuttingDown
 from shim.container import Container, Surroundings
 from shim.errors import TaskExists, TaskNotFound
 from shim.invocation import check_id
@@ -54,6 +54,7 @@ class TaskService:
         self._shut_down = shut_down
         # A task has its place from the moment that its Create is accepted.
         self._containers: dict[str, Container | None] = {}
+        self._ending = False
 
     def services(self) -> list[Service]:
         """The service under both of its names."""
@@ -81,6 +82,11 @@ class TaskService:
     ) -> task_pb2.CreateTaskResponse:
         """Make a container, from its bundle, with its init process waiting."""
         check_id(request.id)
+        if self._ending:
+            # It came when the reply to Shutdown was on its way: nobody would look after it.
+            raise ShuttingDown(
+                f"task {request.id}", found="a shim that is ending", do="create it once more"
+            )
         if request.id in self._containers:
             raise TaskExists(f"task {request.id}", found="a task of that id", do="delete it first")
         options = read_options(request.options if request.HasField("options") else None)
@@ -181,15 +187,14 @@ class TaskService:
     async def resize_pty(self, _: Context, request: task_pb2.ResizePtyRequest) -> Empty:
         """Tell a process's terminal its size."""
         process = self._container(request.id).process(request.exec_id)
-        if process.stdio is not None:
-            process.stdio.resize(request.width, request.height)
+        process.resize(request.width, request.height)
         return Empty()
 
     async def close_io(self, _: Context, request: task_pb2.CloseIORequest) -> Empty:
         """No more input comes to a process."""
         process = self._container(request.id).process(request.exec_id)
-        if request.stdin and process.stdio is not None:
-            process.stdio.close_stdin()
+        if request.stdin:
+            process.close_stdin()
         return Empty()
 
     async def connect(
@@ -203,6 +208,7 @@ class TaskService:
     async def shutdown(self, _: Context, __: task_pb2.ShutdownRequest) -> Empty:
         """End this process, once no task is left; until then, nothing."""
         if not self._containers:
+            self._ending = True
             self._shut_down()
         return Empty()
 

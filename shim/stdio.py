@@ -21,6 +21,7 @@ Source: containerd docs/runtime-v2.md (I/O), fifo(7), tty_ioctl(4).
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import stat
 import struct
@@ -28,6 +29,7 @@ import termios
 from typing import TYPE_CHECKING, Final, Protocol
 
 import anyio
+import anyio.lowlevel
 
 from shim.errors import StdioUnavailable, StdioUnsupported
 from shim.runtime import ChildStdio
@@ -169,16 +171,16 @@ class TerminalStdio:
         stdin, stdout: URIs as containerd sends them. There is no stderr with a terminal.
         socket_directory: the bundle; the socket on which the runtime sends the master is
             made there, under a name of its own.
-        name: distinguishes the socket from those of the bundle's other processes.
     """
 
-    def __init__(
-        self, tasks: TaskGroup, *, stdin: str, stdout: str, socket_directory: str, name: str
-    ) -> None:
+    _sockets = itertools.count()
+
+    def __init__(self, tasks: TaskGroup, *, stdin: str, stdout: str, socket_directory: str) -> None:
         import socket  # noqa: PLC0415 - only a terminal needs it by name
 
         self._tasks = tasks
         self._kept = Descriptors()
+        self._kept_directory = Descriptors()
         self._input_open = Descriptors()
         self._master: int | None = None
         self._size: tuple[int, int] | None = None
@@ -188,7 +190,9 @@ class TerminalStdio:
         self._copies = 0
         self._closed = False
         self._listener: socket.socket | None = None
-        self._socket_file = f"{name}.console"
+        # Not named after the process: an exec's id is the client's choice, and the socket's
+        # address has to be short.
+        self._socket_file = f"console.{next(self._sockets)}"
         self._directory = -1
         try:
             self._input = self._open_input(stdin)
@@ -196,7 +200,7 @@ class TerminalStdio:
             # A bundle's path can be longer than a socket's address may be; the descriptor of
             # its directory is a short way to the same place, for us and for the runtime.
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-            self._directory = self._kept.keep(os.open(socket_directory, flags))
+            self._directory = self._kept_directory.keep(os.open(socket_directory, flags))
             self._console = f"/proc/{os.getpid()}/fd/{self._directory}/{self._socket_file}"
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._listener.bind(self._console)
@@ -217,6 +221,7 @@ class TerminalStdio:
             StdioUnavailable: the runtime did not send one.
         """
         self._master = await self._receive_master()
+        self._stop_listening()
         if self._size is not None:
             self.resize(*self._size)
         if self._input is not None:
@@ -244,6 +249,14 @@ class TerminalStdio:
 
     def close(self) -> None:
         """Stop copying and close everything."""
+        self._stop_listening()
+        self._input_open.close()
+        self._closed = True
+        self._stop_input.cancel()
+        self._stop_output.cancel()
+        self._close_when_unused()
+
+    def _stop_listening(self) -> None:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -251,11 +264,7 @@ class TerminalStdio:
                 os.unlink(self._socket_file, dir_fd=self._directory)
             except FileNotFoundError:
                 pass
-        self._input_open.close()
-        self._closed = True
-        self._stop_input.cancel()
-        self._stop_output.cancel()
-        self._close_when_unused()
+        self._kept_directory.close()
 
     def _close_when_unused(self) -> None:
         # A descriptor closed under a waiting copy could come back as another file's number,
@@ -295,6 +304,7 @@ class TerminalStdio:
             # The runtime has exited: what it sent waits in the listener's queue.
             connection, _ = self._listener.accept()
             with connection:
+                connection.setblocking(False)
                 _, fds, _, _ = socket.recv_fds(connection, 4096, 1, socket.MSG_CMSG_CLOEXEC)
             master = self._kept.keep(fds[0])
         except (OSError, IndexError) as error:
@@ -325,7 +335,11 @@ class TerminalStdio:
 
 
 async def _copy(source: int, sink: int | None) -> None:
-    """Copy until the source ends or the sink is gone; without a sink, read and forget."""
+    """Copy until the source ends.
+
+    What there is no sink for, or what it does not take (a log on a full disk), is forgotten: a
+    process must not hang for want of a reader of its terminal.
+    """
     while True:
         try:
             data = os.read(source, _CHUNK)
@@ -336,11 +350,13 @@ async def _copy(source: int, sink: int | None) -> None:
             return
         if not data:
             return
-        if sink is not None and not await _write(sink, data):
-            return
+        if sink is not None:
+            await _write(sink, data)
+        # Source and sink may always be ready, and the shim has more to do than this.
+        await anyio.lowlevel.checkpoint()
 
 
-async def _write(sink: int, data: bytes) -> bool:
+async def _write(sink: int, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         try:
@@ -348,8 +364,7 @@ async def _write(sink: int, data: bytes) -> bool:
         except BlockingIOError:
             await anyio.wait_writable(sink)
         except OSError:
-            return False
-    return True
+            return
 
 
 def _path_of(uri: str, role: str) -> str | None:

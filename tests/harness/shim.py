@@ -221,6 +221,7 @@ class ShimByHand:
     async def exec(self, container_id: str, exec_id: str, *args: str, **fields: Any) -> None:
         """Add an exec."""
         process = {"args": args, "cwd": "/", "env": ["PATH=/usr/bin"], "user": {"uid": 0, "gid": 0}}
+        process["terminal"] = fields.get("terminal", False)
         spec = typeurl.pack_json(process, typeurl.PROCESS)
         await self.call("Exec", id=container_id, exec_id=exec_id, spec=spec, **fields)
 
@@ -323,9 +324,7 @@ class ShimByHand:
 
     def leftovers(self) -> list[str]:
         """What is on the machine of the containers and the shim, apart from the bundles."""
-        left = []
-        with open("/proc/self/mountinfo", encoding="utf-8") as file:
-            left += [f"mount {line.split()[4]}" for line in file if self.directory in line]
+        left = [f"mount {path}" for path in self._mounts()]
         for folder, names, _ in os.walk("/sys/fs/cgroup"):
             left += [f"cgroup {folder}/{n}" for n in names if n in self._ids]
         with suppress(FileNotFoundError):
@@ -336,6 +335,12 @@ class ShimByHand:
             left.append(f"process {self.pid}")
         return left
 
+    def _mounts(self) -> list[str]:
+        # os.path.ismount does not see a bind mount of the same file system.
+        with open("/proc/self/mountinfo", encoding="utf-8") as file:
+            points = [line.split()[4] for line in file]
+        return [point for point in points if point.startswith(f"{self.directory}/")]
+
     def clean(self) -> None:
         """End and remove everything, whatever state it is in."""
         if self.pid:
@@ -345,9 +350,8 @@ class ShimByHand:
             for binary in ("runc", "crun"):
                 argv = [binary, "--root", _RUNC_ROOT, "delete", "--force", container_id]
                 subprocess.run(argv, capture_output=True, check=False)
-            rootfs = os.path.join(self.directory, container_id, "rootfs")
-            while os.path.ismount(rootfs):
-                subprocess.run(["umount", "-l", rootfs], check=True)
+        for mount in self._mounts():
+            subprocess.run(["umount", "-l", mount], check=True)
         if self.socket_path:
             with suppress(FileNotFoundError):
                 os.unlink(self.socket_path)

@@ -172,7 +172,7 @@ async def test_a_terminal_is_copied_both_ways_resized_and_drained(tmp_path: Path
     before = len(os.listdir("/proc/self/fd"))
     uris = {"stdin": _fifo(tmp_path / "in"), "stdout": _fifo(tmp_path / "out")}
     async with anyio.create_task_group() as tasks:
-        stdio = TerminalStdio(tasks, **uris, socket_directory=str(tmp_path), name="init")
+        stdio = TerminalStdio(tasks, **uris, socket_directory=str(tmp_path))
         console = stdio.child().console_socket
         assert console is not None
         stdio.resize(132, 43)  # before the terminal is there
@@ -208,9 +208,7 @@ async def test_a_terminal_is_copied_both_ways_resized_and_drained(tmp_path: Path
 
 async def test_a_runtime_that_sends_no_terminal_is_told_so(tmp_path: Path) -> None:
     async with anyio.create_task_group() as tasks:
-        stdio = TerminalStdio(
-            tasks, stdin="", stdout="", socket_directory=str(tmp_path), name="init"
-        )
+        stdio = TerminalStdio(tasks, stdin="", stdout="", socket_directory=str(tmp_path))
         with pytest.raises(StdioUnavailable, match="no terminal"):
             await stdio.started()
         stdio.close()
@@ -223,7 +221,7 @@ async def test_a_bundle_with_a_path_too_long_for_a_socket_still_has_a_terminal(
     bundle = tmp_path / ("d" * 100) / ("e" * 100)
     bundle.mkdir(parents=True)
     async with anyio.create_task_group() as tasks:
-        stdio = TerminalStdio(tasks, stdin="", stdout="", socket_directory=str(bundle), name="x")
+        stdio = TerminalStdio(tasks, stdin="", stdout="", socket_directory=str(bundle))
         slave, thread = _send_terminal(stdio.child().console_socket or "")
         thread.join()
         await stdio.started()

@@ -1,0 +1,669 @@
+"""What goes wrong, and what comes at the same moment: the shim under adverse conditions.
+
+The shim is called by hand, so that requests can be made to overlap as no client means them to.
+Where a step has to last, or to fail, the low-level runtime is a shell script before the real
+one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import pytest
+
+from api import typeurl
+from api.errors import Status
+from api.ttrpc import ConnectionClosed, RemoteError, connect
+from tests.harness.runtime import is_alive
+from tests.harness.shim import shim_by_hand
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from contextlib import AbstractAsyncContextManager
+
+    from tests.harness.shim import ShimByHand
+
+    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+
+pytestmark = pytest.mark.anyio
+
+LIFE: Final = ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def start_shim(shim_directory: str) -> StartShim:
+    launcher = os.path.join(shim_directory, "containerd-shim-nvidia-v1")
+
+    @asynccontextmanager
+    async def start(first: str, *args: str, **more: Any) -> AsyncIterator[ShimByHand]:
+        async with shim_by_hand(launcher, first, *args, **more) as shim:
+            yield shim
+
+    return start
+
+
+async def _outcome(call: Awaitable[Any]) -> int:
+    """The status that a call is answered with."""
+    try:
+        await call
+    except RemoteError as error:
+        return int(error.status)
+    return Status.OK
+
+
+async def _at_once(*calls: Awaitable[Any], apart: float = 0.0) -> list[int]:
+    """Make calls that overlap; returns their statuses in the order of the arguments."""
+    outcomes = [-1] * len(calls)
+
+    async def make(number: int, call: Awaitable[Any]) -> None:
+        outcomes[number] = await _outcome(call)
+
+    async with anyio.create_task_group() as tasks:
+        for number, call in enumerate(calls):
+            tasks.start_soon(make, number, call)
+            await anyio.sleep(apart)
+    return outcomes
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _shell(script: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["sh", "-c", script])
+
+
+async def _gone(shim: ShimByHand, container_id: str) -> None:
+    """Ask the shim to end, and see that nothing is left."""
+    await shim.call("Shutdown", id=container_id)
+    await shim.until_gone()
+    assert shim.leftovers() == []
+
+
+# -- requests that overlap ------------------------------------------------------------------
+
+
+async def test_of_three_deletes_at_once_one_deletes_and_all_else_is_not_found(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "true") as shim:
+        slow = shim.options(before='[ "$verb" = delete ] && sleep 0.2')
+        await shim.run("c1", options=slow)
+        await shim.call("Wait", id="c1")
+        statuses = await _at_once(*(shim.call("Delete", id="c1") for _ in range(3)))
+        assert sorted(statuses) == [Status.OK, Status.NOT_FOUND, Status.NOT_FOUND]
+        await _gone(shim, "c1")
+        assert shim.events.names == LIFE
+
+
+async def test_a_late_delete_does_not_touch_the_next_container_of_that_id(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "true") as shim:
+        slow = shim.options(before='[ "$verb" = delete ] && sleep 0.2')
+        await shim.run("c1", options=slow)
+        await shim.call("Wait", id="c1")
+
+        async def delete_then_create() -> None:
+            await shim.call("Delete", id="c1")
+            mount = {"type": "bind", "source": f"{shim.directory}/c1/rootfs", "options": ["rbind"]}
+            await shim.create("c1", rootfs=[mount])
+
+        deletes = (shim.call("Delete", id="c1") for _ in range(2))
+        statuses = await _at_once(delete_then_create(), *deletes, apart=0.05)
+        assert statuses == [Status.OK, Status.NOT_FOUND, Status.NOT_FOUND]
+        assert await shim.status("c1") == "CREATED"
+        assert f"mount {shim.directory}/c1/rootfs" in shim.leftovers()
+        await shim.call("Delete", id="c1")
+        await _gone(shim, "c1")
+
+
+async def test_delete_waits_for_a_start_under_way_and_is_refused(start_shim: StartShim) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.create("c1", options=shim.options(before='[ "$verb" = start ] && sleep 0.3'))
+        start, delete = shim.call("Start", id="c1"), shim.call("Delete", id="c1")
+        assert await _at_once(start, delete, apart=0.1) == [Status.OK, Status.FAILED_PRECONDITION]
+        assert await shim.status("c1") == "RUNNING"
+        assert await shim.end("c1") == 137
+        await _gone(shim, "c1")
+        assert shim.events.names == LIFE
+
+
+async def test_start_during_delete_fails_and_the_container_goes(start_shim: StartShim) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.create("c1", options=shim.options(before='[ "$verb" = delete ] && sleep 0.3'))
+        delete, start = shim.call("Delete", id="c1"), shim.call("Start", id="c1")
+        statuses = await _at_once(delete, start, apart=0.1)
+        assert statuses[0] == Status.OK
+        assert statuses[1] in (Status.NOT_FOUND, Status.FAILED_PRECONDITION)
+        await _gone(shim, "c1")
+        assert shim.events.names == ["TaskCreate", "TaskExit", "TaskDelete"]
+
+
+async def test_delete_of_an_exec_waits_for_its_start_and_is_refused(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1", options=shim.options(before='[ "$verb" = exec ] && sleep 0.3'))
+        await shim.exec("c1", "e1", "sh", "-c", "sleep 0.5; exit 3")
+        start = shim.call("Start", id="c1", exec_id="e1")
+        delete = shim.call("Delete", id="c1", exec_id="e1")
+        assert await _at_once(start, delete, apart=0.1) == [Status.OK, Status.FAILED_PRECONDITION]
+        assert (await shim.call("Wait", id="c1", exec_id="e1")).exit_status == 3
+        assert (await shim.call("Delete", id="c1", exec_id="e1")).exit_status == 3
+        await shim.end("c1")
+        await _gone(shim, "c1")
+        execs = ["TaskExecAdded e1", "TaskExecStarted e1", "TaskExit e1"]
+        assert shim.events.of("c1") == [*LIFE[:2], *execs, *LIFE[2:]]
+
+
+async def test_of_two_deletes_of_an_exec_one_is_not_found(start_shim: StartShim) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        stdout = shim.fifo("out")
+        reader = os.open(stdout, os.O_RDONLY | os.O_NONBLOCK)
+        await shim.exec("c1", "e1", "sh", "-c", "seq 30000", terminal=True, stdout=stdout)
+        await shim.call("Start", id="c1", exec_id="e1")
+        await anyio.sleep(0.3)
+        await shim.call("Kill", id="c1", exec_id="e1", signal=9)
+        await shim.call("Wait", id="c1", exec_id="e1")
+
+        async def read_later() -> None:
+            await anyio.sleep(0.3)
+            with anyio.move_on_after(1):
+                while True:
+                    await anyio.wait_readable(reader)
+                    if not os.read(reader, 1 << 16):
+                        break
+
+        deletes = [shim.call("Delete", id="c1", exec_id="e1") for _ in range(2)]
+        statuses = await _at_once(*deletes, read_later())
+        os.close(reader)
+        assert sorted(statuses[:2]) == [Status.OK, Status.NOT_FOUND]
+        await shim.end("c1")
+        await _gone(shim, "c1")
+
+
+async def test_kill_during_start_ends_it(start_shim: StartShim) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.create("c1", options=shim.options(before='[ "$verb" = start ] && sleep 0.2'))
+        kill = shim.call("Kill", id="c1", signal=9)
+        _, killed = await _at_once(shim.call("Start", id="c1"), kill, apart=0.1)
+        assert killed == Status.OK
+        assert (await shim.call("Wait", id="c1")).exit_status == 137
+        await shim.call("Delete", id="c1")
+        await _gone(shim, "c1")
+        assert [name for name in shim.events.names if name != "TaskStart"] == [LIFE[0], *LIFE[2:]]
+
+
+@pytest.mark.parametrize("shared_pids", [False, True], ids=["own pids", "shared pids"])
+async def test_an_exec_started_while_init_dies_ends_with_it(
+    start_shim: StartShim, *, shared_pids: bool
+) -> None:
+    async with start_shim("c0", "sh", "-c", "sleep 0.2", shared_pids=shared_pids) as shim:
+        # The runtime has looked at init while it lived, and goes on when it is dead.
+        before = '[ "$verb" = exec ] && sleep 0.0$(($$ % 9))'
+        for number in range(6):
+            name = f"c{number}"
+            if number:
+                shim.bundle(name, "sh", "-c", "sleep 0.2", shared_pids=shared_pids)
+            await shim.run(name, options=shim.options(before=before))
+            await anyio.sleep(0.05 + 0.02 * number)
+            added = await _outcome(shim.exec(name, "e1", "sleep", "1000"))
+            if added == Status.OK:
+                await _outcome(shim.call("Start", id=name, exec_id="e1"))
+            with anyio.fail_after(5):
+                assert (await shim.call("Wait", id=name)).exit_status == 0
+            await shim.call("Delete", id=name)
+        await _gone(shim, "c0")
+        for number in range(6):
+            assert shim.events.of(f"c{number}")[-2:] == LIFE[2:]
+
+
+async def test_of_two_creates_of_one_id_one_exists_already(start_shim: StartShim) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        statuses = await _at_once(*(shim.create("c1") for _ in range(2)))
+        assert sorted(statuses) == [Status.OK, Status.ALREADY_EXISTS]
+        await shim.call("Delete", id="c1")
+        await _gone(shim, "c1")
+        assert shim.events.names == ["TaskCreate", "TaskExit", "TaskDelete"]
+
+
+async def test_of_two_starts_one_starts(start_shim: StartShim) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.create("c1")
+        starts = await _at_once(*(shim.call("Start", id="c1") for _ in range(2)))
+        assert sorted(starts) == [Status.OK, Status.FAILED_PRECONDITION]
+        await shim.end("c1")
+        await _gone(shim, "c1")
+        assert shim.events.names == LIFE
+
+
+async def test_shutdown_during_create_does_nothing(start_shim: StartShim) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        slow = shim.options(before='[ "$verb" = create ] && sleep 0.3')
+        calls = shim.create("c1", options=slow), shim.call("Shutdown", id="c1")
+        assert await _at_once(*calls, apart=0.1) == [Status.OK, Status.OK]
+        assert await shim.status("c1") == "CREATED"
+        await shim.call("Delete", id="c1")
+        await _gone(shim, "c1")
+
+
+async def test_a_create_right_after_shutdown_is_refused_and_leaves_nothing(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        _, created = await _at_once(shim.call("Shutdown", id="c1"), _lost(shim.create("c1")))
+        assert created != Status.OK
+        await shim.until_gone()
+        assert shim.leftovers() == []
+
+
+async def _lost(call: Awaitable[Any]) -> None:
+    """A call that may find the shim gone."""
+    try:
+        await call
+    except ConnectionClosed as error:
+        raise RemoteError("", status=Status.UNAVAILABLE, message=str(error), details=()) from error
+
+
+# -- execs that fail ------------------------------------------------------------------------
+
+
+async def test_an_exec_that_fails_to_start_lets_go_of_those_who_wait_for_it(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        await shim.exec("c1", "e1", "no-such-program")
+        wait = shim.call("Wait", id="c1", exec_id="e1", timeout=5)
+        start = shim.call("Start", id="c1", exec_id="e1")
+        waited, started = await _at_once(wait, start, apart=0.1)
+        assert (waited, started) == (Status.FAILED_PRECONDITION, Status.NOT_FOUND)
+        late = shim.call("Wait", id="c1", exec_id="e1", timeout=5)
+        assert await _outcome(late) == Status.FAILED_PRECONDITION
+        await shim.call("Delete", id="c1", exec_id="e1")
+        await shim.end("c1")
+        await _gone(shim, "c1")
+        assert shim.events.of("c1") == [*LIFE[:2], "TaskExecAdded e1", *LIFE[2:]]
+
+
+async def test_a_start_that_failed_may_be_tried_again(start_shim: StartShim) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        once = 'f=${0%/*}/once; [ "$verb" = exec ] && [ ! -e $f ] && : > $f && exit 1'
+        await shim.run("c1", options=shim.options(before=once))
+        await shim.exec("c1", "e1", "sh", "-c", "sleep 0.2; exit 4")
+        assert await _outcome(shim.call("Start", id="c1", exec_id="e1")) == Status.UNKNOWN
+        await shim.call("Start", id="c1", exec_id="e1")
+        assert (await shim.call("Wait", id="c1", exec_id="e1")).exit_status == 4
+        await shim.end("c1")
+        await _gone(shim, "c1")
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["the exec", "the container"])
+async def test_who_waits_for_an_exec_never_started_is_told_when_it_is_deleted(
+    start_shim: StartShim, *, whole: bool
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        await shim.exec("c1", "e1", "true")
+
+        async def delete() -> None:
+            if whole:
+                await shim.end("c1")
+            else:
+                await shim.call("Delete", id="c1", exec_id="e1")
+
+        wait = shim.call("Wait", id="c1", exec_id="e1", timeout=5)
+        assert await _at_once(wait, delete(), apart=0.1) == [Status.NOT_FOUND, Status.OK]
+        if not whole:
+            await shim.end("c1")
+        await _gone(shim, "c1")
+
+
+async def test_an_exec_whose_terminal_does_not_come_is_ended(start_shim: StartShim) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1", options=shim.options(before=_FORGET_THE_TERMINAL))
+        before = shim.open_files()
+        await shim.exec("c1", "e1", "sleep", "999", terminal=True)
+        assert await _outcome(shim.call("Start", id="c1", exec_id="e1")) != Status.OK
+        processes = (await shim.call("Pids", id="c1")).processes
+        assert len(processes) == 1
+        await shim.call("Delete", id="c1", exec_id="e1")
+        assert shim.open_files() == before
+        await shim.end("c1")
+        await _gone(shim, "c1")
+
+
+async def test_a_malformed_exec_leaves_its_id_free(start_shim: StartShim) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        for process in ({"args": 5, "cwd": "/"}, {"args": ["true"], "cwd": "/", "env": "none"}):
+            spec = typeurl.pack_json(process, typeurl.PROCESS)
+            added = await _outcome(shim.call("Exec", id="c1", exec_id="e1", spec=spec))
+            if added == Status.OK:
+                start = shim.call("Start", id="c1", exec_id="e1")
+                assert await _outcome(start) not in (Status.OK, Status.INTERNAL)
+                await shim.call("Delete", id="c1", exec_id="e1")
+        await shim.exec("c1", "e1", "true")
+        await shim.call("Start", id="c1", exec_id="e1")
+        await shim.end("c1")
+        await _gone(shim, "c1")
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["plain", "terminal"])
+async def test_an_exec_may_have_any_name_also_init(
+    start_shim: StartShim, *, terminal: bool
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        spec = shim.spec("c1")
+        spec["process"]["terminal"] = terminal
+        shim.write_spec("c1", spec)
+        stdout = shim.fifo("out") if terminal else ""
+        pid = await shim.run("c1", terminal=terminal, stdout=stdout)
+        name = "init"
+        await shim.exec("c1", name, "sh", "-c", "exit 6", terminal=terminal)
+        await shim.call("Start", id="c1", exec_id=name)
+        assert (await shim.call("Wait", id="c1", exec_id=name)).exit_status == 6
+        assert int(_content(f"{shim.directory}/c1/init.pid")) == pid
+        await shim.call("Delete", id="c1", exec_id=name)
+        await shim.end("c1")
+        await _gone(shim, "c1")
+
+
+@pytest.mark.parametrize("number", [0xFFFFFFFF, 65, 1 << 31])
+async def test_a_signal_that_there_is_not_is_refused(start_shim: StartShim, number: int) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        await shim.exec("c1", "e1", "sleep", "1000")
+        await shim.call("Start", id="c1", exec_id="e1")
+        for exec_id in ("", "e1"):
+            kill = shim.call("Kill", id="c1", exec_id=exec_id, signal=number)
+            assert await _outcome(kill) == Status.INVALID_ARGUMENT
+        await shim.end("c1")
+
+
+# -- a Create that fails --------------------------------------------------------------------
+
+# The runtime is not told of the console socket, and the process has no terminal.
+_FORGET_THE_TERMINAL: Final = """
+for word do
+  shift
+  case $last in --console-socket) last= ; continue ;; esac
+  last=$word
+  [ "$word" = --console-socket ] || set -- "$@" "$word"
+done
+"""
+
+_FAILURES: Final[dict[str, dict[str, Any]]] = {
+    "mount": {"rootfs": [{"type": "bind", "source": "/no/such/source", "options": ["rbind"]}]},
+    "second mount": {"rootfs": ["image", {"type": "bind", "source": "/no", "options": ["bind"]}]},
+    "injection": {"env": "NVIDIA_VISIBLE_DEVICES=GPU-none"},
+    "stdio": {"stdout": "/no/such/fifo", "rootfs": ["image"]},
+    "scheme": {"stdout": "npipe:///x", "rootfs": ["image"]},
+    "no runtime": {"binary": "/no/such/runc", "rootfs": ["image"]},
+    "runtime fails": {"before": "exit 1", "rootfs": ["image"]},
+    "runtime dies late": {
+        "before": '[ "$verb" = create ] && { $binary "$@"; kill -9 $$; }',
+        "rootfs": ["image"],
+    },
+    "no pid file": {
+        "before": '[ "$verb" = create ] && { $binary "$@" && rm "${11}"; exit; }',
+        "rootfs": ["image"],
+    },
+    "no terminal": {"before": _FORGET_THE_TERMINAL, "terminal": True, "rootfs": ["image"]},
+}
+
+
+@pytest.mark.parametrize("failure", _FAILURES)
+async def test_a_create_that_fails_leaves_nothing_and_can_be_made_again(
+    start_shim: StartShim, failure: str
+) -> None:
+    fields = dict(_FAILURES[failure])
+    env = [fields.pop("env")] if "env" in fields else []
+    async with start_shim("c1", "sleep", "1000") as shim:
+        spec = shim.spec("c1")
+        clean = {**spec, "process": {**spec["process"], "env": list(spec["process"]["env"])}}
+        spec["process"]["env"] += env
+        shim.write_spec("c1", spec)
+        image = f"{shim.directory}/image"
+        os.rename(f"{shim.directory}/c1/rootfs", image)
+        os.mkdir(f"{shim.directory}/c1/rootfs")
+        bind = {"type": "bind", "source": image, "options": ["rbind", "rw"]}
+        fields["rootfs"] = [bind if m == "image" else m for m in fields.get("rootfs", [bind])]
+        fields["options"] = shim.options(
+            fields.pop("binary", "runc"), before=fields.pop("before", "")
+        )
+        bundle_before = sorted(os.listdir(f"{shim.directory}/c1"))
+        open_before = shim.open_files()
+        for _ in range(2):
+            assert await _outcome(shim.create("c1", **fields)) != Status.OK
+        assert shim.leftovers() == [f"socket {shim.socket_path}", f"process {shim.pid}"]
+        with anyio.fail_after(3):
+            while shim.children():  # noqa: ASYNC110 - seen from outside
+                await anyio.sleep(0.01)
+        assert shim.open_files() == open_before
+        harmless = {"options.json", "runtime"}
+        assert sorted({*os.listdir(f"{shim.directory}/c1")} - harmless) == bundle_before
+        shim.write_spec("c1", clean)
+        await shim.run("c1", rootfs=[bind])
+        await shim.end("c1")
+        await _gone(shim, "c1")
+        assert shim.events.names == LIFE
+
+
+async def test_a_create_that_finds_its_id_taken_leaves_the_other_container_alone(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        pid = await shim.run("c1")
+        os.kill(shim.pid, signal.SIGTERM)
+        await shim.until_gone()
+        with suppress(FileNotFoundError):
+            os.unlink(shim.socket_path)
+        async with connect(shim.start_verb("c1")) as shim.client:
+            shim.pid = (await shim.call("Connect", id="c1")).shim_pid
+            assert await _outcome(shim.create("c1")) != Status.OK
+            assert is_alive(pid)
+        os.kill(pid, signal.SIGKILL)
+
+
+# -- stdio ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _reading(fifo: str, name: str) -> Iterator[str]:
+    """Somebody else reads a fifo to its end, into a file whose path this is."""
+    path = f"{fifo}.{name}"
+    with open(path, "wb") as file, subprocess.Popen(["cat", fifo], stdout=file) as reader:
+        try:
+            yield path
+            reader.wait(10)
+        finally:
+            reader.kill()
+
+
+async def test_output_written_right_before_the_end_arrives_whole(start_shim: StartShim) -> None:
+    script = "dd if=/dev/zero bs=65536 count=128 2>/dev/null; echo end"
+    async with start_shim("c1", "sh", "-c", script) as shim:
+        stdout = shim.fifo("out")
+        with _reading(stdout, "copy") as copy:
+            await shim.run("c1", stdout=stdout)
+            await shim.call("Wait", id="c1")
+            await shim.call("Delete", id="c1")
+        assert os.path.getsize(copy) == (8 << 20) + 4
+        await _gone(shim, "c1")
+
+
+async def test_terminal_output_written_right_before_the_end_arrives_whole(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "sh", "-c", "seq 100000 254000; echo end") as shim:
+        spec = shim.spec("c1")
+        spec["process"]["terminal"] = True
+        shim.write_spec("c1", spec)
+        stdout = shim.fifo("out")
+        with _reading(stdout, "copy") as copy:
+            await shim.run("c1", stdout=stdout, terminal=True)
+            await shim.call("Wait", id="c1")
+            await shim.call("Delete", id="c1")
+        lines = _content(copy).split(b"\r\n")
+        assert lines[-2:] == [b"end", b""]
+        assert lines[:-2] == [str(number).encode() for number in range(100000, 254001)]
+        await _gone(shim, "c1")
+
+
+@pytest.mark.parametrize("read", [False, True], ids=["nobody reads", "somebody reads fast"])
+async def test_endless_terminal_output_does_not_hold_up_requests(
+    start_shim: StartShim, *, read: bool
+) -> None:
+    async with start_shim("c1", "yes") as shim:
+        spec = shim.spec("c1")
+        spec["process"]["terminal"] = True
+        shim.write_spec("c1", spec)
+        stdout = shim.fifo("out")
+        reader = _shell(f"cat {stdout} >/dev/null") if read else None
+        try:
+            await shim.run("c1", stdout=stdout, terminal=True)
+            await anyio.sleep(0.2)
+            for _ in range(20):
+                began = time.monotonic()
+                await shim.call("State", id="c1", timeout=5)
+                assert time.monotonic() - began < 1
+            await shim.call("Kill", id="c1", signal=9, timeout=5)
+            await shim.call("Wait", id="c1", timeout=5)
+            if not read:
+                reader = _shell(f"cat {stdout} >/dev/null")
+            await shim.call("Delete", id="c1")
+        finally:
+            if reader is not None:
+                reader.wait(10)
+        await _gone(shim, "c1")
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["plain", "terminal"])
+async def test_a_container_that_was_never_started_is_deleted_at_once(
+    start_shim: StartShim, *, terminal: bool
+) -> None:
+    async with start_shim("c1", "true") as shim:
+        spec = shim.spec("c1")
+        spec["process"]["terminal"] = terminal
+        shim.write_spec("c1", spec)
+        await shim.create("c1", stdout=shim.fifo("out"), terminal=terminal)
+        began = time.monotonic()
+        await shim.call("Delete", id="c1")
+        assert time.monotonic() - began < 3
+        await _gone(shim, "c1")
+
+
+async def test_input_written_and_closed_before_the_start_arrives(start_shim: StartShim) -> None:
+    async with start_shim("c1", "cat") as shim:
+        stdin, stdout = shim.fifo("in"), shim.fifo("out")
+        with _reading(stdout, "copy") as copy:
+            await shim.create("c1", stdin=stdin, stdout=stdout)
+            _shell(f"printf early > {stdin}").wait()
+            await shim.call("CloseIO", id="c1", stdin=True)
+            await shim.call("Start", id="c1")
+            assert (await shim.call("Wait", id="c1", timeout=5)).exit_status == 0
+            await shim.call("Delete", id="c1")
+        assert _content(copy) == b"early"
+        await _gone(shim, "c1")
+
+
+async def test_input_of_an_exec_closed_before_its_start_ends(start_shim: StartShim) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        stdin, stdout = shim.fifo("in"), shim.fifo("out")
+        await shim.exec("c1", "e1", "cat", stdin=stdin, stdout=stdout)
+        await shim.call("CloseIO", id="c1", exec_id="e1", stdin=True)
+        writer = _shell(f"echo early > {stdin}")
+        with _reading(stdout, "copy") as copy:
+            await shim.call("Start", id="c1", exec_id="e1")
+            waited = await shim.call("Wait", id="c1", exec_id="e1", timeout=5)
+            assert waited.exit_status == 0
+            await shim.call("Delete", id="c1", exec_id="e1")
+        writer.wait(5)
+        assert _content(copy) == b"early\n"
+        await shim.end("c1")
+        await _gone(shim, "c1")
+
+
+async def test_the_size_of_an_execs_terminal_may_be_told_before_its_start(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        stdout = shim.fifo("out")
+        command = ("sh", "-c", "sleep 0.3; stty size")
+        await shim.exec("c1", "e1", *command, stdout=stdout, terminal=True)
+        await shim.call("ResizePty", id="c1", exec_id="e1", width=132, height=43)
+        with _reading(stdout, "copy") as copy:
+            await shim.call("Start", id="c1", exec_id="e1")
+            await shim.call("Wait", id="c1", exec_id="e1")
+            await shim.call("Delete", id="c1", exec_id="e1")
+        assert _content(copy) == b"43 132\r\n"
+        await shim.end("c1")
+
+
+async def test_twenty_mebibytes_go_through_an_exec(start_shim: StartShim) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        stdin, stdout = shim.fifo("in"), shim.fifo("out")
+        await shim.exec("c1", "e1", "cat", stdin=stdin, stdout=stdout)
+        size = 20 << 20
+        feed = _shell(f"head -c {size} /dev/zero > {stdin}")
+        with _reading(stdout, "copy") as copy:
+            await shim.call("Start", id="c1", exec_id="e1")
+            await anyio.to_thread.run_sync(feed.wait)
+            await shim.call("CloseIO", id="c1", exec_id="e1", stdin=True)
+            assert (await shim.call("Wait", id="c1", exec_id="e1", timeout=10)).exit_status == 0
+            await shim.call("Delete", id="c1", exec_id="e1")
+        assert os.path.getsize(copy) == size
+        await shim.end("c1")
+
+
+# -- what children get ----------------------------------------------------------------------
+
+
+async def test_a_container_has_no_descriptor_but_its_own_three(start_shim: StartShim) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        environment = f"{shim.directory}/environment"
+        dump = f'[ "$verb" = create ] && {{ env; ls -l /proc/self/fd; }} > {environment}'
+        pid = await shim.run(
+            "c1", options=shim.options(before=dump), stdout=shim.fifo("out"), stdin=shim.fifo("in")
+        )
+        await shim.exec("c1", "e1", "sleep", "1000")
+        exec_pid = (await shim.call("Start", id="c1", exec_id="e1")).pid
+        for each in (pid, exec_pid):
+            assert sorted(os.listdir(f"/proc/{each}/fd")) == ["0", "1", "2"]
+        lines = _content(environment).decode().splitlines()
+        names = {line.partition("=")[0] for line in lines if "=" in line}
+        assert names - {"PWD", "OLDPWD", "SHLVL", "_"} == {"PATH", "LANG"}
+        await shim.end("c1")
+
+
+async def test_no_zombie_stays_of_what_a_container_leaves_behind(start_shim: StartShim) -> None:
+    script = "for i in $(seq 50); do (setsid true &) ; done; sleep 1000"
+    async with start_shim("c1", "sh", "-c", script, shared_pids=True) as shim:
+        pid = await shim.run("c1")
+        await shim.exec("c1", "e1", "sh", "-c", "for i in 1 2 3; do (sleep 0.1 &); done")
+        await shim.call("Start", id="c1", exec_id="e1")
+        await shim.call("Wait", id="c1", exec_id="e1")
+        await anyio.sleep(0.5)
+        zombies = [child for child in shim.children() if child.endswith("Z")]
+        assert zombies == []
+        assert is_alive(pid)
+        await shim.end("c1")
+        assert shim.children() == []
