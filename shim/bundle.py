@@ -14,6 +14,7 @@ file                    written by   what it is
 ``options.json``        server       how the low-level runtime is called (`RuntimeRecord`)
 ``runtime``             server       the runtime's name, as containerd's own shim leaves it
 ``init.pid``            runc, crun   the pid of the container's init process
+``log.*.json``          server       the log of one call of the runtime, while it lasts
 ``nvidia/``             server       files of ours that are mounted into the container
 ``nvidia.json``         server       what was injected, and why
 ======================  ===========  ======================================================
@@ -42,6 +43,8 @@ RUNTIME: Final = "runtime"
 INIT_PID: Final = "init.pid"
 STAGING: Final = "nvidia"
 RECORD: Final = "nvidia.json"
+_CALL_PREFIX: Final = f"{LOG}."
+_CALL_SUFFIX: Final = ".json"
 
 # A spec has some kilobytes; containerd itself would choke on what is more than this.
 LONGEST_SPEC: Final = 32 << 20
@@ -123,6 +126,40 @@ def read_runtime_record(bundle: str) -> RuntimeRecord | None:
     if not (isinstance(binary, str) and binary and isinstance(root, str) and root.startswith("/")):
         raise BundleUnusable(f"the runtime in {path}", found="no binary or no absolute root in it")
     return RuntimeRecord(binary, root, systemd_cgroup=content.get("systemd_cgroup") is True)
+
+
+def begin_call(bundle: str, call: str) -> str:
+    """Make the log of a call of the low-level runtime.
+
+    It is there before the call and removed after it, so that whoever cleans up after a killed
+    shim knows that a runtime may still be at work.
+
+    Args:
+        bundle: the bundle's path.
+        call: a name that no other call has.
+
+    Returns:
+        The log's path.
+    """
+    path = os.path.join(bundle, f"{_CALL_PREFIX}{call}{_CALL_SUFFIX}")
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+    except OSError:
+        pass  # the runtime will fail to open it, and say so
+    return path
+
+
+def calls_under_way(bundle: str) -> list[str]:
+    """The names of the logs of calls that had not ended when the shim did.
+
+    Args:
+        bundle: the bundle's path; it need not be there.
+    """
+    try:
+        names = os.listdir(bundle)
+    except OSError:
+        return []
+    return [n for n in names if n.startswith(_CALL_PREFIX) and n.endswith(_CALL_SUFFIX)]
 
 
 def read_pid(path: str) -> int:

@@ -46,10 +46,10 @@ def delete(invocation: Invocation) -> bytes:
         A DeleteResponse, as containerd wants to read it on stdout.
     """
     path = invocation.bundle or os.getcwd()
-    pid = _pid(path)
     staging = os.path.join(path, bundle.STAGING)
     steps: tuple[Callable[[], object], ...] = (
-        lambda: _end_container(invocation, path, pid),
+        lambda: _end_calls(path),
+        lambda: _end_container(invocation, path),
         lambda: _unmount(os.path.join(path, bundle.ROOTFS)),
         lambda: _unmount(staging),
         lambda: bundle.remove_tree(staging),
@@ -62,18 +62,31 @@ def delete(invocation: Invocation) -> bytes:
             _warn(str(error))
         except OSError as error:
             _warn(f"{error.filename or path}: {os.strerror(error.errno or 0).lower()}")
-    return wire.delete_response(pid, KILLED, time.time_ns())
+    return wire.delete_response(_pid(path, tell=False), KILLED, time.time_ns())
 
 
-def _pid(path: str) -> int:
+def _pid(path: str, *, tell: bool = True) -> int:
     try:
         return bundle.read_pid(os.path.join(path, bundle.INIT_PID))
     except BundleUnusable as error:
-        _warn(str(error))
+        if tell:
+            _warn(str(error))
         return 0
 
 
-def _end_container(invocation: Invocation, path: str, pid: int) -> None:
+def _end_calls(path: str) -> None:
+    """A runtime that the dead shim had called must not make what nobody will look for."""
+    logs = bundle.calls_under_way(path)
+    if not logs:
+        return
+    from shim import remains  # noqa: PLC0415 - only for what was not ended in good order
+
+    for problem in remains.end_calls(path, logs):
+        _warn(problem)
+
+
+def _end_container(invocation: Invocation, path: str) -> None:
+    pid = _pid(path)
     record = _runtime_record(invocation, path)
     state = os.path.join(record.root, invocation.container_id)
     if not os.path.lexists(state) and not os.path.exists(f"/proc/{pid}"):

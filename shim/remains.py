@@ -34,6 +34,7 @@ else:
     import _signal
 
 # Seconds. The runtime usually needs 0.02, and containerd allows 5 for the whole verb.
+CALLS_TIMEOUT: Final = 1.0
 RUNTIME_TIMEOUT: Final = 2.5
 KILL_TIMEOUT: Final = 1.0
 _REAP_TIMEOUT: Final = 0.2
@@ -63,6 +64,39 @@ class Recorded:
         self.pid = pid
         self.start_time = start_time
         self.cgroups = tuple(cgroups)
+
+
+def end_calls(bundle_path: str, logs: Sequence[str]) -> list[str]:
+    """Wait for the calls of a runtime that a dead shim had begun; kill those that last.
+
+    What such a call makes is found where it always is once it has ended, and is half made and
+    hidden until then.
+
+    Args:
+        bundle_path: the bundle, which each call was told to log to.
+        logs: the names of the calls' logs.
+
+    Returns:
+        What did not go well, each in one line.
+    """
+    problems = []
+    deadline = time.monotonic() + CALLS_TIMEOUT
+    for pid in _calls_that_log(bundle_path, logs):
+        held = _hold(pid)
+        if held is None:
+            continue
+        try:
+            if not _logs_to(pid, bundle_path, logs):
+                continue  # it ended, and its number is another's
+            if not _has_ended(held, max(0.0, deadline - time.monotonic())):
+                _send_kill(held)
+                problems.append(f"process {pid} of a runtime lasted too long, and was killed")
+                _has_ended(held, _REAP_TIMEOUT)
+        finally:
+            os.close(held)
+    for name in logs:
+        bundle.remove(os.path.join(bundle_path, name))
+    return problems
 
 
 def end_container(record: bundle.RuntimeRecord, container_id: str, pid: int) -> list[str]:
@@ -205,6 +239,22 @@ def start_time_of(pid: int) -> int:
     """When a process started, in clock ticks since boot; 0 if there is none."""
     fields = _stat(pid)
     return int(fields[_START_TIME]) if len(fields) > _START_TIME else 0
+
+
+def _calls_that_log(bundle_path: str, logs: Sequence[str]) -> list[int]:
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [pid for pid in pids if _logs_to(pid, bundle_path, logs)]
+
+
+def _logs_to(pid: int, bundle_path: str, logs: Sequence[str]) -> bool:
+    """Whether a process was called with one of these logs, however its directory is spelt."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = [os.fsdecode(word) for word in file.read().split(b"\0")]
+        paths = [w for w in words if w.startswith("/") and os.path.basename(w) in logs]
+        return any(os.path.samefile(os.path.dirname(p), bundle_path) for p in paths)
+    except OSError:
+        return False  # it has ended, or speaks of a directory that is gone
 
 
 def _from_runc(state: dict[str, Any]) -> Recorded:

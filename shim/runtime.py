@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from api.errors import Status
+from shim import bundle as bundle_files
 from shim.errors import ProcessFinished, RuntimeFailed
 from shim.spawn import spawn
 
@@ -120,18 +121,18 @@ class LowLevelRuntime:
     async def _call(
         self, verb: str, arguments: Sequence[str], fds: Mapping[int, int] | None = None
     ) -> None:
-        log = os.path.join(self._bundle, f"log.{verb}.{next(self._calls)}.json")
+        log = bundle_files.begin_call(self._bundle, f"{verb}.{next(self._calls)}")
         argv = [self._options.binary_name, "--root", self._root, "--log", log]
         argv += ["--log-format", "json"]
         if self._options.systemd_cgroup:
             argv.append("--systemd-cgroup")
-        child = spawn(self._reaper, [*argv, verb, *arguments], fds=fds or {})
         try:
+            child = spawn(self._reaper, [*argv, verb, *arguments], fds=fds or {})
             exit_ = await child.wait()
             if exit_.status:
                 raise self._error(verb, exit_.status, log)
         finally:
-            _remove(log)
+            bundle_files.remove(log)
 
     def _error(self, verb: str, status: int, log: str) -> RuntimeFailed | ProcessFinished:
         binary = os.path.basename(self._options.binary_name)
@@ -177,10 +178,3 @@ def _status_of(verb: str, said: str) -> int:
 
 def _console(stdio: ChildStdio) -> list[str]:
     return ["--console-socket", stdio.console_socket] if stdio.console_socket else []
-
-
-def _remove(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass

@@ -667,3 +667,149 @@ async def test_no_zombie_stays_of_what_a_container_leaves_behind(start_shim: Sta
         assert is_alive(pid)
         await shim.end("c1")
         assert shim.children() == []
+
+
+# -- growth ---------------------------------------------------------------------------------
+
+
+async def _tasks(shim: ShimByHand) -> int:
+    """How many tasks the shim says that it has."""
+    lines = await shim.log_lines("c0", ask=signal.SIGUSR1)
+    return sum("msg=task" in line for line in lines)
+
+
+def _memory(shim: ShimByHand) -> int:
+    """The shim's own memory, in KiB."""
+    with open(f"/proc/{shim.pid}/smaps_rollup", encoding="ascii") as file:
+        rows = [line.split() for line in file]
+    return sum(int(row[1]) for row in rows if row[0] in ("Private_Dirty:", "Private_Clean:"))
+
+
+@pytest.mark.timeout(120)
+async def test_execs_and_resizes_leave_no_descriptor_task_or_memory(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c0", "sleep", "1000") as shim:
+        await shim.run("c0")
+
+        async def execs(count: int) -> None:
+            for number in range(count):
+                terminal = bool(number % 2)
+                await shim.exec("c0", f"e{number}", "true", terminal=terminal)
+                await shim.call("Start", id="c0", exec_id=f"e{number}")
+                for width in range(5):
+                    size: dict[str, Any] = {"width": width + 1, "height": 9}
+                    await shim.call("ResizePty", id="c0", exec_id=f"e{number}", **size)
+                await shim.call("Wait", id="c0", exec_id=f"e{number}")
+                await shim.call("Delete", id="c0", exec_id=f"e{number}")
+
+        await execs(20)
+        before = shim.open_files(), await _tasks(shim), _memory(shim)
+        await execs(100)
+        assert shim.open_files() == before[0]
+        assert await _tasks(shim) == before[1]
+        assert _memory(shim) - before[2] < 500
+        assert shim.children()[1:] == []
+        await shim.end("c0")
+        await _gone(shim, "c0")
+
+
+@pytest.mark.timeout(120)
+async def test_containers_leave_no_descriptor_task_or_memory(start_shim: StartShim) -> None:
+    async with start_shim("c0", "sleep", "1000") as shim:
+        await shim.run("c0")
+        shim.bundle("c1", "true")
+        stdout = shim.fifo("out")
+
+        async def lives(count: int) -> None:
+            for _ in range(count):
+                await shim.run("c1", stdout=stdout)
+                await shim.call("Wait", id="c1")
+                await shim.call("Delete", id="c1")
+                await shim.call("Shutdown", id="c1")
+
+        await lives(10)
+        before = shim.open_files(), await _tasks(shim), _memory(shim)
+        await lives(40)
+        assert shim.open_files() == before[0]
+        assert await _tasks(shim) == before[1]
+        assert _memory(shim) - before[2] < 500
+        await shim.end("c0")
+        await _gone(shim, "c0")
+
+
+async def test_an_idle_shim_makes_no_system_call(start_shim: StartShim) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        await shim.events.until("TaskStart")
+        await anyio.sleep(0.5)
+        trace = f"{shim.directory}/trace"
+        argv = ["timeout", "3", "strace", "-f", "-qq", "-o", trace, "-p", str(shim.pid)]
+        await anyio.run_process(argv, check=False)
+        calls = [line for line in _content(trace).decode().splitlines() if "exited" not in line]
+        # The wait that it was found in, and is left in.
+        assert len(calls) <= 1, calls
+        await shim.end("c1")
+
+
+# -- the end of the shim ---------------------------------------------------------------------
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("binary", ["runc", "crun"])
+async def test_a_shim_killed_at_any_moment_leaves_nothing_once_delete_is_called(
+    start_shim: StartShim, binary: str
+) -> None:
+    for milliseconds in range(0, 80, 5):
+        async with start_shim("c1", "sleep", "1000") as shim:
+            image = f"{shim.directory}/image"
+            os.rename(f"{shim.directory}/c1/rootfs", image)
+            os.mkdir(f"{shim.directory}/c1/rootfs")
+            bind = {"type": "bind", "source": image, "options": ["rbind", "rw"]}
+
+            options = shim.options(binary)
+            create = shim.create("c1", rootfs=[bind], options=options)
+
+            async def live(shim: ShimByHand = shim, create: Awaitable[int] = create) -> None:
+                with suppress(ConnectionClosed):
+                    await create
+                    await shim.call("Start", id="c1")
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(live)
+                await anyio.sleep(milliseconds / 1000)
+                os.kill(shim.pid, signal.SIGKILL)
+            assert shim.delete_verb("c1") < 5
+            await anyio.sleep(0.2)
+            assert shim.leftovers() == [], f"killed after {milliseconds} ms"
+            assert _processes_with(shim.directory) == []
+
+
+async def test_a_create_that_outlives_its_shim_makes_nothing_that_stays(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        slow = shim.options(before='[ "$verb" = create ] && sleep 0.4')
+
+        async def create() -> None:
+            with suppress(ConnectionClosed):
+                await shim.create("c1", options=slow)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(create)
+            await anyio.sleep(0.1)
+            os.kill(shim.pid, signal.SIGKILL)
+        assert shim.delete_verb("c1") < 5
+        await anyio.sleep(0.8)
+        assert shim.leftovers() == []
+
+
+def _processes_with(text: str) -> list[str]:
+    """The command lines, of processes other than this one, that contain a text."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):
+            words = _content(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode(errors="replace")
+            if text in words:
+                found.append(words)
+    return found

@@ -46,6 +46,11 @@ if TYPE_CHECKING:
 # Of this process alone: two runs of the tests at once must not meet.
 NAMESPACE: Final = f"nvshim-by-hand-{os.getpid()}"
 CGROUP: Final = f"/{NAMESPACE}"
+# crun refuses a host with both versions of cgroups; then the second is hidden from it.
+_SECOND_CGROUPS: Final = "/sys/fs/cgroup/unified"
+_HIDE_SECOND_CGROUPS: Final = f"""
+exec unshare --mount sh -c 'umount {_SECOND_CGROUPS}; exec crun "$@"' crun "$@"
+"""
 _RUNC_ROOT: Final = f"/run/containerd/runc/{NAMESPACE}"
 
 _EVENTS: Final = {
@@ -131,6 +136,8 @@ class ShimByHand:
         self.pid = 0
         self.service = "containerd.task.v3.Task" if bootstrap else "containerd.task.v2.Task"
         self.socket_path = ""
+        # Nobody would end a fork server that is left behind for a single test.
+        self.environment = {"NVSHIM_FORK_SERVER": "0"}
         self._launcher = launcher
         self._bootstrap = bootstrap
         self._ids: list[str] = []
@@ -197,7 +204,11 @@ class ShimByHand:
             stderr=subprocess.STDOUT,
             timeout=10,
             check=True,
-            env={"PATH": os.environ["PATH"], "TTRPC_ADDRESS": f"{address}.ttrpc"},
+            env={
+                "PATH": os.environ["PATH"],
+                "TTRPC_ADDRESS": f"{address}.ttrpc",
+                **self.environment,
+            },
         )
         if self._bootstrap:
             result = bootstrap_pb2.BootstrapResult.FromString(done.stdout)
@@ -256,6 +267,8 @@ class ShimByHand:
             before: shell commands that are run before it, with the runtime's verb in ``$verb``
                 and its arguments in ``$@``; ``$binary`` is the runtime.
         """
+        if binary == "crun" and os.path.exists(f"{_SECOND_CGROUPS}/cgroup.controllers"):
+            before += _HIDE_SECOND_CGROUPS
         if before:
             path = os.path.join(self.directory, f"runtime-{self._runtimes}")
             self._runtimes += 1

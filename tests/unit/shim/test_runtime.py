@@ -20,7 +20,7 @@ from shim.reaper import Reaper
 from shim.runtime import ChildStdio, LowLevelRuntime, last_error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.anyio
@@ -133,7 +133,7 @@ async def test_not_found_is_what_is_gone_and_not_what_else_is_missing(
 ) -> None:
     log = json.dumps({"level": "error", "msg": said})
     runtime = _runtime(reaper, tmp_path, f"cat > \"$4\" <<'END'\n{log}\nEND\nexit 1")
-    calls = {
+    calls: dict[str, Callable[[], Awaitable[None]]] = {
         "create": lambda: runtime.create(ChildStdio(), pid_file="/p"),
         "execute": lambda: runtime.execute(ChildStdio(), process_file="/f", pid_file="/p"),
         "kill": lambda: runtime.kill(9),

@@ -66,23 +66,23 @@ async def test_a_child_has_exactly_the_descriptors_meant_for_it(reaper: Reaper) 
     assert json.loads(done.output) == [0, 1, 2, 3]
 
 
-async def test_descriptors_arrive_under_their_numbers_even_when_they_cross(
-    reaper: Reaper, tmp_path: Path
-) -> None:
-    files = [(tmp_path / name).open("wb") for name in "ab"]
-    first, second = (f.fileno() for f in files)
-    try:
-        child = spawn(
-            reaper,
-            ["bash", "-c", f"echo one >&{second}; echo two >&{first}"],
-            fds={first: second, second: first},
-        )
+async def test_descriptors_arrive_under_their_numbers(reaper: Reaper, tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("from stdin")
+    with (
+        (tmp_path / "in").open("rb") as stdin,
+        (tmp_path / "out").open("wb") as stdout,
+        (tmp_path / "err").open("wb") as stderr,
+    ):
+        fds = {0: stdin.fileno(), 1: stdout.fileno(), 2: stderr.fileno()}
+        child = spawn(reaper, ["sh", "-c", "cat; echo to stderr >&2"], fds=fds)
         assert (await child.wait()).status == 0
-    finally:
-        for file in files:
-            file.close()
-    assert (tmp_path / "a").read_text() == "one\n"
-    assert (tmp_path / "b").read_text() == "two\n"
+    assert (tmp_path / "out").read_text() == "from stdin"
+    assert (tmp_path / "err").read_text() == "to stderr\n"
+
+
+async def test_what_is_not_named_is_dev_null(reaper: Reaper) -> None:
+    done = await run(reaper, ["sh", "-c", "readlink /proc/$$/fd/0 /proc/$$/fd/2"])
+    assert done.output == b"/dev/null\n/dev/null\n"
 
 
 async def test_the_environment_is_fixed(reaper: Reaper, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,10 +94,13 @@ async def test_the_environment_is_fixed(reaper: Reaper, monkeypatch: pytest.Monk
     assert set(got) <= {"PATH", "LANG", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS"}
 
 
-async def test_sigpipe_kills_a_child_as_it_would_anywhere(reaper: Reaper) -> None:
-    done = await run(reaper, ["sh", "-c", "grep ^SigIgn: /proc/self/status"])
-    ignored = int(done.output.split()[1], 16)
-    assert not ignored & (1 << (signal.SIGPIPE - 1))
+async def test_no_signal_is_ignored_or_blocked_in_a_child(reaper: Reaper) -> None:
+    done = await run(reaper, ["grep", "-E", "^Sig(Ign|Blk|Cgt):", "/proc/self/status"])
+    with open("/proc/self/status") as file:
+        ours = next(int(line.split()[1], 16) for line in file if line.startswith("SigIgn:"))
+    inherited = ours & ~(1 << signal.SIGPIPE - 1) & ~(1 << signal.SIGXFSZ - 1)
+    masks = [int(line.split()[1], 16) for line in done.output.decode().splitlines()]
+    assert masks == [0, inherited, 0]
 
 
 async def test_output_is_read_to_its_end_and_bounded(reaper: Reaper) -> None:

@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from shim.errors import StdioUnavailable, StdioUnsupported
-from shim.stdio import DirectStdio, TerminalStdio
+from shim.stdio import DirectStdio, TerminalStdio, _copy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -225,6 +225,45 @@ async def test_a_bundle_with_a_path_too_long_for_a_socket_still_has_a_terminal(
         slave, thread = _send_terminal(stdio.child().console_socket or "")
         thread.join()
         await stdio.started()
+        os.close(slave)
+        await stdio.drain()
+        stdio.close()
+
+
+async def test_copying_what_is_always_ready_lets_others_run() -> None:
+    source, sink = os.open("/dev/zero", os.O_RDONLY), os.open("/dev/null", os.O_WRONLY)
+    with anyio.move_on_after(0.1) as scope:
+        await _copy(source, sink)
+    assert scope.cancelled_caught
+    for fd in (source, sink):
+        os.close(fd)
+
+
+async def test_a_full_disk_does_not_block_the_terminal(tmp_path: Path) -> None:
+    async with anyio.create_task_group() as tasks:
+        stdio = TerminalStdio(
+            tasks, stdin="", stdout="file:///dev/full", socket_directory=str(tmp_path)
+        )
+        slave, thread = _send_terminal(stdio.child().console_socket or "")
+        thread.join()
+        await stdio.started()
+        os.set_blocking(slave, False)
+        with anyio.fail_after(5):
+            for _ in range(100):
+                await anyio.wait_writable(slave)
+                os.write(slave, b"line\n" * 100)
+        os.close(slave)
+        await stdio.drain()
+        stdio.close()
+
+
+async def test_a_terminal_that_came_leaves_no_socket_behind(tmp_path: Path) -> None:
+    async with anyio.create_task_group() as tasks:
+        stdio = TerminalStdio(tasks, stdin="", stdout="", socket_directory=str(tmp_path))
+        slave, thread = _send_terminal(stdio.child().console_socket or "")
+        thread.join()
+        await stdio.started()
+        assert os.listdir(tmp_path) == []
         os.close(slave)
         await stdio.drain()
         stdio.close()
