@@ -6,6 +6,8 @@ Rules
 - An event that cannot be delivered stays at the head of its container's queue and is tried
   again, with growing pauses, for as long as this process lives: containerd may be restarting.
   (The stock shim gives up after five tries, and the task is shown as running for ever.)
+- An event that containerd refuses as malformed would be refused for ever: it is logged and
+  left out, so that those behind it arrive.
 - The time in the envelope is when it happened, not when it was delivered.
 
 Source: containerd docs/runtime-v2.md (events), api/services/ttrpc/events/v1/events.proto.
@@ -21,8 +23,9 @@ import anyio
 from google.protobuf.empty_pb2 import Empty
 
 from api import typeurl
+from api.errors import Status
 from api.proto import events_pb2, events_service_pb2, types_pb2
-from api.ttrpc import Client, TtrpcError, connect
+from api.ttrpc import Client, MessageTooLarge, RemoteError, TtrpcError, connect
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
@@ -113,6 +116,15 @@ class Publisher:
             try:
                 await self._forward(queue[0])
             except (TtrpcError, OSError) as error:
+                if _is_final(error):
+                    self._log.error(
+                        "an event was refused",
+                        topic=queue[0].topic,
+                        id=container_id,
+                        why=str(error),
+                    )
+                    queue.popleft()
+                    continue
                 if pause == _FIRST_PAUSE:
                     self._log.warning("an event waits for containerd", why=str(error))
                 await anyio.sleep(pause)
@@ -145,3 +157,10 @@ class Publisher:
         async with connect(self._address) as client:
             task_status.started(client)
             await client.wait_closed()
+
+
+def _is_final(error: Exception) -> bool:
+    """Whether an event that failed so would fail again however often it is tried."""
+    if isinstance(error, RemoteError):
+        return error.status == Status.INVALID_ARGUMENT
+    return isinstance(error, MessageTooLarge)

@@ -8,7 +8,10 @@ one.
 from __future__ import annotations
 
 import os
+import random
+import re
 import signal
+import socket
 import subprocess
 import time
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -813,3 +816,158 @@ def _processes_with(text: str) -> list[str]:
             if text in words:
                 found.append(words)
     return found
+
+
+# -- events ----------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(120)
+async def test_no_event_is_lost_doubled_or_out_of_order_over_an_outage(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c0", "sleep", "1000") as shim, anyio.create_task_group() as tasks:
+        await shim.run("c0")
+        await shim.events.until("TaskStart")
+        shim.events.stop()
+        for number in range(30):
+            await shim.exec("c0", f"e{number}", "true")
+            await shim.call("Start", id="c0", exec_id=f"e{number}")
+            await shim.call("Wait", id="c0", exec_id=f"e{number}")
+        shim.bundle("c1", "true")
+        await shim.run("c1")
+        await shim.call("Wait", id="c1")
+        await shim.call("Delete", id="c1")
+        await anyio.sleep(1)
+        warnings = [line for line in await shim.log_lines("c0") if "level=warning" in line]
+        assert len(warnings) <= 2
+        await tasks.start(shim.events.serve)
+        await shim.events.until("TaskExit", count=31, seconds=20)
+        await shim.events.until("TaskDelete", seconds=20)
+        execs = [f"{kind} e{n}" for n in range(30) for kind in _EXEC]
+        assert shim.events.of("c0") == [*LIFE[:2], *execs]
+        assert shim.events.of("c1") == LIFE
+        await shim.end("c0")
+        await _gone(shim, "c0")
+        tasks.cancel_scope.cancel()
+
+
+_EXEC: Final = ("TaskExecAdded", "TaskExecStarted", "TaskExit")
+
+
+async def test_a_containerd_that_never_answers_events_does_not_hold_up_shutdown(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "true") as shim:
+        shim.events.stop()
+        await anyio.sleep(0.1)
+        path = f"{shim.directory}/c.sock.ttrpc"
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        with socket.socket(socket.AF_UNIX) as silent:
+            silent.bind(path)
+            silent.listen()
+            await shim.run("c1")
+            await shim.call("Wait", id="c1")
+            await shim.call("Delete", id="c1")
+            await shim.call("Shutdown", id="c1")
+            await shim.until_gone(seconds=4)
+        assert shim.leftovers() == []
+
+
+async def test_an_event_that_containerd_refuses_does_not_hold_up_those_behind_it(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "true") as shim:
+        shim.events.refused.add("TaskStart")
+        await shim.run("c1")
+        await shim.call("Wait", id="c1")
+        await shim.call("Delete", id="c1")
+        await shim.events.until("TaskDelete", seconds=5)
+        assert shim.events.names == [name for name in LIFE if name != "TaskStart"]
+        assert any("topic=/tasks/start" in line for line in await shim.log_lines("c1"))
+        await _gone(shim, "c1")
+
+
+# -- all of it at once -----------------------------------------------------------------------
+
+_REQUESTS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
+    ("Create", {}),
+    ("Start", {}),
+    ("Start", {"exec_id": "e1"}),
+    ("Kill", {"signal": 9}),
+    ("Kill", {"signal": 9, "exec_id": "e1"}),
+    ("Exec", {}),
+    ("Delete", {}),
+    ("Delete", {"exec_id": "e1"}),
+    ("State", {}),
+    ("Pids", {}),
+    ("Pause", {}),
+    ("Resume", {}),
+    ("Shutdown", {}),
+    ("Wait", {"exec_id": "e1"}),
+    ("CloseIO", {"exec_id": "e1", "stdin": True}),
+    ("ResizePty", {"width": 1, "height": 1}),
+)
+
+# What containerd may be told of one container of that id, and of what follows it under the id.
+_TOLD: Final = re.compile(
+    r"(TaskCreate (TaskStart |TaskExecAdded e1 |TaskExecStarted e1 |TaskExit e1 |TaskPaused |"
+    r"TaskResumed )*TaskExit TaskDelete )*"
+)
+_EXEC_TOLD: Final = re.compile(r"((TaskExecAdded e1 )(TaskExecStarted e1 TaskExit e1 )?)*")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", range(8))
+async def test_any_requests_in_any_order_at_once(start_shim: StartShim, seed: int) -> None:
+    """Whatever overlaps: every request is answered, events are told once and in order."""
+    chance = random.Random(seed)
+    shared = seed % 2 == 1
+    async with start_shim("c0", "sleep", "1000", shared_pids=shared) as shim:
+        await shim.create("c0")  # so that no Shutdown ends the shim
+        await shim.events.until("TaskCreate")
+        before = shim.open_files()
+        shim.bundle("c1", "sh", "-c", f"sleep 0.{chance.randint(0, 5)}", shared_pids=shared)
+        answered: list[int] = []
+
+        async def request() -> None:
+            method, fields = chance.choice(_REQUESTS)
+            await anyio.sleep(chance.random() * 1.5)
+            if method == "Create":
+                call: Awaitable[Any] = shim.create("c1")
+            elif method == "Exec":
+                call = shim.exec("c1", "e1", "sleep", f"0.{chance.randint(0, 3)}")
+            else:
+                call = shim.call(method, id="c1", **fields)
+            answered.append(await _outcome(call))
+
+        async def keep_going() -> None:
+            for method in ("Create", "Start", "Exec", "Start e1") * 3:
+                await anyio.sleep(0.1)
+                name, _, exec_id = method.partition(" ")
+                if name == "Create":
+                    await _outcome(shim.create("c1"))
+                elif name == "Exec":
+                    await _outcome(shim.exec("c1", "e1", "sleep", "0.1"))
+                else:
+                    await _outcome(shim.call("Start", id="c1", exec_id=exec_id))
+
+        with anyio.fail_after(40):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(keep_going)
+                for _ in range(60):
+                    tasks.start_soon(request)
+                await anyio.sleep(2)
+                await _outcome(shim.call("Resume", id="c1"))
+                await _outcome(shim.call("Kill", id="c1", signal=9))
+                if await _outcome(shim.call("Wait", id="c1")) == Status.OK:
+                    await _outcome(shim.call("Delete", id="c1"))
+        assert len(answered) == 60
+        assert Status.INTERNAL not in answered
+        assert shim.open_files() == before
+        await shim.call("Delete", id="c0")
+        await _gone(shim, "c0")
+        told = shim.events.of("c1")
+        assert _TOLD.fullmatch("".join(f"{name} " for name in told)), told
+        of_exec = [name for name in told if name.endswith("e1")]
+        assert _EXEC_TOLD.fullmatch("".join(f"{name} " for name in of_exec)), of_exec

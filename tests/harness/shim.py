@@ -22,6 +22,7 @@ import anyio
 from google.protobuf.empty_pb2 import Empty
 
 from api import typeurl
+from api.errors import Status
 from api.proto import (
     bootstrap_pb2,
     events_pb2,
@@ -30,7 +31,7 @@ from api.proto import (
     task_pb2,
     task_types_pb2,
 )
-from api.ttrpc import Client, Server, Service, connect
+from api.ttrpc import Client, RemoteError, Server, Service, connect
 from integration.images import busybox, unpack
 from tests.harness.runtime import is_alive
 
@@ -60,10 +61,16 @@ _EVENTS: Final = {
 
 
 class EventsServer:
-    """The socket on which containerd takes events; it can go away and come back."""
+    """The socket on which containerd takes events; it can go away and come back.
+
+    Attributes:
+        envelopes: what was told, in order.
+        refused: kinds of events that are answered with INVALID_ARGUMENT.
+    """
 
     def __init__(self, path: str) -> None:
         self.envelopes: list[types_pb2.Envelope] = []
+        self.refused: set[str] = set()
         self._path = path
         self._scope: anyio.CancelScope | None = None
 
@@ -116,6 +123,8 @@ class EventsServer:
 
     async def _forward(self, context: Context, request: events_service_pb2.ForwardRequest) -> Empty:
         assert context.values("containerd-namespace-ttrpc") == [request.envelope.namespace]
+        if typeurl.full_name(request.envelope.event).rpartition(".")[2] in self.refused:
+            raise RemoteError("an event", status=Status.INVALID_ARGUMENT, message="no", details=())
         self.envelopes.append(request.envelope)
         return Empty()
 
