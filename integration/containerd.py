@@ -360,6 +360,7 @@ class PrivateContainerd:
             CleanupIncomplete: something is still there, and the directory with it.
         """
         self.kill()
+        self._end_fork_servers()
         left = self.sweep()
         if left:
             raise CleanupIncomplete(
@@ -373,6 +374,16 @@ class PrivateContainerd:
         shutil.rmtree(self.directory, ignore_errors=True)
         if os.path.lexists(self.directory):
             raise CleanupIncomplete(f"to remove {self.directory}", found="it is still there")
+
+    def _end_fork_servers(self) -> None:
+        """End the processes that fork our shims; each removes its own socket."""
+        deadline = time.monotonic() + _CLEANUP_TIMEOUT
+        while servers := traces.fork_servers(self.marks):
+            late = time.monotonic() > deadline
+            for pid in servers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+            time.sleep(_POLL)
 
     def _write_config(self) -> None:
         for name in ("tmp", "fifo"):

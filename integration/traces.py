@@ -35,6 +35,7 @@ SOCKETS: Final = "/run/containerd/s"
 # Where the runc family keeps its state unless told otherwise, one directory for a namespace.
 RUNTIME_STATE: Final = "/run/containerd/runc"
 
+_FORK_SERVER: Final = "fork-server"
 _TASKS: Final = "io.containerd.runtime.v2.task"
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
@@ -112,8 +113,11 @@ def processes(marks: Marks) -> set[Trace]:
     """The processes that belong: shims, runtimes, containers, clients, and their children."""
     table = {process.pid: process for process in _process_table()}
     ourselves = _ancestors(os.getpid(), table)
+    servers = fork_servers(marks)
     marked = {
-        pid for pid, process in table.items() if pid not in ourselves and _is_marked(process, marks)
+        pid
+        for pid, process in table.items()
+        if pid not in ourselves | servers and _is_marked(process, marks)
     }
     family = marked | ({marks.pid} if marks.pid else set())
     while True:
@@ -126,6 +130,19 @@ def processes(marks: Marks) -> set[Trace]:
         for pid in family - ourselves - {marks.pid}
         if pid in table and not (table[pid].state == "Z" and table[pid].parent == 1)
     }
+
+
+def fork_servers(marks: Marks) -> set[int]:
+    """The processes that fork this containerd's shims.
+
+    They are no trace of a container: one stays for the next, until nobody has asked for long.
+    """
+    found = set()
+    for process in _process_table():
+        words = [word for word in process.words if word]
+        if words and words[-1] == _FORK_SERVER and marks.address in words:
+            found.add(process.pid)
+    return found
 
 
 def mounts(marks: Marks) -> set[Trace]:

@@ -69,7 +69,7 @@ def socket_name(address: str, namespace: str, group: str) -> str:
     Returns:
         64 hexadecimal digits.
     """
-    return _sha256(f"{address}/{namespace}/{group}".encode())
+    return digest(f"{address}/{namespace}/{group}".encode())
 
 
 def socket_path(directory: str, name: str) -> str:
@@ -115,7 +115,8 @@ def socket_directories(wanted: str, environment: Mapping[str, str], uid: int) ->
     return [*directories, f"/run/user/{uid}/containerd/s", f"/tmp/containerd-s-{uid}"]  # noqa: S108 - checked to be ours alone before use
 
 
-def _sha256(data: bytes) -> str:
+def digest(data: bytes) -> str:
+    """The SHA-256 of ``data``, in hexadecimal digits."""
     # hashlib loads OpenSSL: 3 ms and 2.5 MB. The C module alone costs nothing, but its name
     # changed with Python 3.12, and a build of Python may lack it.
     for module in ("_sha2", "_sha256"):

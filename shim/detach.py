@@ -2,7 +2,8 @@
 
 Nothing that anyone can observe of a shim may depend on who forked it, so everything that is
 inherited is set here: process group, descriptors, signals, umask, working directory,
-environment, standing with the OOM killer, name. The parent is the ``start`` verb.
+environment, standing with the OOM killer, name. The parent is the ``start`` verb, or the fork
+server (:mod:`shim.forkserver`).
 
 Source: containerd pkg/shim (what its own shims are started with); proc(5).
 """
@@ -18,8 +19,9 @@ from shim import bundle, sockets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import Final, NoReturn
+
+    from shim.warmstart import Request
 
 # The C module under signal: the public one imports enum, which costs 6 ms.
 if TYPE_CHECKING:
@@ -42,32 +44,12 @@ _HIGHEST_OOM_SCORE_ADJ: Final = 1000
 _ARG_START, _ARG_END = 45, 46
 
 
-def become_server(
-    listener_fd: int,
-    *,
-    bundle_path: str,
-    container_id: str,
-    namespace: str,
-    address: str,
-    ttrpc_address: str,
-    socket_path: str,
-    debug: bool,
-    oom_score_adj: int | None,
-    environment: Mapping[str, str] | None = None,
-) -> NoReturn:
+def become_server(listener_fd: int, request: Request) -> NoReturn:
     """Turn this process, just forked and with a single thread, into a shim.
 
     Args:
         listener_fd: the listening socket. Every other descriptor is closed.
-        bundle_path: the first container's bundle, which becomes the working directory.
-        container_id: the first container.
-        namespace: containerd's namespace.
-        address: containerd's gRPC address.
-        ttrpc_address: where events are sent.
-        socket_path: the listening socket's file.
-        debug: whether the shim logs each step.
-        oom_score_adj: how ready the OOM killer is to take it; None leaves it.
-        environment: replaces the environment; None keeps it.
+        request: which shim. Its bundle becomes the working directory, its environment ours.
     """
     try:
         # First of all: whoever holds the answer's pipe keeps containerd waiting for its end.
@@ -75,15 +57,14 @@ def become_server(
         os.setpgid(0, 0)
         _reset_signals()
         os.umask(_UMASK)
-        os.chdir(bundle_path)
-        if environment is not None:
+        os.chdir(request.bundle_path)
+        if os.environ != request.environment:
             os.environ.clear()
-            os.environ.update(environment)
-        if oom_score_adj is not None:
-            _set_oom_score_adj(oom_score_adj)
-        _set_command_line(
-            [PROGRAM, "-namespace", namespace, "-id", container_id, "-address", address]
-        )
+            os.environ.update(request.environment)
+        if request.oom_score_adj is not None:
+            _set_oom_score_adj(request.oom_score_adj)
+        names = ["-namespace", request.namespace, "-id", request.container_id]
+        _set_command_line([PROGRAM, *names, "-address", request.address])
         # What is imported stays; looking for garbage among it costs a tenth of the time.
         gc.disable()
         from shim.server import main  # noqa: PLC0415 - after containerd has its answer
@@ -93,16 +74,31 @@ def become_server(
 
         main(
             listener_fd=_LISTENER,
-            container_id=container_id,
-            namespace=namespace,
-            ttrpc_address=ttrpc_address,
-            socket_path=socket_path,
-            debug=debug,
+            container_id=request.container_id,
+            namespace=request.namespace,
+            ttrpc_address=request.ttrpc_address,
+            socket_path=request.socket_path,
+            debug=request.debug,
         )
     except BaseException as error:  # noqa: BLE001 - there is nobody above to raise it to
-        _report(bundle_path, error)
-        sockets.remove_own(socket_path, sockets.identity(socket_path))
+        _report(request.bundle_path, error)
+        sockets.remove_own(request.socket_path, sockets.identity(request.socket_path))
     os._exit(1)
+
+
+def prepare_fork_server(address: str) -> None:
+    """Make this process one that shims can be forked from.
+
+    Its descriptors are 0, 1, 2 and 3 (its lock); it is in nobody's directory.
+
+    Args:
+        address: containerd's gRPC address, shown in the command line.
+    """
+    _close_above(3)
+    _reset_signals()
+    os.umask(_UMASK)
+    os.chdir("/")
+    _set_command_line([PROGRAM, "-address", address, "fork-server"])
 
 
 def oom_score_adj_below(pid: int) -> int | None:
@@ -129,10 +125,14 @@ def _keep_only(listener_fd: int) -> None:
     for standard in (0, 1, 2):
         os.dup2(null_high, standard)
     os.dup2(listener_high, _LISTENER, inheritable=False)
+    _close_above(_LISTENER)
+
+
+def _close_above(highest: int) -> None:
     # Not closerange: without close_range(2) it tries every number up to the limit, which
     # for containerd can be a million.
     for name in os.listdir("/proc/self/fd"):
-        if int(name) > _LISTENER:
+        if int(name) > highest:
             try:
                 os.close(int(name))
             except OSError:

@@ -22,15 +22,17 @@ if TYPE_CHECKING:
 
 VERBS: Final = ("start", "delete")
 
-# Flags with a value, and the attribute that keeps it. "socket" is what containerd's own
-# server process is told, and nothing that we need.
+# What ``start`` calls us by, to leave a fork server behind; containerd never does.
+FORK_SERVER: Final = "fork-server"
+
+# Flags with a value, and the attribute that keeps it.
 _VALUES: Final = {
     "namespace": "namespace",
     "address": "address",
     "publish-binary": "publish_binary",
     "id": "container_id",
     "bundle": "bundle",
-    "socket": "",
+    "socket": "socket",
 }
 _SWITCHES: Final = {"debug": "debug", "info": "info", "v": "version", "version": "version"}
 _TRUE: Final = ("1", "t", "T", "true", "TRUE", "True")
@@ -50,6 +52,7 @@ class Invocation:
         namespace: containerd's namespace.
         address: containerd's gRPC address.
         publish_binary: containerd's own path; unused, since events go over ttrpc.
+        socket: where a fork server is to listen.
         container_id: the container that the verb is about.
         bundle: its bundle; empty for the current directory.
         debug: whether the shim is to log its steps.
@@ -65,6 +68,7 @@ class Invocation:
         "info",
         "namespace",
         "publish_binary",
+        "socket",
         "verb",
         "version",
     )
@@ -76,6 +80,7 @@ class Invocation:
         self.publish_binary = ""
         self.container_id = ""
         self.bundle = ""
+        self.socket = ""
         self.debug = False
         self.info = False
         self.version = False
@@ -105,7 +110,7 @@ def parse(arguments: Sequence[str]) -> Invocation:
             invocation.verb = words[0] if words else ""
             break
         _take_flag(invocation, word, words)
-    if invocation.info or invocation.version:
+    if invocation.info or invocation.version or invocation.verb == FORK_SERVER:
         return invocation
     if invocation.verb not in VERBS:
         raise InvalidInvocation(
@@ -126,8 +131,7 @@ def _take_flag(invocation: Invocation, word: str, rest: list[str]) -> None:
             if not rest:
                 raise InvalidInvocation(f"flag -{name}", found="no value after it", do="add one")
             value = rest.pop(0)
-        if _VALUES[name]:
-            setattr(invocation, _VALUES[name], value)
+        setattr(invocation, _VALUES[name], value)
     elif name in _SWITCHES:
         if equals and value not in _TRUE and value not in _FALSE:
             raise InvalidInvocation(

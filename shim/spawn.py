@@ -1,11 +1,14 @@
 """Starting programs: exactly the descriptors meant for them, and a fixed environment.
 
-``posix_spawn`` (vfork underneath) runs on the main thread, so that a parent-death signal set
-by runc is tied to a thread that lives as long as the shim. All our descriptors are
-close-on-exec (PEP 446), so a child has those named in ``fds`` and no other: a leaked
+A program is started from the main thread, so that a parent-death signal set by runc is tied to
+a thread that lives as long as the shim. It has descriptors 0, 1 and 2 and no other: a leaked
 directory descriptor is how CVE-2024-21626 began.
 
-Source: posix_spawn(3); prctl(2) PR_SET_PDEATHSIG.
+The C function under :mod:`subprocess` does it with vfork(2). Its module would bring a second
+owner of wait(2); and ``os.posix_spawn`` leaves signals 32 and 33 ignored (glibc does, in its
+child), which containers would inherit.
+
+Source: vfork(2); prctl(2) PR_SET_PDEATHSIG; glibc sysdeps/unix/sysv/linux/spawni.c.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+from _posixsubprocess import fork_exec
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -26,9 +30,7 @@ if TYPE_CHECKING:
 
     from shim.reaper import Child, Exit, Reaper
 
-# The interpreter ignores these; what we start must not inherit that.
-_RESET_SIGNALS: Final = (signal.SIGPIPE, signal.SIGXFSZ)
-
+_LONGEST_FAILURE: Final = 256
 _CHUNK: Final = 65536
 
 
@@ -38,8 +40,8 @@ def spawn(reaper: Reaper, argv: Sequence[str], *, fds: Mapping[int, int]) -> Chi
     Args:
         reaper: who waits for it.
         argv: the program (a name looked up in PATH, or a path) and its arguments.
-        fds: which of our descriptors the program has, by the number it has there. 0, 1 and
-            2 are /dev/null where they are not named.
+        fds: which of our descriptors are its 0, 1 and 2; those not named are /dev/null. It has
+            no others.
 
     Returns:
         The running child.
@@ -55,37 +57,54 @@ def spawn(reaper: Reaper, argv: Sequence[str], *, fds: Mapping[int, int]) -> Chi
             do="install it, or name another with BinaryName in the runtime's options",
         )
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    borrowed = [null]
+    # The child reports over this pipe why it could not execute; exec itself closes it.
+    reading, writing = os.pipe2(os.O_CLOEXEC)
     try:
-        wanted = {0: null, 1: null, 2: null, **fds}
-        # dup2 runs in order: a source that is also a target has to be moved out of the way.
-        above = max(wanted) + 1
-        actions = []
-        for number, fd in wanted.items():
-            source = fd
-            if fd in wanted:
-                source = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above)
-                borrowed.append(source)
-            actions.append((os.POSIX_SPAWN_DUP2, source, number))
-        try:
-            pid = os.posix_spawn(
-                program,
-                list(argv),
-                programs.fixed_environment(),
-                file_actions=actions,
-                setsigmask=(),
-                setsigdef=_RESET_SIGNALS,
-            )
-        except OSError as error:
-            raise ProgramNotFound(
-                f"to run {program!r}",
-                found=os.strerror(error.errno or 0),
-                do="check that it is an executable of this machine's architecture",
-            ) from error
+        pid = _fork_exec(program, argv, [fds.get(n, null) for n in (0, 1, 2)], (reading, writing))
+        os.close(writing)
+        writing = -1
+        failure = os.read(reading, _LONGEST_FAILURE)
     finally:
-        for fd in borrowed:
-            os.close(fd)
-    return reaper.register(pid)
+        for fd in (null, reading, writing):
+            if fd >= 0:
+                os.close(fd)
+    child = reaper.register(pid)
+    if failure:
+        # "OSError:ERRNO in hexadecimal:", as the C function writes it
+        number = int(failure.split(b":")[1] or b"0", 16)
+        raise ProgramNotFound(
+            f"to run {program!r}",
+            found=os.strerror(number),
+            do="check that it is an executable of this machine's architecture",
+        )
+    return child
+
+
+def _fork_exec(
+    program: str, argv: Sequence[str], standard: list[int], report: tuple[int, int]
+) -> int:
+    environment = [os.fsencode(f"{k}={v}") for k, v in programs.fixed_environment().items()]
+    return fork_exec(
+        [os.fsencode(word) for word in argv],
+        [os.fsencode(program)],
+        True,  # close all other descriptors
+        (report[1],),
+        None,  # type: ignore[arg-type]  # typeshed: the directory may well be None
+        environment,
+        standard[0], -1,
+        -1, standard[1],
+        -1, standard[2],
+        *report,
+        True,  # SIGPIPE and SIGXFSZ, which the interpreter ignores, back to default
+        False,
+        -1,
+        None,
+        None,
+        None,
+        -1,
+        None,  # type: ignore[arg-type]  # so may the function to call
+        True,  # vfork
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 
-from shim import address, bundle, sockets, wire
+from shim import address, bundle, sockets, warmstart, wire
 from shim.detach import become_server, oom_score_adj_below
 from shim.errors import (
     BundleUnusable,
@@ -85,7 +85,7 @@ def start(invocation: Invocation) -> bytes:
         _leave_in_bundle(bundle_path, directory, path)
         if listener is not None:
             cgroup = shim_cgroup(params.extensions if params else _legacy_options(request))
-            _fork_server(
+            _start_shim(
                 listener,
                 invocation,
                 params,
@@ -217,7 +217,7 @@ def _leave_in_bundle(bundle_path: str, directory: str, path: str) -> None:
         ) from error
 
 
-def _fork_server(
+def _start_shim(
     listener: int,
     invocation: Invocation,
     params: BootstrapParams | None,
@@ -226,39 +226,50 @@ def _fork_server(
     socket_path: str,
     cgroup: str,
 ) -> None:
-    if os.environ.get("SCHED_CORE"):
-        _isolate_core()
     grpc_address = (params.grpc_address if params else "") or invocation.address
     ttrpc_address = params.ttrpc_address if params else os.environ.get("TTRPC_ADDRESS", "")
-    # Ours is containerd; the shim's will be somebody else once we are gone.
-    oom_score_adj = oom_score_adj_below(os.getppid())
-    try:
-        pid = os.fork()
-    except OSError as error:
-        raise ServerNotStarted(
-            f"a shim for {invocation.container_id}",
-            found=os.strerror(error.errno or 0).lower(),
-            do="look at the limits on memory and processes",
-        ) from error
-    if pid == 0:
-        become_server(
-            listener,
-            bundle_path=bundle_path,
-            container_id=invocation.container_id,
-            namespace=invocation.namespace,
-            address=grpc_address,
-            ttrpc_address=ttrpc_address or f"{grpc_address}.ttrpc",
-            socket_path=socket_path,
-            debug=invocation.debug or (params is not None and params.debug),
-            oom_score_adj=oom_score_adj,
-        )
+    request = warmstart.Request(
+        bundle_path=bundle_path,
+        container_id=invocation.container_id,
+        namespace=invocation.namespace,
+        address=grpc_address,
+        ttrpc_address=ttrpc_address or f"{grpc_address}.ttrpc",
+        socket_path=socket_path,
+        debug=invocation.debug or (params is not None and params.debug),
+        # Our parent is containerd; the shim's will be somebody else once we are gone.
+        oom_score_adj=oom_score_adj_below(os.getppid()),
+        environment=dict(os.environ),
+    )
+    pid = 0
+    if os.environ.get("SCHED_CORE"):
+        _isolate_core()  # which a fork server has not done for its children
+    elif warmstart.enabled():
+        server = warmstart.server_path(os.path.dirname(socket_path), grpc_address)
+        pid = warmstart.ask(server, listener, request) if server else 0
+        if server and not pid:
+            pid = _fork_shim(listener, request)
+            warmstart.leave_behind(server, grpc_address)
+    pid = pid or _fork_shim(listener, request)
     if cgroup:
         try:
             join_cgroup(cgroup, pid)
         except BaseException:
             os.kill(pid, _signal.SIGKILL)
-            os.waitpid(pid, 0)
             raise
+
+
+def _fork_shim(listener: int, request: warmstart.Request) -> int:
+    try:
+        pid = os.fork()
+    except OSError as error:
+        raise ServerNotStarted(
+            f"a shim for {request.container_id}",
+            found=os.strerror(error.errno or 0).lower(),
+            do="look at the limits on memory and processes",
+        ) from error
+    if pid == 0:
+        become_server(listener, request)
+    return pid
 
 
 def _isolate_core() -> None:

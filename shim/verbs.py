@@ -15,7 +15,7 @@ import sys
 
 from api.errors import NvshimError, one_line
 from shim import RUNTIME_NAME, VERSION
-from shim.invocation import parse
+from shim.invocation import FORK_SERVER, parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,6 +67,10 @@ def _verb(name: str) -> Callable[[Invocation], bytes]:
         from shim.start import start  # noqa: PLC0415
 
         return start
+    if name == FORK_SERVER:
+        from shim.forkserver import main as fork_server  # noqa: PLC0415
+
+        return lambda asked: fork_server(asked.socket, asked.address)
     from shim.delete import delete  # noqa: PLC0415
 
     return delete

@@ -110,7 +110,8 @@ class Program:
             input=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT if merged else subprocess.PIPE,
-            env={"PATH": os.environ["PATH"], **(environment or {})},
+            # Nobody would end a fork server that is left behind for a single test.
+            env={"PATH": os.environ["PATH"], "NVSHIM_FORK_SERVER": "0", **(environment or {})},
             process_group=0,
             timeout=20,
             check=False,

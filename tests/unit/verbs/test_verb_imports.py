@@ -24,7 +24,18 @@ _FILES = {"shim.address", "shim.bundle", "shim.sockets", "shim.wire", "_socket",
 
 _VERSION = {*_STANDARD, *_ALL, "shim.info"}
 _INFO = {*_STANDARD, *_ALL, "shim.wire"}
-_START = {*_STANDARD, *_ALL, *_FILES, "shim.start", "shim.detach", "_sha256", "_sha2"}
+_START = {
+    *_STANDARD,
+    *_ALL,
+    *_FILES,
+    "shim.start",
+    "shim.detach",
+    "shim.warmstart",
+    "struct",
+    "_struct",
+    "_sha256",
+    "_sha2",
+}
 _DELETE = {*_STANDARD, *_ALL, *_FILES, "shim.delete", "shim.mountinfo", "_json"}
 
 _EXIT = """

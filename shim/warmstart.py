@@ -1,0 +1,269 @@
+"""The verb's side of the fork server: finding it, asking it for a shim, leaving one behind.
+
+A Python process that has imported the server's modules can fork a shim in milliseconds, where
+a cold one needs a hundred. :mod:`shim.forkserver` is that process; without it everything works,
+only slower, and whatever goes wrong with it, the verb forks the shim itself.
+
+Rules
+- A shim must not differ by who forked it. What it would inherit (namespaces, cgroup, limits,
+  capabilities, security context, scheduling) is part of the fork server's name, so a verb in
+  other surroundings does not even find it. What can be set per shim is in the request.
+- The forked child does nothing before the verb has heard of it and said "go": a verb that lost
+  patience has started the shim by itself, and there must not be two on one socket.
+- ``NVSHIM_FORK_SERVER=0`` in containerd's environment turns all of it off.
+
+Source: unix(7) SCM_RIGHTS, SO_PEERCRED; proc(5).
+"""
+
+from __future__ import annotations
+
+import _socket
+import fcntl
+import os
+import struct
+import sys
+
+from shim.address import digest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final, NoReturn
+
+SWITCH: Final = "NVSHIM_FORK_SERVER"
+
+# Seconds. A fork takes some milliseconds; this is for a machine that hardly moves.
+_PATIENCE: Final = 1.0
+_LONGEST_PATH: Final = 106
+_CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
+
+LENGTH: Final = struct.Struct("=I")
+FD_SIZE: Final = 4
+GO: Final = b"!"
+
+# The descriptor under which the fork server finds the lock that makes it the only one.
+LOCK_FD: Final = 3
+
+# The command line of a shim is written over that of the process it was forked from; ids of
+# containers and namespaces may have 76 bytes each.
+_ROOM_FOR_NAMES: Final = "-room=" + "." * 320
+
+_NAMESPACES: Final = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")
+_STATUS_LINES: Final = (
+    b"Uid:", b"Gid:", b"Groups:", b"Cap", b"NoNewPrivs:", b"Seccomp", b"Cpus_allowed:",
+    b"Mems_allowed:", b"THP_enabled:",
+)  # fmt: skip
+
+
+class Request:
+    """What a shim has to know, as it crosses the socket.
+
+    Attributes:
+        bundle_path, container_id, namespace, address, ttrpc_address, socket_path, debug,
+        oom_score_adj: as :func:`shim.detach.become_server` takes them.
+        environment: the whole environment of the shim.
+    """
+
+    __slots__ = (
+        "address",
+        "bundle_path",
+        "container_id",
+        "debug",
+        "environment",
+        "namespace",
+        "oom_score_adj",
+        "socket_path",
+        "ttrpc_address",
+    )
+
+    def __init__(
+        self,
+        *,
+        bundle_path: str,
+        container_id: str,
+        namespace: str,
+        address: str,
+        ttrpc_address: str,
+        socket_path: str,
+        debug: bool,
+        oom_score_adj: int | None,
+        environment: dict[str, str],
+    ) -> None:
+        self.bundle_path = bundle_path
+        self.container_id = container_id
+        self.namespace = namespace
+        self.address = address
+        self.ttrpc_address = ttrpc_address
+        self.socket_path = socket_path
+        self.debug = debug
+        self.oom_score_adj = oom_score_adj
+        self.environment = environment
+
+    def encode(self) -> bytes:
+        """The request as bytes: texts with a zero between them, which none can contain."""
+        texts = [
+            self.bundle_path,
+            self.container_id,
+            self.namespace,
+            self.address,
+            self.ttrpc_address,
+            self.socket_path,
+            "1" if self.debug else "",
+            "" if self.oom_score_adj is None else str(self.oom_score_adj),
+            *(f"{name}={value}" for name, value in self.environment.items()),
+        ]
+        return b"\0".join(os.fsencode(text) for text in texts)
+
+    @classmethod
+    def decode(cls, content: bytes) -> Request:
+        """The request from its bytes.
+
+        Raises:
+            ValueError: they are not what :meth:`encode` writes.
+        """
+        texts = [os.fsdecode(text) for text in content.split(b"\0")]
+        bundle, container_id, namespace, address, ttrpc, path, debug, score, *variables = texts
+        return cls(
+            bundle_path=bundle,
+            container_id=container_id,
+            namespace=namespace,
+            address=address,
+            ttrpc_address=ttrpc,
+            socket_path=path,
+            debug=bool(debug),
+            oom_score_adj=int(score) if score else None,
+            environment=dict(variable.split("=", 1) for variable in variables),
+        )
+
+
+def enabled() -> bool:
+    """Whether fork servers may be used at all."""
+    return os.environ.get(SWITCH, "1") != "0"
+
+
+def server_path(directory: str, address: str) -> str:
+    """Where the fork server for these surroundings listens.
+
+    Args:
+        directory: the directory of sockets, which is ours alone.
+        address: containerd's gRPC address.
+
+    Returns:
+        The path; empty if it would not fit a socket's address.
+    """
+    path = os.path.join(directory, "f" + digest(_surroundings(address))[:40])
+    return path if len(os.fsencode(path)) <= _LONGEST_PATH else ""
+
+
+def ask(path: str, listener: int, request: Request) -> int:
+    """Have a shim forked by the fork server.
+
+    Args:
+        path: where the fork server listens.
+        listener: the socket that the shim is to serve.
+        request: everything else.
+
+    Returns:
+        The shim's pid; 0 if there is no fork server, or it did not do it.
+    """
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+    try:
+        connection.settimeout(_PATIENCE)
+        connection.connect(path)
+        if peer_is_another(connection):
+            return 0
+        content = request.encode()
+        rights = listener.to_bytes(FD_SIZE, sys.byteorder)
+        # The descriptor travels with the first byte.
+        connection.sendmsg(
+            [LENGTH.pack(len(content))], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)]
+        )
+        connection.sendall(content)
+        pid = int(connection.recv(16) or b"0")
+        if pid > 0:
+            connection.sendall(GO)
+    except (OSError, ValueError):
+        return 0
+    else:
+        return pid
+    finally:
+        connection.close()
+
+
+def peer_is_another(connection: _socket.socket) -> bool:
+    """Whether who is at the other end has another uid or gid than we."""
+    raw = connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, uid, gid = _CREDENTIALS.unpack(raw)
+    return (uid, gid) != (os.geteuid(), os.getegid())
+
+
+def leave_behind(path: str, address: str) -> None:
+    """Start a fork server for the next verb, unless one is there or on its way.
+
+    Args:
+        path: where it is to listen.
+        address: containerd's gRPC address, for whoever looks at the process.
+    """
+    try:
+        lock = os.open(
+            lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
+    except OSError:
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fork() == 0:
+            _become_fork_server(path, address, lock)
+    except OSError:
+        return  # another one is there, or there is no room for a process: nobody needs it
+
+
+def _become_fork_server(path: str, address: str, lock: int) -> NoReturn:
+    # An interpreter of its own: nothing of this verb is in the memory that shims will share.
+    try:
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        # A duplicate above all targets, so that no step overwrites what a later one needs.
+        high = fcntl.fcntl(lock, fcntl.F_DUPFD_CLOEXEC, 10)
+        for standard in (0, 1, 2):
+            os.dup2(null, standard)
+        os.dup2(high, LOCK_FD)
+        os.setpgid(0, 0)
+        program = os.path.abspath(sys.argv[0])
+        words = ["-address", address, "-socket", path, _ROOM_FOR_NAMES, "fork-server"]
+        os.execv(program, [program, *words])  # noqa: S606 - our own program, and no shell
+    finally:
+        os._exit(1)
+
+
+def lock_path(path: str) -> str:
+    """The file whose lock a fork server holds while it lives."""
+    return f"{path}.lock"
+
+
+def _surroundings(address: str) -> bytes:
+    """What a process hands on to its children and cannot, or should not, change for them."""
+    parts = [os.fsencode(address), os.fsencode(os.path.abspath(sys.argv[0]))]
+    parts += [os.fsencode(_link(f"/proc/self/ns/{name}")) for name in _NAMESPACES]
+    parts += [os.fsencode(_link("/proc/self/root"))]
+    parts += [_content(f"/proc/self/{name}") for name in ("cgroup", "limits", "attr/current")]
+    parts += [
+        line
+        for line in _content("/proc/self/status").splitlines()
+        if line.startswith(_STATUS_LINES)
+    ]
+    parts.append(f"{os.sched_getscheduler(0)} {os.getpriority(os.PRIO_PROCESS, 0)}".encode())
+    return b"\0".join(parts)
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def _content(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""  # this kernel has no such file

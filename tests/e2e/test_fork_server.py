@@ -1,0 +1,341 @@
+"""The fork server: what it forks is a shim like any other, and nobody depends on it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from api.ttrpc import connect
+from shim.launcher import write_launcher
+from tests.harness.launcher import INTERPRETER, REPOSITORY
+from tests.harness.runtime import is_alive
+from tests.harness.shim import ShimByHand
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Node:
+    """A containerd's place on a machine: shims are started for it one after the other."""
+
+    def __init__(self, launcher: str) -> None:
+        self.shims = ShimByHand(tempfile.mkdtemp(prefix="nvshim-"), launcher, bootstrap=False)
+        self.shims.environment = {}
+        self.address = os.path.join(self.shims.directory, "c.sock")
+        self.server_sockets: set[str] = set()
+        self.sockets: list[str] = []
+        self.pids: list[int] = []
+
+    async def start(self, name: str, *, wait: bool = True) -> int:
+        """Start a shim; returns its pid. Waits for the fork server, if one is left behind."""
+        self.shims.bundle(name, "sleep", "1000")
+        path = self.shims.start_verb(name).removeprefix("unix://")
+        self.sockets.append(path)
+        async with connect(path) as self.shims.client:
+            pid = (await self.shims.call("Connect", id=name)).shim_pid
+        self.pids.append(pid)
+        if wait:
+            eventually(self.server_listens, "a fork server listens")
+        return int(pid)
+
+    def servers(self) -> list[int]:
+        """The pids of the fork servers of this node."""
+        found = []
+        for pid in filter(str.isdecimal, os.listdir("/proc")):
+            words = _words(int(pid))
+            if words[-1:] == ["fork-server"] and self.address in words:
+                found.append(int(pid))
+        return found
+
+    def server_socket(self) -> str:
+        """Where a fork server of this node listens; empty if nowhere."""
+        with open("/proc/net/unix") as file:
+            paths = {words[6]: words[7] for line in file if len(words := line.split()) == 8}
+        for pid in self.servers():
+            with suppress(FileNotFoundError):
+                for fd in os.listdir(f"/proc/{pid}/fd"):
+                    inode = os.readlink(f"/proc/{pid}/fd/{fd}").removeprefix("socket:[")[:-1]
+                    if inode in paths:
+                        self.server_sockets.add(paths[inode])
+                        return paths[inode]
+        return ""
+
+    def server_listens(self) -> bool:
+        path = self.server_socket()
+        with socket.socket(socket.AF_UNIX) as probe:
+            return bool(path) and probe.connect_ex(path) == 0
+
+    def close(self) -> None:
+        for pid in [*self.servers(), *self.pids]:
+            if is_alive(pid):
+                os.kill(pid, signal.SIGCONT)
+                os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + 5
+        while any(map(is_alive, [*self.servers(), *self.pids])) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self.shims.clean()
+        for path in self.sockets:
+            if os.path.exists(path):
+                os.unlink(path)
+
+
+def _words(pid: int) -> list[str]:
+    try:
+        with open(f"/proc/{pid}/cmdline") as file:
+            return [word for word in file.read().split("\0") if word]
+    except OSError:
+        return []
+
+
+@asynccontextmanager
+async def _node(launcher: str) -> AsyncIterator[Node]:
+    node = Node(launcher)
+    try:
+        yield node
+    finally:
+        node.close()
+    left = [p for own in node.server_sockets for p in (own, f"{own}.lock") if os.path.exists(p)]
+    assert left == []
+
+
+@pytest.fixture
+async def node(shim_directory: str) -> AsyncIterator[Node]:
+    async with _node(os.path.join(shim_directory, "containerd-shim-nvidia-v1")) as node:
+        yield node
+
+
+def _is_forked_by(pid: int, server: int) -> bool:
+    # Where the arguments lie is drawn by lot at exec, and kept by fork.
+    def arguments(pid: int) -> str:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[45]
+
+    return arguments(pid) == arguments(server)
+
+
+async def test_the_first_start_leaves_one_behind_and_the_next_ones_come_from_it(
+    node: Node,
+) -> None:
+    first = await node.start("c1")
+    (server,) = node.servers()
+    assert not _is_forked_by(first, server)
+    for name in ("c2", "c3"):
+        assert _is_forked_by(await node.start(name), server)
+    assert node.servers() == [server]
+
+
+def _observed(pid: int) -> dict[str, Any]:
+    """All that others can see of a process, but for its numbers and its memory."""
+    status: dict[str, str] = {}
+    with open(f"/proc/{pid}/status") as file:
+        for line in file:
+            key, _, value = line.partition(":")
+            status[key] = value.strip()
+    kept = (
+        "Name", "Umask", "PPid", "TracerPid", "Uid", "Gid", "FDSize", "Groups", "Kthread", "SigBlk",
+        "SigIgn", "SigCgt", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs",
+        "Seccomp", "Seccomp_filters", "Cpus_allowed", "Mems_allowed", "Threads", "CoreDumping",
+    )  # fmt: skip
+    seen: dict[str, Any] = {key: status.get(key) for key in kept}
+    for name in ("limits", "cgroup", "oom_score_adj", "comm", "personality", "coredump_filter"):
+        with open(f"/proc/{pid}/{name}") as file:
+            seen[name] = file.read()
+    for name in sorted(os.listdir(f"/proc/{pid}/ns")):
+        seen[f"ns {name}"] = os.readlink(f"/proc/{pid}/ns/{name}")
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        seen["environ exists"] = bool(file.read())
+    seen["command line"] = _words(pid)
+    seen["exe"] = os.readlink(f"/proc/{pid}/exe")
+    seen["cwd"] = os.readlink(f"/proc/{pid}/cwd")
+    seen["root"] = os.readlink(f"/proc/{pid}/root")
+    seen["leads its group"] = os.getpgid(pid) == pid
+    seen["session"] = os.getsid(pid)
+    seen["priority"] = os.getpriority(os.PRIO_PROCESS, pid)
+    seen["scheduler"] = os.sched_getscheduler(pid)
+    # sockets and pipes are numbered; what kind each descriptor is counts.
+    seen["descriptors"] = {
+        fd: os.readlink(f"/proc/{pid}/fd/{fd}").split("[")[0].replace(str(pid), "PID")
+        for fd in sorted(os.listdir(f"/proc/{pid}/fd"), key=int)
+    }
+    return seen
+
+
+async def test_a_warm_shim_differs_in_nothing_that_can_be_observed(node: Node) -> None:
+    cold = await node.start("aa")
+    warm = await node.start("bb")
+    assert _is_forked_by(warm, node.servers()[0])
+
+    def alike(pid: int, name: str) -> dict[str, Any]:
+        seen = _observed(pid)
+        seen["cwd"] = seen["cwd"].replace(f"/{name}", "/NAME")
+        seen["command line"] = [w.replace(name, "NAME") for w in seen["command line"]]
+        seen["descriptors"] = {
+            fd: path.replace(f"/{name}/", "/NAME/") for fd, path in seen["descriptors"].items()
+        }
+        return seen
+
+    # The connections that asked for their pids are still being closed.
+    deadline = time.monotonic() + 5
+    while alike(warm, "bb") != alike(cold, "aa") and time.monotonic() < deadline:
+        await anyio.sleep(0.05)
+    assert alike(warm, "bb") == alike(cold, "aa")
+
+
+def _script(path: str, body: str) -> None:
+    with open(path, "w") as file:
+        file.write(f"#!/bin/sh\n{body}\n")
+    os.chmod(path, 0o755)
+
+
+async def test_what_a_warm_shim_starts_has_the_environment_of_its_own_verb(node: Node) -> None:
+    await node.start("c1")
+    marker = os.path.join(node.shims.directory, "bin")
+    os.mkdir(marker)
+    node.shims.environment = {"PATH": f"{marker}:{os.environ['PATH']}"}
+    _script(f"{marker}/runc", f'echo "$PATH" > {marker}/path; exec /usr/sbin/runc "$@"')
+    pid = await node.start("c2")
+    assert _is_forked_by(pid, node.servers()[0])
+    async with connect(node.sockets[-1]) as node.shims.client:
+        await node.shims.create("c2")
+        await node.shims.call("Delete", id="c2")
+    assert (await anyio.Path(f"{marker}/path").read_text()).startswith(marker)
+
+
+async def test_a_fork_server_that_was_killed_costs_nobody_anything(node: Node) -> None:
+    await node.start("c1")
+    (server,) = node.servers()
+    warm = await node.start("c2")
+    os.kill(server, signal.SIGKILL)
+    eventually(lambda: not is_alive(server), "it is gone")
+    assert is_alive(warm)
+    third = await node.start("c3")
+    (successor,) = node.servers()
+    assert successor != server
+    assert not _is_forked_by(third, successor)
+    assert _is_forked_by(await node.start("c4"), successor)
+
+
+async def test_one_that_does_not_answer_is_not_waited_for_and_forks_nothing_later(
+    node: Node,
+) -> None:
+    await node.start("c1")
+    (server,) = node.servers()
+    os.kill(server, signal.SIGSTOP)
+    began = time.monotonic()
+    pid = await node.start("c2", wait=False)
+    assert time.monotonic() - began < 3
+    assert not _is_forked_by(pid, server)
+    os.kill(server, signal.SIGCONT)
+    await anyio.sleep(0.3)
+    shims = [p for p in map(int, filter(str.isdecimal, os.listdir("/proc"))) if "c2" in _words(p)]
+    assert shims == [pid]
+    assert _is_forked_by(await node.start("c3"), server)
+
+
+async def test_it_ends_when_its_files_have_changed(tmp_path: Path) -> None:
+    for room in ("api", "hooks", "shim"):
+        shutil.copytree(f"{REPOSITORY}/{room}", tmp_path / "lib" / room)
+    launcher = tmp_path / "containerd-shim-nvidia-v1"
+    libraries = [str(tmp_path / "lib"), f"{REPOSITORY}/.cache/site"]
+    write_launcher(str(launcher), interpreter=INTERPRETER, library_paths=libraries)
+    async with _node(str(launcher)) as node:
+        await node.start("c1")
+        (server,) = node.servers()
+        os.utime(tmp_path / "lib" / "shim" / "container.py")
+        assert not _is_forked_by(await node.start("c2", wait=False), server)
+        eventually(lambda: not is_alive(server), "the old one ends")
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"", b"\x01", b"\xff\xff\xff\xff", b"\x05\x00\x00\x00hello", b"\x00" * 100],
+    ids=["nothing", "a byte", "a giant", "no descriptor", "zeros"],
+)
+async def test_a_malformed_request_is_not_answered_and_harms_nobody(
+    node: Node, garbage: bytes
+) -> None:
+    await node.start("c1")
+    (server,) = node.servers()
+    assert os.stat(node.server_socket()).st_mode & 0o777 == 0o600
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(5)
+        client.connect(node.server_socket())
+        client.sendall(garbage)
+        with suppress(ConnectionResetError):  # it closed with some of the garbage unread
+            client.shutdown(socket.SHUT_WR)
+            assert client.recv(16) == b""
+    assert _is_forked_by(await node.start("c2"), server)
+
+
+async def test_many_starts_at_once_leave_one_fork_server(node: Node) -> None:
+    for number in range(5):
+        node.shims.bundle(f"c{number}", "sleep", "1000")
+    async with anyio.create_task_group() as tasks:
+        for number in range(5):
+            tasks.start_soon(anyio.to_thread.run_sync, node.shims.start_verb, f"c{number}")
+    eventually(node.server_listens, "a fork server listens")
+    for number in range(5):
+        path = node.shims.start_verb(f"c{number}").removeprefix("unix://")
+        node.sockets.append(path)
+        async with connect(path) as node.shims.client:
+            node.pids.append((await node.shims.call("Connect", id=f"c{number}")).shim_pid)
+    await anyio.sleep(0.5)
+    assert len(node.servers()) == 1
+
+
+async def test_it_does_nothing_while_nobody_asks(node: Node) -> None:
+    await node.start("c1")
+    (server,) = node.servers()
+
+    def switches() -> list[str]:
+        with open(f"/proc/{server}/status") as file:
+            return [line for line in file if "ctxt_switches" in line]
+
+    await anyio.sleep(0.5)
+    before = switches()
+    await anyio.sleep(2)
+    assert switches() == before
+
+
+def test_it_ends_by_itself_when_nobody_asks_for_long() -> None:
+    directory = tempfile.mkdtemp(prefix="nvshim-")
+    script = f"""
+import sys
+sys.path += [{REPOSITORY!r}, {REPOSITORY + "/.cache/site"!r}]
+from shim import forkserver
+forkserver.IDLE = 0.2
+forkserver.main({directory + "/f"!r}, "/no/address")
+"""
+    try:
+        done = subprocess.run([INTERPRETER, "-ISc", script], timeout=20, check=False)
+        assert done.returncode == 0
+        assert os.listdir(directory) == []
+    finally:
+        shutil.rmtree(directory)
+
+
+async def test_it_can_be_turned_off(node: Node) -> None:
+    node.shims.environment = {"NVSHIM_FORK_SERVER": "0"}
+    await node.start("c1", wait=False)
+    await anyio.sleep(0.5)
+    assert node.servers() == []
+    assert node.server_socket() == ""
