@@ -33,19 +33,24 @@ if TYPE_CHECKING:
 _STOCK_PROGRAM: Final = "/usr/bin/containerd-shim-runc-v2"
 _GPU: Final = ("--env", "NVIDIA_VISIBLE_DEVICES=all", "--env", "NVIDIA_DRIVER_CAPABILITIES=all")
 
+_COLD: Final = {"NVSHIM_FORK_SERVER": "0"}
+
 # name of the series → what it is, and the name of the series that it is compared with.
 _RUNS: Final = {
     "stock": ("containerd-shim-runc-v2", "stock"),
     "stock again": ("  the same again (the noise)", "stock"),
     "ours": ("containerd-shim-nvidia-v1", "stock"),
+    "ours, cold": ("  without a fork server", "stock"),
     "stock, glibc": ("containerd-shim-runc-v2, larger image", "stock, glibc"),
     "ours, glibc": ("containerd-shim-nvidia-v1, larger image", "stock, glibc"),
     "ours, GPUs": ("  the same with two GPUs, all capabilities", "stock, glibc"),
+    "ours, GPUs, cold": ("  the same without a fork server", "stock, glibc"),
 }
 _STARTS: Final = {
     "stock": ("containerd-shim-runc-v2", "stock"),
     "stock again": ("  the same again (the noise)", "stock"),
     "ours": ("containerd-shim-nvidia-v1", "stock"),
+    "ours, cold": ("  without a fork server", "stock"),
 }
 
 
@@ -68,15 +73,23 @@ def main() -> int:
             SimulatedNode.create(f"{directory}/node", Scenario.load("two"), say=_say)
         )
         launcher = make_launcher(f"{directory}/bin")
-        containerd = cleanup.enter_context(
-            PrivateContainerd(
-                shim_directory=f"{directory}/bin", shim_config=node.config_path, debug=False
-            )
-        )
         archive = write_archive(f"{directory}/images.tar", [busybox(), glibc()])
-        containerd.ctr("images", "import", archive)
+
+        def containerd_with(environment: dict[str, str]) -> PrivateContainerd:
+            containerd = cleanup.enter_context(
+                PrivateContainerd(
+                    shim_directory=f"{directory}/bin",
+                    shim_config=node.config_path,
+                    environment=environment,
+                    debug=False,
+                )
+            )
+            containerd.ctr("images", "import", archive)
+            return containerd
+
+        containerd, cold = containerd_with({}), containerd_with(_COLD)
         load = os.getloadavg()[0]
-        runs = _measure_runs(containerd, asked.rounds)
+        runs = _measure_runs(containerd, cold, asked.rounds)
         verbs, answers = _measure_starts(containerd, launcher, asked.rounds)
         footprints = {}
         for name, runtime in (("stock", STOCK), ("ours", OURS)):
@@ -95,8 +108,14 @@ def main() -> int:
     return 0
 
 
-def _measure_runs(containerd: PrivateContainerd, rounds: int) -> dict[str, Series]:
-    stock, ours = Runtime(containerd, STOCK), Runtime(containerd, OURS)
+def _measure_runs(
+    containerd: PrivateContainerd, without: PrivateContainerd, rounds: int
+) -> dict[str, Series]:
+    stock, ours, cold = (
+        Runtime(containerd, STOCK),
+        Runtime(containerd, OURS),
+        Runtime(without, OURS),
+    )
 
     def run(runtime: Runtime, image: str, flags: tuple[str, ...] = ()) -> Callable[[], float]:
         def once() -> float:
@@ -113,9 +132,11 @@ def _measure_runs(containerd: PrivateContainerd, rounds: int) -> dict[str, Serie
         "stock": run(stock, BUSYBOX),
         "stock again": run(stock, BUSYBOX),
         "ours": run(ours, BUSYBOX),
+        "ours, cold": run(cold, BUSYBOX),
         "stock, glibc": run(stock, GLIBC),
         "ours, glibc": run(ours, GLIBC),
         "ours, GPUs": run(ours, GLIBC, _GPU),
+        "ours, GPUs, cold": run(cold, GLIBC, _GPU),
     }
     return interleave(cases, rounds=rounds, tell=_progress("ctr run", rounds))
 
@@ -126,16 +147,20 @@ def _measure_starts(
     spec = Runtime(containerd, STOCK).spec("true")
     verbs: dict[str, list[float]] = {}
 
-    def start(name: str, program: str) -> Callable[[], float]:
+    def start(name: str, program: str, environment: dict[str, str]) -> Callable[[], float]:
         def once() -> float:
-            measured = measure_start(containerd, program, spec)
+            measured = measure_start(containerd, program, spec, environment)
             verbs.setdefault(name, []).append(measured.verb * 1000)
             return measured.answered * 1000
 
         return once
 
-    programs = {"stock": _STOCK_PROGRAM, "stock again": _STOCK_PROGRAM, "ours": launcher}
-    cases = {name: start(name, program) for name, program in programs.items()}
+    cases = {
+        "stock": start("stock", _STOCK_PROGRAM, {}),
+        "stock again": start("stock again", _STOCK_PROGRAM, {}),
+        "ours": start("ours", launcher, {}),
+        "ours, cold": start("ours, cold", launcher, _COLD),
+    }
     answers = interleave(cases, rounds=rounds, tell=_progress("start", rounds))
     return {name: Series(tuple(all_[-rounds:])) for name, all_ in verbs.items()}, answers
 

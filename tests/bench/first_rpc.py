@@ -40,13 +40,16 @@ class Start:
     answered: float
 
 
-def measure_start(containerd: PrivateContainerd, program: str, spec: dict[str, Any]) -> Start:
+def measure_start(
+    containerd: PrivateContainerd, program: str, spec: dict[str, Any], environment: dict[str, str]
+) -> Start:
     """Start a shim by hand, call it once, and let it end.
 
     Args:
         containerd: the one that the shim believes to belong to.
         program: the shim's path.
         spec: what config.json holds.
+        environment: more variables for the verb.
     """
     name = new_name("start")
     with tempfile.TemporaryDirectory(prefix="nvshim-bench-") as bundle:
@@ -57,12 +60,14 @@ def measure_start(containerd: PrivateContainerd, program: str, spec: dict[str, A
         # containerd holds it open in both directions, so that no shim waits for a reader.
         reader = os.open(log, os.O_RDWR | os.O_NONBLOCK)
         try:
-            return anyio.run(_start, containerd, program, name, bundle)
+            return anyio.run(_start, containerd, program, name, bundle, environment)
         finally:
             os.close(reader)
 
 
-async def _start(containerd: PrivateContainerd, program: str, name: str, bundle: str) -> Start:
+async def _start(
+    containerd: PrivateContainerd, program: str, name: str, bundle: str, more: dict[str, str]
+) -> Start:
     argv = [
         program, "-namespace", containerd.namespace, "-address", containerd.address,
         "-publish-binary", "/usr/bin/containerd", "-id", name, "start",
@@ -70,6 +75,7 @@ async def _start(containerd: PrivateContainerd, program: str, name: str, bundle:
     environment = {
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "TTRPC_ADDRESS": containerd.ttrpc_address,
+        **more,
     }
     begin = time.perf_counter()
     # Nothing else runs in this loop, and a thread or a child watcher would be measured too.

@@ -195,7 +195,7 @@ async def test_a_warm_shim_differs_in_nothing_that_can_be_observed(node: Node) -
 
     # The connections that asked for their pids are still being closed.
     deadline = time.monotonic() + 5
-    while alike(warm, "bb") != alike(cold, "aa") and time.monotonic() < deadline:
+    while alike(warm, "bb") != alike(cold, "aa") and time.monotonic() < deadline:  # noqa: ASYNC110 - seen from outside
         await anyio.sleep(0.05)
     assert alike(warm, "bb") == alike(cold, "aa")
 
