@@ -16,23 +16,22 @@ _V1_CONTROLLERS: Final = ("pids", "devices", "memory", "freezer")
 
 
 def directory_of(pid: int) -> str | None:
-    """The directory of a process's cgroup.
+    """The directory of a container's cgroup.
 
     Args:
-        pid: a live process.
+        pid: a live process of the container.
 
     Returns:
         The directory below /sys/fs/cgroup, on cgroup v2 or in one of v1's hierarchies; None
-        when the process is gone or its cgroup is not visible here.
+        when the process is gone, or its cgroup is not visible here or is no container's own.
     """
-    try:
-        with open(f"/proc/{pid}/cgroup", encoding="utf-8") as file:
-            lines = [line.rstrip("\n").split(":", 2) for line in file]
-    except OSError:
-        return None
-    # A process in the root cgroup shares it with the whole machine: that is no container's.
+    # A runtime can be told to make no cgroup: then the process stays in ours, or in the root
+    # with the whole machine, and what else is in there must not be taken for the container's.
+    shared = _paths_of("self")
     by_controller = {
-        name: path for _, names, path in lines for name in names.split(",") if path != "/"
+        name: path
+        for name, path in _paths_of(pid).items()
+        if path != "/" and shared.get(name) != path
     }
     candidates = [
         os.path.join(_ROOT, name, by_controller[name].lstrip("/"))
@@ -46,6 +45,16 @@ def directory_of(pid: int) -> str | None:
         if os.path.exists(os.path.join(directory, "cgroup.procs")):
             return directory
     return None
+
+
+def _paths_of(pid: int | str) -> dict[str, str]:
+    """The path of a process's cgroup by controller; "" is version 2."""
+    try:
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8") as file:
+            lines = [line.rstrip("\n").split(":", 2) for line in file]
+    except OSError:
+        return {}
+    return {name: path for _, names, path in lines for name in names.split(",")}
 
 
 def pids_in(directory: str) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -57,6 +58,20 @@ def test_a_process_in_the_root_group_has_no_group_of_its_own() -> None:
             assert cgroup.directory_of(child.pid) is None
         finally:
             child.kill()
+
+
+def test_a_group_that_we_are_in_ourselves_is_no_containers(group: str) -> None:
+    with open(os.path.join(group, "cgroup.procs")) as file:
+        assert not file.read()
+    program = (
+        "import os, subprocess; from shim import cgroup; "
+        "open({0!r} + '/cgroup.procs', 'w').write(str(os.getpid())); "
+        "child = subprocess.Popen(['sleep', '60']); "
+        "print(cgroup.directory_of(child.pid)); child.kill(); child.wait()"
+    )
+    argv = [sys.executable, "-c", program.format(group)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert done.stdout == "None\n"
 
 
 def test_what_is_gone_has_neither_group_nor_processes() -> None:
