@@ -254,6 +254,13 @@ class InvalidSignal(ShimError):
     status = Status.INVALID_ARGUMENT
 
 
+class RestoreUnsupported(ShimError):
+    """A Create from a checkpoint, which this shim cannot make. Raised by :mod:`shim.service`."""
+
+    code = "NVSHIM-E1308"
+    status = Status.UNIMPLEMENTED
+
+
 # -- E14xx: stdio ---------------------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ from api import typeurl
 from api.proto import runc_options_pb2, task_pb2, task_types_pb2
 from api.ttrpc import Service, ShuttingDown
 from shim.container import Container, Surroundings
-from shim.errors import TaskExists, TaskNotFound
+from shim.errors import RestoreUnsupported, TaskExists, TaskNotFound
 from shim.invocation import check_id
 from shim.options import read_options
 from shim.process import Process, State, StdioUris
@@ -86,6 +86,13 @@ class TaskService:
             # It came when the reply to Shutdown was on its way: nobody would look after it.
             raise ShuttingDown(
                 f"task {request.id}", found="a shim that is ending", do="create it once more"
+            )
+        if request.checkpoint:
+            # A new start in its place would look like success, and lose what was saved.
+            raise RestoreUnsupported(
+                f"task {request.id} from checkpoint {request.checkpoint}",
+                found="a shim that does not restore checkpoints",
+                do="create it without one",
             )
         if request.id in self._containers:
             raise TaskExists(f"task {request.id}", found="a task of that id", do="delete it first")
