@@ -333,11 +333,12 @@ def _resolve(rootfs: str, target: str) -> str:
     """Where a mount goes: ``rootfs``, or a directory in it that its image cannot redirect."""
     if not target.strip("/"):
         return rootfs
+    from hooks.openat2 import open_in_root  # noqa: PLC0415 - 5 ms for what few mounts have
+
     try:
         root = os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            resolve = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_MAGICLINKS
-            fd = syscalls.openat2(root, target, os.O_PATH | os.O_DIRECTORY, resolve)
+            fd = open_in_root(root, target, os.O_PATH | os.O_DIRECTORY)
             try:
                 return os.readlink(f"/proc/self/fd/{fd}")
             finally:

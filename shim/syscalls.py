@@ -3,7 +3,7 @@
 Each raises OSError with the kernel's errno. Importing this module costs 4 ms (ctypes), so
 the verbs import it only when there is something to mount, unmount or schedule.
 
-Source: mount(2), umount(2), prctl(2), unshare(2), openat2(2).
+Source: mount(2), umount(2), prctl(2), unshare(2).
 """
 
 from __future__ import annotations
@@ -41,19 +41,10 @@ UMOUNT_NOFOLLOW: Final = 8
 CLONE_FS: Final = 0x200
 CLONE_NEWNS: Final = 0x20000
 
-RESOLVE_NO_XDEV: Final = 0x01
-RESOLVE_NO_MAGICLINKS: Final = 0x02
-RESOLVE_NO_SYMLINKS: Final = 0x04
-RESOLVE_BENEATH: Final = 0x08
-RESOLVE_IN_ROOT: Final = 0x10
-
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _PR_SCHED_CORE: Final = 62
 _PR_SCHED_CORE_CREATE: Final = 1
 _PIDTYPE_PGID: Final = 2
-
-# The same number on every architecture: calls added since 5.1 share one table.
-_SYS_OPENAT2: Final = 437
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mount.argtypes = (
@@ -66,15 +57,6 @@ _libc.mount.argtypes = (
 _libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
 _libc.prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
 _libc.unshare.argtypes = (ctypes.c_int,)
-_libc.syscall.restype = ctypes.c_long
-
-
-class _OpenHow(ctypes.Structure):
-    _fields_ = (
-        ("flags", ctypes.c_uint64),
-        ("mode", ctypes.c_uint64),
-        ("resolve", ctypes.c_uint64),
-    )
 
 
 def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
@@ -108,29 +90,6 @@ def unshare(flags: int) -> None:
         flags: ``CLONE_FS`` (working directory, root, umask), ``CLONE_NEWNS`` (mounts).
     """
     _check(_libc.unshare(flags))
-
-
-def openat2(directory: int, path: str, flags: int, resolve: int) -> int:
-    """Open a file, bounding how its path is resolved.
-
-    Args:
-        directory: the descriptor that ``path`` is relative to.
-        path: the file.
-        flags: ``os.O_…``; close-on-exec is added.
-        resolve: ``RESOLVE_…``.
-
-    Returns:
-        The descriptor.
-    """
-    how = _OpenHow(flags | os.O_CLOEXEC, 0, resolve)
-    fd: int = _libc.syscall(
-        ctypes.c_long(_SYS_OPENAT2),
-        ctypes.c_int(directory),
-        ctypes.c_char_p(os.fsencode(path)),
-        ctypes.byref(how),
-        ctypes.c_size_t(ctypes.sizeof(how)),
-    )
-    return _check(fd)
 
 
 def set_child_subreaper(*, enabled: bool = True) -> None:
