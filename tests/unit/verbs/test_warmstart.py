@@ -18,8 +18,8 @@ from shim import warmstart
 if TYPE_CHECKING:
     from pathlib import Path
 
-_text = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)))
-_names = st.text(st.characters(blacklist_characters="\0=", blacklist_categories=("Cs",)))
+_text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+_names = st.text(st.characters(exclude_characters="\0=", exclude_categories=["Cs"]))
 
 
 @given(
