@@ -37,7 +37,7 @@ from shim.errors import (
 from shim.injection import Injector
 from shim.process import Event, Process, State, StdioUris
 from shim.runtime import LowLevelRuntime
-from shim.stdio import DirectStdio, Stdio, TerminalStdio
+from shim.stdio import DirectStdio, RelayedStdio, Stdio, TerminalStdio
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 _PID_FILE_LIMIT: Final = 32
 
 _SIGNALS: Final = range(1, 65)
+
+# Seconds that a process may take to die of SIGKILL, before the runtime is asked what it thinks.
+_DYING: Final = 10.0
 
 
 class Surroundings:
@@ -199,13 +202,13 @@ class Container:
             raise ProcessExists(
                 f"exec {exec_id} in {self.id}", found="an exec of that id", do="choose another"
             )
-        self._refuse_after_init()
+        self._refuse_unless_running()
         self._exec_specs[exec_id] = self._injector.edit_process(spec)
         self._execs[exec_id] = Process(self.id, exec_id, uris)
         self._publish(events_pb2.TaskExecAdded(container_id=self.id, exec_id=exec_id))
 
     async def _start_exec(self, process: Process) -> None:
-        self._refuse_after_init()
+        self._refuse_unless_running()
         # Named so that no exec's id makes it another file's name: "init" is a fine id.
         path = os.path.join(self.bundle, f"exec.{process.exec_id}")
         process_file, pid_file = f"{path}.json", f"{path}.pid"
@@ -362,13 +365,23 @@ class Container:
             raise WrongProcessState(
                 f"to delete {self.id}", found="it is running", do="kill it first"
             )
+        await self._end_init()
         try:
-            # Also kills a container that was created and never started.
-            await self._runtime.delete(force=self.init.state is State.CREATED)
+            await self._runtime.delete()
         except ProcessFinished:
             pass  # an earlier Delete came this far
-        # Usually dead by now; but whoever has lost the runtime's state can still delete it.
-        _kill(self.init.child)
+
+    async def _end_init(self) -> None:
+        """Kill init if it lives, and wait until the last of its threads is gone.
+
+        A runtime that deletes by force does not wait so long, and leaves the cgroup behind
+        without a word if the kernel is slow to empty it.
+        """
+        child = self.init.child
+        if child is not None:
+            _kill(child)
+            with anyio.move_on_after(_DYING):
+                await child.wait()
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -434,6 +447,8 @@ class Container:
         running = [process for process in execs if process.state is State.RUNNING]
         if running and not self._own_pid_namespace:
             await self._kill_remains()  # what was being started while the others were killed
+            for process in running:
+                _kill(process.child)  # also without a cgroup
         for process in running:
             await process.wait()
         self._publish_exit(self.init)
@@ -450,11 +465,12 @@ class Container:
                 except ProcessLookupError:
                     continue
 
-    def _refuse_after_init(self) -> None:
+    def _refuse_unless_running(self) -> None:
         if self._init_reaped or self.init.state is not State.RUNNING:
+            state = "stopped" if self._init_reaped else self.init.state.name.lower()
             raise WrongProcessState(
                 f"an exec in {self.id}",
-                found="its init process has ended or was never started",
+                found=f"its init process is {state}",
                 do="exec into a running container",
             )
 
@@ -475,12 +491,12 @@ class Container:
                 socket_directory=self.bundle,
             )
         else:
-            stdio = DirectStdio(
-                stdin=uris.stdin,
-                stdout=uris.stdout,
-                stderr=uris.stderr,
-                owner=(self._options.io_uid, self._options.io_gid),
-            )
+            owner = (self._options.io_uid, self._options.io_gid)
+            three = {"stdin": uris.stdin, "stdout": uris.stdout, "stderr": uris.stderr}
+            if process.exec_id:
+                stdio = RelayedStdio(self._shim.tasks, **three, owner=owner)
+            else:
+                stdio = DirectStdio(**three, owner=owner)
         process.attach(stdio)
         return stdio
 
@@ -514,6 +530,7 @@ class Container:
 
     async def _undo_create(self, *, delete: bool) -> None:
         self.init.close_stdio()
+        await self._end_init()
         if delete:
             try:
                 await self._runtime.delete(force=True)

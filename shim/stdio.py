@@ -4,8 +4,11 @@ containerd names each of the three by a URI. Without a scheme it is the path of 
 client of containerd reads or writes; ``file://`` is a file to append to; empty is /dev/null.
 
 Rules for fifos
-- Without a terminal the container's process gets the fifo itself: no byte passes through this
-  process. The runtime gives it to the container's user (fchown), as it would a pipe.
+- Without a terminal init gets the fifo itself: no byte passes through this process. The runtime
+  gives it to the container's user (fchown), as it would a pipe.
+- An exec gets a pipe, and what comes out of it is passed on. It may leave a daemon behind that
+  holds its output open for ever; only what we hold can be closed when it is deleted, and its
+  client waits for that end.
 - The shim keeps a *read* end of stdout and stderr, so that the container is never killed by
   SIGPIPE while containerd is away. It never reads from it.
 - The shim keeps a *write* end of stdin: a client that goes away is not the end of input, and
@@ -161,6 +164,142 @@ class DirectStdio:
             reading, writing = _open_both_ends(path)
             self._kept.keep(reading)
             return self._for_child.keep(writing)
+
+
+class RelayedStdio:
+    """Stdio of an exec: as :class:`DirectStdio`, but fifos are written through a pipe of ours.
+
+    Args:
+        tasks: where the passing on runs.
+        stdin, stdout, stderr, owner: as for :class:`DirectStdio`, and so is what is raised.
+    """
+
+    def __init__(
+        self,
+        tasks: TaskGroup,
+        *,
+        stdin: str,
+        stdout: str,
+        stderr: str,
+        owner: tuple[int, int] = (0, 0),
+    ) -> None:
+        self._tasks = tasks
+        self._for_child = Descriptors()
+        self._relays: list[_Relay] = []
+        self._started = False
+        self._direct = DirectStdio(stdin=stdin, stdout=stdout, stderr=stderr, owner=owner)
+        try:
+            self._child = self._with_pipes(self._direct.child(), owner)
+        except BaseException:
+            self.close()
+            raise
+
+    def child(self) -> ChildStdio:
+        """The ends that the process gets."""
+        return self._child
+
+    async def started(self) -> None:
+        """Close our copies of the process's ends, and begin to pass on what it writes."""
+        await self._direct.started()
+        self._for_child.close()
+        self._started = True
+        for relay in self._relays:
+            self._tasks.start_soon(relay.run)
+
+    def close_stdin(self) -> None:
+        """Drop our write end: input ends when the client has closed its own."""
+        self._direct.close_stdin()
+
+    def resize(self, width: int, height: int) -> None:
+        """Nothing: there is no terminal."""
+
+    async def drain(self) -> None:
+        """Pass on what has been written, but wait neither for a daemon nor for ever."""
+        if self._started:
+            for relay in self._relays:
+                relay.finish()
+            with anyio.move_on_after(DRAIN_SECONDS):
+                for relay in self._relays:
+                    await relay.done.wait()
+
+    def close(self) -> None:
+        """Stop passing on and close everything."""
+        self._direct.close()
+        self._for_child.close()
+        for relay in self._relays:
+            relay.stop(running=self._started)
+
+    def _with_pipes(self, direct: ChildStdio, owner: tuple[int, int]) -> ChildStdio:
+        instead: dict[int | None, int | None] = {}
+        for sink in {direct.stdout, direct.stderr} - {None}:
+            if sink is not None and stat.S_ISFIFO(os.fstat(sink).st_mode):
+                reading, writing = os.pipe2(os.O_CLOEXEC)
+                instead[sink] = self._for_child.keep(writing)
+                self._relays.append(_Relay(reading, sink))
+                if owner != (0, 0):
+                    os.fchown(writing, *owner)
+        return ChildStdio(
+            direct.stdin,
+            instead.get(direct.stdout, direct.stdout),
+            instead.get(direct.stderr, direct.stderr),
+        )
+
+
+class _Relay:
+    """Passes on what comes out of a pipe, to its end or until told to finish.
+
+    Args:
+        source: the pipe's read end; ours from now on.
+        sink: a fifo's write end, which is duplicated.
+    """
+
+    def __init__(self, source: int, sink: int) -> None:
+        self.done = anyio.Event()
+        self._ours = Descriptors()
+        self._source = self._ours.keep(source)
+        self._sink = self._ours.keep(fcntl.fcntl(sink, fcntl.F_DUPFD_CLOEXEC, 3))
+        for fd in (self._source, self._sink):
+            os.set_blocking(fd, False)
+        self._finishing = False
+        self._whole = anyio.CancelScope()
+        self._waiting: anyio.CancelScope | None = None
+
+    async def run(self) -> None:
+        try:
+            with self._whole:
+                while not await self._step():
+                    # See _copy.
+                    await anyio.lowlevel.checkpoint()
+        finally:
+            self._ours.close()
+            self.done.set()
+
+    def finish(self) -> None:
+        """Pass on what is there, and then end, whoever could still write."""
+        self._finishing = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    def stop(self, *, running: bool) -> None:
+        """End now; close what :meth:`run`, if it was ever called, would close."""
+        if running:
+            self._whole.cancel()
+        else:
+            self._ours.close()
+
+    async def _step(self) -> bool:
+        """Pass on one chunk; says whether it was the last."""
+        try:
+            data = os.read(self._source, _CHUNK)
+        except BlockingIOError:
+            if self._finishing:
+                return True
+            with anyio.CancelScope() as self._waiting:
+                await anyio.wait_readable(self._source)
+            return False
+        if data:
+            await _write(self._sink, data)
+        return not data
 
 
 class TerminalStdio:

@@ -637,6 +637,28 @@ async def test_twenty_mebibytes_go_through_an_exec(start_shim: StartShim) -> Non
         await shim.end("c1")
 
 
+async def test_a_daemon_that_an_exec_leaves_does_not_hold_its_client(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        before = shim.open_files()
+        stdout = shim.fifo("out")
+        await shim.exec("c1", "e1", "sh", "-c", "sleep 999 & seq 100000", stdout=stdout)
+        with _reading(stdout, "copy") as copy:
+            await shim.call("Start", id="c1", exec_id="e1")
+            await shim.call("Wait", id="c1", exec_id="e1")
+            began = time.monotonic()
+            await shim.call("Delete", id="c1", exec_id="e1")
+        # The client has seen the end of the output, all of which was there.
+        assert time.monotonic() - began < 3
+        assert _content(copy).decode().split() == [str(n) for n in range(1, 100001)]
+        assert shim.open_files() == before
+        assert await shim.status("c1") == "RUNNING"
+        await shim.end("c1")
+        await _gone(shim, "c1")
+
+
 # -- what children get ----------------------------------------------------------------------
 
 
