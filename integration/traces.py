@@ -147,14 +147,36 @@ def fork_servers(marks: Marks) -> set[int]:
 
 def mounts(marks: Marks) -> set[Trace]:
     """Mounts of this mount namespace at, or of something below, the directory."""
-    found = set()
-    for line in _lines("/proc/self/mountinfo"):
+    table = [_Mount.of(line) for line in _lines("/proc/self/mountinfo")]
+    # What a bind mount shows is named by its path in the file system it is of, and that file
+    # system may itself be mounted from the middle (a subvolume, a root that was bound).
+    home = max(
+        (m for m in table if m.point == "/" or _is_below(marks.directory, m.point)),
+        key=lambda m: len(m.point),
+    )
+    inside = posixpath.join(home.root, posixpath.relpath(marks.directory, home.point))
+    return {
+        Trace("mount", mount.point, f"{mount.kind} from {mount.source}")
+        for mount in table
+        if _is_below(mount.point, marks.directory)
+        or (mount.device == home.device and _is_below(mount.root, inside))
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Mount:
+    device: str
+    root: str
+    point: str
+    kind: str
+    source: str
+
+    @classmethod
+    def of(cls, line: str) -> _Mount:
         before, _, after = line.partition(" - ")
         root, point = (_unescape(word) for word in before.split()[3:5])
         kind, source = (_unescape(word) for word in after.split()[:2])
-        if any(_is_below(path, marks.directory) for path in (root, point)):
-            found.add(Trace("mount", point, f"{kind} from {source}"))
-    return found
+        return cls(before.split()[2], root, point, kind, source)
 
 
 def cgroups(marks: Marks) -> set[Trace]:

@@ -2,16 +2,15 @@ from __future__ import annotations
 
 import os
 import socket
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-import hooks
 from hooks.driver import Driver, find_driver, find_sockets
 from hooks.errors import DriverMismatch, DriverNotFound
 from hooks.plan import Arch
 from hooks.witness import Witness
+from integration.simulated.driver import DriverFiles
 from tests.unit.hooks.fake_node import MULTIARCH, VERSION
 
 if TYPE_CHECKING:
@@ -185,14 +184,8 @@ def test_directory_of_pipes_counts_only_if_root_made_it(node: Node) -> None:
     assert find_sockets(node.config) == {}
 
 
-# Debian's packages of the real driver, if the simulated node has fetched them already.
-FETCHED = Path(hooks.__file__).parent.parent / ".cache/packages/unpacked/nvidia-driver"
-REAL = os.environ.get("NVSHIM_TEST_DRIVER_ROOT", str(FETCHED) if FETCHED.is_dir() else "")
-
-
-@pytest.mark.skipif(not REAL, reason="no real driver was fetched")
 def test_real_driver_has_what_cuda_and_nvidia_smi_need(bare_node: Node) -> None:
-    driver = find_driver(Witness(REAL), bare_node.config)
+    driver = find_driver(Witness(DriverFiles.fetch().directory), bare_node.config)
     sonames = {lib.soname for lib in driver.libraries}
     assert {"libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1"} <= sonames
     assert "nvidia-smi" in {file.name for file in driver.files}
