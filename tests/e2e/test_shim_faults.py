@@ -12,9 +12,7 @@ import random
 import re
 import signal
 import socket
-import subprocess
-import time
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -24,10 +22,10 @@ from api import typeurl
 from api.errors import Status
 from api.ttrpc import ConnectionClosed, RemoteError, connect
 from tests.harness.runtime import is_alive
-from tests.harness.shim import shim_by_hand
+from tests.harness.shim import content_of, gone
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
 
     from tests.harness.shim import ShimByHand
@@ -37,23 +35,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 LIFE: Final = ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-def start_shim(shim_directory: str) -> StartShim:
-    launcher = os.path.join(shim_directory, "containerd-shim-nvidia-v1")
-
-    @asynccontextmanager
-    async def start(first: str, *args: str, **more: Any) -> AsyncIterator[ShimByHand]:
-        async with shim_by_hand(launcher, first, *args, **more) as shim:
-            yield shim
-
-    return start
 
 
 async def _outcome(call: Awaitable[Any]) -> int:
@@ -79,22 +60,6 @@ async def _at_once(*calls: Awaitable[Any], apart: float = 0.0) -> list[int]:
     return outcomes
 
 
-def _content(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
-
-
-def _shell(script: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(["sh", "-c", script])
-
-
-async def _gone(shim: ShimByHand, container_id: str) -> None:
-    """Ask the shim to end, and see that nothing is left."""
-    await shim.call("Shutdown", id=container_id)
-    await shim.until_gone()
-    assert shim.leftovers() == []
-
-
 # -- requests that overlap ------------------------------------------------------------------
 
 
@@ -107,7 +72,7 @@ async def test_of_three_deletes_at_once_one_deletes_and_all_else_is_not_found(
         await shim.call("Wait", id="c1")
         statuses = await _at_once(*(shim.call("Delete", id="c1") for _ in range(3)))
         assert sorted(statuses) == [Status.OK, Status.NOT_FOUND, Status.NOT_FOUND]
-        await _gone(shim, "c1")
+        await gone(shim, "c1")
         assert shim.events.names == LIFE
 
 
@@ -130,7 +95,7 @@ async def test_a_late_delete_does_not_touch_the_next_container_of_that_id(
         assert await shim.status("c1") == "CREATED"
         assert f"mount {shim.directory}/c1/rootfs" in shim.leftovers()
         await shim.call("Delete", id="c1")
-        await _gone(shim, "c1")
+        await gone(shim, "c1")
 
 
 async def test_delete_waits_for_a_start_under_way_and_is_refused(start_shim: StartShim) -> None:
@@ -140,7 +105,7 @@ async def test_delete_waits_for_a_start_under_way_and_is_refused(start_shim: Sta
         assert await _at_once(start, delete, apart=0.1) == [Status.OK, Status.FAILED_PRECONDITION]
         assert await shim.status("c1") == "RUNNING"
         assert await shim.end("c1") == 137
-        await _gone(shim, "c1")
+        await gone(shim, "c1")
         assert shim.events.names == LIFE
 
 
@@ -151,7 +116,7 @@ async def test_start_during_delete_fails_and_the_container_goes(start_shim: Star
         statuses = await _at_once(delete, start, apart=0.1)
         assert statuses[0] == Status.OK
         assert statuses[1] in (Status.NOT_FOUND, Status.FAILED_PRECONDITION)
-        await _gone(shim, "c1")
+        await gone(shim, "c1")
         assert shim.events.names == ["TaskCreate", "TaskExit", "TaskDelete"]
 
 
@@ -167,7 +132,7 @@ async def test_delete_of_an_exec_waits_for_its_start_and_is_refused(
         assert (await shim.call("Wait", id="c1", exec_id="e1")).exit_status == 3
         assert (await shim.call("Delete", id="c1", exec_id="e1")).exit_status == 3
         await shim.end("c1")
-        await _gone(shim, "c1")
+        await gone(shim, "c1")
         execs = ["TaskExecAdded e1", "TaskExecStarted e1", "TaskExit e1"]
         assert shim.events.of("c1") == [*LIFE[:2], *execs, *LIFE[2:]]
 
@@ -196,7 +161,7 @@ async def test_of_two_deletes_of_an_exec_one_is_not_found(start_shim: StartShim)
         os.close(reader)
         assert sorted(statuses[:2]) == [Status.OK, Status.NOT_FOUND]
         await shim.end("c1")
-        await _gone(shim, "c1")
+        await gone(shim, "c1")
 
 
 async def test_kill_during_start_ends_it(start_shim: StartShim) -> None:
@@ -207,7 +172,7 @@ async def test_kill_during_start_ends_it(start_shim: StartShim) -> None:
         assert killed == Status.OK
         assert (await shim.call("Wait", id="c1")).exit_status == 137
         await shim.call("Delete", id="c1")
-        await _gone(shim, "c1")
+        await gone(shim, "c1")
         assert [name for name in shim.events.names if name != "TaskStart"] == [LIFE[0], *LIFE[2:]]
 
 
@@ -230,7 +195,7 @@ async def test_an_exec_started_while_init_dies_ends_with_it(
             with anyio.fail_after(5):
                 assert (await shim.call("Wait", id=name)).exit_status == 0
             await shim.call("Delete", id=name)
-        await _gone(shim, "c0")
+        await gone(shim, "c0")
         for number in range(6):
             assert shim.events.of(f"c{number}")[-2:] == LIFE[2:]
 
@@ -240,7 +205,7 @@ async def test_of_two_creates_of_one_id_one_exists_already(start_shim: StartShim
         statuses = await _at_once(*(shim.create("c1") for _ in range(2)))
         assert sorted(statuses) == [Status.OK, Status.ALREADY_EXISTS]
         await shim.call("Delete", id="c1")
-        await _gone(shim, "c1")
+        await gone(shim, "c1")
         assert shim.events.names == ["TaskCreate", "TaskExit", "TaskDelete"]
 
 
@@ -250,7 +215,7 @@ async def test_of_two_starts_one_starts(start_shim: StartShim) -> None:
         starts = await _at_once(*(shim.call("Start", id="c1") for _ in range(2)))
         assert sorted(starts) == [Status.OK, Status.FAILED_PRECONDITION]
         await shim.end("c1")
-        await _gone(shim, "c1")
+        await gone(shim, "c1")
         assert shim.events.names == LIFE
 
 
@@ -261,7 +226,7 @@ async def test_shutdown_during_create_does_nothing(start_shim: StartShim) -> Non
         assert await _at_once(*calls, apart=0.1) == [Status.OK, Status.OK]
         assert await shim.status("c1") == "CREATED"
         await shim.call("Delete", id="c1")
-        await _gone(shim, "c1")
+        await gone(shim, "c1")
 
 
 async def test_a_create_right_after_shutdown_is_refused_and_leaves_nothing(
@@ -299,7 +264,7 @@ async def test_an_exec_that_fails_to_start_lets_go_of_those_who_wait_for_it(
         assert await _outcome(late) == Status.FAILED_PRECONDITION
         await shim.call("Delete", id="c1", exec_id="e1")
         await shim.end("c1")
-        await _gone(shim, "c1")
+        await gone(shim, "c1")
         assert shim.events.of("c1") == [*LIFE[:2], "TaskExecAdded e1", *LIFE[2:]]
 
 
@@ -312,7 +277,7 @@ async def test_a_start_that_failed_may_be_tried_again(start_shim: StartShim) -> 
         await shim.call("Start", id="c1", exec_id="e1")
         assert (await shim.call("Wait", id="c1", exec_id="e1")).exit_status == 4
         await shim.end("c1")
-        await _gone(shim, "c1")
+        await gone(shim, "c1")
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["the exec", "the container"])
@@ -333,7 +298,7 @@ async def test_who_waits_for_an_exec_never_started_is_told_when_it_is_deleted(
         assert await _at_once(wait, delete(), apart=0.1) == [Status.NOT_FOUND, Status.OK]
         if not whole:
             await shim.end("c1")
-        await _gone(shim, "c1")
+        await gone(shim, "c1")
 
 
 async def test_an_exec_whose_terminal_does_not_come_is_ended(start_shim: StartShim) -> None:
@@ -347,7 +312,7 @@ async def test_an_exec_whose_terminal_does_not_come_is_ended(start_shim: StartSh
         await shim.call("Delete", id="c1", exec_id="e1")
         assert shim.open_files() == before
         await shim.end("c1")
-        await _gone(shim, "c1")
+        await gone(shim, "c1")
 
 
 async def test_a_malformed_exec_leaves_its_id_free(start_shim: StartShim) -> None:
@@ -363,7 +328,7 @@ async def test_a_malformed_exec_leaves_its_id_free(start_shim: StartShim) -> Non
         await shim.exec("c1", "e1", "true")
         await shim.call("Start", id="c1", exec_id="e1")
         await shim.end("c1")
-        await _gone(shim, "c1")
+        await gone(shim, "c1")
 
 
 @pytest.mark.parametrize("terminal", [False, True], ids=["plain", "terminal"])
@@ -380,10 +345,10 @@ async def test_an_exec_may_have_any_name_also_init(
         await shim.exec("c1", name, "sh", "-c", "exit 6", terminal=terminal)
         await shim.call("Start", id="c1", exec_id=name)
         assert (await shim.call("Wait", id="c1", exec_id=name)).exit_status == 6
-        assert int(_content(f"{shim.directory}/c1/init.pid")) == pid
+        assert int(content_of(f"{shim.directory}/c1/init.pid")) == pid
         await shim.call("Delete", id="c1", exec_id=name)
         await shim.end("c1")
-        await _gone(shim, "c1")
+        await gone(shim, "c1")
 
 
 @pytest.mark.parametrize("number", [0xFFFFFFFF, 65, 1 << 31])
@@ -463,7 +428,7 @@ async def test_a_create_that_fails_leaves_nothing_and_can_be_made_again(
         shim.write_spec("c1", clean)
         await shim.run("c1", rootfs=[bind])
         await shim.end("c1")
-        await _gone(shim, "c1")
+        await gone(shim, "c1")
         assert shim.events.names == LIFE
 
 
@@ -481,300 +446,6 @@ async def test_a_create_that_finds_its_id_taken_leaves_the_other_container_alone
             assert await _outcome(shim.create("c1")) != Status.OK
             assert is_alive(pid)
         os.kill(pid, signal.SIGKILL)
-
-
-# -- stdio ----------------------------------------------------------------------------------
-
-
-@contextmanager
-def _reading(fifo: str, name: str) -> Iterator[str]:
-    """Somebody else reads a fifo to its end, into a file whose path this is."""
-    path = f"{fifo}.{name}"
-    with open(path, "wb") as file, subprocess.Popen(["cat", fifo], stdout=file) as reader:
-        try:
-            yield path
-            reader.wait(10)
-        finally:
-            reader.kill()
-
-
-async def test_output_written_right_before_the_end_arrives_whole(start_shim: StartShim) -> None:
-    script = "dd if=/dev/zero bs=65536 count=128 2>/dev/null; echo end"
-    async with start_shim("c1", "sh", "-c", script) as shim:
-        stdout = shim.fifo("out")
-        with _reading(stdout, "copy") as copy:
-            await shim.run("c1", stdout=stdout)
-            await shim.call("Wait", id="c1")
-            await shim.call("Delete", id="c1")
-        assert os.path.getsize(copy) == (8 << 20) + 4
-        await _gone(shim, "c1")
-
-
-async def test_terminal_output_written_right_before_the_end_arrives_whole(
-    start_shim: StartShim,
-) -> None:
-    async with start_shim("c1", "sh", "-c", "seq 100000 254000; echo end") as shim:
-        spec = shim.spec("c1")
-        spec["process"]["terminal"] = True
-        shim.write_spec("c1", spec)
-        stdout = shim.fifo("out")
-        with _reading(stdout, "copy") as copy:
-            await shim.run("c1", stdout=stdout, terminal=True)
-            await shim.call("Wait", id="c1")
-            await shim.call("Delete", id="c1")
-        lines = _content(copy).split(b"\r\n")
-        assert lines[-2:] == [b"end", b""]
-        assert lines[:-2] == [str(number).encode() for number in range(100000, 254001)]
-        await _gone(shim, "c1")
-
-
-@pytest.mark.parametrize("read", [False, True], ids=["nobody reads", "somebody reads fast"])
-async def test_endless_terminal_output_does_not_hold_up_requests(
-    start_shim: StartShim, *, read: bool
-) -> None:
-    async with start_shim("c1", "yes") as shim:
-        spec = shim.spec("c1")
-        spec["process"]["terminal"] = True
-        shim.write_spec("c1", spec)
-        stdout = shim.fifo("out")
-        reader = _shell(f"cat {stdout} >/dev/null") if read else None
-        try:
-            await shim.run("c1", stdout=stdout, terminal=True)
-            await anyio.sleep(0.2)
-            for _ in range(20):
-                began = time.monotonic()
-                await shim.call("State", id="c1", timeout=5)
-                assert time.monotonic() - began < 1
-            await shim.call("Kill", id="c1", signal=9, timeout=5)
-            await shim.call("Wait", id="c1", timeout=5)
-            if not read:
-                reader = _shell(f"cat {stdout} >/dev/null")
-            await shim.call("Delete", id="c1")
-        finally:
-            if reader is not None:
-                reader.wait(10)
-        await _gone(shim, "c1")
-
-
-@pytest.mark.parametrize("terminal", [False, True], ids=["plain", "terminal"])
-async def test_a_container_that_was_never_started_is_deleted_at_once(
-    start_shim: StartShim, *, terminal: bool
-) -> None:
-    async with start_shim("c1", "true") as shim:
-        spec = shim.spec("c1")
-        spec["process"]["terminal"] = terminal
-        shim.write_spec("c1", spec)
-        await shim.create("c1", stdout=shim.fifo("out"), terminal=terminal)
-        began = time.monotonic()
-        await shim.call("Delete", id="c1")
-        assert time.monotonic() - began < 3
-        await _gone(shim, "c1")
-
-
-async def test_input_written_and_closed_before_the_start_arrives(start_shim: StartShim) -> None:
-    async with start_shim("c1", "cat") as shim:
-        stdin, stdout = shim.fifo("in"), shim.fifo("out")
-        with _reading(stdout, "copy") as copy:
-            await shim.create("c1", stdin=stdin, stdout=stdout)
-            _shell(f"printf early > {stdin}").wait()
-            await shim.call("CloseIO", id="c1", stdin=True)
-            await shim.call("Start", id="c1")
-            assert (await shim.call("Wait", id="c1", timeout=5)).exit_status == 0
-            await shim.call("Delete", id="c1")
-        assert _content(copy) == b"early"
-        await _gone(shim, "c1")
-
-
-async def test_input_of_an_exec_closed_before_its_start_ends(start_shim: StartShim) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        await shim.run("c1")
-        stdin, stdout = shim.fifo("in"), shim.fifo("out")
-        await shim.exec("c1", "e1", "cat", stdin=stdin, stdout=stdout)
-        await shim.call("CloseIO", id="c1", exec_id="e1", stdin=True)
-        writer = _shell(f"echo early > {stdin}")
-        with _reading(stdout, "copy") as copy:
-            await shim.call("Start", id="c1", exec_id="e1")
-            waited = await shim.call("Wait", id="c1", exec_id="e1", timeout=5)
-            assert waited.exit_status == 0
-            await shim.call("Delete", id="c1", exec_id="e1")
-        writer.wait(5)
-        assert _content(copy) == b"early\n"
-        await shim.end("c1")
-        await _gone(shim, "c1")
-
-
-async def test_the_size_of_an_execs_terminal_may_be_told_before_its_start(
-    start_shim: StartShim,
-) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        await shim.run("c1")
-        stdout = shim.fifo("out")
-        command = ("sh", "-c", "sleep 0.3; stty size")
-        await shim.exec("c1", "e1", *command, stdout=stdout, terminal=True)
-        await shim.call("ResizePty", id="c1", exec_id="e1", width=132, height=43)
-        with _reading(stdout, "copy") as copy:
-            await shim.call("Start", id="c1", exec_id="e1")
-            await shim.call("Wait", id="c1", exec_id="e1")
-            await shim.call("Delete", id="c1", exec_id="e1")
-        assert _content(copy) == b"43 132\r\n"
-        await shim.end("c1")
-
-
-async def test_twenty_mebibytes_go_through_an_exec(start_shim: StartShim) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        await shim.run("c1")
-        stdin, stdout = shim.fifo("in"), shim.fifo("out")
-        await shim.exec("c1", "e1", "cat", stdin=stdin, stdout=stdout)
-        size = 20 << 20
-        feed = _shell(f"head -c {size} /dev/zero > {stdin}")
-        with _reading(stdout, "copy") as copy:
-            await shim.call("Start", id="c1", exec_id="e1")
-            await anyio.to_thread.run_sync(feed.wait)
-            await shim.call("CloseIO", id="c1", exec_id="e1", stdin=True)
-            assert (await shim.call("Wait", id="c1", exec_id="e1", timeout=10)).exit_status == 0
-            await shim.call("Delete", id="c1", exec_id="e1")
-        assert os.path.getsize(copy) == size
-        await shim.end("c1")
-
-
-async def test_a_daemon_that_an_exec_leaves_does_not_hold_its_client(
-    start_shim: StartShim,
-) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        await shim.run("c1")
-        before = shim.open_files()
-        stdout = shim.fifo("out")
-        await shim.exec("c1", "e1", "sh", "-c", "sleep 999 & seq 100000", stdout=stdout)
-        with _reading(stdout, "copy") as copy:
-            await shim.call("Start", id="c1", exec_id="e1")
-            await shim.call("Wait", id="c1", exec_id="e1")
-            began = time.monotonic()
-            await shim.call("Delete", id="c1", exec_id="e1")
-        # The client has seen the end of the output, all of which was there.
-        assert time.monotonic() - began < 3
-        assert _content(copy).decode().split() == [str(n) for n in range(1, 100001)]
-        assert shim.open_files() == before
-        assert await shim.status("c1") == "RUNNING"
-        await shim.end("c1")
-        await _gone(shim, "c1")
-
-
-# -- what children get ----------------------------------------------------------------------
-
-
-async def test_a_container_has_no_descriptor_but_its_own_three(start_shim: StartShim) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        environment = f"{shim.directory}/environment"
-        dump = f'[ "$verb" = create ] && {{ env; ls -l /proc/self/fd; }} > {environment}'
-        pid = await shim.run(
-            "c1", options=shim.options(before=dump), stdout=shim.fifo("out"), stdin=shim.fifo("in")
-        )
-        await shim.exec("c1", "e1", "sleep", "1000")
-        exec_pid = (await shim.call("Start", id="c1", exec_id="e1")).pid
-        for each in (pid, exec_pid):
-            assert sorted(os.listdir(f"/proc/{each}/fd")) == ["0", "1", "2"]
-        lines = _content(environment).decode().splitlines()
-        names = {line.partition("=")[0] for line in lines if "=" in line}
-        assert names - {"PWD", "OLDPWD", "SHLVL", "_"} == {"PATH", "LANG"}
-        await shim.end("c1")
-
-
-async def test_no_zombie_stays_of_what_a_container_leaves_behind(start_shim: StartShim) -> None:
-    script = "for i in $(seq 50); do (setsid true &) ; done; sleep 1000"
-    async with start_shim("c1", "sh", "-c", script, shared_pids=True) as shim:
-        pid = await shim.run("c1")
-        await shim.exec("c1", "e1", "sh", "-c", "for i in 1 2 3; do (sleep 0.1 &); done")
-        await shim.call("Start", id="c1", exec_id="e1")
-        await shim.call("Wait", id="c1", exec_id="e1")
-        await anyio.sleep(0.5)
-        zombies = [child for child in shim.children() if child.endswith("Z")]
-        assert zombies == []
-        assert is_alive(pid)
-        await shim.end("c1")
-        assert shim.children() == []
-
-
-# -- growth ---------------------------------------------------------------------------------
-
-
-async def _tasks(shim: ShimByHand) -> int:
-    """How many tasks the shim says that it has."""
-    lines = await shim.log_lines("c0", ask=signal.SIGUSR1)
-    return sum("msg=task" in line for line in lines)
-
-
-def _memory(shim: ShimByHand) -> int:
-    """The shim's own memory, in KiB."""
-    with open(f"/proc/{shim.pid}/smaps_rollup", encoding="ascii") as file:
-        rows = [line.split() for line in file]
-    return sum(int(row[1]) for row in rows if row[0] in ("Private_Dirty:", "Private_Clean:"))
-
-
-@pytest.mark.timeout(120)
-async def test_execs_and_resizes_leave_no_descriptor_task_or_memory(
-    start_shim: StartShim,
-) -> None:
-    async with start_shim("c0", "sleep", "1000") as shim:
-        await shim.run("c0")
-
-        async def execs(count: int) -> None:
-            for number in range(count):
-                terminal = bool(number % 2)
-                await shim.exec("c0", f"e{number}", "true", terminal=terminal)
-                await shim.call("Start", id="c0", exec_id=f"e{number}")
-                for width in range(5):
-                    size: dict[str, Any] = {"width": width + 1, "height": 9}
-                    await shim.call("ResizePty", id="c0", exec_id=f"e{number}", **size)
-                await shim.call("Wait", id="c0", exec_id=f"e{number}")
-                await shim.call("Delete", id="c0", exec_id=f"e{number}")
-
-        await execs(20)
-        before = shim.open_files(), await _tasks(shim), _memory(shim)
-        await execs(100)
-        assert shim.open_files() == before[0]
-        assert await _tasks(shim) == before[1]
-        assert _memory(shim) - before[2] < 500
-        assert shim.children()[1:] == []
-        await shim.end("c0")
-        await _gone(shim, "c0")
-
-
-@pytest.mark.timeout(120)
-async def test_containers_leave_no_descriptor_task_or_memory(start_shim: StartShim) -> None:
-    async with start_shim("c0", "sleep", "1000") as shim:
-        await shim.run("c0")
-        shim.bundle("c1", "true")
-        stdout = shim.fifo("out")
-
-        async def lives(count: int) -> None:
-            for _ in range(count):
-                await shim.run("c1", stdout=stdout)
-                await shim.call("Wait", id="c1")
-                await shim.call("Delete", id="c1")
-                await shim.call("Shutdown", id="c1")
-
-        await lives(10)
-        before = shim.open_files(), await _tasks(shim), _memory(shim)
-        await lives(40)
-        assert shim.open_files() == before[0]
-        assert await _tasks(shim) == before[1]
-        assert _memory(shim) - before[2] < 500
-        await shim.end("c0")
-        await _gone(shim, "c0")
-
-
-async def test_an_idle_shim_makes_no_system_call(start_shim: StartShim) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        await shim.run("c1")
-        await shim.events.until("TaskStart")
-        await anyio.sleep(0.5)
-        trace = f"{shim.directory}/trace"
-        argv = ["timeout", "3", "strace", "-f", "-qq", "-o", trace, "-p", str(shim.pid)]
-        await anyio.run_process(argv, check=False)
-        calls = [line for line in _content(trace).decode().splitlines() if "exited" not in line]
-        # The wait that it was found in, and is left in.
-        assert len(calls) <= 1, calls
-        await shim.end("c1")
 
 
 # -- the end of the shim ---------------------------------------------------------------------
@@ -834,7 +505,7 @@ def _processes_with(text: str) -> list[str]:
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):
-            words = _content(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode(errors="replace")
+            words = content_of(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode(errors="replace")
             if text in words:
                 found.append(words)
     return found
@@ -869,7 +540,7 @@ async def test_no_event_is_lost_doubled_or_out_of_order_over_an_outage(
         assert shim.events.of("c0") == [*LIFE[:2], *execs]
         assert shim.events.of("c1") == LIFE
         await shim.end("c0")
-        await _gone(shim, "c0")
+        await gone(shim, "c0")
         tasks.cancel_scope.cancel()
 
 
@@ -907,7 +578,7 @@ async def test_an_event_that_containerd_refuses_does_not_hold_up_those_behind_it
         await shim.events.until("TaskDelete", seconds=5)
         assert shim.events.names == [name for name in LIFE if name != "TaskStart"]
         assert any("topic=/tasks/start" in line for line in await shim.log_lines("c1"))
-        await _gone(shim, "c1")
+        await gone(shim, "c1")
 
 
 # -- all of it at once -----------------------------------------------------------------------
@@ -988,7 +659,7 @@ async def test_any_requests_in_any_order_at_once(start_shim: StartShim, seed: in
         assert Status.INTERNAL not in answered
         assert shim.open_files() == before
         await shim.call("Delete", id="c0")
-        await _gone(shim, "c0")
+        await gone(shim, "c0")
         told = shim.events.of("c1")
         assert _TOLD.fullmatch("".join(f"{name} " for name in told)), told
         of_exec = [name for name in told if name.endswith("e1")]

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import time
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -16,10 +15,10 @@ from api.errors import Status
 from api.proto import events_pb2, task_types_pb2
 from api.ttrpc import RemoteError
 from tests.harness.runtime import is_alive
-from tests.harness.shim import shim_by_hand, wait_for_file
+from tests.harness.shim import wait_for_file
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
     from tests.harness.shim import ShimByHand
@@ -27,23 +26,6 @@ if TYPE_CHECKING:
     StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-def start_shim(shim_directory: str) -> StartShim:
-    launcher = os.path.join(shim_directory, "containerd-shim-nvidia-v1")
-
-    @asynccontextmanager
-    async def start(first: str, *args: str, **more: Any) -> AsyncIterator[ShimByHand]:
-        async with shim_by_hand(launcher, first, *args, **more) as shim:
-            yield shim
-
-    return start
 
 
 async def _refused(shim: ShimByHand, method: str, **fields: Any) -> int:

@@ -348,7 +348,8 @@ class ShimByHand:
         """What is on the machine of the containers and the shim, apart from the bundles."""
         left = [f"mount {path}" for path in self._mounts()]
         for folder, names, _ in os.walk("/sys/fs/cgroup"):
-            left += [f"cgroup {folder}/{n}" for n in names if n in self._ids]
+            if folder.endswith(CGROUP):
+                left += [f"cgroup {folder}/{name}" for name in names]
         with suppress(FileNotFoundError):
             left += [f"runtime state {name}" for name in os.listdir(_RUNC_ROOT)]
         if self.socket_path and os.path.exists(self.socket_path):
@@ -419,3 +420,19 @@ def wait_for_file(path: str, *, seconds: float = 10) -> str:
                 return content
         assert time.monotonic() < deadline, f"{path} was not written"
         time.sleep(0.01)
+
+
+def content_of(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def shell(script: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["sh", "-c", script])
+
+
+async def gone(shim: ShimByHand, container_id: str) -> None:
+    """Ask the shim to end, and see that nothing is left."""
+    await shim.call("Shutdown", id=container_id)
+    await shim.until_gone()
+    assert shim.leftovers() == []

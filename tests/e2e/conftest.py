@@ -1,0 +1,37 @@
+"""What tests of a shim without containerd share."""
+
+from __future__ import annotations
+
+import os
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.harness.shim import shim_by_hand
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from tests.harness.shim import ShimByHand
+
+    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def start_shim(shim_directory: str) -> StartShim:
+    """Start a shim for a first container; all of it is removed at the end."""
+    launcher = os.path.join(shim_directory, "containerd-shim-nvidia-v1")
+
+    @asynccontextmanager
+    async def start(first: str, *args: str, **more: Any) -> AsyncIterator[ShimByHand]:
+        async with shim_by_hand(launcher, first, *args, **more) as shim:
+            yield shim
+
+    return start

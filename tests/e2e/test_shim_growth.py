@@ -1,0 +1,143 @@
+"""What a shim hands to its children, and what it keeps of them: nothing that is not needed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import pytest
+
+from tests.harness.runtime import is_alive
+from tests.harness.shim import content_of, gone
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from tests.harness.shim import ShimByHand
+
+    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+
+pytestmark = pytest.mark.anyio
+
+LIFE: Final = ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
+
+
+# -- what children get ----------------------------------------------------------------------
+
+
+async def test_a_container_has_no_descriptor_but_its_own_three(start_shim: StartShim) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        environment = f"{shim.directory}/environment"
+        dump = f'[ "$verb" = create ] && {{ env; ls -l /proc/self/fd; }} > {environment}'
+        pid = await shim.run(
+            "c1", options=shim.options(before=dump), stdout=shim.fifo("out"), stdin=shim.fifo("in")
+        )
+        await shim.exec("c1", "e1", "sleep", "1000")
+        exec_pid = (await shim.call("Start", id="c1", exec_id="e1")).pid
+        for each in (pid, exec_pid):
+            assert sorted(os.listdir(f"/proc/{each}/fd")) == ["0", "1", "2"]
+        lines = content_of(environment).decode().splitlines()
+        names = {line.partition("=")[0] for line in lines if "=" in line}
+        assert names - {"PWD", "OLDPWD", "SHLVL", "_"} == {"PATH", "LANG"}
+        await shim.end("c1")
+
+
+async def test_no_zombie_stays_of_what_a_container_leaves_behind(start_shim: StartShim) -> None:
+    script = "for i in $(seq 50); do (setsid true &) ; done; sleep 1000"
+    async with start_shim("c1", "sh", "-c", script, shared_pids=True) as shim:
+        pid = await shim.run("c1")
+        await shim.exec("c1", "e1", "sh", "-c", "for i in 1 2 3; do (sleep 0.1 &); done")
+        await shim.call("Start", id="c1", exec_id="e1")
+        await shim.call("Wait", id="c1", exec_id="e1")
+        await anyio.sleep(0.5)
+        zombies = [child for child in shim.children() if child.endswith("Z")]
+        assert zombies == []
+        assert is_alive(pid)
+        await shim.end("c1")
+        assert shim.children() == []
+
+
+# -- growth ---------------------------------------------------------------------------------
+
+
+async def _tasks(shim: ShimByHand) -> int:
+    """How many tasks the shim says that it has."""
+    lines = await shim.log_lines("c0", ask=signal.SIGUSR1)
+    return sum("msg=task" in line for line in lines)
+
+
+def _memory(shim: ShimByHand) -> int:
+    """The shim's own memory, in KiB."""
+    with open(f"/proc/{shim.pid}/smaps_rollup", encoding="ascii") as file:
+        rows = [line.split() for line in file]
+    return sum(int(row[1]) for row in rows if row[0] in ("Private_Dirty:", "Private_Clean:"))
+
+
+@pytest.mark.timeout(120)
+async def test_execs_and_resizes_leave_no_descriptor_task_or_memory(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c0", "sleep", "1000") as shim:
+        await shim.run("c0")
+
+        async def execs(count: int) -> None:
+            for number in range(count):
+                terminal = bool(number % 2)
+                await shim.exec("c0", f"e{number}", "true", terminal=terminal)
+                await shim.call("Start", id="c0", exec_id=f"e{number}")
+                for width in range(5):
+                    size: dict[str, Any] = {"width": width + 1, "height": 9}
+                    await shim.call("ResizePty", id="c0", exec_id=f"e{number}", **size)
+                await shim.call("Wait", id="c0", exec_id=f"e{number}")
+                await shim.call("Delete", id="c0", exec_id=f"e{number}")
+
+        await execs(20)
+        before = shim.open_files(), await _tasks(shim), _memory(shim)
+        await execs(100)
+        assert shim.open_files() == before[0]
+        assert await _tasks(shim) == before[1]
+        assert _memory(shim) - before[2] < 500
+        assert shim.children()[1:] == []
+        await shim.end("c0")
+        await gone(shim, "c0")
+
+
+@pytest.mark.timeout(120)
+async def test_containers_leave_no_descriptor_task_or_memory(start_shim: StartShim) -> None:
+    async with start_shim("c0", "sleep", "1000") as shim:
+        await shim.run("c0")
+        shim.bundle("c1", "true")
+        stdout = shim.fifo("out")
+
+        async def lives(count: int) -> None:
+            for _ in range(count):
+                await shim.run("c1", stdout=stdout)
+                await shim.call("Wait", id="c1")
+                await shim.call("Delete", id="c1")
+                await shim.call("Shutdown", id="c1")
+
+        await lives(10)
+        before = shim.open_files(), await _tasks(shim), _memory(shim)
+        await lives(40)
+        assert shim.open_files() == before[0]
+        assert await _tasks(shim) == before[1]
+        assert _memory(shim) - before[2] < 500
+        await shim.end("c0")
+        await gone(shim, "c0")
+
+
+async def test_an_idle_shim_makes_no_system_call(start_shim: StartShim) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        await shim.events.until("TaskStart")
+        await anyio.sleep(0.5)
+        trace = f"{shim.directory}/trace"
+        argv = ["timeout", "3", "strace", "-f", "-qq", "-o", trace, "-p", str(shim.pid)]
+        await anyio.run_process(argv, check=False)
+        calls = [line for line in content_of(trace).decode().splitlines() if "exited" not in line]
+        # The wait that it was found in, and is left in.
+        assert len(calls) <= 1, calls
+        await shim.end("c1")

@@ -1,0 +1,199 @@
+"""Stdio of a real shim, called by hand: what is written arrives, whole, and ends when it should."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import pytest
+
+from tests.harness.shim import content_of, gone, shell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractAsyncContextManager
+
+    from tests.harness.shim import ShimByHand
+
+    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+
+pytestmark = pytest.mark.anyio
+
+LIFE: Final = ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
+
+
+@contextmanager
+def _reading(fifo: str, name: str) -> Iterator[str]:
+    """Somebody else reads a fifo to its end, into a file whose path this is."""
+    path = f"{fifo}.{name}"
+    with open(path, "wb") as file, subprocess.Popen(["cat", fifo], stdout=file) as reader:
+        try:
+            yield path
+            reader.wait(10)
+        finally:
+            reader.kill()
+
+
+async def test_output_written_right_before_the_end_arrives_whole(start_shim: StartShim) -> None:
+    script = "dd if=/dev/zero bs=65536 count=128 2>/dev/null; echo end"
+    async with start_shim("c1", "sh", "-c", script) as shim:
+        stdout = shim.fifo("out")
+        with _reading(stdout, "copy") as copy:
+            await shim.run("c1", stdout=stdout)
+            await shim.call("Wait", id="c1")
+            await shim.call("Delete", id="c1")
+        assert os.path.getsize(copy) == (8 << 20) + 4
+        await gone(shim, "c1")
+
+
+async def test_terminal_output_written_right_before_the_end_arrives_whole(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "sh", "-c", "seq 100000 254000; echo end") as shim:
+        spec = shim.spec("c1")
+        spec["process"]["terminal"] = True
+        shim.write_spec("c1", spec)
+        stdout = shim.fifo("out")
+        with _reading(stdout, "copy") as copy:
+            await shim.run("c1", stdout=stdout, terminal=True)
+            await shim.call("Wait", id="c1")
+            await shim.call("Delete", id="c1")
+        lines = content_of(copy).split(b"\r\n")
+        assert lines[-2:] == [b"end", b""]
+        assert lines[:-2] == [str(number).encode() for number in range(100000, 254001)]
+        await gone(shim, "c1")
+
+
+@pytest.mark.parametrize("read", [False, True], ids=["nobody reads", "somebody reads fast"])
+async def test_endless_terminal_output_does_not_hold_up_requests(
+    start_shim: StartShim, *, read: bool
+) -> None:
+    async with start_shim("c1", "yes") as shim:
+        spec = shim.spec("c1")
+        spec["process"]["terminal"] = True
+        shim.write_spec("c1", spec)
+        stdout = shim.fifo("out")
+        reader = shell(f"cat {stdout} >/dev/null") if read else None
+        try:
+            await shim.run("c1", stdout=stdout, terminal=True)
+            await anyio.sleep(0.2)
+            for _ in range(20):
+                began = time.monotonic()
+                await shim.call("State", id="c1", timeout=5)
+                assert time.monotonic() - began < 1
+            await shim.call("Kill", id="c1", signal=9, timeout=5)
+            await shim.call("Wait", id="c1", timeout=5)
+            if not read:
+                reader = shell(f"cat {stdout} >/dev/null")
+            await shim.call("Delete", id="c1")
+        finally:
+            if reader is not None:
+                reader.wait(10)
+        await gone(shim, "c1")
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["plain", "terminal"])
+async def test_a_container_that_was_never_started_is_deleted_at_once(
+    start_shim: StartShim, *, terminal: bool
+) -> None:
+    async with start_shim("c1", "true") as shim:
+        spec = shim.spec("c1")
+        spec["process"]["terminal"] = terminal
+        shim.write_spec("c1", spec)
+        await shim.create("c1", stdout=shim.fifo("out"), terminal=terminal)
+        began = time.monotonic()
+        await shim.call("Delete", id="c1")
+        assert time.monotonic() - began < 3
+        await gone(shim, "c1")
+
+
+async def test_input_written_and_closed_before_the_start_arrives(start_shim: StartShim) -> None:
+    async with start_shim("c1", "cat") as shim:
+        stdin, stdout = shim.fifo("in"), shim.fifo("out")
+        with _reading(stdout, "copy") as copy:
+            await shim.create("c1", stdin=stdin, stdout=stdout)
+            shell(f"printf early > {stdin}").wait()
+            await shim.call("CloseIO", id="c1", stdin=True)
+            await shim.call("Start", id="c1")
+            assert (await shim.call("Wait", id="c1", timeout=5)).exit_status == 0
+            await shim.call("Delete", id="c1")
+        assert content_of(copy) == b"early"
+        await gone(shim, "c1")
+
+
+async def test_input_of_an_exec_closed_before_its_start_ends(start_shim: StartShim) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        stdin, stdout = shim.fifo("in"), shim.fifo("out")
+        await shim.exec("c1", "e1", "cat", stdin=stdin, stdout=stdout)
+        await shim.call("CloseIO", id="c1", exec_id="e1", stdin=True)
+        writer = shell(f"echo early > {stdin}")
+        with _reading(stdout, "copy") as copy:
+            await shim.call("Start", id="c1", exec_id="e1")
+            waited = await shim.call("Wait", id="c1", exec_id="e1", timeout=5)
+            assert waited.exit_status == 0
+            await shim.call("Delete", id="c1", exec_id="e1")
+        writer.wait(5)
+        assert content_of(copy) == b"early\n"
+        await shim.end("c1")
+        await gone(shim, "c1")
+
+
+async def test_the_size_of_an_execs_terminal_may_be_told_before_its_start(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        stdout = shim.fifo("out")
+        command = ("sh", "-c", "sleep 0.3; stty size")
+        await shim.exec("c1", "e1", *command, stdout=stdout, terminal=True)
+        await shim.call("ResizePty", id="c1", exec_id="e1", width=132, height=43)
+        with _reading(stdout, "copy") as copy:
+            await shim.call("Start", id="c1", exec_id="e1")
+            await shim.call("Wait", id="c1", exec_id="e1")
+            await shim.call("Delete", id="c1", exec_id="e1")
+        assert content_of(copy) == b"43 132\r\n"
+        await shim.end("c1")
+
+
+async def test_twenty_mebibytes_go_through_an_exec(start_shim: StartShim) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        stdin, stdout = shim.fifo("in"), shim.fifo("out")
+        await shim.exec("c1", "e1", "cat", stdin=stdin, stdout=stdout)
+        size = 20 << 20
+        feed = shell(f"head -c {size} /dev/zero > {stdin}")
+        with _reading(stdout, "copy") as copy:
+            await shim.call("Start", id="c1", exec_id="e1")
+            await anyio.to_thread.run_sync(feed.wait)
+            await shim.call("CloseIO", id="c1", exec_id="e1", stdin=True)
+            assert (await shim.call("Wait", id="c1", exec_id="e1", timeout=10)).exit_status == 0
+            await shim.call("Delete", id="c1", exec_id="e1")
+        assert os.path.getsize(copy) == size
+        await shim.end("c1")
+
+
+async def test_a_daemon_that_an_exec_leaves_does_not_hold_its_client(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        before = shim.open_files()
+        stdout = shim.fifo("out")
+        await shim.exec("c1", "e1", "sh", "-c", "sleep 999 & seq 100000", stdout=stdout)
+        with _reading(stdout, "copy") as copy:
+            await shim.call("Start", id="c1", exec_id="e1")
+            await shim.call("Wait", id="c1", exec_id="e1")
+            began = time.monotonic()
+            await shim.call("Delete", id="c1", exec_id="e1")
+        # The client has seen the end of the output, all of which was there.
+        assert time.monotonic() - began < 3
+        assert content_of(copy).decode().split() == [str(n) for n in range(1, 100001)]
+        assert shim.open_files() == before
+        assert await shim.status("c1") == "RUNNING"
+        await shim.end("c1")
+        await gone(shim, "c1")
