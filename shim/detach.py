@@ -56,6 +56,7 @@ def become_server(listener_fd: int, request: Request) -> NoReturn:
         _keep_only(listener_fd)
         os.setpgid(0, 0)
         _reset_signals()
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
         os.umask(_UMASK)
         os.chdir(request.bundle_path)
         if os.environ != request.environment:
@@ -89,7 +90,8 @@ def become_server(listener_fd: int, request: Request) -> NoReturn:
 def prepare_fork_server(address: str) -> None:
     """Make this process one that shims can be forked from.
 
-    Its descriptors are 0, 1, 2 and 3 (its lock); it is in nobody's directory.
+    Its descriptors are 0, 1, 2 and 3 (its lock); it is in nobody's directory. Signals that
+    are blocked stay so.
 
     Args:
         address: containerd's gRPC address, shown in the command line.
@@ -148,7 +150,6 @@ def _reset_signals() -> None:
             continue  # KILL, STOP, and those that libc keeps for itself
     # A peer that hangs up is an error code to the server, not its end.
     _signal.signal(_signal.SIGPIPE, _signal.SIG_IGN)
-    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
 
 
 def _set_oom_score_adj(value: int) -> None:

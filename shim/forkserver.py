@@ -52,6 +52,8 @@ def main(path: str, address: str) -> NoReturn:
     prepare_fork_server(address)
     signal.signal(signal.SIGTERM, _end)
     try:
+        # Blocked since before exec, so that it never ends us without what follows.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         time.sleep(_COURTESY)
         _import_everything()
         _serve_until_idle(path)

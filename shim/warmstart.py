@@ -29,6 +29,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final, NoReturn
 
+# The C module under signal: the public one imports enum, which costs 6 ms.
+if TYPE_CHECKING:
+    import signal as _signal
+else:
+    import _signal
+
 SWITCH: Final = "NVSHIM_FORK_SERVER"
 
 # Seconds. A fork takes some milliseconds; this is for a machine that hardly moves.
@@ -211,6 +217,8 @@ def leave_behind(path: str, address: str) -> None:
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Until it can remove its files when it is told to end.
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGTERM,))
         if os.fork() == 0:
             _become_fork_server(path, address, lock)
     except OSError:
