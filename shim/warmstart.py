@@ -239,7 +239,10 @@ def _become_fork_server(path: str, address: str, lock: int) -> NoReturn:
         words = ["-address", address, "-socket", path, _ROOM_FOR_NAMES, "fork-server"]
         os.execv(program, [program, *words])  # noqa: S606 - our own program, and no shell
     finally:
-        os._exit(1)
+        try:
+            os.unlink(lock_path(path))
+        finally:
+            os._exit(1)
 
 
 def lock_path(path: str) -> str:

@@ -27,3 +27,9 @@ def program(short_path: Path) -> Iterator[Program]:
     program = Program(short_path)
     yield program
     program.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would end one that is left behind for a single test."""
+    monkeypatch.setenv("NVSHIM_FORK_SERVER", "0")
