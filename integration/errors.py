@@ -17,8 +17,8 @@ Leaves of the tree in :mod:`api.errors`::
         │   ├── DriverIncomplete    E2104
         │   ├── LibraryNotBuilt     E2105
         │   └── DevicesForbidden    E2106
-        ├── …                       E22xx  see integration.containerd_errors
-        └── DemoFailed              E2301  the demo
+        ├── …                E22xx, E23xx  see integration.containerd_errors
+        └── DemoFailed              E2401  the demo
 """
 
 from __future__ import annotations
@@ -118,5 +118,5 @@ class DevicesForbidden(SimulatedError):
 class DemoFailed(IntegrationError):
     """The demo's container did not see what it should. Raised by :mod:`integration.demo`."""
 
-    code = "NVSHIM-E2301"
+    code = "NVSHIM-E2401"
     status = Status.INTERNAL

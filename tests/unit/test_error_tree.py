@@ -1,0 +1,61 @@
+"""The tree of errors as a whole: what people look up by its code has to be one thing."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from api.errors import NvshimError, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PACKAGES = ("api", "hooks", "shim", "integration")
+_SCRIPTS = ("__main__", "nvml_probe")  # run by path, and define no error
+
+
+def _descendants(kind: type[NvshimError]) -> Iterator[type[NvshimError]]:
+    for child in kind.__subclasses__():
+        yield child
+        yield from _descendants(child)
+
+
+@pytest.fixture(scope="module")
+def errors() -> list[type[NvshimError]]:
+    for name in PACKAGES:
+        package = importlib.import_module(name)
+        for module in pkgutil.walk_packages(package.__path__, f"{name}."):
+            if not module.name.endswith(_SCRIPTS):
+                importlib.import_module(module.name)
+    return [e for e in _descendants(NvshimError) if e.__module__.partition(".")[0] in PACKAGES]
+
+
+def test_no_two_errors_have_one_code(errors: list[type[NvshimError]]) -> None:
+    names: dict[str, set[str]] = {}
+    for error in errors:
+        if "code" in vars(error):
+            names.setdefault(error.code, set()).add(error.__name__)
+    assert {code: twice for code, twice in names.items() if len(twice) > 1} == {}
+    assert len(names) > 50
+
+
+def test_every_error_that_is_raised_has_a_code_and_says_when_it_is(
+    errors: list[type[NvshimError]],
+) -> None:
+    for error in errors:
+        if not error.__subclasses__():
+            assert "code" in vars(error), error
+        assert re.fullmatch(r"NVSHIM-E\d{4}", error.code), error
+        assert error.status in range(Status.CANCELLED, Status.UNAUTHENTICATED + 1), error
+        assert error.__doc__, error
+
+
+def test_whatever_is_put_into_an_error_stays_one_bounded_line() -> None:
+    text = str(NvshimError("a\nb\x1b[31m", found="c\r\n" * 10_000, do="d\u2028e"))
+    assert "\n" not in text
+    assert text.isprintable()
+    assert len(text) < 2000
