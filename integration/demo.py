@@ -120,7 +120,7 @@ def _show_container(
     command = ["run", "--detach", "--runtime", RUNTIME, *flags, GLIBC, _NAME]
     _title("The container")
     print("  ctr " + " ".join([*command, "probe", "signals"]))
-    with watch.step("start the container (first: no cache)"):
+    with watch.step("first container (no cache yet)"):
         containerd.ctr(*command, "probe", "signals")
     record = _record(containerd)
 
@@ -149,10 +149,10 @@ def _show_container(
     containerd.ctr("tasks", "rm", _NAME)
     containerd.ctr("containers", "rm", _NAME)
     short = ["run", "--rm", "--runtime", RUNTIME, *flags, GLIBC, "again", "true"]
-    with watch.step("ctr run --rm true (with cache)"):
+    with watch.step("ctr run --rm true, after it"):
         containerd.ctr(*short)
     injection = sum(record["milliseconds"].values()) / 1000
-    watch.steps.append(("of the first start: injection", injection))
+    watch.steps.append(("of the first one: injection", injection))
     if asked.devices != "none" and not any(line.startswith("GPU ") for line in gpus):
         raise DemoFailed(
             "a container with GPUs",
