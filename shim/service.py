@@ -59,23 +59,27 @@ class TaskService:
     def services(self) -> list[Service]:
         """The service under both of its names."""
         handlers: dict[str, Callable[[Context, Any], Awaitable[Any]]] = {
-            "State": self.state,
             "Create": _shielded(self.create),
             "Start": _shielded(self.start),
             "Delete": _shielded(self.delete),
-            "Pids": self.pids,
             "Pause": _shielded(self.pause),
             "Resume": _shielded(self.resume),
             "Kill": _shielded(self.kill),
+            "Wait": self.wait,
+            "Shutdown": self.shutdown,
+        }
+        immediate: dict[str, Callable[[Context, Any], Any]] = {
+            "State": self.state,
+            "Pids": self.pids,
             "Exec": self.exec,
             "ResizePty": self.resize_pty,
             "CloseIO": self.close_io,
-            "Wait": self.wait,
             "Connect": self.connect,
-            "Shutdown": self.shutdown,
         }
         descriptor = task_pb2.DESCRIPTOR.services_by_name["Task"]
-        return [Service(descriptor, handlers, name=name) for name in SERVICE_NAMES]
+        return [
+            Service(descriptor, handlers, immediate=immediate, name=name) for name in SERVICE_NAMES
+        ]
 
     async def create(
         self, _: Context, request: task_pb2.CreateTaskRequest
@@ -130,7 +134,7 @@ class TaskService:
         _fill_exit(response, process)
         return response
 
-    async def exec(self, _: Context, request: task_pb2.ExecProcessRequest) -> Empty:
+    def exec(self, _: Context, request: task_pb2.ExecProcessRequest) -> Empty:
         """Add a process to a running container, to be started later."""
         check_id(request.exec_id)
         container = self._container(request.id)
@@ -138,7 +142,7 @@ class TaskService:
         container.add_exec(request.exec_id, typeurl.unpack_json(request.spec), uris)
         return Empty()
 
-    async def state(self, _: Context, request: task_pb2.StateRequest) -> task_pb2.StateResponse:
+    def state(self, _: Context, request: task_pb2.StateRequest) -> task_pb2.StateResponse:
         """How a process is."""
         container = self._container(request.id)
         process = container.process(request.exec_id)
@@ -181,7 +185,7 @@ class TaskService:
         await self._container(request.id).resume()
         return Empty()
 
-    async def pids(self, _: Context, request: task_pb2.PidsRequest) -> task_pb2.PidsResponse:
+    def pids(self, _: Context, request: task_pb2.PidsRequest) -> task_pb2.PidsResponse:
         """The processes of a container; those of execs say of which."""
         response = task_pb2.PidsResponse()
         for pid, exec_id in self._container(request.id).pids().items():
@@ -191,22 +195,20 @@ class TaskService:
                 info.info.CopyFrom(typeurl.pack(details))
         return response
 
-    async def resize_pty(self, _: Context, request: task_pb2.ResizePtyRequest) -> Empty:
+    def resize_pty(self, _: Context, request: task_pb2.ResizePtyRequest) -> Empty:
         """Tell a process's terminal its size."""
         process = self._container(request.id).process(request.exec_id)
         process.resize(request.width, request.height)
         return Empty()
 
-    async def close_io(self, _: Context, request: task_pb2.CloseIORequest) -> Empty:
+    def close_io(self, _: Context, request: task_pb2.CloseIORequest) -> Empty:
         """No more input comes to a process."""
         process = self._container(request.id).process(request.exec_id)
         if request.stdin:
             process.close_stdin()
         return Empty()
 
-    async def connect(
-        self, _: Context, request: task_pb2.ConnectRequest
-    ) -> task_pb2.ConnectResponse:
+    def connect(self, _: Context, request: task_pb2.ConnectRequest) -> task_pb2.ConnectResponse:
         """Which processes this shim and the task's init are. containerd's sign of life."""
         container = self._containers.get(request.id)
         pid = container.init.pid if container else 0

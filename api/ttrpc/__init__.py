@@ -73,7 +73,15 @@ from api.ttrpc.events import (
     StreamFailed,
 )
 from api.ttrpc.server import Server
-from api.ttrpc.service import Context, Credentials, Handler, Method, Service, Stream
+from api.ttrpc.service import (
+    Context,
+    Credentials,
+    Handler,
+    ImmediateHandler,
+    Method,
+    Service,
+    Stream,
+)
 
 __all__ = [
     "Client",
@@ -90,6 +98,7 @@ __all__ = [
     "FrameIgnored",
     "Handler",
     "HandlerFailed",
+    "ImmediateHandler",
     "LocalProtocolError",
     "MessageTooLarge",
     "Method",

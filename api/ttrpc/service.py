@@ -3,16 +3,21 @@
 A :class:`Service` joins a protobuf service descriptor (what there is) to a mapping of handlers
 (what we do). A method without a handler is answered UNIMPLEMENTED, as if it did not exist.
 
-Two kinds of handlers, told apart by the method's descriptor::
+Three kinds of handlers, the first two told apart by the method's descriptor::
 
     async def state(context: Context, request: StateRequest) -> StateResponse: ...
 
     async def watch(context: Context, stream: Stream) -> Message | None: ...
 
+    def pids(context: Context, request: PidsRequest) -> PidsResponse: ...
+
 The second is for methods that stream in either direction. ``stream.receive()`` (or ``async
 for``) gives the client's messages, also the single request of a method that streams only its
 answer; ``stream.send()`` sends ours. A method whose answer is a single message returns it; one
 that streams its answer returns None.
+
+The third answers at once, without waiting for anything: it is called as soon as its request is
+read, before what follows it on the connection, and costs neither a task nor a turn of the loop.
 """
 
 from __future__ import annotations
@@ -103,6 +108,7 @@ class Stream(Protocol):
 
 
 Handler: TypeAlias = "Callable[[Context, Any], Awaitable[Message | None]]"
+ImmediateHandler: TypeAlias = "Callable[[Context, Any], Message]"
 
 
 class Method(NamedTuple):
@@ -141,24 +147,32 @@ class Service:
     Args:
         descriptor: the service as generated from its ``.proto`` file.
         handlers: method names and what handles them; need not be complete.
+        immediate: likewise, those that answer at once.
         name: the full name to serve it under, if not the descriptor's own.
 
+    Attributes:
+        methods: all of them, each with a handler to be awaited.
+        immediate: those that need not be awaited.
+
     Raises:
-        LocalProtocolError: a handler for a method that the service does not have.
+        LocalProtocolError: a handler for a method that the service does not have, or an
+            immediate one for a method that streams.
     """
 
-    __slots__ = ("methods", "name")
+    __slots__ = ("immediate", "methods", "name")
 
     def __init__(
         self,
         descriptor: ServiceDescriptor,
         handlers: Mapping[str, Handler],
         *,
+        immediate: Mapping[str, ImmediateHandler] | None = None,
         name: str | None = None,
     ) -> None:
         self.name = descriptor.full_name if name is None else name
         described = descriptor.methods_by_name
-        unknown = sorted(set(handlers) - set(described))
+        at_once = dict(immediate or {})
+        unknown = sorted({*handlers, *at_once} - set(described))
         if unknown:
             raise LocalProtocolError(
                 f"handlers for {', '.join(unknown)}", found=f"no such method of {self.name}"
@@ -166,3 +180,19 @@ class Service:
         self.methods: dict[str, tuple[Method, Handler]] = {
             method: (Method.of(described[method]), handler) for method, handler in handlers.items()
         }
+        self.immediate: dict[str, tuple[Method, ImmediateHandler]] = {
+            method: (Method.of(described[method]), handler) for method, handler in at_once.items()
+        }
+        for method, handler in self.immediate.values():
+            if method.streaming:
+                raise LocalProtocolError(
+                    f"an immediate handler for {method.name}", found="a method that streams"
+                )
+            self.methods[method.name] = method, _awaitable(handler)
+
+
+def _awaitable(handler: ImmediateHandler) -> Handler:
+    async def call(context: Context, request: Any) -> Message:
+        return handler(context, request)
+
+    return call

@@ -1,7 +1,8 @@
 """One accepted connection: reads it, runs its handlers, sends their answers.
 
 Rules
-- Every request runs in a task of its own, so a slow one holds up nobody.
+- Every request runs in a task of its own, so a slow one holds up nobody; those of immediate
+  handlers, which cannot be slow, are answered while they are read.
 - When the client is gone its handlers are cancelled. What must not be left half done shields
   itself (``anyio.CancelScope(shield=True)``).
 - An exception of a handler is an answer, never the end of the connection.
@@ -52,10 +53,24 @@ if TYPE_CHECKING:
 _NANOSECONDS: Final = 1e9
 
 
-class Call:
-    """One request and everything that belongs to it while it runs."""
+class Asked:
+    """What a request asks for."""
 
-    __slots__ = ("context", "handler", "inbox", "method", "payload", "scope", "stream_id")
+    __slots__ = ("context", "method", "stream_id")
+
+    def __init__(self, stream_id: int, method: Method, context: Context) -> None:
+        self.stream_id = stream_id
+        self.method = method
+        self.context = context
+
+    def __str__(self) -> str:
+        return f"{self.context.service}/{self.method.name}"
+
+
+class Call(Asked):
+    """One request and everything that belongs to it while it runs in a task."""
+
+    __slots__ = ("handler", "inbox", "payload", "scope")
 
     def __init__(
         self,
@@ -67,16 +82,11 @@ class Call:
         payload: bytes = b"",
         inbox: Inbox | None = None,
     ) -> None:
-        self.stream_id = stream_id
-        self.method = method
+        super().__init__(stream_id, method, context)
         self.handler = handler
-        self.context = context
         self.payload = payload
         self.inbox = inbox
         self.scope = anyio.CancelScope(deadline=context.deadline)
-
-    def __str__(self) -> str:
-        return f"{self.context.service}/{self.method.name}"
 
 
 class Session:
@@ -149,7 +159,9 @@ class Session:
             return
 
     def _accept(self, event: RequestReceived) -> None:
-        """Start a request, or refuse it."""
+        """Answer a request, start it, or refuse it."""
+        if self._answer_at_once(event):
+            return
         try:
             call = self._call_for(event)
         except NvshimError as error:
@@ -158,6 +170,38 @@ class Session:
         self._calls[event.stream_id] = call
         self._holdings.take(len(call.payload))
         self._tasks.start_soon(self._run, call)
+
+    def _answer_at_once(self, event: RequestReceived) -> bool:
+        """Answer a request that needs no waiting; says whether it was one."""
+        service = self._services.get(event.service)
+        known = service.immediate.get(event.method) if service is not None else None
+        # An answer that would have to be kept for a client that does not read waits in a task.
+        if known is None or self._draining or self._transport.crowded:
+            return False
+        method, handler = known
+        asked = Asked(event.stream_id, method, self._context(event))
+        outcome: bytes | NvshimError
+        try:
+            request = _decode(method.request, event.payload, asked)
+            outcome = _encode(handler(asked.context, request), asked)
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is its answer
+            outcome = self._failure(asked, error)
+        self._send_outcome(asked, outcome)
+        return True
+
+    def _context(self, event: RequestReceived) -> Context:
+        timeout, deadline = None, math.inf
+        if event.timeout_nano:
+            timeout = event.timeout_nano / _NANOSECONDS
+            deadline = anyio.current_time() + timeout
+        return Context(
+            event.service,
+            event.method,
+            event.metadata,
+            timeout=timeout,
+            deadline=deadline,
+            peer=self._peer,
+        )
 
     def _call_for(self, event: RequestReceived) -> Call:
         asked = f"{event.service}/{event.method}"
@@ -176,18 +220,7 @@ class Session:
             raise RemoteProtocolError(
                 asked, found="a unary call of a method that streams its answer"
             )
-        timeout, deadline = None, math.inf
-        if event.timeout_nano:
-            timeout = event.timeout_nano / _NANOSECONDS
-            deadline = anyio.current_time() + timeout
-        context = Context(
-            event.service,
-            event.method,
-            event.metadata,
-            timeout=timeout,
-            deadline=deadline,
-            peer=self._peer,
-        )
+        context = self._context(event)
         if not method.streaming:
             return Call(event.stream_id, method, handler, context, payload=event.payload)
         inbox = Inbox(self._holdings)
@@ -260,11 +293,7 @@ class Session:
                 response = await call.handler(call.context, stream)
             if method.server_streaming and response is None:
                 return None
-            if not isinstance(response, method.response):
-                raise HandlerFailed(  # noqa: TRY301 - joins the failures below on purpose
-                    str(call), found=f"{type(response).__name__}, not {method.response.__name__}"
-                )
-            return response.SerializeToString()
+            return _encode(response, call)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is its answer
             return self._failure(call, error)
         except anyio.get_cancelled_exc_class():
@@ -273,7 +302,7 @@ class Session:
                 raise
             return self._failure(call, RuntimeError("something it waited for was cancelled"))
 
-    def _failure(self, call: Call, raised: Exception) -> NvshimError:
+    def _failure(self, asked: Asked, raised: Exception) -> NvshimError:
         """What went wrong, as an error that can be sent; what nobody foresaw is logged."""
         error: BaseException = raised
         # A handler's own task group wraps even a single, well-typed failure.
@@ -282,11 +311,11 @@ class Session:
         if isinstance(error, NvshimError) and not isinstance(error, HandlerFailed):
             return error
         if not isinstance(error, HandlerFailed):
-            error = HandlerFailed(str(call), found=f"{type(error).__name__}: {error}")
+            error = HandlerFailed(str(asked), found=f"{type(error).__name__}: {error}")
         self._log(
             "a handler failed",
             {
-                "method": str(call),
+                "method": str(asked),
                 "error": str(error),
                 "traceback": "".join(traceback.format_exception(raised)),
             },
@@ -298,17 +327,19 @@ class Session:
             await self._transport.room()
         except ConnectionClosed:
             return
-        if not self._connection.is_live(call.stream_id):
-            return
+        if self._connection.is_live(call.stream_id):
+            self._send_outcome(call, outcome)
+
+    def _send_outcome(self, asked: Asked, outcome: bytes | NvshimError | None) -> None:
         if isinstance(outcome, NvshimError):
-            self._send_error(call.stream_id, outcome)
+            self._send_error(asked.stream_id, outcome)
         elif outcome is None:
-            self._write(self._connection.send_end(call.stream_id))
+            self._write(self._connection.send_end(asked.stream_id))
         else:
             try:
-                frame = self._connection.send_response(call.stream_id, outcome)
+                frame = self._connection.send_response(asked.stream_id, outcome)
             except MessageTooLarge as error:
-                self._send_error(call.stream_id, error)
+                self._send_error(asked.stream_id, error)
             else:
                 self._write(frame)
 
@@ -369,11 +400,20 @@ class ServerStream:
             raise StopAsyncIteration from None
 
 
-def _decode(type_: type[Message], payload: bytes, call: Call) -> Message:
+def _decode(type_: type[Message], payload: bytes, asked: Asked) -> Message:
     try:
         return type_.FromString(payload)
     except DecodeError:
         raise UndecodableMessage(
-            f"{type_.DESCRIPTOR.full_name} for {call}",
+            f"{type_.DESCRIPTOR.full_name} for {asked}",
             found=f"{len(payload)} bytes that are none",
         ) from None
+
+
+def _encode(response: Message | None, asked: Asked) -> bytes:
+    method = asked.method
+    if not isinstance(response, method.response):
+        raise HandlerFailed(
+            str(asked), found=f"{type(response).__name__}, not {method.response.__name__}"
+        )
+    return response.SerializeToString()

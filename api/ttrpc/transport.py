@@ -119,13 +119,18 @@ class Transport:
             self._kept = len(data) - sent
             self._tasks.start_soon(self._finish)
 
+    @property
+    def crowded(self) -> bool:
+        """Whether so much is kept that :meth:`room` would wait."""
+        return self._kept > _ROOM
+
     async def room(self) -> None:
         """Wait while more is kept for the peer than it should have to catch up with.
 
         Raises:
             ConnectionClosed: the peer is gone.
         """
-        while self._kept > _ROOM:
+        while self.crowded:
             await self._progress()
         self._check()
 

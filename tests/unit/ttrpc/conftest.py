@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.descriptor import ServiceDescriptor
 
-    from api.ttrpc import Context, Handler
+    from api.ttrpc import Context, Handler, ImmediateHandler
 
 NAME = "nvshim.test.Echo"
 
@@ -150,7 +150,12 @@ def serve(tmp_path: Path, descriptor: ServiceDescriptor) -> Callable[..., Any]:
     """Serve the echo service with some handlers, for as long as a block lasts."""
 
     @contextlib.asynccontextmanager
-    async def serving(handlers: Mapping[str, Handler], **options: Any) -> AsyncIterator[Served]:
+    async def serving(
+        handlers: Mapping[str, Handler],
+        *,
+        immediate: Mapping[str, ImmediateHandler] | None = None,
+        **options: Any,
+    ) -> AsyncIterator[Served]:
         path = str(tmp_path / "s")
         log: list[tuple[str, Mapping[str, Any]]] = []
 
@@ -164,8 +169,9 @@ def serve(tmp_path: Path, descriptor: ServiceDescriptor) -> Callable[..., Any]:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
             listener.listen()
+            counting = {name: counted(handler) for name, handler in handlers.items()}
             server = Server(
-                [Service(descriptor, {name: counted(h) for name, h in handlers.items()})],
+                [Service(descriptor, counting, immediate=immediate)],
                 **{"log": lambda event, fields: log.append((event, fields)), **options},
             )
             served = Served(path, server, log)
