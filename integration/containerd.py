@@ -9,7 +9,7 @@ directory, sockets and a configuration in one directory::
         done = containerd.ctr("run", "--rm", "--runtime", RUNTIME, IMAGE, "first", "true")
 
 Rules
-- Nothing is shared with another containerd but what containerd 1.6 has at fixed places: the
+- Nothing is shared with another containerd but what every containerd has at fixed places: the
   sockets of shims (named by a hash of our address) and the low-level runtime's state (in a
   directory named by our namespace).
 - One namespace with a name of its own, so that the traces of our containers can be told apart
@@ -39,18 +39,15 @@ from integration import traces
 from integration.containerd_errors import (
     CleanupIncomplete,
     ContainerdExited,
-    ContainerdNotInstalled,
     ContainerdNotReady,
     CtrFailed,
     CtrTimeout,
 )
+from integration.parts import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
-
-# Programs are looked up where a system service finds them, not where a developer does.
-_SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # Of no use here, and each costs time at start or touches a fixed place of the system.
 _DISABLED_PLUGINS: Final = (
@@ -58,6 +55,7 @@ _DISABLED_PLUGINS: Final = (
     "io.containerd.cri.v1.images",
     "io.containerd.cri.v1.runtime",
     "io.containerd.nri.v1.nri",
+    "io.containerd.podsandbox.controller.v1.podsandbox",
     "io.containerd.snapshotter.v1.aufs",
     "io.containerd.snapshotter.v1.blockfile",
     "io.containerd.snapshotter.v1.btrfs",
@@ -66,7 +64,7 @@ _DISABLED_PLUGINS: Final = (
 )
 
 _CONFIG: Final = """\
-version = 2
+version = {version}
 root = {root}
 state = {state}
 disabled_plugins = {disabled}
@@ -80,6 +78,10 @@ level = {level}
 [plugins."io.containerd.internal.v1.opt"]
 path = {opt}
 """
+
+# The configuration's version, by containerd's: 2.x reads the older one too, and says so.
+_CONFIG_VERSIONS: Final = {1: 2}
+_NEWEST_CONFIG: Final = 3
 
 _START_TIMEOUT: Final = 20.0
 _STOP_TIMEOUT: Final = 10.0
@@ -120,6 +122,11 @@ class PrivateContainerd:
         shim_config: path of the config.toml that the shim is to read (NVSHIM_CONFIG).
         environment: more variables for containerd, and so for its shims.
         debug: whether containerd and its shims log debug messages.
+        parts: which containerd; the installed one if not given.
+
+    Attributes:
+        parts: which one is started next. Another one may be put here while none runs: that is
+            an upgrade.
     """
 
     def __init__(
@@ -130,6 +137,7 @@ class PrivateContainerd:
         shim_config: str | None = None,
         environment: Mapping[str, str] | None = None,
         debug: bool = True,
+        parts: Parts | None = None,
     ) -> None:
         if directory is None:
             directory = tempfile.mkdtemp(prefix="nvshim-")
@@ -141,10 +149,9 @@ class PrivateContainerd:
         self.log_path = os.path.join(self.directory, "containerd.log")
         self.fifo_directory = os.path.join(self.directory, "fifo")
         self._config_path = os.path.join(self.directory, "config.toml")
-        self._environment = {
-            "PATH": f"{os.path.abspath(shim_directory)}:{_SYSTEM_PATH}"
-            if shim_directory
-            else _SYSTEM_PATH,
+        self.parts = parts
+        self._shim_directory = shim_directory
+        self._more_environment = {
             "HOME": "/root",
             "LANG": "C.UTF-8",
             "TMPDIR": os.path.join(self.directory, "tmp"),
@@ -188,6 +195,16 @@ class PrivateContainerd:
             self.directory, self.address, self.namespace, frozenset(self._words), self.pid
         )
 
+    @property
+    def _environment(self) -> dict[str, str]:
+        own = [os.path.abspath(self._shim_directory)] if self._shim_directory else []
+        return {"PATH": ":".join([*own, self._parts().path]), **self._more_environment}
+
+    def _parts(self) -> Parts:
+        if self.parts is None:
+            self.parts = Parts.installed()
+        return self.parts
+
     def bundle(self, container: str) -> str:
         """The directory of a task's bundle, which may not be there."""
         return os.path.join(
@@ -205,7 +222,7 @@ class PrivateContainerd:
             ContainerdExited: it ended at once; the message has its last word.
             ContainerdNotReady: it does not answer in time. It is killed.
         """
-        program = _installed("containerd")
+        program = self._parts().containerd
         self._write_config()
         with open(self.log_path, "ab") as log:
             # Its own session: a Ctrl-C at a test run's terminal is not for containerd.
@@ -258,7 +275,7 @@ class PrivateContainerd:
         self._words.update(arguments)
         self._words.update(word.rpartition("=")[2] for word in arguments if "=" in word)
         return [
-            _installed("ctr"), "--address", self.address, "--namespace", self.namespace, *arguments,
+            self._parts().ctr, "--address", self.address, "--namespace", self.namespace, *arguments,
         ]  # fmt: skip
 
     def ctr(
@@ -396,6 +413,7 @@ class PrivateContainerd:
             "address": self.address,
             "level": "debug" if self._debug else "info",
             "disabled": _DISABLED_PLUGINS,
+            "version": _CONFIG_VERSIONS.get(self._parts().version[0], _NEWEST_CONFIG),
         }
         with open(self._config_path, "w", encoding="utf-8") as file:
             file.write(_CONFIG.format(**{key: json.dumps(value) for key, value in values.items()}))
@@ -425,17 +443,6 @@ class PrivateContainerd:
     def _last_words(self) -> str:
         lines = [line for line in self.log().splitlines() if line.strip()]
         return lines[-1] if lines else "none"
-
-
-def _installed(program: str) -> str:
-    found = shutil.which(program, path=_SYSTEM_PATH)
-    if found is None:
-        raise ContainerdNotInstalled(
-            f"the program {program}",
-            found=f"none in {_SYSTEM_PATH}",
-            do="install the packages containerd and runc",
-        )
-    return found
 
 
 def _listening(pid: int) -> set[str]:

@@ -10,9 +10,10 @@ Leaves of the tree in :mod:`api.errors`, beside those in :mod:`integration.error
     │   ├── CtrFailed               E2204
     │   ├── CtrTimeout              E2205
     │   └── CleanupIncomplete       E2206
-    └── ImagesError                 E23xx  images made of the host's files
-        ├── SourceNotInstalled      E2301
-        └── ImageBuildFailed        E2302
+    ├── ImagesError                 E23xx  images made of the host's files
+    │   ├── SourceNotInstalled      E2301
+    │   └── ImageBuildFailed        E2302
+    └── ProgramNotAdapted           E2402  programs of another release
 """
 
 from __future__ import annotations
@@ -83,3 +84,10 @@ class ImageBuildFailed(ImagesError):
 
     code = "NVSHIM-E2302"
     status = Status.INTERNAL
+
+
+class ProgramNotAdapted(IntegrationError):
+    """A program of another release could not be made to run beside its own libraries."""
+
+    code = "NVSHIM-E2402"
+    status = Status.FAILED_PRECONDITION

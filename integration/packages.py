@@ -7,15 +7,21 @@ The simulated node is made of NVIDIA's own driver files, which Debian has in its
     debs = fetch(["libcuda1", "nvidia-smi"])
     unpack(debs, "/somewhere/driver-files")
 
+Programs of another release of Debian are had the same way, with the libraries they need::
+
+    debs = fetch(["containerd"], "/somewhere/trixie", release="trixie", dependencies=True)
+
 Rules
 - The archive is the machine's own: what its apt configuration names for its own release, with
-  its proxy, credentials and keys. Only the component is added. No mirror is written down here.
+  its proxy, credentials and keys. Only the component is added, or the release exchanged. No
+  mirror is written down here.
 - apt's lists, cache and status are private ones in the cache directory, so nothing of the
   system changes, and what is installed or pinned has no say in which version is taken.
 - A package is in the cache when its file is, because a file is moved there only when apt has
   checked its hash. If all that is asked for is there, nothing is asked of the network.
 - Packages that are asked for together come from one state of the archive: when one is missing,
   those that have been superseded meanwhile are fetched anew.
+- A cache directory holds packages of one release.
 
 Source: sources.list(5), apt.conf(5), apt-get(8), deb822(5).
 """
@@ -51,6 +57,12 @@ COMPONENTS: Final = ("contrib", "non-free")
 _OURS: Final = frozenset(
     {"types", "uris", "suites", "components", "enabled", "architectures", "languages", "targets"}
 )
+
+# The release that is never released has neither updates nor security fixes of its own.
+_UNRELEASED: Final = frozenset({"sid", "unstable"})
+
+_KEYRING_PACKAGE: Final = "debian-archive-keyring"
+_KEYRING: Final = "usr/share/keyrings/debian-archive-keyring.gpg"
 
 _APT_CONF: Final = """\
 Dir::Etc::sourcelist "{root}/archive.sources";
@@ -104,6 +116,8 @@ def fetch(
     names: Iterable[str],
     into: str | None = None,
     *,
+    release: str | None = None,
+    dependencies: bool = False,
     sources: str | None = None,
     say: Callable[[str], None] | None = None,
 ) -> list[str]:
@@ -111,12 +125,16 @@ def fetch(
 
     Args:
         names: names of binary packages, of the machine's own architecture.
-        into: the cache directory, made if missing; :func:`default_cache` if not given.
+        into: the cache directory, made if missing; if not given, :func:`default_cache`, or a
+            directory in it that is named after the release.
+        release: the release to take them from ("trixie"); the machine's own if not given.
+        dependencies: whether to have what they depend on too, as on a machine that has nothing.
         sources: deb822 text of the archive to use in place of the machine's own.
         say: told in one line what is being downloaded, when something is.
 
     Returns:
-        The path of one .deb for each name, in the order of the names.
+        The path of one .deb for each name, in the order of the names; then those of what they
+        depend on.
 
     Raises:
         ArchiveNotFound: the machine's apt configuration names no archive.
@@ -125,24 +143,52 @@ def fetch(
         DownloadFailed: a package did not come whole.
     """
     wanted = list(dict.fromkeys(names))
-    into = default_cache() if into is None else os.path.abspath(into)
+    into = os.path.abspath(into or os.path.join(default_cache(), release or ""))
     os.makedirs(into, exist_ok=True)
+    # What the archive said that they depend on: the question first, then the answer.
+    note, question = os.path.join(into, "dependencies"), f"{' '.join(wanted)}\n"
     with _locked(into):
-        present = {name: _in_cache(name, into) for name in wanted}
-        if missing := [name for name in wanted if present[name] is None]:
-            apt = _Apt.prepare(into, machine_sources() if sources is None else sources, missing)
-            for name, file in apt.resolve(wanted).items():
-                if not os.path.exists(os.path.join(into, file)):
-                    present[name] = None
-            missing = [name for name in wanted if present[name] is None]
-            if say is not None:
-                say(f"downloading {len(missing)} packages")
-            apt.download(missing, into)
-            present = {name: _in_cache(name, into) for name in wanted}
+        known = wanted
+        if dependencies:
+            asked, _, answer = _read(note).partition("\n")
+            known = answer.split() if f"{asked}\n" == question else []
+        present = {name: _in_cache(name, into) for name in known}
+        if not known or None in present.values():
+            if sources is None:
+                sources = _sources_of(release, say)
+            apt = _Apt.prepare(into, sources, wanted)
+            files = apt.resolve(wanted, dependencies=dependencies)
+            present = {
+                name: _in_cache(name, into) if os.path.exists(os.path.join(into, file)) else None
+                for name, file in files.items()
+            }
+            missing = [name for name, path in present.items() if path is None]
+            if missing:
+                if say is not None:
+                    of = f" of {release}" if release else ""
+                    say(f"downloading {len(missing)} packages{of}")
+                apt.download(missing, into)
+            present = {name: _in_cache(name, into) for name in files}
+            if dependencies:
+                _write(note, question + "".join(f"{name}\n" for name in files))
     return [path for path in present.values() if path is not None]
 
 
-def unpack(debs: Sequence[str], directory: str) -> None:
+def _sources_of(release: str | None, say: Callable[[str], None] | None) -> str:
+    """The machine's archive, for its own or for another release."""
+    if release is None:
+        return machine_sources()
+    # A machine that was installed before that release does not know its keys; the newest
+    # keyring of the machine's own release does, and comes signed with keys that it knows.
+    cache = os.path.join(default_cache(), "keyring")
+    keyring = os.path.join(cache, "unpacked")
+    unpack(fetch([_KEYRING_PACKAGE], cache, say=say), keyring)
+    return machine_sources((), release=release, keyring=os.path.join(keyring, _KEYRING))
+
+
+def unpack(
+    debs: Sequence[str], directory: str, *, finish: Callable[[str], None] | None = None
+) -> None:
     """Make ``directory`` the files of ``debs``, nothing more and nothing less.
 
     Already so by an earlier call with the same files: nothing is done. A file ``directory``
@@ -151,6 +197,8 @@ def unpack(debs: Sequence[str], directory: str) -> None:
     Args:
         debs: paths of .deb files.
         directory: where to; its parent is made, what stood there before is replaced.
+        finish: what else is to be done with the files before they count as unpacked; told
+            where they are while it is done.
 
     Raises:
         UnpackFailed: a file is no package, or there is no room; ``directory`` is as it was.
@@ -173,6 +221,8 @@ def unpack(debs: Sequence[str], directory: str) -> None:
                         found=_complaint(done.stderr),
                         do=f"look for room below {parent}, or remove {deb} to have it fetched anew",
                     )
+            if finish is not None:
+                finish(new)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(stamp)
             if os.path.lexists(directory):
@@ -184,11 +234,15 @@ def unpack(debs: Sequence[str], directory: str) -> None:
 # --- The archive -------------------------------------------------------------------------
 
 
-def machine_sources(components: Sequence[str] = COMPONENTS) -> str:
+def machine_sources(
+    components: Sequence[str] = COMPONENTS, *, release: str | None = None, keyring: str = ""
+) -> str:
     """The archives of this machine's own release, with ``components`` added.
 
     Args:
         components: what to add to each entry that has ``main``.
+        release: the release to exchange the machine's own for; None to keep it.
+        keyring: see :func:`in_release`.
 
     Returns:
         deb822 text for a ``.sources`` file.
@@ -209,13 +263,16 @@ def machine_sources(components: Sequence[str] = COMPONENTS) -> str:
             entries += read_deb822(_read(path))
         elif path.endswith(".list"):
             entries += read_one_line(_read(path))
-    own = own_release(entries, _codename(_read("/etc/os-release")))
+    codename = _codename(_read("/etc/os-release"))
+    own = own_release(entries, codename)
     if not own:
         raise ArchiveNotFound(
             asked,
             found=f"no entry for this release with component main in {where['LIST']} or {parts}",
             do="add Debian's archive to the apt configuration",
         )
+    if release is not None:
+        own = in_release(own, codename, release, keyring)
     return write_deb822(own, components)
 
 
@@ -310,6 +367,42 @@ def own_release(archives: Iterable[Archive], codename: str) -> list[Archive]:
     return own
 
 
+def in_release(
+    archives: Iterable[Archive], codename: str, release: str, keyring: str = ""
+) -> list[Archive]:
+    """The same archives for another release.
+
+    Args:
+        archives: those of one release, as :func:`own_release` gives them.
+        codename: that release; empty where the machine does not say.
+        release: the one to have instead. Its updates and security fixes are taken from where
+            the machine takes its own.
+        keyring: what an archive that Debian signs is to be checked with, in place of a keyring
+            of Debian's that the machine has; empty to keep that.
+
+    Returns:
+        Values whose suites are only those of the other release.
+    """
+    exchanged = []
+    for archive in archives:
+        # A machine that does not say what it is has one entry for all: the release's.
+        parts = [suite.removeprefix(codename) if codename else "" for suite in archive.suites]
+        if release in _UNRELEASED:
+            parts = [part for part in parts if not part]
+        options = tuple(
+            (name, keyring if keyring and name == "signed-by" and _is_debians(value) else value)
+            for name, value in archive.options
+        )
+        if parts:
+            suites = tuple(dict.fromkeys(release + part for part in parts))
+            exchanged.append(Archive(archive.uris, suites, archive.components, options))
+    return exchanged
+
+
+def _is_debians(signed_by: str) -> bool:
+    return os.path.basename(signed_by).startswith("debian-archive-") and "\n" not in signed_by
+
+
 def write_deb822(archives: Iterable[Archive], components: Sequence[str]) -> str:
     """The text of a ``.sources`` file with ``components`` added to each archive.
 
@@ -369,9 +462,12 @@ class _Apt:
     def run(self, *arguments: str, cwd: str | None = None) -> subprocess.CompletedProcess[str]:
         return _run(["apt-get", "-c", self.conf, "-q", *arguments], cwd=cwd)
 
-    def resolve(self, names: Sequence[str]) -> dict[str, str]:
-        """The file name of the newest version of each package."""
-        done = self.run("download", "--print-uris", *names)
+    def resolve(self, names: Sequence[str], *, dependencies: bool) -> dict[str, str]:
+        """The file name of the newest version of each package, in the order of the names."""
+        verb = ["download"]
+        if dependencies:  # nothing is installed, says our status file
+            verb = ["install", "--yes", "--no-install-recommends"]
+        done = self.run(*verb, "--print-uris", *names)
         if done.returncode:
             raise PackageNotFound(
                 f"fetch {_some(names)}",
@@ -383,7 +479,7 @@ class _Apt:
             line.split("' ")[1].split()[0] for line in done.stdout.splitlines() if "' " in line
         ]
         by_name = {file.split("_")[0]: file for file in files}
-        return {name: by_name[name] for name in names}
+        return {name: by_name[name] for name in (*names, *sorted(by_name))}
 
     def download(self, names: Sequence[str], into: str) -> None:
         with _workplace(".download-", into) as work:

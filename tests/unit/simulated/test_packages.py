@@ -26,6 +26,7 @@ from integration.errors import (
 from integration.packages import (
     Archive,
     fetch,
+    in_release,
     machine_sources,
     own_release,
     read_deb822,
@@ -45,13 +46,16 @@ class Shelf:
     def sources(self) -> str:
         return f"Types: deb\nURIs: file:{self.directory}\nSuites: ./\nTrusted: yes\n"
 
-    def add(self, name: str, version: str = "1.0", content: str = "content\n") -> Path:
+    def add(
+        self, name: str, version: str = "1.0", content: str = "content\n", *, depends: str = ""
+    ) -> Path:
         """Build a package that has one file, /usr/share/NAME/file."""
         tree = self.directory / "build"
         (tree / "DEBIAN").mkdir(parents=True)
         (tree / "DEBIAN/control").write_text(
             f"Package: {name}\nVersion: {version}\nArchitecture: all\n"
             "Maintainer: Nobody <nobody@example.org>\nDescription: a test\n"
+            + (f"Depends: {depends}\n" if depends else "")
         )
         (tree / f"usr/share/{name}").mkdir(parents=True)
         (tree / f"usr/share/{name}/file").write_text(content)
@@ -129,6 +133,35 @@ def test_packages_asked_for_together_are_of_one_state_of_the_archive(
     shelf.add("bee", "2.0")
     fetch(["ant", "bee"], cache, sources=shelf.sources)
     assert kept(cache) == ["ant_2.0_all.deb", "bee_2.0_all.deb"]
+
+
+def test_what_a_package_depends_on_comes_with_it(shelf: Shelf, cache: str) -> None:
+    shelf.add("ant", depends="leg (>= 1.0), eye")
+    shelf.add("leg", depends="foot")
+    shelf.add("eye")
+    shelf.add("foot")
+    shelf.add("bee")
+    found = fetch(["ant"], cache, sources=shelf.sources, dependencies=True)
+    names = ["ant", "eye", "foot", "leg"]
+    assert [os.path.basename(path) for path in found] == [f"{name}_1.0_all.deb" for name in names]
+    # What it depends on is remembered, and asked for again if something else is wanted.
+    assert fetch(["ant"], cache, sources="nonsense", dependencies=True) == found
+    more = fetch(["bee", "ant"], cache, sources=shelf.sources, dependencies=True)
+    assert [os.path.basename(path) for path in more] == [
+        f"{name}_1.0_all.deb" for name in ["bee", *names]
+    ]
+    os.unlink(f"{cache}/foot_1.0_all.deb")
+    shelf.add("foot", "2.0")
+    assert f"{cache}/foot_2.0_all.deb" in fetch(
+        ["bee", "ant"], cache, sources=shelf.sources, dependencies=True
+    )
+
+
+def test_a_package_whose_dependencies_are_missing_is_not_found(shelf: Shelf, cache: str) -> None:
+    shelf.add("ant", depends="leg")
+    with pytest.raises(PackageNotFound, match="ant"):
+        fetch(["ant"], cache, sources=shelf.sources, dependencies=True)
+    assert kept(cache) == []
 
 
 def test_a_package_that_comes_broken_leaves_nothing(shelf: Shelf, cache: str) -> None:
@@ -262,6 +295,29 @@ def test_what_is_unpacked_is_not_unpacked_again(shelf: Shelf, tmp_path: Path) ->
     assert os.stat(directory).st_ino == before
 
 
+def test_finishing_touch_is_put_to_the_files_before_they_count(
+    shelf: Shelf, tmp_path: Path
+) -> None:
+    deb, directory = str(shelf.add("ant")), str(tmp_path / "files")
+
+    def fail(new: str) -> None:
+        raise FileNotFoundError(new)
+
+    with pytest.raises(FileNotFoundError):
+        unpack([deb], directory, finish=fail)
+    assert sorted(os.listdir(tmp_path)) == ["shelf"]
+    times: list[str] = []
+
+    def touch(new: str) -> None:
+        times.append(new)
+        Path(new, "touched").write_text("yes")
+
+    for _ in range(2):
+        unpack([deb], directory, finish=touch)
+        assert tree(directory) == {"usr/share/ant/file": "content\n", "touched": "yes"}
+    assert len(times) == 1
+
+
 def test_an_interrupted_unpacking_is_done_again(shelf: Shelf, tmp_path: Path) -> None:
     deb, directory = str(shelf.add("ant")), str(tmp_path / "files")
     os.makedirs(f"{directory}/usr")  # no mark beside it: nobody finished it
@@ -370,6 +426,40 @@ def test_only_the_machines_own_release_is_taken() -> None:
     found = own_release([*others, SIGNED, security], "bookworm")
     assert found == [SIGNED, Archive(("s",), ("bookworm-security",), ("main",))]
     assert own_release(others[1:2], "") == others[1:2]
+
+
+SECURITY = Archive(("s",), ("bookworm-security",), ("main",))
+KEYED = (("signed-by", "/usr/share/keyrings/debian-archive-keyring.gpg"), ("trusted", "no"))
+
+
+@pytest.mark.parametrize(
+    ("archive", "release", "expected"),
+    [
+        (ONE, "trixie", [Archive(ONE.uris, ("trixie",), ("main",))]),
+        (
+            SIGNED,
+            "trixie",
+            [Archive(SIGNED.uris, ("trixie", "trixie-updates"), SIGNED.components, SIGNED.options)],
+        ),
+        (SIGNED, "sid", [Archive(SIGNED.uris, ("sid",), SIGNED.components, SIGNED.options)]),
+        (SECURITY, "trixie", [Archive(("s",), ("trixie-security",), ("main",))]),
+        (SECURITY, "sid", []),
+        (
+            Archive(("d",), ("bookworm",), ("main",), KEYED),
+            "trixie",
+            [Archive(("d",), ("trixie",), ("main",), (("signed-by", "/new.gpg"), KEYED[1]))],
+        ),
+    ],
+)
+def test_release_is_exchanged_and_nothing_else(
+    archive: Archive, release: str, expected: list[Archive]
+) -> None:
+    assert in_release([archive], "bookworm", release, "/new.gpg") == expected
+
+
+def test_machine_that_does_not_say_its_release_has_one_suite_exchanged() -> None:
+    archive = Archive(("d",), ("testing", "stable"), ("main",))
+    assert in_release([archive], "", "sid") == [Archive(("d",), ("sid",), ("main",))]
 
 
 def test_components_are_added_and_nothing_else_changes() -> None:
