@@ -19,6 +19,7 @@ Source: proc(5), cgroups(7), containerd runtime/v2/shim (SocketAddress), go-runc
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import os
 import posixpath
@@ -193,11 +194,15 @@ def cgroups(marks: Marks) -> set[Trace]:
 
 
 def sockets(marks: Marks) -> set[Trace]:
-    """The sockets of shims: of the names that were used, and those that bundles name."""
+    """The sockets of shims, of the names that were used and those that bundles name.
+
+    Beside a socket there can be links that announce containers to its shim.
+    """
     paths = {socket_path(marks, name) for name in marks.names}
     for bundle in bundles(marks):
         with contextlib.suppress(OSError), open(os.path.join(bundle.name, "address")) as file:
             paths.add(file.read().strip().removeprefix("unix://"))
+    paths |= {link for path in paths for link in glob.glob(f"{glob.escape(path)}.*")}
     return {Trace("socket", path) for path in paths if os.path.lexists(path)}
 
 

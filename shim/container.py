@@ -198,10 +198,10 @@ class Container:
             ProcessExists: the id is taken.
             WrongProcessState: init has ended.
         """
-        if exec_id in self._execs:
-            raise ProcessExists(
-                f"exec {exec_id} in {self.id}", found="an exec of that id", do="choose another"
-            )
+        # An exit of that id would be taken for init's: events tell them apart by nothing else.
+        if exec_id in self._execs or exec_id == self.id:
+            found = "the container's own id" if exec_id == self.id else "an exec of that id"
+            raise ProcessExists(f"exec {exec_id} in {self.id}", found=found, do="choose another")
         self._refuse_unless_running()
         self._exec_specs[exec_id] = self._injector.edit_process(spec)
         self._execs[exec_id] = Process(self.id, exec_id, uris)
@@ -307,9 +307,14 @@ class Container:
             self._publish(events_pb2.TaskResumed(container_id=self.id))
 
     def pids(self) -> dict[int, str]:
-        """The pids in the container, each with the id of the exec that it is, or empty."""
+        """The pids in the container, each with the id of the exec that it is, or empty.
+
+        Init's is among them until the container is deleted.
+        """
         named = {p.pid: p.exec_id for p in self._execs.values() if p.state is State.RUNNING}
-        if self.init.exit is None and not self._init_reaped:
+        # Also when it has ended: a containerd that comes back takes a shim without processes
+        # for one that never had a task, and deletes it with the exit that nobody has read.
+        if self.init.pid:
             named[self.init.pid] = ""
         inside = cgroup.pids_in(self._cgroup) if self._cgroup else []
         return {pid: named.get(pid, "") for pid in sorted({*inside, *named})}

@@ -53,7 +53,7 @@ def delete(invocation: Invocation) -> bytes:
         lambda: _unmount(os.path.join(path, bundle.ROOTFS)),
         lambda: _unmount(staging),
         lambda: bundle.remove_tree(staging),
-        lambda: _remove_socket(path),
+        lambda: _remove_socket(path, invocation.container_id),
     )
     for step in steps:
         try:
@@ -118,10 +118,11 @@ def _unmount(path: str) -> None:
         mounts.unmount_rootfs(path)
 
 
-def _remove_socket(path: str) -> None:
+def _remove_socket(path: str, container_id: str) -> None:
     """Remove the socket, unless the shim of the container's pod lives on."""
     where = bundle.read_line(os.path.join(path, bundle.ADDRESS))
     if where.startswith(SCHEME):
+        sockets.forget(where.removeprefix(SCHEME), container_id)
         sockets.remove_dead(where.removeprefix(SCHEME))
 
 

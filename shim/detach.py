@@ -83,7 +83,8 @@ def become_server(listener_fd: int, request: Request) -> NoReturn:
         )
     except BaseException as error:  # noqa: BLE001 - there is nobody above to raise it to
         _report(request.bundle_path, error)
-        sockets.remove_own(request.socket_path, sockets.identity(request.socket_path))
+        path = request.socket_path
+        sockets.retire(path, sockets.identity(path), regardless=True)
     os._exit(1)
 
 

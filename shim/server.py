@@ -7,11 +7,10 @@ process is doing to the log; SIGPIPE is an error code here and the default in ch
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import socket
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
 import anyio
 
@@ -21,13 +20,11 @@ from shim.container import Surroundings
 from shim.events import Publisher
 from shim.log import Log
 from shim.reaper import Reaper
-from shim.service import TaskService
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from shim.service import OwnSocket, TaskService
 
 # Seconds for what is still to be said: containerd waits 3 s for Shutdown's effect.
 _GRACE: Final = 1.0
+_HANGING: Final = 1.5
 _EVENTS: Final = 2.0
 
 _SIGNALS: Final = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -53,14 +50,13 @@ def main(
         debug: whether to log each step.
     """
     log = Log(os.getcwd(), debug=debug, shim=container_id, namespace=namespace)
-    own_socket = sockets.identity(socket_path)
-    status = 0
+    own_socket = OwnSocket(socket_path, sockets.identity(socket_path))
     try:
         syscalls.set_child_subreaper()
         anyio.run(
             _serve,
             socket.socket(fileno=listener_fd),
-            functools.partial(sockets.remove_own, socket_path, own_socket),
+            own_socket,
             namespace,
             ttrpc_address,
             log,
@@ -69,14 +65,13 @@ def main(
         import traceback  # noqa: PLC0415 - 5 ms that a shim that goes well does not pay
 
         log.error("the shim failed", traceback=traceback.format_exc())
-        sockets.remove_own(socket_path, own_socket)
-        status = 1
-    os._exit(status)
+        own_socket.remove()
+    os._exit(1)
 
 
 async def _serve(
     listener: socket.socket,
-    remove_socket: Callable[[], None],
+    own_socket: OwnSocket,
     namespace: str,
     ttrpc_address: str,
     log: Log,
@@ -88,17 +83,21 @@ async def _serve(
             namespace=namespace, reaper=reaper, publisher=publisher, tasks=tasks, log=log
         )
         ended = anyio.Event()
-        service = TaskService(surroundings, ended.set)
+        service = TaskService(surroundings, own_socket, ended.set)
         server = Server(service.services(), log=lambda event, fields: log.warning(event, **fields))
         await tasks.start(_handle_signals, reaper, ended, log)
         tasks.start_soon(_serve_until, server, listener, ended)
         await ended.wait()
-        # While it still listens: see sockets.remove_own.
-        remove_socket()
-        await server.shutdown(_GRACE)
+        # While it still listens: see sockets.retire.
+        own_socket.remove()
+        # A request that waits for its runtime goes on when it is cancelled, and that may hang.
+        with anyio.move_on_after(_HANGING):
+            await server.shutdown(_GRACE)
         if not await publisher.drain(_EVENTS):
             log.warning("events were not delivered before the end")
-        tasks.cancel_scope.cancel()
+        # Not by leaving the group, which would wait for such a request. What is half made is
+        # found by the delete verb.
+        os._exit(0)
 
 
 async def _serve_until(server: Server, listener: socket.socket, ended: anyio.Event) -> None:

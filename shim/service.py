@@ -18,6 +18,7 @@ from google.protobuf.empty_pb2 import Empty
 from api import typeurl
 from api.proto import runc_options_pb2, task_pb2, task_types_pb2
 from api.ttrpc import Service, ShuttingDown
+from shim import sockets
 from shim.container import Container, Surroundings
 from shim.errors import RestoreUnsupported, TaskExists, TaskNotFound
 from shim.invocation import check_id
@@ -41,20 +42,51 @@ _STATUS: Final = {
 SERVICE_NAMES: Final = ("containerd.task.v2.Task", "containerd.task.v3.Task")
 
 
+class OwnSocket:
+    """The socket that this shim serves, with the containers that are announced at it.
+
+    Args:
+        path: where it is.
+        identity: what :func:`shim.sockets.identity` said of it at the beginning.
+    """
+
+    def __init__(self, path: str, identity: tuple[int, int] | None) -> None:
+        self._path = path
+        self._identity = identity
+
+    def forget(self, container_id: str) -> None:
+        """A container has come, or will not come."""
+        sockets.forget(self._path, container_id)
+
+    def retire(self) -> bool:
+        """Whether nobody is announced; then the socket is gone, and nobody can be."""
+        return sockets.retire(self._path, self._identity)
+
+    def remove(self) -> None:
+        """Remove it, whoever is announced."""
+        sockets.retire(self._path, self._identity, regardless=True)
+
+
 class TaskService:
     """The tasks of this shim.
 
     Args:
         shim: what the containers share.
+        own_socket: where this shim is found.
         shut_down: called when containerd has asked for it and no task is left.
     """
 
-    def __init__(self, shim: Surroundings, shut_down: Callable[[], None]) -> None:
+    def __init__(
+        self, shim: Surroundings, own_socket: OwnSocket, shut_down: Callable[[], None]
+    ) -> None:
         self._shim = shim
+        self._own_socket = own_socket
         self._shut_down = shut_down
         # A task has its place from the moment that its Create is accepted.
         self._containers: dict[str, Container | None] = {}
         self._ending = False
+        # Shutdown was asked for while all there was were tasks in the making.
+        self._shutdown_deferred = False
 
     def services(self) -> list[Service]:
         """The service under both of its names."""
@@ -86,6 +118,7 @@ class TaskService:
     ) -> task_pb2.CreateTaskResponse:
         """Make a container, from its bundle, with its init process waiting."""
         check_id(request.id)
+        self._own_socket.forget(request.id)
         if self._ending:
             # It came when the reply to Shutdown was on its way: nobody would look after it.
             raise ShuttingDown(
@@ -109,7 +142,10 @@ class TaskService:
             pid = await container.create(rootfs_mounts)
         except BaseException:
             del self._containers[request.id]
+            if self._shutdown_deferred:
+                self._end_if_empty()
             raise
+        self._shutdown_deferred = False
         self._containers[request.id] = container
         container.publish_create(rootfs_mounts, request.checkpoint)
         container.watch_init()
@@ -122,6 +158,8 @@ class TaskService:
 
     async def delete(self, _: Context, request: task_pb2.DeleteRequest) -> task_pb2.DeleteResponse:
         """Remove a container, or forget an exec."""
+        if request.id not in self._containers:
+            self._own_socket.forget(request.id)
         container = self._container(request.id)
         if request.exec_id:
             process = await container.delete_exec(request.exec_id)
@@ -214,12 +252,22 @@ class TaskService:
         pid = container.init.pid if container else 0
         return task_pb2.ConnectResponse(shim_pid=os.getpid(), task_pid=pid)
 
-    async def shutdown(self, _: Context, __: task_pb2.ShutdownRequest) -> Empty:
-        """End this process, once no task is left; until then, nothing."""
-        if not self._containers:
+    async def shutdown(self, _: Context, request: task_pb2.ShutdownRequest) -> Empty:
+        """End this process, once no task is left or announced; until then, nothing.
+
+        containerd asks after every Delete. ``now`` changes nothing: there is nothing that the
+        end of a shim without tasks would wait for but the delivery of events.
+        """
+        self._own_socket.forget(request.id)
+        # Nobody asks again if the last task in the making comes to nothing.
+        self._shutdown_deferred = not any(self._containers.values())
+        self._end_if_empty()
+        return Empty()
+
+    def _end_if_empty(self) -> None:
+        if not (self._containers or self._ending) and self._own_socket.retire():
             self._ending = True
             self._shut_down()
-        return Empty()
 
     def _container(self, container_id: str) -> Container:
         container = self._containers.get(container_id)

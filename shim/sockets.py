@@ -9,6 +9,12 @@ The C module ``_socket`` is used in place of ``socket``, which costs as much as 
 of a verb (it imports enum, selectors and more). Its ``socket`` type is the base class of the
 public one and has had these few methods, unchanged, since Python 2.
 
+An address that ``start`` has given away must not be one of a shim that is about to go: so the
+container is announced, under the same lock under which the socket was found or made, by a link
+beside the socket that leads to its bundle. A shim without tasks that is told to end looks for
+announcements under that lock, and stays if there is one. Create, Delete and Shutdown of the
+container take its announcement away; one whose bundle is gone does not count.
+
 Source: unix(7); containerd pkg/shim/util_unix.go (never an abstract socket: CVE-2020-15257).
 """
 
@@ -91,19 +97,67 @@ def listen(path: str) -> int | None:
     """
     try:
         with _Lock(os.path.dirname(path)):
-            try:
-                return _bind(path)
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise
-            if is_alive(path):
-                return None
-            bundle.remove(path)
-            return _bind(path)
+            return _listen_or_find(path)
     except OSError as error:
-        raise SocketUnavailable(
-            f"to listen at {path}", found=os.strerror(error.errno or 0).lower()
-        ) from error
+        raise _unavailable(path, error) from error
+
+
+def join(path: str, container_id: str, bundle_path: str) -> int | None:
+    """Listen at a path or find who does, and announce a container to whoever that is.
+
+    Args:
+        path: where; the directory is there.
+        container_id: the container, whose Create will come.
+        bundle_path: its bundle; the announcement counts for as long as that is there.
+
+    Returns:
+        As :func:`listen`.
+
+    Raises:
+        SocketUnavailable: the kernel refused.
+    """
+    listener = None
+    try:
+        with _Lock(os.path.dirname(path)):
+            listener = _listen_or_find(path)
+            announcement = f"{path}.{container_id}"
+            bundle.remove(announcement)
+            os.symlink(bundle_path, announcement)
+    except OSError as error:
+        if listener is not None:
+            remove_own(path, identity(path))
+            os.close(listener)
+        raise _unavailable(path, error) from error
+    return listener
+
+
+def forget(path: str, container_id: str) -> None:
+    """Take a container's announcement away, if there is one.
+
+    Args:
+        path: the socket.
+        container_id: the container, which has come or will not come.
+    """
+    try:
+        bundle.remove(f"{path}.{container_id}")
+    except OSError:
+        pass  # its bundle will go, and then it does not count
+
+
+def _listen_or_find(path: str) -> int | None:
+    try:
+        return _bind(path)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+    if is_alive(path):
+        return None
+    bundle.remove(path)
+    return _bind(path)
+
+
+def _unavailable(path: str, error: OSError) -> SocketUnavailable:
+    return SocketUnavailable(f"to listen at {path}", found=os.strerror(error.errno or 0).lower())
 
 
 def is_alive(path: str) -> bool:
@@ -157,6 +211,34 @@ def remove_own(path: str, own: tuple[int, int] | None) -> None:
                 os.unlink(path)
     except FileNotFoundError:
         pass
+
+
+def retire(path: str, own: tuple[int, int] | None, *, regardless: bool = False) -> bool:
+    """Remove a shim's socket, unless a container is announced that will be created through it.
+
+    To be called, as :func:`remove_own`, before the listener is closed.
+
+    Args:
+        path: where it is.
+        own: what :func:`identity` said when it was ours.
+        regardless: remove it all the same, with what is announced there.
+
+    Returns:
+        Whether its shim may end: nobody has been given its address who has not come yet.
+    """
+    directory, name = os.path.split(path)
+    try:
+        with _Lock(directory):
+            announced = [n for n in os.listdir(directory) if n.startswith(f"{name}.")]
+            for announcement in [os.path.join(directory, n) for n in announced]:
+                if os.path.isdir(announcement) and not regardless:
+                    return False
+                bundle.remove(announcement)
+            if own is not None and identity(path) == own:
+                os.unlink(path)
+    except OSError:
+        pass  # nobody can be told of a socket in a directory like that
+    return True
 
 
 def remove_dead(path: str) -> bool:

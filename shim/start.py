@@ -80,7 +80,7 @@ def start(invocation: Invocation) -> bytes:
     )
     name = address.socket_name(invocation.address, invocation.namespace, group)
     path = address.socket_path(directory, name)
-    listener = sockets.listen(path)
+    listener = sockets.join(path, invocation.container_id, bundle_path)
     try:
         _leave_in_bundle(bundle_path, directory, path)
         if listener is not None:
@@ -96,6 +96,7 @@ def start(invocation: Invocation) -> bytes:
     except BaseException:
         if listener is not None:
             sockets.remove_own(path, sockets.identity(path))
+        sockets.forget(path, invocation.container_id)
         raise
     return answer(address.SCHEME + path, params)
 

@@ -7,6 +7,7 @@ serves the socket that events go to.
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import shutil
@@ -354,6 +355,7 @@ class ShimByHand:
             left += [f"runtime state {name}" for name in os.listdir(_RUNC_ROOT)]
         if self.socket_path and os.path.exists(self.socket_path):
             left.append(f"socket {self.socket_path}")
+        left += [f"announcement {path}" for path in glob.glob(f"{self.socket_path}.*")]
         if self.pid and is_alive(self.pid):
             left.append(f"process {self.pid}")
         return left
@@ -376,8 +378,9 @@ class ShimByHand:
         for mount in self._mounts():
             subprocess.run(["umount", "-l", mount], check=True)
         if self.socket_path:
-            with suppress(FileNotFoundError):
-                os.unlink(self.socket_path)
+            for path in (self.socket_path, *glob.glob(f"{self.socket_path}.*")):
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
         for folder, names, _ in os.walk("/sys/fs/cgroup"):
             if os.path.basename(CGROUP) in names:
                 with suppress(OSError):

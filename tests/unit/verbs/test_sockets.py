@@ -170,3 +170,35 @@ def test_a_directory_that_others_control_is_passed_over(tmp_path: Path) -> None:
         sockets.prepare_directory(bad)
     for word in ("others may write", "belongs to user 12345", "not a directory"):
         assert word in str(caught.value)
+
+
+def test_a_socket_at_which_a_container_is_announced_is_not_retired(
+    path: str, tmp_path: Path
+) -> None:
+    fd = sockets.join(path, "c1", str(tmp_path))
+    assert fd is not None
+    with socket.socket(fileno=fd):
+        own = sockets.identity(path)
+        assert sockets.join(path, "c2", str(tmp_path)) is None
+        for name in ("c1", "c2"):
+            assert not sockets.retire(path, own)
+            sockets.forget(path, name)
+        assert sockets.retire(path, own)
+    assert os.listdir(os.path.dirname(path)) == []
+
+
+@pytest.mark.parametrize("regardless", [False, True])
+def test_an_announcement_counts_while_its_bundle_is_there(
+    path: str, tmp_path: Path, *, regardless: bool
+) -> None:
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    fd = sockets.join(path, "c1", str(bundle))
+    assert fd is not None
+    with socket.socket(fileno=fd):
+        own = sockets.identity(path)
+        assert not sockets.retire(path, own)
+        if not regardless:
+            bundle.rmdir()
+        assert sockets.retire(path, own, regardless=regardless)
+    assert os.listdir(os.path.dirname(path)) == []

@@ -1,0 +1,176 @@
+"""When a shim ends, and when it stays: Shutdown, and containers that are on their way to it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import pytest
+from anyio import to_thread
+
+from api.errors import Status
+from api.ttrpc import ConnectionClosed, RemoteError, connect
+from tests.harness.runtime import is_alive
+from tests.harness.shim import gone
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from tests.harness.shim import ShimByHand
+
+    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+
+pytestmark = pytest.mark.anyio
+
+POD: Final[dict[str, Any]] = {"annotations": {"io.kubernetes.cri.sandbox-id": "pod"}}
+
+
+async def test_shutdown_may_be_asked_after_every_delete_and_again(start_shim: StartShim) -> None:
+    async with start_shim("c1", "true", **POD) as shim:
+        shim.bundle("c2", "sleep", "1000", **POD)
+        await shim.run("c1")
+        await shim.run("c2")
+        await shim.call("Wait", id="c1")
+        await shim.call("Delete", id="c1")
+        for now in (False, True, False):
+            await shim.call("Shutdown", id="c1", now=now)
+        assert await shim.status("c2") == "RUNNING"
+        await shim.end("c2")
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(_shut_down, shim, "c2")
+        await shim.until_gone()
+        assert shim.leftovers() == []
+
+
+async def _shut_down(shim: ShimByHand, container_id: str) -> None:
+    # One that comes when the process goes finds nobody, which containerd takes well.
+    with suppress(ConnectionClosed):
+        await shim.call("Shutdown", id=container_id)
+
+
+async def test_a_shim_stays_for_a_container_that_was_given_its_address(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "true", **POD) as shim:
+        await shim.run("c1")
+        await shim.call("Wait", id="c1")
+        shim.bundle("c2", "sleep", "1000", **POD)
+        assert shim.start_verb("c2") == f"unix://{shim.socket_path}"
+        await shim.call("Delete", id="c1")
+        await shim.call("Shutdown", id="c1")
+        await anyio.sleep(0.3)
+        assert is_alive(shim.pid)
+        await shim.run("c2")
+        await shim.end("c2")
+        await gone(shim, "c2")
+
+
+async def test_a_shim_stays_for_its_first_container_when_the_second_one_failed(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "sleep", "1000", **POD) as shim:
+        shim.bundle("c2", "no-such-program", **POD)
+        shim.start_verb("c2")
+        with pytest.raises(RemoteError):
+            await shim.create("c2")
+        await shim.call("Shutdown", id="c2")
+        await shim.run("c1")
+        await shim.end("c1")
+        await gone(shim, "c1")
+
+
+@pytest.mark.parametrize("way", ["shutdown", "delete", "verb", "no bundle"])
+async def test_a_shim_does_not_wait_for_a_container_that_will_not_come(
+    start_shim: StartShim, way: str
+) -> None:
+    async with start_shim("c1", "true", **POD) as shim:
+        await shim.run("c1")
+        await shim.call("Wait", id="c1")
+        bundle = shim.bundle("c2", "sleep", "1000", **POD)
+        shim.start_verb("c2")
+        if way == "shutdown":
+            await shim.call("Shutdown", id="c2")
+        elif way == "delete":
+            with pytest.raises(RemoteError) as caught:
+                await shim.call("Delete", id="c2")
+            assert caught.value.status == Status.NOT_FOUND
+        elif way == "verb":
+            await to_thread.run_sync(shim.delete_verb, "c2")
+        else:
+            shutil.rmtree(bundle)
+        await shim.call("Delete", id="c1")
+        await gone(shim, "c1")
+
+
+async def test_shutdown_while_the_only_create_is_under_way_ends_the_shim_if_that_fails(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "true") as shim:
+        slow = shim.options(before='[ "$verb" = create ] && { sleep 0.3; exit 1; }')
+
+        async def create() -> None:
+            with pytest.raises(RemoteError, match="NVSHIM-E"):
+                await shim.create("c1", options=slow)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(create)
+            await anyio.sleep(0.1)
+            await shim.call("Shutdown", id="c1")
+            assert is_alive(shim.pid)
+        await shim.until_gone()
+        assert shim.leftovers() == []
+
+
+async def test_an_address_that_start_gives_away_is_never_that_of_a_shim_that_goes(
+    start_shim: StartShim,
+) -> None:
+    """The next container of a pod comes while the last one's Shutdown is on its way."""
+    answers: list[str] = []
+    shims = set()
+    async with start_shim("c0", "true", **POD) as shim:
+        address = f"unix://{shim.socket_path}"
+        for number in range(16):
+            name, following = f"c{number}", f"c{number + 1}"
+            shim.bundle(following, "true", **POD)
+
+            async def start(following: str = following) -> None:
+                answers.append(await to_thread.run_sync(shim.start_verb, following))
+
+            async with connect(address) as shim.client:
+                shim.pid = (await shim.call("Connect", id=name)).shim_pid
+                shims.add(shim.pid)
+                await shim.create(name)
+                await shim.call("Delete", id=name)
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(start)
+                    # A verb takes some 30 ms to come to the socket.
+                    await anyio.sleep(0.006 * number)
+                    await shim.call("Shutdown", id=name)
+            address = answers[-1]
+        async with connect(address) as shim.client:
+            await gone(shim, "c16")
+    assert len(shims) > 1, "sometimes Shutdown was first"
+
+
+async def test_sigterm_ends_a_shim_although_a_runtime_hangs(start_shim: StartShim) -> None:
+    async with start_shim("c1", "true") as shim:
+        hanging = shim.options(before='[ "$verb" = create ] && exec sleep 1000')
+
+        async def create() -> None:
+            with suppress(ConnectionClosed, RemoteError):
+                await shim.create("c1", options=hanging)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(create)
+            await anyio.sleep(0.2)
+            os.kill(shim.pid, signal.SIGTERM)
+            await shim.until_gone(seconds=4)
+            tasks.cancel_scope.cancel()
+        await to_thread.run_sync(shim.delete_verb, "c1")
+        assert shim.leftovers() == []
