@@ -108,3 +108,42 @@ def _published_exits(runtime: Runtime) -> int:
     """How many exits containerd has been told of; it logs each, though not whose it is."""
     ours = f"ns={runtime.containerd.namespace} topic=/tasks/exit"
     return len(re.findall(re.escape(f'msg="event forwarded" {ours}'), runtime.containerd.log()))
+
+
+def test_task_that_ends_while_containerd_is_away_stays_until_it_is_deleted(
+    runtime: Runtime,
+) -> None:
+    # containerd from 1.7 on asks a shim for its processes when it comes back, and deletes one
+    # that has none.
+    container = runtime.start(*UNTIL_TOLD)
+    init = container.pid
+    runtime.containerd.kill()
+    _tell(init)
+    eventually(lambda: not is_alive(init), "init has ended")
+    runtime.containerd.start()
+    container.wait_for("STOPPED")
+    if runtime.is_ours:
+        assert container.pids == [init]
+    runtime.containerd.restart()
+    container.wait_for("STOPPED")
+    assert container.delete_task() == 17
+
+
+def test_every_exit_arrives_once_whenever_containerd_was_killed(runtime: Runtime) -> None:
+    containers = [runtime.start(*UNTIL_TOLD) for _ in range(3)]
+    exited = runtime.start("sh", "-c", "exit 17")
+    exited.wait_for("STOPPED")
+    before = _published_exits(runtime)
+    inits = [container.pid for container in containers]
+    _tell(inits[0])  # while containerd dies, while it is away, when it is back
+    runtime.containerd.kill()
+    _tell(inits[1])
+    eventually(lambda: not any(map(is_alive, inits[:2])), "two have ended")
+    runtime.containerd.start()
+    _tell(inits[2])
+    for container in containers:
+        container.wait_for("STOPPED")
+    eventually(lambda: _published_exits(runtime) >= before + 2, "the exits are published")
+    assert [container.exit_code() for container in (*containers, exited)] == [17] * 4
+    # The first one's may have come before containerd was killed; that of none came twice.
+    assert _published_exits(runtime) in (before + 2, before + 3)
