@@ -1,67 +1,129 @@
-"""Which processes a container has, read from its cgroup.
+"""Where a container's cgroup is, and which processes are in it.
 
-Source: cgroups(7); kernel Documentation/admin-guide/cgroup-v2.rst.
+Rules
+- A host has cgroups of version 1 (a hierarchy for each controller), of version 2 (one for
+  all), or is a hybrid: version 1 has the controllers, version 2 is mounted beside it. As runc
+  and containerd decide it, version 2 has the controllers if it is mounted at /sys/fs/cgroup.
+- A container has one path per hierarchy; /proc/PID/cgroup of its init says which. A mount may
+  show a part of a hierarchy only (in a container that runs containers): then the part's root is
+  taken off the path.
+- What the container shares with us, or with the whole machine, is not its own: a runtime can
+  be told to make no cgroup, and joins no hierarchy that it does not know.
+
+Source: cgroups(7); proc(5), /proc/PID/mountinfo; kernel Documentation/admin-guide/cgroup-v2.rst.
 """
 
 from __future__ import annotations
 
+import functools
 import os
-from typing import Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from shim.mountinfo import unescape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 _ROOT: Final = "/sys/fs/cgroup"
 
-# On cgroup v1 every controller has its own tree; runc joins the container to each, and these
-# are the ones that every kernel with containers has.
-_V1_CONTROLLERS: Final = ("pids", "devices", "memory", "freezer")
+# What /proc/PID/cgroup calls the hierarchy of version 2, which has no list of controllers.
+UNIFIED: Final = ""
+
+_POINT_FIELD: Final = 4  # of mountinfo
+
+# Where processes are looked for first: hierarchies that every kernel with containers has.
+_COMMON: Final = ("pids", "devices", "memory", "freezer")
 
 
-def directory_of(pid: int) -> str | None:
-    """The directory of a container's cgroup.
+@dataclass(frozen=True, slots=True)
+class Hierarchies:
+    """Where the kernel's hierarchies are mounted.
+
+    Attributes:
+        mounts: by controller (or ``name=systemd``, or :data:`UNIFIED`), the part of the
+            hierarchy that is mounted, and where.
+        is_v2: whether version 2 has the controllers.
+    """
+
+    mounts: Mapping[str, tuple[str, str]]
+    is_v2: bool
+
+    def directory(self, controller: str, path: str) -> str | None:
+        """Where a cgroup can be seen.
+
+        Args:
+            controller: which hierarchy.
+            path: the cgroup's path in it, as /proc/PID/cgroup has it.
+
+        Returns:
+            The directory, whether or not it exists; None if no mount shows that path.
+        """
+        if controller not in self.mounts or ".." in path.split("/"):
+            return None
+        root, point = self.mounts[controller]
+        root = root.rstrip("/")
+        if path != root and not path.startswith(f"{root}/"):
+            return None
+        return point + path[len(root) :].rstrip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroup:
+    """The cgroup of one container.
+
+    Attributes:
+        directories: by controller, its directory in that hierarchy; :data:`UNIFIED` is that of
+            version 2. Hierarchies in which it has no cgroup of its own are not there.
+        is_v2: whether version 2 has the controllers.
+    """
+
+    directories: Mapping[str, str]
+    is_v2: bool
+
+    def directory(self, controller: str) -> str | None:
+        """The directory with a controller's files; None if it has none of its own."""
+        return self.directories.get(UNIFIED if self.is_v2 else controller)
+
+    def pids(self) -> list[int]:
+        """The processes in it and in the cgroups below it, in ascending order.
+
+        Returns:
+            Their pids; none if it has gone.
+        """
+        names = [name for name in _COMMON if name in self.directories] or [*self.directories]
+        return pids_in(self.directories[names[0]])
+
+
+def of(pid: int) -> Cgroup | None:
+    """The cgroup of a container.
 
     Args:
         pid: a live process of the container.
 
     Returns:
-        The directory below /sys/fs/cgroup, on cgroup v2 or in one of v1's hierarchies; None
-        when the process is gone, or its cgroup is not visible here or is no container's own.
+        Its cgroup; None when the process is gone, or has no cgroup of its own that is visible
+        here.
     """
-    # A runtime can be told to make no cgroup: then the process stays in ours, or in the root
-    # with the whole machine, and what else is in there must not be taken for the container's.
+    hierarchies = _mounted()
     shared = _paths_of("self")
-    by_controller = {
-        name: path
-        for name, path in _paths_of(pid).items()
-        if path != "/" and shared.get(name) != path
-    }
-    candidates = [
-        os.path.join(_ROOT, name, by_controller[name].lstrip("/"))
-        for name in _V1_CONTROLLERS
-        if name in by_controller
-    ]
-    if "" in by_controller:
-        unified = by_controller[""].lstrip("/")
-        candidates += [os.path.join(_ROOT, unified), os.path.join(_ROOT, "unified", unified)]
-    for directory in candidates:
-        if os.path.exists(os.path.join(directory, "cgroup.procs")):
-            return directory
-    return None
-
-
-def _paths_of(pid: int | str) -> dict[str, str]:
-    """The path of a process's cgroup by controller; "" is version 2."""
-    try:
-        with open(f"/proc/{pid}/cgroup", encoding="utf-8") as file:
-            lines = [line.rstrip("\n").split(":", 2) for line in file]
-    except OSError:
-        return {}
-    return {name: path for _, names, path in lines for name in names.split(",")}
+    directories = {}
+    for controller, path in _paths_of(pid).items():
+        if path in ("/", shared.get(controller)):
+            continue
+        directory = hierarchies.directory(controller, path)
+        if directory is not None and os.path.exists(os.path.join(directory, "cgroup.procs")):
+            directories[controller] = directory
+    if not directories or (hierarchies.is_v2 and UNIFIED not in directories):
+        return None
+    return Cgroup(directories, hierarchies.is_v2)
 
 
 def pids_in(directory: str) -> list[int]:
     """The processes in a cgroup and in those below it, in ascending order.
 
     Args:
-        directory: as :func:`directory_of` returns it.
+        directory: the cgroup's, in any hierarchy.
 
     Returns:
         Their pids; none if the cgroup has gone.
@@ -74,3 +136,59 @@ def pids_in(directory: str) -> list[int]:
         except OSError:
             continue  # removed while we walked
     return sorted(pids)
+
+
+def parse_mounts(mountinfo: Iterable[bytes]) -> Hierarchies:
+    """The hierarchies that a mountinfo file lists.
+
+    Args:
+        mountinfo: its lines. What is not the mount of a cgroup file system is skipped.
+
+    Returns:
+        The hierarchies. Of several mounts of one, the first that shows all of it is taken.
+    """
+    mounts: dict[str, tuple[str, str]] = {}
+    is_v2 = False
+    for line in mountinfo:
+        before, _, after = line.partition(b" - ")
+        kind, _, rest = after.partition(b" ")
+        fields = before.split()
+        if kind not in (b"cgroup", b"cgroup2") or len(fields) <= _POINT_FIELD:
+            continue
+        root, point = (
+            os.fsdecode(unescape(f)) for f in fields[_POINT_FIELD - 1 : _POINT_FIELD + 1]
+        )
+        # "rw", "xattr" and the like are among the options, and no controller has such a name.
+        options = os.fsdecode(rest).split()[-1:]
+        names = [UNIFIED] if kind == b"cgroup2" else ",".join(options).split(",")
+        for name in names:
+            if name not in mounts or (root == "/" and mounts[name][0] != "/"):
+                mounts[name] = root, point
+        if point == _ROOT:
+            is_v2 = kind == b"cgroup2"
+    return Hierarchies(mounts, is_v2)
+
+
+@functools.cache  # while this process lives, a host does not change its version of cgroups
+def _mounted() -> Hierarchies:
+    with open("/proc/thread-self/mountinfo", "rb") as file:
+        return parse_mounts(file)
+
+
+def _paths_of(pid: int | str) -> dict[str, str]:
+    """The path of a process's cgroup by controller."""
+    try:
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8") as file:
+            return parse_paths(file)
+    except OSError:
+        return {}
+
+
+def parse_paths(lines: Iterable[str]) -> dict[str, str]:
+    """The paths that a /proc/PID/cgroup file lists, by controller.
+
+    Args:
+        lines: the file's; those that are not of its form are skipped.
+    """
+    fields = [line.rstrip("\n").split(":", 2) for line in lines]
+    return {name: f[2] for f in fields if len(f) == 3 for name in f[1].split(",")}  # noqa: PLR2004

@@ -22,7 +22,7 @@ import anyio
 
 from api.proto import events_pb2
 from shim import bundle as bundle_files
-from shim import cgroup, mounts
+from shim import cgroup, mounts, oom
 from shim.errors import (
     BundleUnusable,
     InvalidSignal,
@@ -43,15 +43,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from anyio.abc import TaskGroup
+    from google.protobuf.message import Message
 
+    from shim.cgroup import Cgroup
     from shim.events import Publisher
     from shim.log import Log
+    from shim.oom import OomWatch
     from shim.options import RuntimeOptions
     from shim.reaper import Child, Reaper
 
 _PID_FILE_LIMIT: Final = 32
 
 _SIGNALS: Final = range(1, 65)
+
+_KILLED: Final = 128 + signal.SIGKILL
 
 # Seconds that a process may take to die of SIGKILL, before the runtime is asked what it thinks.
 _DYING: Final = 10.0
@@ -105,9 +110,12 @@ class Container:
         self._injector = Injector(shim.reaper, bundle, shim.log)
         self._rootfs = os.path.join(bundle, bundle_files.ROOTFS)
         self._own_pid_namespace = True
-        self._cgroup: str | None = None
+        self._cgroup: Cgroup | None = None
         self._init_reaped = False
         self._deleting = anyio.Lock()
+        self._updating = anyio.Lock()
+        self._oom: OomWatch | None = None
+        self._watching = anyio.CancelScope()
 
     # -- create and start ------------------------------------------------------------------
 
@@ -142,11 +150,12 @@ class Container:
             with anyio.CancelScope(shield=True):
                 await self._undo_create(delete=ours and self._runtime_has_it())
             raise
-        self._cgroup = cgroup.directory_of(self.init.pid)
+        self._cgroup = cgroup.of(self.init.pid)
         return self.init.pid
 
     def watch_init(self) -> None:
         """Tell the exit of init when it comes. To be called once Create has been published."""
+        self._watch_memory()
         self._shim.tasks.start_soon(self._publish_exit_of_init)
 
     async def start(self, exec_id: str) -> int:
@@ -316,8 +325,43 @@ class Container:
         # for one that never had a task, and deletes it with the exit that nobody has read.
         if self.init.pid:
             named[self.init.pid] = ""
-        inside = cgroup.pids_in(self._cgroup) if self._cgroup else []
+        inside = self._cgroup.pids() if self._cgroup else []
         return {pid: named.get(pid, "") for pid in sorted({*inside, *named})}
+
+    def stats(self) -> Message:
+        """What the container has used.
+
+        Returns:
+            The message of the version of cgroups that has the controllers.
+
+        Raises:
+            CgroupNotFound: it has no cgroup of its own, or not any more.
+        """
+        from shim import stats  # noqa: PLC0415 - most containers are never asked
+
+        pid = 0 if self._init_reaped else self.init.pid
+        return stats.read(self._cgroup, container_id=self.id, pid=pid)
+
+    async def update(self, limits: dict[str, Any]) -> None:
+        """Change the container's limits.
+
+        Args:
+            limits: the OCI spec's ``linux.resources``; what is not in it stays as it is.
+
+        Raises:
+            InvalidResources: they are malformed.
+            WrongProcessState: it has ended.
+        """
+        from shim import resources  # noqa: PLC0415 - limits are rarely changed
+
+        document = resources.encode(limits)
+        # The runtime reads its record, changes the cgroup, and writes its record.
+        async with self._updating:
+            if self.init.state in (State.STOPPED, State.DELETED):
+                raise WrongProcessState(
+                    f"to update {self.id}", found="it has ended", do="update a running container"
+                )
+            await self._runtime.update(document)
 
     # -- the end -----------------------------------------------------------------------------
 
@@ -361,6 +405,7 @@ class Container:
                 await self.init.stdio.drain()
             mounts.unmount_rootfs(self._rootfs)
             self.init.advance(Event.DELETED)
+        self._watching.cancel()
         for process in (self.init, *self._execs.values()):
             process.close_stdio()
             process.never_ends(self._no_exec(process.exec_id))
@@ -432,17 +477,24 @@ class Container:
 
     async def _publish_exit_of_exec(self, process: Process) -> None:
         if process.child is not None:
-            await process.child.wait()
+            exit_ = await process.child.wait()
+            if exit_.status == _KILLED and self._out_of_memory():
+                self._publish_oom()
         self._publish_exit(process)
 
     async def _publish_exit_of_init(self) -> None:
+        out_of_memory = False
         if self.init.child is not None:
-            await self.init.child.wait()
+            exit_ = await self.init.child.wait()
+            # At once: systemd removes the cgroup when it is empty.
+            out_of_memory = self._out_of_memory(init_killed=exit_.status == _KILLED)
         self._init_reaped = True
         # A Start that is under way has its event first. Execs that are being started fail
         # by themselves: the runtime finds no init.
         async with self.init.starting:
             pass
+        if out_of_memory:
+            self._publish_oom()
         if not self._own_pid_namespace:
             await self._kill_remains()
         execs = list(self._execs.values())
@@ -458,13 +510,32 @@ class Container:
             await process.wait()
         self._publish_exit(self.init)
 
+    def _watch_memory(self) -> None:
+        """Tell when the container runs out of memory, from now until it is deleted."""
+        try:
+            self._oom = oom.watch(self._cgroup)
+        except OSError as error:
+            self._shim.log.warning("running out of memory is not told", id=self.id, why=str(error))
+        if self._oom is not None:
+            self._shim.tasks.start_soon(self._follow_memory, self._oom)
+
+    async def _follow_memory(self, watch: OomWatch) -> None:
+        with self._watching:
+            await oom.follow(watch, self._publish_oom)
+
+    def _out_of_memory(self, *, init_killed: bool = False) -> bool:
+        return self._oom is not None and self._oom.news(init_killed=init_killed)
+
+    def _publish_oom(self) -> None:
+        self._publish(events_pb2.TaskOOM(container_id=self.id))
+
     async def _kill_remains(self) -> None:
         try:
             await self._runtime.kill(signal.SIGKILL, everyone=True)
         except (NvshimError, OSError) as error:
             # crun refuses to signal a container whose init is gone.
             self._shim.log.debug("kill --all failed", id=self.id, why=str(error))
-            for pid in cgroup.pids_in(self._cgroup) if self._cgroup else ():
+            for pid in self._cgroup.pids() if self._cgroup else ():
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:

@@ -7,7 +7,8 @@ Each leaf says in its docstring when it is raised and by whom. Codes are never r
     ├── E11xx  mounts
     ├── E12xx  the low-level runtime
     ├── E13xx  the state of tasks and processes
-    └── E14xx  stdio
+    ├── E14xx  stdio
+    └── E15xx  cgroups: statistics, limits
 
 The verbs load this module, so it imports nothing but the root of the tree.
 """
@@ -276,3 +277,20 @@ class StdioUnsupported(ShimError):
 
     code = "NVSHIM-E1402"
     status = Status.UNIMPLEMENTED
+
+
+# -- E15xx: cgroups: statistics, limits ------------------------------------------------------
+
+
+class CgroupNotFound(ShimError):
+    """The container has no cgroup of its own, or it is gone. Raised by :mod:`shim.stats`."""
+
+    code = "NVSHIM-E1501"
+    status = Status.NOT_FOUND
+
+
+class InvalidResources(ShimError):
+    """Limits that no runtime could understand. Raised by :mod:`shim.resources`."""
+
+    code = "NVSHIM-E1502"
+    status = Status.INVALID_ARGUMENT

@@ -8,6 +8,8 @@ Rules
   (The stock shim gives up after five tries, and the task is shown as running for ever.)
 - An event that containerd refuses as malformed would be refused for ever: it is logged and
   left out, so that those behind it arrive.
+- Running out of memory can repeat without end while containerd is away: one such event at the
+  end of the queue stands for all that would follow it there.
 - The time in the envelope is when it happened, not when it was delivered.
 
 Source: containerd docs/runtime-v2.md (events), api/services/ttrpc/events/v1/events.proto.
@@ -50,6 +52,7 @@ TOPICS: Final = {
     events_pb2.TaskExecStarted: "/tasks/exec-started",
     events_pb2.TaskPaused: "/tasks/paused",
     events_pb2.TaskResumed: "/tasks/resumed",
+    events_pb2.TaskOOM: "/tasks/oom",
 }
 
 
@@ -83,11 +86,13 @@ class Publisher:
         """
         if not self._address:
             return
+        queue = self._queues.get(container_id)
+        if isinstance(event, events_pb2.TaskOOM) and _ends_out_of_memory(queue):
+            return
         envelope = types_pb2.Envelope(
             namespace=self._namespace, topic=TOPICS[type(event)], event=typeurl.pack(event)
         )
         envelope.timestamp.FromNanoseconds(time.time_ns())
-        queue = self._queues.get(container_id)
         if queue is not None:
             queue.append(envelope)
             return
@@ -157,6 +162,11 @@ class Publisher:
         async with connect(self._address) as client:
             task_status.started(client)
             await client.wait_closed()
+
+
+def _ends_out_of_memory(queue: deque[types_pb2.Envelope] | None) -> bool:
+    """Whether the last that waits is out of memory, and not on its way this moment."""
+    return queue is not None and len(queue) > 1 and queue[-1].topic == TOPICS[events_pb2.TaskOOM]
 
 
 def _is_final(error: Exception) -> bool:

@@ -35,7 +35,7 @@ _GONE: Final = (
 )
 
 # The verbs of which that is true; create and exec speak of other things that are missing.
-_OF_A_CONTAINER: Final = frozenset({"start", "kill", "pause", "resume", "delete"})
+_OF_A_CONTAINER: Final = frozenset({"start", "kill", "pause", "resume", "update", "delete"})
 
 _LOG_LIMIT: Final = 1 << 16
 
@@ -112,6 +112,20 @@ class LowLevelRuntime:
     async def resume(self) -> None:
         """Let them go on."""
         await self._call("resume", [self._id])
+
+    async def update(self, resources: bytes) -> None:
+        """Change the container's limits.
+
+        Args:
+            resources: the new ones, as JSON; what is not in it stays as it is.
+        """
+        fd = os.memfd_create("resources")
+        try:
+            os.write(fd, resources)  # to memory, and so all of it
+            os.lseek(fd, 0, os.SEEK_SET)
+            await self._call("update", ["--resources", "-", self._id], {0: fd})
+        finally:
+            os.close(fd)
 
     async def delete(self, *, force: bool = False) -> None:
         """Remove the container's cgroup and state; kill what is left of it if forced."""

@@ -97,12 +97,14 @@ class TaskService:
             "Pause": _shielded(self.pause),
             "Resume": _shielded(self.resume),
             "Kill": _shielded(self.kill),
+            "Update": _shielded(self.update),
             "Wait": self.wait,
             "Shutdown": self.shutdown,
         }
         immediate: dict[str, Callable[[Context, Any], Any]] = {
             "State": self.state,
             "Pids": self.pids,
+            "Stats": self.stats,
             "Exec": self.exec,
             "ResizePty": self.resize_pty,
             "CloseIO": self.close_io,
@@ -232,6 +234,16 @@ class TaskService:
                 details = runc_options_pb2.ProcessDetails(exec_id=exec_id)
                 info.info.CopyFrom(typeurl.pack(details))
         return response
+
+    def stats(self, _: Context, request: task_pb2.StatsRequest) -> task_pb2.StatsResponse:
+        """What a container has used; a message of the host's version of cgroups."""
+        return task_pb2.StatsResponse(stats=typeurl.pack(self._container(request.id).stats()))
+
+    async def update(self, _: Context, request: task_pb2.UpdateTaskRequest) -> Empty:
+        """Change a container's limits. Annotations are for runtimes that know any."""
+        container = self._container(request.id)
+        await container.update(typeurl.unpack_json(request.resources, typeurl.LINUX_RESOURCES))
+        return Empty()
 
     def resize_pty(self, _: Context, request: task_pb2.ResizePtyRequest) -> Empty:
         """Tell a process's terminal its size."""

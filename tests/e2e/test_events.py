@@ -105,6 +105,15 @@ def test_pause_and_resume_are_published(runtime: Runtime, recorder: Recorder) ->
     ]
 
 
+def test_running_out_of_memory_is_published(runtime: Runtime, recorder: Recorder) -> None:
+    container = runtime.start(
+        "sh", "-c", "head -c 100000000 /dev/zero | tail; exec sleep 1000",
+        flags=["--memory-limit", str(16 << 20)],
+    )  # fmt: skip
+    names = recorder.wait_for(container.name, lambda names: "oom" in names)
+    assert names[:3] == ["create", "start", "oom"]
+
+
 def test_container_that_cannot_be_created_publishes_no_start(
     runtime: Runtime, recorder: Recorder
 ) -> None:

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Final
 import grpc  # type: ignore[import-untyped] # it ships no types
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping
 
     from integration.containerd import PrivateContainerd
 
 SPEC: Final = "types.containerd.io/opencontainers/runtime-spec/1/Spec"
+LINUX_RESOURCES: Final = "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources"
 
 
 class ApiRefused(Exception):
@@ -87,6 +88,46 @@ def start_task(containerd: PrivateContainerd, name: str) -> None:
     _call(containerd, "tasks.v1.Tasks/Start", _field(1, name.encode()))
 
 
+def metrics(containerd: PrivateContainerd, name: str) -> tuple[str, bytes] | None:
+    """What containerd tells of a container's use of resources.
+
+    Returns:
+        The type's URL and the message; None if it has none, because the shim refused.
+
+    Raises:
+        ApiRefused: containerd refused.
+    """
+    answer = _call(containerd, "tasks.v1.Tasks/Metrics", _field(1, f"id=={name}".encode()))
+    for _, metric in _fields(answer):
+        data = dict(_fields(dict(_fields(metric)).get(3, b"")))
+        return data.get(1, b"").decode(), data.get(2, b"")
+    return None
+
+
+def update_task(
+    containerd: PrivateContainerd,
+    name: str,
+    resources: bytes,
+    *,
+    annotations: Mapping[str, str] | None = None,
+) -> None:
+    """Change a container's limits.
+
+    Args:
+        containerd: whom to ask.
+        name: the container's id.
+        resources: the limits, as JSON or what is to be taken for it.
+        annotations: what goes with them.
+
+    Raises:
+        ApiRefused: containerd or the shim refused.
+    """
+    request = _field(1, name.encode()) + _field(2, any_message(LINUX_RESOURCES, resources))
+    for key, value in (annotations or {}).items():
+        request += _field(3, _field(1, key.encode()) + _field(2, value.encode()))
+    _call(containerd, "tasks.v1.Tasks/Update", request)
+
+
 def any_message(type_url: str, value: bytes) -> bytes:
     """A ``google.protobuf.Any``, with the type's URL as it is."""
     return _field(1, type_url.encode()) + _field(2, value)
@@ -122,3 +163,23 @@ def _varint(value: int) -> bytes:
         value >>= 7
     encoded.append(value)
     return bytes(encoded)
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """The length-delimited fields of a message, in which there are no others."""
+    rest = message
+    while rest:
+        tag, rest = _read_varint(rest)
+        assert tag & 7 == 2, f"field {tag >> 3} is not length-delimited"
+        length, rest = _read_varint(rest)
+        yield tag >> 3, rest[:length]
+        rest = rest[length:]
+
+
+def _read_varint(encoded: bytes) -> tuple[int, bytes]:
+    value = 0
+    for position, byte in enumerate(encoded):
+        value |= (byte & 0x7F) << 7 * position
+        if byte < 0x80:
+            return value, encoded[position + 1 :]
+    raise AssertionError("a number that does not end")

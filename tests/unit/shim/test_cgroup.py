@@ -42,8 +42,10 @@ def test_processes_of_a_group_and_of_those_below_it_are_found(group: str) -> Non
         try:
             _join(first.pid, group)
             _join(second.pid, os.path.join(group, "below"))
-            assert cgroup.directory_of(first.pid) == group
-            assert cgroup.pids_in(group) == sorted([first.pid, second.pid])
+            found = cgroup.of(first.pid)
+            assert found is not None
+            assert group in found.directories.values()
+            assert found.pids() == sorted([first.pid, second.pid])
         finally:
             first.kill()
             second.kill()
@@ -55,7 +57,7 @@ def test_a_process_in_the_root_group_has_no_group_of_its_own() -> None:
             for root in ("/sys/fs/cgroup", *(e.path for e in os.scandir("/sys/fs/cgroup"))):
                 if os.path.exists(os.path.join(root, "cgroup.procs")):
                     _join(child.pid, root)
-            assert cgroup.directory_of(child.pid) is None
+            assert cgroup.of(child.pid) is None
         finally:
             child.kill()
 
@@ -67,7 +69,7 @@ def test_a_group_that_we_are_in_ourselves_is_no_containers(group: str) -> None:
         "import os, subprocess; from shim import cgroup; "
         "open({0!r} + '/cgroup.procs', 'w').write(str(os.getpid())); "
         "child = subprocess.Popen(['sleep', '60']); "
-        "print(cgroup.directory_of(child.pid)); child.kill(); child.wait()"
+        "print(cgroup.of(child.pid)); child.kill(); child.wait()"
     )
     argv = [sys.executable, "-c", program.format(group)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
@@ -75,5 +77,5 @@ def test_a_group_that_we_are_in_ourselves_is_no_containers(group: str) -> None:
 
 
 def test_what_is_gone_has_neither_group_nor_processes() -> None:
-    assert cgroup.directory_of(2**22 + 1) is None
+    assert cgroup.of(2**22 + 1) is None
     assert cgroup.pids_in("/sys/fs/cgroup/no/such/group") == []

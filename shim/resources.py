@@ -1,0 +1,82 @@
+"""New limits for a container, as the low-level runtime is told them.
+
+Rules
+- Limits are the OCI spec's ``linux.resources``. What the table below does not list is handed on:
+  a later runtime may know it.
+- A null is nothing, as in every Go program that could have sent it. (runc 1.1 crashes on one.)
+- Device rules are not limits: they are left out. The runtime would replace those that the
+  container has, and the GPUs that were injected with them.
+
+Source: opencontainers/runtime-spec config-linux.md, "Control groups"; runc-update(8).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from shim.errors import InvalidResources
+
+# The types of the values by their keys; a set is what each of its keys may have.
+_INTEGERS: Final = {
+    "memory": {"limit", "reservation", "swap", "kernel", "kernelTCP", "swappiness"},
+    "cpu": {"shares", "quota", "burst", "period", "realtimeRuntime", "realtimePeriod", "idle"},
+    "pids": {"limit"},
+    "blockIO": {"weight", "leafWeight"},
+}
+_STRINGS: Final = {"cpu": {"cpus", "mems"}}
+_BOOLEANS: Final = {"memory": {"disableOOMKiller", "useHierarchy", "checkBeforeUpdate"}}
+_OBJECTS: Final = (*_INTEGERS, "network", "rdma", "unified")
+_LISTS: Final = ("hugepageLimits",)
+
+_SMALLEST, _LARGEST = -(2**63), 2**64 - 1
+
+
+def encode(limits: dict[str, Any]) -> bytes:
+    """Check limits, and encode them for the runtime.
+
+    Args:
+        limits: ``linux.resources`` as it was sent.
+
+    Returns:
+        The JSON to hand to the runtime.
+
+    Raises:
+        InvalidResources: a value is of another type than the OCI spec says.
+    """
+    kept = {k: v for k, v in limits.items() if v is not None and k != "devices"}
+    for key, value in kept.items():
+        if key in _OBJECTS:
+            _check(key, value, dict)
+            kept[key] = _checked(key, {k: v for k, v in value.items() if v is not None})
+        elif key in _LISTS:
+            _check(key, value, list)
+    try:
+        return json.dumps(kept, allow_nan=False, ensure_ascii=False).encode()
+    except ValueError as error:
+        raise _invalid("resources", str(error)) from error
+
+
+def _checked(name: str, values: dict[str, Any]) -> dict[str, Any]:
+    for key, value in values.items():
+        path = f"{name}.{key}"
+        if key in _INTEGERS.get(name, ()):
+            _check(path, value, int)
+            if not _SMALLEST <= value <= _LARGEST:
+                raise _invalid(path, f"{value}, which has more than 64 bits")
+        elif key in _STRINGS.get(name, ()) or name == "unified":
+            _check(path, value, str)
+        elif key in _BOOLEANS.get(name, ()):
+            _check(path, value, bool)
+    return values
+
+
+def _check(path: str, value: object, kind: type) -> None:
+    if type(value) is not kind:
+        raise _invalid(path, f"a {type(value).__name__} where a {kind.__name__} belongs")
+
+
+def _invalid(path: str, found: str) -> InvalidResources:
+    return InvalidResources(
+        f"to change {path}", found=found, do="send linux.resources as the OCI spec has it"
+    )
