@@ -1,0 +1,243 @@
+"""What containers have used, and their limits changed: asked of containerd, seen in cgroups."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from api.proto import cgroups_v1_pb2, cgroups_v2_pb2
+from shim import cgroup, stats
+from tests.harness import api
+from tests.harness.cgroup import is_v2, read_cgroup
+from tests.harness.runtime import STOCK, Runtime
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from google.protobuf.message import Message
+
+    from integration.containerd import PrivateContainerd
+    from tests.harness.runtime import Container
+
+LIMIT = 64 << 20
+
+
+def _metrics(container: Container) -> Any:
+    """The message that containerd has of a container; None if its shim refused."""
+    answer = api.metrics(container.runtime.containerd, container.name)
+    if answer is None:
+        return None
+    url, value = answer
+    module = cgroups_v2_pb2 if is_v2() else cgroups_v1_pb2
+    assert url == module.Metrics.DESCRIPTOR.full_name
+    return module.Metrics.FromString(value)
+
+
+def _values(message: Message, path: str = "") -> Iterator[tuple[str, Any]]:
+    """All that is set in a message, by its path; what is set to zero is on the wire as nothing."""
+    for field, value in message.ListFields():
+        name = f"{path}.{field.name}"
+        if field.is_repeated:
+            for number, item in enumerate(value):
+                at = f"{name}[{number}]"
+                yield from _values(item, at) if field.message_type else [(at, item)]
+        elif field.message_type:
+            yield name, "present"
+            yield from _values(value, name)
+        else:
+            yield name, value
+
+
+def _same_of_one_cgroup(container: Container) -> bool:
+    theirs = dict(_values(_metrics(container)))
+    found = cgroup.of(container.pid)
+    ours = dict(_values(stats.read(found, container_id=container.name, pid=container.pid)))
+    again = dict(_values(_metrics(container)))
+    # What moves even in a frozen container is given the bounds within which it moved.
+    different = {
+        path: (theirs[path], ours.get(path), again.get(path))
+        for path in theirs
+        if ours.get(path) not in {theirs[path], again.get(path)}
+    }
+    more = {path.split(".")[1].partition("[")[0] for path in ours.keys() - theirs.keys()}
+    assert more <= {"network", "cgroup_stats", "hugetlb", "blkio", "memory", "cpu"}, more
+    assert len(theirs) > 20
+    return not different
+
+
+@pytest.fixture
+def stock(containerd: PrivateContainerd) -> Iterator[Runtime]:
+    """containerd's own shim, to compare with."""
+    runtime = Runtime(containerd, STOCK)
+    yield runtime
+    runtime.close()
+
+
+def test_statistics_are_those_of_containerds_own_shim(stock: Runtime) -> None:
+    container = stock.start(
+        "sh", "-c",
+        "dd if=/dev/zero of=/file bs=64k count=32 2>/dev/null; sync; touch /ready; exec sleep 1000",
+        flags=["--memory-limit", str(LIMIT)],
+    )  # fmt: skip
+    eventually(lambda: container.exec("test", "-e", "/ready").code == 0, "it has worked")
+    stock.containerd.ctr("tasks", "pause", container.name)
+    eventually(lambda: _same_of_one_cgroup(container), "the same is read of a frozen container")
+
+
+def test_no_field_that_containerds_own_shim_sets_is_missing(
+    runtime: Runtime, stock: Runtime
+) -> None:
+    ours, theirs = (
+        which.start("sh", "-c", "head -c 100000 /dev/urandom >/file; exec sleep 1000",
+                    flags=["--memory-limit", str(LIMIT)])
+        for which in (runtime, stock)
+    )  # fmt: skip
+    for container in (ours, theirs):
+        container.wait_for_program("sleep")
+    wanted, found = dict(_values(_metrics(theirs))), dict(_values(_metrics(ours)))
+    # A page more or less is chance.
+    steady = [path for path in wanted if path.endswith(("limit", ".pagesize"))]
+    assert len(steady) > 3
+    assert {path: found.get(path) for path in steady} == {path: wanted[path] for path in steady}
+    assert {path for path in wanted if wanted[path] == "present"} <= found.keys()
+
+
+def test_ctr_prints_the_memory_and_processes_of_a_container(runtime: Runtime) -> None:
+    container = runtime.start_idle(flags=["--memory-limit", str(LIMIT)])
+    for form in ("table", "json"):
+        text = runtime.containerd.ctr("tasks", "metrics", "--format", form, container.name).stdout
+        if form == "json":
+            data = json.loads(text)
+            assert data["pids"]["current"] == 1
+            assert data["memory"].get("usage_limit", data["memory"]["usage"]) in (
+                LIMIT, data["memory"]["usage"],
+            )  # fmt: skip
+        else:
+            table = dict(line.split()[:2] for line in text.splitlines() if len(line.split()) == 2)
+            assert int(table["pids.current"]) == 1
+            assert int(table.get("memory.usage_in_bytes") or table["memory.usage"]) > 0
+            limit = table.get("memory.limit_in_bytes") or table["memory.usage_limit"]
+            assert int(limit) == LIMIT
+
+
+def test_network_is_the_containers_own_and_never_the_hosts(runtime: Runtime) -> None:
+    if not runtime.is_ours:
+        pytest.skip("containerd's own shim leaves the network out")
+    own = runtime.start(
+        "sh", "-c", "ifconfig lo 127.0.0.1 up; ping -c 3 127.0.0.1; exec sleep 1000",
+        flags=["--privileged"],
+    )  # fmt: skip
+    own.wait_for_program("sleep")
+    (loopback,) = _metrics(own).network
+    assert loopback.name == "lo"
+    assert loopback.rx_packets == loopback.tx_packets >= 6
+    assert loopback.rx_bytes >= 6 * 84
+    hosts = runtime.start_idle(flags=["--net-host"])
+    assert list(_metrics(hosts).network) == []
+
+
+def test_processor_time_is_counted(runtime: Runtime) -> None:
+    container = runtime.start("sh", "-c", "while :; do :; done")
+
+    def used() -> int:
+        usage = _metrics(container).cpu
+        return usage.usage_usec * 1000 if is_v2() else int(usage.usage.total)
+
+    before = eventually(used, "it has used some time")
+    eventually(lambda: used() > before + 50_000_000, "it uses more")
+    metrics = _metrics(container)
+    if not is_v2():
+        # Ticks of 10 ms, of all the time since: no other unit comes near.
+        usage = metrics.cpu.usage
+        assert abs(usage.user + usage.kernel - usage.total) < 200_000_000
+        assert sum(usage.per_cpu) == pytest.approx(usage.total, abs=100_000_000)
+
+
+def test_stopped_container_tells_what_is_left_and_a_deleted_one_nothing(runtime: Runtime) -> None:
+    container = runtime.start("sh", "-c", "head -c 1000000 /dev/urandom >/file")
+    container.wait_for("STOPPED")
+    metrics = _metrics(container)
+    assert metrics.pids.current == 0
+    assert (metrics.cpu.usage_usec if is_v2() else metrics.cpu.usage.total) > 0
+    container.delete_task()
+    assert _metrics(container) is None
+
+
+# Limits as JSON, the file to look at on each version, and what is in it then.
+LIMITS: dict[str, tuple[dict[str, Any], str, str, str, str, str]] = {
+    "memory": ({"memory": {"limit": 32 << 20, "swap": 48 << 20}},
+        "memory", "memory.limit_in_bytes", str(32 << 20), "memory.max", str(32 << 20)),
+    "swap": ({"memory": {"limit": 32 << 20, "swap": 48 << 20}},
+        "memory", "memory.memsw.limit_in_bytes", str(48 << 20), "memory.swap.max", str(16 << 20)),
+    "reservation": ({"memory": {"reservation": 8 << 20}},
+        "memory", "memory.soft_limit_in_bytes", str(8 << 20), "memory.low", str(8 << 20)),
+    "shares": ({"cpu": {"shares": 512}}, "cpu", "cpu.shares", "512", "cpu.weight", "20"),
+    "quota": ({"cpu": {"quota": 25000, "period": 50000}},
+        "cpu", "cpu.cfs_quota_us", "25000", "cpu.max", "25000 50000"),
+    "period": ({"cpu": {"quota": 25000, "period": 50000}},
+        "cpu", "cpu.cfs_period_us", "50000", "cpu.max", "25000 50000"),
+    "cpus": ({"cpu": {"cpus": "1", "mems": "0"}}, "cpuset", "cpuset.cpus", "1", "cpuset.cpus", "1"),
+    "pids": ({"pids": {"limit": 77}}, "pids", "pids.max", "77", "pids.max", "77"),
+    "devices are left alone": (
+        {"devices": [{"allow": False, "access": "rwm"}], "pids": {"limit": 78}},
+        "pids", "pids.max", "78", "pids.max", "78"),
+    "nulls are nothing": ({"cpu": None, "memory": {"limit": None}, "pids": {"limit": 79}},
+        "pids", "pids.max", "79", "pids.max", "79"),
+}  # fmt: skip
+
+
+def test_limits_are_changed_while_the_container_runs(
+    runtime: Runtime,
+) -> None:
+    container = runtime.start_idle(flags=["--memory-limit", str(LIMIT)])
+    pid = container.pid
+    devices = None if is_v2() else read_cgroup(pid, "devices", v1="devices.list", v2="")
+    for name, (limits, controller, v1, in_v1, v2, in_v2) in LIMITS.items():
+        api.update_task(
+            runtime.containerd, container.name, json.dumps(limits).encode(),
+            annotations={"example.com/why": name},
+        )  # fmt: skip
+        content = read_cgroup(pid, controller, v1=v1, v2=v2).strip()
+        assert content == (in_v2 if is_v2() else in_v1), name
+    metrics = _metrics(container)
+    limit = metrics.memory.usage_limit if is_v2() else metrics.memory.usage.limit
+    assert limit == 32 << 20
+    assert metrics.pids.limit == 79
+    if devices is not None:
+        assert read_cgroup(pid, "devices", v1="devices.list", v2="") == devices
+    assert container.exec("sh", "-c", "echo here >/dev/null").code == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "blamed"),
+    [
+        (b"", "JSON"),
+        (b"{", "JSON"),
+        (b"[]", "list"),
+        (b'{"cpu": []}', "cpu"),
+        (b'{"memory": {"limit": "1G"}}', "memory.limit"),
+        (b'{"pids": {"limit": 1e400}}', "pids.limit"),
+    ],
+)
+def test_malformed_limits_are_refused_by_name_and_change_nothing(
+    runtime: Runtime, limits: bytes, blamed: str
+) -> None:
+    container = runtime.start_idle(flags=["--memory-limit", str(LIMIT)])
+    with pytest.raises(api.ApiRefused) as refused:
+        api.update_task(runtime.containerd, container.name, limits)
+    if runtime.is_ours:
+        assert blamed in str(refused.value)
+        assert "NVSHIM-E" in str(refused.value)
+    assert read_cgroup(container.pid, "memory", v1="memory.limit_in_bytes", v2="memory.max") == (
+        f"{LIMIT}\n"
+    )
+
+
+def test_limits_of_a_container_that_has_ended_are_not_changed(runtime: Runtime) -> None:
+    container = runtime.start("true")
+    container.wait_for("STOPPED")
+    with pytest.raises(api.ApiRefused):
+        api.update_task(runtime.containerd, container.name, b'{"pids": {"limit": 5}}')
