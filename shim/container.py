@@ -405,7 +405,6 @@ class Container:
                 await self.init.stdio.drain()
             mounts.unmount_rootfs(self._rootfs)
             self.init.advance(Event.DELETED)
-        self._watching.cancel()
         for process in (self.init, *self._execs.values()):
             process.close_stdio()
             process.never_ends(self._no_exec(process.exec_id))
@@ -488,6 +487,7 @@ class Container:
             exit_ = await self.init.child.wait()
             # At once: systemd removes the cgroup when it is empty.
             out_of_memory = self._out_of_memory(init_killed=exit_.status == _KILLED)
+        self._watching.cancel()
         self._init_reaped = True
         # A Start that is under way has its event first. Execs that are being started fail
         # by themselves: the runtime finds no init.
@@ -511,7 +511,7 @@ class Container:
         self._publish_exit(self.init)
 
     def _watch_memory(self) -> None:
-        """Tell when the container runs out of memory, from now until it is deleted."""
+        """Tell when the container runs out of memory, from now until init has ended."""
         try:
             self._oom = oom.watch(self._cgroup)
         except OSError as error:
@@ -524,7 +524,9 @@ class Container:
             await oom.follow(watch, self._publish_oom)
 
     def _out_of_memory(self, *, init_killed: bool = False) -> bool:
-        return self._oom is not None and self._oom.news(init_killed=init_killed)
+        if self._oom is None or self._init_reaped:
+            return False
+        return self._oom.news(init_killed=init_killed)
 
     def _publish_oom(self) -> None:
         self._publish(events_pb2.TaskOOM(container_id=self.id))

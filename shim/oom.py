@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _EVENTS: Final = "memory.events"
 _CONTROL: Final = "memory.oom_control"
+_KILLS: Final = "oom_kill"
 
 _LIMIT: Final = 4096
 
@@ -60,8 +61,8 @@ class OomWatch(Protocol):
         """Look whether the container has run out of memory since the last look.
 
         Args:
-            init_killed: its init was killed by SIGKILL, by whomever: what is to be believed if
-                the cgroup has gone.
+            init_killed: its init was killed by SIGKILL, by whomever. Only then are the traces
+                believed that a cgroup leaves when it has gone.
         """
 
     def forget(self) -> None:
@@ -110,7 +111,8 @@ async def follow(watch: OomWatch, tell: Callable[[], None]) -> None:
                 await anyio.sleep(pause)
                 if watch.news():
                     tell()
-            watch.forget()
+            if not watch.over:
+                watch.forget()
     finally:
         watch.close()
 
@@ -145,18 +147,16 @@ class WatchV1:
         """The eventfd."""
         return self._fd
 
-    def news(self, *, init_killed: bool = False) -> bool:  # noqa: ARG002 - signals are counted
+    def news(self, *, init_killed: bool = False) -> bool:
         """Look at the counter, and at how often the kernel has signalled."""
         self._signals += self._drain()
         own = _read_table(os.path.join(self._directory, _CONTROL))
         kills = self._kills() if own is not None else None
         if own is None or kills is None:
             self.over, self.unsure = True, False
-            found = self._signals > 1
-            self._signals = 0
-            return found
+            return init_killed and self._signals > 1
         # Before Linux 4.13 there is no counter, and the signal has to do.
-        stuck = own.get("oom_kill_disable") == 1 or "oom_kill" not in own
+        stuck = own.get("oom_kill_disable") == 1 or _KILLS not in own
         found = kills > self._seen or (stuck and self._signals > 0)
         self._seen = kills
         if found:
@@ -190,7 +190,7 @@ class WatchV1:
         tables = [
             _read_table(os.path.join(folder, _CONTROL)) for folder, _, _ in os.walk(self._directory)
         ]
-        counted = [table.get("oom_kill", 0) for table in tables if table is not None]
+        counted = [table.get(_KILLS, 0) for table in tables if table is not None]
         return sum(counted) if counted else None
 
 
@@ -249,12 +249,12 @@ class WatchV2:
         Reading from the start is also what makes the file unchanged again.
         """
         try:
-            return _to_table(os.pread(self._file, _LIMIT, 0)).get("oom_kill", 0)
+            return _to_table(os.pread(self._file, _LIMIT, 0)).get(_KILLS, 0)
         except OSError:
             return None
 
     def _kills_of_parent(self) -> int:
-        return (_read_table(self._parent) or {}).get("oom_kill", 0)
+        return (_read_table(self._parent) or {}).get(_KILLS, 0)
 
 
 def _read_table(path: str) -> dict[str, int] | None:
