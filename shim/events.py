@@ -101,6 +101,11 @@ class Publisher:
         self._queues[container_id] = deque([envelope])
         self._tasks.start_soon(self._deliver, container_id)
 
+    @property
+    def idle(self) -> bool:
+        """Whether everything is delivered."""
+        return not self._queues
+
     async def drain(self, seconds: float) -> bool:
         """Wait until everything is delivered, for a bounded time.
 

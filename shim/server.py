@@ -87,6 +87,7 @@ async def _serve(
         server = Server(service.services(), log=lambda event, fields: log.warning(event, **fields))
         await tasks.start(_handle_signals, reaper, ended, log)
         tasks.start_soon(_serve_until, server, listener, ended)
+        tasks.start_soon(service.end_when_unused)
         await ended.wait()
         # While it still listens: see sockets.retire.
         own_socket.remove()

@@ -38,6 +38,9 @@ _STATUS: Final = {
     State.DELETED: task_types_pb2.STOPPED,
 }
 
+# Seconds without a task after which nobody is expected to ask for the end any more.
+UNUSED: Final = 60.0
+
 # The two versions differ in the package's name alone; containerd 2 calls the second.
 SERVICE_NAMES: Final = ("containerd.task.v2.Task", "containerd.task.v3.Task")
 
@@ -87,6 +90,8 @@ class TaskService:
         self._ending = False
         # Shutdown was asked for while all there was were tasks in the making.
         self._shutdown_deferred = False
+        # Set, and replaced, when the first task comes and when the last one is gone.
+        self._turned = anyio.Event()
 
     def services(self) -> list[Service]:
         """The service under both of its names."""
@@ -140,10 +145,12 @@ class TaskService:
         container = Container(self._shim, request.id, request.bundle, options, uris)
         rootfs_mounts = [(m.type, m.source, m.target, tuple(m.options)) for m in request.rootfs]
         self._containers[request.id] = None
+        self._turn()
         try:
             pid = await container.create(rootfs_mounts)
         except BaseException:
             del self._containers[request.id]
+            self._turn()
             if self._shutdown_deferred:
                 self._end_if_empty()
             raise
@@ -169,6 +176,7 @@ class TaskService:
             await container.delete()
             process = container.init
             self._containers.pop(request.id, None)
+            self._turn()
             container.publish_delete()
         response = task_pb2.DeleteResponse(pid=process.pid)
         _fill_exit(response, process)
@@ -275,6 +283,23 @@ class TaskService:
         self._shutdown_deferred = not any(self._containers.values())
         self._end_if_empty()
         return Empty()
+
+    async def end_when_unused(self) -> None:
+        """End this process when there has been no task for long and nothing is left to tell.
+
+        A containerd that was killed between ``start`` and Create, or between Delete and
+        Shutdown, does not ask for the end when it is back.
+        """
+        while True:
+            turned = self._turned
+            with anyio.move_on_after(None if self._containers else UNUSED):
+                await turned.wait()
+            if not turned.is_set() and self._shim.publisher.idle:
+                self._end_if_empty()
+
+    def _turn(self) -> None:
+        turned, self._turned = self._turned, anyio.Event()
+        turned.set()
 
     def _end_if_empty(self) -> None:
         if not (self._containers or self._ending) and self._own_socket.retire():

@@ -13,7 +13,7 @@ An address that ``start`` has given away must not be one of a shim that is about
 container is announced, under the same lock under which the socket was found or made, by a link
 beside the socket that leads to its bundle. A shim without tasks that is told to end looks for
 announcements under that lock, and stays if there is one. Create, Delete and Shutdown of the
-container take its announcement away; one whose bundle is gone does not count.
+container take its announcement away; one that is old, or whose bundle is gone, does not count.
 
 Source: unix(7); containerd pkg/shim/util_unix.go (never an abstract socket: CVE-2020-15257).
 """
@@ -25,6 +25,7 @@ import errno
 import fcntl
 import os
 import stat
+import time
 
 from shim import bundle
 from shim.errors import SocketDirectoryUnusable, SocketUnavailable
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 
 _BACKLOG: Final = 128
 _PROBE_SECONDS: Final = 0.1
+# Seconds from the announcement of a container after which its Create is not expected any more:
+# containerd sends it at once, unless it was killed in between.
+LATEST_CREATE: Final = 60.0
+
 _OTHERS_MAY_WRITE: Final = 0o022
 
 # Why a directory in the system's place cannot be had by someone who is not root.
@@ -231,7 +236,7 @@ def retire(path: str, own: tuple[int, int] | None, *, regardless: bool = False) 
         with _Lock(directory):
             announced = [n for n in os.listdir(directory) if n.startswith(f"{name}.")]
             for announcement in [os.path.join(directory, n) for n in announced]:
-                if os.path.isdir(announcement) and not regardless:
+                if _counts(announcement) and not regardless:
                     return False
                 bundle.remove(announcement)
             if own is not None and identity(path) == own:
@@ -239,6 +244,15 @@ def retire(path: str, own: tuple[int, int] | None, *, regardless: bool = False) 
     except OSError:
         pass  # nobody can be told of a socket in a directory like that
     return True
+
+
+def _counts(announcement: str) -> bool:
+    """Whether the container of an announcement may still come."""
+    try:
+        age = time.time() - os.lstat(announcement).st_mtime
+    except FileNotFoundError:
+        return False  # it has come
+    return age < LATEST_CREATE and os.path.isdir(announcement)
 
 
 def remove_dead(path: str) -> bool:

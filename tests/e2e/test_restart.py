@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -147,3 +149,32 @@ def test_every_exit_arrives_once_whenever_containerd_was_killed(runtime: Runtime
     assert [container.exit_code() for container in (*containers, exited)] == [17] * 4
     # The first one's may have come before containerd was killed; that of none came twice.
     assert _published_exits(runtime) in (before + 2, before + 3)
+
+
+def test_container_whose_start_containerd_does_not_survive_runs_or_leaves_nothing(
+    runtime: Runtime,
+) -> None:
+    if not runtime.is_ours:
+        pytest.skip("containerd's own shim leaves what was half made")
+    containers = [runtime.expect() for _ in range(4)]
+    clients = [
+        runtime.containerd.spawn_ctr(
+            *runtime.words("sleep", "1000", name=container.name, flags=["--detach"]),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for container in containers
+    ]
+    eventually(lambda: containers[0].pid, "the first one is there", timeout=20)
+    runtime.containerd.kill()
+    for client in clients:
+        client.wait()
+    runtime.containerd.start()
+    for container in containers:
+        assert container.status in {"", "UNKNOWN", "CREATED", "RUNNING"}
+        container.remove()
+    for shim in runtime.containerd.shim_pids():
+        # One that containerd had started and not come to use. It would end by itself in a minute.
+        os.kill(shim, signal.SIGTERM)
+    remove_fifos(runtime.containerd)

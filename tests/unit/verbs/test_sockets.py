@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import socket
 import stat
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -187,9 +188,9 @@ def test_a_socket_at_which_a_container_is_announced_is_not_retired(
     assert os.listdir(os.path.dirname(path)) == []
 
 
-@pytest.mark.parametrize("regardless", [False, True])
-def test_an_announcement_counts_while_its_bundle_is_there(
-    path: str, tmp_path: Path, *, regardless: bool
+@pytest.mark.parametrize("why", ["bundle gone", "old", "regardless"])
+def test_an_announcement_counts_while_its_container_may_come(
+    path: str, tmp_path: Path, why: str
 ) -> None:
     bundle = tmp_path / "bundle"
     bundle.mkdir()
@@ -198,7 +199,10 @@ def test_an_announcement_counts_while_its_bundle_is_there(
     with socket.socket(fileno=fd):
         own = sockets.identity(path)
         assert not sockets.retire(path, own)
-        if not regardless:
+        if why == "bundle gone":
             bundle.rmdir()
-        assert sockets.retire(path, own, regardless=regardless)
+        elif why == "old":
+            old = time.time() - sockets.LATEST_CREATE
+            os.utime(f"{path}.c1", (old, old), follow_symlinks=False)
+        assert sockets.retire(path, own, regardless=why == "regardless")
     assert os.listdir(os.path.dirname(path)) == []

@@ -1,0 +1,78 @@
+"""A shim that nobody asks to end, although it has no task, ends by itself."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio
+import pytest
+
+from shim import service, sockets
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class _Publisher:
+    idle = True
+
+
+class _Shim:
+    """As much of the containers' surroundings as a service without containers looks at."""
+
+    def __init__(self) -> None:
+        self.publisher = _Publisher()
+
+
+class _Node:
+    """A service at a socket."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = str(directory / "socket")
+        self.listener = sockets.listen(self.path)
+        self.shim = _Shim()
+        self.ended = anyio.Event()
+        own = service.OwnSocket(self.path, sockets.identity(self.path))
+        self.service = service.TaskService(cast("Any", self.shim), own, self.ended.set)
+
+    async def ends_within(self, seconds: float) -> bool:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.service.end_when_unused)
+            with anyio.move_on_after(seconds):
+                await self.ended.wait()
+            tasks.cancel_scope.cancel()
+        return self.ended.is_set()
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(service, "UNUSED", 0.05)
+    node = _Node(tmp_path)
+    yield node
+    assert node.listener is not None
+    os.close(node.listener)
+
+
+async def test_a_shim_to_which_nobody_came_ends_and_its_socket_is_gone(node: _Node) -> None:
+    assert await node.ends_within(5)
+    assert not os.path.lexists(node.path)
+
+
+async def test_it_stays_while_there_is_something_to_tell(node: _Node) -> None:
+    node.shim.publisher.idle = False
+    assert not await node.ends_within(0.3)
+
+
+async def test_it_stays_while_a_container_is_announced(node: _Node, tmp_path: Path) -> None:
+    assert sockets.join(node.path, "c1", str(tmp_path)) is None
+    assert not await node.ends_within(0.3)
+    sockets.forget(node.path, "c1")
+    assert await node.ends_within(5)
