@@ -10,7 +10,8 @@ interpreter's cheapest modules only; ``tests/unit/verbs`` names which:
 - :mod:`shim.start`, :mod:`shim.delete`, :mod:`shim.info`: the verbs themselves.
 - :mod:`shim.wire`: the few protobuf messages that they read and write.
 - :mod:`shim.address`, :mod:`shim.sockets`: where a shim is reached.
-- :mod:`shim.remains`: ending what a dead shim left running.
+- :mod:`shim.handleroptions`: what of a handler's options the verbs need.
+- :mod:`shim.remains`, :mod:`shim.foreground`: ending what a dead shim left running.
 - :mod:`shim.mountinfo`, :mod:`shim.mounts`: what is mounted in a bundle.
 - :mod:`shim.launcher`: writes the program that containerd executes.
 

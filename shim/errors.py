@@ -117,6 +117,20 @@ class LauncherUnusable(ShimError):
     status = Status.INVALID_ARGUMENT
 
 
+class HandlerOptionsMalformed(ShimError):
+    """The runtime's options on stdin of a verb are no options. Raised by the verbs."""
+
+    code = "NVSHIM-E1012"
+    status = Status.INVALID_ARGUMENT
+
+
+class FeaturesUnknown(ShimError):
+    """A low-level runtime does not say what it can do. Raised by :mod:`shim.info`, and told."""
+
+    code = "NVSHIM-E1013"
+    status = Status.UNIMPLEMENTED
+
+
 # -- E11xx: mounts --------------------------------------------------------------------------
 
 

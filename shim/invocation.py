@@ -34,7 +34,14 @@ _VALUES: Final = {
     "bundle": "bundle",
     "socket": "socket",
 }
-_SWITCHES: Final = {"debug": "debug", "info": "info", "v": "version", "version": "version"}
+_SWITCHES: Final = {
+    "debug": "debug",
+    "info": "info",
+    "v": "version",
+    "version": "version",
+    "h": "help",
+    "help": "help",
+}
 _TRUE: Final = ("1", "t", "T", "true", "TRUE", "True")
 _FALSE: Final = ("0", "f", "F", "false", "FALSE", "False")
 
@@ -58,6 +65,7 @@ class Invocation:
         debug: whether the shim is to log its steps.
         info: whether the runtime's description is asked for.
         version: whether the version is asked for.
+        help: whether a person asks how it is called.
     """
 
     __slots__ = (
@@ -65,6 +73,7 @@ class Invocation:
         "bundle",
         "container_id",
         "debug",
+        "help",
         "info",
         "namespace",
         "publish_binary",
@@ -84,6 +93,7 @@ class Invocation:
         self.debug = False
         self.info = False
         self.version = False
+        self.help = False
 
 
 def parse(arguments: Sequence[str]) -> Invocation:
@@ -110,7 +120,8 @@ def parse(arguments: Sequence[str]) -> Invocation:
             invocation.verb = words[0] if words else ""
             break
         _take_flag(invocation, word, words)
-    if invocation.info or invocation.version or invocation.verb == FORK_SERVER:
+    alone = invocation.info or invocation.version or invocation.help
+    if alone or invocation.verb == FORK_SERVER:
         return invocation
     if invocation.verb not in VERBS:
         raise InvalidInvocation(

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import time
 
 from shim import bundle, programs
 from shim.errors import BundleUnusable
+from shim.foreground import has_ended, run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ _POLL: Final = 0.01
 
 _CGROUPS: Final = "/sys/fs/cgroup"
 _LONGEST_STATE: Final = 4 << 20
-_LONGEST_OUTPUT: Final = 4096
 
 # The field of /proc/PID/stat with the start time, counted from the one after the name: that
 # may itself contain spaces and parentheses.
@@ -88,10 +87,10 @@ def end_calls(bundle_path: str, logs: Sequence[str]) -> list[str]:
         try:
             if not _logs_to(pid, bundle_path, logs):
                 continue  # it ended, and its number is another's
-            if not _has_ended(held, max(0.0, deadline - time.monotonic())):
+            if not has_ended(held, max(0.0, deadline - time.monotonic())):
                 _send_kill(held)
                 problems.append(f"process {pid} of a runtime lasted too long, and was killed")
-                _has_ended(held, _REAP_TIMEOUT)
+                has_ended(held, _REAP_TIMEOUT)
         finally:
             os.close(held)
     for name in logs:
@@ -145,33 +144,19 @@ def run_delete(record: bundle.RuntimeRecord, container_id: str) -> str:
     program = programs.find(record.binary)
     if program is None:
         return f"no such program in {programs.search_path()}"
-    # A file in memory, since a pipe could be held open by whatever the runtime leaves behind.
-    output = os.memfd_create("output", os.MFD_CLOEXEC)
+    words = [record.binary, "--root", record.root]
+    if record.systemd_cgroup:
+        words.append("--systemd-cgroup")
     try:
-        pid = os.posix_spawn(
-            program,
-            [record.binary, "--root", record.root, "delete", "--force", container_id],
-            programs.fixed_environment(),
-            file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_DUP2, output, 1),
-                (os.POSIX_SPAWN_DUP2, output, 2),
-            ],
-            setpgroup=0,  # so that what it starts can be ended with it
-            setsigmask=(),
-            setsigdef=(_signal.SIGPIPE, _signal.SIGXFSZ),
-        )
-        status = _wait(pid, RUNTIME_TIMEOUT)
-        if status is None:
-            return f"had not ended after {RUNTIME_TIMEOUT} s, and was killed"
-        if status == 0:
-            return ""
-        said = os.pread(output, _LONGEST_OUTPUT, 0).decode(errors="replace").strip()
-        return f"exit status {status}: {' '.join(said.split()) or 'no word why'}"
+        ended = run(program, [*words, "delete", "--force", container_id], timeout=RUNTIME_TIMEOUT)
     except OSError as error:
         return os.strerror(error.errno or 0).lower()
-    finally:
-        os.close(output)
+    if ended.status is None:
+        return f"had not ended after {RUNTIME_TIMEOUT} s, and was killed"
+    if ended.status == 0:
+        return ""
+    said = (ended.stdout + ended.stderr).decode(errors="replace")
+    return f"exit status {ended.status}: {' '.join(said.split()) or 'no word why'}"
 
 
 def end_by_force(container_id: str, pid: int, recorded: Recorded) -> list[str]:
@@ -354,7 +339,7 @@ def _kill_all_in(directory: str) -> None:
 def _all_ended(cgroups: Sequence[str], init: int | None) -> bool:
     if any(True for directory in cgroups for _ in _pids_in(directory)):
         return False
-    return init is None or _has_ended(init, 0)
+    return init is None or has_ended(init, 0)
 
 
 def _remove_cgroup(directory: str, deadline: float) -> str:
@@ -402,24 +387,3 @@ def _send_kill(pidfd: int) -> None:
         _signal.pidfd_send_signal(pidfd, _signal.SIGKILL)
     except ProcessLookupError:
         pass  # it has ended by itself
-
-
-def _has_ended(pidfd: int, timeout: float) -> bool:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(timeout * 1000))
-
-
-def _wait(pid: int, timeout: float) -> int | None:
-    """Wait for our child; returns its exit status, or None if it had to be killed."""
-    pidfd = os.pidfd_open(pid)
-    try:
-        if not _has_ended(pidfd, timeout):
-            os.killpg(pid, _signal.SIGKILL)
-            # One that hangs in the kernel does not die even of that: init will reap it.
-            if _has_ended(pidfd, _REAP_TIMEOUT):
-                os.waitpid(pid, 0)
-            return None
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    finally:
-        os.close(pidfd)

@@ -25,14 +25,13 @@ from shim.detach import become_server, oom_score_adj_below
 from shim.errors import (
     BundleUnusable,
     CoreSchedulingUnavailable,
-    RequestTooLarge,
     ServerNotStarted,
     ShimCgroupUnusable,
 )
+from shim.handleroptions import text_option
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Final
 
     from shim.invocation import Invocation
@@ -43,16 +42,6 @@ if TYPE_CHECKING:
     import signal as _signal
 else:
     import _signal
-
-# As much as containerd's own shim takes.
-_LONGEST_REQUEST: Final = 10 << 20
-_CHUNK: Final = 1 << 16
-
-_RUNC_OPTIONS: Final = "containerd.runc.v1.Options"
-_RUNC_OPTIONS_SHIM_CGROUP: Final = 3
-_CRI_OPTIONS: Final = "runtimeoptions.v1.Options"
-_CRI_OPTIONS_CONFIG_BODY: Final = 3
-_CRI_OPTIONS_SHIM_CGROUP: Final = "ShimCgroup"
 
 _CGROUPS: Final = "/sys/fs/cgroup"
 
@@ -69,7 +58,7 @@ def start(invocation: Invocation) -> bytes:
     Raises:
         ShimError: there is no shim to give an address of. Nothing of ours is left.
     """
-    request = read_request(0)
+    request = wire.read_request(0)
     params = wire.read_bootstrap(
         request, container_id=invocation.container_id, namespace=invocation.namespace
     )
@@ -84,7 +73,9 @@ def start(invocation: Invocation) -> bytes:
     try:
         _leave_in_bundle(bundle_path, directory, path)
         if listener is not None:
-            cgroup = shim_cgroup(params.extensions if params else _legacy_options(request))
+            cgroup = text_option(
+                params.extensions if params else _legacy_options(request), "ShimCgroup"
+            )
             _start_shim(
                 listener,
                 invocation,
@@ -109,62 +100,6 @@ def answer(where: str, params: BootstrapParams | None) -> bytes:
         params: what containerd wrote; None if it is one from before 2.3.
     """
     return wire.bootstrap_result(where) if params else where.encode()
-
-
-def read_request(fd: int) -> bytes:
-    """Read what containerd writes, to its end.
-
-    Args:
-        fd: stdin; it may be at its end already.
-
-    Returns:
-        The bytes; none if it cannot be read.
-
-    Raises:
-        RequestTooLarge: there are more than 10 MiB.
-    """
-    content = bytearray()
-    try:
-        while chunk := os.read(fd, _CHUNK):
-            content += chunk
-            if len(content) > _LONGEST_REQUEST:
-                raise RequestTooLarge(
-                    "to read the request from stdin",
-                    found=f"more than {_LONGEST_REQUEST} bytes",
-                    do="leave calling this program to containerd",
-                )
-    except OSError:
-        return b""  # a directory, or a descriptor for writing: nobody's request
-    return bytes(content)
-
-
-def shim_cgroup(options: Sequence[tuple[str, bytes]]) -> str:
-    """The cgroup that the runtime's options want the shim in.
-
-    Args:
-        options: each an ``Any`` as (type URL, value).
-
-    Returns:
-        Its path below the cgroup root; empty to stay where containerd is.
-
-    Raises:
-        ShimCgroupUnusable: the options cannot be read.
-    """
-    try:
-        for url, value in options:
-            kind = url.rpartition("/")[2]
-            if kind == _RUNC_OPTIONS:
-                return wire.read_text_field(value, _RUNC_OPTIONS_SHIM_CGROUP)
-            if kind == _CRI_OPTIONS and _CRI_OPTIONS_SHIM_CGROUP.encode() in value:
-                import tomllib  # noqa: PLC0415 - 11 ms, and only for who sets this option
-
-                body = tomllib.loads(wire.read_text_field(value, _CRI_OPTIONS_CONFIG_BODY))
-                return str(body.get(_CRI_OPTIONS_SHIM_CGROUP, ""))
-    except ValueError as error:
-        raise ShimCgroupUnusable(
-            "the runtime's options", found=f"malformed: {error}", do="correct config.toml"
-        ) from error
-    return ""
 
 
 def join_cgroup(name: str, pid: int, *, root: str = _CGROUPS) -> None:

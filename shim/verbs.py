@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None, *, revision: str = "") -> NoRet
     try:
         _occupy_standard_descriptors()
         asked = parse(sys.argv[1:] if arguments is None else arguments)
-        if asked.verb == "start" and not (asked.info or asked.version):
+        if asked.verb == "start" and not (asked.info or asked.version or asked.help):
             stderr = _silence_stderr()
         _write(_STDOUT, _answer(asked, revision))
         status = 0
@@ -51,14 +51,21 @@ def main(arguments: Sequence[str] | None = None, *, revision: str = "") -> NoRet
 
 
 def _answer(asked: Invocation, revision: str) -> bytes:
+    if asked.help:
+        from shim.info import USAGE  # noqa: PLC0415 - a verb loads its own module only
+
+        return USAGE.encode()
     if asked.version:
-        from shim.info import version_text  # noqa: PLC0415 - a verb loads its own module only
+        from shim.info import version_text  # noqa: PLC0415
 
         return version_text(VERSION, revision).encode()
     if asked.info:
-        from shim.wire import runtime_info  # noqa: PLC0415
+        from shim.info import runtime_info  # noqa: PLC0415
 
-        return runtime_info(RUNTIME_NAME, VERSION, revision)
+        # containerd logs what is on stderr.
+        return runtime_info(
+            RUNTIME_NAME, VERSION, revision, tell=lambda line: _say(_STDERR, one_line(line))
+        )
     return _verb(asked.verb)(asked)
 
 

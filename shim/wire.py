@@ -10,6 +10,10 @@ api/runtime/task/v2, api/types/introspection.proto, api/types/runc/options.
 
 from __future__ import annotations
 
+import os
+
+from shim.errors import RequestTooLarge
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,6 +22,10 @@ if TYPE_CHECKING:
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _LONGEST_VARINT: Final = 10
 _U64: Final = (1 << 64) - 1
+
+# As much as containerd's own shim takes.
+_LONGEST_REQUEST: Final = 10 << 20
+_CHUNK: Final = 1 << 16
 
 # LogLevel of BootstrapParams: DEBUG is -4, and what is below says even more.
 _DEBUG: Final = -4
@@ -91,6 +99,33 @@ def read_bootstrap(data: bytes, *, container_id: str, namespace: str) -> Bootstr
     return params
 
 
+def read_request(fd: int) -> bytes:
+    """Read what containerd writes, to its end.
+
+    Args:
+        fd: stdin; it may be at its end already.
+
+    Returns:
+        The bytes; none if it cannot be read.
+
+    Raises:
+        RequestTooLarge: there are more than 10 MiB.
+    """
+    content = bytearray()
+    try:
+        while chunk := os.read(fd, _CHUNK):
+            content += chunk
+            if len(content) > _LONGEST_REQUEST:
+                raise RequestTooLarge(
+                    "to read the request from stdin",
+                    found=f"more than {_LONGEST_REQUEST} bytes",
+                    do="leave calling this program to containerd",
+                )
+    except OSError:
+        return b""  # a directory, or a descriptor for writing: nobody's request
+    return bytes(content)
+
+
 def read_any(data: bytes) -> tuple[str, bytes]:
     """Read a ``google.protobuf.Any``.
 
@@ -158,16 +193,37 @@ def delete_response(pid: int, exit_status: int, exited_at: int) -> bytes:
     return _varint_field(1, pid) + _varint_field(2, exit_status) + _bytes_field(3, timestamp)
 
 
-def runtime_info(name: str, version: str, revision: str) -> bytes:
+def runtime_info(
+    name: str, version: str, revision: str, *, options: bytes = b"", features: bytes = b""
+) -> bytes:
     """The answer of ``-info``: a RuntimeInfo.
 
     Args:
         name: the runtime's name for containerd.
         version: ours.
         revision: the commit it was built from; may be empty.
+        options: an ``Any`` with the options that were asked about, if there were any.
+        features: an ``Any`` with what the low-level runtime can do, if that is known.
     """
     versions = _bytes_field(1, version.encode()) + _bytes_field(2, revision.encode())
-    return _bytes_field(1, name.encode()) + _bytes_field(2, versions)
+    return b"".join(
+        (
+            _bytes_field(1, name.encode()),
+            _bytes_field(2, versions),
+            _bytes_field(3, options),
+            _bytes_field(4, features),
+        )
+    )
+
+
+def any_message(url: str, value: bytes) -> bytes:
+    """A ``google.protobuf.Any``.
+
+    Args:
+        url: the type's URL.
+        value: what it is.
+    """
+    return _bytes_field(1, url.encode()) + _bytes_field(2, value)
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:

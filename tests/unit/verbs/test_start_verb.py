@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 from google.protobuf.any_pb2 import Any as AnyMessage
 
-from api.proto import bootstrap_pb2, runc_options_pb2, runtimeoptions_pb2
-from shim import start as start_module
+from api.proto import bootstrap_pb2, runc_options_pb2
 from shim.address import socket_name
-from shim.errors import ShimCgroupUnusable
 from tests.unit.verbs.program import INTERPRETER, NAME, Program
 
 if TYPE_CHECKING:
@@ -383,37 +381,6 @@ def test_a_server_that_cannot_start_says_so_in_containerds_log_and_leaves_no_soc
 
 
 # -- options of the runtime that are the shim's --------------------------------------------------
-
-
-def _any(message: runc_options_pb2.Options | runtimeoptions_pb2.Options) -> tuple[str, bytes]:
-    return message.DESCRIPTOR.full_name, message.SerializeToString()
-
-
-@pytest.mark.parametrize(
-    ("options", "cgroup"),
-    [
-        ([], ""),
-        ([("", b"")], ""),
-        ([("types.example/Other", b"\x1a\x01x")], ""),
-        ([_any(runc_options_pb2.Options(shim_cgroup="/shims"))], "/shims"),
-        ([_any(runc_options_pb2.Options(binary_name="crun"))], ""),
-        ([_any(runtimeoptions_pb2.Options(config_body=b'ShimCgroup = "/shims"\n'))], "/shims"),
-        ([_any(runtimeoptions_pb2.Options(config_body=b"SystemdCgroup = true\n"))], ""),
-    ],
-)
-def test_the_shims_cgroup_is_read_from_either_kind_of_options(
-    options: list[tuple[str, bytes]], cgroup: str
-) -> None:
-    assert start_module.shim_cgroup(options) == cgroup
-
-
-@pytest.mark.parametrize(
-    "options",
-    [("containerd.runc.v1.Options", b"\x1a\xff"), ("runtimeoptions.v1.Options", b"ShimCgroup")],
-)
-def test_malformed_options_are_a_typed_error(options: tuple[str, bytes]) -> None:
-    with pytest.raises(ShimCgroupUnusable):
-        start_module.shim_cgroup([options])
 
 
 @pytest.fixture

@@ -23,13 +23,25 @@ _ALL = {"api", "api.errors", "shim", "shim.errors", "shim.invocation", "shim.ver
 _FILES = {"shim.address", "shim.bundle", "shim.sockets", "shim.wire", "_socket", "fcntl", "gc"}
 
 _VERSION = {*_STANDARD, *_ALL, "shim.info"}
-_INFO = {*_STANDARD, *_ALL, "shim.wire"}
+_INFO = {
+    *_STANDARD,
+    *_ALL,
+    "shim.info",
+    "shim.bundle",
+    "shim.foreground",
+    "shim.handleroptions",
+    "shim.programs",
+    "shim.wire",
+    "_json",
+    "select",
+}
 _START = {
     *_STANDARD,
     *_ALL,
     *_FILES,
     "shim.start",
     "shim.detach",
+    "shim.handleroptions",
     "shim.warmstart",
     "struct",
     "_struct",

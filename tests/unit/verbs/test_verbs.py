@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 import shim
-from shim import wire
 from tests.unit.verbs.program import INTERPRETER, SOURCES, Program
 
 if TYPE_CHECKING:
@@ -23,19 +22,18 @@ def test_the_version_is_the_distributions() -> None:
         assert tomllib.load(file)["project"]["version"] == shim.VERSION
 
 
-def test_info_describes_the_runtime_and_nothing_else(program: Program) -> None:
-    done = program.run("-info")
-    assert (done.returncode, done.stderr) == (0, b"")
-    info = dict(wire.fields(done.stdout))
-    assert info[1] == b"io.containerd.nvidia.v1"
-    assert isinstance(info[2], bytes)
-    assert dict(wire.fields(info[2]))[1] == shim.VERSION.encode()
-
-
 def test_version_prints_text(program: Program) -> None:
     done = program.run("-v")
     assert (done.returncode, done.stderr) == (0, b"")
     assert re.match(rb"containerd-shim-nvidia-v1:\n  Version:  [0-9.]+\n", done.stdout)
+
+
+@pytest.mark.parametrize("word", ["-h", "-help", "--help"])
+def test_a_person_who_asks_is_told_how_it_is_called(program: Program, word: str) -> None:
+    done = program.run(word)
+    assert (done.returncode, done.stderr) == (0, b"")
+    for said in (b"-info", b"start", b"delete", b"ctr run --runtime io.containerd.nvidia.v1"):
+        assert said in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.proto import bootstrap_pb2, runc_options_pb2, task_pb2
+from api.proto import bootstrap_pb2, runc_options_pb2, task_pb2, types_pb2
 from shim import wire
 
 _ADDRESS = "unix:///run/containerd/s/" + "0123456789abcdef" * 4
@@ -36,11 +36,26 @@ def test_the_delete_response_is_what_protobuf_would_write(
     assert wire.delete_response(pid, status, exited_at) == expected.SerializeToString()
 
 
-def test_the_runtime_info_has_its_name_and_version_in_fields_1_and_2() -> None:
-    info = dict(wire.fields(wire.runtime_info("io.containerd.nvidia.v1", "1.2.3", "abc")))
-    assert info[1] == b"io.containerd.nvidia.v1"
-    assert isinstance(info[2], bytes)
-    assert dict(wire.fields(info[2])) == {1: b"1.2.3", 2: b"abc"}
+def test_the_runtime_info_is_what_protobuf_would_write() -> None:
+    options = AnyMessage(type_url="a.Type", value=b"\x08\x01")
+    features = AnyMessage(type_url="b/JSON", value=b"{}")
+    info = types_pb2.RuntimeInfo(
+        name="io.containerd.nvidia.v1",
+        version=types_pb2.RuntimeVersion(version="1.2.3", revision="abc"),
+        options=options,
+        features=features,
+    )
+    written = wire.runtime_info(
+        info.name,
+        "1.2.3",
+        "abc",
+        options=wire.any_message("a.Type", b"\x08\x01"),
+        features=wire.any_message("b/JSON", b"{}"),
+    )
+    assert written == info.SerializeToString()
+    info.ClearField("options")
+    info.ClearField("features")
+    assert wire.runtime_info(info.name, "1.2.3", "abc") == info.SerializeToString()
 
 
 def _params(**changes: str | int) -> bootstrap_pb2.BootstrapParams:
