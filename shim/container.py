@@ -35,6 +35,7 @@ from shim.errors import (
     WrongProcessState,
 )
 from shim.injection import Injector
+from shim.options import with_cgroup_driver
 from shim.process import Event, Process, State, StdioUris
 from shim.runtime import LowLevelRuntime
 from shim.stdio import DirectStdio, RelayedStdio, Stdio, TerminalStdio
@@ -100,13 +101,10 @@ class Container:
         self.bundle = bundle
         self.init = Process(container_id, "", uris)
         self._shim = shim
-        self._options = options
         self._execs: dict[str, Process] = {}
         self._exec_specs: dict[str, dict[str, Any]] = {}
         self._root = os.path.join(options.root, shim.namespace)
-        self._runtime = LowLevelRuntime(
-            shim.reaper, options, container_id=container_id, root=self._root, bundle=bundle
-        )
+        self._use(options)
         self._injector = Injector(shim.reaper, bundle, shim.log)
         self._rootfs = os.path.join(bundle, bundle_files.ROOTFS)
         self._own_pid_namespace = True
@@ -136,6 +134,7 @@ class Container:
         try:
             spec = bundle_files.read_spec(self.bundle)
             self._own_pid_namespace = _has_own_pid_namespace(spec)
+            self._use(with_cgroup_driver(self._options, spec))
             self._record_for_cleanup()
             mounts.mount_rootfs(rootfs_mounts, self._rootfs)
             await self._injector.inject(spec, _root_of(spec, self.bundle))
@@ -152,6 +151,16 @@ class Container:
             raise
         self._cgroup = cgroup.of(self.init.pid)
         return self.init.pid
+
+    def _use(self, options: RuntimeOptions) -> None:
+        self._options = options
+        self._runtime = LowLevelRuntime(
+            self._shim.reaper,
+            options,
+            container_id=self.id,
+            root=self._root,
+            bundle=self.bundle,
+        )
 
     def watch_init(self) -> None:
         """Tell the exit of init when it comes. To be called once Create has been published."""

@@ -217,6 +217,13 @@ class InvalidRuntimeOptions(ShimError):
     status = Status.INVALID_ARGUMENT
 
 
+class SystemdNotRunning(ShimError):
+    """systemd is to make the cgroups and is not there. Raised by :mod:`shim.options`."""
+
+    code = "NVSHIM-E1206"
+    status = Status.FAILED_PRECONDITION
+
+
 # -- E13xx: the state of tasks and processes ------------------------------------------------
 
 

@@ -4,18 +4,31 @@
 not know, ``runtimeoptions.v1.Options``: the handler's options table as a TOML text, or the
 path of a TOML file. Both name the same things, and both may be absent.
 
-Source: containerd api/types/runc/options/oci.proto; internal/cri/config GenerateRuntimeOptions.
+Keys are matched without regard to case, and a number may be written as a float, as where
+containerd reads the table itself. An unknown key is an error: what a person has misspelt must
+not silently have no effect.
+
+What is accepted and changes nothing here: ``ShimCgroup`` (the ``start`` verb joins it);
+``TaskApiAddress`` and ``TaskApiVersion`` (they tell containerd to use a shim that is there, and
+it starts none); ``TypeUrl``, ``ConfigPath``, ``ConfigBody`` (of CRI's message itself, which land
+in the table when they are empty or beside other keys).
+
+Source: containerd api/types/runc/options/oci.proto; internal/cri/config GenerateRuntimeOptions;
+sd_booted(3); runc docs/systemd.md.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.message import DecodeError
 
 from api.proto import runc_options_pb2, runtimeoptions_pb2
-from shim.errors import InvalidRuntimeOptions
+from shim.errors import InvalidRuntimeOptions, SystemdNotRunning
+from shim.handleroptions import read_file
 
 if TYPE_CHECKING:
     from google.protobuf.any_pb2 import Any as AnyMessage
@@ -60,10 +73,19 @@ _KEYS: Final[dict[str, tuple[str, type]]] = {
     "IoGid": ("io_gid", int),
 }
 
-# Options of the runc shim that CRI hands on and that change nothing for this one.
-_IGNORED_KEYS: Final = frozenset(
-    {"ShimCgroup", "CriuPath", "CriuImagePath", "CriuWorkPath", "TaskApiAddress", "TaskApiVersion"}
-)
+# Keys that change nothing for the server.
+_IGNORED_KEYS: Final = (
+    "ShimCgroup", "CriuPath", "CriuImagePath", "CriuWorkPath", "TaskApiAddress", "TaskApiVersion",
+    "TypeUrl", "ConfigPath", "ConfigBody",
+)  # fmt: skip
+
+_BY_LOWER_CASE: Final = {key.lower(): key for key in (*_KEYS, *_IGNORED_KEYS)}
+
+# uid_t has 32 bits; its highest value means "leave it" to chown(2).
+_HIGHEST_ID: Final = (1 << 32) - 2
+
+# Where it is, systemd is the init system.
+_SYSTEMD: Final = "/run/systemd/system"
 
 
 def read_options(message: AnyMessage | None) -> RuntimeOptions:
@@ -83,12 +105,49 @@ def read_options(message: AnyMessage | None) -> RuntimeOptions:
     kind = message.type_url.rpartition("/")[2]
     try:
         if kind == runc_options_pb2.Options.DESCRIPTOR.full_name:
-            return _from_runc(runc_options_pb2.Options.FromString(message.value))
+            return _checked(_from_runc(runc_options_pb2.Options.FromString(message.value)), kind)
         if kind == runtimeoptions_pb2.Options.DESCRIPTOR.full_name:
-            return _from_toml(runtimeoptions_pb2.Options.FromString(message.value))
+            return _checked(_from_toml(runtimeoptions_pb2.Options.FromString(message.value)), kind)
     except DecodeError as error:
         raise _invalid(kind, f"cannot be decoded: {error}") from error
     raise _invalid(kind, "not a type of options that this shim knows")
+
+
+def with_cgroup_driver(options: RuntimeOptions, spec: dict[str, Any]) -> RuntimeOptions:
+    """The options with the decision who makes the container's cgroup.
+
+    systemd makes it if the options say so, or if the spec names it as only systemd's are named
+    (``slice:prefix:name``) and systemd runs: kubelet's cgroup driver decides how CRI names
+    cgroups, whatever the handler's options say.
+
+    Args:
+        options: as they were read.
+        spec: the container's OCI spec.
+
+    Raises:
+        SystemdNotRunning: the options ask for systemd, and it is not there.
+    """
+    runs = os.path.isdir(_SYSTEMD)
+    if options.systemd_cgroup:
+        if not runs:
+            raise SystemdNotRunning(
+                "cgroups made by systemd (SystemdCgroup)",
+                found=f"systemd is not this machine's init system: there is no {_SYSTEMD}",
+                do="remove SystemdCgroup from the runtime's options",
+            )
+        return options
+    linux = spec.get("linux")
+    path = linux.get("cgroupsPath") if isinstance(linux, dict) else None
+    if runs and isinstance(path, str) and _is_of_systemd(path):
+        return dataclasses.replace(options, systemd_cgroup=True)
+    return options
+
+
+def _is_of_systemd(cgroups_path: str) -> bool:
+    parts = cgroups_path.split(":")
+    if len(parts) != 3 or "/" in cgroups_path:  # noqa: PLR2004 - slice:prefix:name
+        return False
+    return parts[0].endswith(".slice") and parts[2] != ""
 
 
 def _from_runc(options: runc_options_pb2.Options) -> RuntimeOptions:
@@ -110,30 +169,48 @@ def _from_toml(options: runtimeoptions_pb2.Options) -> RuntimeOptions:
     if not body and options.config_path:
         where = options.config_path
         try:
-            with open(options.config_path, "rb") as file:
-                body = file.read()
-        except OSError as error:
-            raise _invalid(where, f"cannot be read: {error.strerror}") from error
+            body = read_file(options.config_path)
+        except ValueError as error:
+            raise _invalid(where, str(error)) from error
     try:
         table = tomllib.loads(body.decode())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _invalid(where, f"not TOML: {error}") from error
     return _from_table(table, where)
 
 
 def _from_table(table: dict[str, Any], where: str) -> RuntimeOptions:
     values: dict[str, Any] = {}
-    for key, value in table.items():
+    for written, value in table.items():
+        key = _BY_LOWER_CASE.get(written.lower())
+        if key is None:
+            raise _invalid(where, f"unknown key {written!r}")
         if key in _IGNORED_KEYS:
             continue
-        if key not in _KEYS:
-            raise _invalid(where, f"unknown key {key!r}")
         field, kind = _KEYS[key]
+        if kind is int and isinstance(value, float) and value.is_integer():
+            value = int(value)  # noqa: PLW2901 - the same number
         if type(value) is not kind:
             raise _invalid(where, f"{key} is a {type(value).__name__}, not a {kind.__name__}")
+        if field in values:
+            raise _invalid(where, f"{key} is there twice")
         if value != "":
             values[field] = value
     return RuntimeOptions(**values)
+
+
+def _checked(options: RuntimeOptions, where: str) -> RuntimeOptions:
+    """The options, if what is in them can be used at all."""
+    if "\0" in options.binary_name + options.root:
+        raise _invalid(where, "a zero byte in a path")
+    if "/" in options.binary_name and not os.path.isabs(options.binary_name):
+        raise _invalid(where, f"BinaryName {options.binary_name!r}: neither a name nor absolute")
+    if not os.path.isabs(options.root):
+        raise _invalid(where, f"Root {options.root!r} is not an absolute path")
+    for key, number in (("IoUid", options.io_uid), ("IoGid", options.io_gid)):
+        if not 0 <= number <= _HIGHEST_ID:
+            raise _invalid(where, f"{key} is {number}, not from 0 to {_HIGHEST_ID}")
+    return options
 
 
 def _invalid(what: str, found: str) -> InvalidRuntimeOptions:

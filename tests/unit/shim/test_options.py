@@ -8,8 +8,9 @@ import pytest
 from google.protobuf.any_pb2 import Any as AnyMessage
 
 from api.proto import runc_options_pb2, runtimeoptions_pb2
-from shim.errors import InvalidRuntimeOptions
-from shim.options import RuntimeOptions, read_options
+from shim import options as options_module
+from shim.errors import InvalidRuntimeOptions, SystemdNotRunning
+from shim.options import RuntimeOptions, read_options, with_cgroup_driver
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,6 +75,102 @@ def test_options_of_cri_may_be_a_path(tmp_path: Path) -> None:
     assert read_options(_any(_TOML, options.SerializeToString())) == _ALL
 
 
+# What people copy from the handler of runc, as containerd 1.6 and 2.x write it by default.
+_DEFAULTS_TOML = """
+BinaryName = ""
+CriuImagePath = ""
+CriuPath = ""
+CriuWorkPath = ""
+IoGid = 0
+IoUid = 0
+NoNewKeyring = false
+NoPivotRoot = false
+Root = ""
+ShimCgroup = ""
+SystemdCgroup = false
+"""
+
+
+def _toml(text: str) -> AnyMessage:
+    return _any(_TOML, runtimeoptions_pb2.Options(config_body=text.encode()).SerializeToString())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        _DEFAULTS_TOML,
+        'TypeUrl = "runtimeoptions.v1.Options"\nConfigPath = ""\nConfigBody = ""\n',
+        'TaskApiAddress = "unix:///run/s"\nTaskApiVersion = 3\nShimCgroup = "/shims"\n',
+        "IoUid = 0.0\n",
+    ],
+)
+def test_what_changes_nothing_is_accepted(text: str) -> None:
+    assert read_options(_toml(text)) == RuntimeOptions()
+
+
+def test_keys_are_read_in_any_case_and_numbers_also_as_floats() -> None:
+    text = 'binaryname = "crun"\nSYSTEMDCGROUP = true\niouid = 7.0\n'
+    assert read_options(_toml(text)) == RuntimeOptions(
+        binary_name="crun", systemd_cgroup=True, io_uid=7
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("IoUid = 1.5", "IoUid is a float"),
+        ("IoUid = -1", "IoUid is -1"),
+        ("IoGid = 4294967295", "IoGid is 4294967295"),
+        ("IoUid = true", "IoUid is a bool"),
+        ('Root = "run/x"', "not an absolute path"),
+        ('BinaryName = "bin/runc"', "neither a name nor absolute"),
+        ('BinaryName = "/usr/bin/runc\\u0000"', "a zero byte"),
+        ("BinaryName = ['runc']", "BinaryName is a list"),
+        ('Root = "/a"\nroot = "/b"', "Root is there twice"),
+        ("[options]\nRoot = '/a'", "unknown key 'options'"),
+        ("x = " + "[" * 100_000, "not TOML"),
+    ],
+)
+def test_what_cannot_be_used_is_named(text: str, found: str) -> None:
+    with pytest.raises(InvalidRuntimeOptions) as caught:
+        read_options(_toml(text))
+    assert found in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "systemd"),
+    [
+        ("kubepods-pod1.slice:cri-containerd:abc", True),
+        ("system.slice:docker:abc", True),
+        ("machine.slice::abc", True),
+        ("/kubepods/pod1/abc", False),
+        ("/kubepods.slice/pod1.slice/abc", False),
+        ("kubepods:cri:abc", False),
+        ("a.slice:b", False),
+        ("a.slice:b:", False),
+        ("a.slice:b:c:d", False),
+        ("a.slice:b/c:d", False),
+        ("", False),
+        (7, False),
+    ],
+)
+def test_systemd_makes_the_cgroups_that_are_named_as_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: object, *, systemd: bool
+) -> None:
+    spec = {"linux": {"cgroupsPath": path}}
+    monkeypatch.setattr(options_module, "_SYSTEMD", str(tmp_path))
+    assert with_cgroup_driver(RuntimeOptions(), spec).systemd_cgroup is systemd
+    assert with_cgroup_driver(RuntimeOptions(systemd_cgroup=True), spec).systemd_cgroup
+    assert not with_cgroup_driver(RuntimeOptions(), {"linux": None}).systemd_cgroup
+    # Without systemd such a name is a path like another, as under containerd's own shim.
+    monkeypatch.setattr(options_module, "_SYSTEMD", str(tmp_path / "missing"))
+    assert not with_cgroup_driver(RuntimeOptions(), spec).systemd_cgroup
+    with pytest.raises(SystemdNotRunning, match="SystemdCgroup"):
+        with_cgroup_driver(RuntimeOptions(systemd_cgroup=True), spec)
+
+
 @pytest.mark.parametrize(
     ("url", "value", "found"),
     [
@@ -94,7 +191,7 @@ def test_options_of_cri_may_be_a_path(tmp_path: Path) -> None:
         (
             _TOML,
             runtimeoptions_pb2.Options(config_path="/no/such/file").SerializeToString(),
-            "No such file",
+            "no such file",
         ),
     ],
 )
