@@ -127,6 +127,9 @@ class PrivateContainerd:
     Attributes:
         parts: which one is started next. Another one may be put here while none runs: that is
             an upgrade.
+
+    Raises:
+        ContainerdNotInstalled: no parts were given, and something is not installed.
     """
 
     def __init__(
@@ -139,6 +142,7 @@ class PrivateContainerd:
         debug: bool = True,
         parts: Parts | None = None,
     ) -> None:
+        self.parts = parts or Parts.installed()
         if directory is None:
             directory = tempfile.mkdtemp(prefix="nvshim-")
         os.makedirs(directory, mode=0o711, exist_ok=True)
@@ -149,7 +153,6 @@ class PrivateContainerd:
         self.log_path = os.path.join(self.directory, "containerd.log")
         self.fifo_directory = os.path.join(self.directory, "fifo")
         self._config_path = os.path.join(self.directory, "config.toml")
-        self.parts = parts
         self._shim_directory = shim_directory
         self._more_environment = {
             "HOME": "/root",
@@ -198,12 +201,7 @@ class PrivateContainerd:
     @property
     def _environment(self) -> dict[str, str]:
         own = [os.path.abspath(self._shim_directory)] if self._shim_directory else []
-        return {"PATH": ":".join([*own, self._parts().path]), **self._more_environment}
-
-    def _parts(self) -> Parts:
-        if self.parts is None:
-            self.parts = Parts.installed()
-        return self.parts
+        return {"PATH": ":".join([*own, self.parts.path]), **self._more_environment}
 
     def bundle(self, container: str) -> str:
         """The directory of a task's bundle, which may not be there."""
@@ -218,11 +216,10 @@ class PrivateContainerd:
             timeout: seconds it may take.
 
         Raises:
-            ContainerdNotInstalled: there is no such program.
             ContainerdExited: it ended at once; the message has its last word.
             ContainerdNotReady: it does not answer in time. It is killed.
         """
-        program = self._parts().containerd
+        program = self.parts.containerd
         self._write_config()
         with open(self.log_path, "ab") as log:
             # Its own session: a Ctrl-C at a test run's terminal is not for containerd.
@@ -275,7 +272,7 @@ class PrivateContainerd:
         self._words.update(arguments)
         self._words.update(word.rpartition("=")[2] for word in arguments if "=" in word)
         return [
-            self._parts().ctr, "--address", self.address, "--namespace", self.namespace, *arguments,
+            self.parts.ctr, "--address", self.address, "--namespace", self.namespace, *arguments,
         ]  # fmt: skip
 
     def ctr(
@@ -413,7 +410,7 @@ class PrivateContainerd:
             "address": self.address,
             "level": "debug" if self._debug else "info",
             "disabled": _DISABLED_PLUGINS,
-            "version": _CONFIG_VERSIONS.get(self._parts().version[0], _NEWEST_CONFIG),
+            "version": _CONFIG_VERSIONS.get(self.parts.version[0], _NEWEST_CONFIG),
         }
         with open(self._config_path, "w", encoding="utf-8") as file:
             file.write(_CONFIG.format(**{key: json.dumps(value) for key, value in values.items()}))

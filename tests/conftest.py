@@ -5,6 +5,10 @@ test gets a runtime of it, and fails if it leaves anything on the machine.
 
 ``NVSHIM_TEST_RUNTIME=io.containerd.runc.v2`` runs the tests against containerd's own shim
 instead, to see that they ask for nothing that a shim does not have to do.
+
+``NVSHIM_TEST_PARTS=trixie`` runs them with containerd, runc and crun of another release of Debian,
+``trixie+sid`` with containerd of the first and runc and crun of the second; and
+``NVSHIM_TEST_LOW_LEVEL=crun`` has the containers run by crun (see also tests/matrix).
 """
 
 from __future__ import annotations
@@ -16,14 +20,18 @@ import pytest
 
 from integration.containerd import PrivateContainerd
 from integration.images import busybox, glibc, write_archive
+from integration.parts import INSTALLED, Parts
 from tests.harness.launcher import REPOSITORY, make_launcher
 from tests.harness.leaks import Census, describe
+from tests.harness.low_level import crun_for_this_host
 from tests.harness.runtime import OURS, Runtime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 RUNTIME: Final = os.environ.get("NVSHIM_TEST_RUNTIME", OURS)
+PARTS: Final = os.environ.get("NVSHIM_TEST_PARTS", INSTALLED)
+LOW_LEVEL: Final = os.environ.get("NVSHIM_TEST_LOW_LEVEL", "runc")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -56,10 +64,35 @@ def shim_config(workshop: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def session_containerd(shim_directory: str, shim_config: str) -> Iterator[PrivateContainerd]:
+def parts() -> Iterator[Parts]:
+    """The containerd, runc and crun that are tested with. Tests' own children find them too."""
+    containerd, _, low_level = PARTS.partition("+")
+    parts = Parts.named(containerd, say=print)
+    if low_level:
+        parts = parts.with_low_level_of(Parts.named(low_level, say=print))
+    with pytest.MonkeyPatch.context() as patch:
+        if PARTS != INSTALLED:
+            patch.setenv("PATH", parts.path, prepend=":")
+        yield parts
+
+
+@pytest.fixture(scope="session")
+def low_level(parts: Parts, workshop: str) -> str | None:
+    """What the runtimes of tests call unless told otherwise; None for the shim's default."""
+    if LOW_LEVEL not in {"runc", "crun"}:
+        pytest.exit(f"NVSHIM_TEST_LOW_LEVEL={LOW_LEVEL}: neither runc nor crun", returncode=2)
+    return crun_for_this_host(workshop, parts.crun) if LOW_LEVEL == "crun" else None
+
+
+@pytest.fixture(scope="session")
+def session_containerd(
+    shim_directory: str, shim_config: str, parts: Parts
+) -> Iterator[PrivateContainerd]:
     """The containerd of the session. Tests ask for ``containerd``, which looks for leaks."""
     # Not below pytest's directory: the paths of unix sockets are short.
-    with PrivateContainerd(shim_directory=shim_directory, shim_config=shim_config) as containerd:
+    with PrivateContainerd(
+        shim_directory=shim_directory, shim_config=shim_config, parts=parts
+    ) as containerd:
         archive = write_archive(f"{containerd.directory}/images.tar", [busybox(), glibc()])
         containerd.ctr("images", "import", archive)
         os.unlink(archive)
@@ -83,9 +116,9 @@ def containerd(session_containerd: PrivateContainerd) -> Iterator[PrivateContain
 
 
 @pytest.fixture
-def runtime(containerd: PrivateContainerd) -> Iterator[Runtime]:
+def runtime(containerd: PrivateContainerd, low_level: str | None) -> Iterator[Runtime]:
     """The runtime under test. Containers that a test started are removed after it."""
-    runtime = Runtime(containerd, RUNTIME)
+    runtime = Runtime(containerd, RUNTIME, low_level)
     yield runtime
     if not containerd.pid:
         containerd.start()

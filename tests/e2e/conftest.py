@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from contextlib import AbstractAsyncContextManager
 
+    from integration.parts import Parts
     from tests.harness.shim import ShimByHand
 
     StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
@@ -25,7 +26,7 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture
-def start_shim(shim_directory: str) -> StartShim:
+def start_shim(shim_directory: str, parts: Parts) -> StartShim:
     """Start a shim for a first container; all of it is removed at the end."""
     launcher = os.path.join(shim_directory, "containerd-shim-nvidia-v1")
 

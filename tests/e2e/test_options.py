@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.harness import api
-from tests.harness.cgroup import is_v2
+from tests.harness.low_level import crun_for_this_host
 from tests.harness.runtime import new_name, one_line
 
 if TYPE_CHECKING:
@@ -20,26 +19,11 @@ if TYPE_CHECKING:
 # What each low-level runtime keeps of a container in its state.
 RUNC_STATE, CRUN_STATE = "state.json", "status"
 
-# crun refuses a host where version 2 of cgroups is mounted beside version 1. It runs if it does
-# not see that mount; a mount namespace of its own is enough, as mounts still reach it.
-_WITHOUT_UNIFIED = """\
-#!/bin/sh
-exec unshare --mount --propagation slave sh -c \\
-  'umount -l /sys/fs/cgroup/unified && exec {crun} "$@"' crun "$@"
-"""
-
 
 @pytest.fixture
-def crun(tmp_path: Path) -> str:
+def crun(runtime: Runtime, tmp_path: Path) -> str:
     """A crun that runs on this host."""
-    program = shutil.which("crun", path="/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin")
-    assert program is not None, "the package crun is missing"
-    if is_v2() or not os.path.ismount("/sys/fs/cgroup/unified"):
-        return program
-    wrapper = tmp_path / "crun"
-    wrapper.write_text(_WITHOUT_UNIFIED.format(crun=program))
-    wrapper.chmod(0o755)
-    return str(wrapper)
+    return crun_for_this_host(str(tmp_path), runtime.containerd.parts.crun)
 
 
 def _state(runtime: Runtime, container: str) -> set[str]:

@@ -30,6 +30,9 @@ OURS: Final = "io.containerd.nvidia.v1"
 # Not used twice in a test run, so that a trace names its test's container and no other.
 _numbers = itertools.count(1)
 
+# The flags of ``ctr`` that choose a low-level runtime, or its place.
+_CHOOSE_LOW_LEVEL: Final = frozenset({"--runtime-config-path", "--runc-binary", "--runc-root"})
+
 _EXIT_CODE: Final = re.compile(r"exit with non-zero exit code (\d+)")
 
 
@@ -137,11 +140,16 @@ class Runtime:
     Args:
         containerd: it runs for the length of the test.
         name: the runtime's name.
+        low_level: the low-level runtime that containers get unless a test says otherwise; None
+            for the shim's default.
     """
 
-    def __init__(self, containerd: PrivateContainerd, name: str) -> None:
+    def __init__(
+        self, containerd: PrivateContainerd, name: str, low_level: str | None = None
+    ) -> None:
         self.containerd = containerd
         self.name = name
+        self.low_level = low_level
         self._containers: list[Container] = []
 
     @property
@@ -157,9 +165,10 @@ class Runtime:
         flags: Iterable[str] = (),
     ) -> list[str]:
         """The words for ``ctr`` that run a container."""
+        flags = tuple(flags)
         return [
             "run", "--runtime", self.name, "--fifo-dir", self.containerd.fifo_directory,
-            *flags, image, name or new_name(), *command,
+            *self._default_low_level(flags), *flags, image, name or new_name(), *command,
         ]  # fmt: skip
 
     def run(
@@ -228,7 +237,10 @@ class Runtime:
 
     def create_with_image(self, name: str, *command: str, image: str = BUSYBOX) -> None:
         """Tell containerd of a container, with a spec and a snapshot but no task."""
-        self.containerd.ctr("containers", "create", "--runtime", self.name, image, name, *command)
+        self.containerd.ctr(
+            "containers", "create", "--runtime", self.name, *self._default_low_level(()), image,
+            name, *command,
+        )  # fmt: skip
 
     def prepare_rootfs(self, name: str) -> list[tuple[str, str, tuple[str, ...]]]:
         """The mounts of a container's snapshot: type, source, options of each."""
@@ -262,6 +274,13 @@ class Runtime:
                 if value is not None:
                     file.write(f"{key} = {json.dumps(value)}\n")
         return ("--runtime-config-path", path)
+
+    def _default_low_level(self, flags: Iterable[str]) -> tuple[str, ...]:
+        if self.low_level is None or _CHOOSE_LOW_LEVEL.intersection(flags):
+            return ()
+        directory = os.path.join(self.containerd.directory, "options")
+        os.makedirs(directory, exist_ok=True)
+        return self.low_level_flags(directory, binary=self.low_level)
 
     def close(self) -> None:
         """Remove every container that the test started and did not remove."""

@@ -1,0 +1,37 @@
+"""The low-level runtime that tests run containers with, and how crun is shown a host it knows."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from tests.harness.cgroup import is_v2
+
+_UNIFIED: Final = "/sys/fs/cgroup/unified"
+
+# crun refuses a host where version 2 of cgroups is mounted beside version 1. It runs if it does
+# not see that mount; a mount namespace of its own is enough, as mounts still reach it.
+_WITHOUT_UNIFIED: Final = f"""\
+#!/bin/sh
+exec unshare --mount --propagation slave sh -c \\
+  'umount -l {_UNIFIED} && exec {{crun}} "$@"' crun "$@"
+"""
+
+
+def crun_for_this_host(directory: str, crun: str) -> str:
+    """A program that is crun, and runs on this host.
+
+    Args:
+        directory: where it is written, if it has to be.
+        crun: crun's own path.
+
+    Returns:
+        Its path; its name is "crun".
+    """
+    if is_v2() or not os.path.ismount(_UNIFIED):
+        return crun
+    path = os.path.join(directory, "crun")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(_WITHOUT_UNIFIED.format(crun=crun))
+    os.chmod(path, 0o755)
+    return path
