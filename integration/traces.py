@@ -225,11 +225,15 @@ def bundles(marks: Marks) -> set[Trace]:
 
 
 def runtime_states(marks: Marks) -> set[Trace]:
-    """What runc or crun know of containers, below the usual root and one of the directory's."""
+    """What runc or crun know of containers, below the usual root and one of the directory's.
+
+    An id begins with a letter or a digit; what begins with a dot is crun's own, for all of them.
+    """
     return {
         Trace("runtime state", path)
         for root in (RUNTIME_STATE, os.path.join(marks.directory, "runc"))
         for path in _entries(os.path.join(root, marks.namespace))
+        if not os.path.basename(path).startswith(".")
     }
 
 

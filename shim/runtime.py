@@ -1,6 +1,6 @@
 """The low-level OCI runtime (runc or crun) as a program that is called.
 
-Both take the same arguments and report errors as JSON lines in a log file of our choosing;
+Both take the same arguments and report errors as JSON objects in a log file of our choosing;
 the last one is what a person needs to read.
 
 Source: opencontainers/runtime-tools command line interface; runc(8), crun(1).
@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -38,6 +39,10 @@ _GONE: Final = (
 _OF_A_CONTAINER: Final = frozenset({"start", "kill", "pause", "resume", "update", "delete"})
 
 _LOG_LIMIT: Final = 1 << 16
+
+# An entry begins a line. runc's ends with it; crun, where it writes with json-c, takes several.
+_OBJECT: Final = re.compile(r"^\{", re.MULTILINE)
+_DECODER: Final = json.JSONDecoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +176,15 @@ def last_error(path: str) -> str:
     except OSError:
         return ""
     said = ""
-    for line in text.splitlines():
-        try:
-            entry = json.loads(line)
-        except ValueError:
+    end = 0
+    for begin in _OBJECT.finditer(text):
+        if begin.start() < end:
             continue
-        if isinstance(entry, dict) and entry.get("level") in {"error", "fatal", "panic"}:
+        try:
+            entry, end = _DECODER.raw_decode(text, begin.start())
+        except (ValueError, RecursionError):
+            continue
+        if entry.get("level") in {"error", "fatal", "panic"}:
             said = str(entry.get("msg") or said)
     return said
 

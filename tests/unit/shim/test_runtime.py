@@ -174,4 +174,7 @@ def test_the_last_error_counts(tmp_path: Path) -> None:
         '{"level":"warning","msg":"no error"}\n{"level":"error","msg":"last"}\n{"level":"er'
     )
     assert last_error(str(path)) == "last"
+    entry = {"msg": "of several\nlines", "level": "error", "more": {"level": "error", "msg": "no"}}
+    path.write_text(f"{{ no json\n{json.dumps(entry, indent=2)}{{\n" + '{"a":' * 10_000)
+    assert last_error(str(path)) == "of several\nlines"
     assert last_error(str(tmp_path / "missing")) == ""
