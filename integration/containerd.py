@@ -79,10 +79,6 @@ level = {level}
 path = {opt}
 """
 
-# The configuration's version, by containerd's: 2.x reads the older one too, and says so.
-_CONFIG_VERSIONS: Final = {1: 2}
-_NEWEST_CONFIG: Final = 3
-
 _START_TIMEOUT: Final = 20.0
 _STOP_TIMEOUT: Final = 10.0
 _CTR_TIMEOUT: Final = 30.0
@@ -408,9 +404,9 @@ class PrivateContainerd:
             "state": os.path.join(self.directory, "state"),
             "opt": os.path.join(self.directory, "opt"),
             "address": self.address,
-            "level": "debug" if self._debug else "info",
+            "level": _debug_level(self.parts) if self._debug else "info",
             "disabled": _DISABLED_PLUGINS,
-            "version": _CONFIG_VERSIONS.get(self.parts.version[0], _NEWEST_CONFIG),
+            "version": 2 if self.parts.version < (2, 0) else 3,
         }
         with open(self._config_path, "w", encoding="utf-8") as file:
             file.write(_CONFIG.format(**{key: json.dumps(value) for key, value in values.items()}))
@@ -440,6 +436,11 @@ class PrivateContainerd:
     def _last_words(self) -> str:
         lines = [line for line in self.log().splitlines() if line.strip()]
         return lines[-1] if lines else "none"
+
+
+def _debug_level(parts: Parts) -> str:
+    """The level at which each event that passes through containerd is logged."""
+    return "debug" if parts.version < (2, 0) else "trace"
 
 
 def _listening(pid: int) -> set[str]:

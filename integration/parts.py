@@ -20,6 +20,7 @@ Source: ld.so(8), elf(5) PT_INTERP and DT_RPATH; patchelf(1).
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -126,16 +127,19 @@ class Parts:
     @property
     def version(self) -> tuple[int, int]:
         """The version of containerd: (1, 7)."""
-        done = subprocess.run(
-            [self.containerd, "--version"], capture_output=True, text=True, check=True
+        return _version_of(self.containerd)
+
+
+@functools.cache
+def _version_of(containerd: str) -> tuple[int, int]:
+    done = subprocess.run([containerd, "--version"], capture_output=True, text=True, check=True)
+    # containerd github.com/containerd/containerd 1.7.24~ds1 1.7.24~ds1-6+deb13u1
+    match = re.search(r" v?(\d+)\.(\d+)\.", done.stdout)
+    if match is None:
+        raise ContainerdNotInstalled(
+            f"the version of {containerd}", found=done.stdout.strip() or "nothing"
         )
-        # containerd github.com/containerd/containerd 1.7.24~ds1 1.7.24~ds1-6+deb13u1
-        match = re.search(r" v?(\d+)\.(\d+)\.", done.stdout)
-        if match is None:
-            raise ContainerdNotInstalled(
-                f"the version of {self.containerd}", found=done.stdout.strip() or "nothing"
-            )
-        return int(match[1]), int(match[2])
+    return int(match[1]), int(match[2])
 
 
 def _installed(program: str) -> str:

@@ -10,6 +10,8 @@ file                    written by   what it is
 ``rootfs/``             containerd   where the image's file systems are mounted
 ``log``                 containerd   a fifo: our log
 ``address``             ``start``    where the shim listens, for containerd up to 1.7
+``bootstrap.json``      containerd   what ``start`` answered, from 2.0 on; all there is in the
+                                     bundle of a pod's later container, for which it is not called
 ``s``                   ``start``    a link to the directory of that socket
 ``options.json``        server       how the low-level runtime is called (`RuntimeRecord`)
 ``runtime``             server       the runtime's name, as containerd's own shim leaves it
@@ -37,6 +39,7 @@ CONFIG: Final = "config.json"
 ROOTFS: Final = "rootfs"
 LOG: Final = "log"
 ADDRESS: Final = "address"
+BOOTSTRAP: Final = "bootstrap.json"
 SOCKET_DIRECTORY: Final = "s"
 OPTIONS: Final = "options.json"
 RUNTIME: Final = "runtime"
@@ -126,6 +129,25 @@ def read_runtime_record(bundle: str) -> RuntimeRecord | None:
     if not (isinstance(binary, str) and binary and isinstance(root, str) and root.startswith("/")):
         raise BundleUnusable(f"the runtime in {path}", found="no binary or no absolute root in it")
     return RuntimeRecord(binary, root, systemd_cgroup=content.get("systemd_cgroup") is True)
+
+
+def bootstrap_address(bundle: str) -> str:
+    """The shim's address as containerd noted it.
+
+    Args:
+        bundle: the bundle's path.
+
+    Returns:
+        The address with its scheme; empty if there is none.
+
+    Raises:
+        BundleUnusable: bootstrap.json is not what containerd writes.
+    """
+    path = os.path.join(bundle, BOOTSTRAP)
+    if not os.path.lexists(path):
+        return ""
+    address = parse_object(read(path, _CHUNK), path).get("address")
+    return address if isinstance(address, str) else ""
 
 
 def begin_call(bundle: str, call: str) -> str:

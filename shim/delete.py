@@ -120,7 +120,7 @@ def _unmount(path: str) -> None:
 
 def _remove_socket(path: str, container_id: str) -> None:
     """Remove the socket, unless the shim of the container's pod lives on."""
-    where = bundle.read_line(os.path.join(path, bundle.ADDRESS))
+    where = bundle.read_line(os.path.join(path, bundle.ADDRESS)) or bundle.bootstrap_address(path)
     if where.startswith(SCHEME):
         sockets.forget(where.removeprefix(SCHEME), container_id)
         sockets.remove_dead(where.removeprefix(SCHEME))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.harness import api
-from tests.harness.runtime import new_name, one_line
+from tests.harness.runtime import is_refused, new_name, one_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,9 +25,14 @@ def _refusal(runtime: Runtime, name: str, **options: Any) -> str:
     message = str(refused.value)
     assert "\n" not in message.strip()
     assert "Traceback" not in message
-    if runtime.is_ours:
+    if runtime.is_ours and not _is_containerds_own(message):
         assert "NVSHIM-E" in message
     return message
+
+
+def _is_containerds_own(message: str) -> bool:
+    """Whether it is the word of a containerd that looked into the spec itself."""
+    return "failed to validate OCI runtime features" in message
 
 
 @pytest.mark.parametrize(
@@ -49,7 +54,12 @@ def test_malformed_spec_is_refused(runtime: Runtime, content: str) -> None:
     api.create_container(
         runtime.containerd, container.name, runtime=runtime.name, spec=content.encode()
     )
-    _refusal(runtime, container.name, mounts=[_tmpfs()])
+    message = _refusal(runtime, container.name, mounts=[_tmpfs()])
+    if _is_containerds_own(message):
+        # containerd 2.0 to 2.2 starts a shim before it looks, removes the bundle, and forgets
+        # the shim. Its name is told to ctr, by which its socket is known.
+        container.remove()
+        runtime.containerd.sweep()
 
 
 @pytest.mark.parametrize(
@@ -151,7 +161,8 @@ def test_start_that_fails_after_create_leaves_nothing(runtime: Runtime) -> None:
     # The program is found when the container is created and cannot be executed when started.
     done = runtime.run("/etc/passwd")
     assert done.code == 1
-    assert "/etc/passwd" in done.stderr
+    # runc: exec /etc/passwd: permission denied; crun: open executable: Permission denied
+    assert "permission denied" in done.stderr.lower()
     assert one_line(done)
 
 
@@ -166,8 +177,7 @@ def test_same_name_twice_is_refused_and_the_first_goes_on(runtime: Runtime) -> N
 def test_kill_with_an_unknown_exec_is_refused(runtime: Runtime) -> None:
     container = runtime.start_idle()
     done = container.kill("KILL", flags=["--exec-id", new_name("e")])
-    assert done.code == 1
-    assert "not found" in done.stderr
+    assert is_refused(done, "not found", "NVSHIM-E1303")
     assert container.status == "RUNNING"
 
 
@@ -175,8 +185,7 @@ def test_kill_of_a_container_that_has_ended_is_refused(runtime: Runtime) -> None
     container = runtime.start("true")
     container.wait_for("STOPPED")
     done = container.kill("KILL")
-    assert done.code == 1
-    assert "not found" in done.stderr
+    assert is_refused(done, "not found", "NVSHIM-E1305")
 
 
 def _tmpfs() -> tuple[str, str, tuple[str, ...]]:

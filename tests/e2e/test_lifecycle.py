@@ -11,7 +11,7 @@ import pytest
 
 from integration.images import GLIBC
 from tests.harness.cgroup import read_cgroup
-from tests.harness.runtime import is_alive, new_name, one_line
+from tests.harness.runtime import NO_SUCH_PROGRAM, is_alive, new_name, one_line
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def test_paused_container_stands_still_until_it_is_resumed(runtime: Runtime) -> 
 def test_program_that_does_not_exist_is_a_readable_error(runtime: Runtime) -> None:
     done = runtime.run("no-such-program")
     assert done.code == 1
-    assert '"no-such-program": executable file not found in $PATH' in done.stderr
+    assert NO_SUCH_PROGRAM.search(done.stderr)
     assert one_line(done)
 
 

@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 STOCK: Final = "io.containerd.runc.v2"
 OURS: Final = "io.containerd.nvidia.v1"
 
+# What runc and crun say of "no-such-program".
+NO_SUCH_PROGRAM: Final = re.compile(
+    r"""exec: "no-such-program": executable file not found in \$PATH"""
+    r"""|executable file `no-such-program` not found in \$PATH"""
+)
+
 # Not used twice in a test run, so that a trace names its test's container and no other.
 _numbers = itertools.count(1)
 
@@ -312,12 +318,23 @@ def one_line(done: Completed) -> str:
     return said[0]
 
 
+def is_refused(done: Completed, words: str, code: str) -> bool:
+    """Whether ctr failed, and for a certain reason.
+
+    Args:
+        done: how it ended.
+        words: what containerd 1.x adds to the shim's message, and its own shim says itself.
+        code: our error's code, which is all there is to see of the reason with 2.x.
+    """
+    return done.code == 1 and (words in done.stderr or code in done.stderr)
+
+
 def is_alive(pid: int) -> bool:
     """Whether a process runs: a zombie does not."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second, if it ends while it is read
         return False
 
 

@@ -352,7 +352,9 @@ class ShimByHand:
             if folder.endswith(CGROUP):
                 left += [f"cgroup {folder}/{name}" for name in names]
         with suppress(FileNotFoundError):
-            left += [f"runtime state {name}" for name in os.listdir(_RUNC_ROOT)]
+            # What begins with a dot is crun's own, for all containers.
+            names = [name for name in os.listdir(_RUNC_ROOT) if not name.startswith(".")]
+            left += [f"runtime state {name}" for name in names]
         if self.socket_path and os.path.exists(self.socket_path):
             left.append(f"socket {self.socket_path}")
         left += [f"announcement {path}" for path in glob.glob(f"{self.socket_path}.*")]
@@ -385,8 +387,7 @@ class ShimByHand:
             if os.path.basename(CGROUP) in names:
                 with suppress(OSError):
                     os.rmdir(folder + CGROUP)
-        with suppress(OSError):
-            os.rmdir(_RUNC_ROOT)
+        shutil.rmtree(_RUNC_ROOT, ignore_errors=True)
         shutil.rmtree(self.directory, ignore_errors=True)
 
 

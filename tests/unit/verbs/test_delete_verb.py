@@ -358,6 +358,38 @@ def test_only_a_socket_is_removed_whatever_the_address_names(
     assert not (program.directory / "dead").exists()
 
 
+def test_socket_that_only_containerd_noted_is_removed(program: Program, bundle: Path) -> None:
+    # The bundle of a pod's later container: containerd 2.x did not call start in it.
+    path = program.directory / "dead"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    noted = {"version": 3, "address": f"unix://{path}", "protocol": "ttrpc"}
+    (bundle / "bootstrap.json").write_text(json.dumps(noted))
+    _, complaints = _delete(program, bundle)
+    assert complaints == ""
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("content", ["{}", '{"address": 7}', '{"address": "vsock://2:1024"}'])
+def test_note_of_containerd_without_a_socket_is_no_error(
+    program: Program, bundle: Path, content: str
+) -> None:
+    (bundle / "bootstrap.json").write_text(content)
+    assert _delete(program, bundle)[1] == ""
+
+
+def test_malformed_note_of_containerd_is_told_and_stops_nothing(
+    program: Program, bundle: Path
+) -> None:
+    (bundle / "bootstrap.json").write_text("no json")
+    (bundle / "nvidia").mkdir()
+    _, complaints = _delete(program, bundle)
+    assert complaints.startswith("NVSHIM-E")
+    assert complaints.count("\n") == 1
+    assert "bootstrap.json" in complaints
+    assert not (bundle / "nvidia").exists()
+
+
 # -- half-made bundles ---------------------------------------------------------------------------
 
 
