@@ -187,7 +187,8 @@ def _blkio_entries(text: str, devices: Mapping[tuple[int, int], str]) -> list[v1
     """Lines are "MAJOR:MINOR [OPERATION] VALUE", and one of the sum over all devices."""
     entries = []
     for line in text.splitlines():
-        device, *operation, value = line.split() or [""]
+        device, *operation = line.split() or [""]
+        value = operation.pop() if operation else ""
         major, _, minor = device.partition(":")
         numbers = [statfiles.to_number(word) for word in (major, minor, value)]
         if len(operation) > 1 or None in numbers:

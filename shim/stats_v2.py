@@ -51,7 +51,8 @@ def metrics(directory: str) -> v2.Metrics:
     _set(result.pids, "limit", directory, "pids.max")
     _fill(result.cpu, statfiles.table(directory, "cpu.stat"))
     _read_pressure(directory, "cpu.pressure", result.cpu)
-    _fill(result.memory, statfiles.table(directory, "memory.stat"))
+    stat = statfiles.table(directory, "memory.stat")
+    _fill(result.memory, {k: v for k, v in stat.items() if k not in _MEMORY_FILES})
     for field, name in _MEMORY_FILES.items():
         _set(result.memory, field, directory, name)
     _read_pressure(directory, "memory.pressure", result.memory)
@@ -65,11 +66,11 @@ def metrics(directory: str) -> v2.Metrics:
         for device, handles, objects in statfiles.rdma(directory, name):
             entries.add(device=device, hca_handles=handles, hca_objects=objects)
     for size in statfiles.page_sizes(directory, ".current"):
-        stat = result.hugetlb.add(pagesize=size)
-        _set(stat, "current", directory, f"hugetlb.{size}.current")
-        _set(stat, "max", directory, f"hugetlb.{size}.max")
+        pages = result.hugetlb.add(pagesize=size)
+        _set(pages, "current", directory, f"hugetlb.{size}.current")
+        _set(pages, "max", directory, f"hugetlb.{size}.max")
         # How often the limit stood in the way.
-        stat.failcnt = statfiles.table(directory, f"hugetlb.{size}.events").get("max", 0)
+        pages.failcnt = statfiles.table(directory, f"hugetlb.{size}.events").get("max", 0)
     return result
 
 

@@ -11,13 +11,12 @@ from api.proto import cgroups_v1_pb2, cgroups_v2_pb2
 from shim import cgroup, stats
 from tests.harness import api
 from tests.harness.cgroup import is_v2, read_cgroup
+from tests.harness.messages import flat
 from tests.harness.runtime import STOCK, Runtime
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from google.protobuf.message import Message
 
     from integration.containerd import PrivateContainerd
     from tests.harness.runtime import Container
@@ -36,26 +35,11 @@ def _metrics(container: Container) -> Any:
     return module.Metrics.FromString(value)
 
 
-def _values(message: Message, path: str = "") -> Iterator[tuple[str, Any]]:
-    """All that is set in a message, by its path; what is set to zero is on the wire as nothing."""
-    for field, value in message.ListFields():
-        name = f"{path}.{field.name}"
-        if field.is_repeated:
-            for number, item in enumerate(value):
-                at = f"{name}[{number}]"
-                yield from _values(item, at) if field.message_type else [(at, item)]
-        elif field.message_type:
-            yield name, "present"
-            yield from _values(value, name)
-        else:
-            yield name, value
-
-
 def _same_of_one_cgroup(container: Container) -> bool:
-    theirs = dict(_values(_metrics(container)))
+    theirs = flat(_metrics(container))
     found = cgroup.of(container.pid)
-    ours = dict(_values(stats.read(found, container_id=container.name, pid=container.pid)))
-    again = dict(_values(_metrics(container)))
+    ours = flat(stats.read(found, container_id=container.name, pid=container.pid))
+    again = flat(_metrics(container))
     # What moves even in a frozen container is given the bounds within which it moved.
     different = {
         path: (theirs[path], ours.get(path), again.get(path))
@@ -97,7 +81,7 @@ def test_no_field_that_containerds_own_shim_sets_is_missing(
     )  # fmt: skip
     for container in (ours, theirs):
         container.wait_for_program("sleep")
-    wanted, found = dict(_values(_metrics(theirs))), dict(_values(_metrics(ours)))
+    wanted, found = flat(_metrics(theirs)), flat(_metrics(ours))
     # A page more or less is chance.
     steady = [path for path in wanted if path.endswith(("limit", ".pagesize"))]
     assert len(steady) > 3

@@ -1,0 +1,33 @@
+"""Messages, flat, to compare them field by field."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from google.protobuf.message import Message
+
+
+def flat(message: Message) -> dict[str, Any]:
+    """All that is set in a message, by its path: ".memory.usage.limit", ".cpu.usage.per_cpu[1]".
+
+    A message in it that is there is "present", also if nothing is set in it. A number that is
+    zero is not set: on the wire it is nothing.
+    """
+    return dict(_walk(message, ""))
+
+
+def _walk(message: Message, path: str) -> Iterator[tuple[str, Any]]:
+    for field, value in message.ListFields():
+        name = f"{path}.{field.name}"
+        items = [(name, value)]
+        if field.is_repeated:
+            items = [(f"{name}[{number}]", item) for number, item in enumerate(value)]
+        for at, item in items:
+            if field.message_type is None:
+                yield at, item
+            else:
+                yield at, "present"
+                yield from _walk(item, at)
