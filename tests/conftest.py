@@ -17,6 +17,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 import pytest
+from hypothesis import settings
 
 from integration.containerd import PrivateContainerd
 from integration.images import busybox, glibc, write_archive
@@ -28,6 +29,10 @@ from tests.harness.runtime import OURS, Runtime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# How long an example takes says something about the machine's other work, and not about ours.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 RUNTIME: Final = os.environ.get("NVSHIM_TEST_RUNTIME", OURS)
 PARTS: Final = os.environ.get("NVSHIM_TEST_PARTS", INSTALLED)

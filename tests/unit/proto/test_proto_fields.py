@@ -8,6 +8,8 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from api.proto import (  # noqa: F401 - importing them registers the messages
     bootstrap_pb2,
+    cgroups_v1_pb2,
+    cgroups_v2_pb2,
     events_pb2,
     events_service_pb2,
     runc_options_pb2,
@@ -93,6 +95,75 @@ FIELDS = {
     "containerd.runtime.bootstrap.v1.BootstrapResult": (
         "version 1, address 2, protocol 3, capabilities 4, metadata 5"
     ),
+    "io.containerd.cgroups.v1.Metrics": (
+        "hugetlb 1, pids 2, cpu 3, memory 4, blkio 5, rdma 6, network 7, cgroup_stats 8, "
+        "memory_oom_control 9"
+    ),
+    "io.containerd.cgroups.v1.HugetlbStat": "usage 1, max 2, failcnt 3, pagesize 4",
+    "io.containerd.cgroups.v1.PidsStat": "current 1, limit 2",
+    "io.containerd.cgroups.v1.CPUStat": "usage 1, throttling 2",
+    "io.containerd.cgroups.v1.CPUUsage": "total 1, kernel 2, user 3, per_cpu 4",
+    "io.containerd.cgroups.v1.Throttle": "periods 1, throttled_periods 2, throttled_time 3",
+    "io.containerd.cgroups.v1.MemoryStat": (
+        "cache 1, rss 2, rss_huge 3, mapped_file 4, dirty 5, writeback 6, pg_pg_in 7, "
+        "pg_pg_out 8, pg_fault 9, pg_maj_fault 10, inactive_anon 11, active_anon 12, "
+        "inactive_file 13, active_file 14, unevictable 15, hierarchical_memory_limit 16, "
+        "hierarchical_swap_limit 17, total_cache 18, total_rss 19, total_rss_huge 20, "
+        "total_mapped_file 21, total_dirty 22, total_writeback 23, total_pg_pg_in 24, "
+        "total_pg_pg_out 25, total_pg_fault 26, total_pg_maj_fault 27, total_inactive_anon 28, "
+        "total_active_anon 29, total_inactive_file 30, total_active_file 31, "
+        "total_unevictable 32, usage 33, swap 34, kernel 35, kernel_tcp 36"
+    ),
+    "io.containerd.cgroups.v1.MemoryEntry": "limit 1, usage 2, max 3, failcnt 4",
+    "io.containerd.cgroups.v1.MemoryOomControl": "oom_kill_disable 1, under_oom 2, oom_kill 3",
+    "io.containerd.cgroups.v1.BlkIOStat": (
+        "io_service_bytes_recursive 1, io_serviced_recursive 2, io_queued_recursive 3, "
+        "io_service_time_recursive 4, io_wait_time_recursive 5, io_merged_recursive 6, "
+        "io_time_recursive 7, sectors_recursive 8"
+    ),
+    "io.containerd.cgroups.v1.BlkIOEntry": "op 1, device 2, major 3, minor 4, value 5",
+    "io.containerd.cgroups.v1.RdmaStat": "current 1, limit 2",
+    "io.containerd.cgroups.v1.RdmaEntry": "device 1, hca_handles 2, hca_objects 3",
+    "io.containerd.cgroups.v1.NetworkStat": (
+        "name 1, rx_bytes 2, rx_packets 3, rx_errors 4, rx_dropped 5, tx_bytes 6, "
+        "tx_packets 7, tx_errors 8, tx_dropped 9"
+    ),
+    "io.containerd.cgroups.v1.CgroupStats": (
+        "nr_sleeping 1, nr_running 2, nr_stopped 3, nr_uninterruptible 4, nr_io_wait 5"
+    ),
+    "io.containerd.cgroups.v2.Metrics": (
+        "pids 1, cpu 2, memory 4, rdma 5, io 6, hugetlb 7, memory_events 8, network 9"
+    ),
+    "io.containerd.cgroups.v2.PSIData": "avg10 1, avg60 2, avg300 3, total 4",
+    "io.containerd.cgroups.v2.PSIStats": "some 1, full 2",
+    "io.containerd.cgroups.v2.PidsStat": "current 1, limit 2",
+    "io.containerd.cgroups.v2.CPUStat": (
+        "usage_usec 1, user_usec 2, system_usec 3, nr_periods 4, nr_throttled 5, "
+        "throttled_usec 6, psi 7, nr_bursts 8, burst_usec 9"
+    ),
+    "io.containerd.cgroups.v2.MemoryStat": (
+        "anon 1, file 2, kernel_stack 3, slab 4, sock 5, shmem 6, file_mapped 7, file_dirty 8, "
+        "file_writeback 9, anon_thp 10, inactive_anon 11, active_anon 12, inactive_file 13, "
+        "active_file 14, unevictable 15, slab_reclaimable 16, slab_unreclaimable 17, "
+        "pgfault 18, pgmajfault 19, workingset_refault 20, workingset_activate 21, "
+        "workingset_nodereclaim 22, pgrefill 23, pgscan 24, pgsteal 25, pgactivate 26, "
+        "pgdeactivate 27, pglazyfree 28, pglazyfreed 29, thp_fault_alloc 30, "
+        "thp_collapse_alloc 31, usage 32, usage_limit 33, swap_usage 34, swap_limit 35, "
+        "max_usage 36, swap_max_usage 37, psi 38, workingset_refault_anon 39, "
+        "workingset_refault_file 40, workingset_activate_anon 41, workingset_activate_file 42"
+    ),
+    "io.containerd.cgroups.v2.MemoryEvents": (
+        "low 1, high 2, max 3, oom 4, oom_kill 5, oom_group_kill 6"
+    ),
+    "io.containerd.cgroups.v2.RdmaStat": "current 1, limit 2",
+    "io.containerd.cgroups.v2.RdmaEntry": "device 1, hca_handles 2, hca_objects 3",
+    "io.containerd.cgroups.v2.IOStat": "usage 1, psi 2",
+    "io.containerd.cgroups.v2.IOEntry": "major 1, minor 2, rbytes 3, wbytes 4, rios 5, wios 6",
+    "io.containerd.cgroups.v2.HugeTlbStat": "current 1, max 2, pagesize 3, failcnt 4",
+    "io.containerd.cgroups.v2.NetworkStat": (
+        "name 1, rx_bytes 2, rx_packets 3, rx_errors 4, rx_dropped 5, tx_bytes 6, "
+        "tx_packets 7, tx_errors 8, tx_dropped 9"
+    ),
 }
 
 # Where a wrong type would still decode, into something else.
@@ -107,6 +178,10 @@ TYPES = {
     "containerd.events.TaskExit.exit_status": FieldDescriptor.TYPE_UINT32,
     "containerd.runtime.bootstrap.v1.BootstrapResult.version": FieldDescriptor.TYPE_INT32,
     "runtimeoptions.v1.Options.config_body": FieldDescriptor.TYPE_BYTES,
+    "io.containerd.cgroups.v1.MemoryEntry.limit": FieldDescriptor.TYPE_UINT64,
+    "io.containerd.cgroups.v1.RdmaEntry.hca_handles": FieldDescriptor.TYPE_UINT32,
+    "io.containerd.cgroups.v2.PSIData.avg10": FieldDescriptor.TYPE_DOUBLE,
+    "io.containerd.cgroups.v2.PSIData.total": FieldDescriptor.TYPE_UINT64,
 }
 
 METHODS = (

@@ -79,3 +79,64 @@ def test_a_group_that_we_are_in_ourselves_is_no_containers(group: str) -> None:
 def test_what_is_gone_has_neither_group_nor_processes() -> None:
     assert cgroup.of(2**22 + 1) is None
     assert cgroup.pids_in("/sys/fs/cgroup/no/such/group") == []
+
+
+V1 = b"""\
+31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid shared:9 - cgroup cgroup rw,cpu,cpuacct
+35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory
+40 31 0:37 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,name=systemd
+"""
+HYBRID = V1 + b"41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate\n"
+V2 = b"29 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
+# In a container that runs containers, without a cgroup namespace of its own.
+NESTED = b"""\
+35 31 0:32 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory
+36 31 0:32 / /host\\040cgroups/memory rw - cgroup cgroup rw,memory
+37 31 0:33 /docker/abc /sys/fs/cgroup/pids ro - cgroup cgroup rw,pids
+"""
+
+
+@pytest.mark.parametrize(
+    ("mountinfo", "is_v2", "controller", "path", "directory"),
+    [
+        (V1, False, "cpu", "/a/b", "/sys/fs/cgroup/cpu,cpuacct/a/b"),
+        (V1, False, "cpuacct", "/a/b", "/sys/fs/cgroup/cpu,cpuacct/a/b"),
+        (V1, False, "name=systemd", "/a", "/sys/fs/cgroup/systemd/a"),
+        (V1, False, "memory", "/", "/sys/fs/cgroup/memory"),
+        (V1, False, "memory", "/../outside", None),
+        (V1, False, "pids", "/a", None),
+        (V1, False, "", "/a", None),
+        (HYBRID, False, "", "/a", "/sys/fs/cgroup/unified/a"),
+        (HYBRID, False, "memory", "/a", "/sys/fs/cgroup/memory/a"),
+        (V2, True, "", "/a/b", "/sys/fs/cgroup/a/b"),
+        (V2, True, "memory", "/a", None),
+        # A hierarchy of version 1 that a tool has mounted beside version 2.
+        (V2 + V1.splitlines()[2], True, "", "/a", "/sys/fs/cgroup/a"),
+        (NESTED, False, "memory", "/a", "/host cgroups/memory/a"),
+        (NESTED, False, "pids", "/docker/abc/a", "/sys/fs/cgroup/pids/a"),
+        (NESTED, False, "pids", "/docker/abc", "/sys/fs/cgroup/pids"),
+        (NESTED, False, "pids", "/docker/abcd", None),
+        (b"garbage\n\n - cgroup\n1 2 3 - cgroup cgroup rw,cpu\n", False, "cpu", "/a", None),
+    ],
+)
+def test_a_path_is_found_where_its_hierarchy_is_mounted(
+    mountinfo: bytes, is_v2: bool, controller: str, path: str, directory: str | None
+) -> None:
+    hierarchies = cgroup.parse_mounts(mountinfo.splitlines())
+    assert hierarchies.is_v2 is is_v2
+    assert hierarchies.directory(controller, path) == directory
+
+
+def test_paths_are_read_by_controller() -> None:
+    text = "9:name=systemd:/s\n2:cpu,cpuacct:/a:b\n0::/u\n\ngarbage\n"
+    assert cgroup.parse_paths(text.splitlines()) == {
+        "name=systemd": "/s", "cpu": "/a:b", "cpuacct": "/a:b", "": "/u",
+    }  # fmt: skip
+
+
+def test_the_directory_of_a_controller_is_its_own_or_the_only_one() -> None:
+    v1 = cgroup.Cgroup({"memory": "/m", "": "/u"}, is_v2=False)
+    assert (v1.directory("memory"), v1.directory("cpu")) == ("/m", None)
+    v2 = cgroup.Cgroup({"": "/u"}, is_v2=True)
+    assert (v2.directory("memory"), v2.directory("cpu")) == ("/u", "/u")

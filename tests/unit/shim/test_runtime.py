@@ -89,6 +89,14 @@ async def test_arguments_are_those_of_runc_and_crun(reaper: Reaper, tmp_path: Pa
     ]
 
 
+async def test_limits_are_on_the_runtimes_stdin(reaper: Reaper, tmp_path: Path) -> None:
+    script = 'shift 6; echo "$@" > "$(dirname "$0")/call"; cat > "$(dirname "$0")/stdin"'
+    limits = b'{"memory": {"limit": 5}}' * 10_000
+    await _runtime(reaper, tmp_path, script).update(limits)
+    assert (tmp_path / "call").read_text() == "update --resources - c1\n"
+    assert (tmp_path / "stdin").read_bytes() == limits
+
+
 _LOG = 'echo \'{"level":"error","msg":"%s"}\' > "$4"; exit 1'
 
 

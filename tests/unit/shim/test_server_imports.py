@@ -13,7 +13,8 @@ _SITE = os.path.join(REPOSITORY, ".cache", "site")
 
 # Each is for something that most shims never do, or belongs to another program.
 NEVER = {
-    "argparse", "grpc", "hooks.engine", "hooks.inventory", "prometheus_client", "pynvml", "rich",
+    "api.proto.cgroups_v1_pb2", "api.proto.cgroups_v2_pb2", "argparse", "grpc", "hooks.engine",
+    "hooks.inventory", "prometheus_client", "pynvml", "rich", "shim.resources", "shim.stats",
     "structlog", "tomllib", "urllib.parse",
 }  # fmt: skip
 
