@@ -13,7 +13,8 @@ Leaves of the tree in :mod:`api.errors`, beside those in :mod:`integration.error
     ├── ImagesError                 E23xx  images made of the host's files
     │   ├── SourceNotInstalled      E2301
     │   └── ImageBuildFailed        E2302
-    └── ProgramNotAdapted           E2402  programs of another release
+    ├── ProgramNotAdapted           E2402  programs of another release
+    └── CriuUnusable                E2403  no CRIU for this kernel
 """
 
 from __future__ import annotations
@@ -90,4 +91,11 @@ class ProgramNotAdapted(IntegrationError):
     """A program of another release could not be made to run beside its own libraries."""
 
     code = "NVSHIM-E2402"
+    status = Status.FAILED_PRECONDITION
+
+
+class CriuUnusable(IntegrationError):
+    """No CRIU at hand works with this kernel. Raised by :func:`integration.criu.find_criu`."""
+
+    code = "NVSHIM-E2403"
     status = Status.FAILED_PRECONDITION

@@ -32,7 +32,7 @@ from integration.containerd_errors import ContainerdNotInstalled, ProgramNotAdap
 from integration.packages import default_cache, fetch, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
 # Programs are looked up where a system service finds them, not where a developer does.
 SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -95,7 +95,7 @@ class Parts:
         into = os.path.join(os.path.realpath(default_cache() if cache is None else cache), release)
         directory = os.path.join(into, "unpacked")
         debs = fetch(_PACKAGES, into, release=release, dependencies=True, say=say)
-        unpack(debs, directory, finish=lambda new: _adapt_all(new, directory))
+        unpack(debs, directory, finish=lambda new: _adapt_all(new, directory, _DIRECTORIES))
         paths = (
             os.path.join(directory, "parts", part, program)
             for part, programs in _DIRECTORIES.items()
@@ -142,6 +142,37 @@ def _version_of(containerd: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
+def program_of_release(
+    program: str,
+    release: str,
+    cache: str | None = None,
+    *,
+    say: Callable[[str], None] | None = None,
+) -> str:
+    """A single program that a release of Debian has, in a package of the same name.
+
+    Args:
+        program: which.
+        release: the release's code name ("trixie"), or "sid".
+        cache: the cache of packages; :func:`integration.packages.default_cache` if None.
+        say: told in one line what is being downloaded, when something is.
+
+    Returns:
+        Its path; nothing else is in that directory.
+
+    Raises:
+        PackagesError: it is missing and cannot be fetched.
+        ProgramNotAdapted: it could not be made to run beside its libraries.
+    """
+    # A directory of its own: when the release changes, the other programs need not.
+    into = os.path.realpath(default_cache() if cache is None else cache)
+    into = os.path.join(into, f"{release}-{program}")
+    directory = os.path.join(into, "unpacked")
+    debs = fetch([program], into, release=release, dependencies=True, say=say)
+    unpack(debs, directory, finish=lambda new: _adapt_all(new, directory, {program: (program,)}))
+    return os.path.join(directory, "parts", program, program)
+
+
 def _installed(program: str) -> str:
     found = shutil.which(program, path=SYSTEM_PATH)
     if found is None:
@@ -153,22 +184,23 @@ def _installed(program: str) -> str:
     return found
 
 
-def _adapt_all(new: str, directory: str) -> None:
+def _adapt_all(new: str, directory: str, parts: Mapping[str, Sequence[str]]) -> None:
     """Copy the programs of unpacked packages to where they are run from, and adapt them.
 
     Args:
         new: where the packages are unpacked now.
         directory: where they will be.
+        parts: the programs, by the directory below ``parts`` that they are to be in.
     """
     libraries = _libraries(new)
-    for part, programs in _DIRECTORIES.items():
+    for part, programs in parts.items():
         os.makedirs(os.path.join(new, "parts", part))
         for program in programs:
             copy = os.path.join(new, "parts", part, program)
             found = shutil.which(program, path=f"{new}/usr/bin:{new}/usr/sbin")
             if found is None:
                 raise ProgramNotAdapted(
-                    f"the program {program}", found=f"the packages {', '.join(_PACKAGES)} lack it"
+                    f"the program {program}", found="the packages that should have it lack it"
                 )
             shutil.copy(found, copy)
             _adapt(copy, [os.path.join(directory, library) for library in libraries], new)

@@ -19,6 +19,9 @@ file                    written by   what it is
 ``log.*.json``          server       the log of one call of the runtime, while it lasts
 ``nvidia/``             server       files of ours that are mounted into the container
 ``nvidia.json``         server       what was injected, and why
+``work``                containerd   a link to a directory on disk, which goes with the bundle
+``criu-work/``          server       in ``work``: what CRIU is told and says, while it works
+``criu-*.log``          server       what CRIU said when it failed
 ======================  ===========  ======================================================
 
 Everything that we write has mode 0600 and appears whole, by rename, or not at all.
@@ -46,6 +49,7 @@ RUNTIME: Final = "runtime"
 INIT_PID: Final = "init.pid"
 STAGING: Final = "nvidia"
 RECORD: Final = "nvidia.json"
+WORK: Final = "work"
 _CALL_PREFIX: Final = f"{LOG}."
 _CALL_SUFFIX: Final = ".json"
 

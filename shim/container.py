@@ -44,9 +44,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from anyio.abc import TaskGroup
+    from google.protobuf.any_pb2 import Any as AnyMessage
     from google.protobuf.message import Message
 
     from shim.cgroup import Cgroup
+    from shim.checkpoint import Calls, Saved
     from shim.events import Publisher
     from shim.log import Log
     from shim.oom import OomWatch
@@ -114,17 +116,25 @@ class Container:
         self._updating = anyio.Lock()
         self._oom: OomWatch | None = None
         self._watching = anyio.CancelScope()
+        # Held by Checkpoint, so that the exit that it may end with is told after it.
+        self._checkpointing = anyio.Lock()
+        self._saved: Saved | None = None
 
     # -- create and start ------------------------------------------------------------------
 
-    async def create(self, rootfs_mounts: Sequence[mounts.Mount]) -> int:
+    async def create(
+        self, rootfs_mounts: Sequence[mounts.Mount], checkpoint: str = "", parent: str = ""
+    ) -> int:
         """Make the container, with its init process waiting to be started.
 
         Args:
             rootfs_mounts: what containerd wants mounted at the bundle's rootfs, in order.
+            checkpoint: the directory of a checkpoint: then the container has no process before
+                Start restores it.
+            parent: the directory of an earlier one that it builds on.
 
         Returns:
-            The pid of the init process.
+            The pid of the init process; 0 if it is to be restored.
 
         Raises:
             NvshimError: whatever stood in the way; nothing is left of the attempt.
@@ -132,6 +142,10 @@ class Container:
         # What the runtime has already is somebody else's container, and not to be undone.
         ours = not self._runtime_has_it()
         try:
+            if checkpoint:
+                from shim.checkpoint import Saved  # noqa: PLC0415 - few are restored
+
+                self._saved = Saved(checkpoint, parent)
             spec = bundle_files.read_spec(self.bundle)
             self._own_pid_namespace = _has_own_pid_namespace(spec)
             self._use(with_cgroup_driver(self._options, spec))
@@ -139,17 +153,13 @@ class Container:
             mounts.mount_rootfs(rootfs_mounts, self._rootfs)
             await self._injector.inject(spec, _root_of(spec, self.bundle))
             stdio = self._open_stdio(self.init)
-            pid_file = os.path.join(self.bundle, bundle_files.INIT_PID)
-            with self._shim.reaper.window():
-                await self._runtime.create(stdio.child(), pid_file=pid_file)
-                self.init.child = self._adopt(pid_file)
-            await stdio.started()
+            if self._saved is None:
+                await self._make_init(stdio)
         except BaseException as error:
             self._shim.log.error("create failed", id=self.id, error=str(error))
             with anyio.CancelScope(shield=True):
                 await self._undo_create(delete=ours and self._runtime_has_it())
             raise
-        self._cgroup = cgroup.of(self.init.pid)
         return self.init.pid
 
     def _use(self, options: RuntimeOptions) -> None:
@@ -162,10 +172,23 @@ class Container:
             bundle=self.bundle,
         )
 
+    async def _make_init(self, stdio: Stdio) -> None:
+        """Let the runtime make init, anew or as it was saved, and take it over."""
+        pid_file = os.path.join(self.bundle, bundle_files.INIT_PID)
+        with self._shim.reaper.window():
+            if self._saved is None:
+                await self._runtime.create(stdio.child(), pid_file=pid_file)
+            else:
+                await self._criu().restore(self._saved, stdio.child(), pid_file=pid_file)
+            self.init.child = self._adopt(pid_file)
+        await stdio.started()
+        self._cgroup = cgroup.of(self.init.pid)
+
     def watch_init(self) -> None:
         """Tell the exit of init when it comes. To be called once Create has been published."""
-        self._watch_memory()
-        self._shim.tasks.start_soon(self._publish_exit_of_init)
+        if self.init.child is not None:
+            self._watch_memory()
+            self._shim.tasks.start_soon(self._publish_exit_of_init)
 
     async def start(self, exec_id: str) -> int:
         """Start init, or an exec that was added.
@@ -196,11 +219,65 @@ class Container:
                         )
                     )
                     raise
+            elif self._saved is not None and process.stdio is not None:
+                await self._restore(process.stdio)
+                self._init_started()
+                self.watch_init()
             else:
                 await self._runtime.start()
-                process.advance(Event.STARTED)
-                self._publish(events_pb2.TaskStart(container_id=self.id, pid=process.pid))
+                self._init_started()
         return process.pid
+
+    def _init_started(self) -> None:
+        self.init.advance(Event.STARTED)
+        self._publish(events_pb2.TaskStart(container_id=self.id, pid=self.init.pid))
+
+    # -- checkpoint and restore --------------------------------------------------------------
+
+    async def checkpoint(self, path: str, options: AnyMessage | None) -> None:
+        """Save the container in a directory.
+
+        Args:
+            path: the directory.
+            options: of type containerd.runc.v1.CheckpointOptions; None for the defaults.
+
+        Raises:
+            WrongProcessState: it does not run.
+            NvshimError: it could not be saved; it goes on, and what was written is gone.
+        """
+        from shim import criu  # noqa: PLC0415 - few are saved
+
+        request = criu.read_options(options)
+        async with self._checkpointing:
+            if self.init.state is not State.PAUSED:
+                self._require_init(State.RUNNING, f"a checkpoint of {self.id}")
+            uris = self.init.uris
+            paths = [
+                uri if uri.startswith("/") and not uris.terminal else None
+                for uri in (uris.stdin, uris.stdout, uris.stderr)
+            ]
+            files = criu.external_files(self.init.pid, self.pids(), paths)
+            await self._criu().save(path, request, files)
+            self._publish(events_pb2.TaskCheckpointed(container_id=self.id, checkpoint=path))
+
+    async def _restore(self, stdio: Stdio) -> None:
+        ours = not self._runtime_has_it()
+        try:
+            await self._make_init(stdio)
+        except BaseException as error:
+            self._shim.log.error("restore failed", id=self.id, error=str(error))
+            with anyio.CancelScope(shield=True):
+                await self._end_init()
+                self.init.child = None
+                if ours and self._runtime_has_it():
+                    await self._runtime.delete(force=True)
+                bundle_files.remove(os.path.join(self.bundle, bundle_files.INIT_PID))
+            raise
+
+    def _criu(self) -> Calls:
+        from shim.checkpoint import Calls  # noqa: PLC0415 - few are saved or restored
+
+        return Calls(self._runtime, self._options, self.id, self.bundle)
 
     # -- execs -----------------------------------------------------------------------------
 
@@ -288,6 +365,12 @@ class Container:
             )
         if process.state in (State.STOPPED, State.DELETED):
             raise ProcessFinished(f"signal {signum} to {process.id}", found="it has ended")
+        if not exec_id and process.child is None:
+            raise ProcessNotFound(
+                f"signal {signum} to {self.id}",
+                found="it is to be restored from a checkpoint, and has no process yet",
+                do="start it",
+            )
         if not exec_id:
             await self._runtime.kill(signum, everyone=everyone)
             return
@@ -328,7 +411,17 @@ class Container:
         """The pids in the container, each with the id of the exec that it is, or empty.
 
         Init's is among them until the container is deleted.
+
+        Raises:
+            WrongProcessState: it is to be restored. (An empty answer would tell a containerd
+                that comes back that there is no task.)
         """
+        if self.init.child is None:
+            raise WrongProcessState(
+                f"the processes of {self.id}",
+                found="it is to be restored from a checkpoint, and has none yet",
+                do="start it",
+            )
         named = {p.pid: p.exec_id for p in self._execs.values() if p.state is State.RUNNING}
         # Also when it has ended: a containerd that comes back takes a shim without processes
         # for one that never had a task, and deletes it with the exit that nobody has read.
@@ -409,7 +502,8 @@ class Container:
             async with self.init.starting:
                 await self._delete_from_runtime()
             # Of one that was never started; of others it is known.
-            await self.init.wait()
+            if self.init.child is not None:
+                await self.init.wait()
             if self.init.stdio is not None:
                 await self.init.stdio.drain()
             mounts.unmount_rootfs(self._rootfs)
@@ -423,6 +517,8 @@ class Container:
             raise WrongProcessState(
                 f"to delete {self.id}", found="it is running", do="kill it first"
             )
+        if self.init.child is None:
+            return  # never restored; what the runtime may have of that name is somebody else's
         await self._end_init()
         try:
             await self._runtime.delete()
@@ -500,7 +596,7 @@ class Container:
         self._init_reaped = True
         # A Start that is under way has its event first. Execs that are being started fail
         # by themselves: the runtime finds no init.
-        async with self.init.starting:
+        async with self.init.starting, self._checkpointing:
             pass
         if out_of_memory:
             self._publish_oom()

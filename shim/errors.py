@@ -8,7 +8,8 @@ Each leaf says in its docstring when it is raised and by whom. Codes are never r
     ├── E12xx  the low-level runtime
     ├── E13xx  the state of tasks and processes
     ├── E14xx  stdio
-    └── E15xx  cgroups: statistics, limits
+    ├── E150x  cgroups: statistics, limits
+    └── E152x  checkpoint and restore
 
 The verbs load this module, so it imports nothing but the root of the tree.
 """
@@ -276,13 +277,6 @@ class InvalidSignal(ShimError):
     status = Status.INVALID_ARGUMENT
 
 
-class RestoreUnsupported(ShimError):
-    """A Create from a checkpoint, which this shim cannot make. Raised by :mod:`shim.service`."""
-
-    code = "NVSHIM-E1308"
-    status = Status.UNIMPLEMENTED
-
-
 # -- E14xx: stdio ---------------------------------------------------------------------------
 
 
@@ -300,7 +294,7 @@ class StdioUnsupported(ShimError):
     status = Status.UNIMPLEMENTED
 
 
-# -- E15xx: cgroups: statistics, limits ------------------------------------------------------
+# -- E150x: cgroups: statistics, limits ------------------------------------------------------
 
 
 class CgroupNotFound(ShimError):
@@ -315,3 +309,74 @@ class InvalidResources(ShimError):
 
     code = "NVSHIM-E1502"
     status = Status.INVALID_ARGUMENT
+
+
+# -- E152x: checkpoint and restore -----------------------------------------------------------
+# E1308 was the refusal of every restore, before there was one.
+
+
+class CheckpointOptionsInvalid(ShimError):
+    """The options of a Checkpoint cannot be understood. Raised by :mod:`shim.criu`."""
+
+    code = "NVSHIM-E1521"
+    status = Status.INVALID_ARGUMENT
+
+
+class CheckpointPathUnusable(ShimError):
+    """There is no directory to write a checkpoint to. Raised by :mod:`shim.checkpoint`."""
+
+    code = "NVSHIM-E1522"
+    status = Status.FAILED_PRECONDITION
+
+
+class CriuNotFound(ShimError):
+    """CRIU is not installed, or not where CriuPath says. Raised by :mod:`shim.criu`."""
+
+    code = "NVSHIM-E1523"
+    status = Status.FAILED_PRECONDITION
+
+
+class CriuTooOld(ShimError):
+    """CRIU is older than the low-level runtime asks for. Raised by :mod:`shim.criu`."""
+
+    code = "NVSHIM-E1524"
+    status = Status.FAILED_PRECONDITION
+
+
+class CriuUnsupportedByRuntime(ShimError):
+    """The low-level runtime was built without CRIU. Raised by :mod:`shim.criu`."""
+
+    code = "NVSHIM-E1525"
+    status = Status.UNIMPLEMENTED
+
+
+class CriuUnsupportedByKernel(ShimError):
+    """CRIU does not understand this kernel, or the kernel lacks what it needs.
+
+    Raised by :mod:`shim.criu`.
+    """
+
+    code = "NVSHIM-E1526"
+    status = Status.FAILED_PRECONDITION
+
+
+class CheckpointFailed(ShimError):
+    """CRIU could not save the container, which goes on. Raised by :mod:`shim.criu`."""
+
+    code = "NVSHIM-E1527"
+
+
+class CheckpointUnusable(ShimError):
+    """What a container is to be restored from is missing, incomplete or no checkpoint.
+
+    Raised by :mod:`shim.criu`.
+    """
+
+    code = "NVSHIM-E1528"
+    status = Status.FAILED_PRECONDITION
+
+
+class RestoreFailed(ShimError):
+    """CRIU could not restore the container. Raised by :mod:`shim.criu`."""
+
+    code = "NVSHIM-E1529"

@@ -53,6 +53,7 @@ TOPICS: Final = {
     events_pb2.TaskPaused: "/tasks/paused",
     events_pb2.TaskResumed: "/tasks/resumed",
     events_pb2.TaskOOM: "/tasks/oom",
+    events_pb2.TaskCheckpointed: "/tasks/checkpointed",
 }
 
 

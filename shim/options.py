@@ -51,6 +51,9 @@ class RuntimeOptions:
         no_new_keyring: keep the session keyring of the caller.
         io_uid: owner of the stdio that the container gets.
         io_gid: group of it.
+        criu_path: CRIU, which saves and restores containers; empty for the one on PATH.
+        criu_image_path: a checkpoint to restore containers from, if Create names none.
+        criu_work_path: where CRIU's log of a restore goes; empty for a directory of ours.
     """
 
     binary_name: str = DEFAULT_BINARY
@@ -60,6 +63,9 @@ class RuntimeOptions:
     no_new_keyring: bool = False
     io_uid: int = 0
     io_gid: int = 0
+    criu_path: str = ""
+    criu_image_path: str = ""
+    criu_work_path: str = ""
 
 
 # The TOML key of each option (as containerd documents them for runc), its field and type.
@@ -71,12 +77,14 @@ _KEYS: Final[dict[str, tuple[str, type]]] = {
     "NoNewKeyring": ("no_new_keyring", bool),
     "IoUid": ("io_uid", int),
     "IoGid": ("io_gid", int),
+    "CriuPath": ("criu_path", str),
+    "CriuImagePath": ("criu_image_path", str),
+    "CriuWorkPath": ("criu_work_path", str),
 }
 
 # Keys that change nothing for the server.
 _IGNORED_KEYS: Final = (
-    "ShimCgroup", "CriuPath", "CriuImagePath", "CriuWorkPath", "TaskApiAddress", "TaskApiVersion",
-    "TypeUrl", "ConfigPath", "ConfigBody",
+    "ShimCgroup", "TaskApiAddress", "TaskApiVersion", "TypeUrl", "ConfigPath", "ConfigBody",
 )  # fmt: skip
 
 _BY_LOWER_CASE: Final = {key.lower(): key for key in (*_KEYS, *_IGNORED_KEYS)}
@@ -159,6 +167,9 @@ def _from_runc(options: runc_options_pb2.Options) -> RuntimeOptions:
         no_new_keyring=options.no_new_keyring,
         io_uid=options.io_uid,
         io_gid=options.io_gid,
+        criu_path=options.criu_path,
+        criu_image_path=options.criu_image_path,
+        criu_work_path=options.criu_work_path,
     )
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from api.errors import Status
 from shim import bundle as bundle_files
 from shim.errors import ProcessFinished, RuntimeFailed
-from shim.spawn import spawn
+from shim.spawn import run, spawn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,6 +43,9 @@ _LOG_LIMIT: Final = 1 << 16
 # An entry begins a line. runc's ends with it; crun, where it writes with json-c, takes several.
 _OBJECT: Final = re.compile(r"^\{", re.MULTILINE)
 _DECODER: Final = json.JSONDecoder()
+
+# Seconds that a runtime may take to print its help.
+_HELP_TIMEOUT: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +135,51 @@ class LowLevelRuntime:
         finally:
             os.close(fd)
 
+    async def checkpoint(self, arguments: Sequence[str], *, environment: Mapping[str, str]) -> None:
+        """Save the container.
+
+        Args:
+            arguments: as of :meth:`shim.criu.CheckpointOptions.words`.
+            environment: further variables, for the CRIU that it calls.
+        """
+        await self._call("checkpoint", [*arguments, self._id], environment=environment)
+
+    async def restore(
+        self,
+        stdio: ChildStdio,
+        arguments: Sequence[str],
+        *,
+        pid_file: str,
+        environment: Mapping[str, str],
+    ) -> None:
+        """Make the container from a checkpoint; it runs when this returns."""
+        words = ["--bundle", self._bundle, "--pid-file", pid_file, "--detach"]
+        if "crun" not in os.path.basename(self._options.binary_name):
+            # crun knows neither, and never takes a container's processes for its own.
+            words.append("--no-subreaper")
+            if self._options.no_pivot_root:
+                words.append("--no-pivot")
+        words += [*arguments, *_console(stdio), self._id]
+        await self._call("restore", words, stdio.fds(), environment=environment)
+
+    async def knows(self, verb: str) -> bool:
+        """Whether the runtime has a verb at all, which depends on how it was built."""
+        done = await run(
+            self._reaper, [self._options.binary_name, verb, "--help"], timeout=_HELP_TIMEOUT
+        )
+        return done.exit.status == 0
+
     async def delete(self, *, force: bool = False) -> None:
         """Remove the container's cgroup and state; kill what is left of it if forced."""
         arguments = ["--force"] if force else []
         await self._call("delete", [*arguments, self._id])
 
     async def _call(
-        self, verb: str, arguments: Sequence[str], fds: Mapping[int, int] | None = None
+        self,
+        verb: str,
+        arguments: Sequence[str],
+        fds: Mapping[int, int] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         log = bundle_files.begin_call(self._bundle, f"{verb}.{next(self._calls)}")
         argv = [self._options.binary_name, "--root", self._root, "--log", log]
@@ -146,7 +187,9 @@ class LowLevelRuntime:
         if self._options.systemd_cgroup:
             argv.append("--systemd-cgroup")
         try:
-            child = spawn(self._reaper, [*argv, verb, *arguments], fds=fds or {})
+            child = spawn(
+                self._reaper, [*argv, verb, *arguments], fds=fds or {}, environment=environment
+            )
             exit_ = await child.wait()
             if exit_.status:
                 raise self._error(verb, exit_.status, log)

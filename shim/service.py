@@ -20,7 +20,7 @@ from api.proto import runc_options_pb2, task_pb2, task_types_pb2
 from api.ttrpc import Service, ShuttingDown
 from shim import sockets
 from shim.container import Container, Surroundings
-from shim.errors import RestoreUnsupported, TaskExists, TaskNotFound
+from shim.errors import TaskExists, TaskNotFound
 from shim.invocation import check_id
 from shim.options import read_options
 from shim.process import Process, State, StdioUris
@@ -101,6 +101,7 @@ class TaskService:
             "Delete": _shielded(self.delete),
             "Pause": _shielded(self.pause),
             "Resume": _shielded(self.resume),
+            "Checkpoint": _shielded(self.checkpoint),
             "Kill": _shielded(self.kill),
             "Update": _shielded(self.update),
             "Wait": self.wait,
@@ -131,23 +132,18 @@ class TaskService:
             raise ShuttingDown(
                 f"task {request.id}", found="a shim that is ending", do="create it once more"
             )
-        if request.checkpoint:
-            # A new start in its place would look like success, and lose what was saved.
-            raise RestoreUnsupported(
-                f"task {request.id} from checkpoint {request.checkpoint}",
-                found="a shim that does not restore checkpoints",
-                do="create it without one",
-            )
         if request.id in self._containers:
             raise TaskExists(f"task {request.id}", found="a task of that id", do="delete it first")
         options = read_options(request.options if request.HasField("options") else None)
+        # For containerd's own shim, the daemon reads that option.
+        checkpoint = request.checkpoint or options.criu_image_path
         uris = StdioUris(request.stdin, request.stdout, request.stderr, terminal=request.terminal)
         container = Container(self._shim, request.id, request.bundle, options, uris)
         rootfs_mounts = [(m.type, m.source, m.target, tuple(m.options)) for m in request.rootfs]
         self._containers[request.id] = None
         self._turn()
         try:
-            pid = await container.create(rootfs_mounts)
+            pid = await container.create(rootfs_mounts, checkpoint, request.parent_checkpoint)
         except BaseException:
             del self._containers[request.id]
             self._turn()
@@ -156,7 +152,7 @@ class TaskService:
             raise
         self._shutdown_deferred = False
         self._containers[request.id] = container
-        container.publish_create(rootfs_mounts, request.checkpoint)
+        container.publish_create(rootfs_mounts, checkpoint)
         container.watch_init()
         return task_pb2.CreateTaskResponse(pid=pid)
 
@@ -231,6 +227,12 @@ class TaskService:
     async def resume(self, _: Context, request: task_pb2.ResumeRequest) -> Empty:
         """Let a frozen container go on."""
         await self._container(request.id).resume()
+        return Empty()
+
+    async def checkpoint(self, _: Context, request: task_pb2.CheckpointTaskRequest) -> Empty:
+        """Save a container in a directory."""
+        options = request.options if request.HasField("options") else None
+        await self._container(request.id).checkpoint(request.path, options)
         return Empty()
 
     def pids(self, _: Context, request: task_pb2.PidsRequest) -> task_pb2.PidsResponse:

@@ -34,7 +34,13 @@ _LONGEST_FAILURE: Final = 256
 _CHUNK: Final = 65536
 
 
-def spawn(reaper: Reaper, argv: Sequence[str], *, fds: Mapping[int, int]) -> Child:
+def spawn(
+    reaper: Reaper,
+    argv: Sequence[str],
+    *,
+    fds: Mapping[int, int],
+    environment: Mapping[str, str] | None = None,
+) -> Child:
     """Start a program.
 
     Args:
@@ -42,6 +48,7 @@ def spawn(reaper: Reaper, argv: Sequence[str], *, fds: Mapping[int, int]) -> Chi
         argv: the program (a name looked up in PATH, or a path) and its arguments.
         fds: which of our descriptors are its 0, 1 and 2; those not named are /dev/null. It has
             no others.
+        environment: further variables for it.
 
     Returns:
         The running child.
@@ -60,7 +67,13 @@ def spawn(reaper: Reaper, argv: Sequence[str], *, fds: Mapping[int, int]) -> Chi
     # The child reports over this pipe why it could not execute; exec itself closes it.
     reading, writing = os.pipe2(os.O_CLOEXEC)
     try:
-        pid = _fork_exec(program, argv, [fds.get(n, null) for n in (0, 1, 2)], (reading, writing))
+        pid = _fork_exec(
+            program,
+            argv,
+            [fds.get(n, null) for n in (0, 1, 2)],
+            (reading, writing),
+            {**programs.fixed_environment(), **(environment or {})},
+        )
         os.close(writing)
         writing = -1
         failure = os.read(reading, _LONGEST_FAILURE)
@@ -81,16 +94,19 @@ def spawn(reaper: Reaper, argv: Sequence[str], *, fds: Mapping[int, int]) -> Chi
 
 
 def _fork_exec(
-    program: str, argv: Sequence[str], standard: list[int], report: tuple[int, int]
+    program: str,
+    argv: Sequence[str],
+    standard: list[int],
+    report: tuple[int, int],
+    environment: Mapping[str, str],
 ) -> int:
-    environment = [os.fsencode(f"{k}={v}") for k, v in programs.fixed_environment().items()]
     return fork_exec(
         [os.fsencode(word) for word in argv],
         [os.fsencode(program)],
         True,  # close all other descriptors
         (report[1],),
         None,  # type: ignore[arg-type]  # typeshed: the directory may well be None
-        environment,
+        [os.fsencode(f"{k}={v}") for k, v in environment.items()],
         standard[0], -1,
         -1, standard[1],
         -1, standard[2],

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x61pi/proto/runc_options.proto\x12\x12\x63ontainerd.runc.v1\"\x8d\x02\n\x07Options\x12\x15\n\rno_pivot_root\x18\x01 \x01(\x08\x12\x16\n\x0eno_new_keyring\x18\x02 \x01(\x08\x12\x13\n\x0bshim_cgroup\x18\x03 \x01(\t\x12\x0e\n\x06io_uid\x18\x04 \x01(\r\x12\x0e\n\x06io_gid\x18\x05 \x01(\r\x12\x13\n\x0b\x62inary_name\x18\x06 \x01(\t\x12\x0c\n\x04root\x18\x07 \x01(\t\x12\x16\n\x0esystemd_cgroup\x18\t \x01(\x08\x12\x17\n\x0f\x63riu_image_path\x18\n \x01(\t\x12\x16\n\x0e\x63riu_work_path\x18\x0b \x01(\t\x12\x18\n\x10task_api_address\x18\x0c \x01(\t\x12\x18\n\x10task_api_version\x18\r \x01(\r\"\xe4\x01\n\x11\x43heckpointOptions\x12\x0c\n\x04\x65xit\x18\x01 \x01(\x08\x12\x10\n\x08open_tcp\x18\x02 \x01(\x08\x12\x1d\n\x15\x65xternal_unix_sockets\x18\x03 \x01(\x08\x12\x10\n\x08terminal\x18\x04 \x01(\x08\x12\x12\n\nfile_locks\x18\x05 \x01(\x08\x12\x18\n\x10\x65mpty_namespaces\x18\x06 \x03(\t\x12\x14\n\x0c\x63groups_mode\x18\x07 \x01(\t\x12\x12\n\nimage_path\x18\x08 \x01(\t\x12\x11\n\twork_path\x18\t \x01(\t\x12\x13\n\x0bparent_path\x18\n \x01(\t\"!\n\x0eProcessDetails\x12\x0f\n\x07\x65xec_id\x18\x01 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x61pi/proto/runc_options.proto\x12\x12\x63ontainerd.runc.v1\"\xa0\x02\n\x07Options\x12\x15\n\rno_pivot_root\x18\x01 \x01(\x08\x12\x16\n\x0eno_new_keyring\x18\x02 \x01(\x08\x12\x13\n\x0bshim_cgroup\x18\x03 \x01(\t\x12\x0e\n\x06io_uid\x18\x04 \x01(\r\x12\x0e\n\x06io_gid\x18\x05 \x01(\r\x12\x13\n\x0b\x62inary_name\x18\x06 \x01(\t\x12\x0c\n\x04root\x18\x07 \x01(\t\x12\x11\n\tcriu_path\x18\x08 \x01(\t\x12\x16\n\x0esystemd_cgroup\x18\t \x01(\x08\x12\x17\n\x0f\x63riu_image_path\x18\n \x01(\t\x12\x16\n\x0e\x63riu_work_path\x18\x0b \x01(\t\x12\x18\n\x10task_api_address\x18\x0c \x01(\t\x12\x18\n\x10task_api_version\x18\r \x01(\r\"\xe4\x01\n\x11\x43heckpointOptions\x12\x0c\n\x04\x65xit\x18\x01 \x01(\x08\x12\x10\n\x08open_tcp\x18\x02 \x01(\x08\x12\x1d\n\x15\x65xternal_unix_sockets\x18\x03 \x01(\x08\x12\x10\n\x08terminal\x18\x04 \x01(\x08\x12\x12\n\nfile_locks\x18\x05 \x01(\x08\x12\x18\n\x10\x65mpty_namespaces\x18\x06 \x03(\t\x12\x14\n\x0c\x63groups_mode\x18\x07 \x01(\t\x12\x12\n\nimage_path\x18\x08 \x01(\t\x12\x11\n\twork_path\x18\t \x01(\t\x12\x13\n\x0bparent_path\x18\n \x01(\t\"!\n\x0eProcessDetails\x12\x0f\n\x07\x65xec_id\x18\x01 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'api.proto.runc_options_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_OPTIONS']._serialized_start=53
-  _globals['_OPTIONS']._serialized_end=322
-  _globals['_CHECKPOINTOPTIONS']._serialized_start=325
-  _globals['_CHECKPOINTOPTIONS']._serialized_end=553
-  _globals['_PROCESSDETAILS']._serialized_start=555
-  _globals['_PROCESSDETAILS']._serialized_end=588
+  _globals['_OPTIONS']._serialized_end=341
+  _globals['_CHECKPOINTOPTIONS']._serialized_start=344
+  _globals['_CHECKPOINTOPTIONS']._serialized_end=572
+  _globals['_PROCESSDETAILS']._serialized_start=574
+  _globals['_PROCESSDETAILS']._serialized_end=607
 # @@protoc_insertion_point(module_scope)

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Options(_message.Message):
-    __slots__ = ("no_pivot_root", "no_new_keyring", "shim_cgroup", "io_uid", "io_gid", "binary_name", "root", "systemd_cgroup", "criu_image_path", "criu_work_path", "task_api_address", "task_api_version")
+    __slots__ = ("no_pivot_root", "no_new_keyring", "shim_cgroup", "io_uid", "io_gid", "binary_name", "root", "criu_path", "systemd_cgroup", "criu_image_path", "criu_work_path", "task_api_address", "task_api_version")
     NO_PIVOT_ROOT_FIELD_NUMBER: _ClassVar[int]
     NO_NEW_KEYRING_FIELD_NUMBER: _ClassVar[int]
     SHIM_CGROUP_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +15,7 @@ class Options(_message.Message):
     IO_GID_FIELD_NUMBER: _ClassVar[int]
     BINARY_NAME_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
+    CRIU_PATH_FIELD_NUMBER: _ClassVar[int]
     SYSTEMD_CGROUP_FIELD_NUMBER: _ClassVar[int]
     CRIU_IMAGE_PATH_FIELD_NUMBER: _ClassVar[int]
     CRIU_WORK_PATH_FIELD_NUMBER: _ClassVar[int]
@@ -27,12 +28,13 @@ class Options(_message.Message):
     io_gid: int
     binary_name: str
     root: str
+    criu_path: str
     systemd_cgroup: bool
     criu_image_path: str
     criu_work_path: str
     task_api_address: str
     task_api_version: int
-    def __init__(self, no_pivot_root: _Optional[bool] = ..., no_new_keyring: _Optional[bool] = ..., shim_cgroup: _Optional[str] = ..., io_uid: _Optional[int] = ..., io_gid: _Optional[int] = ..., binary_name: _Optional[str] = ..., root: _Optional[str] = ..., systemd_cgroup: _Optional[bool] = ..., criu_image_path: _Optional[str] = ..., criu_work_path: _Optional[str] = ..., task_api_address: _Optional[str] = ..., task_api_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, no_pivot_root: _Optional[bool] = ..., no_new_keyring: _Optional[bool] = ..., shim_cgroup: _Optional[str] = ..., io_uid: _Optional[int] = ..., io_gid: _Optional[int] = ..., binary_name: _Optional[str] = ..., root: _Optional[str] = ..., criu_path: _Optional[str] = ..., systemd_cgroup: _Optional[bool] = ..., criu_image_path: _Optional[str] = ..., criu_work_path: _Optional[str] = ..., task_api_address: _Optional[str] = ..., task_api_version: _Optional[int] = ...) -> None: ...
 
 class CheckpointOptions(_message.Message):
     __slots__ = ("exit", "open_tcp", "external_unix_sockets", "terminal", "file_locks", "empty_namespaces", "cgroups_mode", "image_path", "work_path", "parent_path")

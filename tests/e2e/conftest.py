@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from integration.containerd_errors import CriuUnusable
+from integration.criu import find_criu
 from tests.harness.shim import shim_by_hand
 
 if TYPE_CHECKING:
@@ -36,3 +38,12 @@ def start_shim(shim_directory: str, parts: Parts) -> StartShim:
             yield shim
 
     return start
+
+
+@pytest.fixture(scope="session")
+def criu() -> str:
+    """A CRIU that works with this kernel."""
+    try:
+        return find_criu()
+    except CriuUnusable as error:
+        pytest.skip(str(error))

@@ -82,8 +82,12 @@ FIELDS = {
     "containerd.events.TaskCheckpointed": "container_id 1, checkpoint 2",
     "containerd.runc.v1.Options": (
         "no_pivot_root 1, no_new_keyring 2, shim_cgroup 3, io_uid 4, io_gid 5, binary_name 6, "
-        "root 7, systemd_cgroup 9, criu_image_path 10, criu_work_path 11, task_api_address 12, "
-        "task_api_version 13"
+        "root 7, criu_path 8, systemd_cgroup 9, criu_image_path 10, criu_work_path 11, "
+        "task_api_address 12, task_api_version 13"
+    ),
+    "containerd.runc.v1.CheckpointOptions": (
+        "exit 1, open_tcp 2, external_unix_sockets 3, terminal 4, file_locks 5, "
+        "empty_namespaces 6, cgroups_mode 7, image_path 8, work_path 9, parent_path 10"
     ),
     "containerd.runc.v1.ProcessDetails": "exec_id 1",
     "runtimeoptions.v1.Options": "type_url 1, config_path 2, config_body 3",

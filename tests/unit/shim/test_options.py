@@ -26,6 +26,9 @@ _ALL = RuntimeOptions(
     no_new_keyring=True,
     io_uid=1000,
     io_gid=1001,
+    criu_path="/opt/criu",
+    criu_image_path="/checkpoints/c1",
+    criu_work_path="/var/log/criu",
 )
 
 _ALL_TOML = """
@@ -36,7 +39,9 @@ NoPivotRoot = true
 NoNewKeyring = true
 IoUid = 1000
 IoGid = 1001
-CriuPath = ""
+CriuPath = "/opt/criu"
+CriuImagePath = "/checkpoints/c1"
+CriuWorkPath = "/var/log/criu"
 """
 
 
@@ -59,6 +64,9 @@ def test_options_of_runc_are_taken_whole(prefix: str) -> None:
         no_new_keyring=True,
         io_uid=1000,
         io_gid=1001,
+        criu_path="/opt/criu",
+        criu_image_path="/checkpoints/c1",
+        criu_work_path="/var/log/criu",
     )
     assert read_options(_any(prefix + _RUNC, options.SerializeToString())) == _ALL
 

@@ -51,10 +51,14 @@ _DEFAULTS = RuntimeOptions()
 
 
 def _runtime(
-    reaper: Reaper, directory: Path, script: str, options: RuntimeOptions = _DEFAULTS
+    reaper: Reaper,
+    directory: Path,
+    script: str,
+    options: RuntimeOptions = _DEFAULTS,
+    name: str = "runc",
 ) -> LowLevelRuntime:
     """A runtime that is a shell script: it stands for one that fails in ways runc seldom does."""
-    binary = directory / "runc"
+    binary = directory / name
     binary.write_text(f"#!/bin/sh\n{script}\n")
     binary.chmod(0o755)
     return LowLevelRuntime(
@@ -77,6 +81,10 @@ async def test_arguments_are_those_of_runc_and_crun(reaper: Reaper, tmp_path: Pa
     await runtime.kill(15)
     await runtime.kill(9, everyone=True)
     await runtime.delete(force=True)
+    await runtime.checkpoint(["--image-path", "/i", "--leave-running"], environment={})
+    await runtime.restore(
+        ChildStdio(console_socket="/c.sock"), ["--image-path", "/i"], pid_file="/p", environment={}
+    )
     common = "--log-format json --systemd-cgroup"
     bundle, console = tmp_path, "--console-socket /c.sock"
     assert (tmp_path / "calls").read_text().splitlines() == [
@@ -86,6 +94,11 @@ async def test_arguments_are_those_of_runc_and_crun(reaper: Reaper, tmp_path: Pa
         f"{common} kill c1 15",
         f"{common} kill --all c1 9",
         f"{common} delete --force c1",
+        f"{common} checkpoint --image-path /i --leave-running c1",
+        (
+            f"{common} restore --bundle {bundle} --pid-file /p --detach --no-subreaper --no-pivot"
+            f" --image-path /i {console} c1"
+        ),
     ]
 
 
@@ -95,6 +108,30 @@ async def test_limits_are_on_the_runtimes_stdin(reaper: Reaper, tmp_path: Path) 
     await _runtime(reaper, tmp_path, script).update(limits)
     assert (tmp_path / "call").read_text() == "update --resources - c1\n"
     assert (tmp_path / "stdin").read_bytes() == limits
+
+
+async def test_crun_is_not_told_to_restore_with_flags_that_it_lacks(
+    reaper: Reaper, tmp_path: Path
+) -> None:
+    script = 'shift 7; echo "$@" >> "$(dirname "$0")/calls"'
+    runtime = _runtime(reaper, tmp_path, script, RuntimeOptions(no_pivot_root=True), name="crun")
+    await runtime.restore(ChildStdio(), [], pid_file="/p", environment={})
+    assert (tmp_path / "calls").read_text() == f"--bundle {tmp_path} --pid-file /p --detach c1\n"
+
+
+async def test_what_criu_is_to_find_is_in_the_environment(reaper: Reaper, tmp_path: Path) -> None:
+    runtime = _runtime(reaper, tmp_path, 'echo "$CRIU_CONFIG_FILE" > "$(dirname "$0")/variable"')
+    await runtime.checkpoint([], environment={"CRIU_CONFIG_FILE": "/w/criu.conf"})
+    assert (tmp_path / "variable").read_text() == "/w/criu.conf\n"
+
+
+@pytest.mark.parametrize(("script", "known"), [("exit 0", True), ("exit 1", False)])
+async def test_whether_a_runtime_has_a_verb_is_asked_of_its_help(
+    reaper: Reaper, tmp_path: Path, script: str, *, known: bool
+) -> None:
+    script = f'echo "$@" > "$(dirname "$0")/calls"; {script}'
+    assert await _runtime(reaper, tmp_path, script).knows("restore") is known
+    assert (tmp_path / "calls").read_text() == "restore --help\n"
 
 
 _LOG = 'echo \'{"level":"error","msg":"%s"}\' > "$4"; exit 1'

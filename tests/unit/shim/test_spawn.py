@@ -94,6 +94,18 @@ async def test_the_environment_is_fixed(reaper: Reaper, monkeypatch: pytest.Monk
     assert set(got) <= {"PATH", "LANG", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS"}
 
 
+async def test_what_one_program_is_given_besides_is_given_to_it_alone(
+    reaper: Reaper, tmp_path: Path
+) -> None:
+    with (tmp_path / "out").open("wb") as out:
+        more = {"PATH": "/first:/usr/bin:/bin", "CRIU_CONFIG_FILE": "/w"}
+        child = spawn(reaper, ["env"], fds={1: out.fileno()}, environment=more)
+        assert (await child.wait()).status == 0
+    got = dict(line.split("=", 1) for line in (tmp_path / "out").read_text().splitlines())
+    assert got == {**fixed_environment(), **more}
+    assert "CRIU_CONFIG_FILE" not in (await run(reaper, ["env"])).output.decode()
+
+
 def _mask(status: str, name: str) -> int:
     return next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith(name))
 

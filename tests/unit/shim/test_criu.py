@@ -1,0 +1,423 @@
+"""CRIU: what it is told, what it says, and what we leave in a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from google.protobuf.any_pb2 import Any as AnyMessage
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api import typeurl
+from api.errors import Status
+from api.proto import runc_options_pb2
+from shim import criu
+from shim.errors import (
+    CheckpointFailed,
+    CheckpointOptionsInvalid,
+    CheckpointUnusable,
+    CriuNotFound,
+    CriuTooOld,
+    CriuUnsupportedByKernel,
+    CriuUnsupportedByRuntime,
+    RestoreFailed,
+)
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+INVENTORY: Final = bytes.fromhex("163131584e000000080210011a18")
+
+
+def _options(**fields: object) -> criu.CheckpointOptions:
+    return criu.read_options(typeurl.pack(runc_options_pb2.CheckpointOptions(**fields)))  # type: ignore[arg-type]
+
+
+# -- options -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("message", [None, AnyMessage()])
+def test_without_options_the_container_goes_on(message: AnyMessage | None) -> None:
+    assert criu.read_options(message).words("/i", "/w") == [
+        "--image-path", "/i", "--work-path", "/w", "--leave-running",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"open_tcp": True}, ["--tcp-established"]),
+        ({"external_unix_sockets": True}, ["--ext-unix-sk"]),
+        ({"terminal": True}, ["--shell-job"]),
+        ({"file_locks": True}, ["--file-locks"]),
+        ({"empty_namespaces": ["network", "ipc"]}, ["--empty-ns", "network", "--empty-ns", "ipc"]),
+        ({"cgroups_mode": "strict"}, ["--manage-cgroups-mode", "strict"]),
+        ({"image_path": "/elsewhere"}, []),  # the request's path is where containerd looks
+        ({"parent_path": "../before"}, ["--parent-path", "../before"]),
+        ({"parent_path": "/checkpoints/before"}, ["--parent-path", "../../before"]),
+    ],
+)
+def test_each_option_has_its_flag(fields: dict[str, object], words: list[str]) -> None:
+    said = _options(exit=True, **fields).words("/checkpoints/some/now", "/w")
+    assert said == ["--image-path", "/checkpoints/some/now", "--work-path", "/w", *words]
+
+
+def test_work_path_is_taken_from_the_options() -> None:
+    assert _options(work_path="/logs").work_path == "/logs"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        AnyMessage(type_url="containerd.runc.v1.Options"),
+        AnyMessage(type_url="containerd.runc.v1.CheckpointOptions", value=b"\xff"),
+    ],
+)
+def test_options_that_are_none_are_refused(message: AnyMessage) -> None:
+    with pytest.raises(CheckpointOptionsInvalid) as caught:
+        criu.read_options(message)
+    assert caught.value.status == Status.INVALID_ARGUMENT
+
+
+# -- external files ------------------------------------------------------------------------------
+
+
+@contextmanager
+def _apart(stdin: int, stdout: int, stderr: int) -> Iterator[int]:
+    """A process with mounts of its own, to which files of ours lie outside; yields its pid."""
+    argv = ["unshare", "--mount", "sleep", "1000"]
+    child = subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=stderr)
+    try:
+        ours = os.readlink("/proc/self/ns/mnt")
+        eventually(lambda: os.readlink(f"/proc/{child.pid}/ns/mnt") != ours, "it is apart")
+        yield child.pid
+    finally:
+        child.kill()
+        child.wait()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_stdio_outside_of_the_containers_mounts_is_external(tmp_path: Path) -> None:
+    for name in ("in", "out"):
+        os.mkfifo(tmp_path / name)
+    ends = [os.open(tmp_path / name, os.O_RDWR) for name in ("in", "out")]
+    reading, writing = os.pipe()
+    paths = [str(tmp_path / "in"), str(tmp_path / "out"), None]
+    try:
+        with _apart(ends[0], ends[1], writing) as pid:
+            files = criu.external_files(pid, [], paths)
+            # What init has closed, and a child of it holds, is known by its path.
+            with _apart(subprocess.DEVNULL, writing, writing) as init:
+                assert criu.external_files(init, [pid], paths) == files
+                assert criu.external_files(init, [], paths) == {}
+        inodes = {int(name.split(":")[1].rstrip("]"), 16): n for name, n in files.items()}
+        # The pipe is for the runtime to announce.
+        assert inodes == {os.fstat(ends[0]).st_ino: 0, os.fstat(ends[1]).st_ino: 1}
+    finally:
+        for fd in (*ends, reading, writing):
+            os.close(fd)
+
+
+def test_files_that_the_container_sees_itself_are_not_external(tmp_path: Path) -> None:
+    with open(tmp_path / "file", "wb") as file:
+        child = subprocess.Popen(["sleep", "1000"], stdin=file, stdout=file, stderr=file)
+        try:
+            assert criu.external_files(child.pid, [], [None, file.name, None]) == {}
+        finally:
+            child.kill()
+            child.wait()
+
+
+def test_process_that_has_ended_has_no_files() -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    assert criu.external_files(child.pid, [], [None, None, None]) == {}
+
+
+def test_config_names_each_file_for_the_dump_and_its_descriptor_for_the_restore() -> None:
+    files = {"file[1b:292044]": 0, "file[1b:292054]": 1}
+    assert criu.dump_config(files) == "external file[1b:292044]\nexternal file[1b:292054]\n"
+    assert criu.restore_config(files) == (
+        "inherit-fd fd[0]:file[1b:292044]\ninherit-fd fd[1]:file[1b:292054]\n"
+    )
+    assert criu.dump_config({}) == criu.restore_config({}) == ""
+
+
+# -- the record ----------------------------------------------------------------------------------
+
+_records = st.builds(
+    criu.Record,
+    st.dictionaries(
+        st.from_regex(r"\Afile\[[0-9a-f]{1,8}:[0-9a-f]{1,16}\]\Z"), st.sampled_from([0, 1, 2])
+    ),
+    st.builds(
+        criu.Switches,
+        st.booleans(),
+        st.booleans(),
+        st.booleans(),
+        st.booleans(),
+        st.lists(st.sampled_from(["network", "ipc"])).map(tuple),
+        st.sampled_from(["", "soft", "full"]),
+    ),
+)
+
+
+@given(_records)
+def test_record_is_read_as_it_was_written(record: criu.Record) -> None:
+    assert criu.Record.decode(record.encode()) == record
+
+
+@given(st.one_of(st.binary(), st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(
+        st.sampled_from(["files", "switches", "open_tcp", "empty_namespaces", "x"]), inner
+    ),
+).map(lambda value: json.dumps(value).encode())))  # fmt: skip
+def test_any_content_is_a_record_or_refused(content: bytes) -> None:
+    try:
+        record = criu.Record.decode(content)
+    except ValueError:
+        return
+    assert criu.Record.decode(record.encode()) == record
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"file[1b:2]\naction-script /tmp/evil": 1},
+        {"file[1b:2] ": 1},
+        {"extRootNetNS": 1},
+        {"file[1b:2]": 3},
+        {"file[1b:2]": True},
+        {"file[1b:2]": "1"},
+    ],
+)
+def test_no_image_can_tell_criu_more_than_a_files_name(files: dict[str, object]) -> None:
+    content = json.dumps({"files": files, "switches": {}}).encode()
+    with pytest.raises(ValueError, match="files"):
+        criu.Record.decode(content)
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {"cgroups_mode": "--bundle"},
+        {"cgroups_mode": "soft\n"},
+        {"empty_namespaces": ["--pid-file"]},
+        {"empty_namespaces": [1]},
+        {"open_tcp": 1},
+        {"unknown": True},
+        [],
+    ],
+)
+def test_no_image_can_add_arguments(switches: object) -> None:
+    content = json.dumps({"files": {}, "switches": switches}).encode()
+    with pytest.raises(ValueError, match="switches"):
+        criu.Record.decode(content)
+
+
+# -- the directory -------------------------------------------------------------------------------
+
+
+def _checkpoint(directory: Path) -> Path:
+    directory.mkdir()
+    (directory / criu.INVENTORY).write_bytes(INVENTORY)
+    (directory / criu.DESCRIPTORS).write_text('["/dev/null", "pipe:[1]", "pipe:[2]"]')
+    return directory
+
+
+def test_checkpoint_of_another_shim_has_an_empty_record(tmp_path: Path) -> None:
+    assert criu.open_checkpoint(str(_checkpoint(tmp_path / "c"))) == criu.Record()
+
+
+def test_record_in_a_checkpoint_is_read(tmp_path: Path) -> None:
+    directory = _checkpoint(tmp_path / "c")
+    record = criu.Record({"file[1:2]": 1}, criu.Switches(open_tcp=True))
+    (directory / criu.RECORD).write_bytes(record.encode())
+    assert criu.open_checkpoint(str(directory)) == record
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        (criu.INVENTORY, None, "no inventory.img in it"),
+        (criu.INVENTORY, b"garbage", "inventory.img is not CRIU's"),
+        (criu.INVENTORY, b"", "inventory.img is not CRIU's"),
+        (criu.DESCRIPTORS, None, "no list of descriptors"),
+        (criu.DESCRIPTORS, b"{}", "no list of descriptors"),
+        (criu.DESCRIPTORS, b"\xff", "no list of descriptors"),
+        (criu.DESCRIPTORS, b"[" * 70_000, "too long"),
+        (criu.RECORD, b"garbage", "containerd-shim-nvidia.json"),
+        (criu.RECORD, b'{"files": {"x": 1}}', "no table of files"),
+    ],
+)
+def test_checkpoint_that_is_none_is_refused(
+    tmp_path: Path, name: str, content: bytes | None, found: str
+) -> None:
+    directory = _checkpoint(tmp_path / "c")
+    (directory / name).unlink(missing_ok=True)
+    if content is not None:
+        (directory / name).write_bytes(content)
+    with pytest.raises(CheckpointUnusable, match=found) as caught:
+        criu.open_checkpoint(str(directory))
+    assert caught.value.status == Status.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "directory"])
+def test_nothing_but_a_regular_file_is_read_of_a_checkpoint(tmp_path: Path, kind: str) -> None:
+    directory = _checkpoint(tmp_path / "c")
+    path = directory / criu.RECORD
+    if kind == "link":
+        path.symlink_to("/etc/passwd")
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    with pytest.raises(CheckpointUnusable):
+        criu.open_checkpoint(str(directory))
+
+
+@pytest.mark.parametrize("directory", ["/no/such/directory", "relative", "/etc/passwd"])
+def test_checkpoint_that_is_not_there_is_refused(directory: str) -> None:
+    with pytest.raises(CheckpointUnusable, match="no such directory"):
+        criu.open_checkpoint(directory)
+
+
+def test_parent_is_found_wherever_it_was_unpacked(tmp_path: Path) -> None:
+    directory, parent = _checkpoint(tmp_path / "c"), _checkpoint(tmp_path / "elsewhere")
+    (directory / "parent").symlink_to("../gone")
+    criu.link_parent(str(directory), str(parent))
+    assert os.path.samefile(directory / "parent", parent)
+
+
+def test_parent_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    directory = _checkpoint(tmp_path / "c")
+    with pytest.raises(CheckpointUnusable, match="no such directory of the parent"):
+        criu.link_parent(str(directory), str(tmp_path / "none"))
+    (directory / "parent").mkdir()
+    with pytest.raises(CheckpointUnusable, match="file exists"):
+        criu.link_parent(str(directory), str(directory))
+
+
+# -- what went wrong -----------------------------------------------------------------------------
+
+NEWER_KERNEL: Final = """\
+(00.000816) Version: 3.17.1 (gitid 0)
+(00.001123) Error (criu/util.c:642): exited, status=1
+(00.001895) Error (criu/util.c:642): exited, status=1
+(00.010086) Error (criu/vdso.c:381): vdso: Unexpected rt vDSO area bounds
+(00.010088) Error (criu/vdso.c:613): vdso: Failed to fill self vdso symtable
+(00.010090) Error (criu/kerndat.c:1615): kerndat_vdso_fill_symtable failed when initializing kerndat.
+(00.010123) files stat: fs/nr_open 1048576
+"""  # noqa: E501 - as CRIU writes it
+
+LOCK: Final = """\
+(00.039372) Error (criu/util.c:1533): rlimit: Can't setup RLIMIT_NOFILE for self: Operation not permitted
+(00.140000) Error (criu/file-lock.c:110): Some file locks are hold by dumping tasks! You can try --file-locks to dump them.
+(00.147772) \tUnseizing 16985 into 1
+(00.147948) Error (criu/cr-dump.c:2111): Dumping FAILED.
+"""  # noqa: E501 - as CRIU writes it
+
+RESTORE: Final = """\
+(00.001895) Error (criu/util.c:642): exited, status=1
+(00.000001)      1: Error (criu/files-reg.c:2250): Can't open file bin/busybox on restore: No such file or directory
+(00.000002)      1: Error (criu/mem.c:1000): `- Can't open vma
+(00.000003) Error (criu/cr-restore.c:1500): 16985 killed by signal 9: Killed
+(00.000004) Error (criu/cr-restore.c:2500): Restoring FAILED.
+"""  # noqa: E501 - as CRIU writes it
+
+NO_ERROR: Final = "(00.000816) Version: 4.1.1 (gitid 0)\n(00.1) Dumping finished successfully\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (
+            NEWER_KERNEL,
+            (
+                "vdso: Unexpected rt vDSO area bounds; "
+                "kerndat_vdso_fill_symtable failed when initializing kerndat."
+            ),
+        ),
+        (
+            LOCK,
+            "Some file locks are hold by dumping tasks! You can try --file-locks to dump them.",
+        ),
+        (
+            RESTORE,
+            "Can't open file bin/busybox on restore: No such file or directory; `- Can't open vma",
+        ),
+        ("(00.1) Error (criu/cr-dump.c:1): Dumping FAILED.\n", "Dumping FAILED."),
+        (NO_ERROR, ""),
+        ("", ""),
+    ],
+)
+def test_last_words_are_the_cause(log: str, words: str) -> None:
+    assert criu.last_words(log) == words
+
+
+SAID: Final = "criu failed: type NOTIFY errno 0 log file: /w/dump.log"
+
+
+@pytest.mark.parametrize(
+    ("verb", "said", "log", "kind", "quoted"),
+    [
+        ("checkpoint", SAID, LOCK, CheckpointFailed, "CRIU: Some file locks"),
+        ("restore", SAID, RESTORE, RestoreFailed, "CRIU: Can't open file bin/busybox"),
+        ("checkpoint", SAID, NEWER_KERNEL, CriuUnsupportedByKernel, "CRIU: vdso: Unexpected"),
+        ("checkpoint", SAID, "", CheckpointFailed, SAID),
+        (
+            "restore",
+            "container with given ID already exists",
+            "",
+            RestoreFailed,
+            "container with given ID already exists",
+        ),
+        (
+            "checkpoint",
+            'CRIU version check failed: exec: "criu": executable file not found in $PATH',
+            "",
+            CriuNotFound,
+            "executable file not found",
+        ),
+        (
+            "checkpoint",
+            "failed to load `libcriu.so.2`: cannot open shared object file",
+            "",
+            CriuNotFound,
+            "libcriu",
+        ),
+        ("restore", "CRIU version 20000 must be 30000 or higher", "", CriuTooOld, "must be 30000"),
+        ("checkpoint", "", "", CriuUnsupportedByRuntime, "knows no checkpoint"),
+        ("restore", "unknown command restore", "", CriuUnsupportedByRuntime, "unknown command"),
+    ],
+)
+def test_each_failure_is_an_error_of_its_own(
+    verb: str, said: str, log: str, kind: type[Exception], quoted: str
+) -> None:
+    error = criu.failure(verb, "c1", said=said, log=log, kept="/b/criu-dump.log")
+    assert type(error) is kind
+    assert quoted in str(error)
+    its_log_helps = kind in {CheckpointFailed, RestoreFailed} and log != ""
+    assert ("/b/criu-dump.log" in str(error)) == its_log_helps
+
+
+@given(st.text(), st.text())
+def test_whatever_is_said_becomes_one_line(said: str, log: str) -> None:
+    assert "\n" not in str(criu.failure("restore", "c1", said=said, log=log, kept="/k"))
+
+
+def test_long_log_is_read_from_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "dump.log"
+    path.write_text("x" * (2 << 20) + "\n" + LOCK)
+    assert criu.last_words(criu.read_log(str(path))).startswith("Some file locks")
+    assert criu.read_log(str(tmp_path / "none")) == ""
+    (tmp_path / "link").symlink_to(path)
+    assert criu.read_log(str(tmp_path / "link")) == ""
