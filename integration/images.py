@@ -48,8 +48,8 @@ _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
 # What people type when they look into a container.
 _PROGRAMS: Final = (
-    "bash", "cat", "dash", "env", "grep", "head", "id", "ldconfig", "ln", "ls", "mkdir", "mv",
-    "readlink", "rm", "sha256sum", "sleep", "sort", "stat", "stty", "touch", "true",
+    "bash", "cat", "dash", "env", "flock", "grep", "head", "id", "ldconfig", "ln", "ls", "mkdir",
+    "mv", "readlink", "rm", "sha256sum", "sleep", "sort", "stat", "stty", "touch", "true",
 )  # fmt: skip
 
 # Libraries of glibc itself that no program above needs and that a driver's libraries do. Since

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -11,8 +12,12 @@ import anyio
 import pytest
 
 from api import typeurl
+from api.errors import Status
 from api.proto import events_pb2, runc_options_pb2
 from api.ttrpc import RemoteError
+from integration.criu import complaint
+from integration.images import glibc
+from integration.parts import SYSTEM_PATH
 from tests.harness.runtime import is_alive
 
 if TYPE_CHECKING:
@@ -35,8 +40,8 @@ i=0
 while :; do i=$((i+1)); echo $i; echo $i >/dev/shm/i; sleep 0.02; done
 """
 
-# CRIU refuses to save a file lock unless it is told to.
-LOCK: Final = f"exec 9>/dev/shm/lock; flock 9; {COUNT}"
+# CRIU refuses to save the lock on a file unless it is told to.
+LOCKED: Final = ("flock", "/dev/shm/lock", "sh", "-c", COUNT)
 
 
 class Output:
@@ -149,3 +154,238 @@ async def test_restored_container_goes_on_where_it_was_saved(
         await shim.call("Shutdown", id="c2")
         await shim.until_gone()
         assert shim.leftovers() == []
+
+
+async def test_container_goes_on_and_may_be_saved_again(
+    start_shim: StartShim, criu: str, tmp_path: Path
+) -> None:
+    async with start_shim("c1", "sh", "-c", COUNT) as shim:
+        with Output(shim, "one") as one, Output(shim, "two") as two:
+            pid = await shim.run("c1", stdout=one.path, options=_options(criu))
+            await one.more()
+            work = str(tmp_path / "work")
+            first = str(tmp_path / "first")
+            await shim.call("Checkpoint", id="c1", path=first, options=_how(work_path=work))
+            assert "dump.log" in os.listdir(work)
+            last = await one.more()
+            # containerd pauses a container while it takes its files too.
+            await shim.call("Pause", id="c1")
+            second = str(tmp_path / "second")
+            await shim.call("Checkpoint", id="c1", path=second)
+            assert await shim.status("c1") == "PAUSED"
+            await shim.call("Resume", id="c1")
+            assert await one.more() > last
+            numbers = one.numbers
+            assert numbers == list(range(1, len(numbers) + 1)), "no output is lost or told twice"
+            assert is_alive(pid)
+            assert await shim.end("c1") == 128 + signal.SIGKILL
+            # What was saved while it was paused runs.
+            shim.bundle("c2", "sh", "-c", COUNT)
+            await shim.create("c2", stdout=two.path, options=_options(criu), checkpoint=second)
+            await shim.call("Start", id="c2")
+            assert await two.more() > last
+            assert await shim.end("c2") == 128 + signal.SIGKILL
+        assert shim.events.of("c1")[2:5] == ["TaskCheckpointed", "TaskPaused", "TaskCheckpointed"]
+        assert shim.leftovers() == [f"socket {shim.socket_path}", f"process {shim.pid}"]
+
+
+async def test_what_criu_refuses_is_said_and_the_container_goes_on(
+    start_shim: StartShim, criu: str, tmp_path: Path
+) -> None:
+    saved = tmp_path / "saved"
+    async with start_shim("c1", *LOCKED, image=glibc()) as shim:
+        with Output(shim, "one") as one, Output(shim, "two") as two:
+            await shim.run("c1", stdout=one.path, options=_options(criu))
+            await one.more()
+            for how in (_how(), _how(exit=True)):
+                _, message = await _refused(
+                    shim, "Checkpoint", id="c1", path=str(saved), options=how
+                )
+                assert "NVSHIM-E1527 checkpoint-failed" in message
+                assert "CRIU: Some file locks are hold by dumping tasks" in message
+                assert not saved.exists(), "what was written is removed"
+                await one.more()
+            assert await shim.status("c1") == "RUNNING"
+            kept = f"{shim.directory}/c1/criu-dump.log"
+            assert kept in message
+            assert "file locks" in await anyio.Path(kept).read_text()
+            assert _left_in(f"{shim.directory}/c1") == ["criu-dump.log"]
+            # Nothing of what was there before is touched.
+            saved.mkdir()
+            (saved / "mine").touch()
+            await _refused(shim, "Checkpoint", id="c1", path=str(saved))
+            assert os.listdir(saved) == ["mine"]
+            # With the option it works, and the restore knows by itself that it has to be given.
+            how = _how(file_locks=True, exit=True)
+            await shim.call("Checkpoint", id="c1", path=str(saved), options=how)
+            await shim.call("Wait", id="c1")
+            last = one.numbers[-1]
+            await shim.call("Delete", id="c1")
+            shim.bundle("c2", *LOCKED, image=glibc())
+            await shim.create("c2", stdout=two.path, options=_options(criu), checkpoint=str(saved))
+            await shim.call("Start", id="c2")
+            await two.more()
+            assert two.numbers[0] in (last, last + 1)
+            await shim.exec("c2", "e1", "flock", "-n", "/dev/shm/lock", "true")
+            await shim.call("Start", id="c2", exec_id="e1")
+            assert (await shim.call("Wait", id="c2", exec_id="e1")).exit_status == 1, "it is held"
+            await shim.call("Delete", id="c2", exec_id="e1")
+            await shim.end("c2")
+
+
+async def test_terminal_is_saved_and_restored(
+    start_shim: StartShim, criu: str, tmp_path: Path
+) -> None:
+    saved = str(tmp_path / "saved")
+    async with start_shim("c1", "sh", "-c", COUNT) as shim:
+        spec = shim.spec("c1")
+        spec["process"]["terminal"] = True
+        shim.write_spec("c1", spec)
+        with Output(shim, "one") as one, Output(shim, "two") as two:
+            terminal = {"terminal": True, "options": _options(criu)}
+            await shim.run("c1", stdout=one.path, **terminal)
+            last = await one.more()
+            await shim.call("Checkpoint", id="c1", path=saved, options=_how(exit=True))
+            await shim.call("Wait", id="c1")
+            await shim.call("Delete", id="c1")
+            shim.bundle("c2", "sh", "-c", COUNT)
+            shim.write_spec("c2", {**spec, "linux": shim.spec("c2")["linux"]})
+            await shim.create("c2", stdout=two.path, checkpoint=saved, **terminal)
+            await shim.call("Start", id="c2")
+            assert await two.more() > last
+            await shim.call("ResizePty", id="c2", width=90, height=30)
+            await shim.exec("c2", "e1", "sh", "-c", "test \"$(stty size </dev/pts/0)\" = '30 90'")
+            await shim.call("Start", id="c2", exec_id="e1")
+            assert (await shim.call("Wait", id="c2", exec_id="e1")).exit_status == 0
+            await shim.end("c2")
+        assert shim.leftovers() == [f"socket {shim.socket_path}", f"process {shim.pid}"]
+
+
+async def test_checkpoint_that_is_none_leaves_nothing_of_its_container(
+    start_shim: StartShim, criu: str, tmp_path: Path
+) -> None:
+    saved = tmp_path / "saved"
+    async with start_shim("c1", "sh", "-c", COUNT) as shim:
+        await shim.run("c1", options=_options(criu))
+        await shim.call("Checkpoint", id="c1", path=str(saved), options=_how(exit=True))
+        await shim.call("Wait", id="c1")
+        await shim.call("Delete", id="c1")
+        bundle = shim.bundle("c2", "sh", "-c", COUNT)
+        before = sorted(os.listdir(bundle))
+        create: dict[str, Any] = {"id": "c2", "bundle": bundle, "options": _options(criu)}
+        for path in (str(tmp_path / "none"), str(tmp_path), "relative"):
+            status, message = await _refused(shim, "Create", checkpoint=path, **create)
+            assert (status, "E1528 checkpoint-unusable" in message) == (9, True)
+            assert sorted(os.listdir(bundle)) == before
+        status, message = await _refused(
+            shim, "Create", checkpoint=str(saved), parent_checkpoint="/no/parent", **create
+        )
+        assert "no such directory of the parent" in message
+
+        # What only CRIU can see is seen at Start, which may be asked again.
+        core = next(name for name in os.listdir(saved) if name.startswith("core-"))
+        whole = (saved / core).read_bytes()
+        (saved / core).write_bytes(b"garbage")
+        await shim.call("Create", checkpoint=str(saved), **create)
+        _, message = await _refused(shim, "Start", id="c2")
+        assert "NVSHIM-E1529 restore-failed" in message
+        assert "CRIU: " in message
+        assert f"{bundle}/criu-restore.log" in message
+        assert await shim.status("c2") == "CREATED"
+        assert shim.leftovers() == [f"socket {shim.socket_path}", f"process {shim.pid}"]
+        assert _left_in(bundle) == ["criu-restore.log"]
+        assert shim.children() == []
+        (saved / core).write_bytes(whole)
+        pid = (await shim.call("Start", id="c2")).pid
+        assert is_alive(pid)
+        await shim.end("c2")
+        await shim.events.until("TaskDelete", count=2)
+        assert shim.events.of("c2") == ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
+
+
+async def test_task_that_is_not_restored_yet_has_no_process_and_can_be_deleted(
+    start_shim: StartShim, criu: str, tmp_path: Path
+) -> None:
+    saved = str(tmp_path / "saved")
+    async with start_shim("c1", "sh", "-c", COUNT) as shim:
+        await shim.run("c1", options=_options(criu))
+        await shim.call("Checkpoint", id="c1", path=saved)
+        shim.bundle("c2", "sh", "-c", COUNT)
+        # containerd names the checkpoint in the options if it does not know the runtime better.
+        options = _options(criu, criu_image_path=saved)
+        assert await shim.create("c2", options=options) == 0
+        assert (await _refused(shim, "Kill", id="c2", signal=9))[0] == Status.NOT_FOUND
+        for method in ("Pause", "Resume", "Pids", "Checkpoint"):
+            status, _ = await _refused(shim, method, id="c2")
+            assert (method, status) == (method, Status.FAILED_PRECONDITION)
+        with pytest.raises(RemoteError) as caught:
+            await shim.exec("c2", "e1", "true")
+        assert caught.value.status == Status.FAILED_PRECONDITION
+        waited: list[int] = []
+
+        async def wait() -> None:
+            waited.append((await _refused(shim, "Wait", id="c2"))[0])
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await anyio.sleep(0.1)
+            deleted = await shim.call("Delete", id="c2")
+        assert (deleted.pid, deleted.exit_status) == (0, 0)
+        assert waited == [Status.NOT_FOUND]
+        assert (await _refused(shim, "State", id="c2"))[0] == Status.NOT_FOUND
+        await shim.events.until("TaskDelete")
+        assert shim.events.of("c2") == ["TaskCreate", "TaskDelete"]
+        assert await shim.status("c1") == "RUNNING"
+        await shim.end("c1")
+
+
+async def test_without_criu_one_line_says_so(start_shim: StartShim, tmp_path: Path) -> None:
+    only_runc = tmp_path / "bin"
+    only_runc.mkdir()
+    for name in ("runc", "sh"):
+        (only_runc / name).symlink_to(shutil.which(name) or "")
+    async with start_shim("c1", "sh", "-c", COUNT, environment={"PATH": str(only_runc)}) as shim:
+        await shim.run("c1")
+        path = str(tmp_path / "saved")
+        for how in (_how(), _how(exit=True)):
+            status, message = await _refused(shim, "Checkpoint", id="c1", path=path, options=how)
+            assert status == Status.FAILED_PRECONDITION
+            assert "NVSHIM-E1523 criu-not-found" in message
+            assert not os.path.exists(path)
+        shim.bundle("c2", "sh", "-c", COUNT)
+        await shim.run("c2", options=_options("/no/such/criu"))
+        status, message = await _refused(shim, "Checkpoint", id="c2", path=path)
+        assert (status, "to run '/no/such/criu'" in message) == (Status.FAILED_PRECONDITION, True)
+        for container in ("c1", "c2"):
+            assert await shim.status(container) == "RUNNING"
+            assert _left_in(f"{shim.directory}/{container}") == []
+            await shim.end(container)
+
+
+async def test_criu_that_does_not_know_the_kernel_is_said(
+    start_shim: StartShim, tmp_path: Path
+) -> None:
+    installed = shutil.which("criu", path=SYSTEM_PATH)
+    if installed is None or not complaint(installed):
+        pytest.skip("the installed CRIU knows this kernel, or there is none")
+    async with start_shim("c1", "sh", "-c", COUNT) as shim:
+        await shim.run("c1", options=_options(installed))
+        path = str(tmp_path / "saved")
+        status, message = await _refused(shim, "Checkpoint", id="c1", path=path)
+        assert status == Status.FAILED_PRECONDITION
+        assert "NVSHIM-E1526 criu-unsupported-by-kernel" in message
+        assert await shim.status("c1") == "RUNNING"
+        await shim.end("c1")
+
+
+async def test_crun_without_criu_is_said(start_shim: StartShim, tmp_path: Path) -> None:
+    if b"+CRIU" in (await anyio.run_process(["crun", "--version"])).stdout:
+        pytest.skip("this crun is built with CRIU")
+    async with start_shim("c1", "sh", "-c", COUNT) as shim:
+        await shim.run("c1", options=shim.options("crun"))
+        path = str(tmp_path / "saved")
+        status, message = await _refused(shim, "Checkpoint", id="c1", path=path)
+        assert status == Status.UNIMPLEMENTED
+        assert "NVSHIM-E1525 criu-unsupported-by-runtime" in message
+        assert await shim.status("c1") == "RUNNING"
+        await shim.end("c1")

@@ -143,9 +143,8 @@ async def test_requests_out_of_place_have_the_status_that_containerd_expects(
         kill_e1 = {"id": "c1", "exec_id": "e1", "signal": 9}
         assert await _refused(shim, "Kill", **kill_e1) == Status.FAILED_PRECONDITION
         await shim.call("Delete", id="c1", exec_id="e1")
-        assert await _refused(shim, "Checkpoint", id="c1") == Status.UNIMPLEMENTED
         restore = {"id": "c2", "bundle": f"{shim.directory}/c1", "checkpoint": "/some/where"}
-        assert await _refused(shim, "Create", **restore) == Status.UNIMPLEMENTED
+        assert await _refused(shim, "Create", **restore) == Status.FAILED_PRECONDITION
         await shim.call("Shutdown", id="c1")  # a task is left: nothing happens
         await shim.call("Kill", id="c1", signal=9)
         await shim.call("Wait", id="c1")

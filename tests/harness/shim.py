@@ -37,13 +37,14 @@ from integration.images import busybox, unpack
 from tests.harness.runtime import is_alive
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from google.protobuf.any_pb2 import Any as AnyMessage
     from google.protobuf.message import Message
 
     from api.proto import types_pb2
     from api.ttrpc import Context
+    from integration.images import Image
 
 # Of this process alone: two runs of the tests at once must not meet.
 NAMESPACE: Final = f"nvshim-by-hand-{os.getpid()}"
@@ -160,11 +161,12 @@ class ShimByHand:
         env: Sequence[str] = (),
         shared_pids: bool = False,
         annotations: dict[str, str] | None = None,
+        image: Image | None = None,
     ) -> str:
-        """Make a bundle as containerd does; returns its path."""
+        """Make a bundle as containerd does, of an image or of busybox; returns its path."""
         path = os.path.join(self.directory, container_id)
         os.makedirs(path, mode=0o700)
-        unpack(busybox().tree, os.path.join(path, "rootfs"))
+        unpack((image or busybox()).tree, os.path.join(path, "rootfs"))
         subprocess.run(["runc", "spec", "--bundle", path], check=True)
         spec = self.spec(container_id)
         spec["process"].update(terminal=False, args=list(args))
@@ -393,14 +395,28 @@ class ShimByHand:
 
 @asynccontextmanager
 async def shim_by_hand(
-    launcher: str, first: str, *args: str, bootstrap: bool = False, **bundle: Any
+    launcher: str,
+    first: str,
+    *args: str,
+    bootstrap: bool = False,
+    environment: Mapping[str, str] | None = None,
+    **bundle: Any,
 ) -> AsyncIterator[ShimByHand]:
     """A shim that was started for a first container, which is not created yet.
 
     Everything is removed at the end, however it ends.
+
+    Args:
+        launcher: the program.
+        first: the container.
+        args: its program.
+        bootstrap: see :class:`ShimByHand`.
+        environment: further variables for the shim.
+        bundle: see :meth:`ShimByHand.bundle`.
     """
     # Not below pytest's directory: the paths of unix sockets are short.
     shim = ShimByHand(tempfile.mkdtemp(prefix="nvshim-"), launcher, bootstrap=bootstrap)
+    shim.environment.update(environment or {})
     try:
         async with anyio.create_task_group() as tasks:
             await tasks.start(shim.events.serve)
