@@ -21,6 +21,7 @@ Source: kernel Documentation/admin-guide/cgroup-v1/memory.rst (9, 10), cgroup-v2
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 from typing import TYPE_CHECKING, Final, Protocol
@@ -37,6 +38,9 @@ _CONTROL: Final = "memory.oom_control"
 _KILLS: Final = "oom_kill"
 
 _LIMIT: Final = 4096
+
+# A container that may make cgroups of its own could make looking at them a long work.
+_MOST_BELOW: Final = 500
 
 # Seconds after a signal that came without a kill. The kernel has the victim by then, or its
 # memory is being given back by others.
@@ -187,9 +191,8 @@ class WatchV1:
         Returns:
             The sum; None if the cgroup is gone.
         """
-        tables = [
-            _read_table(os.path.join(folder, _CONTROL)) for folder, _, _ in os.walk(self._directory)
-        ]
+        folders = itertools.islice(os.walk(self._directory), _MOST_BELOW)
+        tables = [_read_table(os.path.join(folder, _CONTROL)) for folder, _, _ in folders]
         counted = [table.get(_KILLS, 0) for table in tables if table is not None]
         return sum(counted) if counted else None
 

@@ -1,7 +1,7 @@
 """What a container has used, as containerd asks for it.
 
-The shim loads this module with the first question: most containers of most nodes are never
-asked about, and the messages cost 2 MB.
+The shim loads this module with the first question, not at its start: it takes 5 ms and 0.3 MB,
+and many containers are never asked about.
 
 Source: containerd docs/runtime-v2.md; its metrics service takes the type of either version.
 """

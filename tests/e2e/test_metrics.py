@@ -96,9 +96,8 @@ def test_ctr_prints_the_memory_and_processes_of_a_container(runtime: Runtime) ->
         if form == "json":
             data = json.loads(text)
             assert data["pids"]["current"] == 1
-            assert data["memory"].get("usage_limit", data["memory"]["usage"]) in (
-                LIMIT, data["memory"]["usage"],
-            )  # fmt: skip
+            memory = data["memory"]
+            assert (memory["usage_limit"] if is_v2() else memory["usage"]["limit"]) == LIMIT
         else:
             table = dict(line.split()[:2] for line in text.splitlines() if len(line.split()) == 2)
             assert int(table["pids.current"]) == 1
@@ -150,7 +149,8 @@ def test_stopped_container_tells_what_is_left_and_a_deleted_one_nothing(runtime:
     assert _metrics(container) is None
 
 
-# Limits as JSON, the file to look at on each version, and what is in it then.
+# Limits as JSON, the file to look at on each version, and what is in it then. (How shares become
+# a weight is the runtime's choice: runc has changed its mind in 1.3.)
 LIMITS: dict[str, tuple[dict[str, Any], str, str, str, str, str]] = {
     "memory": ({"memory": {"limit": 32 << 20, "swap": 48 << 20}},
         "memory", "memory.limit_in_bytes", str(32 << 20), "memory.max", str(32 << 20)),
@@ -158,7 +158,7 @@ LIMITS: dict[str, tuple[dict[str, Any], str, str, str, str, str]] = {
         "memory", "memory.memsw.limit_in_bytes", str(48 << 20), "memory.swap.max", str(16 << 20)),
     "reservation": ({"memory": {"reservation": 8 << 20}},
         "memory", "memory.soft_limit_in_bytes", str(8 << 20), "memory.low", str(8 << 20)),
-    "shares": ({"cpu": {"shares": 512}}, "cpu", "cpu.shares", "512", "cpu.weight", "20"),
+    "shares": ({"cpu": {"shares": 512}}, "cpu", "cpu.shares", "512", "cpu.weight", "20 or 59"),
     "quota": ({"cpu": {"quota": 25000, "period": 50000}},
         "cpu", "cpu.cfs_quota_us", "25000", "cpu.max", "25000 50000"),
     "period": ({"cpu": {"quota": 25000, "period": 50000}},
@@ -185,7 +185,7 @@ def test_limits_are_changed_while_the_container_runs(
             annotations={"example.com/why": name},
         )  # fmt: skip
         content = read_cgroup(pid, controller, v1=v1, v2=v2).strip()
-        assert content == (in_v2 if is_v2() else in_v1), name
+        assert content in (in_v2 if is_v2() else in_v1).split(" or "), name
     metrics = _metrics(container)
     limit = metrics.memory.usage_limit if is_v2() else metrics.memory.usage.limit
     assert limit == 32 << 20
