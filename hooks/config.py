@@ -1,6 +1,6 @@
-"""Where the node keeps its driver, device nodes, procfs and sysfs.
+"""Where the node keeps its driver, device nodes, procfs and sysfs; which loggers are allowed.
 
-One TOML file, read when a container asks for a GPU::
+One TOML file, read when a container asks for a GPU or names a logger::
 
     [node]
     driver-root = "/"        # "/run/nvidia/driver" where a container brings the driver
@@ -9,6 +9,9 @@ One TOML file, read when a container asks for a GPU::
     sys = "/sys"
     state = "/run/containerd-shim-nvidia"
     nvml-timeout = 5         # seconds that NVML may take
+
+    [stdio]
+    loggers = ["/usr/local/bin/logger"]  # programs that binary:// may name
 
 Rules
 - A key that is not there has the default above. So does every key if the file is not there,
@@ -47,6 +50,7 @@ class Config:
         sys: where sysfs is.
         state: a directory of our own for what must not outlive a boot.
         nvml_timeout: how long NVML may take to answer, in seconds.
+        loggers: the programs that may be loggers; None for any that is root's alone.
     """
 
     driver_root: str = "/"
@@ -55,6 +59,7 @@ class Config:
     sys: str = "/sys"
     state: str = "/run/containerd-shim-nvidia"
     nvml_timeout: float = 5.0
+    loggers: tuple[str, ...] | None = None
 
 
 def load_config(path: str | None = None) -> Config:
@@ -107,33 +112,41 @@ def parse_config(content: bytes, file: str) -> Config:
         tables = tomllib.loads(content.decode())
     except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are both one
         raise ConfigMalformed(f"configuration {file}", found=f"no TOML: {error}") from error
-    for name in tables:
-        if name != "node":
-            raise UnknownConfigKey(
-                f"configuration {file}", found=f"unknown table or key {name}", do="use [node]"
-            )
-    node = tables.get("node", {})
-    if not isinstance(node, dict):
-        raise WrongConfigValue(
-            f"node in configuration {file}", found=f"{node!r}", do="write a table, [node]"
-        )
-    return replace(Config(), **_node(node, file))
-
-
-def _node(table: Mapping[str, Any], file: str) -> dict[str, Any]:
     fields: dict[str, Any] = {}
-    for key, value in table.items():
-        if key not in _KEYS:
+    for name, table in tables.items():
+        if name not in _TABLES:
             raise UnknownConfigKey(
                 f"configuration {file}",
-                found=f"unknown key {key} in [node]",
-                do=f"use {', '.join(_KEYS)}",
+                found=f"unknown table or key {name}",
+                do=f"use {', '.join(f'[{known}]' for known in _TABLES)}",
             )
-        field, check, wanted = _KEYS[key]
+        if not isinstance(table, dict):
+            raise WrongConfigValue(
+                f"{name} in configuration {file}",
+                found=f"{table!r}",
+                do=f"write a table, [{name}]",
+            )
+        fields |= _fields(name, table, file)
+    return replace(Config(), **fields)
+
+
+def _fields(name: str, table: Mapping[str, Any], file: str) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    keys = _TABLES[name]
+    for key, value in table.items():
+        if key not in keys:
+            raise UnknownConfigKey(
+                f"configuration {file}",
+                found=f"unknown key {key} in [{name}]",
+                do=f"use {', '.join(keys)}",
+            )
+        field, check, wanted = keys[key]
         checked = check(value)
         if checked is None:
             raise WrongConfigValue(
-                f"{key} in [node] of configuration {file}", found=f"{value!r}", do=f"write {wanted}"
+                f"{key} in [{name}] of configuration {file}",
+                found=f"{value!r}",
+                do=f"write {wanted}",
             )
         fields[field] = checked
     return fields
@@ -155,14 +168,24 @@ def _seconds(value: object) -> float | None:
     return float(value) if 0 < value <= _LONGEST_TIMEOUT else None
 
 
+def _paths(value: object) -> tuple[str, ...] | None:
+    if not isinstance(value, list):
+        return None
+    paths = [_path(entry) for entry in value]
+    return None if None in paths else tuple(path for path in paths if path)
+
+
 _A_PATH: Final = 'an absolute path ("/…")'
-_KEYS: Final[dict[str, tuple[str, Callable[[object], object], str]]] = {
-    "driver-root": ("driver_root", _path, _A_PATH),
-    "dev": ("dev", _path, _A_PATH),
-    "proc": ("proc", _path, _A_PATH),
-    "sys": ("sys", _path, _A_PATH),
-    "state": ("state", _path, _A_PATH),
-    "nvml-timeout": ("nvml_timeout", _seconds, "seconds, more than 0 and at most 600"),
+_TABLES: Final[dict[str, dict[str, tuple[str, Callable[[object], object], str]]]] = {
+    "node": {
+        "driver-root": ("driver_root", _path, _A_PATH),
+        "dev": ("dev", _path, _A_PATH),
+        "proc": ("proc", _path, _A_PATH),
+        "sys": ("sys", _path, _A_PATH),
+        "state": ("state", _path, _A_PATH),
+        "nvml-timeout": ("nvml_timeout", _seconds, "seconds, more than 0 and at most 600"),
+    },
+    "stdio": {"loggers": ("loggers", _paths, "a list of absolute paths")},
 }
 
 

@@ -38,7 +38,7 @@ from shim.injection import Injector
 from shim.options import with_cgroup_driver
 from shim.process import Event, Process, State, StdioUris
 from shim.runtime import LowLevelRuntime
-from shim.stdio import DirectStdio, RelayedStdio, Stdio, TerminalStdio
+from shim.stdio import open_stdio
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from shim.oom import OomWatch
     from shim.options import RuntimeOptions
     from shim.reaper import Child, Reaper
+    from shim.stdio.stdio import Stdio
 
 _PID_FILE_LIMIT: Final = 32
 
@@ -152,7 +153,7 @@ class Container:
             self._record_for_cleanup()
             mounts.mount_rootfs(rootfs_mounts, self._rootfs)
             await self._injector.inject(spec, _root_of(spec, self.bundle))
-            stdio = self._open_stdio(self.init)
+            stdio = await self._open_stdio(self.init)
             if self._saved is None:
                 await self._make_init(stdio)
         except BaseException as error:
@@ -309,7 +310,7 @@ class Container:
         process_file, pid_file = f"{path}.json", f"{path}.pid"
         try:
             bundle_files.write(process_file, json.dumps(self._exec_specs[process.exec_id]).encode())
-            stdio = self._open_stdio(process)
+            stdio = await self._open_stdio(process)
             with self._shim.reaper.window():
                 await self._runtime.execute(
                     stdio.child(), process_file=process_file, pid_file=pid_file
@@ -663,23 +664,9 @@ class Container:
                 asked, found=f"it is {self.init.state.name.lower()}", do="ask for its state first"
             )
 
-    def _open_stdio(self, process: Process) -> Stdio:
-        uris = process.uris
-        stdio: Stdio
-        if uris.terminal:
-            stdio = TerminalStdio(
-                self._shim.tasks,
-                stdin=uris.stdin,
-                stdout=uris.stdout,
-                socket_directory=self.bundle,
-            )
-        else:
-            owner = (self._options.io_uid, self._options.io_gid)
-            three = {"stdin": uris.stdin, "stdout": uris.stdout, "stderr": uris.stderr}
-            if process.exec_id:
-                stdio = RelayedStdio(self._shim.tasks, **three, owner=owner)
-            else:
-                stdio = DirectStdio(**three, owner=owner)
+    async def _open_stdio(self, process: Process) -> Stdio:
+        owner = (self._options.io_uid, self._options.io_gid)
+        stdio = await open_stdio(self._shim, process, bundle=self.bundle, owner=owner)
         process.attach(stdio)
         return stdio
 

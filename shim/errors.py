@@ -294,6 +294,35 @@ class StdioUnsupported(ShimError):
     status = Status.UNIMPLEMENTED
 
 
+class InvalidLogUri(ShimError):
+    """A logger's URI that cannot be understood. Raised by :mod:`shim.stdio.uris`."""
+
+    code = "NVSHIM-E1403"
+    status = Status.INVALID_ARGUMENT
+
+
+class LoggerNotAllowed(ShimError):
+    """A logger that the operator does not allow. Raised by :mod:`shim.stdio.logger`."""
+
+    code = "NVSHIM-E1404"
+    status = Status.PERMISSION_DENIED
+
+
+class LoggerFailed(ShimError):
+    """A logger that was not ready when it ended or closed. Raised by :mod:`shim.stdio.logger`."""
+
+    code = "NVSHIM-E1405"
+    status = Status.FAILED_PRECONDITION
+
+
+class LoggerNotReady(ShimError):
+    """A logger that did not become ready in time. Raised by :mod:`shim.stdio.logger`."""
+
+    # Not DEADLINE_EXCEEDED: that is what a caller makes of a shim that does not answer.
+    code = "NVSHIM-E1406"
+    status = Status.FAILED_PRECONDITION
+
+
 # -- E150x: cgroups: statistics, limits ------------------------------------------------------
 
 

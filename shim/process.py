@@ -28,7 +28,7 @@ from shim.errors import NvshimError, WrongProcessState
 
 if TYPE_CHECKING:
     from shim.reaper import Child, Exit
-    from shim.stdio import Stdio
+    from shim.stdio.stdio import Stdio
 
 
 class State(Enum):

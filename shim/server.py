@@ -21,6 +21,7 @@ from shim.events import Publisher
 from shim.log import Log
 from shim.reaper import Reaper
 from shim.service import OwnSocket, TaskService
+from shim.spawn import reserve_numbers
 
 # Seconds for what is still to be said: containerd waits 3 s for Shutdown's effect.
 _GRACE: Final = 1.0
@@ -49,6 +50,7 @@ def main(
         socket_path: the file of the listening socket, removed at the end.
         debug: whether to log each step.
     """
+    listener_fd = reserve_numbers(listener_fd)
     log = Log(os.getcwd(), debug=debug, shim=container_id, namespace=namespace)
     own_socket = OwnSocket(socket_path, sockets.identity(socket_path))
     try:

@@ -1,8 +1,12 @@
 """Starting programs: exactly the descriptors meant for them, and a fixed environment.
 
 A program is started from the main thread, so that a parent-death signal set by runc is tied to
-a thread that lives as long as the shim. It has descriptors 0, 1 and 2 and no other: a leaked
-directory descriptor is how CVE-2024-21626 began.
+a thread that lives as long as the shim. It has descriptors 0, 1 and 2, those that it is given
+besides, and no other: a leaked directory descriptor is how CVE-2024-21626 began.
+
+The C function under :mod:`subprocess` renumbers no descriptor but the first three. So 3, 4 and 5
+are nobody's in the shim (:func:`reserve_numbers`): a program that is to have them inherits what
+lies there while it is started.
 
 The C function under :mod:`subprocess` does it with vfork(2). Its module would bring a second
 owner of wait(2); and ``os.posix_spawn`` leaves signals 32 and 33 ignored (glibc does, in its
@@ -17,6 +21,7 @@ import fcntl
 import os
 import signal
 from _posixsubprocess import fork_exec
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -26,12 +31,32 @@ from shim import programs
 from shim.errors import ProgramNotFound, ProgramTimeout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shim.reaper import Child, Exit, Reaper
 
 _LONGEST_FAILURE: Final = 256
 _CHUNK: Final = 65536
+
+_FURTHER: Final = (3, 4, 5)
+
+
+def reserve_numbers(listener: int) -> int:
+    """Let nothing of this process have the numbers that programs may be given besides 0 to 2.
+
+    To be called before anything else is opened.
+
+    Args:
+        listener: the one descriptor that is open already, apart from the first three.
+
+    Returns:
+        Its new number.
+    """
+    moved = fcntl.fcntl(listener, fcntl.F_DUPFD_CLOEXEC, _FURTHER[-1] + 1)
+    os.close(listener)
+    for number in _FURTHER:
+        os.dup2(0, number, inheritable=False)
+    return moved
 
 
 def spawn(
@@ -39,6 +64,7 @@ def spawn(
     argv: Sequence[str],
     *,
     fds: Mapping[int, int],
+    program: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Child:
     """Start a program.
@@ -46,8 +72,9 @@ def spawn(
     Args:
         reaper: who waits for it.
         argv: the program (a name looked up in PATH, or a path) and its arguments.
-        fds: which of our descriptors are its 0, 1 and 2; those not named are /dev/null. It has
-            no others.
+        fds: which of our descriptors are its 0, 1 and 2, where those not named are /dev/null,
+            and its 3, 4 and 5 (after :func:`reserve_numbers`). It has no others.
+        program: the path of what is executed, where that is not what ``argv`` says.
         environment: further variables for it.
 
     Returns:
@@ -56,7 +83,7 @@ def spawn(
     Raises:
         ProgramNotFound: there is no such program.
     """
-    program = programs.find(argv[0])
+    program = program or programs.find(argv[0])
     if program is None:
         raise ProgramNotFound(
             f"to run {argv[0]!r}",
@@ -67,13 +94,17 @@ def spawn(
     # The child reports over this pipe why it could not execute; exec itself closes it.
     reading, writing = os.pipe2(os.O_CLOEXEC)
     try:
-        pid = _fork_exec(
-            program,
-            argv,
-            [fds.get(n, null) for n in (0, 1, 2)],
-            (reading, writing),
-            {**programs.fixed_environment(), **(environment or {})},
-        )
+        variables = {**programs.fixed_environment(), **(environment or {})}
+        standard = [fds.get(n, null) for n in (0, 1, 2)]
+        with _in_place({n: fd for n, fd in fds.items() if n in _FURTHER}) as further:
+            pid = _fork_exec(
+                program,
+                argv,
+                variables,
+                standard=standard,
+                further=further,
+                report=(reading, writing),
+            )
         os.close(writing)
         writing = -1
         failure = os.read(reading, _LONGEST_FAILURE)
@@ -93,20 +124,34 @@ def spawn(
     return child
 
 
+@contextmanager
+def _in_place(fds: Mapping[int, int]) -> Iterator[list[int]]:
+    """Put descriptors where a child is to find them; yields where that is."""
+    try:
+        for number, fd in fds.items():
+            os.dup2(fd, number, inheritable=False)
+        yield sorted(fds)
+    finally:
+        for number in fds:
+            os.dup2(0, number, inheritable=False)
+
+
 def _fork_exec(
     program: str,
     argv: Sequence[str],
-    standard: list[int],
-    report: tuple[int, int],
     environment: Mapping[str, str],
+    *,
+    standard: list[int],
+    further: list[int],
+    report: tuple[int, int],
 ) -> int:
     return fork_exec(
         [os.fsencode(word) for word in argv],
         [os.fsencode(program)],
         True,  # close all other descriptors
-        (report[1],),
+        (*further, report[1]),  # in ascending order
         None,  # type: ignore[arg-type]  # typeshed: the directory may well be None
-        [os.fsencode(f"{k}={v}") for k, v in environment.items()],
+        [os.fsencode(f"{name}={value}") for name, value in environment.items()],
         standard[0], -1,
         -1, standard[1],
         -1, standard[2],

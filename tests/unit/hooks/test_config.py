@@ -32,10 +32,18 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
     sys = "/sim/sys"
     state = "/sim/state"
     nvml-timeout = 2
+    [stdio]
+    loggers = ["/usr/local/bin/logger", "/opt//x/../logger"]
     """
     assert load_config(written(tmp_path, content)) == Config(
-        "/run/nvidia/driver", "/sim/dev", "/sim/proc", "/sim/sys", "/sim/state", 2.0
-    )
+        "/run/nvidia/driver", "/sim/dev", "/sim/proc", "/sim/sys", "/sim/state", 2.0,
+        ("/usr/local/bin/logger", "/opt/logger"),
+    )  # fmt: skip
+
+
+def test_a_list_without_loggers_is_not_the_absence_of_a_list(tmp_path: Path) -> None:
+    assert load_config(written(tmp_path, "[stdio]\nloggers = []\n")).loggers == ()
+    assert load_config(written(tmp_path, "[stdio]\n")).loggers is None
 
 
 @pytest.mark.parametrize("content", ["", "[node]\n", "# nothing\n"])
@@ -61,6 +69,11 @@ def test_what_is_not_there_has_its_default(tmp_path: Path, content: str) -> None
         ("[node]\nnvml-timeout = 0\n", WrongConfigValue, "nvml-timeout"),
         ("[node]\nnvml-timeout = nan\n", WrongConfigValue, "nvml-timeout"),
         ("[node]\nnvml-timeout = inf\n", WrongConfigValue, "nvml-timeout"),
+        ("stdio = 3\n", WrongConfigValue, "stdio"),
+        ('[stdio]\nlogger = "/x"\n', UnknownConfigKey, "logger"),
+        ('[stdio]\nloggers = "/x"\n', WrongConfigValue, "loggers"),
+        ('[stdio]\nloggers = ["x"]\n', WrongConfigValue, "loggers"),
+        ("[stdio]\nloggers = [1]\n", WrongConfigValue, "loggers"),
         ("[node\n", ConfigMalformed, "config.toml"),
         ("\xff", ConfigMalformed, "config.toml"),
     ],

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -142,3 +143,51 @@ async def test_a_program_that_hangs_is_killed_and_reaped(reaper: Reaper) -> None
     with anyio.fail_after(5):
         while reaper._children:  # noqa: ASYNC110 - the kernel tells nobody but the reaper
             await anyio.sleep(0.01)
+
+
+# The runner of the tests has descriptors 3 to 5 itself.
+_WITH_FURTHER = """
+import json, os, sys
+sys.path += sys.argv[1:]
+import anyio
+from shim.reaper import Reaper
+from shim.spawn import reserve_numbers, spawn
+
+listener = reserve_numbers(os.open("/dev/zero", os.O_RDONLY))
+assert listener > 5
+assert os.readlink(f"/proc/self/fd/{listener}") == "/dev/zero"
+
+async def main():
+    pipes = [os.pipe() for _ in range(3)]
+    leak = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
+    out, theirs = os.pipe()
+    child = spawn(
+        Reaper(),
+        ["called", "-c", "echo $0 $NAME $PATH; readlink /proc/$$/fd/3 /proc/$$/fd/4 /proc/$$/fd/5;"
+         " ls /proc/$$/fd; cat <&4 >&5"],
+        program="/bin/sh",
+        environment={"NAME": "value"},
+        fds={1: theirs, 3: pipes[0][1], 4: pipes[1][0], 5: pipes[2][1]},
+    )
+    os.close(theirs)
+    wanted = [os.readlink(f"/proc/self/fd/{fd}") for fd in (pipes[0][1], pipes[1][0], pipes[2][1])]
+    os.write(pipes[1][1], b"through")
+    os.close(pipes[1][1])
+    assert os.waitpid(child.pid, 0)[1] == 0
+    lines = os.read(out, 4096).decode().splitlines()
+    assert lines[0] == "called value " + os.environ["PATH"], lines
+    assert lines[1:4] == wanted, (lines, wanted)
+    assert lines[4:] == ["0", "1", "2", "3", "4", "5"], lines
+    assert os.read(pipes[2][0], 100) == b"through"
+    for number in (3, 4, 5):
+        assert os.path.samestat(os.fstat(number), os.fstat(0))
+        assert not os.get_inheritable(number)
+
+anyio.run(main)
+"""
+
+
+def test_further_descriptors_arrive_under_their_numbers_and_no_others() -> None:
+    argv = [sys.executable, "-c", _WITH_FURTHER, *sys.path]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import array
+import fcntl
 import os
 import pty
 import socket
+import stat
 import termios
 import threading
-from fcntl import ioctl
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
-from shim.errors import StdioUnavailable, StdioUnsupported
-from shim.stdio import DirectStdio, TerminalStdio, _copy
+from shim.errors import StdioUnavailable
+from shim.log import Log
+from shim.stdio import PlainStdio, TerminalStdio
+from shim.stdio.uris import parse_outputs, parse_stdin
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
+
+    from anyio.abc import TaskGroup
+
+    Plain = Callable[..., PlainStdio]
+    WithTerminal = Callable[..., TerminalStdio]
 
 pytestmark = pytest.mark.anyio
 
@@ -27,6 +36,44 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    """A log that nobody reads."""
+    return Log(str(tmp_path / "nowhere"), debug=False)
+
+
+@pytest.fixture
+async def tasks() -> AsyncIterator[TaskGroup]:
+    async with anyio.create_task_group() as tasks:
+        yield tasks
+
+
+@pytest.fixture
+def plain(tasks: TaskGroup, log: Log) -> Plain:
+    """Open stdio without a terminal, by URIs."""
+
+    def open_(*, stdin: str = "", stdout: str = "", stderr: str = "", **more: Any) -> PlainStdio:
+        places = parse_outputs(stdout, stderr)
+        return PlainStdio(
+            tasks, log, stdin=parse_stdin(stdin), stdout=places[0], stderr=places[1], **more
+        )
+
+    return open_
+
+
+@pytest.fixture
+def terminal(tasks: TaskGroup, log: Log, tmp_path: Path) -> WithTerminal:
+    """Open stdio with a terminal, by URIs."""
+
+    def open_(*, stdin: str = "", stdout: str = "", bundle: Path = tmp_path) -> TerminalStdio:
+        place, _ = parse_outputs(stdout, "", terminal=True)
+        return TerminalStdio(
+            tasks, log, stdin=parse_stdin(stdin), stdout=place, socket_directory=str(bundle)
+        )
+
+    return open_
 
 
 def _fifo(path: Path) -> str:
@@ -49,39 +96,64 @@ def open_fds() -> Iterator[None]:
     assert set(os.listdir("/proc/self/fd")) <= before
 
 
-async def test_output_ends_when_the_process_has_closed_it(tmp_path: Path, open_fds: None) -> None:
-    stdio = DirectStdio(stdin="", stdout=_fifo(tmp_path / "out"), stderr="")
+def _write_end(stdio: PlainStdio) -> int:
+    """A process's own copy of its stdout."""
+    stdout = stdio.child().stdout
+    assert stdout is not None
+    return os.dup(stdout)
+
+
+async def _read_all_slowly(fd: int, *, until: bytes) -> bytes:
+    data = b""
+    with anyio.fail_after(5):
+        while until not in data:
+            await anyio.wait_readable(fd)
+            data += os.read(fd, 65536)
+    return data
+
+
+# -- without a terminal ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("relayed", [False, True])
+async def test_output_ends_when_the_process_has_closed_it(
+    tmp_path: Path, open_fds: None, plain: Plain, *, relayed: bool
+) -> None:
+    stdio = plain(stdout=_fifo(tmp_path / "out"), relayed=relayed)
     client = os.open(tmp_path / "out", os.O_RDONLY | os.O_NONBLOCK)
-    theirs = stdio.child().stdout
-    assert theirs is not None
-    process = os.dup(theirs)
+    process = _write_end(stdio)
     await stdio.started()
     os.write(process, b"hello")
     os.close(process)
+    await stdio.drain()
     assert _read_all(client) == b"hello"
     os.close(client)
     stdio.close()
+    await anyio.wait_all_tasks_blocked()
 
 
+@pytest.mark.parametrize("relayed", [False, True])
 async def test_a_client_that_goes_away_does_not_break_the_pipe(
-    tmp_path: Path, open_fds: None
+    tmp_path: Path, open_fds: None, plain: Plain, *, relayed: bool
 ) -> None:
-    stdio = DirectStdio(stdin="", stdout=_fifo(tmp_path / "out"), stderr="")
-    theirs = stdio.child().stdout
-    assert theirs is not None
-    process = os.dup(theirs)
+    stdio = plain(stdout=_fifo(tmp_path / "out"), relayed=relayed)
+    process = _write_end(stdio)
     await stdio.started()
     os.close(os.open(tmp_path / "out", os.O_RDONLY | os.O_NONBLOCK))
     assert os.write(process, b"nobody listens") == 14
+    await anyio.sleep(0.05)
     client = os.open(tmp_path / "out", os.O_RDONLY | os.O_NONBLOCK)
     assert os.read(client, 100) == b"nobody listens"
     for fd in (client, process):
         os.close(fd)
     stdio.close()
+    await anyio.wait_all_tasks_blocked()
 
 
-async def test_only_close_stdin_ends_the_input(tmp_path: Path, open_fds: None) -> None:
-    stdio = DirectStdio(stdin=_fifo(tmp_path / "in"), stdout="", stderr="")
+async def test_only_close_stdin_ends_the_input(
+    tmp_path: Path, open_fds: None, plain: Plain
+) -> None:
+    stdio = plain(stdin=_fifo(tmp_path / "in"))
     theirs = stdio.child().stdin
     assert theirs is not None
     process = os.dup(theirs)
@@ -94,60 +166,184 @@ async def test_only_close_stdin_ends_the_input(tmp_path: Path, open_fds: None) -
     os.set_blocking(process, False)
     with pytest.raises(BlockingIOError):
         os.read(process, 100)
+    client = os.open(tmp_path / "in", os.O_WRONLY)
+    os.write(client, b"last words")
+    os.close(client)
     stdio.close_stdin()
+    assert os.read(process, 100) == b"last words"
     assert os.read(process, 100) == b""
     os.close(process)
     stdio.close()
 
 
-async def test_the_process_gets_blocking_descriptors(tmp_path: Path, open_fds: None) -> None:
-    stdio = DirectStdio(
-        stdin=_fifo(tmp_path / "in"), stdout=_fifo(tmp_path / "out"), stderr=_fifo(tmp_path / "err")
+@pytest.mark.parametrize("relayed", [False, True])
+async def test_the_process_gets_blocking_descriptors(
+    tmp_path: Path, open_fds: None, plain: Plain, *, relayed: bool
+) -> None:
+    stdio = plain(
+        stdin=_fifo(tmp_path / "in"),
+        stdout=_fifo(tmp_path / "out"),
+        stderr=_fifo(tmp_path / "err"),
+        relayed=relayed,
     )
     child = stdio.child()
     assert [os.get_blocking(fd) for fd in child.fds().values()] == [True, True, True]
     stdio.close()
 
 
-async def test_one_uri_for_stdout_and_stderr_is_one_open_file(
-    tmp_path: Path, open_fds: None
+async def test_one_uri_for_stdout_and_stderr_is_one_pipe_in_the_order_written(
+    tmp_path: Path, open_fds: None, plain: Plain
 ) -> None:
-    log = tmp_path / "logs" / "out"
-    stdio = DirectStdio(stdin="", stdout=f"file://{log}", stderr=f"file://{log}")
-    child = stdio.child()
-    assert child.stdout is not None
-    assert child.stdout == child.stderr
-    os.write(child.stdout, b"1\n")
-    stdio.close()
-    again = DirectStdio(stdin="", stdout=f"file://{log}", stderr="")
-    assert again.child().stdout is not None
-    os.write(again.child().stdout or -1, b"2\n")
-    again.close()
+    log = tmp_path / "logs" / "of today" / "out"
+    uri = f"file://{log}".replace(" ", "%20")
+    for line in (b"1\n", b"2\n"):
+        stdio = plain(stdout=uri, stderr=uri)
+        child = stdio.child()
+        assert child.stdout == child.stderr
+        process = _write_end(stdio)
+        await stdio.started()
+        os.write(process, line)
+        os.close(process)
+        await stdio.drain()
+        stdio.close()
     assert log.read_text() == "1\n2\n"
+    assert stat.S_IMODE(log.stat().st_mode) == 0o644
 
 
-async def test_what_the_process_gets_belongs_to_the_owner_asked_for(
-    tmp_path: Path, open_fds: None
+async def test_a_process_never_has_a_file_itself(
+    tmp_path: Path, open_fds: None, plain: Plain
 ) -> None:
-    stdio = DirectStdio(stdin="", stdout=_fifo(tmp_path / "out"), stderr="", owner=(1234, 5678))
-    found = os.stat(tmp_path / "out")
-    assert (found.st_uid, found.st_gid) == (1234, 5678)
+    (tmp_path / "in").write_bytes(b"typed")
+    (tmp_path / "plain").write_bytes(b"")
+    stdio = plain(
+        stdin=str(tmp_path / "in"),
+        stdout=f"file://{tmp_path}/log",
+        stderr=str(tmp_path / "plain"),
+        owner=(1234, 5678),
+    )
+    fds = stdio.child().fds()
+    assert [stat.S_ISFIFO(os.fstat(fds[n]).st_mode) for n in (0, 1, 2)] == [True, True, True]
+    assert {os.stat(tmp_path / name).st_uid for name in ("in", "log", "plain")} == {0}
+    process = [os.dup(fds[n]) for n in (0, 1, 2)]
+    await stdio.started()
+    for fd, text in ((1, b"to the log"), (2, b"to the other")):
+        os.write(process[fd], text)
+        os.close(process[fd])
+    with anyio.fail_after(5):
+        await anyio.wait_readable(process[0])
+    assert os.read(process[0], 100) == b"typed"
+    os.close(process[0])
+    await stdio.drain()
+    stdio.close()
+    await anyio.sleep(0.05)
+    assert (tmp_path / "log").read_bytes() == b"to the log"
+    assert (tmp_path / "plain").read_bytes() == b"to the other"
+
+
+@pytest.mark.parametrize("relayed", [False, True])
+async def test_what_the_process_gets_belongs_to_the_owner_asked_for(
+    tmp_path: Path, open_fds: None, plain: Plain, *, relayed: bool
+) -> None:
+    stdio = plain(
+        stdin=_fifo(tmp_path / "in"),
+        stdout=_fifo(tmp_path / "out"),
+        stderr=f"file://{tmp_path}/log",
+        owner=(1234, 5678),
+        relayed=relayed,
+    )
+    for fd in stdio.child().fds().values():
+        found = os.fstat(fd)
+        assert (found.st_uid, found.st_gid) == (1234, 5678)
+    assert os.stat(tmp_path / "log").st_uid == 0
     stdio.close()
 
 
 @pytest.mark.parametrize("role", ["stdin", "stdout", "stderr"])
+@pytest.mark.parametrize("relayed", [False, True])
 async def test_a_missing_fifo_is_named_and_nothing_stays_open(
-    tmp_path: Path, open_fds: None, role: str
+    tmp_path: Path, open_fds: None, plain: Plain, role: str, *, relayed: bool
 ) -> None:
     uris = {name: _fifo(tmp_path / name) for name in ("stdin", "stdout", "stderr") if name != role}
+    uris[role] = str(tmp_path / "missing")
     with pytest.raises(StdioUnavailable, match="missing"):
-        DirectStdio(**{**uris, role: str(tmp_path / "missing")})  # type: ignore[arg-type]
+        plain(**uris, relayed=relayed)
 
 
-@pytest.mark.parametrize("uri", ["binary:///bin/logger", "npipe:////./pipe/x", "relative/path"])
-async def test_a_scheme_that_is_not_served_is_named(uri: str) -> None:
-    with pytest.raises(StdioUnsupported, match="scheme"):
-        DirectStdio(stdin="", stdout=uri, stderr="")
+async def test_a_log_that_a_link_leads_away_is_refused(
+    tmp_path: Path, open_fds: None, plain: Plain
+) -> None:
+    (tmp_path / "log").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StdioUnavailable, match="symbolic link"):
+        plain(stdout=f"file://{tmp_path}/log")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("kind", ["directory", "fifo", "socket"])
+async def test_a_log_that_is_no_file_is_refused_at_once(
+    tmp_path: Path, open_fds: None, plain: Plain, kind: str
+) -> None:
+    path = tmp_path / "log"
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+    with pytest.raises(StdioUnavailable):
+        plain(stdout=f"file://{path}")
+
+
+async def test_what_a_full_disk_does_not_take_is_forgotten_and_said_once(
+    open_fds: None, plain: Plain, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(log, "error", lambda event, **fields: said.append(event))
+    stdio = plain(stdout="file:///dev/full")
+    process = _write_end(stdio)
+    await stdio.started()
+    os.set_blocking(process, False)
+    for _ in range(40):
+        with anyio.fail_after(5):
+            await anyio.wait_writable(process)
+        with suppress(BlockingIOError):
+            os.write(process, b"line\n" * 2000)
+    os.close(process)
+    await stdio.drain()
+    stdio.close()
+    assert said == ["output is lost: its file cannot be written"]
+
+
+@pytest.mark.parametrize("uri", ["fifo", "file"])
+async def test_a_daemon_that_keeps_the_output_does_not_hold_the_drain(
+    tmp_path: Path, open_fds: None, plain: Plain, uri: str
+) -> None:
+    path = tmp_path / "out"
+    stdio = plain(stdout=_fifo(path) if uri == "fifo" else f"file://{path}", relayed=True)
+    client = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    daemon = _write_end(stdio)
+    await stdio.started()
+    os.write(daemon, b"all of it" * 1000)
+    with anyio.fail_after(2):
+        await stdio.drain()
+    stdio.close()
+    assert _read_all(client) == b"all of it" * 1000
+    os.close(client)
+    os.close(daemon)
+    await anyio.sleep(0.05)
+
+
+async def test_closing_before_the_start_leaves_nothing_open(
+    tmp_path: Path, open_fds: None, plain: Plain
+) -> None:
+    (tmp_path / "in").write_bytes(b"")
+    for stdout in (_fifo(tmp_path / "out"), f"file://{tmp_path}/log"):
+        stdio = plain(stdin=str(tmp_path / "in"), stdout=stdout, relayed=True)
+        stdio.close()
+        stdio.close()
+
+
+# -- with a terminal ------------------------------------------------------------------------
 
 
 def _send_terminal(path: str) -> tuple[int, threading.Thread]:
@@ -168,102 +364,171 @@ def _send_terminal(path: str) -> tuple[int, threading.Thread]:
     return slave, thread
 
 
-async def test_a_terminal_is_copied_both_ways_resized_and_drained(tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    uris = {"stdin": _fifo(tmp_path / "in"), "stdout": _fifo(tmp_path / "out")}
-    async with anyio.create_task_group() as tasks:
-        stdio = TerminalStdio(tasks, **uris, socket_directory=str(tmp_path))
-        console = stdio.child().console_socket
-        assert console is not None
-        stdio.resize(132, 43)  # before the terminal is there
-        slave, thread = _send_terminal(console)
-        thread.join()
-        await stdio.started()
-        output = os.open(tmp_path / "out", os.O_RDONLY | os.O_NONBLOCK)
-        input_ = os.open(tmp_path / "in", os.O_WRONLY)
-        size = array.array("H", [0, 0, 0, 0])
-        ioctl(slave, termios.TIOCGWINSZ, size)
-        assert list(size[:2]) == [43, 132]
-        os.write(input_, b"typed\n")
-        os.write(slave, b"shown\n")
-        data = b""
-        with anyio.fail_after(5):
-            while b"shown" not in data or b"typed" not in data:
-                await anyio.wait_readable(output)
-                data += os.read(output, 100)
-        os.set_blocking(slave, False)
-        assert os.read(slave, 100) == b"typed\n"
-        os.write(slave, b"last words" * 500)
-        os.close(slave)
-        await stdio.drain()
-        while b"last words" * 500 not in data:
-            data += os.read(output, 65536)
-        stdio.close()
-        stdio.close()
-        os.close(input_)
-        os.close(output)
+async def _begin(stdio: TerminalStdio) -> int:
+    """Let it start; returns the terminal's slave."""
+    slave, thread = _send_terminal(stdio.child().console_socket or "")
+    thread.join()
+    await stdio.started()
+    return slave
+
+
+async def test_a_terminal_is_passed_on_both_ways_resized_and_drained(
+    tmp_path: Path, open_fds: None, terminal: WithTerminal
+) -> None:
+    stdio = terminal(stdin=_fifo(tmp_path / "in"), stdout=_fifo(tmp_path / "out"))
+    stdio.resize(132, 43)  # before the terminal is there
+    slave = await _begin(stdio)
+    output = os.open(tmp_path / "out", os.O_RDONLY | os.O_NONBLOCK)
+    input_ = os.open(tmp_path / "in", os.O_WRONLY)
+    size = array.array("H", [0, 0, 0, 0])
+    fcntl.ioctl(slave, termios.TIOCGWINSZ, size)
+    assert list(size[:2]) == [43, 132]
+    os.write(input_, b"typed\n")
+    data = await _read_all_slowly(output, until=b"typed")
+    os.write(slave, b"shown\n")
+    data += await _read_all_slowly(output, until=b"shown")
+    os.set_blocking(slave, False)
+    assert os.read(slave, 100) == b"typed\n"
+    os.write(slave, b"last words" * 500)
+    os.close(slave)
+    await stdio.drain()
+    # The client has its end before anything is closed.
+    assert _read_all(output).endswith(b"last words" * 500)
+    stdio.resize(80, 24)  # nobody is left to see it
+    stdio.close()
+    stdio.close()
+    stdio.resize(80, 24)
+    os.close(input_)
+    os.close(output)
     assert not [name for name in os.listdir(tmp_path) if "console" in name]
-    assert len(os.listdir("/proc/self/fd")) == before
+    await anyio.wait_all_tasks_blocked()
 
 
-async def test_a_runtime_that_sends_no_terminal_is_told_so(tmp_path: Path) -> None:
-    async with anyio.create_task_group() as tasks:
-        stdio = TerminalStdio(tasks, stdin="", stdout="", socket_directory=str(tmp_path))
-        with pytest.raises(StdioUnavailable, match="no terminal"):
-            await stdio.started()
-        stdio.close()
-    assert os.listdir(tmp_path) == []
+async def test_clients_of_a_terminal_come_and_go_until_the_input_is_closed(
+    tmp_path: Path, open_fds: None, terminal: WithTerminal
+) -> None:
+    stdio = terminal(stdin=_fifo(tmp_path / "in"))
+    slave = await _begin(stdio)
+    os.set_blocking(slave, False)
+    for text in (b"first\n", b"second\n"):
+        client = os.open(tmp_path / "in", os.O_WRONLY)
+        os.write(client, text)
+        os.close(client)
+        assert await _read_all_slowly(slave, until=b"\n") == text
+    client = os.open(tmp_path / "in", os.O_WRONLY)
+    os.write(client, b"no line end")
+    stdio.close_stdin()
+    await anyio.sleep(0.05)
+    with pytest.raises(BlockingIOError):
+        os.read(slave, 100)
+    os.close(client)
+    # Ctrl-D hands over the line that was begun, and then is the end.
+    assert await _read_all_slowly(slave, until=b"end") == b"no line end"
+    assert os.read(slave, 100) == b""
+    os.close(slave)
+    await stdio.drain()
+    stdio.close()
+    await anyio.wait_all_tasks_blocked()
+
+
+async def test_a_large_paste_arrives_whole(
+    tmp_path: Path, open_fds: None, terminal: WithTerminal
+) -> None:
+    stdio = terminal(stdin=_fifo(tmp_path / "in"))
+    slave = await _begin(stdio)
+    modes = termios.tcgetattr(slave)
+    modes[3] &= ~termios.ECHO
+    termios.tcsetattr(slave, termios.TCSANOW, modes)
+    paste = b"".join(b"%06d %s\n" % (number, b"x" * 50) for number in range(10_000))
+    client = os.open(tmp_path / "in", os.O_WRONLY)
+
+    def type_() -> None:
+        os.write(client, paste)
+        os.close(client)
+
+    typist = threading.Thread(target=type_)
+    typist.start()
+    os.set_blocking(slave, False)
+    data = b""
+    with anyio.fail_after(20):
+        while len(data) < len(paste):
+            await anyio.wait_readable(slave)
+            data += os.read(slave, 65536)
+            if len(data) % 7 == 0:
+                await anyio.sleep(0.001)  # a reader that lags behind
+    assert data == paste
+    typist.join()
+    os.close(slave)
+    await stdio.drain()
+    stdio.close()
+    await anyio.wait_all_tasks_blocked()
+
+
+async def test_a_daemon_that_keeps_a_terminal_does_not_hold_the_drain(
+    tmp_path: Path, open_fds: None, terminal: WithTerminal
+) -> None:
+    stdio = terminal(stdout=_fifo(tmp_path / "out"))
+    client = os.open(tmp_path / "out", os.O_RDONLY | os.O_NONBLOCK)
+    slave = await _begin(stdio)
+    os.write(slave, b"x" * 3000 + b"end")
+    with anyio.fail_after(2):
+        await stdio.drain()
+    stdio.close()
+    assert _read_all(client) == b"x" * 3000 + b"end"
+    os.close(slave)
+    os.close(client)
+    await anyio.wait_all_tasks_blocked()
+
+
+async def test_a_runtime_that_sends_no_terminal_is_told_so(
+    tmp_path: Path, open_fds: None, terminal: WithTerminal
+) -> None:
+    stdio = terminal(stdin=_fifo(tmp_path / "in"), stdout=_fifo(tmp_path / "out"))
+    with pytest.raises(StdioUnavailable, match="no terminal"):
+        await stdio.started()
+    stdio.close()
+    assert sorted(os.listdir(tmp_path)) == ["in", "out"]
+
+
+async def test_a_terminal_without_its_fifo_leaves_nothing(
+    tmp_path: Path, open_fds: None, terminal: WithTerminal
+) -> None:
+    with pytest.raises(StdioUnavailable, match="missing"):
+        terminal(stdin=_fifo(tmp_path / "in"), stdout=str(tmp_path / "missing"))
+    assert os.listdir(tmp_path) == ["in"]
 
 
 async def test_a_bundle_with_a_path_too_long_for_a_socket_still_has_a_terminal(
-    tmp_path: Path,
+    tmp_path: Path, open_fds: None, terminal: WithTerminal
 ) -> None:
     bundle = tmp_path / ("d" * 100) / ("e" * 100)
     bundle.mkdir(parents=True)
-    async with anyio.create_task_group() as tasks:
-        stdio = TerminalStdio(tasks, stdin="", stdout="", socket_directory=str(bundle))
-        slave, thread = _send_terminal(stdio.child().console_socket or "")
-        thread.join()
-        await stdio.started()
-        os.close(slave)
-        await stdio.drain()
-        stdio.close()
+    stdio = terminal(bundle=bundle)
+    os.close(await _begin(stdio))
+    assert os.listdir(bundle) == []
+    await stdio.drain()
+    stdio.close()
+    await anyio.wait_all_tasks_blocked()
 
 
-async def test_copying_what_is_always_ready_lets_others_run() -> None:
-    source, sink = os.open("/dev/zero", os.O_RDONLY), os.open("/dev/null", os.O_WRONLY)
-    with anyio.move_on_after(0.1) as scope:
-        await _copy(source, sink)
-    assert scope.cancelled_caught
-    for fd in (source, sink):
-        os.close(fd)
-
-
-async def test_a_full_disk_does_not_block_the_terminal(tmp_path: Path) -> None:
-    async with anyio.create_task_group() as tasks:
-        stdio = TerminalStdio(
-            tasks, stdin="", stdout="file:///dev/full", socket_directory=str(tmp_path)
-        )
-        slave, thread = _send_terminal(stdio.child().console_socket or "")
-        thread.join()
-        await stdio.started()
-        os.set_blocking(slave, False)
-        with anyio.fail_after(5):
-            for _ in range(100):
-                await anyio.wait_writable(slave)
-                os.write(slave, b"line\n" * 100)
-        os.close(slave)
-        await stdio.drain()
-        stdio.close()
-
-
-async def test_a_terminal_that_came_leaves_no_socket_behind(tmp_path: Path) -> None:
-    async with anyio.create_task_group() as tasks:
-        stdio = TerminalStdio(tasks, stdin="", stdout="", socket_directory=str(tmp_path))
-        slave, thread = _send_terminal(stdio.child().console_socket or "")
-        thread.join()
-        await stdio.started()
-        assert os.listdir(tmp_path) == []
-        os.close(slave)
-        await stdio.drain()
-        stdio.close()
+@pytest.mark.parametrize("where", ["nothing", "a file", "a full disk"])
+async def test_a_terminal_that_no_client_reads_does_not_block(
+    tmp_path: Path, open_fds: None, terminal: WithTerminal, where: str
+) -> None:
+    uris = {"nothing": "", "a file": f"file://{tmp_path}/log", "a full disk": "file:///dev/full"}
+    stdio = terminal(stdout=uris[where])
+    slave = await _begin(stdio)
+    os.set_blocking(slave, False)
+    written = 0
+    with anyio.fail_after(5):
+        for _ in range(100):
+            await anyio.wait_writable(slave)
+            written += os.write(slave, b"line\n" * 100)
+    os.close(slave)
+    await stdio.drain()
+    stdio.close()
+    await anyio.sleep(0.05)
+    if where == "a file":
+        # Each line end is two characters, and a write to a terminal may be cut within one.
+        found = (tmp_path / "log").read_bytes()
+        assert len(found.replace(b"\r", b"")) == written

@@ -1,0 +1,118 @@
+"""Opening fifos and files: never waiting for anyone, never following where others may lead."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Final
+
+from shim.errors import StdioUnavailable
+
+_APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+class Descriptors:
+    """Descriptors that are closed together, once."""
+
+    __slots__ = ("_fds",)
+
+    def __init__(self) -> None:
+        self._fds: list[int] = []
+
+    def keep(self, fd: int) -> int:
+        """Close ``fd`` when the others are closed."""
+        self._fds.append(fd)
+        return fd
+
+    def release(self, fd: int) -> int:
+        """Leave ``fd`` open: it is somebody else's from now on."""
+        self._fds.remove(fd)
+        return fd
+
+    def close(self) -> None:
+        """Close them all; a second call does nothing."""
+        while self._fds:
+            os.close(self._fds.pop())
+
+
+class Opening:
+    """Turns an OSError of an open into one line for whoever named the path."""
+
+    __slots__ = ("_path", "_role")
+
+    def __init__(self, role: str, path: str) -> None:
+        self._role = role
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, OSError):
+            raise StdioUnavailable(
+                f"{self._role} at {self._path}",
+                found=error.strerror or str(error),
+                do="containerd's client has to make the fifo before it creates the task",
+            ) from error
+
+
+def is_fifo(path: str) -> bool:
+    """Whether a path leads to a fifo."""
+    return stat.S_ISFIFO(os.stat(path).st_mode)
+
+
+def open_fifo(path: str) -> tuple[int, int]:
+    """A non-blocking read end and a blocking write end of a fifo, without waiting for anyone."""
+    reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return reading, os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except BaseException:
+        os.close(reading)
+        raise
+
+
+def pipe_for(other: int) -> tuple[int, int]:
+    """A pipe's read end and write end, to pass on to or from a descriptor.
+
+    Args:
+        other: that descriptor; closed if there is no pipe to be had.
+    """
+    try:
+        return os.pipe2(os.O_CLOEXEC)
+    except OSError:
+        os.close(other)
+        raise
+
+
+def open_existing_file(path: str) -> int:
+    """A file that is there, to append to."""
+    return _blocking(os.open(path, _APPEND), path)
+
+
+def open_log_file(path: str) -> int:
+    """A file to append to; it and the directories on the way to it are made if missing.
+
+    The last name may not be a link: a log's directory is often one that a container can write
+    to, and what it wrote would go wherever it points the link.
+
+    Raises:
+        StdioUnavailable: it is a link, or something that no log can be.
+        OSError: it cannot be opened.
+    """
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    if os.path.islink(path):
+        raise StdioUnavailable(
+            f"the log file {path}", found="a symbolic link", do="name the file that it leads to"
+        )
+    return _blocking(os.open(path, _APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644), path)
+
+
+def _blocking(fd: int, path: str) -> int:
+    kind = os.fstat(fd).st_mode
+    if not (stat.S_ISREG(kind) or stat.S_ISCHR(kind)):
+        os.close(fd)
+        raise StdioUnavailable(
+            f"the log file {path}", found="it is no regular file", do="name another path"
+        )
+    os.set_blocking(fd, True)
+    return fd

@@ -1,0 +1,155 @@
+"""Passing on: what comes out of a pipe or terminal goes into another, on the event loop.
+
+Between pipes the kernel moves the pages (splice(2)), and no byte is copied. Little at a time is
+copied all the same: a page that is moved takes one of the sixteen places in a pipe however
+little is in it, so that short lines would fill a fifo that nobody reads after the sixteenth.
+
+Nothing is held here but what a single read has given: who does not take holds up who writes.
+
+Source: splice(2), pipe(7), tty_ioctl(4).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import termios
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import anyio.lowlevel
+
+from shim.stdio.ends import Descriptors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from anyio.abc import TaskGroup
+
+_CHUNK: Final = 1 << 16
+
+# From how many waiting bytes on pages are moved, and how many at most.
+_WORTH_MOVING: Final = 1 << 14
+_MOST: Final = 1 << 20
+
+# How much is passed on before the loop gets its turn, in bytes and in steps. Source and sink
+# may always be ready, and the shim has more to do.
+_TURN_BYTES: Final = 1 << 20
+_TURN_STEPS: Final = 64
+
+
+class Relay:
+    """Passes on from one descriptor to another, to the end or until told to finish.
+
+    Args:
+        source: read from until it ends; ours from now on.
+        sink: ours from now on, and closed when the source has ended.
+        last: what is written when the source has ended; asked for then.
+    """
+
+    def __init__(self, source: int, sink: int, *, last: Callable[[], bytes] | None = None) -> None:
+        self.done = anyio.Event()
+        self._ours = Descriptors()
+        self._source = self._ours.keep(source)
+        self._sink = self._ours.keep(sink)
+        self._last = last
+        for fd in (source, sink):
+            os.set_blocking(fd, False)
+        self._moves = _is_pipe(source) and _is_pipe(sink)
+        self._rest = memoryview(b"")
+        self._sink_is_full = False
+        self._finishing = False
+        self._running = False
+        self._whole = anyio.CancelScope()
+        self._waiting: anyio.CancelScope | None = None
+
+    def start(self, tasks: TaskGroup) -> None:
+        """Begin."""
+        self._running = True
+        tasks.start_soon(self._run)
+
+    def finish(self) -> None:
+        """Pass on what is there, and then end, whoever could still write."""
+        self._finishing = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    def stop(self) -> None:
+        """End now."""
+        if self._running:
+            # Closed when the task has ended: a descriptor closed under a wait could come back
+            # as another file's number, whose readiness the loop would then forget.
+            self._whole.cancel()
+        else:
+            self._ours.close()
+
+    async def _run(self) -> None:
+        try:
+            with self._whole:
+                await self._pass_on()
+        finally:
+            self._ours.close()
+            self.done.set()
+
+    async def _pass_on(self) -> None:
+        count = steps = 0
+        while True:
+            try:
+                passed = self._step()
+            except BlockingIOError:
+                if not await self._until_ready():
+                    return
+                count = steps = 0
+                continue
+            except OSError:
+                # EIO: nobody has the terminal open any more, or EPIPE: nobody reads what is
+                # written for a process. Of what takes output we hold a read end.
+                return
+            if not passed:
+                return
+            count += passed
+            steps += 1
+            if count >= _TURN_BYTES or steps >= _TURN_STEPS:
+                await anyio.lowlevel.checkpoint()
+                count = steps = 0
+
+    def _step(self) -> int:
+        """Pass on once; returns how many bytes, 0 at the end of the source."""
+        self._sink_is_full = True  # if this blocks
+        if not self._rest:
+            if self._moves and waiting_bytes(self._source) >= _WORTH_MOVING:
+                return os.splice(self._source, self._sink, _MOST, flags=os.SPLICE_F_NONBLOCK)
+            self._sink_is_full = False
+            self._rest = memoryview(os.read(self._source, _CHUNK) or self._take_last())
+            if not self._rest:
+                return 0
+            self._sink_is_full = True
+        written = os.write(self._sink, self._rest)
+        self._rest = self._rest[written:]
+        return written
+
+    def _take_last(self) -> bytes:
+        last, self._last = self._last, None
+        return last() if last is not None else b""
+
+    async def _until_ready(self) -> bool:
+        """Wait for what was not ready; says whether there can be more."""
+        if self._sink_is_full:
+            await anyio.wait_writable(self._sink)
+        elif self._finishing:
+            return False
+        else:
+            with anyio.CancelScope() as self._waiting:
+                await anyio.wait_readable(self._source)
+            self._waiting = None
+        return True
+
+
+def waiting_bytes(fd: int) -> int:
+    """How much is in a pipe or terminal, waiting to be read."""
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), "little")
+
+
+def _is_pipe(fd: int) -> bool:
+    return stat.S_ISFIFO(os.fstat(fd).st_mode)

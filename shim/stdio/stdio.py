@@ -1,0 +1,33 @@
+"""What can be asked of a process's stdio, whatever it is made of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from shim.runtime import ChildStdio
+
+# The longest that Delete waits for output that was written and not yet taken.
+DRAIN_SECONDS: Final = 10.0
+
+
+class Stdio(Protocol):
+    """What a process's stdio can do."""
+
+    def child(self) -> ChildStdio:
+        """What the runtime hands to the process."""
+
+    async def started(self) -> None:
+        """The process has its descriptors now: let go of ours that were meant for it."""
+
+    def close_stdin(self) -> None:
+        """No more input will come (CloseIO)."""
+
+    def resize(self, width: int, height: int) -> None:
+        """Tell the terminal its size in characters; nothing without a terminal."""
+
+    async def drain(self) -> None:
+        """Wait until what the process wrote has been passed on."""
+
+    def close(self) -> None:
+        """Release everything. May be called more than once, and in any state."""

@@ -1,0 +1,271 @@
+"""Loggers of a real shim, called by hand: all that was written is taken, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from api.errors import Status
+from api.ttrpc import RemoteError
+from tests.harness import loggers as programs
+from tests.harness.loggers import Loggers, loggers_directory
+from tests.harness.runtime import is_alive
+from tests.harness.shim import gone
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractAsyncContextManager
+
+    from tests.harness.shim import ShimByHand
+
+    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+
+pytestmark = pytest.mark.anyio
+
+EIGHT_MEBIBYTES = "dd if=/dev/zero bs=65536 count=128 2>/dev/null; echo end"
+
+
+@pytest.fixture
+def loggers() -> Iterator[Loggers]:
+    with loggers_directory() as loggers:
+        yield loggers
+
+
+def _with_terminal(shim: ShimByHand, container_id: str) -> None:
+    spec = shim.spec(container_id)
+    spec["process"]["terminal"] = True
+    shim.write_spec(container_id, spec)
+
+
+@pytest.mark.parametrize("scheme", ["binary", "binary-v2"])
+async def test_a_logger_takes_both_outputs_whole_and_ends(
+    start_shim: StartShim, loggers: Loggers, scheme: str
+) -> None:
+    script = programs.GOOD if scheme == "binary" else programs.SPEAKING
+    async with start_shim("c1", "sh", "-c", f"{EIGHT_MEBIBYTES}; echo oops >&2") as shim:
+        uri = loggers.uri(script, scheme) + "&flag&env.COLOUR=green"
+        await shim.run("c1", stdout=uri, stderr=uri)
+        await shim.call("Wait", id="c1")
+        began = time.monotonic()
+        await shim.call("Delete", id="c1")
+        # It ended by itself, before anybody told it to.
+        assert time.monotonic() - began < 2
+        assert loggers.read("c1.out") == bytes(8 << 20) + b"end\n"
+        assert loggers.read("c1.err") == b"oops\n"
+        assert loggers.read("c1.end") == b"ended\n"
+        assert not is_alive(loggers.pid("c1"))
+        program = f"{loggers.directory}/logger"
+        argv = loggers.read("c1.argv").decode().splitlines()
+        assert argv == [program, "out", loggers.directory, "flag", ""]
+        # The shell's own are from 10 on.
+        numbers = {int(number) for number in loggers.read("c1.fds").split()}
+        assert {number for number in numbers if number < 10} == {0, 1, 2, 3, 4, 5}
+        lines = loggers.read("c1.env").decode().splitlines()
+        environment = dict(line.split("=", 1) for line in lines)
+        del environment["PWD"]  # the shell's own
+        assert set(environment) == {
+            "COLOUR", "CONTAINER_ID", "CONTAINER_NAMESPACE", "LANG", "PATH",
+        }  # fmt: skip
+        assert environment["COLOUR"] == "green"
+        # Its exit is nobody's.
+        await shim.events.until("TaskDelete")
+        assert shim.events.of("c1") == ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
+        await gone(shim, "c1")
+
+
+async def test_an_exec_has_a_logger_of_its_own(start_shim: StartShim, loggers: Loggers) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        before = shim.open_files()
+        uri = loggers.uri(programs.SLOW)
+        await shim.exec("c1", "e1", "sh", "-c", EIGHT_MEBIBYTES, stdout=uri, stderr=uri)
+        await shim.call("Start", id="c1", exec_id="e1")
+        await shim.call("Wait", id="c1", exec_id="e1")
+        await shim.call("Delete", id="c1", exec_id="e1")
+        assert loggers.read("e1.out") == bytes(8 << 20) + b"end\n"
+        assert not is_alive(loggers.pid("e1"))
+        assert shim.open_files() == before
+        await shim.end("c1")
+        await gone(shim, "c1")
+
+
+@pytest.mark.parametrize("exec_id", ["", "e1"], ids=["init", "exec"])
+async def test_a_terminal_can_have_a_logger(
+    start_shim: StartShim, loggers: Loggers, exec_id: str
+) -> None:
+    script = "seq 100000 254000; echo end"
+    command = ("sleep", "1000") if exec_id else ("sh", "-c", script)
+    async with start_shim("c1", *command) as shim:
+        uri = loggers.uri(programs.GOOD)
+        if exec_id:
+            await shim.run("c1")
+            await shim.exec("c1", "e1", "sh", "-c", script, stdout=uri, terminal=True)
+            await shim.call("Start", id="c1", exec_id="e1")
+        else:
+            _with_terminal(shim, "c1")
+            await shim.run("c1", stdout=uri, terminal=True)
+        await shim.call("Wait", id="c1", exec_id=exec_id)
+        await shim.call("Delete", id="c1", exec_id=exec_id)
+        lines = loggers.read(f"{exec_id or 'c1'}.out").split(b"\r\n")
+        assert lines == [*(b"%d" % n for n in range(100000, 254001)), b"end", b""]
+        assert not is_alive(loggers.pid(exec_id or "c1"))
+        if exec_id:
+            await shim.end("c1")
+        await gone(shim, "c1")
+
+
+async def test_a_logger_that_waits_to_be_told_is_told(
+    start_shim: StartShim, loggers: Loggers
+) -> None:
+    async with start_shim("c1", "echo", "hello") as shim:
+        uri = loggers.uri(programs.WAITING)
+        await shim.run("c1", stdout=uri, stderr=uri)
+        await shim.call("Wait", id="c1")
+        await shim.call("Delete", id="c1")
+        assert loggers.read("c1.out") == b"hello\n"
+        assert loggers.read("c1.end") == b"told\n"
+        assert not is_alive(loggers.pid("c1"))
+        await gone(shim, "c1")
+
+
+async def test_a_logger_that_does_not_end_when_told_is_killed(
+    start_shim: StartShim, loggers: Loggers
+) -> None:
+    async with start_shim("c1", "echo", "hello") as shim:
+        uri = loggers.uri(programs.WAITING.replace("trap '", "trap '' TERM; : '"))
+        await shim.run("c1", stdout=uri, stderr=uri)
+        await shim.call("Wait", id="c1")
+        began = time.monotonic()
+        await shim.call("Delete", id="c1", timeout=30)
+        assert 12 < time.monotonic() - began < 25
+        assert not is_alive(loggers.pid("c1"))
+        await gone(shim, "c1")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "script", "code"),
+    [
+        ("binary", programs.DYING, "E1405"),
+        ("binary-v2", programs.DYING, "E1405"),
+        ("binary-v2", programs.GOOD, "E1405"),
+        ("binary", programs.SILENT, "E1406"),
+        ("binary", "\0no program", "E1201"),
+        ("binary", "#!/no/such/interpreter\n", "E1201"),
+    ],
+    ids=["dies", "dies, v2", "says nothing, v2", "never ready", "no program", "no interpreter"],
+)
+@pytest.mark.parametrize("exec_id", ["", "e1"], ids=["init", "exec"])
+async def test_a_logger_that_is_not_ready_is_one_error_and_leaves_nothing(
+    start_shim: StartShim, loggers: Loggers, scheme: str, script: str, code: str, exec_id: str
+) -> None:
+    if exec_id and script == programs.SILENT:
+        pytest.skip("ten seconds, once")
+    async with start_shim("c1", "sleep", "1000") as shim:
+        uri = loggers.uri(script, scheme)
+        if exec_id:
+            await shim.run("c1")
+            await shim.exec("c1", "e1", "echo", "hello", stdout=uri, stderr=uri)
+        before = shim.open_files()
+        if exec_id:
+            begin = shim.call("Start", id="c1", exec_id="e1")
+        else:
+            begin = shim.create("c1", stdout=uri, stderr=uri)
+        with pytest.raises(RemoteError, match=code) as caught:
+            await begin
+        assert "\n" not in str(caught.value)
+        assert not is_alive(loggers.pid(exec_id or "c1"))
+        assert shim.open_files() == before
+        if exec_id:
+            await shim.end("c1")
+        assert shim.children() == []
+        await gone(shim, "c1")
+
+
+async def test_only_loggers_that_the_operator_allows_are_started(
+    start_shim: StartShim, loggers: Loggers
+) -> None:
+    config = f"{loggers.directory}/config.toml"
+    uri = loggers.uri(programs.GOOD)
+
+    def allow(content: str) -> None:
+        with open(config, "w", encoding="utf-8") as file:
+            file.write(content)
+
+    allow("")
+    environment = {"NVSHIM_CONFIG": config}
+    async with start_shim("c1", "echo", "hello", environment=environment) as shim:
+
+        async def refused(uri: str) -> str:
+            with pytest.raises(RemoteError) as caught:
+                await shim.create("c1", stdout=uri, stderr=uri)
+            assert loggers.pid("c1") == 0
+            assert caught.value.status == Status.PERMISSION_DENIED
+            return str(caught.value)
+
+        os.chmod(f"{loggers.directory}/logger", 0o775)
+        assert "written by others" in await refused(uri)
+        os.chmod(f"{loggers.directory}/logger", 0o755)
+        allow('[stdio]\nloggers = ["/usr/bin/other"]\n')
+        assert "list of loggers" in await refused(uri)
+        allow(f'[stdio]\nloggers = ["{loggers.directory}/logger"]\n')
+        assert "LD_PRELOAD" in await refused(f"{uri}&env.LD_PRELOAD=/tmp/evil.so")
+        allow("[stdio]\nloggers = true\n")
+        with pytest.raises(RemoteError, match="E0504"):
+            await shim.create("c1", stdout=uri, stderr=uri)
+        allow(f'[stdio]\nloggers = ["{loggers.directory}/logger"]\n')
+        await shim.run("c1", stdout=uri, stderr=uri)
+        await shim.call("Wait", id="c1")
+        await shim.call("Delete", id="c1")
+        assert loggers.read("c1.out") == b"hello\n"
+        await gone(shim, "c1")
+
+
+async def test_a_container_outlives_its_logger(start_shim: StartShim, loggers: Loggers) -> None:
+    script = "echo first; sleep 0.3; dd if=/dev/zero bs=65536 count=64 2>/dev/null; exit 5"
+    async with start_shim("c1", "sh", "-c", script) as shim:
+        uri = loggers.uri(programs.SHORT_LIVED)
+        await shim.run("c1", stdout=uri, stderr=uri)
+        # Neither killed by SIGPIPE nor blocked.
+        assert (await shim.call("Wait", id="c1", timeout=10)).exit_status == 5
+        began = time.monotonic()
+        await shim.call("Delete", id="c1")
+        assert time.monotonic() - began < 1
+        assert loggers.read("c1.out") == b"first\n"
+        assert any("output is lost" in line for line in await shim.log_lines("c1"))
+        await gone(shim, "c1")
+
+
+async def test_a_logger_is_ended_if_its_container_cannot_be_created(
+    start_shim: StartShim, loggers: Loggers
+) -> None:
+    async with start_shim("c1", "no-such-program") as shim:
+        uri = loggers.uri(programs.WAITING)
+        before = shim.open_files()
+        with pytest.raises(RemoteError, match="no-such-program"):
+            await shim.run("c1", stdout=uri, stderr=uri)
+        with anyio.fail_after(5):
+            while is_alive(loggers.pid("c1")):  # noqa: ASYNC110 - seen from outside
+                await anyio.sleep(0.01)
+        assert shim.open_files() == before
+        await gone(shim, "c1")
+
+
+async def test_a_logger_sees_the_end_when_the_shim_was_killed(
+    start_shim: StartShim, loggers: Loggers
+) -> None:
+    async with start_shim("c1", "sh", "-c", "echo hello; sleep 1000") as shim:
+        uri = loggers.uri(programs.GOOD)
+        await shim.run("c1", stdout=uri, stderr=uri)
+        os.kill(shim.pid, signal.SIGKILL)
+        await shim.until_gone()
+        shim.delete_verb("c1")
+        with anyio.fail_after(5):
+            while is_alive(loggers.pid("c1")):  # noqa: ASYNC110 - seen from outside
+                await anyio.sleep(0.01)
+        assert loggers.read("c1.out") == b"hello\n"
+        assert shim.leftovers() == [f"socket {shim.socket_path}"] or shim.leftovers() == []
