@@ -38,15 +38,71 @@ def _reading(fifo: str, name: str) -> Iterator[str]:
             reader.kill()
 
 
-async def test_output_written_right_before_the_end_arrives_whole(start_shim: StartShim) -> None:
+@pytest.mark.parametrize("exec_id", ["", "e1"], ids=["init", "exec"])
+@pytest.mark.parametrize("kind", ["fifo", "file"])
+async def test_output_written_right_before_the_end_arrives_whole(
+    start_shim: StartShim, exec_id: str, kind: str
+) -> None:
     script = "dd if=/dev/zero bs=65536 count=128 2>/dev/null; echo end"
+    command = ("sleep", "1000") if exec_id else ("sh", "-c", script)
+    async with start_shim("c1", *command) as shim:
+        path = shim.fifo("out") if kind == "fifo" else f"{shim.directory}/logs/out"
+        uri = path if kind == "fifo" else f"file://{path}"
+
+        async def live() -> None:
+            if exec_id:
+                await shim.run("c1")
+                await shim.exec("c1", "e1", "sh", "-c", script, stdout=uri)
+                await shim.call("Start", id="c1", exec_id="e1")
+            else:
+                await shim.run("c1", stdout=uri)
+            await shim.call("Wait", id="c1", exec_id=exec_id)
+            await shim.call("Delete", id="c1", exec_id=exec_id)
+
+        if kind == "fifo":
+            with _reading(path, "copy") as path:
+                await live()
+        else:
+            await live()
+        assert content_of(path) == bytes(8 << 20) + b"end\n"
+        if exec_id:
+            await shim.end("c1")
+        await gone(shim, "c1")
+
+
+async def test_a_container_cannot_reach_the_log_that_it_writes_to(start_shim: StartShim) -> None:
+    script = """
+        echo kept
+        for fd in 1 2; do
+          : > /proc/self/fd/$fd; truncate -s 0 /proc/self/fd/$fd; chmod 777 /proc/self/fd/$fd
+          chown 1000 /proc/self/fd/$fd; readlink /proc/self/fd/$fd
+        done
+        echo kept too
+    """
     async with start_shim("c1", "sh", "-c", script) as shim:
-        stdout = shim.fifo("out")
-        with _reading(stdout, "copy") as copy:
-            await shim.run("c1", stdout=stdout)
-            await shim.call("Wait", id="c1")
-            await shim.call("Delete", id="c1")
-        assert os.path.getsize(copy) == (8 << 20) + 4
+        path = f"{shim.directory}/log"
+        await shim.run("c1", stdout=f"file://{path}", stderr=f"file://{path}")
+        await shim.call("Wait", id="c1")
+        await shim.call("Delete", id="c1")
+        lines = [line for line in content_of(path).split(b"\n") if b"truncate" not in line]
+        assert lines[0] == b"kept"
+        assert lines[-2:] == [b"kept too", b""]
+        assert sum(line.startswith(b"pipe:[") for line in lines) == 2
+        found = os.stat(path)
+        assert (found.st_mode & 0o777, found.st_uid) == (0o644, 0)
+        await gone(shim, "c1")
+
+
+async def test_a_terminal_can_write_to_a_file(start_shim: StartShim) -> None:
+    async with start_shim("c1", "sh", "-c", "seq 100000 254000") as shim:
+        spec = shim.spec("c1")
+        spec["process"]["terminal"] = True
+        shim.write_spec("c1", spec)
+        path = f"{shim.directory}/log"
+        await shim.run("c1", stdout=f"file://{path}", terminal=True)
+        await shim.call("Wait", id="c1")
+        await shim.call("Delete", id="c1")
+        assert content_of(path) == b"".join(b"%d\r\n" % n for n in range(100000, 254001))
         await gone(shim, "c1")
 
 
