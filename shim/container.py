@@ -25,11 +25,14 @@ from shim import bundle as bundle_files
 from shim import cgroup, mounts, oom
 from shim.errors import (
     BundleUnusable,
+    ContainerLeft,
     InvalidSignal,
     NvshimError,
     ProcessExists,
     ProcessFinished,
     ProcessNotFound,
+    ProgramNotFound,
+    ProgramTimeout,
     RuntimeMisbehaved,
     TaskNotFound,
     WrongProcessState,
@@ -64,6 +67,9 @@ _KILLED: Final = 128 + signal.SIGKILL
 
 # Seconds that a process may take to die of SIGKILL, before the runtime is asked what it thinks.
 _DYING: Final = 10.0
+
+# Seconds that the start of a process is waited for by what has to come after it.
+_LATE: Final = 5.0
 
 
 class Surroundings:
@@ -113,6 +119,7 @@ class Container:
         self._own_pid_namespace = True
         self._cgroup: Cgroup | None = None
         self._init_reaped = False
+        self._pausing = 0
         self._deleting = anyio.Lock()
         self._updating = anyio.Lock()
         self._oom: OomWatch | None = None
@@ -373,7 +380,7 @@ class Container:
                 do="start it",
             )
         if not exec_id:
-            await self._runtime.kill(signum, everyone=everyone)
+            await self._kill_container(signum, everyone=everyone)
             return
         if process.child is None:
             raise WrongProcessState(
@@ -384,14 +391,34 @@ class Container:
         # Ours and not reaped yet, so the pid is still its own.
         os.kill(process.child.pid, signum)
 
+    async def _kill_container(self, signum: int, *, everyone: bool) -> None:
+        try:
+            await self._runtime.kill(signum, everyone=everyone)
+        except (ProgramNotFound, ProgramTimeout) as error:
+            # A container whose runtime was removed, or hangs, must still be possible to stop.
+            self._shim.log.warning("signalled without the runtime", id=self.id, why=str(error))
+            if everyone:
+                self._kill_all_in_cgroup(signum)
+            elif self.init.child is not None and self.init.child.exit is None:
+                os.kill(self.init.child.pid, signum)
+
     async def pause(self) -> None:
         """Freeze the container.
 
         Raises:
             WrongProcessState: it does not run.
         """
-        self._require_init(State.RUNNING, f"to pause {self.id}")
-        await self._runtime.pause()
+        asked = f"to pause {self.id}"
+        self._require_init(State.RUNNING, asked)
+        # A runtime that is frozen in the middle of an exec would not return before Resume.
+        self._pausing += 1
+        try:
+            with anyio.move_on_after(_LATE):
+                await _none_is_starting(list(self._execs.values()))
+            self._require_init(State.RUNNING, asked)
+            await self._runtime.pause()
+        finally:
+            self._pausing -= 1
         if self.init.state is State.RUNNING:  # it may have died meanwhile
             self.init.advance(Event.PAUSED)
             self._publish(events_pb2.TaskPaused(container_id=self.id))
@@ -430,6 +457,21 @@ class Container:
             named[self.init.pid] = ""
         inside = self._cgroup.pids() if self._cgroup else []
         return {pid: named.get(pid, "") for pid in sorted({*inside, *named})}
+
+    def describe(self) -> list[dict[str, object]]:
+        """What there is, for a person who asks: init and each exec, and calls of the runtime."""
+        lines: list[dict[str, object]] = [
+            {
+                "container": self.id,
+                "exec": process.exec_id,
+                "state": process.state.name.lower(),
+                "pid": process.pid,
+                "starting": process.starting.locked(),
+            }
+            for process in (self.init, *self._execs.values())
+        ]
+        calls = self._runtime.calls()
+        return lines + [{"container": self.id, "call": verb, "pid": pid} for pid, verb in calls]
 
     def stats(self) -> Message:
         """What the container has used.
@@ -524,7 +566,13 @@ class Container:
         try:
             await self._runtime.delete()
         except ProcessFinished:
-            pass  # an earlier Delete came this far
+            return  # an earlier Delete came this far
+        if self._runtime_has_it():
+            raise ContainerLeft(
+                f"to delete {self.id}",
+                found=f"{self._options.binary_name} succeeded and left {self._root}/{self.id}",
+                do="delete it with that runtime, and ask again",
+            )
 
     async def _end_init(self) -> None:
         """Kill init if it lives, and wait until the last of its threads is gone.
@@ -597,16 +645,15 @@ class Container:
         self._init_reaped = True
         # A Start that is under way has its event first. Execs that are being started fail
         # by themselves: the runtime finds no init.
-        async with self.init.starting, self._checkpointing:
+        await self._settle([self.init])
+        async with self._checkpointing:
             pass
         if out_of_memory:
             self._publish_oom()
         if not self._own_pid_namespace:
             await self._kill_remains()
         execs = list(self._execs.values())
-        for process in execs:
-            async with process.starting:
-                pass
+        await self._settle(execs)
         running = [process for process in execs if process.state is State.RUNNING]
         if running and not self._own_pid_namespace:
             await self._kill_remains()  # what was being started while the others were killed
@@ -615,6 +662,17 @@ class Container:
         for process in running:
             await process.wait()
         self._publish_exit(self.init)
+
+    async def _settle(self, processes: Sequence[Process]) -> None:
+        """Wait until no Start of these is under way.
+
+        Init has ended, so it has succeeded or will fail; a runtime that hangs is not waited for.
+        """
+        with anyio.move_on_after(_LATE) as patience:
+            await _none_is_starting(processes)
+        if patience.cancelled_caught:
+            self._runtime.end_pointless_calls()
+            await _none_is_starting(processes)
 
     def _watch_memory(self) -> None:
         """Tell when the container runs out of memory, from now until init has ended."""
@@ -643,15 +701,19 @@ class Container:
         except (NvshimError, OSError) as error:
             # crun refuses to signal a container whose init is gone.
             self._shim.log.debug("kill --all failed", id=self.id, why=str(error))
-            for pid in self._cgroup.pids() if self._cgroup else ():
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
+            self._kill_all_in_cgroup(signal.SIGKILL)
+
+    def _kill_all_in_cgroup(self, signum: int) -> None:
+        for pid in self._cgroup.pids() if self._cgroup else ():
+            try:
+                os.kill(pid, signum)
+            except ProcessLookupError:
+                continue
 
     def _refuse_unless_running(self) -> None:
-        if self._init_reaped or self.init.state is not State.RUNNING:
+        if self._init_reaped or self._pausing or self.init.state is not State.RUNNING:
             state = "stopped" if self._init_reaped else self.init.state.name.lower()
+            state = "being paused" if state == "running" else state
             raise WrongProcessState(
                 f"an exec in {self.id}",
                 found=f"its init process is {state}",
@@ -674,13 +736,14 @@ class Container:
         try:
             with open(pid_file, encoding="ascii") as file:
                 pid = int(file.read(_PID_FILE_LIMIT))
-        except (OSError, ValueError) as error:
+            # One that is not our child's would be signalled in its place.
+            return self._shim.reaper.register(pid)
+        except (FileNotFoundError, ChildProcessError, ValueError, OverflowError) as error:
             raise RuntimeMisbehaved(
                 f"the pid of a process of {self.id}",
-                found=f"{self._options.binary_name} succeeded and left no pid in {pid_file}",
+                found=f"{self._options.binary_name} succeeded and left no pid of it in {pid_file}",
                 do="check that it is an OCI runtime with runc's command line",
             ) from error
-        return self._shim.reaper.register(pid)
 
     def _record_for_cleanup(self) -> None:
         """Leave in the bundle what the delete verb needs if this process is killed."""
@@ -704,17 +767,23 @@ class Container:
         if delete:
             try:
                 await self._runtime.delete(force=True)
-            except NvshimError as error:
+            except (NvshimError, OSError) as error:
                 self._shim.log.warning("undoing create: delete", id=self.id, why=str(error))
         try:
             mounts.unmount_rootfs(self._rootfs)
-        except NvshimError as error:
+        except (NvshimError, OSError) as error:
             self._shim.log.warning("undoing create: unmount", id=self.id, why=str(error))
         try:
             self._injector.undo()
             bundle_files.remove(os.path.join(self.bundle, bundle_files.INIT_PID))
         except (NvshimError, OSError) as error:
             self._shim.log.warning("undoing create: files", id=self.id, why=str(error))
+
+
+async def _none_is_starting(processes: Sequence[Process]) -> None:
+    for process in processes:
+        async with process.starting:
+            pass
 
 
 def _kill(child: Child | None) -> None:

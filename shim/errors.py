@@ -225,6 +225,13 @@ class SystemdNotRunning(ShimError):
     status = Status.FAILED_PRECONDITION
 
 
+class ContainerLeft(ShimError):
+    """A runtime says that it has deleted a container, and keeps it. Raised at Delete."""
+
+    code = "NVSHIM-E1207"
+    status = Status.INTERNAL
+
+
 # -- E13xx: the state of tasks and processes ------------------------------------------------
 
 
@@ -275,6 +282,19 @@ class InvalidSignal(ShimError):
 
     code = "NVSHIM-E1307"
     status = Status.INVALID_ARGUMENT
+
+
+class SystemRefused(ShimError):
+    """The kernel refused what a request needs. Raised by :mod:`shim.service`.
+
+    Its status depends on the kernel's word, so it is the instance's.
+    """
+
+    code = "NVSHIM-E1309"
+
+    def __init__(self, asked: str, *, found: str, do: str = "", status: int) -> None:
+        super().__init__(asked, found=found, do=do)
+        self.status = status
 
 
 # -- E14xx: stdio ---------------------------------------------------------------------------

@@ -69,8 +69,13 @@ class Log:
     def _say(self, level: str, event: str, fields: dict[str, Any]) -> None:
         if self._fd is None:
             return
-        if self._logger is None:
-            self._logger = _structlog_logger(self, self._fields)
+        try:
+            if self._logger is None:
+                self._logger = _structlog_logger(self, self._fields)
+        except (OSError, ImportError):
+            # Out of descriptors or memory: a line is better than an error in place of an error.
+            self.msg(f'level={level} msg="{event}"')
+            return
         getattr(self._logger, level)(event, **fields)
 
 

@@ -96,10 +96,16 @@ class Reaper:
 
         Returns:
             The child; its exit is already known if it ended in the meantime.
+
+        Raises:
+            ChildProcessError: it is no child of ours, and never was.
         """
         child = Child(pid)
         kept = self._unclaimed.pop(pid, None)
-        if kept is not None and not _is_our_child(pid):
+        if not _is_our_child(pid):
+            if kept is None:
+                message = f"process {pid} is no child of the shim"
+                raise ChildProcessError(message)
             child._finish(kept)  # noqa: SLF001 - a Child is finished by its reaper alone
         else:
             self._children[pid] = child
@@ -129,6 +135,6 @@ def _is_our_child(pid: int) -> bool:
     """Whether a live process has this pid now: then a kept exit is its predecessor's."""
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
+    except OSError:  # no child, or no number that a process can have
         return False
     return True

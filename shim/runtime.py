@@ -12,19 +12,22 @@ import itertools
 import json
 import os
 import re
+import signal as signals
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import anyio
+
 from api.errors import Status
 from shim import bundle as bundle_files
-from shim.errors import ProcessFinished, RuntimeFailed
+from shim.errors import ProcessFinished, ProgramTimeout, RuntimeFailed
 from shim.spawn import run, spawn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shim.options import RuntimeOptions
-    from shim.reaper import Reaper
+    from shim.reaper import Child, Exit, Reaper
 
 # What runc and crun say of a process that has already ended: containerd expects NOT_FOUND.
 _GONE: Final = (
@@ -46,6 +49,13 @@ _DECODER: Final = json.JSONDecoder()
 
 # Seconds that a runtime may take to print its help.
 _HELP_TIMEOUT: Final = 5.0
+
+# Seconds that a call may last which needs nothing but the kernel; create, start, exec and the
+# like may run hooks or write much, and take their time.
+_PATIENCE: Final = {"kill": 15, "pause": 30, "resume": 30, "update": 30, "delete": 30}
+
+# The calls that can do nothing any more when init has ended.
+_POINTLESS: Final = frozenset({"start", "exec", "pause", "resume", "update"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +99,7 @@ class LowLevelRuntime:
         self._id = container_id
         self._root = root
         self._bundle = bundle
+        self._under_way: dict[Child, str] = {}
 
     async def create(self, stdio: ChildStdio, *, pid_file: str) -> None:
         """Make the container and its init process, which waits for :meth:`start`."""
@@ -190,20 +201,57 @@ class LowLevelRuntime:
             child = spawn(
                 self._reaper, [*argv, verb, *arguments], fds=fds or {}, environment=environment
             )
-            exit_ = await child.wait()
+            exit_ = await self._end_of(child, verb)
             if exit_.status:
                 raise self._error(verb, exit_.status, log)
         finally:
             bundle_files.remove(log)
 
+    async def _end_of(self, child: Child, verb: str) -> Exit:
+        self._under_way[child] = verb
+        try:
+            with anyio.move_on_after(_PATIENCE.get(verb)) as patience:
+                return await child.wait()
+            if patience.cancelled_caught and child.exit is None:
+                os.kill(child.pid, signals.SIGKILL)
+            raise ProgramTimeout(
+                f"{os.path.basename(self._options.binary_name)} {verb} of {self._id}",
+                found=f"it had not ended after {_PATIENCE[verb]} s, and was killed",
+                do="look for what holds it up (a frozen cgroup, a hung mount), and ask again",
+            )
+        finally:
+            del self._under_way[child]
+
+    def calls(self) -> list[tuple[int, str]]:
+        """The calls that are under way: of each the runtime's pid and the verb."""
+        return [(child.pid, verb) for child, verb in self._under_way.items()]
+
+    def end_pointless_calls(self) -> None:
+        """Kill the calls that cannot succeed since init has ended, and yet do not fail."""
+        for child, verb in self._under_way.items():
+            if verb in _POINTLESS and child.exit is None:
+                os.kill(child.pid, signals.SIGKILL)
+
     def _error(self, verb: str, status: int, log: str) -> RuntimeFailed | ProcessFinished:
         binary = os.path.basename(self._options.binary_name)
         asked = f"{binary} {verb} of {self._id}"
-        said = last_error(log) or f"exit status {status}, and no word why"
+        said = last_error(log) or f"exit status {status}, and {self._silence()}"
         # crun begins the same words with a capital letter.
         if verb in _OF_A_CONTAINER and any(text in said.lower() for text in _GONE):
             return ProcessFinished(asked, found=said)
         return RuntimeFailed(asked, found=said, status=_status_of(verb, said))
+
+    def _silence(self) -> str:
+        """Why a runtime that failed has left no word in its log."""
+        try:
+            full = os.statvfs(self._bundle).f_bavail == 0
+        except OSError:
+            full = False
+        return (
+            f"no room for a word why: no space left below {self._bundle}"
+            if full
+            else ("no word why")
+        )
 
 
 def last_error(path: str) -> str:

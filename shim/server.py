@@ -87,7 +87,7 @@ async def _serve(
         ended = anyio.Event()
         service = TaskService(surroundings, own_socket, ended.set)
         server = Server(service.services(), log=lambda event, fields: log.warning(event, **fields))
-        await tasks.start(_handle_signals, reaper, ended, log)
+        await tasks.start(_handle_signals, reaper, service, ended, log)
         tasks.start_soon(_serve_until, server, listener, ended)
         tasks.start_soon(service.end_when_unused)
         await ended.wait()
@@ -111,7 +111,12 @@ async def _serve_until(server: Server, listener: socket.socket, ended: anyio.Eve
 
 
 async def _handle_signals(
-    reaper: Reaper, ended: anyio.Event, log: Log, *, task_status: anyio.abc.TaskStatus[None]
+    reaper: Reaper,
+    service: TaskService,
+    ended: anyio.Event,
+    log: Log,
+    *,
+    task_status: anyio.abc.TaskStatus[None],
 ) -> None:
     with anyio.open_signal_receiver(*_SIGNALS) as signals:
         task_status.started()
@@ -119,12 +124,14 @@ async def _handle_signals(
             if number == signal.SIGCHLD:
                 reaper.reap()
             elif number == signal.SIGUSR1:
-                _tell_what_runs(log)
+                _tell_what_runs(service, log)
             else:
                 log.info("ends by signal", signal=signal.Signals(number).name)
                 ended.set()
 
 
-def _tell_what_runs(log: Log) -> None:
+def _tell_what_runs(service: TaskService, log: Log) -> None:
+    for line in service.describe():
+        log.info("process", **line)
     for task in anyio.get_running_tasks():
         log.info("task", name=task.name, at=repr(task.coro))

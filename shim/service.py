@@ -9,6 +9,7 @@ Source: containerd api/runtime/task/v2/shim.proto, docs/runtime-v2.md.
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,11 +17,12 @@ import anyio
 from google.protobuf.empty_pb2 import Empty
 
 from api import typeurl
+from api.errors import Status
 from api.proto import runc_options_pb2, task_pb2, task_types_pb2
 from api.ttrpc import Service, ShuttingDown
 from shim import sockets
 from shim.container import Container, Surroundings
-from shim.errors import TaskExists, TaskNotFound
+from shim.errors import SystemRefused, TaskExists, TaskNotFound
 from shim.invocation import check_id
 from shim.options import read_options
 from shim.process import Process, State, StdioUris
@@ -37,6 +39,11 @@ _STATUS: Final = {
     State.STOPPED: task_types_pb2.STOPPED,
     State.DELETED: task_types_pb2.STOPPED,
 }
+
+# What there may be enough of a moment later.
+_SCARCE: Final = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT}
+)
 
 # Seconds without a task after which nobody is expected to ask for the end any more.
 UNUSED: Final = 60.0
@@ -116,6 +123,8 @@ class TaskService:
             "CloseIO": self.close_io,
             "Connect": self.connect,
         }
+        handlers = {name: _typed(name, handler) for name, handler in handlers.items()}
+        immediate = {name: _typed_at_once(name, handler) for name, handler in immediate.items()}
         descriptor = task_pb2.DESCRIPTOR.services_by_name["Task"]
         return [
             Service(descriptor, handlers, immediate=immediate, name=name) for name in SERVICE_NAMES
@@ -286,6 +295,16 @@ class TaskService:
         self._end_if_empty()
         return Empty()
 
+    def describe(self) -> list[dict[str, object]]:
+        """What there is, for a person who asks: a line for each process of each container."""
+        lines: list[dict[str, object]] = []
+        for container_id, container in self._containers.items():
+            if container is None:
+                lines.append({"container": container_id, "state": "being created"})
+            else:
+                lines += container.describe()
+        return lines
+
     async def end_when_unused(self) -> None:
         """End this process when there has been no task for long and nothing is left to tell.
 
@@ -325,6 +344,42 @@ def _shielded(
             return await handler(context, request)
 
     return finish
+
+
+def _typed(
+    method: str, handler: Callable[[Context, Any], Awaitable[Any]]
+) -> Callable[[Context, Any], Awaitable[Any]]:
+    async def answer(context: Context, request: Any) -> Any:
+        try:
+            return await handler(context, request)
+        except OSError as error:
+            raise _refused(method, request, error) from error
+
+    return answer
+
+
+def _typed_at_once(
+    method: str, handler: Callable[[Context, Any], Any]
+) -> Callable[[Context, Any], Any]:
+    def answer(context: Context, request: Any) -> Any:
+        try:
+            return handler(context, request)
+        except OSError as error:
+            raise _refused(method, request, error) from error
+
+    return answer
+
+
+def _refused(method: str, request: Any, error: OSError) -> SystemRefused:
+    """What the kernel refused, as one line; TimeoutError and the like are OSErrors too."""
+    where = f" ({error.filename})" if error.filename else ""
+    scarce = error.errno in _SCARCE
+    return SystemRefused(
+        f"{method} of {request.id}",
+        found=f"{os.strerror(error.errno).lower() if error.errno else error}{where}",
+        do="look at the shim's limits and at what is full, and ask again" if scarce else "",
+        status=Status.RESOURCE_EXHAUSTED if scarce else Status.UNKNOWN,
+    )
 
 
 def _fill_exit(

@@ -82,6 +82,7 @@ def spawn(
 
     Raises:
         ProgramNotFound: there is no such program.
+        OSError: no descriptor or no process is to be had.
     """
     program = program or programs.find(argv[0])
     if program is None:
@@ -91,9 +92,10 @@ def spawn(
             do="install it, or name another with BinaryName in the runtime's options",
         )
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    # The child reports over this pipe why it could not execute; exec itself closes it.
-    reading, writing = os.pipe2(os.O_CLOEXEC)
+    reading = writing = -1
     try:
+        # The child reports over this pipe why it could not execute; exec itself closes it.
+        reading, writing = os.pipe2(os.O_CLOEXEC)
         variables = {**programs.fixed_environment(), **(environment or {})}
         standard = [fds.get(n, null) for n in (0, 1, 2)]
         with _in_place({n: fd for n, fd in fds.items() if n in _FURTHER}) as further:

@@ -160,7 +160,7 @@ async def test_an_address_that_start_gives_away_is_never_that_of_a_shim_that_goe
 
 async def test_sigterm_ends_a_shim_although_a_runtime_hangs(start_shim: StartShim) -> None:
     async with start_shim("c1", "true") as shim:
-        hanging = shim.options(before='[ "$verb" = create ] && exec sleep 1000')
+        hanging = shim.options(before='[ "$verb" = create ] && kill -STOP $$')
 
         async def create() -> None:
             with suppress(ConnectionClosed, RemoteError):

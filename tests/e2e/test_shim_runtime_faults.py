@@ -1,0 +1,314 @@
+"""The low-level runtime and the kernel do not do as they should: the shim says so, and lives on."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import pytest
+
+from api.errors import Status
+from api.ttrpc import RemoteError
+from tests.harness.cgroup import is_v2
+from tests.harness.shim import gone
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    from tests.harness.shim import ShimByHand
+
+    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+
+pytestmark = pytest.mark.anyio
+
+LIFE: Final = ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
+
+# A test makes the runtime fail in a verb by a file that is named after it.
+_FAIL_ON_DEMAND: Final = 'f=${0%/*}/fail-$verb; [ -e "$f" ] && . "$f"'
+
+
+def _break(shim: ShimByHand, verb: str, script: str) -> str:
+    path = os.path.join(shim.directory, f"fail-{verb}")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(script + "\n")
+    return path
+
+
+async def _error(call: Awaitable[Any]) -> RemoteError:
+    """What a call is refused with: one line with a code."""
+    with pytest.raises(RemoteError) as caught:
+        await call
+    assert "\n" not in str(caught.value)
+    assert "NVSHIM-E" in str(caught.value)
+    assert caught.value.status != Status.INTERNAL or "NVSHIM-E12" in str(caught.value)
+    return caught.value
+
+
+# -- it hangs ---------------------------------------------------------------------------------
+
+
+async def test_a_runtime_that_hangs_in_start_holds_up_nobody_else_and_no_exit(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        for verb, name in (("start", "c1"), ("exec", "c2")):
+            if name != "c1":
+                shim.bundle(name, "sleep", "1000")
+            hanging = shim.options(before=f'[ "$verb" = {verb} ] && kill -STOP $$')
+            await shim.create(name, options=hanging)
+        await shim.call("Start", id="c2")
+        await shim.exec("c2", "e1", "true")
+        # containerd gives up and hangs up; the shim goes on waiting.
+        for fields in ({"id": "c1"}, {"id": "c2", "exec_id": "e1"}):
+            with pytest.raises(Exception, match="deadline"):
+                await shim.call("Start", **fields, timeout=0.3)
+        shim.bundle("c3", "sh", "-c", "exit 4")
+        await shim.run("c3")
+        assert (await shim.call("Wait", id="c3")).exit_status == 4
+        await shim.call("Delete", id="c3")
+        assert await shim.status("c1") == "CREATED"
+        assert await shim.status("c2", "e1") == "CREATED"
+        lines = [line for line in await shim.log_lines("c1", ask=10) if "call=" in line]
+        assert any("container=c1" in line and "call=start" in line for line in lines)
+        assert any("container=c2" in line and "call=exec" in line for line in lines)
+        began = time.monotonic()
+        for name in ("c1", "c2"):
+            await shim.call("Kill", id=name, signal=9)
+        for name in ("c1", "c2"):
+            assert (await shim.call("Wait", id=name)).exit_status == 137
+            await shim.call("Delete", id=name)
+        assert time.monotonic() - began < 8
+        await gone(shim, "c1")
+        assert shim.events.of("c1") == ["TaskCreate", "TaskExit", "TaskDelete"]
+
+
+async def test_a_create_that_hangs_is_ended_by_the_delete_verb_and_the_shim_goes(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        hanging = shim.options(before='[ "$verb" = create ] && kill -STOP $$')
+        with pytest.raises(Exception, match="deadline"):
+            await shim.create("c1", options=hanging, timeout=0.3)
+        # What containerd does then.
+        assert (await _error(shim.call("Delete", id="c1"))).status == Status.NOT_FOUND
+        await shim.call("Shutdown", id="c1")
+        await anyio.to_thread.run_sync(shim.delete_verb, "c1")
+        await shim.until_gone()
+        assert shim.leftovers() == []
+
+
+# -- it fails ---------------------------------------------------------------------------------
+
+
+async def test_a_runtime_that_fails_at_any_verb_is_quoted_and_may_be_asked_again(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        options = shim.options(before=_FAIL_ON_DEMAND)
+        script = """printf '\\377\\0\\n[\\n{"level": "error", "msg": "out of %s"}' $verb > "$4"
+            echo garbage; echo garbage >&2; exit 3"""
+
+        async def twice(verb: str, call: Callable[[], Awaitable[Any]]) -> None:
+            path = _break(shim, verb, script)
+            error = await _error(call())
+            assert error.status == Status.UNKNOWN
+            assert f"{verb} of c1; found: out of {verb}" in str(error)
+            os.unlink(path)
+            await call()
+
+        await twice("create", lambda: shim.create("c1", options=options))
+        await twice("start", lambda: shim.call("Start", id="c1"))
+        await shim.exec("c1", "e1", "true")
+        await twice("exec", lambda: shim.call("Start", id="c1", exec_id="e1"))
+        await twice("pause", lambda: shim.call("Pause", id="c1"))
+        await twice("resume", lambda: shim.call("Resume", id="c1"))
+        await twice("kill", lambda: shim.call("Kill", id="c1", signal=9))
+        assert (await shim.call("Wait", id="c1")).exit_status == 137
+        await twice("delete", lambda: shim.call("Delete", id="c1"))
+        await gone(shim, "c1")
+
+
+@pytest.mark.parametrize("pid", ["1", "-1", "0", "", "x", "9" * 30, "sentinel"])
+async def test_a_pid_that_is_not_the_containers_is_never_taken_for_it(
+    start_shim: StartShim, pid: str
+) -> None:
+    with subprocess.Popen(["sleep", "1000"]) as sentinel:  # noqa: ASYNC220 - not to be waited for
+        try:
+            number = str(sentinel.pid) if pid == "sentinel" else pid
+            async with start_shim("c1", "sleep", "1000") as shim:
+                lie = f'$binary "$@" && echo "{number}" > "${{11}}"; exit'
+                options = shim.options(before=_FAIL_ON_DEMAND)
+                path = _break(shim, "create", lie)
+                assert "NVSHIM-E1204" in str(await _error(shim.create("c1", options=options)))
+                os.unlink(path)
+                await shim.run("c1", options=options)
+                await shim.end("c1")
+                await gone(shim, "c1")
+            assert sentinel.poll() is None
+        finally:
+            sentinel.kill()
+
+
+async def test_a_runtime_that_does_nothing_and_says_that_it_has_is_found_out(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        options = shim.options(before=_FAIL_ON_DEMAND)
+        for verb in ("create", "exec", "delete"):
+            _break(shim, verb, "exit 0")
+        assert "NVSHIM-E1204" in str(await _error(shim.create("c1", options=options)))
+        os.unlink(f"{shim.directory}/fail-create")
+        await shim.run("c1", options=options)
+        await shim.exec("c1", "e1", "true")
+        start = shim.call("Start", id="c1", exec_id="e1")
+        assert "NVSHIM-E1204" in str(await _error(start))
+        await shim.call("Kill", id="c1", signal=9)
+        await shim.call("Wait", id="c1")
+        assert "NVSHIM-E1207" in str(await _error(shim.call("Delete", id="c1")))
+        os.unlink(f"{shim.directory}/fail-delete")
+        await shim.call("Delete", id="c1")
+        await gone(shim, "c1")
+
+
+async def test_a_container_whose_runtime_was_removed_can_still_be_stopped(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "sh", "-c", "sleep 1000 & sleep 1000") as shim:
+        options = shim.options(before=":")
+        await shim.run("c1", options=options)
+        binary = f"{shim.directory}/runtime-0"
+        os.rename(binary, f"{binary}.away")
+        await shim.exec("c1", "e1", "true")
+        assert "NVSHIM-E1201" in str(await _error(shim.call("Start", id="c1", exec_id="e1")))
+        await shim.call("Kill", id="c1", signal=9, all=True)
+        assert (await shim.call("Wait", id="c1")).exit_status == 137
+        assert "NVSHIM-E1201" in str(await _error(shim.call("Delete", id="c1")))
+        os.rename(f"{binary}.away", binary)
+        await shim.call("Delete", id="c1")
+        await gone(shim, "c1")
+
+
+# -- the kernel refuses -----------------------------------------------------------------------
+
+
+async def test_a_full_disk_is_named_and_a_container_is_made_when_there_is_room(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        bundle = f"{shim.directory}/c1"
+        image = f"{shim.directory}/image"
+        spec = shim.spec("c1")
+        os.rename(f"{bundle}/rootfs", image)
+        await anyio.run_process(["mount", "-t", "tmpfs", "-o", "size=64k", "x", bundle])
+        os.mkdir(f"{bundle}/rootfs")
+        shim.write_spec("c1", spec)
+        bind = {"type": "bind", "source": image, "options": ["rbind", "rw"]}
+        _fill(bundle)
+        before = sorted(os.listdir(bundle))
+        assert "no space left" in str(await _error(shim.create("c1", rootfs=[bind]))).lower()
+        assert sorted({*os.listdir(bundle)} - {"options.json", "runtime"}) == before
+        os.unlink(f"{bundle}/filler")
+        await shim.run("c1", rootfs=[bind])
+        _fill(bundle)
+        await shim.exec("c1", "e1", "true")
+        error = await _error(shim.call("Start", id="c1", exec_id="e1"))
+        assert "no space left" in str(error).lower()
+        assert await shim.status("c1") == "RUNNING"
+        assert await shim.end("c1") == 137
+        assert shim.leftovers() == [
+            f"mount {bundle}", f"socket {shim.socket_path}", f"process {shim.pid}",
+        ]  # fmt: skip
+
+
+def _fill(directory: str) -> None:
+    with open(f"{directory}/filler", "wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+async def test_a_shim_that_has_no_descriptor_left_says_so_and_recovers(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        before = shim.open_files()
+        whole = resource.prlimit(shim.pid, resource.RLIMIT_NOFILE)
+        out = shim.fifo("out")
+        refused = 0
+        shim.bundle("c2", "true")
+        for room in range(14):
+            resource.prlimit(shim.pid, resource.RLIMIT_NOFILE, (len(before) + room, whole[1]))
+            await shim.exec("c1", "e1", "true")
+            for call in (shim.call("Start", id="c1", exec_id="e1"), shim.create("c2", stdout=out)):
+                try:
+                    await call
+                except RemoteError as error:
+                    assert "NVSHIM-E" in str(error)  # noqa: PT017 - it may succeed as well
+                    refused += 1
+            assert await shim.status("c1") == "RUNNING"
+            resource.prlimit(shim.pid, resource.RLIMIT_NOFILE, whole)
+            with suppress(RemoteError):
+                await shim.call("Wait", id="c1", exec_id="e1")
+            await shim.call("Delete", id="c1", exec_id="e1")
+            with suppress(RemoteError):
+                await shim.call("Delete", id="c2")
+            with anyio.move_on_after(2):
+                while shim.open_files() != before:  # noqa: ASYNC110 - seen from outside
+                    await anyio.sleep(0.01)
+            assert shim.open_files() == before, f"room for {room}"
+        assert 4 < refused < 28
+        await shim.end("c1")
+        await gone(shim, "c1")
+
+
+@pytest.fixture
+def no_more_processes() -> Iterator[Path]:
+    """A cgroup that limits processes, in whichever hierarchy does that here."""
+    from pathlib import Path  # noqa: PLC0415
+
+    root = Path("/sys/fs/cgroup") if is_v2() else Path("/sys/fs/cgroup/pids")
+    directory = root / f"nvshim-pids-{os.getpid()}"
+    directory.mkdir()
+    if not (directory / "pids.max").exists():
+        directory.rmdir()
+        pytest.skip("the controller for processes is not delegated here")
+    yield directory
+    deadline = time.monotonic() + 5
+    while True:
+        try:
+            directory.rmdir()
+            break
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+async def test_a_shim_that_may_not_fork_says_so_and_recovers(
+    start_shim: StartShim, no_more_processes: Path
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        (no_more_processes / "cgroup.procs").write_text(str(shim.pid))
+        (no_more_processes / "pids.max").write_text("1")
+        before = shim.open_files()
+        error = await _error(shim.create("c1"))
+        assert error.status == Status.RESOURCE_EXHAUSTED
+        assert "NVSHIM-E1309" in str(error)
+        assert shim.open_files() == before
+        (no_more_processes / "pids.max").write_text("max")
+        await shim.run("c1")
+        (no_more_processes / "pids.max").write_text("1")
+        await shim.exec("c1", "e1", "true")
+        error = await _error(shim.call("Start", id="c1", exec_id="e1"))
+        assert error.status == Status.RESOURCE_EXHAUSTED
+        assert (await _error(shim.call("Kill", id="c1", signal=9))).status == error.status
+        (no_more_processes / "pids.max").write_text("max")
+        await shim.end("c1")
+        await gone(shim, "c1")
+        assert shim.events.of("c1") == [*LIFE[:2], "TaskExecAdded e1", *LIFE[2:]]
