@@ -245,7 +245,7 @@ async def test_a_shim_that_has_no_descriptor_left_says_so_and_recovers(
         shim.bundle("c2", "true")
         for room in range(14):
             resource.prlimit(shim.pid, resource.RLIMIT_NOFILE, (len(before) + room, whole[1]))
-            await shim.exec("c1", "e1", "true")
+            await shim.exec("c1", "e1", "true", stdout=out)
             for call in (shim.call("Start", id="c1", exec_id="e1"), shim.create("c2", stdout=out)):
                 try:
                     await call

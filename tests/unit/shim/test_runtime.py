@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.errors import Status
-from shim.errors import ProcessFinished, ProgramNotFound, RuntimeFailed
+from shim import runtime as runtime_module
+from shim.errors import ProcessFinished, ProgramNotFound, ProgramTimeout, RuntimeFailed
 from shim.options import RuntimeOptions
 from shim.reaper import Reaper
 from shim.runtime import ChildStdio, LowLevelRuntime, last_error
@@ -223,3 +224,45 @@ def test_the_last_error_counts(tmp_path: Path) -> None:
     path.write_text(f"{{ no json\n{json.dumps(entry, indent=2)}{{\n" + '{"a":' * 10_000)
     assert last_error(str(path)) == "of several\nlines"
     assert last_error(str(tmp_path / "missing")) == ""
+
+
+@pytest.mark.parametrize("verb", ["kill", "pause", "resume", "delete"])
+async def test_a_call_that_hangs_is_killed_and_named(
+    reaper: Reaper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setattr(runtime_module, "_PATIENCE", {verb: 0.2})
+    runtime = _runtime(reaper, tmp_path, "echo $$ > ${0%/*}/pid; exec sleep 1000")
+    arguments = (9,) if verb == "kill" else ()
+    with pytest.raises(ProgramTimeout, match=f"runc {verb} of ") as caught:
+        await getattr(runtime, verb)(*arguments)
+    assert caught.value.status == Status.DEADLINE_EXCEEDED
+    pid = int((tmp_path / "pid").read_text())
+    with anyio.fail_after(5):
+        while os.path.exists(f"/proc/{pid}"):  # noqa: ASYNC110 - seen from outside
+            await anyio.sleep(0.01)
+    assert runtime.calls() == []
+
+
+async def test_only_what_can_do_nothing_any_more_is_ended_with_init(
+    reaper: Reaper, tmp_path: Path
+) -> None:
+    runtime = _runtime(
+        reaper, tmp_path, "for v; do [ $v = delete ] && exec sleep 0.5; done; sleep 9"
+    )
+    outcomes: dict[str, str] = {}
+
+    async def call(verb: str) -> None:
+        try:
+            await getattr(runtime, verb)()
+        except RuntimeFailed as error:
+            outcomes[verb] = error.found
+        else:
+            outcomes[verb] = ""
+
+    async with anyio.create_task_group() as tasks:
+        for verb in ("start", "delete"):
+            tasks.start_soon(call, verb)
+        await anyio.sleep(0.2)
+        assert sorted(verb for _, verb in runtime.calls()) == ["delete", "start"]
+        runtime.end_pointless_calls()
+    assert outcomes == {"start": "exit status 137, and no word why", "delete": ""}

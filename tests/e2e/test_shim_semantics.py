@@ -1,0 +1,326 @@
+"""What containerd may rely on of each request, at each moment of a container's life."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import pytest
+
+from api.errors import Status
+from api.ttrpc import RemoteError
+from tests.harness.runtime import is_alive
+from tests.harness.shim import content_of, gone, wait_for_file
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from tests.harness.shim import ShimByHand
+
+    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+
+pytestmark = pytest.mark.anyio
+
+LIFE: Final = ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
+
+
+async def _outcome(call: Awaitable[Any]) -> int:
+    try:
+        await call
+    except RemoteError as error:
+        return int(error.status)
+    return Status.OK
+
+
+# -- every request at every moment -----------------------------------------------------------
+
+OK, NOT_FOUND, WRONG = Status.OK, Status.NOT_FOUND, Status.FAILED_PRECONDITION
+
+# What is answered in each state of the container; those that change it come last.
+_ANSWERS: Final[dict[str, dict[str, int]]] = {
+    "absent": {
+        "State": NOT_FOUND, "Pids": NOT_FOUND, "Wait": NOT_FOUND, "Kill": NOT_FOUND,
+        "Kill all": NOT_FOUND, "Start": NOT_FOUND, "Pause": NOT_FOUND, "Resume": NOT_FOUND,
+        "ResizePty": NOT_FOUND, "CloseIO": NOT_FOUND, "Exec": NOT_FOUND, "Delete": NOT_FOUND,
+        "Connect": OK, "Shutdown of a task": OK,
+    },
+    "created": {
+        "State": OK, "Pids": OK, "Pause": WRONG, "Resume": WRONG, "ResizePty": OK, "CloseIO": OK,
+        "Exec": WRONG, "Create": Status.ALREADY_EXISTS, "Connect": OK, "Shutdown": OK,
+    },
+    "running": {
+        "State": OK, "Pids": OK, "Resume": WRONG, "ResizePty": OK, "CloseIO": OK, "Start": WRONG,
+        "Create": Status.ALREADY_EXISTS, "Connect": OK, "Shutdown": OK, "Delete": WRONG,
+        "Kill 0": Status.INVALID_ARGUMENT, "Exec own id": Status.ALREADY_EXISTS,
+    },
+    "paused": {
+        "State": OK, "Pids": OK, "Pause": WRONG, "ResizePty": OK, "CloseIO": OK, "Start": WRONG,
+        "Create": Status.ALREADY_EXISTS, "Exec": WRONG, "Connect": OK, "Shutdown": OK,
+        "Delete": WRONG,
+    },
+    "stopped": {
+        "State": OK, "Pids": OK, "Wait": OK, "Kill": NOT_FOUND, "Kill all": NOT_FOUND,
+        "Start": WRONG, "Pause": WRONG, "Resume": WRONG, "ResizePty": OK, "CloseIO": OK,
+        "Exec": WRONG, "Create": Status.ALREADY_EXISTS, "Connect": OK, "Shutdown": OK,
+    },
+}  # fmt: skip
+
+
+def _request(shim: ShimByHand, name: str) -> Awaitable[Any]:
+    match name:
+        case "Create":
+            return shim.create("c1")
+        case "Exec":
+            return shim.exec("c1", "e1", "true")
+        case "Exec own id":
+            return shim.exec("c1", "c1", "true")
+        case "Kill" | "Kill all" | "Kill 0":
+            signum = 0 if name == "Kill 0" else 9
+            return shim.call("Kill", id="c1", signal=signum, all=name == "Kill all")
+        case "Shutdown of a task":
+            return shim.call("Shutdown", id="c9")
+        case "CloseIO":
+            return shim.call("CloseIO", id="c1", stdin=True)
+        case "ResizePty":
+            return shim.call("ResizePty", id="c1", width=80, height=24)
+        case _:
+            return shim.call(name, id="c1")
+
+
+async def _answers(shim: ShimByHand, state: str) -> dict[str, int]:
+    return {name: await _outcome(_request(shim, name)) for name in _ANSWERS[state]}
+
+
+async def test_every_request_is_answered_as_containerd_expects_in_every_state(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c0", "sleep", "1000") as shim:
+        await shim.create("c0")  # so that no Shutdown ends the shim
+        shim.bundle("c1", "sleep", "1000")
+        assert await _answers(shim, "absent") == _ANSWERS["absent"]
+        await shim.create("c1")
+        assert await _answers(shim, "created") == _ANSWERS["created"]
+        await shim.call("Start", id="c1")
+        assert await _answers(shim, "running") == _ANSWERS["running"]
+        await shim.call("Pause", id="c1")
+        assert await _answers(shim, "paused") == _ANSWERS["paused"]
+        await shim.call("Resume", id="c1")
+        await shim.call("Kill", id="c1", signal=9)
+        waited = await shim.call("Wait", id="c1")
+        assert await _answers(shim, "stopped") == _ANSWERS["stopped"]
+        state = await shim.call("State", id="c1")
+        assert (state.exit_status, state.exited_at) == (137, waited.exited_at)
+        assert await shim.call("Wait", id="c1") == waited
+        deleted = await shim.call("Delete", id="c1")
+        assert (deleted.exit_status, deleted.exited_at) == (137, waited.exited_at)
+        assert await _answers(shim, "absent") == _ANSWERS["absent"]
+        await shim.call("Delete", id="c0")
+        await gone(shim, "c0")
+
+
+_OF_AN_EXEC: Final = {
+    "added": {"State": OK, "Kill": WRONG, "ResizePty": OK, "CloseIO": OK},
+    "running": {
+        "State": OK, "Start": WRONG, "ResizePty": OK, "CloseIO": OK, "Delete": WRONG, "Kill": OK,
+    },
+    "stopped": {
+        "State": OK, "Start": WRONG, "Kill": NOT_FOUND, "Wait": OK, "ResizePty": OK, "CloseIO": OK,
+        "Delete": OK,
+    },
+    "deleted": {
+        "State": NOT_FOUND, "Start": NOT_FOUND, "Kill": NOT_FOUND, "Wait": NOT_FOUND,
+        "ResizePty": NOT_FOUND, "CloseIO": NOT_FOUND, "Delete": NOT_FOUND,
+    },
+}  # fmt: skip
+
+
+async def test_every_request_about_an_exec_is_answered_so_too(start_shim: StartShim) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        more: dict[str, dict[str, Any]] = {"Kill": {"signal": 9}, "CloseIO": {"stdin": True}}
+
+        async def answers(state: str) -> dict[str, int]:
+            fields: dict[str, Any] = {"id": "c1", "exec_id": "e1"}
+            return {
+                method: await _outcome(shim.call(method, **fields, **more.get(method, {})))
+                for method in _OF_AN_EXEC[state]
+            }
+
+        await shim.exec("c1", "e1", "sleep", "1000")
+        assert await answers("added") == _OF_AN_EXEC["added"]
+        await shim.call("Start", id="c1", exec_id="e1")
+        assert await answers("running") == _OF_AN_EXEC["running"]
+        assert (await shim.call("Wait", id="c1", exec_id="e1")).exit_status == 137
+        assert await answers("stopped") == _OF_AN_EXEC["stopped"]
+        assert await answers("deleted") == _OF_AN_EXEC["deleted"]
+        await shim.end("c1")
+        await gone(shim, "c1")
+
+
+async def test_of_two_execs_of_one_id_at_once_one_is_added(start_shim: StartShim) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        outcomes: list[int] = []
+
+        async def add() -> None:
+            outcomes.append(await _outcome(shim.exec("c1", "e1", "true")))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(4):
+                tasks.start_soon(add)
+        assert sorted(outcomes) == [Status.OK, *[Status.ALREADY_EXISTS] * 3]
+        await shim.end("c1")
+        await gone(shim, "c1")
+        assert shim.events.of("c1").count("TaskExecAdded e1") == 1
+
+
+# -- paused -----------------------------------------------------------------------------------
+
+
+async def test_execs_stand_still_with_a_paused_container_and_none_begins(
+    start_shim: StartShim,
+) -> None:
+    script = "while :; do date +%s%N > /now; done"
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        await shim.exec("c1", "e1", "sh", "-c", script)
+        await shim.exec("c1", "e2", "true")
+        await shim.call("Start", id="c1", exec_id="e1")
+        now = f"{shim.directory}/c1/rootfs/now"
+        wait_for_file(now)
+        await shim.call("Pause", id="c1")
+        before = content_of(now)
+        with anyio.fail_after(5):
+            started = await _outcome(shim.call("Start", id="c1", exec_id="e2"))
+            added = await _outcome(shim.exec("c1", "e3", "true"))
+        assert (started, added) == (WRONG, WRONG)
+        assert await shim.status("c1") == "PAUSED"
+        assert await shim.status("c1", "e1") == "RUNNING"
+        assert content_of(now) == before
+        await shim.call("Resume", id="c1")
+        await shim.call("Start", id="c1", exec_id="e2")
+        assert (await shim.call("Wait", id="c1", exec_id="e2")).exit_status == 0
+        await shim.end("c1")
+        await gone(shim, "c1")
+        told = [name for name in shim.events.of("c1") if "e1" not in name and "e2" not in name]
+        assert told == [*LIFE[:2], "TaskPaused", "TaskResumed", *LIFE[2:]]
+
+
+async def test_a_pause_lets_an_exec_that_is_being_started_come_to_its_start(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1", options=shim.options(before='[ "$verb" = exec ] && sleep 0.4'))
+        await shim.exec("c1", "e1", "sleep", "1000")
+        await shim.exec("c1", "e2", "true")
+        outcomes: dict[str, int] = {}
+
+        async def ask(name: str, call: Awaitable[Any]) -> None:
+            outcomes[name] = await _outcome(call)
+
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask, "e1", shim.call("Start", id="c1", exec_id="e1"))
+                await anyio.sleep(0.1)
+                tasks.start_soon(ask, "pause", shim.call("Pause", id="c1"))
+                await anyio.sleep(0.1)
+                tasks.start_soon(ask, "e2", shim.call("Start", id="c1", exec_id="e2"))
+        assert outcomes == {"e1": OK, "pause": OK, "e2": WRONG}
+        assert await shim.status("c1") == "PAUSED"
+        assert await shim.status("c1", "e1") == "RUNNING"
+        await shim.call("Resume", id="c1")
+        await shim.end("c1")
+        await gone(shim, "c1")
+
+
+@pytest.mark.parametrize("everyone", [False, True], ids=["init", "all"])
+async def test_a_paused_container_can_be_killed(start_shim: StartShim, *, everyone: bool) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        await shim.call("Pause", id="c1")
+        await shim.call("Kill", id="c1", signal=9, all=everyone)
+        with anyio.fail_after(5):
+            assert (await shim.call("Wait", id="c1")).exit_status == 137
+        await shim.call("Delete", id="c1")
+        await gone(shim, "c1")
+        assert shim.events.of("c1") == [*LIFE[:2], "TaskPaused", *LIFE[2:]]
+
+
+# -- pid namespaces ---------------------------------------------------------------------------
+
+
+async def test_what_shares_another_containers_pid_namespace_dies_with_its_own_init_alone(
+    start_shim: StartShim,
+) -> None:
+    pod: dict[str, Any] = {"annotations": {"io.kubernetes.cri.sandbox-id": "pod"}}
+    async with start_shim("pause", "sleep", "1000", **pod) as shim:
+        holder = await shim.run("pause")
+        for name, script in (
+            ("c1", "sleep 1234567 & sleep 1234567 & echo $! > /pid; sleep 1000"),
+            ("c2", "sleep 1000"),
+        ):
+            shim.bundle(name, "sh", "-c", script, **pod)
+            spec = shim.spec(name)
+            for namespace in spec["linux"]["namespaces"]:
+                if namespace["type"] == "pid":
+                    namespace["path"] = f"/proc/{holder}/ns/pid"
+            shim.write_spec(name, spec)
+            await shim.run(name)
+        wait_for_file(f"{shim.directory}/c1/rootfs/pid")
+        await shim.exec("c1", "e1", "sleep", "1000")
+        await shim.call("Start", id="c1", exec_id="e1")
+        pids = [p.pid for p in (await shim.call("Pids", id="c1")).processes]
+        assert len(pids) >= 4, "init, what it has left in the background, and the exec"
+        await shim.call("Kill", id="c1", signal=9)
+        assert (await shim.call("Wait", id="c1")).exit_status == 137
+        with anyio.fail_after(5):
+            while any(map(is_alive, pids)):  # noqa: ASYNC110 - seen from outside
+                await anyio.sleep(0.01)
+        assert [await shim.status(name) for name in ("pause", "c2")] == ["RUNNING"] * 2
+        await shim.call("Delete", id="c1")
+        for name in ("c2", "pause"):
+            await shim.end(name)
+        await gone(shim, "pause")
+        told = shim.events.of("c1")
+        assert told[-3:] == ["TaskExit e1", "TaskExit", "TaskDelete"]
+
+
+# -- signals to the shim ----------------------------------------------------------------------
+
+
+async def test_sigusr1_tells_what_there_is(start_shim: StartShim) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        pid = await shim.run("c1")
+        await shim.exec("c1", "e1", "true")
+        lines = [
+            line for line in await shim.log_lines("c1", ask=signal.SIGUSR1) if "container" in line
+        ]
+        assert any(f"state=running pid={pid}" in line for line in lines)
+        assert any("exec=e1 state=created pid=0" in line for line in lines)
+        await shim.end("c1")
+        await gone(shim, "c1")
+
+
+async def test_sigterm_lets_what_is_asked_be_answered_and_events_arrive(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "sh", "-c", "exit 3") as shim:
+        await shim.create("c1", options=shim.options(before='[ "$verb" = start ] && sleep 0.3'))
+        answered = []
+
+        async def start() -> None:
+            answered.append((await shim.call("Start", id="c1")).pid)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(start)
+            await anyio.sleep(0.1)
+            os.kill(shim.pid, signal.SIGTERM)
+        await shim.until_gone()
+        assert len(answered) == 1
+        assert shim.events.names[:2] == LIFE[:2]
+        assert not os.path.exists(shim.socket_path)
+        await anyio.to_thread.run_sync(shim.delete_verb, "c1")
+        assert shim.leftovers() == []
