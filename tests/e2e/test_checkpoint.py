@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -18,6 +19,7 @@ from api.ttrpc import RemoteError
 from integration.criu import complaint
 from integration.images import glibc
 from integration.parts import SYSTEM_PATH
+from integration.simulated import Scenario, SimulatedNode
 from tests.harness.runtime import is_alive
 
 if TYPE_CHECKING:
@@ -90,6 +92,25 @@ async def _refused(shim: ShimByHand, method: str, **fields: Any) -> tuple[int, s
     message = str(caught.value)
     assert "\n" not in message
     return int(caught.value.status), message
+
+
+async def _told_by_exec(shim: ShimByHand, container: str, script: str) -> str:
+    """What a shell in a container prints."""
+    path = os.path.join(shim.directory, f"told-by-{container}")
+    await shim.exec(container, "look", "sh", "-c", script, stdout=f"file://{path}")
+    await shim.call("Start", id=container, exec_id="look")
+    status = (await shim.call("Wait", id=container, exec_id="look")).exit_status
+    await shim.call("Delete", id=container, exec_id="look")
+    text = await anyio.Path(path).read_text()
+    assert status == 0, text
+    return text
+
+
+def _driver_mounts_in(pid: int) -> list[str]:
+    """Where a driver's files are mounted in a container, and how."""
+    with open(f"/proc/{pid}/mountinfo", encoding="utf-8") as file:
+        mounts = [" ".join(line.split()[4:6]) for line in file]
+    return sorted(m for m in mounts if "nvidia" in m or "cuda" in m)
 
 
 def _left_in(bundle: str) -> list[str]:
@@ -259,6 +280,71 @@ async def test_terminal_is_saved_and_restored(
             assert (await shim.call("Wait", id="c2", exec_id="e1")).exit_status == 0
             await shim.end("c2")
         assert shim.leftovers() == [f"socket {shim.socket_path}", f"process {shim.pid}"]
+
+
+async def test_restored_container_has_the_gpus_that_a_created_one_has(
+    start_shim: StartShim, criu: str, tmp_path: Path, workshop: str
+) -> None:
+    """Libraries are mounted from the driver, devices made, files written, before the restore."""
+    saved = str(tmp_path / "saved")
+    look = "probe dlopen libcuda.so.1 && stat -c %t:%T /dev/nvidia1 && echo $LD_LIBRARY_PATH"
+    asks: dict[str, Any] = {
+        "env": ["NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_DRIVER_CAPABILITIES=compute"],
+        "image": glibc(),
+    }
+    with SimulatedNode.create(f"{workshop}/checkpoint", Scenario.load("two")) as node:
+        environment = {"NVSHIM_CONFIG": node.config_path}
+        async with start_shim("c1", "sh", "-c", COUNT, environment=environment, **asks) as shim:
+            with Output(shim, "one") as one, Output(shim, "two") as two:
+                await shim.run("c1", stdout=one.path, options=_options(criu))
+                last = await one.more()
+                before = await _told_by_exec(shim, "c1", look)
+                mounts = _driver_mounts_in((await shim.call("State", id="c1")).pid)
+                assert any("libcuda.so." in mount and " ro," in mount for mount in mounts)
+                await shim.call("Checkpoint", id="c1", path=saved, options=_how(exit=True))
+                await shim.call("Wait", id="c1")
+                await shim.call("Delete", id="c1")
+                bundle = shim.bundle("c2", "sh", "-c", COUNT, **asks)
+                await shim.create("c2", stdout=two.path, options=_options(criu), checkpoint=saved)
+                assert "nvidia.json" in os.listdir(bundle)
+                pid = (await shim.call("Start", id="c2")).pid
+                assert await two.more() > last
+                assert _driver_mounts_in(pid) == mounts
+                assert await _told_by_exec(shim, "c2", look) == before
+                await shim.end("c2")
+            assert shim.leftovers() == [f"socket {shim.socket_path}", f"process {shim.pid}"]
+
+
+async def test_checkpoint_that_a_runtime_made_by_itself_is_restored(
+    start_shim: StartShim, criu: str, tmp_path: Path
+) -> None:
+    """As one of containerd's own shim: what is a fifo here was a pipe there."""
+    saved, root = str(tmp_path / "saved"), str(tmp_path / "root")
+    async with start_shim("c1", "sh", "-c", COUNT) as shim:
+        # The first bundle is only lent to runc.
+        runc = ["runc", "--root", root]
+        reading, writing = os.pipe()
+        run = [*runc, "run", "--detach", "--bundle", f"{shim.directory}/c1", "other"]
+        try:
+            await anyio.run_process(run, stdin=subprocess.DEVNULL, stdout=writing, stderr=writing)
+            assert os.read(reading, 1) == b"1"
+            await anyio.run_process(
+                [*runc, "checkpoint", "--image-path", saved, "--work-path", saved, "other"],
+                env={"PATH": f"{os.path.dirname(criu)}:{os.environ['PATH']}"},
+            )
+        finally:
+            await anyio.run_process([*runc, "delete", "--force", "other"], check=False)
+            for fd in (reading, writing):
+                os.close(fd)
+        with Output(shim, "two") as two:
+            shim.bundle("c2", "sh", "-c", COUNT)
+            await shim.create("c2", stdout=two.path, options=_options(criu), checkpoint=saved)
+            await shim.call("Start", id="c2")
+            await two.more()
+            assert two.numbers[0] > 1
+            await shim.call("Kill", id="c2", signal=signal.SIGTERM)
+            assert (await shim.call("Wait", id="c2")).exit_status == 7
+            await shim.call("Delete", id="c2")
 
 
 async def test_checkpoint_that_is_none_leaves_nothing_of_its_container(

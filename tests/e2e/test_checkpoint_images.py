@@ -1,0 +1,136 @@
+"""Checkpoints as containerd keeps them: made, and restored, by its client."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from integration.containerd import PrivateContainerd
+from integration.images import busybox, write_archive
+from integration.parts import SYSTEM_PATH
+from tests.conftest import RUNTIME
+from tests.harness.events import Recorder
+from tests.harness.leaks import Census, describe
+from tests.harness.runtime import Runtime, is_alive, one_line, remove_fifos
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from integration.parts import Parts
+    from tests.harness.runtime import Container
+
+# Knows something that no second start of it could know, and tells it when asked.
+SECRET: Final = """
+trap 'exit 7' TERM
+trap 'echo $secret >/dev/shm/told' USR1
+read secret </proc/sys/kernel/random/uuid
+while :; do sleep 0.02; done
+"""
+
+
+@pytest.fixture(scope="module")
+def with_criu(
+    shim_directory: str, shim_config: str, parts: Parts, criu: str
+) -> Iterator[PrivateContainerd]:
+    """A containerd whose shims find a CRIU that works with this kernel."""
+    first = [os.path.dirname(criu)]
+    if first[0] in SYSTEM_PATH.split(":"):
+        first = []
+    environment = {"PATH": ":".join([*first, shim_directory, parts.path])}
+    with PrivateContainerd(
+        shim_directory=shim_directory,
+        shim_config=shim_config,
+        parts=parts,
+        environment=environment,
+    ) as containerd:
+        archive = write_archive(f"{containerd.directory}/images.tar", [busybox()])
+        containerd.ctr("images", "import", archive)
+        os.unlink(archive)
+        yield containerd
+
+
+@pytest.fixture
+def runtime(with_criu: PrivateContainerd) -> Iterator[Runtime]:
+    census = Census(with_criu)
+    # runc: Debian 12's crun is built without CRIU.
+    runtime = Runtime(with_criu, RUNTIME, None)
+    yield runtime
+    runtime.close()
+    # What restores leave behind whatever the shim: the client's fifos, and what containerd unpacks.
+    remove_fifos(with_criu)
+    for path in glob.glob(f"{with_criu.directory}/tmp/ctrd-checkpoint*"):
+        shutil.rmtree(path)
+    left = census.leftovers()
+    if left:
+        message = describe(left, with_criu.log())
+        census.remove(left)
+        pytest.fail(message, pytrace=False)
+
+
+def _tell(container: Container) -> str:
+    """Let the program tell its secret."""
+    container.exec("rm", "-f", "/dev/shm/told")
+    assert container.kill("USR1").code == 0
+
+    def told() -> str:
+        return container.exec("cat", "/dev/shm/told").stdout.strip()
+
+    return eventually(told, "the secret is told")
+
+
+def test_container_is_restored_from_its_image_as_it_was(runtime: Runtime) -> None:
+    containerd, reference = runtime.containerd, "nvshim.local/saved:latest"
+    container = runtime.start("sh", "-c", SECRET)
+    secret = _tell(container)
+    before = container.pid
+    with Recorder(containerd) as recorder:
+        containerd.ctr("containers", "checkpoint", "--task", container.name, reference)
+        assert (container.pid, container.status) == (before, "RUNNING"), "it goes on"
+        told = recorder.wait_for(container.name, lambda names: "resumed" in names)
+        # containerd's own shim does not tell, though containerd's documentation asks for it.
+        between = ["checkpointed"] if runtime.is_ours else []
+        assert told == ["paused", *between, "resumed"]
+        assert _tell(container) == secret
+        container.remove()
+        assert not is_alive(before)
+
+        # Of the same name: the spec names the cgroup after it.
+        containerd.ctr("containers", "restore", "--live", container.name, reference)
+        assert container.status == "RUNNING"
+        assert container.pid not in (0, before)
+        assert _tell(container) == secret
+        assert container.kill("TERM").code == 0
+        assert container.exit_code() == 7
+    containerd.ctr("images", "rm", "--sync", reference)
+
+
+def test_what_cannot_be_saved_goes_on_and_leaves_no_image(runtime: Runtime) -> None:
+    # What CRIU saves of a file that has been removed is bounded: 1 MiB.
+    container = runtime.start(
+        "sh", "-c", f"exec 9>/big; head -c 3000000 /dev/zero >&9; rm /big; {SECRET}"
+    )
+    secret = _tell(container)
+    images = runtime.containerd.ctr("images", "ls", "-q").lines
+    done = runtime.containerd.ctr("tasks", "checkpoint", container.name, check=False)
+    assert done.code != 0
+    assert one_line(done)
+    if runtime.is_ours:
+        assert "NVSHIM-E1527 checkpoint-failed" in done.stderr
+        assert "ghost file" in done.stderr
+    assert container.status == "RUNNING"
+    assert _tell(container) == secret
+    assert runtime.containerd.ctr("images", "ls", "-q").lines == images
+
+
+def test_checkpoint_of_a_task_is_an_image(runtime: Runtime) -> None:
+    container = runtime.start("sh", "-c", SECRET)
+    done = runtime.containerd.ctr("tasks", "checkpoint", container.name)
+    (image,) = done.lines
+    assert image in runtime.containerd.ctr("images", "ls", "-q").lines
+    runtime.containerd.ctr("images", "rm", "--sync", image)
+    assert container.status == "RUNNING"
