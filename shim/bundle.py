@@ -50,6 +50,9 @@ INIT_PID: Final = "init.pid"
 STAGING: Final = "nvidia"
 RECORD: Final = "nvidia.json"
 WORK: Final = "work"
+
+# Where runc mounts a container's rootfs while it restores it, in its state of the container.
+RESTORED_ROOT: Final = "criu-root"
 _CALL_PREFIX: Final = f"{LOG}."
 _CALL_SUFFIX: Final = ".json"
 

@@ -275,12 +275,30 @@ class Container:
         except BaseException as error:
             self._shim.log.error("restore failed", id=self.id, error=str(error))
             with anyio.CancelScope(shield=True):
-                await self._end_init()
-                self.init.child = None
-                if ours and self._runtime_has_it():
-                    await self._runtime.delete(force=True)
-                bundle_files.remove(os.path.join(self.bundle, bundle_files.INIT_PID))
+                await self._undo_restore(delete=ours and self._runtime_has_it())
             raise
+
+    async def _undo_restore(self, *, delete: bool) -> None:
+        """Leave what there was before: the container may be restored again, or deleted."""
+        await self._end_init()
+        self.init.child = None
+        try:
+            if delete:
+                # Of a runtime that was killed in its work.
+                mounts.unmount_rootfs(os.path.join(self._root, self.id, bundle_files.RESTORED_ROOT))
+                await self._runtime.delete(force=True)
+                self._end_cgroup()
+            bundle_files.remove(os.path.join(self.bundle, bundle_files.INIT_PID))
+        except (NvshimError, OSError) as error:
+            self._shim.log.warning("undoing restore", id=self.id, why=str(error))
+
+    def _end_cgroup(self) -> None:
+        from shim import remains  # noqa: PLC0415 - for what hardly ever happens
+
+        linux = bundle_files.read_spec(self.bundle).get("linux")
+        path = linux.get("cgroupsPath") if isinstance(linux, dict) else None
+        for problem in remains.end_cgroup(path, self.id) if isinstance(path, str) else ():
+            self._shim.log.warning("undoing restore", id=self.id, why=problem)
 
     def _criu(self) -> Calls:
         from shim.checkpoint import Calls  # noqa: PLC0415 - few are saved or restored

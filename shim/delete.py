@@ -91,6 +91,7 @@ def _end_container(invocation: Invocation, path: str) -> None:
     state = os.path.join(record.root, invocation.container_id)
     if not os.path.lexists(state) and not os.path.exists(f"/proc/{pid}"):
         return
+    _unmount(os.path.join(state, bundle.RESTORED_ROOT))
     from shim import remains  # noqa: PLC0415 - only for what was not ended in good order
 
     for problem in remains.end_container(record, invocation.container_id, pid):

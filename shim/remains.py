@@ -69,7 +69,8 @@ def end_calls(bundle_path: str, logs: Sequence[str]) -> list[str]:
     """Wait for the calls of a runtime that a dead shim had begun; kill those that last.
 
     What such a call makes is found where it always is once it has ended, and is half made and
-    hidden until then.
+    hidden until then. So one that is killed takes with it what it has started: CRIU, and what
+    CRIU has restored of a container.
 
     Args:
         bundle_path: the bundle, which each call was told to log to.
@@ -88,9 +89,8 @@ def end_calls(bundle_path: str, logs: Sequence[str]) -> list[str]:
             if not _logs_to(pid, bundle_path, logs):
                 continue  # it ended, and its number is another's
             if not has_ended(held, max(0.0, deadline - time.monotonic())):
-                _send_kill(held)
                 problems.append(f"process {pid} of a runtime lasted too long, and was killed")
-                has_ended(held, _REAP_TIMEOUT)
+                problems += _end_family(pid, held, os.path.basename(bundle_path))
         finally:
             os.close(held)
     for name in logs:
@@ -199,6 +199,23 @@ def end_by_force(container_id: str, pid: int, recorded: Recorded) -> list[str]:
     return problems
 
 
+def end_cgroup(path: str, container_id: str) -> list[str]:
+    """End what is in a container's cgroup, and remove it; nothing if there is none.
+
+    For a runtime that was killed before it had written down anything.
+
+    Args:
+        path: the cgroup as the OCI spec names it. One that is not named after the container, as
+            systemd's are not here, is left alone.
+        container_id: the container.
+
+    Returns:
+        What is left, each in one line.
+    """
+    named = [d for d in _below_each_hierarchy(path) if _is_named_after(d, container_id)]
+    return end_by_force(container_id, 0, Recorded(cgroups=named)) if named else []
+
+
 def read_state(directory: str, problems: list[str]) -> Recorded:
     """Read what a runtime wrote down about a container.
 
@@ -240,6 +257,51 @@ def _logs_to(pid: int, bundle_path: str, logs: Sequence[str]) -> bool:
         return any(os.path.samefile(os.path.dirname(p), bundle_path) for p in paths)
     except OSError:
         return False  # it has ended, or speaks of a directory that is gone
+
+
+def _end_family(pid: int, held: int, container_id: str) -> list[str]:
+    """Kill a process with all that it has started, and remove the container's cgroup.
+
+    Args:
+        pid: the process.
+        held: a pidfd of it.
+        container_id: whose cgroup may have been made for what it has started.
+
+    Returns:
+        What is left, each in one line.
+    """
+    deadline = time.monotonic() + KILL_TIMEOUT
+    family = {child: fd for child in _descendants(pid) if (fd := _hold(child)) is not None}
+    still = frozenset(_descendants(pid))  # then the pidfd is that process
+    cgroups = {
+        directory
+        for child in still.intersection(family)
+        for directory in _cgroups_of(child)
+        if _is_named_after(directory, container_id) and _is_apart(directory)
+    }
+    try:
+        ours = [held, *(fd for child, fd in family.items() if child in still)]
+        for fd in ours:
+            _send_kill(fd)
+        for fd in ours:
+            has_ended(fd, max(0.0, min(_REAP_TIMEOUT, deadline - time.monotonic())))
+    finally:
+        for fd in family.values():
+            os.close(fd)
+    return [left for directory in cgroups if (left := _remove_cgroup(directory, deadline))]
+
+
+def _descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and those that they have."""
+    found = [pid]
+    for parent in found:  # grows while it is read
+        try:
+            for task in os.listdir(f"/proc/{parent}/task"):
+                with open(f"/proc/{parent}/task/{task}/children", "rb") as file:
+                    found += [int(word) for word in file.read().split()]
+        except OSError:
+            continue  # it has ended
+    return found[1:]
 
 
 def _from_runc(state: dict[str, Any]) -> Recorded:
@@ -294,11 +356,13 @@ def _is_init_of(container_id: str, pid: int, recorded: Recorded) -> bool:
         return start_time_of(pid) == recorded.start_time
     # Without a record: runc and containerd name the cgroup after the container, systemd's
     # scopes have a prefix before it.
-    for directory in _cgroups_of(pid):
-        name = os.path.basename(directory)
-        if name == container_id or name.endswith(f"-{container_id}.scope"):
-            return True
-    return False
+    return any(_is_named_after(directory, container_id) for directory in _cgroups_of(pid))
+
+
+def _is_named_after(directory: str, container_id: str) -> bool:
+    """Whether a cgroup has the name that runc, containerd or systemd give to a container's."""
+    name = os.path.basename(directory)
+    return name == container_id or name.endswith(f"-{container_id}.scope")
 
 
 def _is_apart(directory: str) -> bool:

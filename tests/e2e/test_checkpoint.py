@@ -15,12 +15,13 @@ import pytest
 from api import typeurl
 from api.errors import Status
 from api.proto import events_pb2, runc_options_pb2
-from api.ttrpc import RemoteError
+from api.ttrpc import ConnectionClosed, RemoteError
 from integration.criu import complaint
 from integration.images import glibc
 from integration.parts import SYSTEM_PATH
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.runtime import is_alive
+from tests.harness.shim import wait_for_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -387,6 +388,61 @@ async def test_checkpoint_that_is_none_leaves_nothing_of_its_container(
         await shim.end("c2")
         await shim.events.until("TaskDelete", count=2)
         assert shim.events.of("c2") == ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
+
+
+def _criu_that(directory: Path, criu: str, *, instead_of_restoring: str) -> str:
+    """A CRIU that answers who asks for its version, and then does something else."""
+    path = directory / "criu"
+    asked = directory / "asked"
+    path.write_text(
+        f'#!/bin/sh\n[ -e {asked} ] || {{ touch {asked}; exec {criu} "$@"; }}\n'
+        f"{instead_of_restoring}\n"
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+async def test_runtime_that_is_killed_while_it_restores_leaves_nothing(
+    start_shim: StartShim, criu: str, tmp_path: Path
+) -> None:
+    saved = str(tmp_path / "saved")
+    deadly = _criu_that(tmp_path, criu, instead_of_restoring="kill -9 $PPID")
+    async with start_shim("c1", "sh", "-c", COUNT) as shim:
+        await shim.run("c1", options=_options(criu))
+        await shim.call("Checkpoint", id="c1", path=saved)
+        await shim.end("c1")
+        shim.bundle("c2", "sh", "-c", COUNT)
+        await shim.create("c2", options=_options(deadly), checkpoint=saved)
+        _, message = await _refused(shim, "Start", id="c2")
+        assert "exit status 137" in message
+        assert shim.leftovers() == [f"socket {shim.socket_path}", f"process {shim.pid}"]
+        await shim.call("Delete", id="c2")
+
+
+async def test_shim_that_is_killed_while_it_restores_leaves_nothing_to_containerds_clean_up(
+    start_shim: StartShim, criu: str, tmp_path: Path
+) -> None:
+    saved = str(tmp_path / "saved")
+    slow = _criu_that(tmp_path, criu, instead_of_restoring=f"echo $$ >{tmp_path}/pid; sleep 1000")
+    async with start_shim("c1", "sh", "-c", COUNT) as shim:
+        await shim.run("c1", options=_options(criu))
+        await shim.call("Checkpoint", id="c1", path=saved)
+        await shim.end("c1")
+        shim.bundle("c2", "sh", "-c", COUNT)
+        await shim.create("c2", options=_options(slow), checkpoint=saved)
+
+        async def start() -> None:
+            with suppress(ConnectionClosed):
+                await shim.call("Start", id="c2")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(start)
+            pid = int(await anyio.to_thread.run_sync(wait_for_file, f"{tmp_path}/pid"))
+            os.kill(shim.pid, signal.SIGKILL)
+        assert shim.delete_verb("c1") < 5
+        assert shim.delete_verb("c2") < 5
+        assert not is_alive(pid)
+        assert shim.leftovers() == []
 
 
 async def test_task_that_is_not_restored_yet_has_no_process_and_can_be_deleted(
