@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import pytest
 
+from api import typeurl
+from api.proto import runc_options_pb2
 from tests.harness.shim import content_of, gone, shell
 
 if TYPE_CHECKING:
@@ -252,4 +254,123 @@ async def test_a_daemon_that_an_exec_leaves_does_not_hold_its_client(
         assert shim.open_files() == before
         assert await shim.status("c1") == "RUNNING"
         await shim.end("c1")
+        await gone(shim, "c1")
+
+
+@pytest.mark.parametrize("exec_id", ["", "e1"], ids=["init", "exec"])
+@pytest.mark.parametrize("terminal", [False, True], ids=["plain", "terminal"])
+async def test_readers_come_and_go_and_no_byte_is_lost(
+    start_shim: StartShim, exec_id: str, *, terminal: bool
+) -> None:
+    script = "seq 100000 299999"
+    command = ("sleep", "1000") if exec_id else ("sh", "-c", script)
+    async with start_shim("c1", *command) as shim:
+        stdout = shim.fifo("out")
+        if exec_id:
+            await shim.run("c1")
+            await shim.exec("c1", "e1", "sh", "-c", script, stdout=stdout, terminal=terminal)
+            await shim.call("Start", id="c1", exec_id="e1")
+        else:
+            spec = shim.spec("c1")
+            spec["process"]["terminal"] = terminal
+            shim.write_spec("c1", spec)
+            await shim.run("c1", stdout=stdout, terminal=terminal)
+        data = b""
+        for _ in range(10):
+            # All that fits is written, nobody reads, and the writer waits: it neither fails
+            # nor ends.
+            await anyio.sleep(0.05)
+            assert await shim.status("c1", exec_id) == "RUNNING"
+            reader = os.open(stdout, os.O_RDONLY | os.O_NONBLOCK)
+            data += os.read(reader, 40_000)
+            os.close(reader)
+        with _reading(stdout, "copy") as copy:
+            assert (await shim.call("Wait", id="c1", exec_id=exec_id, timeout=10)).exit_status == 0
+            await shim.call("Delete", id="c1", exec_id=exec_id)
+        data += content_of(copy)
+        assert data.split() == [b"%d" % number for number in range(100_000, 300_000)]
+        if exec_id:
+            await shim.end("c1")
+        await gone(shim, "c1")
+
+
+@pytest.mark.parametrize("exec_id", ["", "e1"], ids=["init", "exec"])
+@pytest.mark.parametrize("terminal", [False, True], ids=["plain", "terminal"])
+async def test_only_closing_the_input_ends_it_and_what_was_typed_comes_first(
+    start_shim: StartShim, exec_id: str, *, terminal: bool
+) -> None:
+    script = "stty -echo 2>/dev/null; echo ready; while read -r x; do echo got $x; done; echo end"
+    command = ("sleep", "1000") if exec_id else ("sh", "-c", script)
+    async with start_shim("c1", *command) as shim:
+        uris = {"stdin": shim.fifo("in"), "stdout": shim.fifo("out"), "terminal": terminal}
+        with _reading(str(uris["stdout"]), "copy") as copy:
+            if exec_id:
+                await shim.run("c1")
+                await shim.exec("c1", "e1", "sh", "-c", script, **uris)
+                await shim.call("Start", id="c1", exec_id="e1")
+            else:
+                spec = shim.spec("c1")
+                spec["process"]["terminal"] = terminal
+                shim.write_spec("c1", spec)
+                await shim.run("c1", **uris)
+            for number in range(3):
+                with anyio.fail_after(5):
+                    while b"ready" not in content_of(copy):  # noqa: ASYNC110 - seen from outside
+                        await anyio.sleep(0.01)
+                shell(f"printf 'line {number}\\n' > {uris['stdin']}").wait()
+                await anyio.sleep(0.1)
+                assert await shim.status("c1", exec_id) == "RUNNING"
+            client = os.open(str(uris["stdin"]), os.O_WRONLY)
+            os.write(client, b"".join(b"more %d\n" % n for n in range(1000)))
+            await shim.call("CloseIO", id="c1", exec_id=exec_id, stdin=True)
+            os.close(client)
+            assert (await shim.call("Wait", id="c1", exec_id=exec_id, timeout=10)).exit_status == 0
+            await shim.call("Delete", id="c1", exec_id=exec_id)
+        lines = content_of(copy).replace(b"\r", b"").splitlines()
+        got = [b"got line %d" % n for n in range(3)] + [b"got more %d" % n for n in range(1000)]
+        assert lines == [b"ready", *got, b"end"]
+        if exec_id:
+            await shim.end("c1")
+        await gone(shim, "c1")
+
+
+@pytest.mark.parametrize("exec_id", ["", "e1"], ids=["init", "exec"])
+@pytest.mark.parametrize("kind", ["fifo", "file"])
+async def test_output_in_a_user_namespace_can_be_opened_again(
+    start_shim: StartShim, exec_id: str, kind: str
+) -> None:
+    """As programs do that log to /dev/stderr."""
+    script = "cat /proc/self/uid_map; echo out > /dev/stdout; echo err > /dev/stderr"
+    command = ("sleep", "1000") if exec_id else ("sh", "-c", script)
+    async with start_shim("c1", *command) as shim:
+        spec = shim.spec("c1")
+        mapping = [{"containerID": 0, "hostID": 200_000, "size": 65_536}]
+        spec["linux"]["namespaces"].append({"type": "user"})
+        spec["linux"].update(uidMappings=mapping, gidMappings=mapping)
+        shim.write_spec("c1", spec)
+        bundle = f"{shim.directory}/c1"
+        for directory in (shim.directory, bundle):
+            os.chmod(directory, 0o711)
+        shell(f"chown --recursive 200000:200000 {bundle}/rootfs").wait()
+        path = shim.fifo("out") if kind == "fifo" else f"{shim.directory}/log"
+        uri = path if kind == "fifo" else f"file://{path}"
+        reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if kind == "fifo" else -1
+        stdio = {"stdout": uri, "stderr": uri}
+        # What a client says that maps users: whom the pipes belong to.
+        owner = typeurl.pack(runc_options_pb2.Options(io_uid=200_000, io_gid=200_000))
+        if exec_id:
+            await shim.run("c1", options=owner)
+            await shim.exec("c1", "e1", "sh", "-c", script, **stdio)
+            await shim.call("Start", id="c1", exec_id="e1")
+        else:
+            await shim.run("c1", options=owner, **stdio)
+        waited = await shim.call("Wait", id="c1", exec_id=exec_id)
+        await shim.call("Delete", id="c1", exec_id=exec_id)
+        data = os.read(reader, 4096) if kind == "fifo" else content_of(path)
+        assert data.split() == [b"0", b"200000", b"65536", b"out", b"err"]
+        assert waited.exit_status == 0
+        if kind == "fifo":
+            os.close(reader)
+        if exec_id:
+            await shim.end("c1")
         await gone(shim, "c1")

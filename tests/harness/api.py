@@ -54,14 +54,20 @@ def create_task(
     *,
     mounts: Iterable[tuple[str, str, tuple[str, ...]]] = (),
     options: bytes = b"",
+    stdin: str = "",
+    stdout: str = "",
+    stderr: str = "",
 ) -> None:
-    """Let containerd start a shim and call its Create; the task has no stdio.
+    """Let containerd start a shim and call its Create.
 
     Args:
         containerd: whom to ask.
         name: the container's id.
         mounts: each the type, the source and the options of a mount that makes the rootfs.
         options: the runtime's options, as :func:`any_message` makes them.
+        stdin: where its input is; nowhere by default.
+        stdout: where its output goes; nowhere by default.
+        stderr: where its errors go; nowhere by default.
 
     Raises:
         ApiRefused: containerd or the shim refused.
@@ -75,8 +81,10 @@ def create_task(
         )
         for kind, source, mount_options in mounts
     )
-    request = _field(1, name.encode()) + rootfs + (_field(9, options) if options else b"")
-    _call(containerd, "tasks.v1.Tasks/Create", request)
+    uris = enumerate((stdin, stdout, stderr), 4)
+    stdio = b"".join(_field(number, uri.encode()) for number, uri in uris)
+    request = _field(1, name.encode()) + rootfs + stdio
+    _call(containerd, "tasks.v1.Tasks/Create", request + (_field(9, options) if options else b""))
 
 
 def start_task(containerd: PrivateContainerd, name: str) -> None:
