@@ -31,19 +31,22 @@ _SOCKET_DIRECTORY: Final = "/run/containerd/s"
 
 
 def group_of(bundle_path: str, container_id: str) -> str:
-    """The group that a container belongs to.
+    """The group that a container, or a sandbox, belongs to.
 
     Args:
         bundle_path: its bundle.
         container_id: its id, the group of a container that names none.
 
     Returns:
-        The group's name.
+        The group's name. It is the id's own also without config.json: the bundle of a sandbox
+        has none. That of a container has to, which its Create will say.
 
     Raises:
-        BundleUnusable: config.json is missing or malformed.
+        BundleUnusable: config.json cannot be read, or is malformed.
     """
     path = os.path.join(bundle_path, bundle.CONFIG)
+    if not os.path.lexists(path):
+        return container_id
     content = bundle.read(path, bundle.LONGEST_SPEC)
     # A spec without either name in it has no group, and need not be parsed to know. Go's
     # encoder, which wrote the file, has no other way to spell these letters.

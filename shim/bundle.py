@@ -22,6 +22,9 @@ file                    written by   what it is
 ``work``                containerd   a link to a directory on disk, which goes with the bundle
 ``criu-work/``          server       in ``work``: what CRIU is told and says, while it works
 ``criu-*.log``          server       what CRIU said when it failed
+``pod/``                server       of a sandbox: files that the pod's containers share
+``holder``              server       of a sandbox: the process that holds its namespaces
+``member.*.json``       server       of a sandbox: how to end one of its containers
 ======================  ===========  ======================================================
 
 Everything that we write has mode 0600 and appears whole, by rename, or not at all.
@@ -50,11 +53,15 @@ INIT_PID: Final = "init.pid"
 STAGING: Final = "nvidia"
 RECORD: Final = "nvidia.json"
 WORK: Final = "work"
+POD: Final = "pod"
+HOLDER: Final = "holder"
+_MEMBER_PREFIX: Final = "member."
+_MEMBER_SUFFIX: Final = ".json"
+_CALL_PREFIX: Final = f"{LOG}."
+_CALL_SUFFIX: Final = ".json"
 
 # Where runc mounts a container's rootfs while it restores it, in its state of the container.
 RESTORED_ROOT: Final = "criu-root"
-_CALL_PREFIX: Final = f"{LOG}."
-_CALL_SUFFIX: Final = ".json"
 
 # A spec has some kilobytes; containerd itself would choke on what is more than this.
 LONGEST_SPEC: Final = 32 << 20
@@ -131,7 +138,10 @@ def read_runtime_record(bundle: str) -> RuntimeRecord | None:
     path = os.path.join(bundle, OPTIONS)
     if not os.path.lexists(path):
         return None
-    content = parse_object(read(path, _CHUNK), path)
+    return _runtime_record(parse_object(read(path, _CHUNK), path), path)
+
+
+def _runtime_record(content: dict[str, Any], path: str) -> RuntimeRecord:
     binary, root = content.get("binary"), content.get("root")
     if not (isinstance(binary, str) and binary and isinstance(root, str) and root.startswith("/")):
         raise BundleUnusable(f"the runtime in {path}", found="no binary or no absolute root in it")
@@ -155,6 +165,106 @@ def bootstrap_address(bundle: str) -> str:
         return ""
     address = parse_object(read(path, _CHUNK), path).get("address")
     return address if isinstance(address, str) else ""
+
+
+def write_member(
+    sandbox_bundle: str, container_id: str, bundle: str, record: RuntimeRecord
+) -> None:
+    """Note in a sandbox's bundle how to end one of its containers.
+
+    Args:
+        sandbox_bundle: the sandbox's bundle.
+        container_id: the container.
+        bundle: the container's bundle.
+        record: how its runtime is called.
+
+    Raises:
+        BundleUnusable: it cannot be written.
+    """
+    import json  # noqa: PLC0415 - 12 ms, and only the server writes one
+
+    content = {
+        "bundle": bundle,
+        "binary": record.binary,
+        "root": record.root,
+        "systemd_cgroup": record.systemd_cgroup,
+    }
+    write(_member(sandbox_bundle, container_id), json.dumps(content).encode())
+
+
+def forget_member(sandbox_bundle: str, container_id: str) -> None:
+    """Remove what :func:`write_member` wrote, if it is there."""
+    remove(_member(sandbox_bundle, container_id))
+
+
+def members(sandbox_bundle: str) -> list[str]:
+    """The ids of the containers that are noted in a sandbox's bundle.
+
+    Args:
+        sandbox_bundle: the bundle; it need not be there, nor be a sandbox's.
+    """
+    try:
+        names = os.listdir(sandbox_bundle)
+    except OSError:
+        return []
+    return [
+        name.removeprefix(_MEMBER_PREFIX).removesuffix(_MEMBER_SUFFIX)
+        for name in names
+        if name.startswith(_MEMBER_PREFIX) and name.endswith(_MEMBER_SUFFIX)
+    ]
+
+
+def read_member(sandbox_bundle: str, container_id: str) -> tuple[str, RuntimeRecord]:
+    """Read what :func:`write_member` wrote.
+
+    Returns:
+        The container's bundle, and how its runtime is called.
+
+    Raises:
+        BundleUnusable: it is gone, or is not what the server writes.
+    """
+    path = _member(sandbox_bundle, container_id)
+    content = parse_object(read(path, _CHUNK), path)
+    bundle = content.get("bundle")
+    if not (isinstance(bundle, str) and bundle.startswith("/")):
+        raise BundleUnusable(f"the bundle in {path}", found="no absolute path")
+    return bundle, _runtime_record(content, path)
+
+
+def _member(sandbox_bundle: str, container_id: str) -> str:
+    return os.path.join(sandbox_bundle, f"{_MEMBER_PREFIX}{container_id}{_MEMBER_SUFFIX}")
+
+
+def write_holder(bundle: str, pid: int, start_time: int) -> None:
+    """Note the process that holds a sandbox's namespaces.
+
+    Args:
+        bundle: the sandbox's bundle.
+        pid: the process.
+        start_time: when it started, in clock ticks since boot.
+
+    Raises:
+        BundleUnusable: it cannot be written.
+    """
+    write(os.path.join(bundle, HOLDER), f"{pid} {start_time}\n".encode())
+
+
+def read_holder(bundle: str) -> tuple[int, int]:
+    """Read what :func:`write_holder` wrote.
+
+    Returns:
+        The pid and the start time; zeros if there is no such file.
+
+    Raises:
+        BundleUnusable: there is something else in it.
+    """
+    path = os.path.join(bundle, HOLDER)
+    words = read_line(path).split()
+    if not words:
+        return 0, 0
+    if len(words) != 2 or not all(w.isdigit() and w.isascii() for w in words):  # noqa: PLR2004 - a pid and a time
+        raise BundleUnusable(f"the process in {path}", found="no pid and start time")
+    return int(words[0]), int(words[1])
 
 
 def begin_call(bundle: str, call: str) -> str:

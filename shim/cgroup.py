@@ -119,6 +119,25 @@ def of(pid: int) -> Cgroup | None:
     return Cgroup(directories, hierarchies.is_v2)
 
 
+def at(path: str) -> Cgroup | None:
+    """A cgroup that is known by its path.
+
+    Args:
+        path: the same in every hierarchy, from the root.
+
+    Returns:
+        The cgroup; None if no hierarchy has it.
+    """
+    hierarchies = _mounted()
+    found = {name: hierarchies.directory(name, path) for name in hierarchies.mounts}
+    directories = {
+        name: directory
+        for name, directory in found.items()
+        if directory is not None and os.path.exists(os.path.join(directory, "cgroup.procs"))
+    }
+    return Cgroup(directories, hierarchies.is_v2) if directories else None
+
+
 def pids_in(directory: str) -> list[int]:
     """The processes in a cgroup and in those below it, in ascending order.
 

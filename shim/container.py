@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from shim.options import RuntimeOptions
     from shim.reaper import Child, Reaper
     from shim.stdio.stdio import Stdio
+    from shim.sandbox import Sandbox
 
 _PID_FILE_LIMIT: Final = 32
 
@@ -75,7 +76,7 @@ _LATE: Final = 5.0
 class Surroundings:
     """What all containers of this shim share."""
 
-    __slots__ = ("log", "namespace", "publisher", "reaper", "tasks")
+    __slots__ = ("log", "namespace", "publisher", "reaper", "sandbox", "tasks")
 
     def __init__(
         self, *, namespace: str, reaper: Reaper, publisher: Publisher, tasks: TaskGroup, log: Log
@@ -85,6 +86,8 @@ class Surroundings:
         self.publisher = publisher
         self.tasks = tasks
         self.log = log
+        # The sandbox of the pod, where this shim holds it.
+        self.sandbox: Sandbox | None = None
 
 
 class Container:
@@ -155,6 +158,8 @@ class Container:
 
                 self._saved = Saved(checkpoint, parent)
             spec = bundle_files.read_spec(self.bundle)
+            if self._shim.sandbox is not None and self._shim.sandbox.admit(spec):
+                bundle_files.write_spec(self.bundle, spec)
             self._own_pid_namespace = _has_own_pid_namespace(spec)
             self._use(with_cgroup_driver(self._options, spec))
             self._record_for_cleanup()

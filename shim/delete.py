@@ -49,6 +49,7 @@ def delete(invocation: Invocation) -> bytes:
     staging = os.path.join(path, bundle.STAGING)
     steps: tuple[Callable[[], object], ...] = (
         lambda: _end_calls(path),
+        lambda: _end_sandbox(path),
         lambda: _end_container(invocation, path),
         lambda: _unmount(os.path.join(path, bundle.ROOTFS)),
         lambda: _unmount(staging),
@@ -83,6 +84,28 @@ def _end_calls(path: str) -> None:
 
     for problem in remains.end_calls(path, logs):
         _warn(problem)
+
+
+def _end_sandbox(path: str) -> None:
+    """End what a sandbox holds: nobody cleans up after the containers of its pod but we."""
+    members = bundle.members(path)
+    pid, start_time = bundle.read_holder(path)
+    if not (members or pid):
+        return
+    from shim import remains  # noqa: PLC0415 - only for what was not ended in good order
+
+    for problem in remains.end_sandbox(path, members, pid, start_time):
+        _warn(problem)
+    for container_id in members:
+        try:
+            where, _ = bundle.read_member(path, container_id)
+            _unmount(os.path.join(where, bundle.ROOTFS))
+            staging = os.path.join(where, bundle.STAGING)
+            _unmount(staging)
+            bundle.remove_tree(staging)
+            bundle.forget_member(path, container_id)
+        except BundleUnusable as error:
+            _warn(str(error))
 
 
 def _end_container(invocation: Invocation, path: str) -> None:

@@ -37,6 +37,8 @@ else:
 CALLS_TIMEOUT: Final = 1.0
 RUNTIME_TIMEOUT: Final = 2.5
 KILL_TIMEOUT: Final = 1.0
+# After which the runtime is not asked any more about further containers of a pod.
+SANDBOX_TIMEOUT: Final = 1.5
 _REAP_TIMEOUT: Final = 0.2
 _POLL: Final = 0.01
 
@@ -98,13 +100,16 @@ def end_calls(bundle_path: str, logs: Sequence[str]) -> list[str]:
     return problems
 
 
-def end_container(record: bundle.RuntimeRecord, container_id: str, pid: int) -> list[str]:
+def end_container(
+    record: bundle.RuntimeRecord, container_id: str, pid: int, *, ask_runtime: bool = True
+) -> list[str]:
     """End a container, and remove its cgroup and the runtime's state.
 
     Args:
         record: how its runtime is called.
         container_id: its id, which is safe as a name.
         pid: its init process as the bundle says; 0 if the bundle doesn't.
+        ask_runtime: whether there is time to.
 
     Returns:
         What did not go well, each in one line. The container is gone all the same unless the
@@ -116,7 +121,7 @@ def end_container(record: bundle.RuntimeRecord, container_id: str, pid: int) -> 
     if os.path.isdir(state_directory):
         # Read before the runtime removes it; needed if it dies half way.
         recorded = read_state(state_directory, problems)
-        said = run_delete(record, container_id)
+        said = run_delete(record, container_id) if ask_runtime else "no time is left for it"
         if not said and not os.path.lexists(state_directory):
             return problems
         if said:
@@ -128,6 +133,41 @@ def end_container(record: bundle.RuntimeRecord, container_id: str, pid: int) -> 
         bundle.remove_tree(state_directory)
     except OSError as error:
         problems.append(f"{state_directory}: {os.strerror(error.errno or 0).lower()}")
+    return problems
+
+
+def end_sandbox(bundle_path: str, members: Sequence[str], pid: int, start_time: int) -> list[str]:
+    """End the process that holds a sandbox's namespaces, and the containers of the pod.
+
+    Args:
+        bundle_path: the sandbox's bundle, with a note of each container.
+        members: the containers' ids.
+        pid: the process; 0 if there is none.
+        start_time: when that started, in clock ticks since boot.
+
+    Returns:
+        What did not go well, each in one line.
+    """
+    problems = []
+    holder = _hold(pid)
+    if holder is not None:
+        try:
+            if start_time_of(pid) == start_time:
+                _send_kill(holder)
+        finally:
+            os.close(holder)
+    deadline = time.monotonic() + SANDBOX_TIMEOUT
+    for container_id in members:
+        try:
+            where, record = bundle.read_member(bundle_path, container_id)
+            init = bundle.read_pid(os.path.join(where, bundle.INIT_PID))
+        except BundleUnusable as error:
+            problems.append(str(error))
+            continue
+        logs = bundle.calls_under_way(where)
+        problems += end_calls(where, logs) if logs else []
+        in_time = time.monotonic() < deadline
+        problems += end_container(record, container_id, init, ask_runtime=in_time)
     return problems
 
 

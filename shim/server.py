@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import anyio
 
-from api.ttrpc import Server
+from api.ttrpc import DeferredService, Server
 from shim import sockets, syscalls
 from shim.container import Surroundings
 from shim.events import Publisher
@@ -22,6 +22,11 @@ from shim.log import Log
 from shim.reaper import Reaper
 from shim.service import OwnSocket, TaskService
 from shim.spawn import reserve_numbers
+
+if TYPE_CHECKING:
+    from api.ttrpc import Service
+
+_SANDBOX: Final = "containerd.runtime.sandbox.v1.Sandbox"
 
 # Seconds for what is still to be said: containerd waits 3 s for Shutdown's effect.
 _GRACE: Final = 1.0
@@ -86,7 +91,9 @@ async def _serve(
         )
         ended = anyio.Event()
         service = TaskService(surroundings, own_socket, ended.set)
-        server = Server(service.services(), log=lambda event, fields: log.warning(event, **fields))
+        sandboxes = DeferredService(_SANDBOX, lambda: _sandbox_service(surroundings, service))
+        services = [*service.services(), sandboxes]
+        server = Server(services, log=lambda event, fields: log.warning(event, **fields))
         await tasks.start(_handle_signals, reaper, service, ended, log)
         tasks.start_soon(_serve_until, server, listener, ended)
         tasks.start_soon(service.end_when_unused)
@@ -101,6 +108,12 @@ async def _serve(
         # Not by leaving the group, which would wait for such a request. What is half made is
         # found by the delete verb.
         os._exit(0)
+
+
+def _sandbox_service(surroundings: Surroundings, tasks: TaskService) -> Service:
+    from shim.sandbox_service import SandboxService  # noqa: PLC0415 - most shims have none
+
+    return SandboxService(surroundings, tasks).service()
 
 
 async def _serve_until(server: Server, listener: socket.socket, ended: anyio.Event) -> None:

@@ -97,20 +97,20 @@ class TaskService:
         self._ending = False
         # Shutdown was asked for while all there was were tasks in the making.
         self._shutdown_deferred = False
-        # Set, and replaced, when the first task comes and when the last one is gone.
+        # Set, and replaced, when a task or the sandbox comes and when one is gone.
         self._turned = anyio.Event()
 
     def services(self) -> list[Service]:
         """The service under both of its names."""
         handlers: dict[str, Callable[[Context, Any], Awaitable[Any]]] = {
-            "Create": _shielded(self.create),
-            "Start": _shielded(self.start),
-            "Delete": _shielded(self.delete),
-            "Pause": _shielded(self.pause),
-            "Resume": _shielded(self.resume),
-            "Checkpoint": _shielded(self.checkpoint),
-            "Kill": _shielded(self.kill),
-            "Update": _shielded(self.update),
+            "Create": shielded(self.create),
+            "Start": shielded(self.start),
+            "Delete": shielded(self.delete),
+            "Pause": shielded(self.pause),
+            "Resume": shielded(self.resume),
+            "Checkpoint": shielded(self.checkpoint),
+            "Kill": shielded(self.kill),
+            "Update": shielded(self.update),
             "Wait": self.wait,
             "Shutdown": self.shutdown,
         }
@@ -151,11 +151,16 @@ class TaskService:
         rootfs_mounts = [(m.type, m.source, m.target, tuple(m.options)) for m in request.rootfs]
         self._containers[request.id] = None
         self._turn()
+        sandbox = self._shim.sandbox
         try:
+            if sandbox is not None:
+                sandbox.enter(request.id, request.bundle, options)
             pid = await container.create(rootfs_mounts, checkpoint, request.parent_checkpoint)
         except BaseException:
             del self._containers[request.id]
             self._turn()
+            if sandbox is not None:
+                sandbox.leave(request.id)
             if self._shutdown_deferred:
                 self._end_if_empty()
             raise
@@ -182,6 +187,8 @@ class TaskService:
             process = container.init
             self._containers.pop(request.id, None)
             self._turn()
+            if self._shim.sandbox is not None:
+                self._shim.sandbox.leave(request.id)
             container.publish_delete()
         response = task_pb2.DeleteResponse(pid=process.pid)
         _fill_exit(response, process)
@@ -284,16 +291,42 @@ class TaskService:
         return task_pb2.ConnectResponse(shim_pid=os.getpid(), task_pid=pid)
 
     async def shutdown(self, _: Context, request: task_pb2.ShutdownRequest) -> Empty:
-        """End this process, once no task is left or announced; until then, nothing.
+        """End this process, once no task or sandbox is left or announced; until then, nothing.
 
         containerd asks after every Delete. ``now`` changes nothing: there is nothing that the
         end of a shim without tasks would wait for but the delivery of events.
         """
-        self._own_socket.forget(request.id)
+        self.end_when_empty(request.id)
+        return Empty()
+
+    # -- what the sandbox of the pod needs -----------------------------------------------------
+
+    @property
+    def ending(self) -> bool:
+        """Whether this process is about to end."""
+        return self._ending
+
+    @property
+    def containers(self) -> list[Container]:
+        """The tasks that there are, without those in the making."""
+        return [container for container in self._containers.values() if container is not None]
+
+    def sandbox_came(self, sandbox_id: str) -> None:
+        """The sandbox that this shim was started for is there."""
+        self._own_socket.forget(sandbox_id)
+        self._turn()
+
+    def end_when_empty(self, asked_for: str) -> None:
+        """End this process if nothing is left that it is for.
+
+        Args:
+            asked_for: the task or sandbox that is gone, or will not come.
+        """
+        self._own_socket.forget(asked_for)
+        self._turn()
         # Nobody asks again if the last task in the making comes to nothing.
         self._shutdown_deferred = not any(self._containers.values())
         self._end_if_empty()
-        return Empty()
 
     def describe(self) -> list[dict[str, object]]:
         """What there is, for a person who asks: a line for each process of each container."""
@@ -306,24 +339,28 @@ class TaskService:
         return lines
 
     async def end_when_unused(self) -> None:
-        """End this process when there has been no task for long and nothing is left to tell.
+        """End this process when it has been of no use for long and nothing is left to tell.
 
         A containerd that was killed between ``start`` and Create, or between Delete and
         Shutdown, does not ask for the end when it is back.
         """
         while True:
             turned = self._turned
-            with anyio.move_on_after(None if self._containers else UNUSED):
+            with anyio.move_on_after(None if self._in_use else UNUSED):
                 await turned.wait()
             if not turned.is_set() and self._shim.publisher.idle:
                 self._end_if_empty()
+
+    @property
+    def _in_use(self) -> bool:
+        return bool(self._containers) or self._shim.sandbox is not None
 
     def _turn(self) -> None:
         turned, self._turned = self._turned, anyio.Event()
         turned.set()
 
     def _end_if_empty(self) -> None:
-        if not (self._containers or self._ending) and self._own_socket.retire():
+        if not (self._in_use or self._ending) and self._own_socket.retire():
             self._ending = True
             self._shut_down()
 
@@ -336,9 +373,11 @@ class TaskService:
         return container
 
 
-def _shielded(
+def shielded(
     handler: Callable[[Context, Any], Awaitable[Any]],
 ) -> Callable[[Context, Any], Awaitable[Any]]:
+    """A handler that goes on when its client hangs up: it would leave something half done."""
+
     async def finish(context: Context, request: Any) -> Any:
         with anyio.CancelScope(shield=True):
             return await handler(context, request)

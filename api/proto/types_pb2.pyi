@@ -70,3 +70,27 @@ class RuntimeInfo(_message.Message):
     features: _any_pb2.Any
     annotations: _containers.ScalarMap[str, str]
     def __init__(self, name: _Optional[str] = ..., version: _Optional[_Union[RuntimeVersion, _Mapping]] = ..., options: _Optional[_Union[_any_pb2.Any, _Mapping]] = ..., features: _Optional[_Union[_any_pb2.Any, _Mapping]] = ..., annotations: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Platform(_message.Message):
+    __slots__ = ("os", "architecture", "variant", "os_version", "os_features")
+    OS_FIELD_NUMBER: _ClassVar[int]
+    ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
+    VARIANT_FIELD_NUMBER: _ClassVar[int]
+    OS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    OS_FEATURES_FIELD_NUMBER: _ClassVar[int]
+    os: str
+    architecture: str
+    variant: str
+    os_version: str
+    os_features: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, os: _Optional[str] = ..., architecture: _Optional[str] = ..., variant: _Optional[str] = ..., os_version: _Optional[str] = ..., os_features: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Metric(_message.Message):
+    __slots__ = ("timestamp", "id", "data")
+    TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    timestamp: _timestamp_pb2.Timestamp
+    id: str
+    data: _any_pb2.Any
+    def __init__(self, timestamp: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., id: _Optional[str] = ..., data: _Optional[_Union[_any_pb2.Any, _Mapping]] = ...) -> None: ...

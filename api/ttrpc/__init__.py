@@ -76,6 +76,7 @@ from api.ttrpc.server import Server
 from api.ttrpc.service import (
     Context,
     Credentials,
+    DeferredService,
     Handler,
     ImmediateHandler,
     Method,
@@ -93,6 +94,7 @@ __all__ = [
     "Credentials",
     "DataReceived",
     "DeadlineExceeded",
+    "DeferredService",
     "Ended",
     "Event",
     "FrameIgnored",

@@ -191,6 +191,29 @@ class Service:
             self.methods[method.name] = method, _awaitable(handler)
 
 
+class DeferredService(Service):
+    """A service that is made when the first request for it comes.
+
+    Args:
+        name: the full name to serve it under.
+        load: makes it.
+    """
+
+    __slots__ = ("_load",)
+
+    def __init__(self, name: str, load: Callable[[], Service]) -> None:
+        self.name = name
+        self._load = load
+
+    def __getattr__(self, attribute: str) -> Any:
+        # The attributes of a service are slots, and empty until now.
+        if attribute not in Service.__slots__:
+            raise AttributeError(attribute)
+        service = self._load()
+        self.methods, self.immediate = service.methods, service.immediate
+        return getattr(service, attribute)
+
+
 def _awaitable(handler: ImmediateHandler) -> Handler:
     async def call(context: Context, request: Any) -> Message:
         return handler(context, request)

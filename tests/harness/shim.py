@@ -182,6 +182,14 @@ class ShimByHand:
         self._ids.append(container_id)
         return path
 
+    def sandbox_bundle(self, sandbox_id: str) -> str:
+        """Make a bundle for a sandbox as containerd does, without a spec; returns its path."""
+        path = os.path.join(self.directory, sandbox_id)
+        os.makedirs(path, mode=0o700)
+        os.mkdir(os.path.join(path, "rootfs"), 0o711)
+        os.mkfifo(os.path.join(path, "log"), 0o700)
+        return path
+
     def spec(self, container_id: str) -> dict[str, Any]:
         """The spec in a bundle."""
         with open(os.path.join(self.directory, container_id, "config.json"), "rb") as file:
@@ -400,9 +408,10 @@ async def shim_by_hand(
     *args: str,
     bootstrap: bool = False,
     environment: Mapping[str, str] | None = None,
+    sandbox: bool = False,
     **bundle: Any,
 ) -> AsyncIterator[ShimByHand]:
-    """A shim that was started for a first container, which is not created yet.
+    """A shim that was started for a first container, or a sandbox, which is not created yet.
 
     Everything is removed at the end, however it ends.
 
@@ -412,6 +421,7 @@ async def shim_by_hand(
         args: its program.
         bootstrap: see :class:`ShimByHand`.
         environment: further variables for the shim.
+        sandbox: whether the first is a sandbox.
         bundle: see :meth:`ShimByHand.bundle`.
     """
     # Not below pytest's directory: the paths of unix sockets are short.
@@ -420,7 +430,10 @@ async def shim_by_hand(
     try:
         async with anyio.create_task_group() as tasks:
             await tasks.start(shim.events.serve)
-            shim.bundle(first, *args, **bundle)
+            if sandbox:
+                shim.sandbox_bundle(first)
+            else:
+                shim.bundle(first, *args, **bundle)
             address = shim.start_verb(first)
             shim.socket_path = address.removeprefix("unix://")
             async with connect(address) as shim.client:

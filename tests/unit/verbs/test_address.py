@@ -40,9 +40,15 @@ def test_the_group_is_named_by_the_annotations(
     assert address.group_of(str(tmp_path), "own-id") == group
 
 
+def test_a_sandbox_has_no_spec_and_is_a_group_of_its_own(tmp_path: Path) -> None:
+    assert address.group_of(str(tmp_path), "own-id") == "own-id"
+
+
 def test_a_group_needs_a_readable_spec(tmp_path: Path) -> None:
-    with pytest.raises(BundleUnusable, match="no such file"):
+    (tmp_path / "config.json").symlink_to("elsewhere")
+    with pytest.raises(BundleUnusable, match="symbolic links"):
         address.group_of(str(tmp_path), "own-id")
+    (tmp_path / "config.json").unlink()
     (tmp_path / "config.json").write_text(f'{{"annotations": {{"{_CRI}": ')
     with pytest.raises(BundleUnusable, match="no JSON"):
         address.group_of(str(tmp_path), "own-id")

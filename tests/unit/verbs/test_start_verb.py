@@ -305,6 +305,7 @@ def test_an_unusable_spec_is_one_line_and_leaves_nothing(
     bundle = program.bundle("web-1")
     if config is None:
         (bundle / "config.json").unlink()
+        (bundle / "config.json").symlink_to("elsewhere")
     else:
         (bundle / "config.json").write_text(config)
     before = sorted(os.listdir(bundle))

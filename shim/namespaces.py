@@ -1,0 +1,408 @@
+"""Making a pod's namespaces, and the process that holds them.
+
+Two processes are forked. The *maker* joins or makes the user and network namespaces and
+unshares the others; a pid namespace is that of its children, so it forks the *holder*, as a
+child of the shim's, and ends. The holder sets the pod's sysctls and name from inside, moves to
+a root of its own with a single file in it, gives up all privileges and executes that file
+(:mod:`shim.holder`).
+
+Rules
+- What may be seen of the holder from the pod is nothing of the node's: its root is empty, its
+  environment and descriptors are none, its user is nobody, and it cannot be traced but by who
+  has CAP_SYS_PTRACE; what can be done with it then, its filter of system calls decides.
+- It dies with the shim, whatever ends that.
+- It stays in the shim's cgroup, as a part of the shim: it uses neither time nor memory that
+  would be worth accounting, and it is no victim of the pod's OOM killer.
+- Whatever fails is told to the shim over a pipe, in one line, and nothing is left of it.
+
+Source: namespaces(7), pid_namespaces(7), user_namespaces(7), mount_namespaces(7),
+ioctl_ns(2), clone(2) CLONE_PARENT, prctl(2) PR_SET_PDEATHSIG, pivot_root(2), netdevice(7).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+from typing import TYPE_CHECKING, Final, NoReturn
+
+import anyio
+
+from api.errors import one_line
+from shim import holder, syscalls
+from shim.errors import NamespacesUnavailable
+from shim.pod import sysctl_path
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shim.pod import IdMapping, Pod
+    from shim.reaper import Child, Reaper
+
+# Seconds that it may take; it takes some milliseconds.
+_TIMEOUT: Final = 10.0
+_DYING: Final = 5.0
+
+# Not 65534, which a container may well run as: it could send signals.
+_NOBODY: Final = 65535
+
+# Seconds of processor time, of which it needs none: a bound on who would make it run in circles.
+_PROCESSOR_TIME: Final = 10
+
+_NS_GET_USERNS: Final = 0xB701
+_NS_GET_NSTYPE: Final = 0xB703
+
+_SIOCGIFFLAGS, _SIOCSIFFLAGS = 0x8913, 0x8914
+_IFF_UP: Final = 1
+_INTERFACE_FLAGS: Final = struct.Struct("16sH14x")
+
+# The root of the holder: a file, its directory, and no room for more.
+_ROOT_OPTIONS: Final = "mode=0555,size=64k,nr_inodes=2"
+
+_LONGEST_REPORT: Final = 4096
+_FAILED: Final = b"!"
+
+
+async def hold(reaper: Reaper, pod: Pod) -> Child:
+    """Make a pod's namespaces.
+
+    Args:
+        reaper: who waits for the processes.
+        pod: which namespaces, and how they are to be.
+
+    Returns:
+        The holder. The namespaces are found below ``/proc/PID/ns`` as long as it lives.
+
+    Raises:
+        NamespacesUnavailable: the kernel refused, or there is no such network namespace.
+        MachineUnsupported: there is no holder for this architecture.
+    """
+    machine = holder.machine()
+    network = _open_network(pod)
+    try:
+        reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        # The exit of a holder that fails at once comes before its pid is known.
+        with reaper.window():
+            try:
+                maker = reaper.register(_fork_maker(pod, machine, network, writing))
+            finally:
+                os.close(writing)
+            try:
+                report = await _read_report(reading)
+            except BaseException:
+                _kill(maker)
+                raise
+            finally:
+                os.close(reading)
+            first, _, failure = report.partition(b"\n")
+            child = reaper.register(int(first)) if first.isdigit() else None
+    finally:
+        if network >= 0:
+            os.close(network)
+    ended = await maker.wait()
+    if failure or child is None or _has_ended(child):
+        if child is not None:
+            _kill(child)
+            with anyio.move_on_after(_DYING):
+                await child.wait()
+        reason = (failure or report).removeprefix(_FAILED).decode(errors="replace").strip()
+        raise NamespacesUnavailable(
+            "the namespaces of a pod",
+            found=reason or f"a process ended without a word, with status {ended.status}",
+            do="the kernel's log, and the limits below /proc/sys/user, may say more",
+        )
+    return child
+
+
+def _open_network(pod: Pod) -> int:
+    if not pod.network_path:
+        return -1
+    asked = f"the network namespace {pod.network_path}"
+    do = "let containerd's CRI make it"
+    try:
+        fd = os.open(pod.network_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        found = os.strerror(error.errno or 0).lower()
+        raise NamespacesUnavailable(asked, found=found, do=do) from error
+    try:
+        kind = fcntl.ioctl(fd, _NS_GET_NSTYPE)
+    except OSError:
+        kind = 0
+    if kind != syscalls.CLONE_NEWNET:
+        os.close(fd)
+        raise NamespacesUnavailable(asked, found="something else at that path", do=do)
+    return fd
+
+
+async def _read_report(fd: int) -> bytes:
+    report = bytearray()
+    try:
+        with anyio.fail_after(_TIMEOUT):
+            while len(report) < _LONGEST_REPORT:
+                try:
+                    chunk = os.read(fd, _LONGEST_REPORT)
+                except BlockingIOError:
+                    await anyio.wait_readable(fd)
+                    continue
+                if not chunk:
+                    break
+                report += chunk
+    except TimeoutError:
+        report += _FAILED + f"not made after {_TIMEOUT} s".encode()
+    return bytes(report)
+
+
+def _has_ended(child: Child) -> bool:
+    if child.exit is not None:
+        return True
+    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return os.waitid(os.P_PID, child.pid, flags) is not None
+
+
+def _kill(child: Child) -> None:
+    if child.exit is None:
+        os.kill(child.pid, signal.SIGKILL)  # not reaped, so the pid is still its own
+
+
+# -- in the maker ----------------------------------------------------------------------------
+
+
+def _fork_maker(pod: Pod, machine: holder.Machine, network: int, report: int) -> int:
+    shim = os.getpid()
+    # No signal may be handled by what the child has inherited of the loop.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _be_maker(shim, pod, machine, network, report)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return pid
+
+
+def _be_maker(shim: int, pod: Pod, machine: holder.Machine, network: int, report: int) -> NoReturn:
+    doing = "to begin"
+    try:
+        _forget_signals()
+        syscalls.die_with_parent(signal.SIGKILL)
+        if os.getppid() != shim:
+            os._exit(1)
+        # The report says all; what else is open is not meant for what comes.
+        _close_others({report, network})
+        os.set_blocking(report, True)
+        os.setsid()
+        if pod.uids:
+            doing = "a user namespace"
+            _enter_user_namespace(pod, network)
+        if network >= 0:
+            doing = f"to join {pod.network_path}"
+            syscalls.setns(network, syscalls.CLONE_NEWNET)
+        doing = "to unshare namespaces"
+        syscalls.unshare(_unshared(pod))
+        doing = "to fork the holder"
+        pid = syscalls.clone_sibling()
+    except BaseException as error:  # noqa: BLE001 - there is nobody above to raise it to
+        _fail(report, doing, error)
+    if pid == 0:
+        _be_holder(pod, machine, report)
+    os.write(report, b"%d\n" % pid)
+    os._exit(0)
+
+
+def _unshared(pod: Pod) -> int:
+    flags = syscalls.CLONE_NEWNS
+    if pod.own_network:
+        flags |= syscalls.CLONE_NEWUTS
+        if not pod.network_path:
+            flags |= syscalls.CLONE_NEWNET
+    if pod.own_ipc:
+        flags |= syscalls.CLONE_NEWIPC
+    if pod.own_pid:
+        flags |= syscalls.CLONE_NEWPID
+    return flags
+
+
+def _enter_user_namespace(pod: Pod, network: int) -> None:
+    """Become root of the pod's user namespace.
+
+    containerd makes the network namespace in the user namespace that it belongs to. Only root
+    of that one may change the network, or mount its sysfs.
+    """
+    if network >= 0:
+        owner = fcntl.ioctl(network, _NS_GET_USERNS)
+        try:
+            if os.fstat(owner).st_ino != os.stat("/proc/self/ns/user").st_ino:
+                syscalls.setns(owner, syscalls.CLONE_NEWUSER)
+                _become(0)
+                return
+        finally:
+            os.close(owner)
+    _make_user_namespace(pod)
+    _become(0)
+
+
+def _make_user_namespace(pod: Pod) -> None:
+    # Mappings such as these are written by a process outside.
+    made = os.pipe()
+    myself = os.getpid()
+    writer = os.fork()
+    if writer == 0:
+        try:
+            os.close(made[1])
+            if os.read(made[0], 1):
+                _write_mapping(f"/proc/{myself}/gid_map", pod.gids)
+                _write_mapping(f"/proc/{myself}/uid_map", pod.uids)
+                os._exit(0)
+        finally:
+            os._exit(1)
+    syscalls.unshare(syscalls.CLONE_NEWUSER)
+    os.write(made[1], b".")
+    os.close(made[0])
+    os.close(made[1])
+    if os.waitpid(writer, 0)[1] != 0:
+        raise OSError(0, "the ids could not be mapped")
+
+
+def _write_mapping(path: str, mappings: Sequence[IdMapping]) -> None:
+    text = "".join(f"{m.inside} {m.outside} {m.count}\n" for m in mappings)
+    with open(path, "wb", buffering=0) as file:
+        file.write(text.encode())
+
+
+def _become(user: int) -> None:
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+
+# -- in the holder ---------------------------------------------------------------------------
+
+
+def _be_holder(pod: Pod, machine: holder.Machine, report: int) -> NoReturn:
+    doing = "to begin"
+    try:
+        _close_others({report})
+        syscalls.die_with_parent(signal.SIGKILL)
+        if _nobody_reads(report):
+            os._exit(1)  # the shim died before that
+        if pod.own_network and not pod.network_path:
+            doing = "to bring the loopback interface up"
+            _bring_up("lo")
+        for name, value in pod.sysctls:
+            doing = f"to set sysctl {name} to {value!r}"
+            _set_sysctl(name, value)
+        if pod.hostname:
+            doing = f"to name the pod {pod.hostname!r}"
+            syscalls.set_hostname(pod.hostname)
+        doing = "to leave the node's root"
+        _leave_root(holder.program(machine))
+        doing = "to give up privileges"
+        _become(_nobody(pod))
+        # Changing the user has undone it.
+        syscalls.die_with_parent(signal.SIGKILL)
+        if _nobody_reads(report):
+            os._exit(1)
+        _limit()
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        syscalls.set_no_new_privileges()
+        instructions = holder.system_call_filter(machine)
+        doing = "to execute the holder"
+        syscalls.filter_system_calls(instructions)
+        os.execve(f"/{holder.NAME}", [holder.NAME], {})  # noqa: S606 - a program of ours
+    except BaseException as error:  # noqa: BLE001 - there is nobody above to raise it to
+        _fail(report, doing, error)
+
+
+def _nobody_reads(report: int) -> bool:
+    poll = select.poll()
+    poll.register(report, 0)
+    return bool(poll.poll(0))  # POLLERR
+
+
+def _bring_up(interface: str) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as control:
+        request = _INTERFACE_FLAGS.pack(interface.encode(), 0)
+        _, flags = _INTERFACE_FLAGS.unpack(fcntl.ioctl(control, _SIOCGIFFLAGS, request))
+        request = _INTERFACE_FLAGS.pack(interface.encode(), flags | _IFF_UP)
+        fcntl.ioctl(control, _SIOCSIFFLAGS, request)
+
+
+def _set_sysctl(name: str, value: str) -> None:
+    # What is below depends on the namespaces of who looks, wherever this is mounted.
+    path = os.path.join("/proc/sys", *sysctl_path(name))
+    with open(path, "wb", buffering=0) as file:
+        file.write(value.encode())
+
+
+def _leave_root(program: bytes) -> None:
+    """Move to a root with nothing but a program in it, and the node's mounts out of sight."""
+    syscalls.mount("", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
+    # A directory that also root of a user namespace can enter, and that nobody needs any more.
+    syscalls.mount("tmpfs", "/proc", "tmpfs", _ROOT_FLAGS, _ROOT_OPTIONS)
+    os.chdir("/proc")
+    fd = os.open(holder.NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o700)
+    os.write(fd, program)
+    # Who may not read a program that they execute cannot be traced or looked into either.
+    os.fchmod(fd, 0o111)
+    os.close(fd)
+    flags = _ROOT_FLAGS | syscalls.MS_REMOUNT | syscalls.MS_RDONLY
+    syscalls.mount("", "/proc", "", flags, _ROOT_OPTIONS)
+    syscalls.pivot_root_here()
+
+
+_ROOT_FLAGS: Final = syscalls.MS_NOSUID | syscalls.MS_NODEV
+
+
+def _nobody(pod: Pod) -> int:
+    """A user with no rights: the usual one, or the highest that the pod's namespace has."""
+    if not pod.uids:
+        return _NOBODY
+    return min(_NOBODY, *(_highest(mappings) for mappings in (pod.uids, pod.gids)))
+
+
+def _highest(mappings: Sequence[IdMapping]) -> int:
+    return next(m.count - 1 for m in mappings if m.inside == 0)
+
+
+def _limit() -> None:
+    for which, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, 0),
+        (resource.RLIMIT_CPU, _PROCESSOR_TIME),
+    ):
+        resource.setrlimit(which, (value, value))
+
+
+# -- in both ---------------------------------------------------------------------------------
+
+
+def _forget_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        try:
+            signal.signal(number, signal.SIG_DFL)
+        except (OSError, ValueError):
+            continue  # KILL, STOP, and those that libc keeps for itself
+
+
+def _close_others(kept: set[int]) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            try:
+                os.close(int(name))
+            except OSError:
+                pass  # the descriptor that listed them
+
+
+def _fail(report: int, doing: str, error: BaseException) -> NoReturn:
+    known = isinstance(error, OSError) and error.errno
+    reason = os.strerror(error.errno).lower() if known else error  # type: ignore[attr-defined]
+    try:
+        os.write(report, _FAILED + one_line(f"{doing}: {reason}").encode())
+    finally:
+        os._exit(1)

@@ -1,0 +1,248 @@
+"""The Sandbox service, which containerd 2.x calls for ``sandboxer = "shim"``.
+
+Handlers decode, call and encode; what a sandbox is made of is :mod:`shim.sandbox`'s.
+
+Rules
+- A shim has one sandbox, and serves the tasks of that pod.
+- Stop ends the pod: also the containers that still run, as StopPodSandbox promises. Shutdown
+  stops, deletes what is left of them, and ends the shim.
+- Stop and Shutdown may be asked again. Shutdown of a sandbox that was never made, or is gone,
+  succeeds: containerd asks for it after a Create that failed, and the shim has to end then.
+- The events ``/sandboxes/…`` are containerd's to publish, and not ours.
+
+Source: containerd api/runtime/sandbox/v1/sandbox.proto, plugins/sandbox/controller.go,
+plugins/services/sandbox/controller_service.go, internal/cri/server/sandbox_status.go.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from api import typeurl
+from api.proto import sandbox_pb2, task_pb2
+from api.ttrpc import Service, ShuttingDown
+from shim.errors import (
+    NvshimError,
+    SandboxExists,
+    SandboxNotFound,
+    SandboxRootfsUnsupported,
+)
+from shim.invocation import check_id
+from shim.pod import cgroup_path, read_pod
+from shim.process import State as ProcessState
+from shim.sandbox import Sandbox, State
+from shim.service import shielded
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from api.ttrpc import Context
+    from shim.container import Container, Surroundings
+    from shim.service import TaskService
+
+_STATES: Final = {
+    State.CREATED: "SANDBOX_NOTREADY",
+    State.READY: "SANDBOX_READY",
+    State.ENDED: "SANDBOX_NOTREADY",
+}
+
+# What containerd calls the architectures.
+_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
+
+# Seconds that a killed container may take to end.
+_DYING: Final = 10.0
+
+
+class SandboxService:
+    """The sandbox of this shim.
+
+    Args:
+        shim: where it is kept, for the tasks to find.
+        tasks: the pod's containers.
+    """
+
+    def __init__(self, shim: Surroundings, tasks: TaskService) -> None:
+        self._shim = shim
+        self._tasks = tasks
+
+    def service(self) -> Service:
+        """The service, to be served."""
+        handlers: dict[str, Callable[[Context, Any], Awaitable[Any]]] = {
+            "StartSandbox": shielded(self.start),
+            "StopSandbox": shielded(self.stop),
+            "WaitSandbox": self.wait,
+            "ShutdownSandbox": shielded(self.shutdown),
+        }
+        immediate: dict[str, Callable[[Context, Any], Any]] = {
+            "CreateSandbox": self.create,
+            "Platform": self.platform,
+            "SandboxStatus": self.status,
+            "PingSandbox": self.ping,
+            "SandboxMetrics": self.metrics,
+        }
+        descriptor = sandbox_pb2.DESCRIPTOR.services_by_name["Sandbox"]
+        return Service(descriptor, handlers, immediate=immediate)
+
+    def create(
+        self, _: Context, request: sandbox_pb2.CreateSandboxRequest
+    ) -> sandbox_pb2.CreateSandboxResponse:
+        """Take a sandbox on; it is made when it is started."""
+        check_id(request.sandbox_id, "sandbox id")
+        asked = f"sandbox {request.sandbox_id}"
+        if self._tasks.ending:
+            raise ShuttingDown(asked, found="a shim that is ending", do="create it once more")
+        if self._shim.sandbox is not None:
+            raise SandboxExists(
+                asked,
+                found=f"this shim has sandbox {self._shim.sandbox.id}",
+                do="shut that down first",
+            )
+        if request.rootfs:
+            raise SandboxRootfsUnsupported(
+                f"{asked} with a root file system",
+                found="a sandbox that is namespaces, and no container",
+                do="create it without one",
+            )
+        pod = read_pod(request.options if request.HasField("options") else None, request.netns_path)
+        bundle = request.bundle_path or os.getcwd()
+        self._shim.sandbox = Sandbox(self._shim, request.sandbox_id, bundle, pod)
+        self._tasks.sandbox_came(request.sandbox_id)
+        return sandbox_pb2.CreateSandboxResponse()
+
+    async def start(
+        self, _: Context, request: sandbox_pb2.StartSandboxRequest
+    ) -> sandbox_pb2.StartSandboxResponse:
+        """Make the pod's namespaces."""
+        sandbox = self._sandbox(request.sandbox_id)
+        await sandbox.start()
+        response = sandbox_pb2.StartSandboxResponse(
+            pid=sandbox.pid, spec=typeurl.pack_json(sandbox.as_spec(), typeurl.SPEC)
+        )
+        response.created_at.FromNanoseconds(sandbox.created_at)
+        return response
+
+    def platform(
+        self, _: Context, request: sandbox_pb2.PlatformRequest
+    ) -> sandbox_pb2.PlatformResponse:
+        """What the pod's containers run on: this machine."""
+        self._sandbox(request.sandbox_id)
+        response = sandbox_pb2.PlatformResponse()
+        machine = os.uname().machine
+        response.platform.os = "linux"
+        response.platform.architecture = _ARCHITECTURES.get(machine, machine)
+        return response
+
+    async def stop(
+        self, _: Context, request: sandbox_pb2.StopSandboxRequest
+    ) -> sandbox_pb2.StopSandboxResponse:
+        """End the pod's containers and its namespaces."""
+        await self._stop(self._sandbox(request.sandbox_id), request.timeout_secs)
+        return sandbox_pb2.StopSandboxResponse()
+
+    async def wait(
+        self, _: Context, request: sandbox_pb2.WaitSandboxRequest
+    ) -> sandbox_pb2.WaitSandboxResponse:
+        """Answer when the sandbox has ended."""
+        exit_ = await self._sandbox(request.sandbox_id).wait()
+        response = sandbox_pb2.WaitSandboxResponse()
+        response.exited_at.FromNanoseconds(exit_.at if exit_ else time.time_ns())
+        if exit_ is not None:
+            response.exit_status = exit_.status
+        return response
+
+    def status(
+        self, _: Context, request: sandbox_pb2.SandboxStatusRequest
+    ) -> sandbox_pb2.SandboxStatusResponse:
+        """How the sandbox is."""
+        sandbox = self._sandbox(request.sandbox_id)
+        response = sandbox_pb2.SandboxStatusResponse(
+            sandbox_id=sandbox.id, pid=sandbox.pid, state=_STATES[sandbox.state]
+        )
+        response.created_at.FromNanoseconds(sandbox.created_at)
+        if sandbox.exit is not None:
+            response.exited_at.FromNanoseconds(sandbox.exit.at)
+        if request.verbose:
+            # CRI shows the first to people, and reads it as its own type.
+            running = sandbox.state is State.READY
+            info = {"pid": sandbox.pid, "processStatus": "running" if running else "stopped"}
+            response.info["info"] = json.dumps(info)
+            response.info["spec"] = json.dumps(sandbox.as_spec())
+        return response
+
+    def ping(self, _: Context, request: sandbox_pb2.PingRequest) -> sandbox_pb2.PingResponse:
+        """Answer: the sandbox is looked after."""
+        self._sandbox(request.sandbox_id)
+        return sandbox_pb2.PingResponse()
+
+    async def shutdown(
+        self, context: Context, request: sandbox_pb2.ShutdownSandboxRequest
+    ) -> sandbox_pb2.ShutdownSandboxResponse:
+        """End the sandbox and this process, with all that is left of the pod."""
+        if self._shim.sandbox is not None:
+            sandbox = self._sandbox(request.sandbox_id)
+            await self._stop(sandbox, 0)
+            for container in self._tasks.containers:
+                await self._tasks.delete(context, task_pb2.DeleteRequest(id=container.id))
+            if self._shim.sandbox is sandbox:
+                self._shim.sandbox = None
+        self._tasks.end_when_empty(request.sandbox_id)
+        return sandbox_pb2.ShutdownSandboxResponse()
+
+    def metrics(
+        self, _: Context, request: sandbox_pb2.SandboxMetricsRequest
+    ) -> sandbox_pb2.SandboxMetricsResponse:
+        """What the whole pod uses: its containers, as their common cgroup has counted it."""
+        from shim import cgroup, stats  # noqa: PLC0415 - most sandboxes are never asked
+
+        sandbox = self._sandbox(request.sandbox_id)
+        parent = sandbox.pod.cgroup_parent
+        read = stats.read(
+            cgroup.at(cgroup_path(parent)) if parent else None,
+            container_id=f"sandbox {sandbox.id}",
+            pid=sandbox.pid if sandbox.state is State.READY else 0,
+        )
+        response = sandbox_pb2.SandboxMetricsResponse()
+        response.metrics.id = sandbox.id
+        response.metrics.timestamp.FromNanoseconds(time.time_ns())
+        response.metrics.data.CopyFrom(typeurl.pack(read))
+        return response
+
+    async def _stop(self, sandbox: Sandbox, grace: float) -> None:
+        async with anyio.create_task_group() as ends:
+            for container in self._tasks.containers:
+                ends.start_soon(self._end, container, grace)
+        await sandbox.stop()
+
+    async def _end(self, container: Container, grace: float) -> None:
+        """End one container of a pod that stops; its exit is told as any other."""
+        init = container.init
+        try:
+            if init.state is ProcessState.PAUSED:
+                await container.resume()
+            if grace and init.state is ProcessState.RUNNING:
+                await container.kill("", signal.SIGTERM, everyone=False)
+                with anyio.move_on_after(grace):
+                    await init.wait()
+            if init.exit is None:
+                await container.kill("", signal.SIGKILL, everyone=False)
+                with anyio.move_on_after(_DYING):
+                    await init.wait()
+        except NvshimError as error:
+            # It has ended meanwhile; or it has not, and then its Delete will say why.
+            self._shim.log.debug("ending a container", id=container.id, why=str(error))
+
+    def _sandbox(self, sandbox_id: str) -> Sandbox:
+        sandbox = self._shim.sandbox
+        if sandbox is None or sandbox.id != sandbox_id:
+            raise SandboxNotFound(
+                f"sandbox {sandbox_id}",
+                found=f"sandbox {sandbox.id}" if sandbox else "no sandbox in this shim",
+                do="list the sandboxes",
+            )
+        return sandbox

@@ -1,0 +1,104 @@
+"""The sandbox of a shim that is called by hand, and containers in its pod, as CRI makes them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any, Final
+
+from api import typeurl
+from api.proto import pod_pb2, sandbox_pb2
+from tests.harness.runtime import is_alive
+
+if TYPE_CHECKING:
+    from tests.harness.shim import ShimByHand
+
+SERVICE: Final = "containerd.runtime.sandbox.v1.Sandbox"
+NODE: Final = pod_pb2.NODE
+NAMESPACES: Final = {"network": "net", "ipc": "ipc", "uts": "uts", "pid": "pid", "user": "user"}
+
+
+class SandboxByHand:
+    """One sandbox, and what a containerd asks of it.
+
+    Args:
+        shim: whose it is. Its bundle is that of the shim's first container.
+        sandbox_id: its id.
+    """
+
+    def __init__(self, shim: ShimByHand, sandbox_id: str = "pod") -> None:
+        self.shim = shim
+        self.id = sandbox_id
+        self.bundle = os.path.join(shim.directory, sandbox_id)
+        self.pid = 0
+
+    async def call(self, method: str, *, timeout: float = 20, **fields: Any) -> Any:
+        """Call a method of the Sandbox service by its name and its request's fields."""
+        service = sandbox_pb2.DESCRIPTOR.services_by_name["Sandbox"]
+        described = service.methods_by_name[method]
+        request = getattr(sandbox_pb2, described.input_type.name)(
+            **{"sandbox_id": self.id, **fields}
+        )
+        response = getattr(sandbox_pb2, described.output_type.name)
+        return await self.shim.client.call(SERVICE, method, request, response, timeout=timeout)
+
+    async def create(self, *, netns_path: str = "", **config: Any) -> None:
+        """Create it, from the fields of a PodSandboxConfig."""
+        url = "runtime.v1.PodSandboxConfig"
+        options = typeurl.pack(pod_pb2.PodSandboxConfig(**config), url=url)
+        await self.call(
+            "CreateSandbox", bundle_path=self.bundle, options=options, netns_path=netns_path
+        )
+
+    async def start(self, **config: Any) -> int:
+        """Create and start it; returns the pid of its holder."""
+        await self.create(**config)
+        self.pid = (await self.call("StartSandbox")).pid
+        return self.pid
+
+    async def state(self) -> str:
+        """What CRI would show."""
+        return str((await self.call("SandboxStatus")).state)
+
+    def namespace(self, name: str, pid: int | None = None) -> str:
+        """Which namespace of a kind a process is in; the holder if none is named."""
+        return os.readlink(f"/proc/{self.pid if pid is None else pid}/ns/{name}")
+
+    def member(self, container_id: str, *args: str, share: str = "network ipc uts") -> None:
+        """Make the bundle of a container in the pod; ``share`` names the namespaces it joins."""
+        self.shim.bundle(container_id, *args)
+        spec = self.shim.spec(container_id)
+        kept = [n for n in spec["linux"]["namespaces"] if n["type"] not in share.split()]
+        joined = [
+            {"type": kind, "path": f"/proc/{self.pid}/ns/{NAMESPACES[kind]}"}
+            for kind in share.split()
+        ]
+        spec["linux"]["namespaces"] = kept + joined
+        spec.pop("hostname", None)
+        self.shim.write_spec(container_id, spec)
+
+    async def run(
+        self, container_id: str, *args: str, share: str = "network ipc uts", **fields: Any
+    ) -> int:
+        """Make, create and start a container in the pod; returns its init's pid."""
+        self.member(container_id, *args, share=share)
+        return await self.shim.run(container_id, **fields)
+
+    async def gone(self) -> None:
+        """Shut it down, and see that the shim ends and nothing is left."""
+        await self.call("ShutdownSandbox")
+        await self.shim.until_gone()
+        assert self.leftovers() == []
+
+    def leftovers(self) -> list[str]:
+        """What is left on the machine, and of the sandbox in its bundle."""
+        left = self.shim.leftovers()
+        if self.pid and is_alive(self.pid):
+            left.append(f"holder {self.pid}")
+        files = os.listdir(self.bundle) if os.path.isdir(self.bundle) else []
+        own = [f for f in files if f in ("pod", "holder") or f.startswith("member.")]
+        return left + [f"file {name}" for name in own]
+
+    def kill_holder(self) -> None:
+        """End the holder from outside."""
+        os.kill(self.pid, signal.SIGKILL)
