@@ -220,7 +220,7 @@ def cgroup_path(parent: str) -> str:
     """
     name = os.path.basename(parent)
     if not name.endswith(_SLICE) or "/" in parent.strip("/"):
-        return os.path.normpath(f"/{parent}")
+        return os.path.normpath("/" + parent.lstrip("/"))
     words = name.removesuffix(_SLICE).split("-")
     slices = ["-".join(words[: i + 1]) + _SLICE for i in range(len(words))]
     return "/" + "/".join(slices)

@@ -282,8 +282,9 @@ class Sandbox:
                 found=f"the sandbox is {self.state.name.lower()}",
                 do="make the pod anew",
             )
-        present = spec.get("mounts")
-        present = present if isinstance(present, list) else []
+        present = spec.get("mounts") or []
+        if not isinstance(present, list):
+            return False  # the runtime will say what it thinks of that
         places = {os.path.normpath(str(m.get("destination"))): m for m in _objects(present)}
         root = spec.get("root")
         read_only = isinstance(root, dict) and root.get("readonly") is True

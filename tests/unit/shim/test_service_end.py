@@ -30,6 +30,7 @@ class _Shim:
 
     def __init__(self) -> None:
         self.publisher = _Publisher()
+        self.sandbox: object = None
 
 
 class _Node:
@@ -76,3 +77,11 @@ async def test_it_stays_while_a_container_is_announced(node: _Node, tmp_path: Pa
     assert not await node.ends_within(0.3)
     sockets.forget(node.path, "c1")
     assert await node.ends_within(5)
+
+
+async def test_it_stays_while_it_holds_a_sandbox(node: _Node) -> None:
+    node.shim.sandbox = object()
+    assert not await node.ends_within(0.3)
+    node.shim.sandbox = None
+    node.service.end_when_empty("pod")
+    assert node.service.ending
