@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from shim.oom import OomWatch
     from shim.options import RuntimeOptions
     from shim.reaper import Child, Reaper
-    from shim.stdio.stdio import Stdio
     from shim.sandbox import Sandbox
+    from shim.stdio.stdio import Stdio
 
 _PID_FILE_LIMIT: Final = 32
 

@@ -9,7 +9,8 @@ Each leaf says in its docstring when it is raised and by whom. Codes are never r
     ├── E13xx  the state of tasks and processes
     ├── E14xx  stdio
     ├── E150x  cgroups: statistics, limits
-    └── E152x  checkpoint and restore
+    ├── E152x  checkpoint and restore
+    └── E16xx  the sandbox
 
 The verbs load this module, so it imports nothing but the root of the tree.
 """
