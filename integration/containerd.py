@@ -440,7 +440,7 @@ class PrivateContainerd:
 
 def _debug_level(parts: Parts) -> str:
     """The level at which each event that passes through containerd is logged."""
-    return "debug" if parts.version < (2, 0) else "trace"
+    return "debug" if parts.version < (1, 7) else "trace"
 
 
 def _listening(pid: int) -> set[str]:
