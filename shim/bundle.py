@@ -19,6 +19,7 @@ file                    written by   what it is
 ``log.*.json``          server       the log of one call of the runtime, while it lasts
 ``nvidia/``             server       files of ours that are mounted into the container
 ``nvidia.json``         server       what was injected, and why
+``logger.*``            server       one for each logger that runs: its pid and start time
 ``work``                containerd   a link to a directory on disk, which goes with the bundle
 ``criu-work/``          server       in ``work``: what CRIU is told and says, while it works
 ``criu-*.log``          server       what CRIU said when it failed
@@ -59,6 +60,7 @@ _MEMBER_PREFIX: Final = "member."
 _MEMBER_SUFFIX: Final = ".json"
 _CALL_PREFIX: Final = f"{LOG}."
 _CALL_SUFFIX: Final = ".json"
+_LOGGER_PREFIX: Final = "logger."
 
 # Where runc mounts a container's rootfs while it restores it, in its state of the container.
 RESTORED_ROOT: Final = "criu-root"
@@ -299,6 +301,40 @@ def calls_under_way(bundle: str) -> list[str]:
     except OSError:
         return []
     return [n for n in names if n.startswith(_CALL_PREFIX) and n.endswith(_CALL_SUFFIX)]
+
+
+def record_logger(bundle: str, pid: int, start_time: int) -> str:
+    """Write down that a logger runs, for whoever cleans up after a killed shim.
+
+    Args:
+        bundle: the bundle's path.
+        pid: the logger's.
+        start_time: when it started, in clock ticks since boot.
+
+    Returns:
+        The record's path; to be removed when the logger has ended.
+    """
+    path = os.path.join(bundle, f"{_LOGGER_PREFIX}{pid}.{start_time}")
+    write(path, b"")
+    return path
+
+
+def loggers_left(bundle: str) -> list[tuple[int, int]]:
+    """The loggers that had not ended when the shim did: the pid and start time of each.
+
+    Args:
+        bundle: the bundle's path; it need not be there.
+    """
+    try:
+        names = os.listdir(bundle)
+    except OSError:
+        return []
+    records = [n.removeprefix(_LOGGER_PREFIX).split(".") for n in names if _LOGGER_PREFIX in n]
+    return [
+        (int(record[0]), int(record[1]))
+        for record in records
+        if len(record) == 2 and all(part.isdigit() and part.isascii() for part in record)  # noqa: PLR2004 - a pid and a time
+    ]
 
 
 def read_pid(path: str) -> int:

@@ -51,6 +51,7 @@ def delete(invocation: Invocation) -> bytes:
         lambda: _end_calls(path),
         lambda: _end_sandbox(path),
         lambda: _end_container(invocation, path),
+        lambda: _end_loggers(path),
         lambda: _unmount(os.path.join(path, bundle.ROOTFS)),
         lambda: _unmount(staging),
         lambda: bundle.remove_tree(staging),
@@ -106,6 +107,17 @@ def _end_sandbox(path: str) -> None:
             bundle.forget_member(path, container_id)
         except BundleUnusable as error:
             _warn(str(error))
+
+
+def _end_loggers(path: str) -> None:
+    """What the dead shim had started to take the container's output."""
+    loggers = bundle.loggers_left(path)
+    if not loggers:
+        return
+    from shim import remains  # noqa: PLC0415 - only for what was not ended in good order
+
+    for problem in remains.end_loggers(loggers):
+        _warn(problem)
 
 
 def _end_container(invocation: Invocation, path: str) -> None:

@@ -37,6 +37,7 @@ else:
 CALLS_TIMEOUT: Final = 1.0
 RUNTIME_TIMEOUT: Final = 2.5
 KILL_TIMEOUT: Final = 1.0
+LOGGER_TIMEOUT: Final = 0.3
 # After which the runtime is not asked any more about further containers of a pod.
 SANDBOX_TIMEOUT: Final = 1.5
 _REAP_TIMEOUT: Final = 0.2
@@ -97,6 +98,37 @@ def end_calls(bundle_path: str, logs: Sequence[str]) -> list[str]:
             os.close(held)
     for name in logs:
         bundle.remove(os.path.join(bundle_path, name))
+    return problems
+
+
+def end_loggers(loggers: Sequence[tuple[int, int]]) -> list[str]:
+    """End what took the output of a container, which has ended.
+
+    Args:
+        loggers: the pid and start time of each.
+
+    Returns:
+        What did not go well, each in one line.
+    """
+    problems = []
+    for pid, start_time in loggers:
+        held = _hold(pid)
+        if held is None:
+            continue
+        try:
+            if start_time_of(pid) != start_time:
+                continue  # it ended, and its number is another's
+            # By itself, at the end of what it reads; or when it is told to.
+            if has_ended(held, LOGGER_TIMEOUT):
+                continue
+            _signal.pidfd_send_signal(held, _signal.SIGTERM)
+            if not has_ended(held, LOGGER_TIMEOUT):
+                _send_kill(held)
+                problems.append(f"process {pid}, a logger, did not end, and was killed")
+        except ProcessLookupError:
+            continue
+        finally:
+            os.close(held)
     return problems
 
 

@@ -74,7 +74,7 @@ async def open_stdio(
     if isinstance(stdout, LoggerUri):
         from shim.stdio.logger import start_logger  # noqa: PLC0415 - few containers have one
 
-        logger = await start_logger(shim, stdout, process.id)
+        logger = await start_logger(shim, stdout, process.id, bundle)
     try:
         if uris.terminal:
             return TerminalStdio(

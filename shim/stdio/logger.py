@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from shim import bundle as bundle_files
 from shim.errors import LoggerFailed, LoggerNotAllowed, LoggerNotReady
 from shim.programs import fixed_environment
 from shim.spawn import spawn
@@ -61,18 +62,20 @@ _DYING_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.005
 _MOST_LINKS: Final = 40
 
-# A field of /proc/PID/stat, counted from the one after the program's name, and a bit of it.
+# Fields of /proc/PID/stat, counted from the one after the program's name, and a bit of one.
 _FLAGS: Final = 6
 _PF_EXITING: Final = 0x4
+_START_TIME: Final = 19
 
 
-async def start_logger(shim: Surroundings, uri: LoggerUri, process_id: str) -> Logger:
+async def start_logger(shim: Surroundings, uri: LoggerUri, process_id: str, bundle: str) -> Logger:
     """Start a logger and wait until it is ready.
 
     Args:
         shim: who reaps it, and where its watch runs.
         uri: which.
         process_id: whose output it takes: the container's id, or an exec's.
+        bundle: the container's; it says there that it runs.
 
     Returns:
         The logger.
@@ -115,11 +118,13 @@ async def start_logger(shim: Surroundings, uri: LoggerUri, process_id: str) -> L
     logger = Logger(shim.tasks, shim.log, uri.path, child, ours[:4])
     os.close(says_ready)
     try:
+        logger.record_in(bundle)
         await _until_ready(uri, child, ready)
     except BaseException:
         logger.kill()
         with anyio.CancelScope(shield=True), anyio.move_on_after(_DYING_SECONDS):
             await child.wait()
+        logger.forget()
         raise
     finally:
         os.close(ready)
@@ -175,6 +180,17 @@ class Logger:
         self._sinks = [self._writing.keep(fd) for fd in pipes[1::2]]
         self._dropping: list[Relay] = []
         self._ending = False
+        self._record = ""
+
+    def record_in(self, bundle: str) -> None:
+        """Leave in a bundle what is needed to end it if this process is killed."""
+        start_time = int(_status(self._child.pid)[_START_TIME])
+        self._record = bundle_files.record_logger(bundle, self._child.pid, start_time)
+
+    def forget(self) -> None:
+        """It has ended: remove what was left."""
+        if self._record:
+            bundle_files.remove(self._record)
 
     def take(self) -> tuple[int, int]:
         """The write ends of stdout and stderr; the taker's from now on."""
@@ -234,6 +250,7 @@ class Logger:
 
     async def _drop_after_death(self) -> None:
         exit_ = await self._child.wait()
+        self.forget()
         if self._ending or all(map(_is_at_end, self._sources)):
             return
         self._log.error(
@@ -276,9 +293,13 @@ def _is_at_end(reading: int) -> bool:
 
 def _is_ending(pid: int) -> bool:
     """Whether a child that was not reaped is a zombie, or on the way to be one."""
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        fields = file.read().rpartition(b")")[2].split()
+    fields = _status(pid)
     return fields[0] == b"Z" or bool(int(fields[_FLAGS]) & _PF_EXITING)
+
+
+def _status(pid: int) -> list[bytes]:
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
 
 
 def _failed(uri: LoggerUri, found: str) -> LoggerFailed:
