@@ -33,6 +33,7 @@ from shim.errors import (
     ProcessNotFound,
     ProgramNotFound,
     ProgramTimeout,
+    RuntimeFailed,
     RuntimeMisbehaved,
     TaskNotFound,
     WrongProcessState,
@@ -590,6 +591,11 @@ class Container:
             await self._runtime.delete()
         except ProcessFinished:
             return  # an earlier Delete came this far
+        except RuntimeFailed:
+            # What it has saved and ended it has forgotten too. crun has other words for that.
+            if self._runtime_has_it():
+                raise
+            return
         if self._runtime_has_it():
             raise ContainerLeft(
                 f"to delete {self.id}",

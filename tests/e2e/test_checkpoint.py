@@ -20,6 +20,7 @@ from integration.criu import complaint
 from integration.images import glibc
 from integration.parts import SYSTEM_PATH
 from integration.simulated import Scenario, SimulatedNode
+from tests.harness.low_level import crun_for_this_host
 from tests.harness.runtime import is_alive
 from tests.harness.shim import wait_for_file
 
@@ -80,7 +81,8 @@ class Output:
 
 
 def _options(criu: str, **more: Any) -> AnyMessage:
-    return typeurl.pack(runc_options_pb2.Options(binary_name="runc", criu_path=criu, **more))
+    more = {"binary_name": "runc", "criu_path": criu, **more}
+    return typeurl.pack(runc_options_pb2.Options(**more))
 
 
 def _how(**options: Any) -> AnyMessage:
@@ -119,13 +121,28 @@ def _left_in(bundle: str) -> list[str]:
     return [n for n in sorted(os.listdir(bundle)) if "criu" in n or n.startswith(("log.", "exec."))]
 
 
+@pytest.fixture(params=["runc", "crun"])
+def binary(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Each low-level runtime that is built with CRIU."""
+    if request.param == "runc":
+        return "runc"
+    crun = shutil.which("crun") or ""
+    features = subprocess.run([crun, "--version"], capture_output=True, check=True).stdout
+    if b"+CRIU" not in features:
+        pytest.skip("this crun is built without CRIU")
+    if crun_for_this_host(str(tmp_path), crun) != crun:
+        pytest.skip("crun does not know this host's cgroups, and CRIU makes them all")
+    return crun
+
+
 async def test_restored_container_goes_on_where_it_was_saved(
-    start_shim: StartShim, criu: str, tmp_path: Path
+    start_shim: StartShim, criu: str, binary: str, tmp_path: Path
 ) -> None:
     saved = str(tmp_path / "saved")
+    options = _options(criu, binary_name=binary)
     async with start_shim("c1", "sh", "-c", COUNT) as shim:
         with Output(shim, "one") as one, Output(shim, "two") as two:
-            pid = await shim.run("c1", stdout=one.path, options=_options(criu))
+            pid = await shim.run("c1", stdout=one.path, options=options)
             last = await one.more()
             await shim.call("Checkpoint", id="c1", path=saved, options=_how(exit=True))
             waited = await shim.call("Wait", id="c1")
@@ -136,10 +153,7 @@ async def test_restored_container_goes_on_where_it_was_saved(
             assert "descriptors.json" in os.listdir(saved)
 
             shim.bundle("c2", "sh", "-c", COUNT)
-            assert (
-                await shim.create("c2", stdout=two.path, options=_options(criu), checkpoint=saved)
-                == 0
-            )
+            assert await shim.create("c2", stdout=two.path, options=options, checkpoint=saved) == 0
             state = await shim.call("State", id="c2")
             assert (state.pid, await shim.status("c2")) == (0, "CREATED")
             pid = (await shim.call("Start", id="c2")).pid
@@ -176,6 +190,22 @@ async def test_restored_container_goes_on_where_it_was_saved(
         await shim.call("Shutdown", id="c2")
         await shim.until_gone()
         assert shim.leftovers() == []
+
+
+async def test_container_that_its_runtime_has_forgotten_is_deleted(start_shim: StartShim) -> None:
+    """crun forgets a container that it has saved and ended; it has no word for that."""
+    forgets = """
+    if [ "$verb" = delete ]; then
+        $binary --root "$2" delete "$8"
+        echo '{"level":"error","msg":"cannot open directory: No such file or directory"}' >"$4"
+        exit 1
+    fi
+    """
+    async with start_shim("c1", "sh", "-c", "exit 3") as shim:
+        await shim.run("c1", options=shim.options(before=forgets))
+        await shim.call("Wait", id="c1")
+        assert (await shim.call("Delete", id="c1")).exit_status == 3
+        assert shim.leftovers() == [f"socket {shim.socket_path}", f"process {shim.pid}"]
 
 
 async def test_container_goes_on_and_may_be_saved_again(
