@@ -1,7 +1,7 @@
 """A CRIU that works with the running kernel: the installed one, or a later release's.
 
 CRIU has to know the kernel that it runs on. It maps the memory of processes anew, and a kernel
-that is years newer may lay out what CRIU has to find: Debian 12's refuses kernels since 6.13
+that is years newer lays out differently what CRIU has to find: Debian 12's refuses Linux 6.18
 (``vdso: Unexpected rt vDSO area bounds``), on which Debian 13's works.
 
 Source: criu(8), check.
