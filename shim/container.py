@@ -123,7 +123,8 @@ class Container:
         self._own_pid_namespace = True
         self._cgroup: Cgroup | None = None
         self._init_reaped = False
-        self._pausing = 0
+        self._pausing = False
+        self._freezing = anyio.Lock()
         self._deleting = anyio.Lock()
         self._updating = anyio.Lock()
         self._oom: OomWatch | None = None
@@ -433,19 +434,31 @@ class Container:
             WrongProcessState: it does not run.
         """
         asked = f"to pause {self.id}"
-        self._require_init(State.RUNNING, asked)
-        # A runtime that is frozen in the middle of an exec would not return before Resume.
-        self._pausing += 1
-        try:
-            with anyio.move_on_after(_LATE):
-                await _none_is_starting(list(self._execs.values()))
+        async with self._freezing:
             self._require_init(State.RUNNING, asked)
+            # A runtime that is frozen in the middle of an exec would not return before Resume.
+            self._pausing = True
+            try:
+                with anyio.move_on_after(_LATE):
+                    await _none_is_starting(list(self._execs.values()))
+                self._require_init(State.RUNNING, asked)
+                await self._freeze(asked)
+            finally:
+                self._pausing = False
+            if self.init.state is State.RUNNING:  # it may have died meanwhile
+                self.init.advance(Event.PAUSED)
+                self._publish(events_pb2.TaskPaused(container_id=self.id))
+
+    async def _freeze(self, asked: str) -> None:
+        try:
             await self._runtime.pause()
-        finally:
-            self._pausing -= 1
-        if self.init.state is State.RUNNING:  # it may have died meanwhile
-            self.init.advance(Event.PAUSED)
-            self._publish(events_pb2.TaskPaused(container_id=self.id))
+        except ProcessFinished as error:
+            if self.init.child is None or self.init.child.exit is not None:
+                raise
+            # runc says of a paused container that it does not run.
+            raise WrongProcessState(
+                asked, found=error.found, do="resume it, if somebody else has paused it"
+            ) from error
 
     async def resume(self) -> None:
         """Let a frozen container go on.
@@ -453,11 +466,12 @@ class Container:
         Raises:
             WrongProcessState: it is not paused.
         """
-        self._require_init(State.PAUSED, f"to resume {self.id}")
-        await self._runtime.resume()
-        if self.init.state is State.PAUSED:
-            self.init.advance(Event.RESUMED)
-            self._publish(events_pb2.TaskResumed(container_id=self.id))
+        async with self._freezing:
+            self._require_init(State.PAUSED, f"to resume {self.id}")
+            await self._runtime.resume()
+            if self.init.state is State.PAUSED:
+                self.init.advance(Event.RESUMED)
+                self._publish(events_pb2.TaskResumed(container_id=self.id))
 
     def pids(self) -> dict[int, str]:
         """The pids in the container, each with the id of the exec that it is, or empty.

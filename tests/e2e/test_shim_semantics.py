@@ -12,7 +12,7 @@ import pytest
 from api.errors import Status
 from api.ttrpc import RemoteError
 from tests.harness.runtime import is_alive
-from tests.harness.shim import content_of, gone, wait_for_file
+from tests.harness.shim import NAMESPACE, content_of, gone, wait_for_file
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -324,3 +324,29 @@ async def test_sigterm_lets_what_is_asked_be_answered_and_events_arrive(
         assert not os.path.exists(shim.socket_path)
         await anyio.to_thread.run_sync(shim.delete_verb, "c1")
         assert shim.leftovers() == []
+
+
+async def test_of_two_pauses_at_once_one_pauses_and_so_does_nobody_else(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1", options=shim.options(before='[ "$verb" = pause ] && sleep 0.2'))
+        for method in ("Pause", "Resume"):
+            outcomes: list[int] = []
+
+            async def ask(method: str = method, outcomes: list[int] = outcomes) -> None:
+                outcomes.append(await _outcome(shim.call(method, id="c1")))
+
+            async with anyio.create_task_group() as tasks:
+                for _ in range(2):
+                    tasks.start_soon(ask)
+            assert sorted(outcomes) == [OK, WRONG]
+        # Somebody does it behind the shim's back: not NOT_FOUND, as if it had ended.
+        root = f"/run/containerd/runc/{NAMESPACE}"
+        await anyio.run_process(["runc", "--root", root, "pause", "c1"])
+        assert await _outcome(shim.call("Pause", id="c1")) == WRONG
+        await anyio.run_process(["runc", "--root", root, "resume", "c1"])
+        await shim.call("Pause", id="c1")
+        await shim.call("Resume", id="c1")
+        await shim.end("c1")
+        await gone(shim, "c1")
