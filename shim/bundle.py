@@ -329,7 +329,9 @@ def loggers_left(bundle: str) -> list[tuple[int, int]]:
         names = os.listdir(bundle)
     except OSError:
         return []
-    records = [n.removeprefix(_LOGGER_PREFIX).split(".") for n in names if _LOGGER_PREFIX in n]
+    records = [
+        n.removeprefix(_LOGGER_PREFIX).split(".") for n in names if n.startswith(_LOGGER_PREFIX)
+    ]
     return [
         (int(record[0]), int(record[1]))
         for record in records

@@ -39,6 +39,7 @@ _LONGEST_FAILURE: Final = 256
 _CHUNK: Final = 65536
 
 _FURTHER: Final = (3, 4, 5)
+_reserved: list[int] = []
 
 
 def reserve_numbers(listener: int) -> int:
@@ -56,6 +57,7 @@ def reserve_numbers(listener: int) -> int:
     os.close(listener)
     for number in _FURTHER:
         os.dup2(0, number, inheritable=False)
+    _reserved[:] = _FURTHER
     return moved
 
 
@@ -98,7 +100,7 @@ def spawn(
         reading, writing = os.pipe2(os.O_CLOEXEC)
         variables = {**programs.fixed_environment(), **(environment or {})}
         standard = [fds.get(n, null) for n in (0, 1, 2)]
-        with _in_place({n: fd for n, fd in fds.items() if n in _FURTHER}) as further:
+        with _in_place({n: fd for n, fd in fds.items() if n > 2}) as further:  # noqa: PLR2004 - stderr
             pid = _fork_exec(
                 program,
                 argv,
@@ -129,6 +131,9 @@ def spawn(
 @contextmanager
 def _in_place(fds: Mapping[int, int]) -> Iterator[list[int]]:
     """Put descriptors where a child is to find them; yields where that is."""
+    if not set(fds) <= set(_reserved):
+        message = "numbers are reserved before a child is given them"
+        raise AssertionError(message)
     try:
         for number, fd in fds.items():
             os.dup2(fd, number, inheritable=False)

@@ -97,5 +97,5 @@ async def open_stdio(
         )
     except BaseException:
         if logger is not None:
-            logger.close()
+            logger.kill()
         raise

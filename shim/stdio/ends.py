@@ -36,13 +36,25 @@ class Descriptors:
 
 
 class Opening:
-    """Turns an OSError of an open into one line for whoever named the path."""
+    """Turns an OSError of an open into one line for whoever named the path.
 
-    __slots__ = ("_path", "_role")
+    Args:
+        role: what is opened, in the reader's words.
+        path: where it is.
+        do: what can be done about it.
+    """
 
-    def __init__(self, role: str, path: str) -> None:
+    __slots__ = ("_do", "_path", "_role")
+
+    def __init__(
+        self,
+        role: str,
+        path: str,
+        do: str = "containerd's client has to make the fifo before it creates the task",
+    ) -> None:
         self._role = role
         self._path = path
+        self._do = do
 
     def __enter__(self) -> None:
         pass
@@ -52,7 +64,7 @@ class Opening:
             raise StdioUnavailable(
                 f"{self._role} at {self._path}",
                 found=error.strerror or str(error),
-                do="containerd's client has to make the fifo before it creates the task",
+                do=self._do,
             ) from error
 
 
@@ -90,21 +102,21 @@ def open_existing_file(path: str) -> int:
 
 
 def open_log_file(path: str) -> int:
-    """A file to append to; it and the directories on the way to it are made if missing.
+    """A file to append to. It and the directories on the way to it are made if missing.
 
     The last name may not be a link: a log's directory is often one that a container can write
     to, and what it wrote would go wherever it points the link.
 
     Raises:
-        StdioUnavailable: it is a link, or something that no log can be.
-        OSError: it cannot be opened.
+        StdioUnavailable: it cannot be opened, is a link, or something that no log can be.
     """
-    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-    if os.path.islink(path):
-        raise StdioUnavailable(
-            f"the log file {path}", found="a symbolic link", do="name the file that it leads to"
-        )
-    return _blocking(os.open(path, _APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644), path)
+    with Opening("the log file", path, do="check the path, and what its directory allows"):
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        if os.path.islink(path):
+            raise StdioUnavailable(
+                f"the log file {path}", found="a symbolic link", do="name the file that it leads to"
+            )
+        return _blocking(os.open(path, _APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644), path)
 
 
 def _blocking(fd: int, path: str) -> int:

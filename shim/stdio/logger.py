@@ -18,7 +18,8 @@ Rules
 - Loggers run as we do, with the environment of every program that the shim starts.
 - With a list, a URI may give arguments but no environment (``env.NAME``): LD_PRELOAD and its
   kin would make any program on the list another one.
-- A logger's exit is nobody's exit: it is reaped, and no event tells of it.
+- A logger is the process that was started, and no daemon that it leaves behind. Its exit is
+  nobody's exit: it is reaped, and no event tells of it.
 
 Source: containerd core/runtime/v2/logging, cmd/containerd-shim-runc-v2/process/io.go.
 """
@@ -205,34 +206,14 @@ class Logger:
     async def finish(self) -> None:
         """Wait until it has taken what was written, and end it; the process has ended."""
         self._ending = True
-        with anyio.move_on_after(DRAIN_SECONDS):
-            # An exec may leave a daemon behind that keeps the pipe open: its end is not waited
-            # for, only what is in it.
-            while any(map(waiting_bytes, self._sources)) and self._child.exit is None:  # noqa: ASYNC110 - a pipe tells nobody that it is empty
-                await anyio.sleep(_POLL_SECONDS)
-        with anyio.move_on_after(_OWN_END_SECONDS):
-            await self._child.wait()
-        await self._end()
-
-    def close(self) -> None:
-        """Tell it to end, if it has not, and let go of it."""
-        self._ending = True
-        self._writing.close()
-        for relay in self._dropping:
-            relay.stop()
-        self._reading.close()
-        if self._child.exit is None:
-            self._tasks.start_soon(self._end)
-
-    def kill(self) -> None:
-        """End it at once, and let go of it."""
-        self._ending = True
-        self._signal(signal.SIGKILL)
-        self._writing.close()
-        self._reading.close()
-
-    async def _end(self) -> None:
         try:
+            with anyio.move_on_after(DRAIN_SECONDS):
+                # An exec may leave a daemon behind that keeps the pipe open: its end is not
+                # waited for, only what is in it.
+                while any(map(waiting_bytes, self._sources)) and self._child.exit is None:  # noqa: ASYNC110 - a pipe tells nobody that it is empty
+                    await anyio.sleep(_POLL_SECONDS)
+            with anyio.move_on_after(_OWN_END_SECONDS):
+                await self._child.wait()
             self._signal(signal.SIGTERM)
             with anyio.move_on_after(_TERM_SECONDS):
                 await self._child.wait()
@@ -242,6 +223,30 @@ class Logger:
                 self._signal(signal.SIGKILL)
         with anyio.move_on_after(_DYING_SECONDS):
             await self._child.wait()
+
+    def close(self) -> None:
+        """Let go of it; if it has not ended, it does so as after :meth:`finish`."""
+        self._ending = True
+        self._writing.close()
+        for relay in self._dropping:
+            relay.stop()
+        if self._child.exit is None:
+            self._tasks.start_soon(self._finish_and_release)
+        else:
+            self._reading.close()
+
+    def kill(self) -> None:
+        """End it at once, and let go of it."""
+        self._ending = True
+        self._signal(signal.SIGKILL)
+        self._writing.close()
+        self._reading.close()
+
+    async def _finish_and_release(self) -> None:
+        try:
+            await self.finish()
+        finally:
+            self._reading.close()
 
     def _signal(self, number: int) -> None:
         # Not reaped yet, so the pid is still its own.

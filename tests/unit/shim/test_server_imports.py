@@ -15,6 +15,7 @@ _SITE = os.path.join(REPOSITORY, ".cache", "site")
 NEVER = {
     "api.proto.cgroups_v1_pb2", "api.proto.cgroups_v2_pb2", "argparse", "grpc", "hooks.engine",
     "hooks.inventory", "prometheus_client", "pynvml", "rich", "shim.resources", "shim.stats",
+    "shim.stdio.log_file", "shim.stdio.logger",
     "structlog", "tomllib", "urllib.parse",
 }  # fmt: skip
 

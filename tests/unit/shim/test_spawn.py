@@ -191,3 +191,8 @@ def test_further_descriptors_arrive_under_their_numbers_and_no_others() -> None:
     argv = [sys.executable, "-c", _WITH_FURTHER, *sys.path]
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+async def test_numbers_that_are_not_reserved_are_not_given(reaper: Reaper) -> None:
+    with pytest.raises(AssertionError, match="reserved"):
+        spawn(reaper, ["true"], fds={3: 0})

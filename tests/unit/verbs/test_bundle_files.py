@@ -196,3 +196,13 @@ def test_a_link_in_the_place_of_a_tree_is_removed_alone(tmp_path: Path) -> None:
     bundle.remove_staging(str(tmp_path))
     assert not (tmp_path / bundle.STAGING).is_symlink()
     assert (tmp_path / "outside/in").is_dir()
+
+
+def test_loggers_are_recorded_by_pid_and_start_time(tmp_path: Path) -> None:
+    record = bundle.record_logger(str(tmp_path), 12, 3456)
+    for name in ("logger.1", "logger.a.2", "logger.1.2.3", "exec.logger.7.8", "logger."):
+        (tmp_path / name).touch()
+    assert bundle.loggers_left(str(tmp_path)) == [(12, 3456)]
+    bundle.remove(record)
+    assert bundle.loggers_left(str(tmp_path)) == []
+    assert bundle.loggers_left(str(tmp_path / "missing")) == []
