@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from shim import bundle as bundle_files
 from shim import criu, programs
-from shim.errors import CheckpointPathUnusable, CriuNotFound, RuntimeFailed
+from shim.errors import BundleUnusable, CheckpointPathUnusable, CriuNotFound, RuntimeFailed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -91,6 +91,8 @@ class Calls:
                         environment=place.environment(criu.dump_config(files)),
                     )
                 except RuntimeFailed as error:
+                    if criu.is_complete(criu.read_log(os.path.join(work, criu.DUMP_LOG))):
+                        target.keep()
                     raise await self._explained("checkpoint", error, work) from error
         except BaseException:
             target.undo()
@@ -126,8 +128,11 @@ class Calls:
         """What CRIU says of a failure; its whole log is kept in the bundle."""
         log = criu.read_log(os.path.join(work, _LOGS[verb]))
         kept = os.path.join(self._bundle, f"criu-{_LOGS[verb]}")
-        if log:
-            bundle_files.write(kept, log.encode())
+        try:
+            if log:
+                bundle_files.write(kept, log.encode())
+        except BundleUnusable:
+            kept = ""  # no room for it; its cause is told all the same
         said = error.found if log or await self._runtime.knows(verb) else ""
         return criu.failure(verb, self._id, said=said, log=log, kept=kept)
 
@@ -147,7 +152,7 @@ class _Target:
         if not os.path.isabs(path):
             raise CheckpointPathUnusable(asked, found="no absolute path", do="name a directory")
         self._path = path
-        self._made = False
+        self._made = self._kept = False
         try:
             try:
                 os.mkdir(path, 0o700)
@@ -160,11 +165,19 @@ class _Target:
                 asked, found=os.strerror(error.errno or 0).lower(), do="name a directory"
             ) from error
 
+    def keep(self) -> None:
+        """All of it was written, whatever failed then: it may be all that is left."""
+        self._kept = True
+
     def undo(self) -> None:
-        """Remove what has been written since."""
+        """Remove what has been written since, unless all of it was."""
+        if self._kept:
+            return
         try:
+            # Others may write there too.
             for name in frozenset(os.listdir(self._path)) - self._before:
-                bundle_files.remove(os.path.join(self._path, name))
+                if criu.is_part_of_checkpoint(name):
+                    bundle_files.remove(os.path.join(self._path, name))
             if self._made:
                 os.rmdir(self._path)
         except OSError:

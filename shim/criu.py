@@ -60,6 +60,8 @@ PARENT: Final = "parent"
 
 CONFIG_VARIABLE: Final = "CRIU_CONFIG_FILE"
 
+_OTHER_PARTS: Final = frozenset({DESCRIPTORS, RECORD, PARENT, DUMP_LOG, "stats-dump"})
+
 _LONGEST_RECORD: Final = 1 << 16
 _LONGEST_LOG: Final = 1 << 20
 
@@ -356,6 +358,11 @@ def open_checkpoint(directory: str) -> Record:
         raise CheckpointUnusable(asked, found=f"{RECORD}: {error}", do=do) from error
 
 
+def is_part_of_checkpoint(name: str) -> bool:
+    """Whether a file in a checkpoint's directory is one that CRIU, a runtime or we write."""
+    return name.endswith(".img") or name in _OTHER_PARTS
+
+
 def link_parent(directory: str, parent: str) -> None:
     """Let a checkpoint find the one that it builds on, wherever both have been unpacked.
 
@@ -445,7 +452,7 @@ def failure(verb: str, container_id: str, *, said: str, log: str, kept: str) -> 
         container_id: which container.
         said: the runtime's own word; empty if it does not know the verb.
         log: what CRIU logged; empty if it was not reached.
-        kept: the path where that log can be read.
+        kept: the path where that log can be read; empty if there is none.
     """
     asked = f"{verb} of {container_id}"
     cause = last_words(log)
@@ -470,7 +477,12 @@ def failure(verb: str, container_id: str, *, said: str, log: str, kept: str) -> 
     kind: type[ShimError] = CheckpointFailed if verb == "checkpoint" else RestoreFailed
     if not cause:
         return kind(asked, found=said)
-    return kind(asked, found=f"CRIU: {cause}", do=f"read {kept}")
+    return kind(asked, found=f"CRIU: {cause}", do=f"read {kept}" if kept else "")
+
+
+def is_complete(log: str) -> bool:
+    """Whether CRIU had saved the container when its log ended."""
+    return "Dumping finished successfully" in log
 
 
 def read_log(path: str) -> str:

@@ -342,7 +342,7 @@ def _end_family(pid: int, held: int, container_id: str) -> list[str]:
     Returns:
         What is left, each in one line.
     """
-    deadline = time.monotonic() + KILL_TIMEOUT
+    deadline = time.monotonic() + 2 * _REAP_TIMEOUT
     family = {child: fd for child in _descendants(pid) if (fd := _hold(child)) is not None}
     still = frozenset(_descendants(pid))  # then the pidfd is that process
     cgroups = {

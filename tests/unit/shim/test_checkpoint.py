@@ -43,7 +43,7 @@ readlink -f "$(command -v criu)" >"$here/criu"
 FAIL: Final = f"""{TELL}
 [ "$2" = --help ] && exit 0
 while [ "$1" != --image-path ]; do shift; done
-[ "$2" = "$here/saved" ] && echo >"$2/half"
+[ "$2" = "$here/saved" ] && echo >"$2/half.img"
 echo '(00.1) Error (criu/x.c:1): something is in the way' >"$4/dump.log"
 cp "$4/dump.log" "$4/restore.log"
 exit 1
@@ -168,6 +168,31 @@ async def test_failed_checkpoint_leaves_its_log_and_nothing_else(
     assert "something is in the way" in (bundle / "criu-dump.log").read_text()
     assert os.listdir(bundle) == ["criu-dump.log"]
     assert (os.listdir(path) == ["mine"]) if there else not path.exists()
+
+
+async def test_what_others_write_beside_a_failed_checkpoint_is_theirs(
+    reaper: Reaper, bundle: Path, tmp_path: Path
+) -> None:
+    script = f'echo >"{tmp_path}/saved/theirs"; exit 1'
+    with pytest.raises(CriuUnsupportedByRuntime):
+        await _calls(reaper, bundle, script).save(
+            str(tmp_path / "saved"), criu.CheckpointOptions(), {}
+        )
+    assert os.listdir(tmp_path / "saved") == ["theirs"]
+
+
+async def test_whole_checkpoint_stays_whatever_fails_after_it(
+    reaper: Reaper, bundle: Path, tmp_path: Path
+) -> None:
+    script = """
+    while [ "$1" != --image-path ]; do shift; done
+    echo >"$2/core-1.img"; echo '(00.2) Dumping finished successfully' >"$4/dump.log"; exit 1
+    """
+    with pytest.raises(CheckpointFailed):
+        await _calls(reaper, bundle, script).save(
+            str(tmp_path / "saved"), criu.CheckpointOptions(exit=True), {}
+        )
+    assert sorted(os.listdir(tmp_path / "saved")) == [criu.RECORD, "core-1.img"]
 
 
 async def test_failed_restore_leaves_its_log_and_the_checkpoint(
