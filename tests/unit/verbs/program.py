@@ -162,8 +162,10 @@ class Program:
         for bundle in self._bundles:
             if (bundle / "address").is_file():
                 path = (bundle / "address").read_text().removeprefix("unix://")
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
+                # The server of these tests takes no announcement away.
+                for trace in (path, f"{path}.{bundle.name}"):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(trace)
 
     def _processes(self) -> Iterator[int]:
         """Everything that runs in a bundle, also if it has not come to tell of itself."""
