@@ -34,6 +34,10 @@ _DEFAULT_RUNTIME: Final = "runc"
 _DEFAULT_ROOT: Final = "/run/containerd/runc"
 _STDERR: Final = 2
 
+# Seconds, of containerd's five, after which the runtimes of a pod's further containers are not
+# asked any more, but the containers ended without them.
+_MEMBERS_TIMEOUT: Final = 1.5
+
 
 def delete(invocation: Invocation) -> bytes:
     """Do the verb.
@@ -46,17 +50,41 @@ def delete(invocation: Invocation) -> bytes:
         A DeleteResponse, as containerd wants to read it on stdout.
     """
     path = invocation.bundle or os.getcwd()
+    _take(path, lambda: _end_sandbox(path))
+    _clean_up(invocation.container_id, path, lambda: _runtime_record(invocation, path))
+    _take(path, lambda: _remove_socket(path, invocation.container_id))
+    return wire.delete_response(_pid(path, tell=False), KILLED, time.time_ns())
+
+
+def _clean_up(
+    container_id: str,
+    path: str,
+    record: Callable[[], bundle.RuntimeRecord],
+    *,
+    ask_runtime: bool = True,
+) -> None:
+    """Remove all that is left of a container.
+
+    Args:
+        container_id: the container.
+        path: its bundle; it may be half made, or gone.
+        record: tells how its runtime is called.
+        ask_runtime: whether there is time to.
+    """
     staging = os.path.join(path, bundle.STAGING)
-    steps: tuple[Callable[[], object], ...] = (
+    _take(
+        path,
         lambda: _end_calls(path),
-        lambda: _end_sandbox(path),
-        lambda: _end_container(invocation, path),
+        lambda: _end_container(container_id, path, record(), ask_runtime=ask_runtime),
         lambda: _end_loggers(path),
         lambda: _unmount(os.path.join(path, bundle.ROOTFS)),
         lambda: _unmount(staging),
         lambda: bundle.remove_tree(staging),
-        lambda: _remove_socket(path, invocation.container_id),
     )
+
+
+def _take(path: str, *steps: Callable[[], object]) -> None:
+    """Take steps, each whatever became of the one before."""
     for step in steps:
         try:
             step()
@@ -64,7 +92,6 @@ def delete(invocation: Invocation) -> bytes:
             _warn(str(error))
         except OSError as error:
             _warn(f"{error.filename or path}: {os.strerror(error.errno or 0).lower()}")
-    return wire.delete_response(_pid(path, tell=False), KILLED, time.time_ns())
 
 
 def _pid(path: str, *, tell: bool = True) -> int:
@@ -88,25 +115,27 @@ def _end_calls(path: str) -> None:
 
 
 def _end_sandbox(path: str) -> None:
-    """End what a sandbox holds: nobody cleans up after the containers of its pod but we."""
+    """End what a sandbox holds: nobody else cleans up after the containers of its pod."""
     members = bundle.members(path)
     pid, start_time = bundle.read_holder(path)
     if not (members or pid):
         return
     from shim import remains  # noqa: PLC0415 - only for what was not ended in good order
 
-    for problem in remains.end_sandbox(path, members, pid, start_time):
-        _warn(problem)
+    deadline = time.monotonic() + _MEMBERS_TIMEOUT
+    remains.end_process(pid, start_time)
     for container_id in members:
-        try:
-            where, _ = bundle.read_member(path, container_id)
-            _unmount(os.path.join(where, bundle.ROOTFS))
-            staging = os.path.join(where, bundle.STAGING)
-            _unmount(staging)
-            bundle.remove_tree(staging)
-            bundle.forget_member(path, container_id)
-        except BundleUnusable as error:
-            _warn(str(error))
+        _take(path, _end_of_member(path, container_id, deadline))
+
+
+def _end_of_member(path: str, container_id: str, deadline: float) -> Callable[[], None]:
+    def end() -> None:
+        where, record = bundle.read_member(path, container_id)
+        in_time = time.monotonic() < deadline
+        _clean_up(container_id, where, lambda: record, ask_runtime=in_time)
+        bundle.forget_member(path, container_id)
+
+    return end
 
 
 def _end_loggers(path: str) -> None:
@@ -120,16 +149,17 @@ def _end_loggers(path: str) -> None:
         _warn(problem)
 
 
-def _end_container(invocation: Invocation, path: str) -> None:
+def _end_container(
+    container_id: str, path: str, record: bundle.RuntimeRecord, *, ask_runtime: bool
+) -> None:
     pid = _pid(path)
-    record = _runtime_record(invocation, path)
-    state = os.path.join(record.root, invocation.container_id)
+    state = os.path.join(record.root, container_id)
     if not os.path.lexists(state) and not os.path.exists(f"/proc/{pid}"):
         return
     _unmount(os.path.join(state, bundle.RESTORED_ROOT))
     from shim import remains  # noqa: PLC0415 - only for what was not ended in good order
 
-    for problem in remains.end_container(record, invocation.container_id, pid):
+    for problem in remains.end_container(record, container_id, pid, ask_runtime=ask_runtime):
         _warn(problem)
 
 

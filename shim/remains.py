@@ -38,8 +38,6 @@ CALLS_TIMEOUT: Final = 1.0
 RUNTIME_TIMEOUT: Final = 2.5
 KILL_TIMEOUT: Final = 1.0
 LOGGER_TIMEOUT: Final = 0.3
-# After which the runtime is not asked any more about further containers of a pod.
-SANDBOX_TIMEOUT: Final = 1.5
 _REAP_TIMEOUT: Final = 0.2
 _POLL: Final = 0.01
 
@@ -168,39 +166,21 @@ def end_container(
     return problems
 
 
-def end_sandbox(bundle_path: str, members: Sequence[str], pid: int, start_time: int) -> list[str]:
-    """End the process that holds a sandbox's namespaces, and the containers of the pod.
+def end_process(pid: int, start_time: int) -> None:
+    """Kill a process, if it is the one that is meant.
 
     Args:
-        bundle_path: the sandbox's bundle, with a note of each container.
-        members: the containers' ids.
         pid: the process; 0 if there is none.
-        start_time: when that started, in clock ticks since boot.
-
-    Returns:
-        What did not go well, each in one line.
+        start_time: when it started, in clock ticks since boot.
     """
-    problems = []
-    holder = _hold(pid)
-    if holder is not None:
-        try:
-            if start_time_of(pid) == start_time:
-                _send_kill(holder)
-        finally:
-            os.close(holder)
-    deadline = time.monotonic() + SANDBOX_TIMEOUT
-    for container_id in members:
-        try:
-            where, record = bundle.read_member(bundle_path, container_id)
-            init = bundle.read_pid(os.path.join(where, bundle.INIT_PID))
-        except BundleUnusable as error:
-            problems.append(str(error))
-            continue
-        logs = bundle.calls_under_way(where)
-        problems += end_calls(where, logs) if logs else []
-        in_time = time.monotonic() < deadline
-        problems += end_container(record, container_id, init, ask_runtime=in_time)
-    return problems
+    held = _hold(pid)
+    if held is None:
+        return
+    try:
+        if start_time_of(pid) == start_time:
+            _send_kill(held)
+    finally:
+        os.close(held)
 
 
 def run_delete(record: bundle.RuntimeRecord, container_id: str) -> str:

@@ -208,7 +208,7 @@ class Sandbox:
             for name in ("hostname", "hosts", "resolv.conf")
         ]
         if self.pod.own_ipc:
-            shared.append(_bind(_SHM, self._shm, "rw", "nosuid", "noexec", "nodev"))
+            shared.append(_bind(_SHM, self._shm, "rw"))
         return shared
 
     def as_spec(self) -> dict[str, Any]:
@@ -310,13 +310,10 @@ class Sandbox:
         return bool(self.pid) and os.path.normpath(path).startswith(f"/proc/{self.pid}/")
 
 
-def _bind(destination: str, source: str, *options: str) -> dict[str, Any]:
-    return {
-        "destination": destination,
-        "type": "bind",
-        "source": source,
-        "options": ["rbind", "rprivate", *options],
-    }
+def _bind(destination: str, source: str, access: str) -> dict[str, Any]:
+    """A mount with the options that CRI gives to such ones."""
+    options = ["rbind", "rprivate", access]
+    return {"destination": destination, "type": "bind", "source": source, "options": options}
 
 
 def _objects(values: object) -> Iterator[dict[str, Any]]:

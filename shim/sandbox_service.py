@@ -37,7 +37,7 @@ from shim.invocation import check_id
 from shim.pod import cgroup_path, read_pod
 from shim.process import State as ProcessState
 from shim.sandbox import Sandbox, State
-from shim.service import shielded
+from shim.service import shielded, typed, typed_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -86,6 +86,8 @@ class SandboxService:
             "PingSandbox": self.ping,
             "SandboxMetrics": self.metrics,
         }
+        handlers = {name: typed(name, handler) for name, handler in handlers.items()}
+        immediate = {name: typed_at_once(name, handler) for name, handler in immediate.items()}
         descriptor = sandbox_pb2.DESCRIPTOR.services_by_name["Sandbox"]
         return Service(descriptor, handlers, immediate=immediate)
 
@@ -233,7 +235,7 @@ class SandboxService:
                 await container.kill("", signal.SIGKILL, everyone=False)
                 with anyio.move_on_after(_DYING):
                     await init.wait()
-        except NvshimError as error:
+        except (NvshimError, OSError) as error:
             # It has ended meanwhile; or it has not, and then its Delete will say why.
             self._shim.log.debug("ending a container", id=container.id, why=str(error))
 

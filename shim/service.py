@@ -123,8 +123,8 @@ class TaskService:
             "CloseIO": self.close_io,
             "Connect": self.connect,
         }
-        handlers = {name: _typed(name, handler) for name, handler in handlers.items()}
-        immediate = {name: _typed_at_once(name, handler) for name, handler in immediate.items()}
+        handlers = {name: typed(name, handler) for name, handler in handlers.items()}
+        immediate = {name: typed_at_once(name, handler) for name, handler in immediate.items()}
         descriptor = task_pb2.DESCRIPTOR.services_by_name["Task"]
         return [
             Service(descriptor, handlers, immediate=immediate, name=name) for name in SERVICE_NAMES
@@ -385,9 +385,11 @@ def shielded(
     return finish
 
 
-def _typed(
+def typed(
     method: str, handler: Callable[[Context, Any], Awaitable[Any]]
 ) -> Callable[[Context, Any], Awaitable[Any]]:
+    """A handler whose system errors are told as ours, in one line."""
+
     async def answer(context: Context, request: Any) -> Any:
         try:
             return await handler(context, request)
@@ -397,9 +399,11 @@ def _typed(
     return answer
 
 
-def _typed_at_once(
+def typed_at_once(
     method: str, handler: Callable[[Context, Any], Any]
 ) -> Callable[[Context, Any], Any]:
+    """The same of a handler that answers at once."""
+
     def answer(context: Context, request: Any) -> Any:
         try:
             return handler(context, request)
@@ -414,7 +418,7 @@ def _refused(method: str, request: Any, error: OSError) -> SystemRefused:
     where = f" ({error.filename})" if error.filename else ""
     scarce = error.errno in _SCARCE
     return SystemRefused(
-        f"{method} of {request.id}",
+        f"{method} of {getattr(request, 'id', '') or request.sandbox_id}",
         found=f"{os.strerror(error.errno).lower() if error.errno else error}{where}",
         do="look at the shim's limits and at what is full, and ask again" if scarce else "",
         status=Status.RESOURCE_EXHAUSTED if scarce else Status.UNKNOWN,
