@@ -103,6 +103,8 @@ async def hold(reaper: Reaper, pod: Pod) -> Child:
     finally:
         if network >= 0:
             os.close(network)
+    if failure or child is None:
+        _kill(maker)
     ended = await maker.wait()
     if failure or child is None or _has_ended(child):
         if child is not None:
@@ -301,6 +303,8 @@ def _be_holder(pod: Pod, machine: holder.Machine, report: int) -> NoReturn:
         doing = "to leave the node's root"
         _leave_root(holder.program(machine))
         doing = "to give up privileges"
+        # In a user namespace of a single id, that is root's.
+        syscalls.deprive_root()
         _become(_nobody(pod))
         # Changing the user has undone it.
         syscalls.die_with_parent(signal.SIGKILL)

@@ -32,6 +32,7 @@ from shim.errors import (
     SandboxExists,
     SandboxNotFound,
     SandboxRootfsUnsupported,
+    TaskNotFound,
 )
 from shim.invocation import check_id
 from shim.pod import cgroup_path, read_pod
@@ -190,7 +191,10 @@ class SandboxService:
             sandbox = self._sandbox(request.sandbox_id)
             await self._stop(sandbox, 0)
             for container in self._tasks.containers:
-                await self._tasks.delete(context, task_pb2.DeleteRequest(id=container.id))
+                try:
+                    await self._tasks.delete(context, task_pb2.DeleteRequest(id=container.id))
+                except TaskNotFound:
+                    continue  # somebody else's Delete was faster
             if self._shim.sandbox is sandbox:
                 self._shim.sandbox = None
         self._tasks.end_when_empty(request.sandbox_id)

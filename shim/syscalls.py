@@ -49,12 +49,14 @@ CLONE_NEWNET: Final = 0x40000000
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_SECCOMP: Final = 22
+_PR_SET_SECUREBITS: Final = 28
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _PR_SCHED_CORE: Final = 62
 _PR_SCHED_CORE_CREATE: Final = 1
 _PIDTYPE_PGID: Final = 2
 _SECCOMP_MODE_FILTER: Final = 2
+_SECBIT_NOROOT, _SECBIT_NOROOT_LOCKED = 1, 2
 _SOCK_FILTER_SIZE: Final = 8
 
 # System calls without a function in libc, by machine.
@@ -167,6 +169,11 @@ def clone_sibling() -> int:
 def die_with_parent(signum: int) -> None:
     """Get a signal when the thread that is our parent ends."""
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0))
+
+
+def deprive_root() -> None:
+    """Let programs that root executes have no capabilities; nobody can change that any more."""
+    _check(_libc.prctl(_PR_SET_SECUREBITS, _SECBIT_NOROOT | _SECBIT_NOROOT_LOCKED, 0, 0, 0))
 
 
 def set_no_new_privileges() -> None:

@@ -247,6 +247,16 @@ async def test_sysctls_are_set_in_the_pod_and_not_on_the_node(start_pod: StartPo
         await pod.gone()
 
 
+async def test_a_holder_is_powerless_also_where_nobody_is_but_root(start_pod: StartPod) -> None:
+    mapping = {"host_id": 200000, "container_id": 0, "length": 1}
+    users = {"uids": [mapping], "gids": [mapping]}
+    async with start_pod(linux=_linux(userns_options=users)) as pod:
+        status = content_of(f"/proc/{pod.pid}/status").decode()
+        assert "CapEff:\t0000000000000000" in status
+        assert "CapPrm:\t0000000000000000" in status
+        await pod.gone()
+
+
 async def test_a_pod_with_a_user_namespace(start_pod: StartPod) -> None:
     mapping = {"host_id": 200000, "container_id": 0, "length": 65536}
     users = {"uids": [mapping], "gids": [mapping]}
