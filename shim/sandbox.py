@@ -109,6 +109,9 @@ class Sandbox:
                     do="a sandbox is started once; create another",
                 )
             try:
+                # An attempt that failed for lack of descriptors had none to undo itself with.
+                mounts.unmount_rootfs(self._shm)
+                bundle_files.remove_tree(self._files)
                 self._make_files()
                 if self.pod.own_ipc:
                     mounts.mount_rootfs([("tmpfs", "shm", "", _SHM_OPTIONS)], self._shm)

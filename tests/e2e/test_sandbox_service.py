@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 from api import typeurl
 from api.errors import Status
 from api.proto import cgroups_v1_pb2, cgroups_v2_pb2, types_pb2
-from api.ttrpc import RemoteError
+from api.ttrpc import ConnectionClosed, RemoteError
 from tests.harness.runtime import is_alive
 from tests.harness.sandbox import NODE, SandboxByHand
 from tests.harness.shim import CGROUP, content_of, wait_for_file
@@ -508,6 +509,28 @@ async def test_a_start_that_cannot_write_leaves_nothing(start_shim: StartShim) -
         await pod.gone()
 
 
+async def test_without_descriptors_a_start_fails_in_one_line_and_leaves_nothing(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("pod", sandbox=True) as shim:
+        pod = SandboxByHand(shim)
+        await pod.create()
+        before = resource.prlimit(shim.pid, resource.RLIMIT_NOFILE)
+        used = max(int(fd) for fd in os.listdir(f"/proc/{shim.pid}/fd")) + 1
+        for spare in range(4):
+            resource.prlimit(shim.pid, resource.RLIMIT_NOFILE, (used + spare, before[1]))
+            said = await _outcome(pod)
+            if not said:
+                break
+            assert "oo many open files" in said
+            assert "\n" not in said
+            assert shim.children() == []
+        assert spare > 0
+        resource.prlimit(shim.pid, resource.RLIMIT_NOFILE, before)
+        assert await pod.state() == "SANDBOX_READY"
+        await pod.gone()
+
+
 # -- a shim that is killed ------------------------------------------------------------------
 
 
@@ -551,9 +574,13 @@ async def test_killed_at_any_moment_of_a_start_a_shim_leaves_no_holder(
             assert [left for left in pod.leftovers() if not left.startswith("file")] == []
 
 
-async def _outcome(pod: SandboxByHand) -> None:
-    with suppress(Exception):
-        await pod.call("StartSandbox")
+async def _outcome(pod: SandboxByHand) -> str:
+    """What a start is answered; empty if it succeeds."""
+    try:
+        pod.pid = (await pod.call("StartSandbox")).pid
+    except (RemoteError, ConnectionClosed) as error:
+        return str(error)
+    return ""
 
 
 def _processes() -> set[int]:
