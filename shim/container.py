@@ -40,7 +40,7 @@ from shim.errors import (
 )
 from shim.injection import Injector
 from shim.options import with_cgroup_driver
-from shim.process import Event, Process, State, StdioUris
+from shim.process import Event, Process, State, StdioUris, Underway
 from shim.runtime import LowLevelRuntime
 from shim.stdio import open_stdio
 
@@ -127,6 +127,7 @@ class Container:
         self._freezing = anyio.Lock()
         self._deleting = anyio.Lock()
         self._updating = anyio.Lock()
+        self._kills = Underway()
         self._oom: OomWatch | None = None
         self._watching = anyio.CancelScope()
         # Held by Checkpoint, so that the exit that it may end with is told after it.
@@ -405,7 +406,8 @@ class Container:
                 do="start it",
             )
         if not exec_id:
-            await self._kill_container(signum, everyone=everyone)
+            with self._kills:
+                await self._kill_container(signum, everyone=everyone)
             return
         if process.child is None:
             raise WrongProcessState(
@@ -580,6 +582,10 @@ class Container:
         async with self._deleting:
             if self.init.state is State.DELETED:
                 raise TaskNotFound(f"task {self.id}", found="it was deleted a moment ago")
+            # A client that is told of the exit deletes at once, and closes the connection under
+            # a Kill whose runtime has done its work and not ended yet.
+            with anyio.move_on_after(_LATE):
+                await self._kills.none()
             async with self.init.starting:
                 await self._delete_from_runtime()
             # Of one that was never started; of others it is known.

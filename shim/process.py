@@ -63,6 +63,30 @@ TRANSITIONS: Final = {
 }
 
 
+class Underway:
+    """Counts what is under way (as a context), and lets others wait until nothing is."""
+
+    __slots__ = ("_count", "_none")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._none = anyio.Event()
+
+    def __enter__(self) -> None:
+        self._count += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._count -= 1
+        if not self._count:
+            self._none.set()
+            self._none = anyio.Event()
+
+    async def none(self) -> None:
+        """Return when nothing is under way, which may be at once."""
+        while self._count:
+            await self._none.wait()
+
+
 class StdioUris:
     """Where a process's stdio is, as containerd named it, and whether it has a terminal."""
 

@@ -63,6 +63,29 @@ async def _at_once(*calls: Awaitable[Any], apart: float = 0.0) -> list[int]:
 # -- requests that overlap ------------------------------------------------------------------
 
 
+async def test_a_kill_is_answered_before_the_delete_that_its_exit_leads_to(
+    start_shim: StartShim,
+) -> None:
+    # containerd deletes as soon as it is told of the exit, and then closes the connection.
+    answered = []
+    lingers = '[ "$verb" = kill ] && { $binary "$@"; status=$?; sleep 0.3; exit $status; }'
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1", options=shim.options(before=lingers))
+
+        async def kill() -> None:
+            await shim.call("Kill", id="c1", signal=9)
+            answered.append("Kill")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(kill)
+            assert (await shim.call("Wait", id="c1")).exit_status == 137
+            assert answered == []
+            await shim.call("Delete", id="c1")
+            answered.append("Delete")
+        assert answered == ["Kill", "Delete"]
+        await gone(shim, "c1")
+
+
 async def test_of_three_deletes_at_once_one_deletes_and_all_else_is_not_found(
     start_shim: StartShim,
 ) -> None:
