@@ -7,7 +7,8 @@ BINDIR  ?= /usr/local/bin
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 # What the demo and the tests run for real, from Debian.
-PACKAGES := busybox-static containerd criu crun gcc iproute2 iptables libc6-dev patchelf procps python3-venv runc strace
+PACKAGES := busybox-static containerd containernetworking-plugins criu crun gcc iproute2 iptables \
+            libc6-dev patchelf procps python3-venv runc strace
 
 VENV     := .venv
 CACHE    := .cache

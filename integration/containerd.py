@@ -13,7 +13,8 @@ Rules
   sockets of shims (named by a hash of our address) and the low-level runtime's state (in a
   directory named by our namespace).
 - One namespace with a name of its own, so that the traces of our containers can be told apart
-  (:mod:`integration.traces`).
+  (:mod:`integration.traces`). Pods of the CRI are always in a namespace that every containerd
+  has; they are told apart by their ids.
 - Everything is removed at the end, whatever state it is in: processes, mounts, cgroups, sockets,
   files. What cannot be removed is an error, not a silence.
 
@@ -26,6 +27,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -43,24 +45,31 @@ from integration.containerd_errors import (
     CtrFailed,
     CtrTimeout,
 )
+from integration.cri.plugin import remove_bridge, to_toml
 from integration.parts import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
+    from integration.cri.plugin import CriPlugin
+
 # Of no use here, and each costs time at start or touches a fixed place of the system.
 _DISABLED_PLUGINS: Final = (
-    "io.containerd.grpc.v1.cri",
-    "io.containerd.cri.v1.images",
-    "io.containerd.cri.v1.runtime",
     "io.containerd.nri.v1.nri",
-    "io.containerd.podsandbox.controller.v1.podsandbox",
     "io.containerd.snapshotter.v1.aufs",
     "io.containerd.snapshotter.v1.blockfile",
     "io.containerd.snapshotter.v1.btrfs",
     "io.containerd.snapshotter.v1.devmapper",
     "io.containerd.snapshotter.v1.zfs",
+)
+
+# Those that serve a kubelet.
+_CRI_PLUGINS: Final = (
+    "io.containerd.grpc.v1.cri",
+    "io.containerd.cri.v1.images",
+    "io.containerd.cri.v1.runtime",
+    "io.containerd.podsandbox.controller.v1.podsandbox",
 )
 
 _CONFIG: Final = """\
@@ -84,6 +93,8 @@ _STOP_TIMEOUT: Final = 10.0
 _CTR_TIMEOUT: Final = 30.0
 _CLEANUP_TIMEOUT: Final = 10.0
 _POLL: Final = 0.01
+
+_POD_ID: Final = re.compile(rb"\b[0-9a-f]{64}\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +130,7 @@ class PrivateContainerd:
         environment: more variables for containerd, and so for its shims.
         debug: whether containerd and its shims log debug messages.
         parts: which containerd; the installed one if not given.
+        cri: how it serves a kubelet; None for not at all.
 
     Attributes:
         parts: which one is started next. Another one may be put here while none runs: that is
@@ -137,6 +149,7 @@ class PrivateContainerd:
         environment: Mapping[str, str] | None = None,
         debug: bool = True,
         parts: Parts | None = None,
+        cri: CriPlugin | None = None,
     ) -> None:
         self.parts = parts or Parts.installed()
         if directory is None:
@@ -158,6 +171,11 @@ class PrivateContainerd:
             **(environment or {}),
         }
         self._debug = debug
+        self._cri = cri
+        # The name of an interface has at most 15 bytes.
+        self._bridge = f"nv{digest}"
+        self._pods: set[str] = set()
+        self._log_read = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._words: set[str] = set()
 
@@ -188,10 +206,20 @@ class PrivateContainerd:
         return self.address + ".ttrpc"
 
     @property
+    def serves_cri(self) -> bool:
+        """Whether it serves a kubelet."""
+        return self._cri is not None
+
+    @property
     def marks(self) -> traces.Marks:
         """By what this containerd's traces are told from those of others."""
         return traces.Marks(
-            self.directory, self.address, self.namespace, frozenset(self._words), self.pid
+            self.directory,
+            self.address,
+            self.namespace,
+            frozenset(self._words),
+            self.pid,
+            frozenset(self._pod_ids()),
         )
 
     @property
@@ -199,10 +227,14 @@ class PrivateContainerd:
         own = [os.path.abspath(self._shim_directory)] if self._shim_directory else []
         return {"PATH": ":".join([*own, self.parts.path]), **self._more_environment}
 
-    def bundle(self, container: str) -> str:
+    def bundle(self, container: str, *, namespace: str | None = None) -> str:
         """The directory of a task's bundle, which may not be there."""
         return os.path.join(
-            self.directory, "state", "io.containerd.runtime.v2.task", self.namespace, container
+            self.directory,
+            "state",
+            "io.containerd.runtime.v2.task",
+            namespace or self.namespace,
+            container,
         )
 
     def start(self, *, timeout: float = _START_TIMEOUT) -> None:
@@ -261,14 +293,15 @@ class PrivateContainerd:
         self.stop()
         self.start()
 
-    def ctr_argv(self, *arguments: str) -> list[str]:
-        """The command line of ``ctr`` for this containerd and its namespace."""
+    def ctr_argv(self, *arguments: str, namespace: str | None = None) -> list[str]:
+        """The command line of ``ctr`` for this containerd and its namespace, or another."""
         # Any word may be the id of a container or a pod. To remember all of them is simpler,
         # and surer, than to know the flags of ctr.
         self._words.update(arguments)
         self._words.update(word.rpartition("=")[2] for word in arguments if "=" in word)
         return [
-            self.parts.ctr, "--address", self.address, "--namespace", self.namespace, *arguments,
+            self.parts.ctr, "--address", self.address,
+            "--namespace", namespace or self.namespace, *arguments,
         ]  # fmt: skip
 
     def ctr(
@@ -277,6 +310,7 @@ class PrivateContainerd:
         stdin: str = "",
         timeout: float = _CTR_TIMEOUT,
         check: bool = True,
+        namespace: str | None = None,
     ) -> Completed:
         """Run ``ctr`` to its end.
 
@@ -285,12 +319,13 @@ class PrivateContainerd:
             stdin: its standard input.
             timeout: seconds it may take.
             check: whether another exit code than 0 is an error.
+            namespace: another than this containerd's own.
 
         Raises:
             CtrTimeout: it took too long. It is killed; a container it started is not.
             CtrFailed: it ended with another code, and ``check`` is on.
         """
-        argv = self.ctr_argv(*arguments)
+        argv = self.ctr_argv(*arguments, namespace=namespace)
         asked = "ctr " + " ".join(arguments)
         try:
             done = subprocess.run(
@@ -330,11 +365,14 @@ class PrivateContainerd:
 
     def shim_pids(self) -> list[int]:
         """The processes that listen on a socket where a shim of ours would."""
-        paths = {trace.name for trace in traces.sockets(self.marks)}
+        return self.pids_listening_on(*(trace.name for trace in traces.sockets(self.marks)))
+
+    def pids_listening_on(self, *paths: str) -> list[int]:
+        """The processes of ours that listen on one of these unix sockets."""
         return sorted(
             int(trace.name)
             for trace in traces.processes(self.marks)
-            if paths & _listening(int(trace.name))
+            if not _listening(int(trace.name)).isdisjoint(paths)
         )
 
     def log(self) -> str:
@@ -377,6 +415,8 @@ class PrivateContainerd:
                 f"to remove the containerd in {self.directory}",
                 found="still there: " + ", ".join(str(trace) for trace in sorted(left)),
             )
+        if self._cri:
+            remove_bridge(self._bridge)
         for hierarchy in traces.cgroup_hierarchies():
             with contextlib.suppress(OSError):
                 os.rmdir(os.path.join(hierarchy, self.namespace))
@@ -398,6 +438,7 @@ class PrivateContainerd:
     def _write_config(self) -> None:
         for name in ("tmp", "fifo"):
             os.makedirs(os.path.join(self.directory, name), exist_ok=True)
+        version = 2 if self.parts.version < (2, 0) else 3
         # A TOML basic string is written like a JSON string.
         values = {
             "root": os.path.join(self.directory, "root"),
@@ -405,11 +446,30 @@ class PrivateContainerd:
             "opt": os.path.join(self.directory, "opt"),
             "address": self.address,
             "level": _debug_level(self.parts) if self._debug else "info",
-            "disabled": _DISABLED_PLUGINS,
-            "version": 2 if self.parts.version < (2, 0) else 3,
+            "disabled": (*_DISABLED_PLUGINS, *(() if self._cri else _CRI_PLUGINS)),
+            "version": version,
         }
+        text = _CONFIG.format(**{key: json.dumps(value) for key, value in values.items()})
+        if self._cri:
+            self._cri.write_network(self.directory, self._bridge)
+            for plugin, table in self._cri.tables(version, self.directory).items():
+                text += "\n" + to_toml(table, "plugins", plugin) + "\n"
         with open(self._config_path, "w", encoding="utf-8") as file:
-            file.write(_CONFIG.format(**{key: json.dumps(value) for key, value in values.items()}))
+            file.write(text)
+
+    def _pod_ids(self) -> set[str]:
+        """The ids that the CRI has given so far, also to pods that it could not make.
+
+        Nothing but the log has them all. Digests look the same, and do no harm.
+        """
+        if self._cri:
+            with contextlib.suppress(FileNotFoundError), open(self.log_path, "rb") as file:
+                file.seek(self._log_read)
+                lines = file.read()
+                lines = lines[: lines.rfind(b"\n") + 1]
+                self._log_read += len(lines)
+                self._pods.update(word.decode() for word in _POD_ID.findall(lines))
+        return self._pods
 
     def _answers(self) -> bool:
         with socket.socket(socket.AF_UNIX) as probe:
@@ -491,6 +551,7 @@ _REMOVALS: Final = {
     "socket": os.unlink,
     "fifo": os.unlink,
     "bundle": _remove_any,
+    "pod": _remove_any,
     "file": _remove_any,
 }
 _ORDER: Final = {kind: position for position, kind in enumerate(_REMOVALS)}

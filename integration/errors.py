@@ -18,7 +18,8 @@ Leaves of the tree in :mod:`api.errors`::
         │   ├── LibraryNotBuilt     E2105
         │   └── DevicesForbidden    E2106
         ├── …                E22xx, E23xx  see integration.containerd_errors
-        └── DemoFailed              E2401  the demo
+        ├── DemoFailed              E2401  the demo
+        └── …                       E242x  see integration.cri.errors
 """
 
 from __future__ import annotations

@@ -39,9 +39,11 @@ if TYPE_CHECKING:
 
 BUSYBOX: Final = "nvshim.local/busybox:latest"
 GLIBC: Final = "nvshim.local/glibc:latest"
+PAUSE: Final = "nvshim.local/pause:latest"
 
 _SEARCH_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PROBE_SOURCE: Final = os.path.join(os.path.dirname(__file__), "probe.c")
+_PAUSE_SOURCE: Final = os.path.join(os.path.dirname(__file__), "pause.c")
 
 # The names that Go, and so the image specification, has for machines.
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -153,6 +155,17 @@ def glibc() -> Image:
     )
     tree["etc/ld.so.cache"] = _loader_cache(tree)
     return Image(GLIBC, tree)
+
+
+def pause() -> Image:
+    """An image for the first container of a pod, which holds its namespaces (see pause.c).
+
+    Raises:
+        SourceNotInstalled: the compiler is missing.
+        ImageBuildFailed: it failed.
+    """
+    program = File(_compile(_PAUSE_SOURCE, "-static"), 0o755)
+    return Image(PAUSE, {"pause": program}, entrypoint=("/pause",), command=())
 
 
 def behind_link(tree: Mapping[str, Node], path: str, *, target: str) -> Tree:
@@ -375,14 +388,15 @@ def _loader_cache(tree: Mapping[str, Node]) -> File:
         return _file(os.path.join(root, "etc/ld.so.cache"))
 
 
-def _compile(source: str) -> bytes:
+def _compile(source: str, *flags: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix="nvshim-image-") as directory:
         program = os.path.join(directory, "program")
         # No build id and no path of this machine in it: the same source gives the same bytes.
         _output(
             [
                 _program("gcc"), "-O1", "-Wall", "-s", "-Wl,--build-id=none",
-                f"-ffile-prefix-map={os.path.dirname(source)}=.", "-o", program, source, "-ldl",
+                f"-ffile-prefix-map={os.path.dirname(source)}=.",
+                *flags, "-o", program, source, "-ldl",
             ]
         )  # fmt: skip
         return _file(program).content

@@ -9,6 +9,8 @@ Rules
 - What belongs to a containerd is told by its marks: its directory, which nobody else uses, and
   its namespace, a name that nobody else uses. No guess is made by program name: other
   containerds may run on the machine.
+- What the CRI made is in a namespace that others have too, and belongs by its ids, which are
+  random and are not given twice.
 - A process belongs if its arguments, environment, working directory or cgroup carry a mark, or
   if its parent belongs. containerd itself does not belong.
 - A dead child belongs to the parent that has to reap it. What init has not reaped yet is init's.
@@ -36,6 +38,12 @@ SOCKETS: Final = "/run/containerd/s"
 # Where the runc family keeps its state unless told otherwise, one directory for a namespace.
 RUNTIME_STATE: Final = "/run/containerd/runc"
 
+# Where the CRI has its containers.
+_PODS: Final = "k8s.io"
+_CRI: Final = "io.containerd.grpc.v1.cri"
+# Where CNI remembers how it made the network of a pod.
+_CNI_RESULTS: Final = "/var/lib/cni/results"
+
 _FORK_SERVER: Final = "fork-server"
 _TASKS: Final = "io.containerd.runtime.v2.task"
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
@@ -51,6 +59,7 @@ class Marks:
         namespace: the one namespace that is used in it; unique on this machine.
         names: ids of containers and groups it may have seen. Too many do no harm.
         pid: containerd's process; 0 if it does not run.
+        pods: ids of pods and their containers that the CRI has given. Too many do no harm.
     """
 
     directory: str
@@ -58,6 +67,7 @@ class Marks:
     namespace: str
     names: frozenset[str] = field(default=frozenset())
     pid: int = 0
+    pods: frozenset[str] = field(default=frozenset())
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -65,7 +75,8 @@ class Trace:
     """One thing that is there.
 
     Attributes:
-        kind: "process", "mount", "cgroup", "socket", "fifo", "bundle", "runtime state", "file".
+        kind: "process", "mount", "cgroup", "socket", "fifo", "bundle", "runtime state", "pod",
+            "file".
         name: the pid or the path.
         detail: what helps a reader to recognise it.
     """
@@ -88,13 +99,14 @@ def find(marks: Marks) -> set[Trace]:
         *fifos(marks),
         *bundles(marks),
         *runtime_states(marks),
+        *pods(marks),
         *temporary_files(marks),
     }
 
 
-def socket_path(marks: Marks, group: str) -> str:
+def socket_path(marks: Marks, group: str, *, namespace: str | None = None) -> str:
     """The socket of the shim that serves ``group`` (a container's id, or its pod's)."""
-    key = posixpath.join(marks.address, marks.namespace, group)
+    key = posixpath.join(marks.address, namespace or marks.namespace, group)
     return os.path.join(SOCKETS, hashlib.sha256(key.encode()).hexdigest())
 
 
@@ -190,6 +202,9 @@ def cgroups(marks: Marks) -> set[Trace]:
         top = os.path.join(hierarchy, marks.namespace)
         for directory, below, _ in os.walk(top):
             found |= {Trace("cgroup", os.path.join(directory, name)) for name in below}
+        for pod in _entries(os.path.join(hierarchy, _PODS)):
+            if os.path.basename(pod) in marks.pods:
+                found |= {Trace("cgroup", directory) for directory, _, _ in os.walk(pod)}
     return found
 
 
@@ -199,6 +214,7 @@ def sockets(marks: Marks) -> set[Trace]:
     Beside a socket there can be links that announce containers to its shim.
     """
     paths = {socket_path(marks, name) for name in marks.names}
+    paths |= {socket_path(marks, pod, namespace=_PODS) for pod in marks.pods}
     for bundle in bundles(marks):
         with contextlib.suppress(OSError), open(os.path.join(bundle.name, "address")) as file:
             paths.add(file.read().strip().removeprefix("unix://"))
@@ -220,7 +236,8 @@ def bundles(marks: Marks) -> set[Trace]:
     return {
         Trace("bundle", path)
         for part in ("state", "root")
-        for path in _entries(os.path.join(marks.directory, part, _TASKS, marks.namespace))
+        for namespace in (marks.namespace, _PODS)
+        for path in _entries(os.path.join(marks.directory, part, _TASKS, namespace))
     }
 
 
@@ -232,9 +249,30 @@ def runtime_states(marks: Marks) -> set[Trace]:
     return {
         Trace("runtime state", path)
         for root in (RUNTIME_STATE, os.path.join(marks.directory, "runc"))
-        for path in _entries(os.path.join(root, marks.namespace))
+        for namespace in (marks.namespace, _PODS)
+        for path in _entries(os.path.join(root, namespace))
         if not os.path.basename(path).startswith(".")
+        if namespace == marks.namespace or os.path.basename(path) in marks.pods
     }
+
+
+def pods(marks: Marks) -> set[Trace]:
+    """What the CRI and the network's plugins keep of pods and containers."""
+    own = [
+        path
+        for part in ("state", "root")
+        for kind in ("sandboxes", "containers", "netns")
+        for path in _entries(os.path.join(marks.directory, part, _CRI, kind))
+    ]
+    for network in _entries(os.path.join(marks.directory, "cni", "addresses")):
+        own += [path for path in _entries(network) if os.path.basename(path)[:1].isdigit()]
+    # NETWORK-ID-INTERFACE
+    results = [
+        path
+        for path in _entries(_CNI_RESULTS)
+        if not marks.pods.isdisjoint(os.path.basename(path).split("-"))
+    ]
+    return {Trace("pod", path) for path in (*own, *results)}
 
 
 def temporary_files(marks: Marks) -> set[Trace]:
@@ -252,7 +290,8 @@ def _is_marked(process: _Process, marks: Marks) -> bool:
         if _is_below(os.readlink(f"/proc/{process.pid}/cwd"), marks.directory):
             return True
     paths = (line.rpartition(":")[2] for line in _lines(f"/proc/{process.pid}/cgroup"))
-    return any(marks.namespace in path.split("/") for path in paths)
+    places = {name for path in paths for name in path.split("/")}
+    return marks.namespace in places or not marks.pods.isdisjoint(places)
 
 
 def _process_table() -> Iterator[_Process]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from integration import traces
 from integration.containerd import PrivateContainerd
+from integration.cri.plugin import CriPlugin
 from integration.traces import Marks, Trace
 
 if TYPE_CHECKING:
@@ -189,3 +191,33 @@ def test_fifo_is_found_and_removed(containerd: PrivateContainerd) -> None:
 def test_trace_reads_like_a_sentence() -> None:
     assert str(Trace("mount", "/a", "tmpfs from none")) == "mount /a (tmpfs from none)"
     assert str(Trace("socket", "/a")) == "socket /a"
+
+
+def test_what_the_cri_leaves_is_found_by_its_ids_and_removed(containerd: PrivateContainerd) -> None:
+    pod, other = uuid.uuid4().hex * 2, uuid.uuid4().hex * 2
+    with open(containerd.log_path, "w") as file:
+        file.write(f"RunPodSandbox returns sandbox id {pod}\nand a line that is not whole {other}")
+    containerd = PrivateContainerd(containerd.directory, cri=CriPlugin({}, sandbox_image="none"))
+    directory = containerd.directory
+    hierarchy = traces.cgroup_hierarchies()[-1]
+    expected = {
+        ("cgroup", f"{hierarchy}/k8s.io/{pod}"),
+        ("runtime state", f"{traces.RUNTIME_STATE}/k8s.io/{pod}"),
+        ("bundle", f"{directory}/state/io.containerd.runtime.v2.task/k8s.io/{pod}"),
+        ("pod", f"{directory}/root/io.containerd.grpc.v1.cri/sandboxes/{pod}"),
+        ("pod", f"{directory}/state/io.containerd.grpc.v1.cri/netns/cni-1"),
+        ("pod", f"{directory}/cni/addresses/nv1/10.213.0.2"),
+        ("pod", f"/var/lib/cni/results/nv1-{pod}-eth0"),
+    }
+    foreign = [f"{hierarchy}/k8s.io/{other}", f"{traces.RUNTIME_STATE}/k8s.io/{other}"]
+    try:
+        for path in [*(path for _, path in expected), *foreign]:
+            os.makedirs(path)
+        assert _found(containerd) == expected
+        assert containerd.sweep() == set()
+        assert all(os.path.isdir(path) for path in foreign)
+    finally:
+        for path in foreign:
+            os.rmdir(path)
+            with contextlib.suppress(OSError):  # others may have pods
+                os.rmdir(os.path.dirname(path))

@@ -1,0 +1,65 @@
+"""What can go wrong between a client of the CRI and the server.
+
+Leaves of the tree in :mod:`api.errors`, beside those in :mod:`integration.errors`::
+
+    IntegrationError
+    └── CriError             E2421-E2439  a client of the CRI, and a node for it
+        ├── CriRefused       E2421
+        ├── CriUnreachable   E2422
+        ├── StreamRefused    E2423
+        ├── StreamBroken     E2424
+        └── CniNotInstalled  E2425
+"""
+
+from __future__ import annotations
+
+from api.errors import Status
+from integration.errors import IntegrationError
+
+
+class CriError(IntegrationError):
+    """Base of what a client of the CRI raises."""
+
+
+class CriRefused(CriError):
+    """The server answered a call with an error; ``status`` is the code that it gave.
+
+    Attributes:
+        said: the server's message, as it is.
+    """
+
+    code = "NVSHIM-E2421"
+    status = Status.UNKNOWN
+
+    def __init__(self, asked: str, *, said: str, status: int) -> None:
+        super().__init__(asked, found=said)
+        self.said = said
+        self.status = status
+
+
+class CriUnreachable(CriError):
+    """There is no answer: nobody listens, the server went away, or it took too long."""
+
+    code = "NVSHIM-E2422"
+    status = Status.UNAVAILABLE
+
+
+class StreamRefused(CriError):
+    """The streaming server does not open the stream; the message quotes it."""
+
+    code = "NVSHIM-E2423"
+    status = Status.FAILED_PRECONDITION
+
+
+class StreamBroken(CriError):
+    """A stream ended in the middle, or carried what it must not."""
+
+    code = "NVSHIM-E2424"
+    status = Status.DATA_LOSS
+
+
+class CniNotInstalled(CriError):
+    """A plugin that makes the pods' network is not on this machine."""
+
+    code = "NVSHIM-E2425"
+    status = Status.FAILED_PRECONDITION
