@@ -11,10 +11,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from integration import traces
 from integration.containerd_errors import ContainerdError
+from integration.cri.plugin import NAMESPACE as PODS
 from integration.traces import Trace
 
 if TYPE_CHECKING:
@@ -73,9 +75,14 @@ class Census:
 
     def _listed(self) -> set[Trace]:
         """What containerd itself says is there."""
+        namespaces = [None, PODS] if self._containerd.serves_cri else [None]
+        containers: list[str] = []
+        snapshots: list[str] = []
         try:
-            containers = self._containerd.ctr("containers", "ls", "--quiet").lines
-            snapshots = self._containerd.ctr("snapshots", "ls").lines[1:]
+            for namespace in namespaces:
+                ctr = partial(self._containerd.ctr, namespace=namespace)
+                containers += ctr("containers", "ls", "--quiet").lines
+                snapshots += ctr("snapshots", "ls").lines[1:]
         except ContainerdError as error:
             return {Trace("containerd", "does not answer", str(error))}
         return {

@@ -1,0 +1,368 @@
+"""Pods of the CRI, and what tests do with them: what a kubelet would, in fewer words.
+
+Each pod gets a cgroup, a log directory and metadata of its own, as from a kubelet. They are
+removed at the end of the test, in whatever state they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from api.proto import cri_pb2 as pb
+from integration import traces
+from integration.cri.client import Cri
+from integration.cri.errors import CriError
+from integration.images import BUSYBOX
+from tests.harness.runtime import new_name
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from integration.containerd import PrivateContainerd
+
+IDLE: Final = ("sleep", "1000")
+
+_STATES: Final = {
+    pb.CONTAINER_CREATED: "CREATED",
+    pb.CONTAINER_RUNNING: "RUNNING",
+    pb.CONTAINER_EXITED: "EXITED",
+    pb.CONTAINER_UNKNOWN: "UNKNOWN",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line of a container's log, as the CRI has it: when, from where, is it whole, what."""
+
+    time: str
+    stream: str
+    tag: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How an exec ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def lines(self) -> list[str]:
+        return self.stdout.splitlines()
+
+
+class PodContainer:
+    """A container of a pod.
+
+    Args:
+        pod: whose it is.
+        id: what the CRI calls it.
+        log_path: where its log is.
+    """
+
+    def __init__(self, pod: Pod, id: str, log_path: str) -> None:  # noqa: A002 - the field's term
+        self.pod = pod
+        self.id = id
+        self.log_path = log_path
+        self._cri = pod.pods.cri
+
+    @property
+    def status(self) -> pb.ContainerStatus:
+        return self._cri.container_status(pb.ContainerStatusRequest(container_id=self.id)).status
+
+    @property
+    def state(self) -> str:
+        return _STATES[self.status.state]
+
+    @property
+    def pid(self) -> int:
+        """Its init process, on the host."""
+        path = os.path.join(self.bundle, "init.pid")
+        with open(path) as file:
+            return int(file.read())
+
+    @property
+    def bundle(self) -> str:
+        return self.pod.pods.containerd.bundle(self.id, namespace="k8s.io")
+
+    def start(self) -> PodContainer:
+        self._cri.start_container(pb.StartContainerRequest(container_id=self.id))
+        return self
+
+    def stop(self, *, grace: int = 0) -> None:
+        self._cri.stop_container(pb.StopContainerRequest(container_id=self.id, timeout=grace))
+
+    def remove(self) -> None:
+        self._cri.remove_container(pb.RemoveContainerRequest(container_id=self.id))
+
+    def exec(self, *command: str, timeout: int = 20) -> Ran:
+        """Run a command in it; another code than 0 is no error."""
+        request = pb.ExecSyncRequest(container_id=self.id, cmd=command, timeout=timeout)
+        done = self._cri.exec_sync(request)
+        return Ran(done.exit_code, done.stdout.decode(), done.stderr.decode())
+
+    def exec_url(self, *command: str, tty: bool = False, stdin: bool = True) -> str:
+        """Where a command in it can be streamed from."""
+        return self._cri.exec(
+            pb.ExecRequest(
+                container_id=self.id, cmd=command, tty=tty, stdin=stdin, stdout=True, stderr=not tty
+            )
+        ).url
+
+    def attach_url(self, *, tty: bool = False, stdin: bool = True) -> str:
+        """Where its own stdio can be streamed from."""
+        return self._cri.attach(
+            pb.AttachRequest(
+                container_id=self.id, tty=tty, stdin=stdin, stdout=True, stderr=not tty
+            )
+        ).url
+
+    def exit_code(self, *, timeout: float = 15) -> int:
+        """Wait for its end, and return its exit code."""
+        eventually(lambda: self.state == "EXITED", f"{self.id} has exited", timeout=timeout)
+        return self.status.exit_code
+
+    def log_lines(self) -> list[LogLine]:
+        """Its log so far."""
+        with open(self.log_path, encoding="utf-8") as file:
+            return [LogLine(*line.rstrip("\n").split(" ", 3)) for line in file]
+
+    def output(self, stream: str = "stdout") -> str:
+        """What it wrote to a stream so far."""
+        return "".join(
+            line.text + ("\n" if line.tag == "F" else "")
+            for line in self.log_lines()
+            if line.stream == stream
+        )
+
+
+class Pod:
+    """A pod that runs.
+
+    Args:
+        pods: where it belongs.
+        config: as it was asked for.
+        id: what the CRI calls it.
+    """
+
+    def __init__(self, pods: Pods, config: pb.PodSandboxConfig, id: str) -> None:  # noqa: A002
+        self.pods = pods
+        self.config = config
+        self.id = id
+
+    @property
+    def status(self) -> pb.PodSandboxStatus:
+        request = pb.PodSandboxStatusRequest(pod_sandbox_id=self.id)
+        return self.pods.cri.pod_sandbox_status(request).status
+
+    @property
+    def is_ready(self) -> bool:
+        return self.status.state == pb.SANDBOX_READY
+
+    @property
+    def ip(self) -> str:
+        return self.status.network.ip
+
+    @property
+    def shims(self) -> list[int]:
+        """The processes of shims that serve it."""
+        marks = self.pods.containerd.marks
+        path = traces.socket_path(marks, self.id, namespace="k8s.io")
+        return self.pods.containerd.pids_listening_on(path)
+
+    def create(
+        self,
+        *command: str,
+        image: str = BUSYBOX,
+        name: str | None = None,
+        env: Mapping[str, str] | None = None,
+        mounts: Iterable[pb.Mount] = (),
+        security: pb.LinuxContainerSecurityContext | None = None,
+        resources: pb.LinuxContainerResources | None = None,
+        **fields: Any,
+    ) -> PodContainer:
+        """Create a container in it.
+
+        Args:
+            command: what it runs.
+            image: from which image.
+            name: its name in the pod.
+            env: its environment.
+            mounts: directories of the host that it gets.
+            security: its security context; that of the pod's namespaces if None.
+            resources: its limits.
+            fields: further fields of its ContainerConfig.
+        """
+        name = name or new_name()
+        if security is None:
+            security = pb.LinuxContainerSecurityContext(
+                namespace_options=self.config.linux.security_context.namespace_options,
+                seccomp=pb.SecurityProfile(profile_type=pb.SecurityProfile.Unconfined),
+            )
+        config = pb.ContainerConfig(
+            metadata=pb.ContainerMetadata(name=name),
+            image=pb.ImageSpec(image=image),
+            command=command,
+            envs=[pb.KeyValue(key=k, value=v.encode()) for k, v in (env or {}).items()],
+            mounts=mounts,
+            log_path=f"{name}.log",
+            linux=pb.LinuxContainerConfig(security_context=security, resources=resources),
+            **fields,
+        )
+        answer = self.pods.cri.create_container(
+            pb.CreateContainerRequest(
+                pod_sandbox_id=self.id, config=config, sandbox_config=self.config
+            )
+        )
+        log = os.path.join(self.config.log_directory, config.log_path)
+        return PodContainer(self, answer.container_id, log)
+
+    def start(self, *command: str, **fields: Any) -> PodContainer:
+        """Create a container in it, and start it."""
+        return self.create(*command, **fields).start()
+
+    def run(self, *command: str, **fields: Any) -> PodContainer:
+        """Create a container in it, start it, and wait for its end."""
+        container = self.start(*command, **fields)
+        container.exit_code()
+        return container
+
+    def stop(self, *, timeout: float = 40) -> None:
+        request = pb.StopPodSandboxRequest(pod_sandbox_id=self.id)
+        self.pods.cri.stop_pod_sandbox(request, timeout=timeout)
+
+    def remove(self) -> None:
+        """Stop it and remove it with all its containers, and its cgroup as a kubelet does."""
+        cri = self.pods.cri
+        cri.stop_pod_sandbox(pb.StopPodSandboxRequest(pod_sandbox_id=self.id))
+        cri.remove_pod_sandbox(pb.RemovePodSandboxRequest(pod_sandbox_id=self.id))
+        self.forget()
+
+    def forget(self) -> None:
+        """Remove what a kubelet made for it."""
+        remove_cgroup(self.config.linux.cgroup_parent)
+        shutil.rmtree(self.config.log_directory, ignore_errors=True)
+
+
+class Pods:
+    """What a test has in hand.
+
+    Args:
+        containerd: it runs for the length of the test, and serves the CRI.
+        handler: the runtime handler that pods get.
+    """
+
+    def __init__(self, containerd: PrivateContainerd, handler: str) -> None:
+        self.containerd = containerd
+        self.handler = handler
+        self.cri = Cri(containerd.address)
+        self._configs: list[pb.PodSandboxConfig] = []
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether pods get the shim of this project, and not one to compare with."""
+        return self.handler != "runc"
+
+    def config(
+        self,
+        *,
+        namespaces: pb.NamespaceOption | None = None,
+        security: pb.LinuxSandboxSecurityContext | None = None,
+        sysctls: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+        hostname: str | None = None,
+    ) -> pb.PodSandboxConfig:
+        """A pod's configuration, as a kubelet makes it.
+
+        Args:
+            namespaces: which are shared; the network and IPC of the pod if None.
+            security: the whole security context instead.
+            sysctls: settings of the kernel in its namespaces.
+            annotations: for the runtime.
+            hostname: its name in the network; none in the host's.
+        """
+        name = new_name("pod")
+        if namespaces is None:
+            namespaces = pb.NamespaceOption(pid=pb.CONTAINER)
+        if security is None:
+            security = pb.LinuxSandboxSecurityContext(
+                namespace_options=namespaces,
+                seccomp=pb.SecurityProfile(profile_type=pb.SecurityProfile.Unconfined),
+            )
+        if hostname is None:
+            hostname = name if namespaces.network == pb.POD else ""
+        config = pb.PodSandboxConfig(
+            metadata=pb.PodSandboxMetadata(name=name, uid=name, namespace="tests"),
+            hostname=hostname,
+            log_directory=os.path.join(self.containerd.directory, "logs", name),
+            annotations=annotations,
+            linux=pb.LinuxPodSandboxConfig(
+                cgroup_parent=f"/{self.containerd.namespace}/{name}",
+                security_context=security,
+                sysctls=sysctls,
+            ),
+        )
+        self._configs.append(config)
+        return config
+
+    def run(self, *, handler: str | None = None, **fields: Any) -> Pod:
+        """Run a pod with the configuration of :meth:`config`."""
+        return self.run_config(self.config(**fields), handler=handler)
+
+    def run_config(self, config: pb.PodSandboxConfig, *, handler: str | None = None) -> Pod:
+        """Run a pod with this configuration."""
+        os.makedirs(config.log_directory, exist_ok=True)
+        request = pb.RunPodSandboxRequest(config=config, runtime_handler=handler or self.handler)
+        return Pod(self, config, self.cri.run_pod_sandbox(request).pod_sandbox_id)
+
+    def ids(self) -> list[str]:
+        """The pods that the CRI knows."""
+        return [pod.id for pod in self.cri.list_pod_sandbox(pb.ListPodSandboxRequest()).items]
+
+    def close(self) -> None:
+        """Remove every pod that is there, and what a kubelet made for those that were asked for."""
+        with self.cri:
+            for pod in self.ids():
+                with contextlib.suppress(CriError):
+                    self.cri.stop_pod_sandbox(pb.StopPodSandboxRequest(pod_sandbox_id=pod))
+                    self.cri.remove_pod_sandbox(pb.RemovePodSandboxRequest(pod_sandbox_id=pod))
+            for config in self._configs:
+                Pod(self, config, "").forget()
+
+
+def host_directory(host: str, container: str, *, readonly: bool = False) -> pb.Mount:
+    """A directory of the host at a place in a container."""
+    return pb.Mount(host_path=host, container_path=container, readonly=readonly)
+
+
+def import_image(cri: Cri, containerd: PrivateContainerd, archive: str, *names: str) -> None:
+    """Give the CRI the images of an archive, which it learns of a moment later."""
+    containerd.ctr("images", "import", archive, namespace="k8s.io")
+    for name in names:
+        request = pb.ImageStatusRequest(image=pb.ImageSpec(image=name))
+        eventually(partial(_is_known, cri, request), f"the CRI knows {name}")
+
+
+def _is_known(cri: Cri, request: pb.ImageStatusRequest) -> bool:
+    return cri.image_status(request).HasField("image")
+
+
+def remove_cgroup(path: str) -> None:
+    """Remove a pod's cgroup from every hierarchy, once nothing is in it any more."""
+
+    def remove() -> bool:
+        left = [h + path for h in traces.cgroup_hierarchies() if os.path.exists(h + path)]
+        for directory in left:
+            with contextlib.suppress(OSError):
+                os.rmdir(directory)
+        return not left
+
+    eventually(remove, f"the cgroup {path} is removed")
