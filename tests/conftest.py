@@ -19,16 +19,17 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from hypothesis import settings
 
-from integration.containerd import PrivateContainerd
-from integration.images import busybox, glibc, write_archive
+from integration.images import busybox, glibc
 from integration.parts import INSTALLED, Parts
+from tests.harness.containerds import containerd_with_images, nothing_left
 from tests.harness.launcher import REPOSITORY, make_launcher
-from tests.harness.leaks import Census, describe
 from tests.harness.low_level import crun_for_this_host
 from tests.harness.runtime import OURS, Runtime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from integration.containerd import PrivateContainerd
 
 # How long an example takes says something about the machine's other work, and not about ours.
 settings.register_profile("unhurried", deadline=None)
@@ -94,30 +95,17 @@ def session_containerd(
     shim_directory: str, shim_config: str, parts: Parts
 ) -> Iterator[PrivateContainerd]:
     """The containerd of the session. Tests ask for ``containerd``, which looks for leaks."""
-    # Not below pytest's directory: the paths of unix sockets are short.
-    with PrivateContainerd(
-        shim_directory=shim_directory, shim_config=shim_config, parts=parts
+    with containerd_with_images(
+        parts, [busybox(), glibc()], shim_directory=shim_directory, shim_config=shim_config
     ) as containerd:
-        archive = write_archive(f"{containerd.directory}/images.tar", [busybox(), glibc()])
-        containerd.ctr("images", "import", archive)
-        os.unlink(archive)
         yield containerd
 
 
 @pytest.fixture
 def containerd(session_containerd: PrivateContainerd) -> Iterator[PrivateContainerd]:
     """A running containerd; the test fails if anything of its containers is left."""
-    if not session_containerd.pid:
-        session_containerd.start()
-    census = Census(session_containerd)
-    yield session_containerd
-    if not session_containerd.pid:
-        session_containerd.start()
-    left = census.leftovers()
-    if left:
-        message = describe(left, session_containerd.log())
-        census.remove(left)
-        pytest.fail(message, pytrace=False)
+    with nothing_left(session_containerd):
+        yield session_containerd
 
 
 @pytest.fixture

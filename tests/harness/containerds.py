@@ -1,0 +1,57 @@
+"""A private containerd as tests use it: with the images in it, and watched for what stays."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from integration.containerd import PrivateContainerd
+from integration.images import write_archive
+from tests.harness.leaks import Census, describe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from integration.images import Image
+    from integration.parts import Parts
+
+
+@contextmanager
+def containerd_with_images(
+    parts: Parts, images: Iterable[Image], *, shim_directory: str, shim_config: str
+) -> Iterator[PrivateContainerd]:
+    """A running containerd with images in it, removed at the end.
+
+    Args:
+        parts: which one.
+        images: what to import.
+        shim_directory: where our launcher is.
+        shim_config: the shim's configuration.
+    """
+    # Not below pytest's directory: the paths of unix sockets are short.
+    with PrivateContainerd(
+        shim_directory=shim_directory, shim_config=shim_config, parts=parts
+    ) as containerd:
+        archive = write_archive(f"{containerd.directory}/images.tar", images)
+        containerd.ctr("images", "import", archive)
+        os.unlink(archive)
+        yield containerd
+
+
+@contextmanager
+def nothing_left(containerd: PrivateContainerd) -> Iterator[None]:
+    """Fail the test if anything of its containers is left. What is left is removed."""
+    if not containerd.pid:
+        containerd.start()
+    census = Census(containerd)
+    yield
+    if not containerd.pid:
+        containerd.start()
+    left = census.leftovers()
+    if left:
+        message = describe(left, containerd.log())
+        census.remove(left)
+        pytest.fail(message, pytrace=False)
