@@ -1,0 +1,182 @@
+"""The core of it on the other containerds and low-level runtimes than the installed ones.
+
+A few tests that each show much; ``make test-matrix`` runs all of them on all of these.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from integration.images import GLIBC, busybox, glibc
+from integration.parts import INSTALLED, Parts
+from integration.simulated import Scenario, SimulatedNode
+from tests.conftest import LOW_LEVEL, PARTS, RUNTIME
+from tests.harness.containerds import containerd_with_images
+from tests.harness.events import Recorder
+from tests.harness.low_level import crun_for_this_host
+from tests.harness.runtime import (
+    NO_SUCH_PROGRAM,
+    Runtime,
+    is_alive,
+    new_name,
+    one_line,
+    remove_fifos,
+)
+from tests.harness.terminal import Terminal
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from integration.containerd import PrivateContainerd
+
+# Debian 13 has containerd 1.7, sid has 2.x; crun of both is newer than the installed one.
+RELEASES: Final = ("trixie", "sid")
+
+GROUP: Final = "io.containerd.runc.v2.group"
+
+pytestmark = pytest.mark.skipif(
+    (PARTS, LOW_LEVEL) != (INSTALLED, "runc"), reason="the whole suite runs on other parts"
+)
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def session_containerd(
+    request: pytest.FixtureRequest, shim_directory: str, shim_config: str
+) -> Iterator[PrivateContainerd]:
+    """One containerd of each release, in the place of the session's."""
+    with containerd_with_images(
+        Parts.of_release(request.param),
+        [busybox(), glibc()],
+        shim_directory=shim_directory,
+        shim_config=shim_config,
+    ) as containerd:
+        yield containerd
+
+
+@pytest.fixture(params=["runc", "crun"])
+def either(
+    request: pytest.FixtureRequest, containerd: PrivateContainerd, workshop: str
+) -> Iterator[Runtime]:
+    """The runtime under test, with each low-level runtime of the release."""
+    crun = containerd.parts.crun
+    low_level = crun_for_this_host(workshop, crun) if request.param == "crun" else None
+    runtime = Runtime(containerd, RUNTIME, low_level)
+    yield runtime
+    runtime.close()
+
+
+def test_container_runs_to_its_end_with_its_output_and_its_exit_code(either: Runtime) -> None:
+    done = either.run("sh", "-c", "read -r l; echo $l; echo err >&2; exit 42", stdin="in\n")
+    assert (done.stdout, done.stderr, done.code) == ("in\n", "err\n", 42)
+    done = either.run("no-such-program")
+    assert done.code == 1
+    assert NO_SUCH_PROGRAM.search(done.stderr)
+    assert one_line(done)
+    if either.is_ours:
+        assert "NVSHIM-E" in done.stderr
+
+
+def test_container_is_watched_stopped_and_told_of(either: Runtime) -> None:
+    containerd = either.containerd
+    with Recorder(containerd) as recorder:
+        container = either.start_idle()
+        assert container.status == "RUNNING"
+        assert container.pid in container.pids
+        done = container.exec("sh", "-c", "read -r l; echo $l; echo err >&2; exit 7", stdin="in\n")
+        assert (done.stdout, done.stderr, done.code) == ("in\n", "err\n", 7)
+        assert container.exec("no-such-program").code == 1
+        containerd.ctr("tasks", "pause", container.name)
+        assert container.status == "PAUSED"
+        containerd.ctr("tasks", "resume", container.name)
+        container.kill("KILL")
+        assert container.exit_code() == 128 + 9
+        names = recorder.wait_for(container.name, lambda names: "delete" in names)
+    lives = [name for name in names if name in {"create", "start", "paused", "exit", "delete"}]
+    assert lives == ["create", "start", "paused", "exit", "delete"]
+
+
+def test_container_and_its_exec_have_terminals(either: Runtime) -> None:
+    container = either.expect()
+    words = either.words(
+        "sh", "-c", "test -t 1; echo inside $?; read -r line; exit 3",
+        image=GLIBC, name=container.name, flags=("--rm", "--tty"),
+    )  # fmt: skip
+    with Terminal(either.containerd.ctr_argv(*words)) as tty:
+        tty.wait_for("inside 0\r\n")
+        words = container.exec_words("sh", "-c", "test -t 0; echo exec $?", flags=["--tty"])
+        with Terminal(either.containerd.ctr_argv(*words)) as exec_tty:
+            assert (exec_tty.wait(), exec_tty.screen) == (0, "exec 0\r\n")
+        tty.type("end\n")
+        assert tty.wait() == 3
+
+
+def test_granted_gpu_is_in_the_container_and_the_other_is_not(
+    either: Runtime, shim_config: str, workshop: str
+) -> None:
+    if not either.is_ours:
+        pytest.skip("containerd's own shim knows nothing of GPUs")
+    with open(shim_config) as file:
+        before = file.read()
+    with SimulatedNode.create(os.path.join(workshop, new_name("node")), Scenario.load("two")) as n:
+        with open(n.config_path) as file:
+            text = file.read()
+        with open(shim_config, "w") as file:
+            file.write(text)
+        try:
+            container = either.start_idle(image=GLIBC, flags=["--env", "NVIDIA_VISIBLE_DEVICES=1"])
+            listed = container.exec("sh", "-c", "echo /dev/nvidia[0-9]*; : </dev/nvidia1")
+            smi = container.exec("nvidia-smi", "-L")
+            container.remove()
+        finally:
+            with open(shim_config, "w") as file:
+                file.write(before)
+    assert listed.stdout == "/dev/nvidia1\n"
+    # Nothing is behind the node; what matters is that the cgroup lets it be opened.
+    assert "not permitted" not in listed.stderr
+    assert smi.stdout.startswith("GPU 0: ")
+    assert len(smi.lines) == 1
+
+
+def test_pod_shares_a_shim_and_outlives_its_containerd(runtime: Runtime) -> None:
+    containerd = runtime.containerd
+    flags = ["--annotation", f"{GROUP}={new_name('pod')}"]
+    first, second = (runtime.start_idle(flags=flags) for _ in range(2))
+    (shim,) = containerd.shim_pids()
+    inits = [first.pid, second.pid]
+    containerd.restart()
+    assert [first.pid, second.pid] == inits
+    containerd.kill()
+    if runtime.is_ours:  # containerd's own shim loses a task that ends meanwhile
+        os.kill(inits[1], signal.SIGKILL)
+        eventually(lambda: not is_alive(inits[1]), "the second has ended")
+    containerd.start()
+    assert containerd.shim_pids() == [shim]
+    assert first.status == "RUNNING"
+    assert first.exec("echo", "here").stdout == "here\n"
+    if runtime.is_ours:
+        assert second.exit_code() == 128 + 9
+    third = runtime.start_idle(flags=flags)
+    assert containerd.shim_pids() == [shim]
+    for container in (first, second, third):
+        container.remove()
+    eventually(lambda: not is_alive(shim), "the shim ends")
+
+
+def test_killed_shim_leaves_nothing_of_its_container(either: Runtime) -> None:
+    if not either.is_ours:
+        pytest.skip("containerd's own shim does not remove the socket of a killed one")
+    container = either.start("sh", "-c", "sleep 1000 & sleep 1000")
+    init = container.pid
+    (shim,) = either.containerd.shim_pids()
+    os.kill(shim, signal.SIGKILL)
+    eventually(lambda: not is_alive(init), "init is dead")
+    bundle = either.containerd.bundle(container.name)
+    eventually(lambda: not os.path.exists(bundle), "the bundle is gone")
+    container.remove()
+    remove_fifos(either.containerd)
+    assert either.run("echo", "again", name=container.name).stdout == "again\n"
