@@ -315,8 +315,11 @@ class Container:
 
     # -- execs -----------------------------------------------------------------------------
 
-    def add_exec(self, exec_id: str, spec: dict[str, Any], uris: StdioUris) -> None:
+    async def add_exec(self, exec_id: str, spec: dict[str, Any], uris: StdioUris) -> None:
         """Reserve an exec, to be started later.
+
+        While init is being started, it waits: the container's program may run, and say so,
+        before the runtime has returned.
 
         Args:
             exec_id: its id, unique in this container.
@@ -327,6 +330,7 @@ class Container:
             ProcessExists: the id is taken.
             WrongProcessState: init has ended.
         """
+        await _none_is_starting([self.init])
         # An exit of that id would be taken for init's: events tell them apart by nothing else.
         if exec_id in self._execs or exec_id == self.id:
             found = "the container's own id" if exec_id == self.id else "an exec of that id"

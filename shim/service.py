@@ -109,6 +109,7 @@ class TaskService:
             "Pause": shielded(self.pause),
             "Resume": shielded(self.resume),
             "Checkpoint": shielded(self.checkpoint),
+            "Exec": self.exec,
             "Kill": shielded(self.kill),
             "Update": shielded(self.update),
             "Wait": self.wait,
@@ -118,7 +119,6 @@ class TaskService:
             "State": self.state,
             "Pids": self.pids,
             "Stats": self.stats,
-            "Exec": self.exec,
             "ResizePty": self.resize_pty,
             "CloseIO": self.close_io,
             "Connect": self.connect,
@@ -194,12 +194,12 @@ class TaskService:
         _fill_exit(response, process)
         return response
 
-    def exec(self, _: Context, request: task_pb2.ExecProcessRequest) -> Empty:
+    async def exec(self, _: Context, request: task_pb2.ExecProcessRequest) -> Empty:
         """Add a process to a running container, to be started later."""
         check_id(request.exec_id)
         container = self._container(request.id)
         uris = StdioUris(request.stdin, request.stdout, request.stderr, terminal=request.terminal)
-        container.add_exec(request.exec_id, typeurl.unpack_json(request.spec), uris)
+        await container.add_exec(request.exec_id, typeurl.unpack_json(request.spec), uris)
         return Empty()
 
     def state(self, _: Context, request: task_pb2.StateRequest) -> task_pb2.StateResponse:

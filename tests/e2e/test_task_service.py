@@ -234,6 +234,24 @@ async def test_containers_of_a_pod_live_and_die_apart(start_shim: StartShim) -> 
         assert shim.leftovers() == []
 
 
+async def test_exec_while_the_runtime_still_starts_init_comes_after_it(
+    start_shim: StartShim,
+) -> None:
+    # The program has begun and said so, and somebody has read it; the runtime goes on a little.
+    slow = '[ "$verb" = start ] && { "$binary" "$@"; echo yes >"${0%/*}/runs"; sleep 0.5; exit 0; }'
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.create("c1", options=shim.options(before=slow))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: shim.call("Start", id="c1"))
+            await anyio.to_thread.run_sync(wait_for_file, f"{shim.directory}/runs")
+            assert await shim.status("c1") == "CREATED"
+            await shim.exec("c1", "e1", "true")
+            await shim.call("Start", id="c1", exec_id="e1")
+        assert shim.events.names[:3] == ["TaskCreate", "TaskStart", "TaskExecAdded"]
+        assert (await shim.call("Wait", id="c1", exec_id="e1")).exit_status == 0
+        await shim.end("c1")
+
+
 async def test_pids_name_the_exec_that_a_process_is(start_shim: StartShim) -> None:
     async with start_shim("c1", "sleep", "1000") as shim:
         init = await shim.create("c1")
