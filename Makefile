@@ -33,6 +33,10 @@ demo: setup ## Run a GPU container through the shim on a private containerd
 test: setup ## Run all tests: unit, security and end to end against a real containerd
 	$(VENV)/bin/python -m pytest
 
+.PHONY: test-matrix
+test-matrix: setup ## Run the end-to-end tests on other containerds, runcs and cruns too
+	$(VENV)/bin/python -m tests.matrix
+
 .PHONY: test-unit
 test-unit: setup ## Run the tests that need no containerd
 	$(VENV)/bin/python -m pytest tests/unit

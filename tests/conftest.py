@@ -8,7 +8,7 @@ instead, to see that they ask for nothing that a shim does not have to do.
 
 ``NVSHIM_TEST_PARTS=trixie`` runs them with containerd, runc and crun of another release of Debian,
 ``trixie+sid`` with containerd of the first and runc and crun of the second; and
-``NVSHIM_TEST_LOW_LEVEL=crun`` has the containers run by crun (see also tests/matrix).
+``NVSHIM_TEST_LOW_LEVEL=crun`` has the containers run by crun. tests/matrix.py goes through them.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from integration.images import busybox
-from integration.parts import Parts
-from tests.conftest import RUNTIME
+from integration.parts import INSTALLED, Parts
+from tests.conftest import LOW_LEVEL, PARTS, RUNTIME
 from tests.harness.containerds import containerd_with_images, nothing_left
 from tests.harness.events import Recorder
 from tests.harness.runtime import OURS, Runtime, is_alive, new_name, remove_fifos
@@ -42,6 +42,11 @@ EXCHANGES: Final = (
 
 # Ends with 17 when it is told to, by a file that is made from outside.
 UNTIL_TOLD: Final = ("sh", "-c", "until test -e /tmp/end; do sleep 0.02; done; exit 17")
+
+
+pytestmark = pytest.mark.skipif(
+    (PARTS, LOW_LEVEL) != (INSTALLED, "runc"), reason="chooses its parts itself"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ RELEASES: Final = ("trixie", "sid")
 GROUP: Final = "io.containerd.runc.v2.group"
 
 pytestmark = pytest.mark.skipif(
-    (PARTS, LOW_LEVEL) != (INSTALLED, "runc"), reason="the whole suite runs on other parts"
+    (PARTS, LOW_LEVEL) != (INSTALLED, "runc"), reason="chooses its parts itself"
 )
 
 
@@ -89,7 +89,8 @@ def test_container_is_watched_stopped_and_told_of(either: Runtime) -> None:
         assert container.pid in container.pids
         done = container.exec("sh", "-c", "read -r l; echo $l; echo err >&2; exit 7", stdin="in\n")
         assert (done.stdout, done.stderr, done.code) == ("in\n", "err\n", 7)
-        assert container.exec("no-such-program").code == 1
+        if either.is_ours:  # containerd's own shim of 2.x loses the deletion after one
+            assert container.exec("no-such-program").code == 1
         containerd.ctr("tasks", "pause", container.name)
         assert container.status == "PAUSED"
         containerd.ctr("tasks", "resume", container.name)
@@ -108,9 +109,14 @@ def test_container_and_its_exec_have_terminals(either: Runtime) -> None:
     )  # fmt: skip
     with Terminal(either.containerd.ctr_argv(*words)) as tty:
         tty.wait_for("inside 0\r\n")
-        words = container.exec_words("sh", "-c", "test -t 0; echo exec $?", flags=["--tty"])
+        # Each waits to be told: ctr is annoyed if a process ends while it asks for its size.
+        words = container.exec_words(
+            "sh", "-c", "test -t 0; echo exec $?; read -r line", flags=["--tty"]
+        )
         with Terminal(either.containerd.ctr_argv(*words)) as exec_tty:
-            assert (exec_tty.wait(), exec_tty.screen) == (0, "exec 0\r\n")
+            exec_tty.wait_for("exec 0\r\n")
+            exec_tty.type("end\n")
+            assert exec_tty.wait() == 0
         tty.type("end\n")
         assert tty.wait() == 3
 
@@ -165,6 +171,8 @@ def test_pod_shares_a_shim_and_outlives_its_containerd(runtime: Runtime) -> None
     for container in (first, second, third):
         container.remove()
     eventually(lambda: not is_alive(shim), "the shim ends")
+    if not runtime.is_ours:  # of 2.x, it sometimes leaves its socket
+        containerd.sweep()
 
 
 def test_killed_shim_leaves_nothing_of_its_container(either: Runtime) -> None:

@@ -1,0 +1,169 @@
+"""``python -m tests.matrix``: the end-to-end tests on other containerds, runcs and cruns.
+
+Every containerd runs all of them with the runc of its own release, and again with its crun; with
+the runc of each other release it runs those that have to do with the low-level runtime. At the
+end comes a table; the exit code says whether all of it passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import Final
+from xml.etree import ElementTree as ET
+
+from integration.parts import INSTALLED, Parts
+from tests.harness.launcher import REPOSITORY
+
+# Debian 12's (what is installed), Debian 13's, and what will be 14's.
+CONTAINERDS: Final = (INSTALLED, "trixie", "sid")
+
+# What is run where another release's runc is put under a containerd: the shim speaks with both
+# and neither with the other, so nothing else can differ.
+_LOW_LEVEL_TESTS: Final = tuple(
+    f"tests/e2e/test_{name}.py"
+    for name in ("crash", "errors", "exec", "gpu", "lifecycle", "options", "task_service")
+)
+_ALL_TESTS: Final = ("tests/e2e",)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of tests.
+
+    Attributes:
+        parts: as NVSHIM_TEST_PARTS names them.
+        low_level: runc or crun.
+        tests: the paths of what is run.
+    """
+
+    parts: str
+    low_level: str
+    tests: tuple[str, ...] = _ALL_TESTS
+
+    @property
+    def name(self) -> str:
+        """How a person asks for it."""
+        return f"{self.parts}/{self.low_level}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        passed: how many tests passed.
+        failed: how many did not, or left something behind.
+        skipped: how many had nothing to test here.
+        seconds: how long it took.
+    """
+
+    passed: int
+    failed: int
+    skipped: int
+    seconds: float
+
+
+def runs() -> list[Run]:
+    """All of them: each containerd with its own, then each with the others' runc."""
+    own = [Run(name, low_level) for name in CONTAINERDS for low_level in ("runc", "crun")]
+    others = [
+        Run(f"{name}+{other}", "runc", _LOW_LEVEL_TESTS)
+        for name in CONTAINERDS
+        for other in CONTAINERDS
+        if other != name
+    ]
+    return own + others
+
+
+def read_outcome(path: str, seconds: float) -> Outcome:
+    """Read what pytest wrote.
+
+    Args:
+        path: the file of ``--junitxml``; if it is missing, pytest itself failed.
+        seconds: how long it took.
+    """
+    try:
+        suite = ET.parse(path).getroot().find("testsuite")
+    except (FileNotFoundError, ET.ParseError):
+        suite = None
+    if suite is None:
+        return Outcome(0, 1, 0, seconds)
+    tests, failures, errors, skipped = (
+        int(suite.attrib[key]) for key in ("tests", "failures", "errors", "skipped")
+    )
+    # A test that passed and left something behind is counted among both.
+    return Outcome(max(0, tests - failures - errors - skipped), failures + errors, skipped, seconds)
+
+
+def describe(run: Run) -> str:
+    """Which versions a run has."""
+    containerd, _, low_level = run.parts.partition("+")
+    parts = Parts.named(containerd, say=_print)
+    if low_level:
+        parts = parts.with_low_level_of(Parts.named(low_level, say=_print))
+    program = parts.crun if run.low_level == "crun" else parts.runc
+    return f"{_version(parts.containerd)}, {_version(program)}"
+
+
+def _version(program: str) -> str:
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    match = re.search(r"\d+\.\d+(\.\d+)?", said)
+    return f"{os.path.basename(program)} {match[0] if match else 'unknown'}"
+
+
+def _perform(run: Run, directory: str, more: list[str]) -> Outcome:
+    path = os.path.join(directory, f"{run.parts}-{run.low_level}.xml")
+    if os.path.exists(path):
+        os.unlink(path)
+    argv = [sys.executable, "-m", "pytest", "-q", "--junitxml", path, *run.tests, *more]
+    environment = {"NVSHIM_TEST_PARTS": run.parts, "NVSHIM_TEST_LOW_LEVEL": run.low_level}
+    began = time.monotonic()
+    code = subprocess.run(
+        argv, cwd=REPOSITORY, env={**os.environ, **environment}, check=False
+    ).returncode
+    outcome = read_outcome(path, time.monotonic() - began)
+    if code and not outcome.failed:  # interrupted, or nothing was collected
+        return Outcome(outcome.passed, 1, outcome.skipped, outcome.seconds)
+    return outcome
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Run what is asked for, and print the table."""
+    names = [run.name for run in runs()]
+    parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
+    parser.add_argument(
+        "--only", action="append", metavar="PARTS/LOW_LEVEL", choices=names,
+        help="one of: " + ", ".join(names),
+    )  # fmt: skip
+    parser.add_argument("more", nargs="*", help="further words for pytest, after --")
+    asked = parser.parse_args()
+    directory = os.path.join(REPOSITORY, ".cache", "matrix")
+    os.makedirs(directory, exist_ok=True)
+    table = []
+    for run in runs():
+        if not asked.only or run.name in asked.only:
+            versions = describe(run)
+            _print(f"--- {run.name}: {versions}")
+            table.append((run, versions, _perform(run, directory, asked.more)))
+    _print(f"\n{'parts':24} {'versions':36} {'passed':>7} {'failed':>7} {'skipped':>8} {'time':>7}")
+    for run, versions, outcome in table:
+        _print(
+            f"{run.name:24} {versions:36} {outcome.passed:7} {outcome.failed:7}"
+            f" {outcome.skipped:8} {outcome.seconds:5.0f} s"
+        )
+    return 1 if any(outcome.failed for _, _, outcome in table) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

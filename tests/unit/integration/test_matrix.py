@@ -1,0 +1,49 @@
+"""The runs of the matrix, and how their outcome is read."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.harness.launcher import REPOSITORY
+from tests.matrix import Outcome, read_outcome, runs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_each_containerd_meets_each_runc_and_its_own_crun() -> None:
+    names = [run.name for run in runs()]
+    assert len(names) == len(set(names)) == 12
+    for containerd in ("installed", "trixie", "sid"):
+        assert f"{containerd}/runc" in names
+        assert f"{containerd}/crun" in names
+    assert {"trixie+installed/runc", "installed+sid/runc"} < set(names)
+
+
+def test_every_path_that_is_run_is_there() -> None:
+    for run in runs():
+        assert [path for path in run.tests if not os.path.exists(f"{REPOSITORY}/{path}")] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            '<testsuites><testsuite tests="9" failures="1" errors="2" skipped="3"/></testsuites>',
+            Outcome(3, 3, 3, 5.0),
+        ),
+        ("<testsuites/>", Outcome(0, 1, 0, 5.0)),
+        ("<testsui", Outcome(0, 1, 0, 5.0)),
+        (None, Outcome(0, 1, 0, 5.0)),
+    ],
+)
+def test_what_pytest_says_is_counted_and_its_silence_is_a_failure(
+    tmp_path: Path, text: str | None, expected: Outcome
+) -> None:
+    path = tmp_path / "report.xml"
+    if text is not None:
+        path.write_text(text)
+    assert read_outcome(str(path), 5.0) == expected
