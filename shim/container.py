@@ -714,6 +714,8 @@ class Container:
                 _kill(process.child)  # also without a cgroup
         for process in running:
             await process.wait()
+        if self.init.stdio is not None:
+            await self.init.stdio.ended()
         self._publish_exit(self.init)
 
     async def _settle(self, processes: Sequence[Process]) -> None:

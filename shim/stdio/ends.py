@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import select
 import stat
+import termios
 from typing import Final
 
+import anyio
+
 from shim.errors import StdioUnavailable
+
+# Seconds that a client is waited for which has not opened its end when the process has ended.
+# It may be slow on a loaded machine, and what is in a fifo that nobody has open is lost.
+_READER_SECONDS: Final = 2.0
+_READER_POLL_SECONDS: Final = 0.01
 
 _APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -33,6 +43,51 @@ class Descriptors:
         """Close them all; a second call does nothing."""
         while self._fds:
             os.close(self._fds.pop())
+
+
+class KeptEnd:
+    """A read end of a fifo that others write to, kept so that there always is one.
+
+    Args:
+        fd: the read end; ours from now on.
+    """
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd: int | None = fd
+
+    async def wait_for_reader(self) -> None:
+        """If there is something in the fifo, wait until a client has it open, but not for long.
+
+        To be called when nobody writes any more. containerd's own shim waits for its client
+        before it makes the process, for ever.
+        """
+        if self._fd is None or not waiting_bytes(self._fd):
+            return
+        # Whether there are others can be seen when there is not us: then a write end is in
+        # error if there is no reader. It also holds what is in the fifo.
+        writing = os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            self.close()
+            poll = select.poll()
+            poll.register(writing, 0)
+            with anyio.move_on_after(_READER_SECONDS):
+                while poll.poll(0):  # noqa: ASYNC110 - nobody tells who opens a fifo
+                    await anyio.sleep(_READER_POLL_SECONDS)
+        finally:
+            os.close(writing)
+
+    def close(self) -> None:
+        """Close it; a second call does nothing."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def waiting_bytes(fd: int) -> int:
+    """How much is in a pipe or terminal, waiting to be read."""
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), "little")
 
 
 class Opening:

@@ -38,8 +38,8 @@ from shim import bundle as bundle_files
 from shim.errors import LoggerFailed, LoggerNotAllowed, LoggerNotReady
 from shim.programs import fixed_environment
 from shim.spawn import spawn
-from shim.stdio.ends import Descriptors
-from shim.stdio.relay import Relay, waiting_bytes
+from shim.stdio.ends import Descriptors, waiting_bytes
+from shim.stdio.relay import Relay
 from shim.stdio.stdio import DRAIN_SECONDS
 from shim.stdio.uris import CONTAINER_ID, CONTAINER_NAMESPACE
 

@@ -9,7 +9,7 @@ import anyio
 
 from shim.runtime import ChildStdio
 from shim.stdio import ends
-from shim.stdio.ends import Descriptors, Opening
+from shim.stdio.ends import Descriptors, KeptEnd, Opening
 from shim.stdio.relay import Relay
 from shim.stdio.stdio import DRAIN_SECONDS
 from shim.stdio.uris import Fifo, LogFile
@@ -72,7 +72,7 @@ class PlainStdio:
         self._logger = logger
         self._for_child = Descriptors()
         self._input_open = Descriptors()
-        self._kept = Descriptors()
+        self._kept: list[KeptEnd] = []
         self._flows: list[Flow] = []
         self._input: Relay | None = None
         self._started = False
@@ -113,6 +113,11 @@ class PlainStdio:
     def resize(self, width: int, height: int) -> None:
         """Nothing: there is no terminal."""
 
+    async def ended(self) -> None:
+        """Wait a moment for a client that has not opened its fifo yet."""
+        for end in self._kept:
+            await end.wait_for_reader()
+
     async def drain(self) -> None:
         """Pass on what has been written, but wait neither for a daemon nor for ever.
 
@@ -124,6 +129,7 @@ class PlainStdio:
             with anyio.move_on_after(DRAIN_SECONDS):
                 for flow in self._flows:
                     await flow.done.wait()
+            await self.ended()
             if self._logger is not None:
                 await self._logger.finish()
 
@@ -131,7 +137,8 @@ class PlainStdio:
         """Stop passing on and close everything."""
         self._for_child.close()
         self._input_open.close()
-        self._kept.close()
+        for end in self._kept:
+            end.close()
         for flow in self._flows:
             flow.stop()
         if self._input is not None:
@@ -167,7 +174,7 @@ class PlainStdio:
 
     def _open_fifo(self, path: str) -> int:
         reading, writing = ends.open_fifo(path)
-        self._kept.keep(reading)
+        self._kept.append(KeptEnd(reading))
         if not self._relayed:
             return self._for_child.keep(writing)
         source, theirs = ends.pipe_for(writing)

@@ -14,13 +14,12 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-import termios
 from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.lowlevel
 
-from shim.stdio.ends import Descriptors
+from shim.stdio.ends import Descriptors, waiting_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,11 +150,6 @@ class Relay:
                 await anyio.wait_readable(self._source)
             self._waiting = None
         return True
-
-
-def waiting_bytes(fd: int) -> int:
-    """How much is in a pipe or terminal, waiting to be read."""
-    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), "little")
 
 
 def _enlarge(pipe: int) -> None:

@@ -26,6 +26,12 @@ class Stdio(Protocol):
     def resize(self, width: int, height: int) -> None:
         """Tell the terminal its size in characters; nothing without a terminal."""
 
+    async def ended(self) -> None:
+        """The process has ended, and is about to be said to have: see that its output is taken.
+
+        A client that is told of the end may go without having opened its fifo.
+        """
+
     async def drain(self) -> None:
         """Wait until what the process wrote has been passed on."""
 

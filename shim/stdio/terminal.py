@@ -17,14 +17,14 @@ import itertools
 import os
 import struct
 import termios
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from shim.errors import StdioUnavailable
 from shim.runtime import ChildStdio
 from shim.stdio import ends
-from shim.stdio.ends import Descriptors, Opening
+from shim.stdio.ends import Descriptors, KeptEnd, Opening
 from shim.stdio.plain import Flow, relay_to_file
 from shim.stdio.relay import Relay
 from shim.stdio.stdio import DRAIN_SECONDS
@@ -39,7 +39,10 @@ if TYPE_CHECKING:
     from shim.stdio.logger import Logger
     from shim.stdio.uris import Output
 
-_CONTROL_CHARACTERS = 6  # where termios.tcgetattr has them
+_CONTROL_CHARACTERS: Final = 6  # where termios.tcgetattr has them
+
+# The longest that the end of a process is not told because of what it has still to say.
+_LAST_WORDS_SECONDS: Final = 2.0
 
 
 class TerminalStdio:
@@ -73,6 +76,7 @@ class TerminalStdio:
         self._log = log
         self._logger = logger
         self._kept = Descriptors()
+        self._kept_end: KeptEnd | None = None
         self._kept_directory = Descriptors()
         self._input_open = Descriptors()
         self._sinks = Descriptors()
@@ -133,12 +137,21 @@ class TerminalStdio:
             size = struct.pack("HHHH", height & 0xFFFF, width & 0xFFFF, 0, 0)
             fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
 
+    async def ended(self) -> None:
+        """Pass on what was written, and wait a moment for a client that is not there yet."""
+        if self._output is not None:
+            with anyio.move_on_after(_LAST_WORDS_SECONDS):
+                await self._output.done.wait()
+            if self._kept_end is not None and self._output.done.is_set():
+                await self._kept_end.wait_for_reader()
+
     async def drain(self) -> None:
         """Pass on what has been written, but wait neither for a daemon nor for ever."""
         if self._output is not None:
             self._output.finish()
             with anyio.move_on_after(DRAIN_SECONDS):
                 await self._output.done.wait()
+            await self.ended()
             if self._logger is not None:
                 await self._logger.finish()
 
@@ -149,6 +162,8 @@ class TerminalStdio:
         self._sinks.close()
         self._master = None
         self._kept.close()
+        if self._kept_end is not None:
+            self._kept_end.close()
         if self._source is not None:
             os.close(self._source)
             self._source = None
@@ -217,7 +232,7 @@ class TerminalStdio:
             with Opening("stdout", place.path):
                 if ends.is_fifo(place.path):
                     reading, writing = ends.open_fifo(place.path)
-                    self._kept.keep(reading)
+                    self._kept_end = KeptEnd(reading)
                     return self._sinks.keep(writing)
                 self._sink_is_file = True
                 return self._sinks.keep(ends.open_existing_file(place.path))

@@ -374,3 +374,41 @@ async def test_output_in_a_user_namespace_can_be_opened_again(
         if exec_id:
             await shim.end("c1")
         await gone(shim, "c1")
+
+
+@pytest.mark.parametrize("exec_id", ["", "e1"], ids=["init", "exec"])
+@pytest.mark.parametrize("terminal", [False, True], ids=["plain", "terminal"])
+async def test_a_client_that_opens_its_fifo_late_misses_nothing(
+    start_shim: StartShim, exec_id: str, *, terminal: bool
+) -> None:
+    command = ("sleep", "1000") if exec_id else ("echo", "over before you look")
+    async with start_shim("c1", *command) as shim:
+        stdout = shim.fifo("out")
+        late = shell(f"sleep 0.7; cat {stdout} > {stdout}.copy")
+        if exec_id:
+            await shim.run("c1")
+            words = ("echo", "over before you look")
+            await shim.exec("c1", "e1", *words, stdout=stdout, terminal=terminal)
+            await shim.call("Start", id="c1", exec_id="e1")
+        else:
+            spec = shim.spec("c1")
+            spec["process"]["terminal"] = terminal
+            shim.write_spec("c1", spec)
+            await shim.run("c1", stdout=stdout, terminal=terminal)
+        await shim.call("Wait", id="c1", exec_id=exec_id)
+        await shim.call("Delete", id="c1", exec_id=exec_id)
+        assert late.wait(5) == 0
+        assert content_of(f"{stdout}.copy").strip() == b"over before you look"
+        if exec_id:
+            await shim.end("c1")
+        await gone(shim, "c1")
+
+
+async def test_a_client_that_never_comes_holds_nothing_up_for_long(start_shim: StartShim) -> None:
+    async with start_shim("c1", "echo", "hello") as shim:
+        await shim.run("c1", stdout=shim.fifo("out"))
+        began = time.monotonic()
+        await shim.call("Wait", id="c1")
+        await shim.call("Delete", id="c1")
+        assert time.monotonic() - began < 4
+        await gone(shim, "c1")
