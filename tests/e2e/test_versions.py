@@ -5,6 +5,7 @@ A few tests that each show much; ``make test-matrix`` runs all of them on all of
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from typing import TYPE_CHECKING, Final
@@ -15,6 +16,7 @@ from integration.images import GLIBC, busybox, glibc
 from integration.parts import INSTALLED, Parts
 from integration.simulated import Scenario, SimulatedNode
 from tests.conftest import LOW_LEVEL, PARTS, RUNTIME
+from tests.harness import api
 from tests.harness.containerds import containerd_with_images
 from tests.harness.events import Recorder
 from tests.harness.low_level import crun_for_this_host
@@ -174,6 +176,36 @@ def test_pod_shares_a_shim_and_outlives_its_containerd(runtime: Runtime) -> None
     eventually(lambda: not is_alive(shim), "the shim ends")
     if not runtime.is_ours:  # of 2.x, it sometimes leaves its socket
         containerd.sweep()
+
+
+def test_later_container_of_a_sandbox_for_which_start_is_not_called(runtime: Runtime) -> None:
+    # containerd 1.7 connects it to the shim of the task that is named like the sandbox. (2.x asks
+    # its store of sandboxes; the tests of sandboxes do that.)
+    containerd = runtime.containerd
+    if containerd.parts.version != (1, 7):
+        pytest.skip("another version")
+    sandbox, member = runtime.start_idle(), runtime.expect()
+    (shim,) = containerd.shim_pids()
+    spec = json.dumps({**runtime.spec("sleep", "1000"), "hostname": "member"}).encode()
+    api.create_container(
+        containerd, member.name, runtime=runtime.name, spec=spec, sandbox=sandbox.name
+    )
+    image = new_name("image")
+    runtime.create_with_image(image, "true")
+    api.create_task(containerd, member.name, mounts=runtime.prepare_rootfs(image))
+    api.start_task(containerd, member.name)
+    assert not os.path.lexists(os.path.join(containerd.bundle(member.name), "s"))
+    assert containerd.shim_pids() == [shim]
+    containerd.kill()
+    containerd.start()
+    assert member.exec("hostname").stdout == "member\n"
+    member.kill("KILL")
+    assert member.exit_code() == 128 + 9
+    for name in (member.name, image):
+        containerd.ctr("containers", "rm", name)
+    assert sandbox.exec("echo", "here").stdout == "here\n"
+    sandbox.remove()
+    eventually(lambda: not is_alive(shim), "the shim ends")
 
 
 def test_killed_shim_leaves_nothing_of_its_container(either: Runtime) -> None:

@@ -28,7 +28,7 @@ class ApiRefused(Exception):
 
 
 def create_container(
-    containerd: PrivateContainerd, name: str, *, runtime: str, spec: bytes
+    containerd: PrivateContainerd, name: str, *, runtime: str, spec: bytes, sandbox: str = ""
 ) -> None:
     """Tell containerd of a container.
 
@@ -37,12 +37,14 @@ def create_container(
         name: the container's id.
         runtime: the runtime's name.
         spec: what is written to config.json, as it is.
+        sandbox: the sandbox that it is a member of; none if empty.
     """
     container = b"".join(
         (
             _field(1, name.encode()),
             _field(4, _field(1, runtime.encode())),
             _field(5, any_message(SPEC, spec)),
+            _field(11, sandbox.encode()),
         )
     )
     _call(containerd, "containers.v1.Containers/Create", _field(1, container))
