@@ -1,7 +1,8 @@
 """Which containerd, and which low-level runtime: the machine's own, or those of another release.
 
 A shim meets many versions of both. Debian's releases have them side by side, and a machine
-needs nothing installed to run those of another one::
+needs nothing installed to run those of another one (``python -m integration.parts RELEASE…`` has
+them ready)::
 
     parts = Parts.of_release("trixie")
     with PrivateContainerd(parts=parts) as containerd:
@@ -25,6 +26,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Self
 
@@ -259,3 +261,8 @@ def _patchelf(asked: str, *arguments: str) -> str:
     if done.returncode:
         raise ProgramNotAdapted(asked, found=done.stderr.strip() or "patchelf failed")
     return done.stdout
+
+
+if __name__ == "__main__":
+    for _release in sys.argv[1:]:
+        Parts.of_release(_release, say=print)
