@@ -7,12 +7,15 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from threading import Thread
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from api.proto import cri_pb2 as pb
-from integration.cri.errors import CriRefused, CriUnreachable
+from integration.cri.client import Cri
+from integration.cri.errors import CriError, CriRefused, CriUnreachable
 from tests.harness.pods import IDLE, host_directory
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
@@ -212,7 +215,9 @@ def test_what_cannot_be_run_is_one_readable_line_and_leaves_the_pod_well(pods: P
     with pytest.raises(CriRefused, match="no-such-image"):
         pod.create("true", image="nvshim.local/no-such-image:latest")
     container = pod.create("/no/such/program")
-    with pytest.raises(CriRefused, match=r"/no/such/program.*no such file") as refused:
+    with pytest.raises(
+        CriRefused, match=r"/no/such/program.*([Nn]o such file|not found)"
+    ) as refused:
         container.start()
     assert "\n" not in refused.value.said
     status = container.status
@@ -238,7 +243,54 @@ def test_server_knows_the_handler_as_the_readme_configures_it(pods: Pods) -> Non
     assert {c.type: c.status for c in answer.status.conditions}["NetworkReady"]
     runtimes = json.loads(answer.info["config"])["containerd"]["runtimes"]
     assert runtimes["nvidia"]["runtimeType"] == "io.containerd.nvidia.v1"
-    assert runtimes["nvidia"]["options"] == {"SystemdCgroup": False}
+    assert runtimes["nvidia"]["options"]["SystemdCgroup"] is False
+
+
+@pytest.mark.parametrize("handler", ["crun", "crun by file"])
+def test_handler_with_crun_and_other_options(pods: Pods, handler: str) -> None:
+    if handler == "crun" and pods.containerd.parts.version < (1, 7):
+        pytest.skip("containerd 1.6 hands on the path of a file only")
+    pod = pods.run(handler=handler)
+    container = pod.start("sh", "-c", "trap 'exit 7' TERM; echo up; while :; do sleep 0.05; done")
+    assert container.exec("sh", "-c", "echo in; exit 3").stdout == "in\n"
+    eventually(lambda: container.output() == "up\n", "its trap is set")
+    with open(f"{container.bundle}/options.json") as file:
+        assert os.path.basename(json.load(file)["binary"]) == "crun"
+    container.stop(grace=10)
+    assert container.exit_code() == 7
+
+
+def test_what_happens_to_containers_is_told_as_events(pods: Pods) -> None:
+    if pods.containerd.parts.version < (1, 7):
+        with pytest.raises(CriRefused, match="GetContainerEvents"):
+            next(pods.cri.container_events(timeout=20))
+        return
+    seen: list[tuple[str, int]] = []
+
+    def listen(cri: Cri) -> None:
+        with suppress(CriError):  # it is closed at the end
+            for event in cri.container_events(timeout=40):
+                seen.append((event.container_id, event.container_event_type))  # noqa: PERF401 - one by one
+
+    def is_heard() -> bool:
+        # Nothing tells when the subscription stands, but an event that comes.
+        pods.run().remove()
+        return bool(seen)
+
+    with Cri(pods.containerd.address) as cri:
+        thread = Thread(target=listen, args=(cri,))
+        thread.start()
+        eventually(is_heard, "an event is heard")
+        pod = pods.run()
+        container = pod.run("true")
+        pod.remove()
+        eventually(lambda: (pod.id, pb.CONTAINER_DELETED_EVENT) in seen, "the last event")
+    thread.join(20)
+    ids = (pod.id, container.id)
+    own = {i: [kind for who, kind in seen if who == i] for i in ids}
+    life = [pb.CONTAINER_CREATED_EVENT, pb.CONTAINER_STARTED_EVENT, pb.CONTAINER_STOPPED_EVENT,
+            pb.CONTAINER_DELETED_EVENT]  # fmt: skip
+    assert own == {pod.id: life, container.id: life}
 
 
 def _read_to_end(container: PodContainer) -> list[str]:
