@@ -8,7 +8,13 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 # What the demo and the tests run for real, from Debian.
 PACKAGES := busybox-static containerd containernetworking-plugins criu crun gcc iproute2 iptables \
-            libc6-dev patchelf procps python3-venv runc strace
+            libc6-dev patchelf procps python3-venv runc strace zstd
+
+# What virtual machines are made and run with, and what runs in them: that which depends on
+# version 2 of cgroups and on systemd.
+VM_PACKAGES := cpio e2fsprogs kmod mmdebstrap qemu-system-x86
+VM_TESTS    := tests/vm tests/e2e/test_lifecycle.py tests/e2e/test_metrics.py \
+               tests/e2e/test_checkpoint.py tests/e2e/test_options.py
 
 VENV     := .venv
 CACHE    := .cache
@@ -36,6 +42,11 @@ test: setup $(CACHE)/.parts ## Run all tests: unit, security and end to end agai
 .PHONY: test-matrix
 test-matrix: setup $(CACHE)/.parts ## Run the end-to-end tests on other containerds, runcs and cruns too
 	$(VENV)/bin/python -m tests.matrix
+
+.PHONY: test-vm
+test-vm: setup $(CACHE)/.vm-packages ## Run what depends on cgroup v2 and systemd in virtual machines
+	nice -n 10 $(VENV)/bin/python -m integration.vm -- \
+	  python3 -m pytest -o timeout=300 $(VM_TESTS)
 
 .PHONY: test-unit
 test-unit: setup ## Run the tests that need no containerd
@@ -106,9 +117,11 @@ clean: ## Remove everything that the other targets made in this directory
 .PHONY: setup
 setup: $(CACHE)/.packages $(VENV)/.ready $(SITE)/.ready $(LAUNCHER)
 
-$(CACHE)/.packages: Makefile
+$(CACHE)/.packages: WANTED := $(PACKAGES)
+$(CACHE)/.vm-packages: WANTED := $(VM_PACKAGES)
+$(CACHE)/.packages $(CACHE)/.vm-packages: Makefile
 	@mkdir -p $(CACHE)
-	@missing=; for package in $(PACKAGES); do \
+	@missing=; for package in $(WANTED); do \
 	  dpkg-query -W -f '$${db:Status-Status}' $$package 2>/dev/null | grep -qx installed \
 	    || missing="$$missing $$package"; done; \
 	if [ -n "$$missing" ]; then \

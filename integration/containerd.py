@@ -47,6 +47,7 @@ from integration.containerd_errors import (
 )
 from integration.cri.plugin import remove_bridge, to_toml
 from integration.parts import Parts
+from integration.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,12 +87,21 @@ level = {level}
 
 [plugins."io.containerd.internal.v1.opt"]
 path = {opt}
+
+[timeouts]
+"io.containerd.timeout.shim.cleanup" = {cleanup}
+"io.containerd.timeout.shim.load" = {load}
+"io.containerd.timeout.shim.shutdown" = {shutdown}
+"io.containerd.timeout.task.state" = {answer}
 """
 
-_START_TIMEOUT: Final = 20.0
-_STOP_TIMEOUT: Final = 10.0
+# containerd's own limits, in seconds.
+_LIMITS: Final = {"cleanup": 5, "load": 5, "shutdown": 3, "answer": 2}
+
+_START_TIMEOUT: Final = 20.0 * PATIENCE
+_STOP_TIMEOUT: Final = 10.0 * PATIENCE
 _CTR_TIMEOUT: Final = 30.0
-_CLEANUP_TIMEOUT: Final = 10.0
+_CLEANUP_TIMEOUT: Final = 10.0 * PATIENCE
 _POLL: Final = 0.01
 
 _POD_ID: Final = re.compile(rb"\b[0-9a-f]{64}\b")
@@ -317,7 +327,7 @@ class PrivateContainerd:
         Args:
             arguments: what follows ``ctr --address … --namespace …``.
             stdin: its standard input.
-            timeout: seconds it may take.
+            timeout: seconds it may take, on a machine that is not slow.
             check: whether another exit code than 0 is an error.
             namespace: another than this containerd's own.
 
@@ -326,6 +336,7 @@ class PrivateContainerd:
             CtrFailed: it ended with another code, and ``check`` is on.
         """
         argv = self.ctr_argv(*arguments, namespace=namespace)
+        timeout *= PATIENCE
         asked = "ctr " + " ".join(arguments)
         try:
             done = subprocess.run(
@@ -449,7 +460,8 @@ class PrivateContainerd:
             "disabled": (*_DISABLED_PLUGINS, *(() if self._cri else _CRI_PLUGINS)),
             "version": version,
         }
-        text = _CONFIG.format(**{key: json.dumps(value) for key, value in values.items()})
+        limits = {key: f"{seconds * PATIENCE:g}s" for key, seconds in _LIMITS.items()}
+        text = _CONFIG.format(**{key: json.dumps(v) for key, v in {**values, **limits}.items()})
         if self._cri:
             self._cri.write_network(self.directory, self._bridge)
             for plugin, table in self._cri.tables(version, self.directory).items():

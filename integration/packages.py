@@ -155,7 +155,7 @@ def fetch(
         present = {name: _in_cache(name, into) for name in known}
         if not known or None in present.values():
             if sources is None:
-                sources = _sources_of(release, say)
+                sources = sources_of(release, say)
             apt = _Apt.prepare(into, sources, wanted)
             files = apt.resolve(wanted, dependencies=dependencies)
             present = {
@@ -174,8 +174,19 @@ def fetch(
     return [path for path in present.values() if path is not None]
 
 
-def _sources_of(release: str | None, say: Callable[[str], None] | None) -> str:
-    """The machine's archive, for its own or for another release."""
+def sources_of(release: str | None, say: Callable[[str], None] | None = None) -> str:
+    """The machine's archive, for its own or for another release.
+
+    Args:
+        release: the release ("trixie"); None for the machine's own, with all components.
+        say: told in one line what is being downloaded, when something is.
+
+    Returns:
+        deb822 text for a ``.sources`` file.
+
+    Raises:
+        PackagesError: there is no archive, or the keys of that release cannot be had.
+    """
     if release is None:
         return machine_sources()
     # A machine that was installed before that release does not know its keys; the newest

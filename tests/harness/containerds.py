@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @contextmanager
 def containerd_with_images(
-    parts: Parts, images: Iterable[Image], *, shim_directory: str, shim_config: str
+    parts: Parts, images: Iterable[Image] | str, *, shim_directory: str, shim_config: str
 ) -> Iterator[PrivateContainerd]:
     """A running containerd with images in it, removed at the end.
 
     Args:
         parts: which one.
-        images: what to import.
+        images: what to import, or the archive in which somebody has written it.
         shim_directory: where our launcher is.
         shim_config: the shim's configuration.
     """
@@ -35,9 +35,12 @@ def containerd_with_images(
     with PrivateContainerd(
         shim_directory=shim_directory, shim_config=shim_config, parts=parts
     ) as containerd:
-        archive = write_archive(f"{containerd.directory}/images.tar", images)
-        containerd.ctr("images", "import", archive)
-        os.unlink(archive)
+        if isinstance(images, str):
+            containerd.ctr("images", "import", images)
+        else:
+            archive = write_archive(f"{containerd.directory}/images.tar", images)
+            containerd.ctr("images", "import", archive)
+            os.unlink(archive)
         yield containerd
 
 

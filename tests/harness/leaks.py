@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from integration import traces
 from integration.containerd_errors import ContainerdError
 from integration.cri.plugin import NAMESPACE as PODS
+from integration.patience import PATIENCE
 from integration.traces import Trace
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Census:
         Args:
             timeout: seconds that asynchronous cleaning up may take.
         """
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout * PATIENCE
         while True:
             left = self._take() - self._before
             if not left or time.monotonic() > deadline:

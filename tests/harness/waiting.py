@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from integration.patience import PATIENCE
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -19,7 +21,7 @@ def eventually(look: Callable[[], T], what: str, *, timeout: float = 10.0) -> T:
     Args:
         look: returns something true once it has happened.
         what: what is awaited, for the failure's message.
-        timeout: seconds to wait at most.
+        timeout: seconds to wait at most, on a machine that is not slow.
 
     Returns:
         What ``look`` returned.
@@ -27,6 +29,7 @@ def eventually(look: Callable[[], T], what: str, *, timeout: float = 10.0) -> T:
     Raises:
         AssertionError: it did not happen in time.
     """
+    timeout *= PATIENCE
     deadline = time.monotonic() + timeout
     while not (seen := look()):
         if time.monotonic() > deadline:

@@ -1,0 +1,119 @@
+"""A run of a machine, with another program in the emulator's place."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from integration.vm import machine, tools
+from integration.vm.errors import GuestUnknown, MachineFailed, MachineTimeout, ShareMissing
+from integration.vm.guest import Files
+from integration.vm.guests import GUESTS, find_guest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Run = Callable[[str], int]
+
+GUEST = GUESTS["debian-12"]
+
+
+@pytest.fixture
+def console() -> io.BytesIO:
+    return io.BytesIO()
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, console: io.BytesIO) -> Run:
+    """Run a shell script as if it were the emulator."""
+
+    def start(script: str) -> int:
+        monkeypatch.setattr(machine, "command", lambda files, exported: ["sh", "-c", script])
+        files = Files(GUEST, str(tmp_path))
+        return machine.run(files, "true", shares=[str(tmp_path)], out=console, timeout=2)
+
+    return start
+
+
+@pytest.mark.parametrize(("emulator", "job"), [(33, 0), (35, 1), (37, 2), (233, 100)])
+def test_exit_code_of_the_job_is_told(
+    run: Run, console: io.BytesIO, emulator: int, job: int
+) -> None:
+    assert run(f"printf 'one\\r\\ntwo\\r\\n'; exit {emulator}") == job
+    assert console.getvalue() == b"one\ntwo\n"
+
+
+@pytest.mark.parametrize("emulator", ["exit 0", "exit 1", "exit 31", "exit 34", "kill -9 $$"])
+def test_machine_that_ends_without_its_job_is_an_error_with_its_last_words(
+    run: Run, emulator: str
+) -> None:
+    with pytest.raises(MachineFailed, match="Kernel panic"):
+        run(f"echo 'Kernel panic - not syncing'; {emulator}")
+
+
+def test_machine_that_takes_too_long_is_killed(run: Run, console: io.BytesIO) -> None:
+    began = time.monotonic()
+    with pytest.raises(MachineTimeout):
+        run("echo $$; exec sleep 100")
+    assert 2 <= time.monotonic() - began < 10
+    assert not os.path.exists(f"/proc/{int(console.getvalue())}")
+
+
+def test_machine_is_killed_when_its_run_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Interrupted(io.BytesIO):
+        def flush(self) -> None:
+            raise KeyboardInterrupt
+
+    script = ["sh", "-c", "echo $$; exec sleep 100"]
+    monkeypatch.setattr(machine, "command", lambda files, exported: script)
+    out = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        machine.run(Files(GUEST, str(tmp_path)), "true", shares=[], out=out, timeout=50)
+    assert not os.path.exists(f"/proc/{int(out.getvalue())}")
+
+
+def test_missing_share_is_an_error_before_anything_starts(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing")
+    with pytest.raises(ShareMissing, match="missing"):
+        machine.run(
+            Files(GUEST, str(tmp_path)), "true", shares=[missing], out=io.BytesIO(), timeout=1
+        )
+
+
+def test_emulator_is_never_given_the_hosts_hardware_and_a_comma_stays_in_its_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tools, "find", lambda program: program)  # it need not be installed
+    argv = machine.command(Files(GUEST, "/a,b"), [("/c,d", "share0")])
+    assert argv[argv.index("-accel") + 1].startswith("tcg")
+    assert "kvm" not in " ".join(argv)
+    assert any(word.startswith("file=/a,,b/disk.img,") for word in argv)
+    shared = argv[argv.index("-virtfs") + 1]
+    assert shared.startswith("local,path=/c,,d,mount_tag=share0,")
+    assert shared.endswith(",readonly=on")
+
+
+def test_key_changes_with_whatever_a_guest_is_made_of() -> None:
+    keys = {
+        GUEST.key(),
+        GUEST.key(b""),
+        GUEST.key(b"a"),
+        GUEST.key(b"a", b"b"),
+        replace(GUEST, packages=(*GUEST.packages, "another")).key(b"a"),
+        replace(GUEST, release="sid").key(b"a"),
+    }
+    assert len(keys) == 6
+    assert GUEST.key(b"a") == replace(GUEST).key(b"a")
+
+
+def test_unknown_guest_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(GuestUnknown, match="debian-12, debian-13"):
+        find_guest("debian-3")
