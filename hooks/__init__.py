@@ -24,6 +24,7 @@ A pipeline of small values; every arrow is a function that can be tested alone::
 - :mod:`hooks.planning`: the edits as values (:mod:`hooks.plan`).
 - :mod:`hooks.mutation`: the edits written into the spec, and the result verified.
 - :mod:`hooks.placement`: links and the dynamic loader's cache written into the rootfs.
+- :mod:`hooks.char_links`: the links of device nodes that systemd wants on the host.
 - :mod:`hooks.record`: all of that as JSON, for people and for later execs.
 - :mod:`hooks.engine`: the few functions that a shim calls.
 

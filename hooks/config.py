@@ -9,6 +9,7 @@ One TOML file, read when a container asks for a GPU or names a logger::
     sys = "/sys"
     state = "/run/containerd-shim-nvidia"
     nvml-timeout = 5         # seconds that NVML may take
+    char-links = true        # make missing links DEV/char/MAJOR:MINOR (hooks.char_links)
 
     [stdio]
     loggers = ["/usr/local/bin/logger"]  # programs that binary:// may name
@@ -51,6 +52,7 @@ class Config:
         state: a directory of our own for what must not outlive a boot.
         nvml_timeout: how long NVML may take to answer, in seconds.
         loggers: the programs that may be loggers; None for any that is root's alone.
+        char_links: whether missing links in ``dev/char`` are made for the nodes that are given.
     """
 
     driver_root: str = "/"
@@ -60,6 +62,7 @@ class Config:
     state: str = "/run/containerd-shim-nvidia"
     nvml_timeout: float = 5.0
     loggers: tuple[str, ...] | None = None
+    char_links: bool = True
 
 
 def load_config(path: str | None = None) -> Config:
@@ -175,6 +178,10 @@ def _paths(value: object) -> tuple[str, ...] | None:
     return None if None in paths else tuple(path for path in paths if path)
 
 
+def _yes_or_no(value: object) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
 _A_PATH: Final = 'an absolute path ("/…")'
 _TABLES: Final[dict[str, dict[str, tuple[str, Callable[[object], object], str]]]] = {
     "node": {
@@ -183,6 +190,7 @@ _TABLES: Final[dict[str, dict[str, tuple[str, Callable[[object], object], str]]]
         "proc": ("proc", _path, _A_PATH),
         "sys": ("sys", _path, _A_PATH),
         "state": ("state", _path, _A_PATH),
+        "char-links": ("char_links", _yes_or_no, "true or false"),
         "nvml-timeout": ("nvml_timeout", _seconds, "seconds, more than 0 and at most 600"),
     },
     "stdio": {"loggers": ("loggers", _paths, "a list of absolute paths")},

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hooks import nvml
+from hooks.char_links import CharLinks, link_nodes
 from hooks.config import load_config
 from hooks.driver import find_driver
 from hooks.errors import MalformedSpec
@@ -98,7 +99,8 @@ def inject(
 
     Everything is decided and verified before anything is written. What is written into the
     rootfs, or into the staging directory if the rootfs takes no writes, is taken back if that
-    fails; the spec is returned and not written at all.
+    fails; the spec is returned and not written at all. On the host, links to device nodes are
+    made where they are missing, and stay.
 
     Args:
         spec: config.json, decoded. It is not changed.
@@ -136,6 +138,8 @@ def inject(
     plan = _as_placed(plan, placed)
     edited = check.edited(plan)
     clock.lap("apply")
+    char_links = link_nodes(config.dev, plan.devices) if config.char_links else CharLinks()
+    clock.lap("char links")
     record = make_record(
         request=request,
         grant=grant,
@@ -143,6 +147,7 @@ def inject(
         layout=layout,
         plan=plan,
         placed=placed,
+        char_links=char_links,
         config=config,
         milliseconds=clock.laps,
     )

@@ -14,6 +14,7 @@ process         variables and groups of every process: what :func:`process_edits
 missing         what the driver should have and has not, with the places searched
 left_out        destinations for which the image has no room
 written         files and links that were written into the image
+char_links      links in /dev/char of the host that were made, and that could not be made
 milliseconds    how long each step took
 ==============  ==========================================================================
 """
@@ -28,6 +29,7 @@ from hooks.request import AllDevices, NamedDevices, NoDevices
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from hooks.char_links import CharLinks
     from hooks.config import Config
     from hooks.grant import Grant
     from hooks.inventory import Inventory
@@ -48,6 +50,7 @@ def make_record(
     layout: Layout,
     plan: Plan,
     placed: Placed,
+    char_links: CharLinks,
     config: Config,
     milliseconds: Mapping[str, float],
 ) -> dict[str, Any]:
@@ -60,6 +63,7 @@ def make_record(
         layout: what the image looks like.
         plan: the edits, as they were applied.
         placed: what was written.
+        char_links: what was linked on the host.
         config: where the driver is.
         milliseconds: how long each step took.
 
@@ -134,6 +138,7 @@ def make_record(
         "missing": [{"what": m.what, "sought": list(m.sought)} for m in plan.missing],
         "left_out": list(placed.omitted),
         "written": list(placed.written),
+        "char_links": {"made": list(char_links.made), "failed": dict(char_links.failed)},
         "milliseconds": {step: round(value, 3) for step, value in milliseconds.items()},
     }
 

@@ -32,12 +32,13 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
     sys = "/sim/sys"
     state = "/sim/state"
     nvml-timeout = 2
+    char-links = false
     [stdio]
     loggers = ["/usr/local/bin/logger", "/opt//x/../logger"]
     """
     assert load_config(written(tmp_path, content)) == Config(
         "/run/nvidia/driver", "/sim/dev", "/sim/proc", "/sim/sys", "/sim/state", 2.0,
-        ("/usr/local/bin/logger", "/opt/logger"),
+        ("/usr/local/bin/logger", "/opt/logger"), char_links=False,
     )  # fmt: skip
 
 
@@ -64,6 +65,8 @@ def test_what_is_not_there_has_its_default(tmp_path: Path, content: str) -> None
         ('[node]\ndev = "dev"\n', WrongConfigValue, "dev"),
         ('[node]\nproc = ""\n', WrongConfigValue, "proc"),
         ('[node]\nsys = "/a\\u0000b"\n', WrongConfigValue, "sys"),
+        ('[node]\nchar-links = "yes"\n', WrongConfigValue, "char-links"),
+        ("[node]\nchar-links = 1\n", WrongConfigValue, "char-links"),
         ('[node]\nnvml-timeout = "5"\n', WrongConfigValue, "nvml-timeout"),
         ("[node]\nnvml-timeout = true\n", WrongConfigValue, "nvml-timeout"),
         ("[node]\nnvml-timeout = 0\n", WrongConfigValue, "nvml-timeout"),
