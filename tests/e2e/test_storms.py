@@ -1,0 +1,133 @@
+"""Many things at once, and containerd killed in the middle of them."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.harness.events import Recorder
+from tests.harness.runtime import is_alive, new_name, remove_fifos
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from tests.harness.runtime import Runtime
+
+GROUP = "io.containerd.runc.v2.group"
+
+
+@pytest.mark.timeout(120)
+def test_a_hundred_containers_at_once_are_created_run_and_deleted(runtime: Runtime) -> None:
+    codes = {new_name(): number % 64 for number in range(100)}
+    running = [
+        runtime.containerd.spawn_ctr(
+            *runtime.words("sh", "-c", f"exit {code}", name=name, flags=("--rm", "--null-io")),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        for name, code in codes.items()
+    ]
+    ends = [(ctr.communicate(timeout=100)[1].decode(), ctr.returncode) for ctr in running]
+    assert [said for said, _ in ends if said] == []
+    assert [code for _, code in ends] == list(codes.values())
+    eventually(lambda: runtime.containerd.shim_pids() == [], "every shim has ended")
+
+
+@pytest.mark.timeout(120)
+def test_thirty_containers_of_a_pod_at_once_in_one_shim(runtime: Runtime) -> None:
+    pod = new_name("pod")
+    flags = ("--detach", "--null-io", "--annotation", f"{GROUP}={pod}")
+    keeper = runtime.start_idle(flags=flags[1:])
+    shims = runtime.containerd.shim_pids()
+    with Recorder(runtime.containerd) as recorder:
+        members = [runtime.expect() for _ in range(30)]
+        running = [
+            runtime.containerd.spawn_ctr(
+                *runtime.words("sh", "-c", f"exit {number}", name=member.name, flags=flags)
+            )
+            for number, member in enumerate(members)
+        ]
+        assert [ctr.wait(60) for ctr in running] == [0] * 30
+        assert [member.exit_code() for member in members] == list(range(30))
+        for member in members:
+            names = recorder.wait_for(member.name, lambda names: "delete" in names)
+            assert names == ["create", "start", "exit", "delete"]
+    assert runtime.containerd.shim_pids() == shims
+    assert keeper.status == "RUNNING"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_containerd_killed_while_containers_start_run_and_exit(runtime: Runtime, seed: int) -> None:
+    dice = random.Random(seed)
+    containerd = runtime.containerd
+    codes: dict[str, int] = {}
+    for _ in range(4):
+        running = []
+        for _ in range(6):
+            container = runtime.expect()
+            code = codes[container.name] = dice.randrange(1, 100)
+            script = f"sleep {dice.uniform(0, 1.5):.2f}; exit {code}"
+            flags = ("--detach", "--null-io")
+            running.append(
+                containerd.spawn_ctr(
+                    *runtime.words("sh", "-c", script, name=container.name, flags=flags),
+                    stderr=subprocess.DEVNULL,
+                )
+            )
+            time.sleep(dice.uniform(0, 0.1))
+        containerd.kill()
+        for ctr in running:
+            ctr.wait(30)
+        time.sleep(dice.uniform(0, 0.5))
+        containerd.start()
+    started = 0
+    for name, (pid, status) in _tasks(runtime).items():
+        container = runtime.expect(name)
+        if status == "CREATED":  # ctr was cut off between Create and Start
+            assert is_alive(pid)
+            continue
+        started += 1
+        assert container.exit_code(timeout=20) == codes[name]
+    assert started >= 4, "the storm has to leave containers to judge"
+    for container in [runtime.expect(name) for name in codes]:
+        container.remove()
+    _remove_what_ctr_left(runtime, codes)
+
+
+@pytest.mark.timeout(120)
+def test_containerd_killed_over_and_over_under_a_pod(runtime: Runtime) -> None:
+    pod = new_name("pod")
+    flags = ("--null-io", "--annotation", f"{GROUP}={pod}")
+    members = [runtime.start_idle(flags=flags) for _ in range(3)]
+    inits = [member.pid for member in members]
+    shims = runtime.containerd.shim_pids()
+    for number, member in enumerate(members):
+        runtime.containerd.kill()
+        if number:
+            os.kill(inits[number], 9)
+        runtime.containerd.start()
+        assert runtime.containerd.shim_pids() == shims
+        assert member.status == ("STOPPED" if number else "RUNNING")
+    assert members[0].exec("sh", "-c", "exit 4").code == 4
+    assert [member.exit_code() for member in members[1:]] == [137, 137]
+    assert members[0].status == "RUNNING"
+
+
+def _tasks(runtime: Runtime) -> dict[str, tuple[int, str]]:
+    """What containerd lists: pid and status by name."""
+    rows = [line.split() for line in runtime.containerd.ctr("tasks", "ls").lines[1:]]
+    return {name: (int(pid), status) for name, pid, status in rows}
+
+
+def _remove_what_ctr_left(runtime: Runtime, names: dict[str, int]) -> None:
+    """A ``ctr`` that was cut off before it made its container has left the snapshot."""
+    remove_fifos(runtime.containerd)
+    for line in runtime.containerd.ctr("snapshots", "ls").lines[1:]:
+        if line.split()[0] in names:
+            runtime.containerd.ctr("snapshots", "rm", line.split()[0], check=False)
