@@ -24,6 +24,7 @@ from integration.simulated import Scenario, SimulatedNode
 from tests.bench.first_rpc import measure_start
 from tests.bench.footprint import Footprint, measure_footprint
 from tests.bench.interleaving import Series, interleave
+from tests.bench.work import Growth, calls, execs, many, measure_growth, output
 from tests.harness.launcher import INTERPRETER, REPOSITORY, make_launcher
 from tests.harness.runtime import OURS, STOCK, Runtime
 
@@ -46,6 +47,11 @@ _RUNS: Final = {
     "ours, GPUs": ("  the same with two GPUs, all capabilities", "stock, glibc"),
     "ours, GPUs, cold": ("  the same without a fork server", "stock, glibc"),
 }
+_PAIR: Final = {
+    "stock": ("containerd-shim-runc-v2", "stock"),
+    "stock again": ("  the same again (the noise)", "stock"),
+    "ours": ("containerd-shim-nvidia-v1", "stock"),
+}
 _STARTS: Final = {
     "stock": ("containerd-shim-runc-v2", "stock"),
     "stock again": ("  the same again (the noise)", "stock"),
@@ -59,6 +65,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("--rounds", type=int, default=25, help="of each comparison; 25")
     parser.add_argument("--shims", type=int, default=20, help="idle at the same time; 20")
+    parser.add_argument("--many", type=int, default=100, help="containers at once; 100")
+    parser.add_argument("--execs", type=int, default=1000, help="to see what they leave; 1000")
     parser.add_argument("--watch", type=float, default=10, help="seconds for wake-ups; 10")
     parser.add_argument("--json", default=os.path.join(REPOSITORY, ".cache", "bench.json"))
     asked = parser.parse_args()
@@ -91,6 +99,11 @@ def main() -> int:
         load = os.getloadavg()[0]
         runs = _measure_runs(containerd, cold, asked.rounds)
         verbs, answers = _measure_starts(containerd, launcher, asked.rounds)
+        work = _measure_work(containerd, asked.rounds, asked.many)
+        growths = {}
+        for name, runtime in (("stock", STOCK), ("ours", OURS)):
+            _say(f"{asked.execs} execs in a shim of {runtime}")
+            growths[name] = _measure_growth(Runtime(containerd, runtime), asked.execs)
         footprints = {}
         for name, runtime in (("stock", STOCK), ("ours", OURS)):
             _say(f"{asked.shims} idle shims of {runtime}")
@@ -102,9 +115,23 @@ def main() -> int:
     _print_table("`ctr run --rm` of `true`", _RUNS, runs)
     _print_table("the verb `start`", _STARTS, verbs)
     _print_table("from `start` to the first answered call", _STARTS, answers)
+    for what, (title, unit, series) in work.items():
+        _print_table(f"{title} {asked.many}" if what == "many" else title, _PAIR, series, unit)
+    _print_growths(asked.execs, growths)
     _print_footprints(asked.shims, footprints)
     _print(f"\n{time.monotonic() - began:.0f} s in all; every value is in {asked.json}")
-    _write(asked.json, machine, runs, verbs, answers, footprints)
+    _write(
+        asked.json,
+        {
+            "machine": machine,
+            "run_ms": _values(runs),
+            "start_ms": _values(verbs),
+            "first_rpc_ms": _values(answers),
+            **{f"{what} ({unit})": _values(series) for what, (_, unit, series) in work.items()},
+            "growth": {name: asdict(growth) for name, growth in growths.items()},
+            "idle": {name: asdict(footprint) for name, footprint in footprints.items()},
+        },
+    )
     return 0
 
 
@@ -165,16 +192,86 @@ def _measure_starts(
     return {name: Series(tuple(all_[-rounds:])) for name, all_ in verbs.items()}, answers
 
 
-def _print_table(title: str, rows: dict[str, tuple[str, str]], measured: dict[str, Series]) -> None:
-    _print(f"\n{title:<46}{'median':>9}{'min':>9}{'max':>9}   ratio (half of the rounds)")
+def _measure_work(
+    containerd: PrivateContainerd, rounds: int, count: int
+) -> dict[str, tuple[str, str, dict[str, Series]]]:
+    """What a running container is asked for: by its key, a title, a unit and the series."""
+    stock, ours = Runtime(containerd, STOCK), Runtime(containerd, OURS)
+    idle = {runtime: runtime.start_idle(flags=("--null-io",)) for runtime in (stock, ours)}
+
+    def both(
+        what: str, rounds: int, measure: Callable[[Runtime], Callable[[], float]]
+    ) -> dict[str, Series]:
+        cases = {"stock": stock, "stock again": stock, "ours": ours}
+        return interleave(
+            {name: measure(runtime) for name, runtime in cases.items()},
+            rounds=rounds,
+            warm_up=1,
+            tell=_progress(what, rounds),
+        )
+
+    few = max(2, rounds // 5)
+    try:
+        return {
+            "exec": (
+                "`ctr tasks exec` of `true`",
+                "ms",
+                both("exec", rounds, lambda runtime: execs(idle[runtime])),
+            ),
+            "output": ("a gigabyte to stdout", "MB/s", both("output", few, output)),
+            "state": (
+                "State",
+                "/s",
+                both("State", few, lambda runtime: calls(idle[runtime], "State")),
+            ),
+            "connect": (
+                "Connect",
+                "/s",
+                both("Connect", few, lambda runtime: calls(idle[runtime], "Connect")),
+            ),
+            "many": (
+                "`ctr run --rm` at once:",
+                "s",
+                both("many at once", few, lambda runtime: many(runtime, count)),
+            ),
+        }
+    finally:
+        for runtime in idle:
+            runtime.close()
+
+
+def _measure_growth(runtime: Runtime, count: int) -> Growth:
+    try:
+        container = runtime.start_idle(flags=("--null-io",))
+        return measure_growth(container, warm_up=50, count=count)
+    finally:
+        runtime.close()
+
+
+def _print_table(
+    title: str, rows: dict[str, tuple[str, str]], measured: dict[str, Series], unit: str = "ms"
+) -> None:
+    _print(
+        f"\n{f'{title} ({unit})':<46}{'median':>9}{'min':>9}{'max':>9}   ratio (half of the rounds)"
+    )
     for name, (what, base) in rows.items():
         series = measured[name]
-        line = f"  {what:<44}{series.median:>6.1f} ms{series.least:>6.1f} ms{series.most:>6.1f} ms"
+        line = f"  {what:<44}{series.median:>9.1f}{series.least:>9.1f}{series.most:>9.1f}"
         if base != name:
             ratios = series.over(measured[base])
             low, high = ratios.quartiles()
             line += f"   {ratios.median:.2f} ({low:.2f}-{high:.2f})"
         _print(line)
+
+
+def _print_growths(count: int, growths: dict[str, Growth]) -> None:
+    stock, ours = growths["stock"], growths["ours"]
+    _print(f"\n{f'a shim after {count} execs, ÷ before':<46}{'runc-v2':>9}{'nvidia-v1':>12}")
+    for what, a, b in (
+        ("resident memory", stock.resident, ours.resident),
+        ("open descriptors", stock.descriptors, ours.descriptors),
+    ):
+        _print(f"  {what:<44}{a[1] / a[0]:>9.3f}{b[1] / b[0]:>12.3f}")
 
 
 def _print_footprints(count: int, footprints: dict[str, Footprint]) -> None:
@@ -220,22 +317,12 @@ def _version(*argv: str) -> str:
     return next((word for word in words if word[:1].isdigit()), words[-1])
 
 
-def _write(
-    path: str,
-    machine: dict[str, Any],
-    runs: dict[str, Series],
-    verbs: dict[str, Series],
-    answers: dict[str, Series],
-    footprints: dict[str, Footprint],
-) -> None:
+def _values(measured: dict[str, Series]) -> dict[str, tuple[float, ...]]:
+    return {name: series.values for name, series in measured.items()}
+
+
+def _write(path: str, content: dict[str, Any]) -> None:
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    content = {
-        "machine": machine,
-        "run_ms": {name: series.values for name, series in runs.items()},
-        "start_ms": {name: series.values for name, series in verbs.items()},
-        "first_rpc_ms": {name: series.values for name, series in answers.items()},
-        "idle": {name: asdict(footprint) for name, footprint in footprints.items()},
-    }
     with open(path, "w", encoding="utf-8") as file:
         json.dump(content, file, indent=2)
         file.write("\n")
