@@ -93,7 +93,7 @@ install: $(CACHE)/.packages ## Install below PREFIX (/opt/containerd-shim-nvidia
 	  '$(TREE).new/lib'
 	mkdir '$(TREE).new/bin'
 	$(PYTHON) -m shim.launcher '$(TREE).new/bin/containerd-shim-nvidia-v1' \
-	  --interpreter '$(PYTHON)' --library '$(TREE)/lib' \
+	  --interpreter '$(PYTHON)' --library '$(TREE)/lib' --compiler gcc \
 	  --revision "$$(git rev-parse --short HEAD 2>/dev/null || true)"
 	mv -T '$(TREE).new' '$(TREE)'
 	ln -sfn '$(VERSION)' '$(PREFIX)/.current' && mv -T '$(PREFIX)/.current' '$(PREFIX)/current'
@@ -150,7 +150,7 @@ $(CACHE)/.parts: $(VENV)/.ready integration/parts.py
 	$(VENV)/bin/python -m integration.parts trixie sid
 	@touch $@
 
-$(LAUNCHER): $(SITE)/.ready shim/launcher.py
+$(LAUNCHER): $(SITE)/.ready shim/launcher.py shim/launcher.c
 	@mkdir -p $(@D)
-	$(PYTHON) -m shim.launcher $@ --interpreter $(PYTHON) \
+	$(PYTHON) -m shim.launcher $@ --interpreter $(PYTHON) --compiler gcc \
 	  --library '$(CURDIR)' --library '$(CURDIR)/$(SITE)'

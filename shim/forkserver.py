@@ -1,4 +1,4 @@
-"""The fork server: a process that has imported everything, and forks shims.
+"""The fork server: a process that has imported everything, and forks shims and verbs.
 
 One runs for each containerd and each set of surroundings (:mod:`shim.warmstart` names it by
 them). The first cold ``start`` leaves it behind. It is single-threaded and does nothing between
@@ -8,7 +8,11 @@ Rules
 - It ends by itself when nobody has asked for long, and when a file that it has imported has
   changed: a shim must be of the version that is installed. SIGTERM ends it at any time. Shims
   are not its children, so nothing of this concerns them.
-- A request that cannot be served is closed without an answer; the verb then forks by itself.
+- A request that cannot be served is closed without an answer; the verb then forks by itself,
+  the launcher becomes an interpreter.
+- A shim is asked for by a verb in Python, with the listener; a verb by the launcher, with what
+  :mod:`shim.warmverb` says. The first has found us by its surroundings; those of the second are
+  compared here.
 - What is imported is frozen out of the garbage collector's sight before the first fork, so
   that shims share its pages for as long as they live.
 
@@ -17,6 +21,7 @@ Source: fork(2), poll(2), unix(7).
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import select
@@ -28,7 +33,16 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from shim import sockets
 from shim.detach import become_server, prepare_fork_server
-from shim.warmstart import GO, LENGTH, Request, lock_path, peer_is_another
+from shim.warmstart import (
+    GO,
+    LENGTH,
+    Request,
+    lock_path,
+    peer_is_another,
+    peer_process,
+    server_path,
+)
+from shim.warmverb import VerbRequest, become_verb, link_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,7 +70,7 @@ def main(path: str, address: str) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         time.sleep(_COURTESY)
         _import_everything()
-        _serve_until_idle(path)
+        _serve_until_idle(path, address)
     except SystemExit:
         pass
     finally:
@@ -68,12 +82,15 @@ def _end(_: int, __: object) -> NoReturn:
     raise SystemExit
 
 
-def _serve_until_idle(path: str) -> None:
+def _serve_until_idle(path: str, address: str) -> None:
     imported = _modules()
     listener_fd = sockets.listen(path)
     if listener_fd is None:
         return
     identity = sockets.identity(path)
+    # Verbs that are forked are nobody's to wait for.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    link = _leave_link(path, address)
     try:
         listener = socket.socket(fileno=listener_fd)
         poll = select.poll()
@@ -83,13 +100,25 @@ def _serve_until_idle(path: str) -> None:
             with connection:
                 if _modules() != imported:
                     return  # unanswered: the verb starts cold, and leaves our successor behind
-                _serve(connection)
+                _serve(connection, path, address)
     finally:
+        with contextlib.suppress(OSError):
+            if os.readlink(link) == os.path.basename(path):
+                os.unlink(link)
         sockets.remove_own(path, identity)
 
 
-def _serve(connection: socket.socket) -> None:
-    """Fork one shim, if the request is one of ours."""
+def _leave_link(path: str, address: str) -> str:
+    """Let the launcher find the socket: it cannot take the digest that the name is made of."""
+    link = os.path.join(os.path.dirname(path), link_name(address, os.path.abspath(sys.argv[0])))
+    with contextlib.suppress(OSError):
+        os.symlink(os.path.basename(path), f"{link}.{os.getpid()}")
+        os.rename(f"{link}.{os.getpid()}", link)
+    return link
+
+
+def _serve(connection: socket.socket, path: str, address: str) -> None:
+    """Fork one shim or one verb, if the request is one of ours."""
     connection.settimeout(_PATIENCE)
     fds: list[int] = []
     try:
@@ -98,12 +127,20 @@ def _serve(connection: socket.socket) -> None:
         head, fds, flags, _ = socket.recv_fds(
             connection, LENGTH.size, 2, socket.MSG_CMSG_CLOEXEC | socket.MSG_WAITALL
         )
-        if len(fds) != 1 or len(head) != LENGTH.size or flags & socket.MSG_CTRUNC:
+        if len(head) != LENGTH.size or flags & socket.MSG_CTRUNC:
             return
         (length,) = LENGTH.unpack(head)
-        if length <= _LONGEST_REQUEST:
-            content = connection.recv(length, socket.MSG_WAITALL)
+        if length > _LONGEST_REQUEST:
+            return
+        content = connection.recv(length, socket.MSG_WAITALL)
+        if len(fds) == 1:
             _fork_orphan(connection, fds[0], Request.decode(content))
+        elif not fds:
+            asker = peer_process(connection)
+            request = VerbRequest.decode(content)
+            alike = server_path(os.path.dirname(path), address, process=asker) == path
+            if alike and request.program == os.path.abspath(sys.argv[0]):
+                _fork_verb(connection, request, parent=_parent_of(asker))
     except (OSError, ValueError):
         return
     finally:
@@ -113,9 +150,7 @@ def _serve(connection: socket.socket) -> None:
 
 def _fork_orphan(connection: socket.socket, listener_fd: int, request: Request) -> None:
     """Fork a shim that is nobody's child, as one is that the verb forks and leaves."""
-    middle = os.fork()
-    if middle:
-        os.waitpid(middle, 0)
+    if os.fork():
         return
     try:
         pid = os.fork()
@@ -128,6 +163,16 @@ def _fork_orphan(connection: socket.socket, listener_fd: int, request: Request) 
         os._exit(1)
 
 
+def _fork_verb(connection: socket.socket, request: VerbRequest, *, parent: int) -> None:
+    if os.fork() == 0:
+        become_verb(connection, request, parent=parent)
+
+
+def _parent_of(pid: int) -> int:
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[1])
+
+
 def _import_everything() -> None:
     gc.disable()
     import tomllib  # noqa: F401, PLC0415 - what a container with GPUs needs besides
@@ -136,7 +181,9 @@ def _import_everything() -> None:
 
     import hooks.config  # noqa: PLC0415
     import hooks.engine  # noqa: F401, PLC0415
-    import shim.server  # noqa: F401, PLC0415
+    import shim.delete  # noqa: PLC0415
+    import shim.server  # noqa: PLC0415
+    import shim.start  # noqa: F401, PLC0415
 
     gc.collect()
     gc.freeze()

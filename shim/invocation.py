@@ -66,6 +66,8 @@ class Invocation:
         info: whether the runtime's description is asked for.
         version: whether the version is asked for.
         help: whether a person asks how it is called.
+        parent: the process that asks; 0 before :func:`shim.verbs.main` has looked.
+        warm: whether this process was forked from one that has the server's modules.
     """
 
     __slots__ = (
@@ -76,10 +78,12 @@ class Invocation:
         "help",
         "info",
         "namespace",
+        "parent",
         "publish_binary",
         "socket",
         "verb",
         "version",
+        "warm",
     )
 
     def __init__(self) -> None:
@@ -94,6 +98,8 @@ class Invocation:
         self.info = False
         self.version = False
         self.help = False
+        self.parent = 0
+        self.warm = False
 
 
 def parse(arguments: Sequence[str]) -> Invocation:

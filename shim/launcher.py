@@ -5,7 +5,10 @@ environment, nor the user's packages, nor the machine's can change what it runs,
 out ``site`` halves its start. It names its libraries itself, after the standard library, so
 that nothing in them can stand in for a standard module.
 
-Run as ``python3 -m shim.launcher PATH --library DIR [--library DIR ...]``.
+With ``--compiler`` the script gets the name PATH.py, and PATH becomes :file:`launcher.c`: a program
+that has the verb done by the fork server if there is one, and executes the script if not.
+
+Run as ``python3 -m shim.launcher PATH --library DIR [--library DIR ...] [--compiler gcc]``.
 
 Source: execve(2), Interpreter scripts; python(1), -I and -S.
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 import os
 import sys
 
+from api.errors import one_line
 from shim import bundle
 from shim.errors import BundleUnusable, LauncherUnusable
 
@@ -22,6 +26,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Final
+
+_SOURCE: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "launcher.c")
+# Static: it starts in a third of the time, and runs on hosts with another libc.
+_C_FLAGS: Final = ("-std=gnu11", "-Os", "-Wall", "-Wextra", "-Werror", "-static", "-s")
 
 # The kernel reads 256 bytes of a script, and needs the end of the first line among them.
 _LONGEST_FIRST_LINE: Final = 255
@@ -97,6 +105,36 @@ def write_launcher(
         raise LauncherUnusable(f"to write {path}", found=error.found) from error
 
 
+def compile_native(path: str, *, compiler: str) -> None:
+    """Make the native program that stands before the script, whole or not at all.
+
+    Args:
+        path: where; the script is beside it, with ``.py`` at the end of its name.
+        compiler: a C compiler, with the arguments of gcc.
+
+    Raises:
+        LauncherUnusable: it could not be compiled.
+    """
+    import subprocess  # noqa: PLC0415 - this part is never run by containerd
+
+    argv = [compiler, *_C_FLAGS, "-o", f"{path}.new", _SOURCE]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise LauncherUnusable(
+            f"to compile {path}",
+            found=f"{compiler}: {os.strerror(error.errno or 0).lower()}",
+            do="install a C compiler, or leave --compiler out",
+        ) from error
+    if done.returncode:
+        raise LauncherUnusable(
+            f"to compile {path}",
+            found=one_line(done.stderr) or f"{compiler} ended with {done.returncode}",
+            do="install libc6-dev, or leave --compiler out",
+        )
+    os.rename(f"{path}.new", path)
+
+
 def _main() -> None:
     import argparse  # noqa: PLC0415 - this part is never run by containerd
 
@@ -107,14 +145,17 @@ def _main() -> None:
     parser.add_argument("--interpreter", default=os.path.realpath(sys.executable))
     parser.add_argument("--library", action="append", required=True, metavar="DIR")
     parser.add_argument("--revision", default="")
+    parser.add_argument("--compiler", help="a C compiler, for a native program before the script")
     asked = parser.parse_args()
     try:
         write_launcher(
-            asked.path,
+            f"{asked.path}.py" if asked.compiler else asked.path,
             interpreter=asked.interpreter,
             library_paths=asked.library,
             revision=asked.revision,
         )
+        if asked.compiler:
+            compile_native(asked.path, compiler=asked.compiler)
     except LauncherUnusable as error:
         sys.exit(str(error))
 

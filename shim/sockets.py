@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from typing import Final
 
 _BACKLOG: Final = 128
+_LOCK_PAUSE: Final = 0.001  # seconds
+_LOCK_ATTEMPTS: Final = 1000
 _PROBE_SECONDS: Final = 0.1
 # Seconds from the announcement of a container after which its Create is not expected any more:
 # containerd sends it at once, unless it was killed in between.
@@ -278,13 +280,23 @@ def remove_dead(path: str) -> bool:
 
 
 class _Lock:
-    """Holds a directory against others that bind or remove sockets in it."""
+    """Holds a directory against others that bind or remove sockets in it.
+
+    Whoever holds it does so for less than a millisecond; one that is stopped or frozen meanwhile
+    must not hold up every start on the node. After a second nobody waits for it any more.
+    """
 
     def __init__(self, directory: str) -> None:
         self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def __enter__(self) -> None:
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        for _ in range(_LOCK_ATTEMPTS):
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(_LOCK_PAUSE)
+            else:
+                return
 
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)

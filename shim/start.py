@@ -172,14 +172,14 @@ def _start_shim(
         ttrpc_address=ttrpc_address or f"{grpc_address}.ttrpc",
         socket_path=socket_path,
         debug=invocation.debug or (params is not None and params.debug),
-        # Our parent is containerd; the shim's will be somebody else once we are gone.
-        oom_score_adj=oom_score_adj_below(os.getppid()),
+        # Who asks is containerd; the shim's parent will be somebody else once we are gone.
+        oom_score_adj=oom_score_adj_below(invocation.parent),
         environment=dict(os.environ),
     )
     pid = 0
     if os.environ.get("SCHED_CORE"):
         _isolate_core()  # which a fork server has not done for its children
-    elif warmstart.enabled():
+    elif warmstart.enabled() and not invocation.warm:
         server = warmstart.server_path(os.path.dirname(socket_path), grpc_address)
         pid = warmstart.ask(server, listener, request) if server else 0
         if server and not pid:

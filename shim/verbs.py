@@ -27,18 +27,30 @@ if TYPE_CHECKING:
 _STDOUT, _STDERR = 1, 2
 
 
-def main(arguments: Sequence[str] | None = None, *, revision: str = "") -> NoReturn:
+def main(
+    arguments: Sequence[str] | None = None,
+    *,
+    revision: str = "",
+    leave: Callable[[int], NoReturn] | None = None,
+    parent: int = 0,
+    warm: bool = False,
+) -> NoReturn:
     """Do what containerd asks, answer on stdout, and end the process.
 
     Args:
         arguments: the words after the program's name; None takes them from the process.
         revision: the commit that this program was built from.
+        leave: ends the process with a status, if that is not simply done.
+        parent: the process that asks; 0 if it is this one's parent.
+        warm: whether this process has imported the server's modules already.
     """
     stderr = _STDERR
     status = 1
     try:
         _occupy_standard_descriptors()
         asked = parse(sys.argv[1:] if arguments is None else arguments)
+        asked.parent = parent or os.getppid()
+        asked.warm = warm
         if asked.verb == "start" and not (asked.info or asked.version or asked.help):
             stderr = _silence_stderr()
         _write(_STDOUT, _answer(asked, revision))
@@ -47,7 +59,8 @@ def main(arguments: Sequence[str] | None = None, *, revision: str = "") -> NoRet
         _say(stderr, str(error))
     except BaseException as error:  # noqa: BLE001 - no traceback may get into the answer
         _say(stderr, _describe(error))
-    os._exit(status)
+    # Not by a default, which would be bound before a test can look.
+    (leave or os._exit)(status)
 
 
 def _answer(asked: Invocation, revision: str) -> bytes:

@@ -146,17 +146,18 @@ def enabled() -> bool:
     return os.environ.get(SWITCH, "1") != "0"
 
 
-def server_path(directory: str, address: str) -> str:
-    """Where the fork server for these surroundings listens.
+def server_path(directory: str, address: str, *, process: int = 0) -> str:
+    """Where the fork server for a process's surroundings listens.
 
     Args:
         directory: the directory of sockets, which is ours alone.
         address: containerd's gRPC address.
+        process: its pid; 0 for this one.
 
     Returns:
         The path; empty if it would not fit a socket's address.
     """
-    path = os.path.join(directory, "f" + digest(_surroundings(address))[:40])
+    path = os.path.join(directory, "f" + digest(_surroundings(address, process))[:40])
     return path if len(os.fsencode(path)) <= _LONGEST_PATH else ""
 
 
@@ -197,9 +198,19 @@ def ask(path: str, listener: int, request: Request) -> int:
 
 def peer_is_another(connection: _socket.socket) -> bool:
     """Whether who is at the other end has another uid or gid than we."""
-    raw = connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, uid, gid = _CREDENTIALS.unpack(raw)
+    _, uid, gid = _peer(connection)
     return (uid, gid) != (os.geteuid(), os.getegid())
+
+
+def peer_process(connection: _socket.socket) -> int:
+    """The pid of who is at the other end."""
+    return _peer(connection)[0]
+
+
+def _peer(connection: _socket.socket) -> tuple[int, int, int]:
+    raw = connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, gid = _CREDENTIALS.unpack(raw)
+    return pid, uid, gid
 
 
 def leave_behind(path: str, address: str) -> None:
@@ -250,18 +261,18 @@ def lock_path(path: str) -> str:
     return f"{path}.lock"
 
 
-def _surroundings(address: str) -> bytes:
+def _surroundings(address: str, process: int) -> bytes:
     """What a process hands on to its children and cannot, or should not, change for them."""
+    folder = f"/proc/{process or 'self'}"
     parts = [os.fsencode(address), os.fsencode(os.path.abspath(sys.argv[0]))]
-    parts += [os.fsencode(_link(f"/proc/self/ns/{name}")) for name in _NAMESPACES]
-    parts += [os.fsencode(_link("/proc/self/root"))]
-    parts += [_content(f"/proc/self/{name}") for name in ("cgroup", "limits", "attr/current")]
+    parts += [os.fsencode(_link(f"{folder}/ns/{name}")) for name in _NAMESPACES]
+    parts += [os.fsencode(_link(f"{folder}/root"))]
+    parts += [_content(f"{folder}/{name}") for name in ("cgroup", "limits", "attr/current")]
     parts += [
-        line
-        for line in _content("/proc/self/status").splitlines()
-        if line.startswith(_STATUS_LINES)
+        line for line in _content(f"{folder}/status").splitlines() if line.startswith(_STATUS_LINES)
     ]
-    parts.append(f"{os.sched_getscheduler(0)} {os.getpriority(os.PRIO_PROCESS, 0)}".encode())
+    scheduling = os.sched_getscheduler(process), os.getpriority(os.PRIO_PROCESS, process)
+    parts.append("{} {}".format(*scheduling).encode())
     return b"\0".join(parts)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from integration.containerd_errors import CriuUnusable
 from integration.criu import find_criu
+from tests.harness.node import node_of
 from tests.harness.shim import shim_by_hand
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from integration.parts import Parts
+    from tests.harness.node import Node
     from tests.harness.shim import ShimByHand
 
     StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
@@ -47,3 +49,10 @@ def criu() -> str:
         return find_criu()
     except CriuUnusable as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture
+async def node(shim_directory: str) -> AsyncIterator[Node]:
+    """A containerd's place on a machine, with the fork server that the first start leaves."""
+    async with node_of(os.path.join(shim_directory, "containerd-shim-nvidia-v1")) as node:
+        yield node

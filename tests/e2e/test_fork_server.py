@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -18,13 +18,14 @@ import pytest
 from api.ttrpc import connect
 from shim.launcher import write_launcher
 from tests.harness.launcher import INTERPRETER, REPOSITORY
+from tests.harness.node import node_of, words_of
 from tests.harness.runtime import is_alive
-from tests.harness.shim import ShimByHand
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from tests.harness.node import Node
 
 pytestmark = pytest.mark.anyio
 
@@ -32,95 +33,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-class Node:
-    """A containerd's place on a machine: shims are started for it one after the other."""
-
-    def __init__(self, launcher: str) -> None:
-        self.shims = ShimByHand(tempfile.mkdtemp(prefix="nvshim-"), launcher, bootstrap=False)
-        self.shims.environment = {}
-        self.address = os.path.join(self.shims.directory, "c.sock")
-        self.server_sockets: set[str] = set()
-        self.sockets: list[str] = []
-        self.pids: list[int] = []
-
-    async def start(self, name: str, *, wait: bool = True) -> int:
-        """Start a shim; returns its pid. Waits for the fork server, if one is left behind."""
-        self.shims.bundle(name, "sleep", "1000")
-        path = self.shims.start_verb(name).removeprefix("unix://")
-        self.sockets.append(path)
-        async with connect(path) as self.shims.client:
-            pid = (await self.shims.call("Connect", id=name)).shim_pid
-        self.pids.append(pid)
-        if wait:
-            eventually(self.server_listens, "a fork server listens")
-        return int(pid)
-
-    def servers(self) -> list[int]:
-        """The pids of the fork servers of this node."""
-        found = []
-        for pid in filter(str.isdecimal, os.listdir("/proc")):
-            words = _words(int(pid))
-            if words[-1:] == ["fork-server"] and self.address in words:
-                found.append(int(pid))
-        return found
-
-    def server_socket(self) -> str:
-        """Where a fork server of this node listens; empty if nowhere."""
-        with open("/proc/net/unix") as file:
-            paths = {words[6]: words[7] for line in file if len(words := line.split()) == 8}
-        for pid in self.servers():
-            with suppress(FileNotFoundError):
-                for fd in os.listdir(f"/proc/{pid}/fd"):
-                    inode = os.readlink(f"/proc/{pid}/fd/{fd}").removeprefix("socket:[")[:-1]
-                    if inode in paths:
-                        self.server_sockets.add(paths[inode])
-                        return paths[inode]
-        return ""
-
-    def server_listens(self) -> bool:
-        path = self.server_socket()
-        with socket.socket(socket.AF_UNIX) as probe:
-            return bool(path) and probe.connect_ex(path) == 0
-
-    def close(self) -> None:
-        for pid in [*self.servers(), *self.pids]:
-            if is_alive(pid):
-                os.kill(pid, signal.SIGCONT)
-                os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + 5
-        while any(map(is_alive, [*self.servers(), *self.pids])) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        self.shims.clean()
-        for path in self.sockets:
-            if os.path.exists(path):
-                os.unlink(path)
-
-
-def _words(pid: int) -> list[str]:
-    try:
-        with open(f"/proc/{pid}/cmdline") as file:
-            return [word for word in file.read().split("\0") if word]
-    except OSError:
-        return []
-
-
-@asynccontextmanager
-async def _node(launcher: str) -> AsyncIterator[Node]:
-    node = Node(launcher)
-    try:
-        yield node
-    finally:
-        node.close()
-    left = [p for own in node.server_sockets for p in (own, f"{own}.lock") if os.path.exists(p)]
-    assert left == []
-
-
-@pytest.fixture
-async def node(shim_directory: str) -> AsyncIterator[Node]:
-    async with _node(os.path.join(shim_directory, "containerd-shim-nvidia-v1")) as node:
-        yield node
 
 
 def _is_forked_by(pid: int, server: int) -> bool:
@@ -163,7 +75,7 @@ def _observed(pid: int) -> dict[str, Any]:
         seen[f"ns {name}"] = os.readlink(f"/proc/{pid}/ns/{name}")
     with open(f"/proc/{pid}/environ", "rb") as file:
         seen["environ exists"] = bool(file.read())
-    seen["command line"] = _words(pid)
+    seen["command line"] = words_of(pid)
     seen["exe"] = os.readlink(f"/proc/{pid}/exe")
     seen["cwd"] = os.readlink(f"/proc/{pid}/cwd")
     seen["root"] = os.readlink(f"/proc/{pid}/root")
@@ -246,7 +158,7 @@ async def test_one_that_does_not_answer_is_not_waited_for_and_forks_nothing_late
     assert not _is_forked_by(pid, server)
     os.kill(server, signal.SIGCONT)
     await anyio.sleep(0.3)
-    shims = [p for p in map(int, filter(str.isdecimal, os.listdir("/proc"))) if "c2" in _words(p)]
+    shims = [p for p in map(int, filter(str.isdecimal, os.listdir("/proc"))) if "c2" in words_of(p)]
     assert shims == [pid]
     assert _is_forked_by(await node.start("c3"), server)
 
@@ -257,7 +169,7 @@ async def test_it_ends_when_its_files_have_changed(tmp_path: Path) -> None:
     launcher = tmp_path / "containerd-shim-nvidia-v1"
     libraries = [str(tmp_path / "lib"), f"{REPOSITORY}/.cache/site"]
     write_launcher(str(launcher), interpreter=INTERPRETER, library_paths=libraries)
-    async with _node(str(launcher)) as node:
+    async with node_of(str(launcher)) as node:
         await node.start("c1")
         (server,) = node.servers()
         os.utime(tmp_path / "lib" / "shim" / "container.py")

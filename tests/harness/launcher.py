@@ -29,6 +29,7 @@ def make_launcher(directory: str) -> str:
     argv = [
         INTERPRETER, "-m", "shim.launcher", path,
         "--interpreter", INTERPRETER, "--library", REPOSITORY, "--library", SITE,
+        "--compiler", "gcc",
     ]  # fmt: skip
     subprocess.run(argv, cwd=REPOSITORY, check=True)
     return path

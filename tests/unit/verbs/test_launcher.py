@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shim.errors import LauncherUnusable
-from shim.launcher import launcher_text, write_launcher
+from shim.launcher import compile_native, launcher_text, write_launcher
 from tests.unit.verbs.program import INTERPRETER, SOURCES
 
 if TYPE_CHECKING:
@@ -114,3 +114,22 @@ def test_the_module_says_in_one_line_why_it_did_not(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("NVSHIM-E1011")
     assert done.stderr.count("\n") == 1
+
+
+def test_the_native_program_is_whole_or_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "containerd-shim-nvidia-v1"
+    compile_native(str(path), compiler="gcc")
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+    assert path.read_bytes()[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize(
+    ("compiler", "word"), [("no-such-compiler", "no such file"), ("false", "ended with 1")]
+)
+def test_a_compiler_that_fails_is_told_in_one_line(
+    tmp_path: Path, compiler: str, word: str
+) -> None:
+    with pytest.raises(LauncherUnusable, match=word) as caught:
+        compile_native(str(tmp_path / "program"), compiler=compiler)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,223 @@
+/* containerd-shim-nvidia-v1, for the moment before there is a Python interpreter.
+ *
+ * To start an interpreter takes ten times as long as what a verb has to do. If a fork server runs
+ * (shim/forkserver.py), this program hands it the verb: its words and environment, its directory
+ * and its three standard descriptors. A process forked from the fork server does the verb with
+ * them, and this one ends with its status. In every other case, and whatever goes wrong before
+ * the verb has begun, it becomes the Python program that lies beside it (this one's path and
+ * ".py"), which does the same, only slower.
+ *
+ * Nothing is decided here but that. Who may be asked and who may ask is checked on both sides
+ * (SO_PEERCRED); that the verb runs in surroundings like ours is the fork server's to check.
+ *
+ * Source: unix(7) SCM_RIGHTS, SO_PEERCRED; shim/warmverb.py for what is sent.
+ */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+/* As shim/warmverb.py and shim/warmstart.py have them. */
+#define DIRECTORY "/run/containerd/s"
+#define SWITCH "NVSHIM_FORK_SERVER"
+#define READY '.'
+#define GO '!'
+#define LONGEST (1 << 18)
+#define PATIENCE 1 /* second, for each step until the verb begins */
+
+extern char **environ;
+
+static char content[LONGEST];
+static size_t length;
+
+/* Add a text and its end to what is sent; 0 if there is no room for it. */
+static int add(const char *text)
+{
+    size_t size = strlen(text) + 1;
+
+    if (size > sizeof content - length)
+        return 0;
+    memcpy(content + length, text, size);
+    length += size;
+    return 1;
+}
+
+/* The value of a flag of Go's kind: "-flag value", "--flag=value". */
+static const char *flag(int argc, char **argv, const char *name)
+{
+    size_t size = strlen(name);
+
+    for (int i = 1; i < argc; i++) {
+        const char *word = argv[i];
+
+        if (word[0] != '-')
+            continue;
+        word += word[1] == '-' ? 2 : 1;
+        if (strncmp(word, name, size))
+            continue;
+        if (word[size] == '=')
+            return word + size + 1;
+        if (!word[size] && i + 1 < argc)
+            return argv[i + 1];
+    }
+    return "";
+}
+
+static uint64_t fnv1a(uint64_t hash, const char *text)
+{
+    do
+        hash = (hash ^ (unsigned char)*text) * 0x100000001b3;
+    while (*text++);
+    return hash;
+}
+
+/* Connect to the fork server of this containerd; -1 if there is none of ours. */
+static int reach(const char *address, const char *script)
+{
+    struct sockaddr_un name = {.sun_family = AF_UNIX};
+    struct timeval patience = {.tv_sec = PATIENCE};
+    struct ucred peer;
+    socklen_t size = sizeof peer;
+    char mounts[64];
+    uint64_t hash = 0xcbf29ce484222325;
+    ssize_t got = readlink("/proc/self/ns/mnt", mounts, sizeof mounts - 1);
+    int fd;
+
+    if (got < 0)
+        return -1;
+    mounts[got] = 0;
+    hash = fnv1a(fnv1a(fnv1a(hash, address), script), mounts);
+    snprintf(name.sun_path, sizeof name.sun_path, DIRECTORY "/l%016llx", (unsigned long long)hash);
+    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return -1;
+    if (!setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) &&
+        !setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience) &&
+        !connect(fd, (struct sockaddr *)&name, sizeof name) &&
+        !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) &&
+        peer.uid == geteuid() && peer.gid == getegid())
+        return fd;
+    close(fd);
+    return -1;
+}
+
+/* Send the request: its length, then its content. */
+static int send_request(int fd)
+{
+    uint32_t head = length;
+    size_t sent = 0;
+
+    if (send(fd, &head, sizeof head, MSG_NOSIGNAL) != sizeof head)
+        return 0;
+    while (sent < length) {
+        ssize_t now = send(fd, content + sent, length - sent, MSG_NOSIGNAL);
+
+        if (now <= 0)
+            return 0;
+        sent += now;
+    }
+    return 1;
+}
+
+/* Let the verb begin, with our descriptors.
+ *
+ * Not earlier: what is sent to a process that does not read stays open in its queue, and
+ * containerd would wait for the end of our standard output for ever.
+ */
+static int send_go(int fd, int directory)
+{
+    char go = GO;
+    int fds[4] = {directory, 0, 1, 2};
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(sizeof fds)];
+    } control = {0};
+    struct iovec part = {&go, sizeof go};
+    struct msghdr message = {
+        .msg_iov = &part,
+        .msg_iovlen = 1,
+        .msg_control = control.space,
+        .msg_controllen = sizeof control.space,
+    };
+
+    control.header.cmsg_level = SOL_SOCKET;
+    control.header.cmsg_type = SCM_RIGHTS;
+    control.header.cmsg_len = CMSG_LEN(sizeof fds);
+    memcpy(CMSG_DATA(&control.header), fds, sizeof fds);
+    return sendmsg(fd, &message, MSG_NOSIGNAL) == sizeof go;
+}
+
+/* Have the verb done by the fork server; its status, or -1 if it has not begun. */
+static int ask(int argc, char **argv, const char *script)
+{
+    char number[32], byte;
+    struct timeval ever = {0};
+    int directory = -1, status = -1;
+    const char *off = getenv(SWITCH);
+    int fd;
+
+    if (off && !strcmp(off, "0"))
+        return -1;
+    snprintf(number, sizeof number, "%d", argc - 1);
+    if (!add(script) || !add(number))
+        return -1;
+    for (int i = 1; i < argc; i++)
+        if (!add(argv[i]))
+            return -1;
+    for (char **variable = environ; *variable; variable++)
+        if (!add(*variable))
+            return -1;
+    for (int standard = 0; standard <= 2; standard++)
+        if (fcntl(standard, F_GETFD) < 0)
+            return -1;
+    fd = reach(flag(argc, argv, "address"), script);
+    if (fd < 0)
+        return -1;
+    directory = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (directory >= 0 && send_request(fd) && recv(fd, &byte, 1, 0) == 1 && byte == READY &&
+        !setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &ever, sizeof ever) && send_go(fd, directory)) {
+        ssize_t got;
+
+        /* From here the verb is done once, and not again by us, whatever comes of it. */
+        while ((got = recv(fd, &byte, 1, 0)) < 0 && errno == EINTR)
+            ;
+        status = got == 1 ? (unsigned char)byte : 1;
+    }
+    if (directory >= 0)
+        close(directory);
+    close(fd);
+    return status;
+}
+
+int main(int argc, char **argv)
+{
+    static char script[PATH_MAX];
+    ssize_t got = readlink("/proc/self/exe", script, sizeof script - sizeof ".py");
+    const char *last = argc > 1 ? argv[argc - 1] : "";
+    int status;
+
+    if (got < 0) {
+        dprintf(2, "containerd-shim-nvidia-v1: /proc/self/exe: %s; mount /proc", strerror(errno));
+        return 1;
+    }
+    strcpy(script + got, ".py");
+    if (!strcmp(last, "start") || !strcmp(last, "delete")) {
+        status = ask(argc, argv, script);
+        if (status >= 0)
+            return status;
+    }
+    if (argc > 0)
+        argv[0] = script;
+    execv(script, argv);
+    dprintf(2, "containerd-shim-nvidia-v1: %s: %s; install it again", script, strerror(errno));
+    return 1;
+}

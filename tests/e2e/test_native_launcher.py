@@ -1,0 +1,174 @@
+"""The native launcher: a verb is done by the fork server, or by an interpreter, and alike."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.harness.node import words_of
+from tests.harness.runtime import is_alive
+from tests.harness.shim import content_of
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.harness.node import Node
+
+pytestmark = pytest.mark.anyio
+
+COLD = {"NVSHIM_FORK_SERVER": "0"}
+
+
+def _argv(node: Node, verb: str, *more: str, container_id: str = "c1") -> list[str]:
+    return [
+        node.launcher, "-namespace", "nvshim-launched", "-address", node.address,
+        "-publish-binary", "/bin/false", "-id", container_id, *more, verb,
+    ]  # fmt: skip
+
+
+def _environment(**more: str) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "TTRPC_ADDRESS": "/nowhere", **more}
+
+
+def _verb(
+    argv: list[str], cwd: str, environment: dict[str, str] | None = None, **more: Any
+) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        argv, cwd=cwd, env=environment or _environment(), input=b"", capture_output=True,
+        timeout=20, check=False, **more,
+    )  # fmt: skip
+
+
+def _executed(node: Node, verb: str, environment: dict[str, str] | None = None) -> list[str]:
+    """The programs that a verb executes, beginning with the launcher."""
+    trace = os.path.join(node.shims.directory, "trace")
+    bundle = os.path.join(node.shims.directory, "c1")
+    argv = ["strace", "-f", "-qq", "-e", "trace=execve", "-e", "signal=none", "-o", trace]
+    _verb([*argv, *_argv(node, verb, "-bundle", bundle)], bundle, environment)
+    with open(trace, encoding="utf-8") as file:
+        return [line.split('"')[1] for line in file if "execve(" in line and "= 0" in line]
+
+
+async def test_with_a_fork_server_a_verb_executes_no_interpreter(node: Node) -> None:
+    await node.start("c1")
+    assert _executed(node, "delete") == [node.launcher]
+    assert _executed(node, "delete", _environment(**COLD))[:2] == [
+        node.launcher,
+        f"{node.launcher}.py",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "container_id"),
+    [(("delete",), "../x"), (("start",), "../x"), (("-debug=maybe", "start"), "c1")],
+    ids=["delete: bad id", "start: bad id", "start: bad flag"],
+)
+async def test_warm_and_cold_verbs_fail_with_the_same_words(
+    node: Node, tmp_path: Path, words: tuple[str, ...], container_id: str
+) -> None:
+    await node.start("c1")
+    argv = [*_argv(node, "", container_id=container_id)[:-1], *words]
+    warm = _verb(argv, str(tmp_path))
+    cold = _verb(argv, str(tmp_path), _environment(**COLD))
+    assert cold.returncode == 1
+    assert cold.stderr.startswith(b"NVSHIM-E")
+    assert (warm.returncode, warm.stdout, warm.stderr) == (1, cold.stdout, cold.stderr)
+
+
+async def test_a_caller_in_other_surroundings_gets_an_interpreter_of_its_own(node: Node) -> None:
+    await node.start("c1")
+    servers = node.servers()
+    few = (300, 300)
+    bundle = node.shims.bundle("c2", "sleep", "1000")
+    argv = [*_argv(node, "start", container_id="c2")]
+    done = _verb(argv, bundle, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, few))
+    node.sockets.append(done.stdout.decode().removeprefix("unix://"))
+    shims = [pid for pid in _pids() if words_of(pid)[:5][-1:] == ["c2"]]
+    node.pids += shims
+    (shim,) = shims
+    limits = content_of(f"/proc/{shim}/limits").decode().splitlines()
+    assert any(line.split()[3:5] == ["300", "300"] for line in limits)
+    eventually(lambda: set(node.servers()) - set(servers), "one of the other surroundings is left")
+
+
+async def test_a_caller_that_is_killed_takes_its_verb_with_it(node: Node) -> None:
+    await node.start("c1")
+    (server,) = node.servers()
+    bundle = node.shims.bundle("c2", "true")
+    # It reads its request to the end, which does not come.
+    with subprocess.Popen(  # noqa: ASYNC220 - nothing else runs in this loop
+        _argv(node, "start", container_id="c2"),
+        cwd=bundle, env=_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as caller:  # fmt: skip
+        (verb,) = eventually(lambda: _children(server), "the verb is being done")
+        caller.kill()
+        eventually(lambda: not is_alive(verb), "the verb ends")
+    assert is_alive(server)
+    assert not [pid for pid in _pids() if "c2" in words_of(pid)]
+
+
+async def test_the_shim_dies_of_memory_before_its_callers_parent(node: Node) -> None:
+    await node.start("c1")
+    shim = await node.start("c2")
+    score, ours = (int(content_of(f"/proc/{pid}/oom_score_adj")) for pid in (shim, "self"))
+    assert score == min(ours + 1, 1000)
+
+
+@pytest.mark.parametrize("content", [b"", b"\0", b"x\0nine\0", b"p\x001\0start\0", b"\xff" * 100])
+async def test_a_malformed_request_for_a_verb_is_not_answered_and_harms_nobody(
+    node: Node, content: bytes
+) -> None:
+    await node.start("c1")
+    (server,) = node.servers()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(5)
+        connection.connect(node.server_socket())
+        connection.sendall(len(content).to_bytes(4, "little") + content)
+        assert connection.recv(1) == b""
+    assert node.servers() == [server]
+    assert not _children(server)
+
+
+async def test_a_stopped_fork_server_is_not_waited_for(node: Node) -> None:
+    await node.start("c1")
+    (server,) = node.servers()
+    os.kill(server, signal.SIGSTOP)
+    assert _executed(node, "delete")[:2] == [node.launcher, f"{node.launcher}.py"]
+    os.kill(server, signal.SIGCONT)
+
+
+def test_a_launcher_without_its_program_says_so_in_one_line(
+    shim_directory: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "containerd-shim-nvidia-v1"
+    shutil.copy(os.path.join(shim_directory, path.name), path)
+    done = subprocess.run([path, "-v"], capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.decode() == (
+        f"containerd-shim-nvidia-v1: {path}.py: No such file or directory; install it again"
+    )
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def _children(parent: int) -> list[int]:
+    found = []
+    for pid in _pids():
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+                fields = file.read().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent and fields[0] != "Z":
+            found.append(pid)
+    return found

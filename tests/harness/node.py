@@ -1,0 +1,104 @@
+"""A place where shims are started for one containerd after the other, and its fork server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import tempfile
+import time
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+from api.ttrpc import connect
+from tests.harness.runtime import is_alive
+from tests.harness.shim import ShimByHand
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+class Node:
+    """A containerd's place on a machine: shims are started for it one after the other."""
+
+    def __init__(self, launcher: str) -> None:
+        self.launcher = launcher
+        self.shims = ShimByHand(tempfile.mkdtemp(prefix="nvshim-"), launcher, bootstrap=False)
+        self.shims.environment = {}
+        self.address = os.path.join(self.shims.directory, "c.sock")
+        self.server_sockets: set[str] = set()
+        self.sockets: list[str] = []
+        self.pids: list[int] = []
+
+    async def start(self, name: str, *, wait: bool = True) -> int:
+        """Start a shim; returns its pid. Waits for the fork server, if one is left behind."""
+        self.shims.bundle(name, "sleep", "1000")
+        path = self.shims.start_verb(name).removeprefix("unix://")
+        self.sockets.append(path)
+        async with connect(path) as self.shims.client:
+            pid = (await self.shims.call("Connect", id=name)).shim_pid
+        self.pids.append(pid)
+        if wait:
+            eventually(self.server_listens, "a fork server listens")
+        return int(pid)
+
+    def servers(self) -> list[int]:
+        """The pids of the fork servers of this node."""
+        found = []
+        for pid in filter(str.isdecimal, os.listdir("/proc")):
+            words = words_of(int(pid))
+            if words[-1:] == ["fork-server"] and self.address in words:
+                found.append(int(pid))
+        return found
+
+    def server_socket(self) -> str:
+        """Where a fork server of this node listens; empty if nowhere."""
+        with open("/proc/net/unix") as file:
+            paths = {words[6]: words[7] for line in file if len(words := line.split()) == 8}
+        for pid in self.servers():
+            with suppress(FileNotFoundError):
+                for fd in os.listdir(f"/proc/{pid}/fd"):
+                    inode = os.readlink(f"/proc/{pid}/fd/{fd}").removeprefix("socket:[")[:-1]
+                    if inode in paths:
+                        self.server_sockets.add(paths[inode])
+                        return paths[inode]
+        return ""
+
+    def server_listens(self) -> bool:
+        path = self.server_socket()
+        with socket.socket(socket.AF_UNIX) as probe:
+            return bool(path) and probe.connect_ex(path) == 0
+
+    def close(self) -> None:
+        for pid in [*self.servers(), *self.pids]:
+            if is_alive(pid):
+                os.kill(pid, signal.SIGCONT)
+                os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + 5
+        while any(map(is_alive, [*self.servers(), *self.pids])) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self.shims.clean()
+        for path in self.sockets:
+            if os.path.exists(path):
+                os.unlink(path)
+
+
+def words_of(pid: int) -> list[str]:
+    try:
+        with open(f"/proc/{pid}/cmdline") as file:
+            return [word for word in file.read().split("\0") if word]
+    except OSError:
+        return []
+
+
+@asynccontextmanager
+async def node_of(launcher: str) -> AsyncIterator[Node]:
+    """A node; all of it is removed at the end, and nothing may be left of its fork servers."""
+    node = Node(launcher)
+    try:
+        yield node
+    finally:
+        node.close()
+    left = [p for own in node.server_sockets for p in (own, f"{own}.lock") if os.path.exists(p)]
+    assert left == []
