@@ -17,6 +17,10 @@ from shim.errors import StdioUnavailable
 # It may be slow on a loaded machine, and what is in a fifo that nobody has open is lost.
 _READER_SECONDS: Final = 2.0
 _READER_POLL_SECONDS: Final = 0.01
+# Seconds that one is waited for which reads, and after how many looks it is taken for one that
+# does not.
+_TAKING_SECONDS: Final = 0.5
+_STALLED: Final = 5
 
 _APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -52,31 +56,49 @@ class KeptEnd:
         fd: the read end; ours from now on.
     """
 
-    __slots__ = ("_fd",)
+    __slots__ = ("_fd", "_missed")
 
     def __init__(self, fd: int) -> None:
         self._fd: int | None = fd
+        self._missed = False
 
     async def wait_for_reader(self) -> None:
-        """If there is something in the fifo, wait until a client has it open, but not for long.
+        """If there is something in the fifo, give a client the time to take it, but not long.
 
         To be called when nobody writes any more. containerd's own shim waits for its client
-        before it makes the process, for ever.
+        before it makes the process, for ever. A client that does not come in time may still come
+        before :meth:`close`: containerd may be restarting.
         """
         if self._fd is None or not waiting_bytes(self._fd):
             return
         # Whether there are others can be seen when there is not us: then a write end is in
         # error if there is no reader. It also holds what is in the fifo.
-        writing = os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
+        if not self._missed:
+            path = f"/proc/self/fd/{self._fd}"
+            writing = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             self.close()
-            poll = select.poll()
-            poll.register(writing, 0)
-            with anyio.move_on_after(_READER_SECONDS):
-                while poll.poll(0):  # noqa: ASYNC110 - nobody tells who opens a fifo
-                    await anyio.sleep(_READER_POLL_SECONDS)
-        finally:
-            os.close(writing)
+            self._fd = writing
+        poll = select.poll()
+        poll.register(self._fd, 0)
+        with anyio.move_on_after(0 if self._missed else _READER_SECONDS):
+            while poll.poll(0):  # noqa: ASYNC110 - nobody tells who opens a fifo
+                await anyio.sleep(_READER_POLL_SECONDS)
+        self._missed = bool(poll.poll(0))
+        if not self._missed:
+            await self._while_taken(self._fd)
+            self.close()  # or the client would wait for an end that we alone hold up
+
+    async def _while_taken(self, fd: int) -> None:
+        """Wait while a client takes what is in the fifo.
+
+        containerd before 1.6.22 closes its end when it is told of a container's exit, read or not.
+        """
+        left, stalled = waiting_bytes(fd), 0
+        with anyio.move_on_after(_TAKING_SECONDS):
+            while left and stalled < _STALLED:
+                await anyio.sleep(_READER_POLL_SECONDS)
+                before, left = left, waiting_bytes(fd)
+                stalled = 0 if left < before else stalled + 1
 
     def close(self) -> None:
         """Close it; a second call does nothing."""

@@ -91,7 +91,7 @@ async def test_a_caller_in_other_surroundings_gets_an_interpreter_of_its_own(nod
     argv = [*_argv(node, "start", container_id="c2")]
     done = _verb(argv, bundle, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, few))
     node.sockets.append(done.stdout.decode().removeprefix("unix://"))
-    shims = [pid for pid in _pids() if words_of(pid)[:5][-1:] == ["c2"]]
+    shims = [pid for pid in _pids() if {"c2", node.address} <= set(words_of(pid))]
     node.pids += shims
     (shim,) = shims
     limits = content_of(f"/proc/{shim}/limits").decode().splitlines()
@@ -112,7 +112,7 @@ async def test_a_caller_that_is_killed_takes_its_verb_with_it(node: Node) -> Non
         caller.kill()
         eventually(lambda: not is_alive(verb), "the verb ends")
     assert is_alive(server)
-    assert not [pid for pid in _pids() if "c2" in words_of(pid)]
+    assert not [pid for pid in _pids() if {"c2", node.address} <= set(words_of(pid))]
 
 
 async def test_the_shim_dies_of_memory_before_its_callers_parent(node: Node) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -411,4 +411,62 @@ async def test_a_client_that_never_comes_holds_nothing_up_for_long(start_shim: S
         await shim.call("Wait", id="c1")
         await shim.call("Delete", id="c1")
         assert time.monotonic() - began < 4
+        await gone(shim, "c1")
+
+
+async def test_the_end_is_told_when_a_client_has_read_what_was_written(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "head", "-c", "60000", "/dev/zero") as shim:
+        stdout = shim.fifo("out")
+        reader = os.open(stdout, os.O_RDONLY | os.O_NONBLOCK)
+        await shim.run("c1", stdout=stdout)
+        read = 0
+        while read < 60000:  # slowly, as on a machine that has much to do
+            assert "TaskExit" not in shim.events.names
+            await anyio.sleep(0.03)
+            with suppress(BlockingIOError):
+                read += len(os.read(reader, 8192))
+        await shim.events.until("TaskExit", seconds=2)
+        os.close(reader)
+        await shim.call("Delete", id="c1")
+        await gone(shim, "c1")
+
+
+async def test_a_client_that_reads_nothing_holds_up_the_end_no_longer_than_a_moment(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "echo", "hello") as shim:
+        stdout = shim.fifo("out")
+        reader = os.open(stdout, os.O_RDONLY | os.O_NONBLOCK)
+        await shim.run("c1", stdout=stdout)
+        began = time.monotonic()
+        await shim.call("Wait", id="c1")
+        assert time.monotonic() - began < 1
+        await shim.call("Delete", id="c1")
+        assert os.read(reader, 100) == b"hello\n"
+        os.close(reader)
+        await gone(shim, "c1")
+
+
+@pytest.mark.parametrize("exec_id", ["", "e1"], ids=["init", "exec"])
+async def test_what_was_written_while_containerd_was_away_is_there_when_it_is_back(
+    start_shim: StartShim, exec_id: str
+) -> None:
+    command = ("sleep", "1000") if exec_id else ("echo", "last words")
+    async with start_shim("c1", *command) as shim:
+        stdout = shim.fifo("out")
+        await shim.run("c1", stdout="" if exec_id else stdout)
+        if exec_id:
+            await shim.exec("c1", "e1", "echo", "last words", stdout=stdout)
+            await shim.call("Start", id="c1", exec_id="e1")
+        await shim.call("Wait", id="c1", exec_id=exec_id)
+        await anyio.sleep(0.5)
+        back = shell(f"cat {stdout} > {stdout}.copy")
+        await anyio.sleep(0.5)
+        await shim.call("Delete", id="c1", exec_id=exec_id)
+        assert back.wait(5) == 0
+        assert content_of(f"{stdout}.copy") == b"last words\n"
+        if exec_id:
+            await shim.end("c1")
         await gone(shim, "c1")
