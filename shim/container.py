@@ -687,6 +687,8 @@ class Container:
             if exit_.status == _KILLED and self._out_of_memory():
                 self._publish_oom()
         self._publish_exit(process)
+        if process.stdio is not None:
+            await process.stdio.let_go()
 
     async def _publish_exit_of_init(self) -> None:
         out_of_memory = False

@@ -56,11 +56,12 @@ class KeptEnd:
         fd: the read end; ours from now on.
     """
 
-    __slots__ = ("_fd", "_missed")
+    __slots__ = ("_awaited", "_fd", "_missed")
 
     def __init__(self, fd: int) -> None:
         self._fd: int | None = fd
         self._missed = False
+        self._awaited = False
 
     async def wait_for_reader(self) -> None:
         """If there is something in the fifo, give a client the time to take it, but not long.
@@ -73,6 +74,7 @@ class KeptEnd:
             return
         # Whether there are others can be seen when there is not us: then a write end is in
         # error if there is no reader. It also holds what is in the fifo.
+        self._awaited = True
         if not self._missed:
             path = f"/proc/self/fd/{self._fd}"
             writing = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -87,6 +89,14 @@ class KeptEnd:
         if not self._missed:
             await self._while_taken(self._fd)
             self.close()  # or the client would wait for an end that we alone hold up
+
+    async def close_when_empty(self) -> None:
+        """Close it as soon as nothing is in the fifo; if that takes long, it stays open."""
+        with anyio.move_on_after(_READER_SECONDS):
+            while self._fd is not None and waiting_bytes(self._fd):  # noqa: ASYNC110 - as above
+                await anyio.sleep(_READER_POLL_SECONDS)
+            if not self._awaited:  # or it is closed when that is over
+                self.close()
 
     async def _while_taken(self, fd: int) -> None:
         """Wait while a client takes what is in the fifo.

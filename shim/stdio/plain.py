@@ -118,6 +118,16 @@ class PlainStdio:
         for end in self._kept:
             await end.wait_for_reader()
 
+    async def let_go(self) -> None:
+        """Close the input, and each fifo that the client has emptied."""
+        self._input_open.close()
+        if self._input is not None:
+            self._input.stop()
+        for flow in self._flows:
+            await flow.done.wait()
+        for end in self._kept:
+            await end.close_when_empty()
+
     async def drain(self) -> None:
         """Pass on what has been written, but wait neither for a daemon nor for ever.
 

@@ -32,6 +32,12 @@ class Stdio(Protocol):
         A client that is told of the end may go without having opened its fifo.
         """
 
+    async def let_go(self) -> None:
+        """The process has ended, and may never be deleted: keep open what is still needed alone.
+
+        A client that was cut off does not delete its exec, and nobody else does.
+        """
+
     async def drain(self) -> None:
         """Wait until what the process wrote has been passed on."""
 

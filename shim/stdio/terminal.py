@@ -145,6 +145,16 @@ class TerminalStdio:
             if self._kept_end is not None and self._output.done.is_set():
                 await self._kept_end.wait_for_reader()
 
+    async def let_go(self) -> None:
+        """Close the input and the terminal, and the fifo when the client has emptied it."""
+        self._input_open.close()
+        if self._output is not None:
+            await self._output.done.wait()
+        self._master = None
+        self._kept.close()
+        if self._kept_end is not None:
+            await self._kept_end.close_when_empty()
+
     async def drain(self) -> None:
         """Pass on what has been written, but wait neither for a daemon nor for ever."""
         if self._output is not None:

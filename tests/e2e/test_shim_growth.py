@@ -141,3 +141,32 @@ async def test_an_idle_shim_makes_no_system_call(start_shim: StartShim) -> None:
         # The wait that it was found in, and is left in.
         assert len(calls) <= 1, calls
         await shim.end("c1")
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["plain", "terminal"])
+async def test_execs_that_nobody_deletes_keep_no_descriptor(
+    start_shim: StartShim, *, terminal: bool
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        names = {"stdin": shim.fifo("in"), "stdout": shim.fifo("out")}
+        reader = os.open(names["stdout"], os.O_RDONLY | os.O_NONBLOCK)
+
+        async def cut_off(number: int) -> None:
+            exec_id = f"e{number}"
+            await shim.exec("c1", exec_id, "echo", "hello", terminal=terminal, **names)
+            await shim.call("Start", id="c1", exec_id=exec_id)
+            await shim.call("Wait", id="c1", exec_id=exec_id)
+            assert os.read(reader, 100).startswith(b"hello")
+
+        await cut_off(0)
+        await anyio.sleep(0.3)
+        before = shim.open_files()
+        for number in range(1, 6):
+            await cut_off(number)
+        await anyio.sleep(0.3)
+        assert shim.open_files() == before
+        for number in range(6):
+            await shim.call("Delete", id="c1", exec_id=f"e{number}")
+        os.close(reader)
+        await shim.end("c1")

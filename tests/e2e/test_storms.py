@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import time
 from typing import TYPE_CHECKING
@@ -126,8 +127,16 @@ def _tasks(runtime: Runtime) -> dict[str, tuple[int, str]]:
 
 
 def _remove_what_ctr_left(runtime: Runtime, names: dict[str, int]) -> None:
-    """A ``ctr`` that was cut off before it made its container has left the snapshot."""
+    """Remove what is not to be blamed on a shim.
+
+    A ``ctr`` that was cut off before it made its container has left the snapshot. A containerd
+    that was, between the start of a shim and its Create, has left a shim without tasks: it ends
+    after a minute, which is tested elsewhere, or when it is told to.
+    """
     remove_fifos(runtime.containerd)
+    for shim in runtime.containerd.shim_pids():
+        os.kill(shim, signal.SIGTERM)
+    eventually(lambda: runtime.containerd.shim_pids() == [], "shims without tasks end")
     for line in runtime.containerd.ctr("snapshots", "ls").lines[1:]:
         if line.split()[0] in names:
             runtime.containerd.ctr("snapshots", "rm", line.split()[0], check=False)
