@@ -63,6 +63,10 @@ lint: $(VENV)/.ready ## Check style, types and the directions of imports
 bench: setup ## Measure side by side with Debian's containerd-shim-runc-v2
 	@$(VENV)/bin/python -m tests.bench
 
+.PHONY: soak
+soak: setup ## A day's work in minutes, with a look at what stays of it; MINUTES=4
+	@$(VENV)/bin/python -m tests.soak --minutes $(or $(MINUTES),4)
+
 .PHONY: proto
 proto: $(VENV)/.ready ## Re-make the modules of api/proto from the .proto files
 	$(VENV)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. api/proto/*.proto

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 GROUP: Final = "io.containerd.runc.v2.group"
 _SHIFT: Final = 20.0  # seconds
+_REST: Final = 3  # seconds after a shift, until all that it began has ended
 _TIMEOUT: Final = 120.0  # seconds, for one piece of work on a machine that has much to do
 # What a long-lived shim may grow by after its first shift, in KiB: the allocator's slack.
 _GROWTH: Final = 1024
@@ -117,7 +118,8 @@ def execute_through(_: Runtime, mine: Container, dice: random.Random) -> None:
 def execute_cut_off(_: Runtime, mine: Container, dice: random.Random) -> None:
     """An exec whose client is killed."""
     exec_id = new_name("e")
-    words = mine.exec_words("sleep", "1000", exec_id=exec_id)
+    # It ends by itself, should it be started only after the signal.
+    words = mine.exec_words("sleep", str(_REST), exec_id=exec_id)
     client = mine.runtime.containerd.spawn_ctr(
         *words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -237,9 +239,9 @@ def _soak(containerd: PrivateContainerd, seconds: float, count: int, seed: int) 
                 thread.start()
             for thread in threads:
                 thread.join()
-            if shift % 2:
-                containerd.kill()
-                containerd.start()
+            time.sleep(_REST + 1)
+            containerd.kill()
+            containerd.start()
             for worker in workers:
                 worker.look()
             memory = statistics.median(worker.sizes[-1][0] for worker in workers if worker.sizes)
