@@ -233,20 +233,25 @@ class Logger:
         if self._child.exit is None:
             self._tasks.start_soon(self._finish_and_release)
         else:
-            self._reading.close()
+            self._stop_reading()
 
     def kill(self) -> None:
         """End it at once, and let go of it."""
         self._ending = True
         self._signal(signal.SIGKILL)
         self._writing.close()
-        self._reading.close()
+        self._stop_reading()
 
     async def _finish_and_release(self) -> None:
         try:
             await self.finish()
         finally:
-            self._reading.close()
+            self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        # Forgotten too: their numbers are others' soon, and it may be being waited for its end.
+        self._sources.clear()
+        self._reading.close()
 
     def _signal(self, number: int) -> None:
         # Not reaped yet, so the pid is still its own.

@@ -89,6 +89,7 @@ class TerminalStdio:
         # address has to be short.
         self._socket_file = f"console.{next(self._sockets)}"
         self._directory = -1
+        self._source: int | None = None
         self._sink_is_file = False
         try:
             self._source = self._open_input(stdin)
@@ -190,8 +191,10 @@ class TerminalStdio:
             self._input.stop()
 
     def _end_of_input(self) -> bytes:
+        if self._master is None:
+            return b""
         try:
-            characters = termios.tcgetattr(self._master or -1)[_CONTROL_CHARACTERS]
+            characters = termios.tcgetattr(self._master)[_CONTROL_CHARACTERS]
         except (OSError, termios.error):
             return b""  # it is gone
         return bytes(characters[termios.VEOF]) * 2

@@ -257,6 +257,26 @@ async def test_a_logger_is_ended_if_its_container_cannot_be_created(
         await gone(shim, "c1")
 
 
+@pytest.mark.parametrize("terminal", [False, True], ids=["plain", "terminal"])
+async def test_a_logger_beside_a_stdin_that_is_missing_is_ended_and_the_pod_lives_on(
+    start_shim: StartShim, loggers: Loggers, *, terminal: bool
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        before = shim.open_files()
+        uri = loggers.uri(programs.WAITING)
+        places = {"stdin": "/no/such/fifo", "stdout": uri, "stderr": "" if terminal else uri}
+        await shim.exec("c1", "e1", "true", terminal=terminal, **places)
+        with pytest.raises(RemoteError, match="/no/such/fifo"):
+            await shim.call("Start", id="c1", exec_id="e1")
+        with anyio.fail_after(5):
+            while is_alive(loggers.pid("e1")) or shim.open_files() != before:  # noqa: ASYNC110 - seen from outside
+                await anyio.sleep(0.01)
+        await shim.call("Delete", id="c1", exec_id="e1")
+        await shim.end("c1")
+        await gone(shim, "c1")
+
+
 @pytest.mark.parametrize("script", [programs.GOOD, programs.WAITING], ids=["good", "waiting"])
 async def test_a_logger_ends_with_the_container_of_a_shim_that_was_killed(
     start_shim: StartShim, loggers: Loggers, script: str

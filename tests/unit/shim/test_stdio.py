@@ -404,6 +404,20 @@ async def test_a_terminal_is_passed_on_both_ways_resized_and_drained(
     await anyio.wait_all_tasks_blocked()
 
 
+async def test_a_terminal_that_is_closed_has_no_characters_to_end_its_input_with(
+    tmp_path: Path, terminal: WithTerminal
+) -> None:
+    stdio = terminal(stdin=_fifo(tmp_path / "in"), stdout=_fifo(tmp_path / "out"))
+    slave = await _begin(stdio)
+    last = stdio._end_of_input
+    assert last() == b"\x04\x04"
+    os.close(slave)
+    stdio.close()
+    # The input can end in the same turn of the loop in which the terminal is closed.
+    assert last() == b""
+    await anyio.wait_all_tasks_blocked()
+
+
 async def test_clients_of_a_terminal_come_and_go_until_the_input_is_closed(
     tmp_path: Path, open_fds: None, terminal: WithTerminal
 ) -> None:
