@@ -160,6 +160,8 @@ class Session:
 
     def _accept(self, event: RequestReceived) -> None:
         """Answer a request, start it, or refuse it."""
+        if not self._connection.is_live(event.stream_id):
+            return  # broken by what came in the same read, and answered with that
         if self._answer_at_once(event):
             return
         try:

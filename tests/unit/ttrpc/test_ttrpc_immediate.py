@@ -94,6 +94,28 @@ async def test_requests_of_one_read_are_answered_in_their_order(serve: Any, serv
     assert list(answers) == [2 * number + 1 for number in range(200)]
 
 
+@pytest.mark.parametrize("method", ["Say", "Other", "Unknown"])
+async def test_a_request_broken_in_the_same_read_ends_neither_connection_nor_server(
+    serve: Any, service: str, method: str
+) -> None:
+    async def slow(_: Context, request: StringValue) -> StringValue:
+        await anyio.sleep(0.01)
+        return request
+
+    request = ttrpc_pb2.Request(service=service, method=method).SerializeToString()
+    async with (
+        serve({"Other": slow}, immediate={"Say": echo}) as served,
+        served.raw() as raw,
+        served.raw() as another,
+    ):
+        # The same id a second time breaks the stream before its first request is looked at.
+        await raw.send(encode(1, REQUEST, 0, request) * 2)
+        assert (await raw.answers(1))[1].status.code == Status.INVALID_ARGUMENT
+        for client in (raw, another):
+            await client.request(3, "Say", "still there")
+            assert not (await client.answers(1))[3].status.code
+
+
 async def test_what_it_raises_is_its_answer(serve: Any, service: str) -> None:
     def fail(_: Context, request: StringValue) -> StringValue:
         if request.value == "typed":
