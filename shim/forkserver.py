@@ -132,7 +132,7 @@ def _serve(connection: socket.socket, path: str, address: str) -> None:
         (length,) = LENGTH.unpack(head)
         if length > _LONGEST_REQUEST:
             return
-        content = connection.recv(length, socket.MSG_WAITALL)
+        content = _receive(connection, length)
         if len(fds) == 1:
             _fork_orphan(connection, fds[0], Request.decode(content))
         elif not fds:
@@ -148,6 +148,18 @@ def _serve(connection: socket.socket, path: str, address: str) -> None:
             os.close(fd)
 
 
+def _receive(connection: socket.socket, length: int) -> bytes:
+    """The whole of a request; MSG_WAITALL means nothing on a socket with a timeout."""
+    content = b""
+    while len(content) < length:
+        chunk = connection.recv(length - len(content))
+        if not chunk:
+            message = "the end of the connection in a request"
+            raise ValueError(message)
+        content += chunk
+    return content
+
+
 def _fork_orphan(connection: socket.socket, listener_fd: int, request: Request) -> None:
     """Fork a shim that is nobody's child, as one is that the verb forks and leaves."""
     if os.fork():
@@ -157,6 +169,8 @@ def _fork_orphan(connection: socket.socket, listener_fd: int, request: Request) 
         if pid:
             connection.send(str(pid).encode())
             os._exit(0)
+        # However long it takes: a verb that has lost patience closes its end.
+        connection.settimeout(None)
         if connection.recv(len(GO)) == GO:
             become_server(listener_fd, request)
     finally:
@@ -190,11 +204,14 @@ def _import_everything() -> None:
 
 
 def _modules() -> Mapping[str, tuple[int, int, int]]:
-    """The files of our own modules that are loaded, and what tells that they changed."""
+    """The files of our own modules that are loaded, and what tells that they changed.
+
+    The program is one: it says where the others are.
+    """
     found = {}
     for name, module in sys.modules.items():
         file = getattr(module, "__file__", None)
-        if file and name.partition(".")[0] in ("api", "hooks", "shim"):
+        if file and name.partition(".")[0] in ("__main__", "api", "hooks", "shim"):
             try:
                 status = os.stat(file)
             except OSError:

@@ -32,6 +32,7 @@
 #define READY '.'
 #define GO '!'
 #define LONGEST (1 << 18)
+#define GONE " (deleted)" /* after the name of a program that was replaced while it runs */
 #define PATIENCE 1 /* second, for each step until the verb begins */
 
 extern char **environ;
@@ -209,6 +210,8 @@ int main(int argc, char **argv)
         dprintf(2, "containerd-shim-nvidia-v1: /proc/self/exe: %s; mount /proc", strerror(errno));
         return 1;
     }
+    if (got > (ssize_t)strlen(GONE) && !memcmp(script + got - strlen(GONE), GONE, strlen(GONE)))
+        got -= strlen(GONE);
     strcpy(script + got, ".py");
     if (!strcmp(last, "start") || !strcmp(last, "delete")) {
         status = ask(argc, argv, script);

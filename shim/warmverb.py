@@ -19,7 +19,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-from socket import MSG_CMSG_CLOEXEC, recv_fds
+from socket import MSG_CMSG_CLOEXEC, MSG_DONTWAIT, MSG_PEEK, recv_fds
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from shim import verbs
@@ -92,6 +92,8 @@ def become_verb(connection: socket.socket, request: VerbRequest, *, parent: int)
     """
     try:
         connection.send(READY)
+        # However long it takes: who does not want the verb any more closes its end.
+        connection.settimeout(None)
         go, descriptors, _, _ = recv_fds(connection, len(GO), _DESCRIPTORS, MSG_CMSG_CLOEXEC)
         if go == GO:
             _end_with(connection)
@@ -118,3 +120,8 @@ def _end_with(connection: socket.socket) -> None:
     fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
     flags = fcntl.fcntl(connection, fcntl.F_GETFL)
     fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC)
+    try:
+        if not connection.recv(1, MSG_PEEK | MSG_DONTWAIT):
+            os._exit(1)  # it was closed before that
+    except BlockingIOError:
+        pass

@@ -164,7 +164,8 @@ async def test_one_that_does_not_answer_is_not_waited_for_and_forks_nothing_late
     assert _is_forked_by(await node.start("c3"), server)
 
 
-async def test_it_ends_when_its_files_have_changed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["lib/shim/container.py", "containerd-shim-nvidia-v1"])
+async def test_it_ends_when_its_files_have_changed(tmp_path: Path, file: str) -> None:
     for room in ("api", "hooks", "shim"):
         shutil.copytree(f"{REPOSITORY}/{room}", tmp_path / "lib" / room)
     launcher = tmp_path / "containerd-shim-nvidia-v1"
@@ -173,7 +174,7 @@ async def test_it_ends_when_its_files_have_changed(tmp_path: Path) -> None:
     async with node_of(str(launcher)) as node:
         await node.start("c1")
         (server,) = node.servers()
-        os.utime(tmp_path / "lib" / "shim" / "container.py")
+        os.utime(tmp_path / file)
         assert not _is_forked_by(await node.start("c2", wait=False), server)
         eventually(lambda: not is_alive(server), "the old one ends")
 

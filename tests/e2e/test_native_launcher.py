@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -137,6 +138,64 @@ async def test_a_malformed_request_for_a_verb_is_not_answered_and_harms_nobody(
     assert not _children(server)
 
 
+def _request(node: Node, *words: str, **environment: str) -> bytes:
+    texts = [f"{node.launcher}.py", str(len(words)), *words]
+    texts += [f"{name}={value}" for name, value in environment.items()]
+    content = "".join(f"{text}\0" for text in texts).encode()
+    return len(content).to_bytes(4, "little") + content
+
+
+def _go(connection: socket.socket, stdout: int) -> int:
+    """Let a verb begin; returns its status."""
+    with open(os.devnull, "rb") as null:
+        here = os.open("/", os.O_PATH)
+        socket.send_fds(connection, [b"!"], [here, null.fileno(), stdout, stdout])
+        os.close(here)
+    return connection.recv(1)[0]
+
+
+async def test_a_caller_that_is_held_up_has_its_verb_done_all_the_same(
+    node: Node, tmp_path: Path
+) -> None:
+    await node.start("c1")
+    with (
+        socket.socket(socket.AF_UNIX) as connection,
+        open(tmp_path / "out", "wb") as out,  # noqa: ASYNC230 - as below
+    ):
+        connection.settimeout(5)
+        connection.connect(node.server_socket())
+        connection.sendall(_request(node, "-help", "start"))
+        assert connection.recv(1) == b"."
+        # As long as a machine without time for it lets it wait.
+        time.sleep(1.5)  # noqa: ASYNC251 - nothing else runs in this loop
+        assert _go(connection, out.fileno()) == 0
+    assert b"start" in (tmp_path / "out").read_bytes()
+
+
+async def test_a_request_that_comes_in_pieces_is_taken_whole_or_not_at_all(
+    node: Node, tmp_path: Path
+) -> None:
+    await node.start("c1")
+    request = _request(node, "-help", "start", LONG="x" * 100_000)
+    with (
+        socket.socket(socket.AF_UNIX) as connection,
+        open(tmp_path / "out", "wb") as out,  # noqa: ASYNC230 - as below
+    ):
+        connection.settimeout(5)
+        connection.connect(node.server_socket())
+        connection.sendall(request[:300])
+        time.sleep(0.2)  # noqa: ASYNC251 - nothing else runs in this loop
+        connection.sendall(request[300:])
+        assert connection.recv(1) == b"."
+        assert _go(connection, out.fileno()) == 0
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(5)
+        connection.connect(node.server_socket())
+        connection.sendall(request[:300])
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(1) == b""
+
+
 async def test_a_stopped_fork_server_is_not_waited_for(node: Node) -> None:
     await node.start("c1")
     (server,) = node.servers()
@@ -155,6 +214,22 @@ def test_a_launcher_without_its_program_says_so_in_one_line(
     assert done.stderr.decode() == (
         f"containerd-shim-nvidia-v1: {path}.py: No such file or directory; install it again"
     )
+
+
+def test_a_launcher_that_is_replaced_while_it_starts_finds_its_program(
+    shim_directory: str, tmp_path: Path
+) -> None:
+    name = "containerd-shim-nvidia-v1"
+    for file in (name, f"{name}.py"):
+        shutil.copy(os.path.join(shim_directory, file), tmp_path / file)
+    launcher = os.open(tmp_path / name, os.O_PATH)
+    os.unlink(tmp_path / name)
+    done = subprocess.run(
+        [f"/proc/self/fd/{launcher}", "-v"], pass_fds=[launcher], capture_output=True, check=False
+    )
+    os.close(launcher)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert name in done.stdout.decode()
 
 
 def _pids() -> list[int]:
