@@ -32,6 +32,7 @@ else:
 PROGRAM: Final = "containerd-shim-nvidia-v1"
 
 _LISTENER: Final = 3
+_LOCK: Final = 3  # of a fork server: LOCK_FD of shim.warmstart
 
 # What services get from systemd, hence what runc and its hooks meet in containerd's own shim.
 # Files of ours have their modes named, and do not depend on it.
@@ -97,7 +98,11 @@ def prepare_fork_server(address: str) -> None:
     Args:
         address: containerd's gRPC address, shown in the command line.
     """
-    _close_above(3)
+    _close_above(_LOCK)
+    try:
+        os.set_inheritable(_LOCK, False)  # or each runtime that a verb calls would hold the lock
+    except OSError:
+        pass  # started by hand, without one
     _reset_signals()
     os.umask(_UMASK)
     os.chdir("/")

@@ -196,6 +196,15 @@ async def test_a_request_that_comes_in_pieces_is_taken_whole_or_not_at_all(
         assert connection.recv(1) == b""
 
 
+async def test_programs_that_a_verb_runs_inherit_nothing_of_the_fork_server(node: Node) -> None:
+    await node.start("c1")
+    (server,) = node.servers()
+    for name in set(os.listdir(f"/proc/{server}/fd")) - {"0", "1", "2"}:
+        lines = content_of(f"/proc/{server}/fdinfo/{name}").decode().splitlines()
+        flags = next(line.split()[1] for line in lines if line.startswith("flags:"))
+        assert int(flags, 8) & os.O_CLOEXEC, os.readlink(f"/proc/{server}/fd/{name}")
+
+
 async def test_a_stopped_fork_server_is_not_waited_for(node: Node) -> None:
     await node.start("c1")
     (server,) = node.servers()
