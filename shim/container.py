@@ -45,7 +45,7 @@ from shim.runtime import LowLevelRuntime
 from shim.stdio import open_stdio
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Sequence
 
     from anyio.abc import TaskGroup
     from google.protobuf.any_pb2 import Any as AnyMessage
@@ -236,6 +236,9 @@ class Container:
                     )
                     raise
             elif self._saved is not None and process.stdio is not None:
+                if self._deleting.locked():
+                    # The runtime, which would refuse, does not know of it yet.
+                    raise WrongProcessState(f"to start {self.id}", found="it is being deleted")
                 await self._restore(process.stdio)
                 self._init_started()
                 self.watch_init()
@@ -482,18 +485,12 @@ class Container:
     def pids(self) -> dict[int, str]:
         """The pids in the container, each with the id of the exec that it is, or empty.
 
-        Init's is among them until the container is deleted.
-
-        Raises:
-            WrongProcessState: it is to be restored. (An empty answer would tell a containerd
-                that comes back that there is no task.)
+        Init's is among them until the container is deleted. It is 0, as State has it, while
+        the container is to be restored: a containerd that comes back takes an error or an
+        empty answer for the sign that there is no task, and deletes it.
         """
         if self.init.child is None:
-            raise WrongProcessState(
-                f"the processes of {self.id}",
-                found="it is to be restored from a checkpoint, and has none yet",
-                do="start it",
-            )
+            return {0: ""}
         named = {p.pid: p.exec_id for p in self._execs.values() if p.state is State.RUNNING}
         # Also when it has ended: a containerd that comes back takes a shim without processes
         # for one that never had a task, and deletes it with the exit that nobody has read.
@@ -688,7 +685,7 @@ class Container:
                 self._publish_oom()
         self._publish_exit(process)
         if process.stdio is not None:
-            await process.stdio.let_go()
+            await self._as_far_as_possible(process.stdio.let_go())
 
     async def _publish_exit_of_init(self) -> None:
         out_of_memory = False
@@ -717,8 +714,15 @@ class Container:
         for process in running:
             await process.wait()
         if self.init.stdio is not None:
-            await self.init.stdio.ended()
+            await self._as_far_as_possible(self.init.stdio.ended())
         self._publish_exit(self.init)
+
+    async def _as_far_as_possible(self, last_words: Awaitable[None]) -> None:
+        """What is done for output must not keep an exit from being told (no descriptor is free)."""
+        try:
+            await last_words
+        except OSError as error:
+            self._shim.log.warning("output may be lost", id=self.id, why=str(error))
 
     async def _settle(self, processes: Sequence[Process]) -> None:
         """Wait until no Start of these is under way.

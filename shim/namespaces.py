@@ -89,6 +89,9 @@ async def hold(reaper: Reaper, pod: Pod) -> Child:
         with reaper.window():
             try:
                 maker = reaper.register(_fork_maker(pod, machine, network, writing))
+            except BaseException:
+                os.close(reading)
+                raise
             finally:
                 os.close(writing)
             try:

@@ -269,7 +269,12 @@ class Logger:
             status=exit_.status,
         )
         for source in self._sources:
-            relay = Relay(os.dup(source), os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
+            try:
+                relay = _drain_of(source)
+            except OSError as error:
+                # Not the whole pod's end for it: the container will wait when the pipe is full.
+                self._log.error("output is not dropped", logger=self._name, why=str(error))
+                continue
             self._dropping.append(relay)
             relay.start(self._tasks)
 
@@ -292,6 +297,18 @@ async def _until_ready(uri: LoggerUri, child: Child, ready: int) -> None:
         raise _failed(uri, f"it ended before it was ready, with status {status}")
     if uri.speaks:
         raise _failed(uri, "it closed descriptor 5 without the byte that says that it is ready")
+
+
+def _drain_of(source: int) -> Relay:
+    """What drops all that comes out of a pipe."""
+    ours = Descriptors()
+    try:
+        reading = ours.keep(os.dup(source))
+        null = ours.keep(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
+        return Relay(reading, null)
+    except OSError:
+        ours.close()
+        raise
 
 
 def _is_at_end(reading: int) -> bool:
