@@ -20,6 +20,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from shim.folders import at_and_below
 from shim.mountinfo import unescape
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def pids_in(directory: str) -> list[int]:
         Their pids; none if the cgroup has gone.
     """
     pids: set[int] = set()
-    for folder, _, _ in os.walk(directory):
+    for folder in at_and_below(directory):
         try:
             with open(os.path.join(folder, "cgroup.procs"), encoding="ascii") as file:
                 pids.update(int(line) for line in file)

@@ -20,6 +20,7 @@ import time
 
 from shim import bundle, programs
 from shim.errors import BundleUnusable
+from shim.folders import at_and_below
 from shim.foreground import has_ended, run
 
 TYPE_CHECKING = False
@@ -425,7 +426,7 @@ def _is_apart(directory: str) -> bool:
 
 
 def _pids_in(directory: str) -> Iterator[int]:
-    for folder, _, _ in os.walk(directory):
+    for folder in at_and_below(directory):
         try:
             with open(os.path.join(folder, "cgroup.procs"), "rb") as file:
                 yield from [int(line) for line in file]
@@ -462,7 +463,7 @@ def _remove_cgroup(directory: str, deadline: float) -> str:
     """Remove a cgroup and those below it; returns what is left."""
     while True:
         try:
-            for folder, _, _ in os.walk(directory, topdown=False):
+            for folder in reversed([*at_and_below(directory)]):
                 os.rmdir(folder)
         except FileNotFoundError:
             return ""
