@@ -135,12 +135,8 @@ def _serve(connection: socket.socket, path: str, address: str) -> None:
         content = _receive(connection, length)
         if len(fds) == 1:
             _fork_orphan(connection, fds[0], Request.decode(content))
-        elif not fds:
-            asker = peer_process(connection)
-            request = VerbRequest.decode(content)
-            alike = server_path(os.path.dirname(path), address, process=asker) == path
-            if alike and request.program == os.path.abspath(sys.argv[0]):
-                _fork_verb(connection, request, parent=_parent_of(asker))
+        elif not fds and os.fork() == 0:
+            _become_verb(connection, content, path, address)
     except (OSError, ValueError):
         return
     finally:
@@ -177,9 +173,18 @@ def _fork_orphan(connection: socket.socket, listener_fd: int, request: Request) 
         os._exit(1)
 
 
-def _fork_verb(connection: socket.socket, request: VerbRequest, *, parent: int) -> None:
-    if os.fork() == 0:
-        become_verb(connection, request, parent=parent)
+def _become_verb(connection: socket.socket, content: bytes, path: str, address: str) -> NoReturn:
+    # All that takes time is done here: a hundred may be waiting for the fork server.
+    try:
+        request = VerbRequest.decode(content)
+        asker = peer_process(connection)
+        alike = server_path(os.path.dirname(path), address, process=asker) == path
+        if alike and request.program == os.path.abspath(sys.argv[0]):
+            become_verb(connection, request, parent=_parent_of(asker))
+    except (OSError, ValueError):
+        pass  # unanswered, as all that cannot be served
+    finally:
+        os._exit(1)
 
 
 def _parent_of(pid: int) -> int:

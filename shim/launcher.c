@@ -33,7 +33,10 @@
 #define GO '!'
 #define LONGEST (1 << 18)
 #define GONE " (deleted)" /* after the name of a program that was replaced while it runs */
-#define PATIENCE 1 /* second, for each step until the verb begins */
+/* Milliseconds. A hundred callers at once wait for seconds, and starting a hundred interpreters
+ * instead would take longer; but containerd gives `delete` five seconds in all. */
+#define STEP 250
+#define PATIENCE 4000
 
 extern char **environ;
 
@@ -82,10 +85,11 @@ static uint64_t fnv1a(uint64_t hash, const char *text)
 }
 
 /* Connect to the fork server of this containerd; -1 if there is none of ours. */
-static int reach(const char *address, const char *script)
+static int reach(const char *address, const char *script, pid_t *server)
 {
     struct sockaddr_un name = {.sun_family = AF_UNIX};
-    struct timeval patience = {.tv_sec = PATIENCE};
+    struct timeval step = {STEP / 1000, STEP % 1000 * 1000};
+    struct timeval patience = {PATIENCE / 1000, PATIENCE % 1000 * 1000};
     struct ucred peer;
     socklen_t size = sizeof peer;
     char mounts[64];
@@ -101,14 +105,53 @@ static int reach(const char *address, const char *script)
     fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return -1;
-    if (!setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) &&
+    if (!setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &step, sizeof step) &&
         !setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience) &&
         !connect(fd, (struct sockaddr *)&name, sizeof name) &&
         !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) &&
-        peer.uid == geteuid() && peer.gid == getegid())
+        peer.uid == geteuid() && peer.gid == getegid()) {
+        *server = peer.pid;
         return fd;
+    }
     close(fd);
     return -1;
+}
+
+/* Whether a process is stopped, as by a debugger: it may be so for hours. */
+static int stopped(pid_t pid)
+{
+    char name[32], text[256], *state = NULL;
+    ssize_t got;
+    int fd;
+
+    snprintf(name, sizeof name, "/proc/%d/stat", (int)pid);
+    fd = open(name, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 1;
+    got = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (got > 0) {
+        text[got] = 0;
+        state = strrchr(text, ')');
+    }
+    return !state || !state[1] || strchr("TtZX", state[2]);
+}
+
+/* Wait until a fork of the fork server is there, unless that takes too long. */
+static int ready(int fd, pid_t server)
+{
+    for (int waited = 0; waited < PATIENCE; waited += STEP) {
+        char byte;
+        ssize_t got = recv(fd, &byte, 1, 0);
+
+        if (got >= 0)
+            return got == 1 && byte == READY;
+        if (errno == EINTR)
+            continue;
+        if (errno != EAGAIN || stopped(server))
+            return 0;
+    }
+    return 0;
 }
 
 /* Send the request: its length, then its content. */
@@ -164,6 +207,7 @@ static int ask(int argc, char **argv, const char *script)
     struct timeval ever = {0};
     int directory = -1, status = -1;
     const char *off = getenv(SWITCH);
+    pid_t server;
     int fd;
 
     if (off && !strcmp(off, "0"))
@@ -180,11 +224,11 @@ static int ask(int argc, char **argv, const char *script)
     for (int standard = 0; standard <= 2; standard++)
         if (fcntl(standard, F_GETFD) < 0)
             return -1;
-    fd = reach(flag(argc, argv, "address"), script);
+    fd = reach(flag(argc, argv, "address"), script, &server);
     if (fd < 0)
         return -1;
     directory = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (directory >= 0 && send_request(fd) && recv(fd, &byte, 1, 0) == 1 && byte == READY &&
+    if (directory >= 0 && send_request(fd) && ready(fd, server) &&
         !setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &ever, sizeof ever) && send_go(fd, directory)) {
         ssize_t got;
 

@@ -92,9 +92,10 @@ async def test_a_caller_in_other_surroundings_gets_an_interpreter_of_its_own(nod
     argv = [*_argv(node, "start", container_id="c2")]
     done = _verb(argv, bundle, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, few))
     node.sockets.append(done.stdout.decode().removeprefix("unix://"))
-    shims = [pid for pid in _pids() if {"c2", node.address} <= set(words_of(pid))]
-    node.pids += shims
-    (shim,) = shims
+    (shim,) = eventually(
+        lambda: [p for p in _pids() if {"c2", node.address} <= set(words_of(p))], "the shim"
+    )
+    node.pids.append(shim)
     limits = content_of(f"/proc/{shim}/limits").decode().splitlines()
     assert any(line.split()[3:5] == ["300", "300"] for line in limits)
     eventually(lambda: set(node.servers()) - set(servers), "one of the other surroundings is left")
