@@ -155,6 +155,7 @@ def pids_in(directory: str) -> list[int]:
                 pids.update(int(line) for line in file)
         except OSError:
             continue  # removed while we walked
+    pids.discard(0)  # a process outside our pid namespace; to kill(2) it would be ourselves
     return sorted(pids)
 
 

@@ -47,7 +47,6 @@ from shim.stdio import open_stdio
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
-    from anyio.abc import TaskGroup
     from google.protobuf.any_pb2 import Any as AnyMessage
     from google.protobuf.message import Message
 
@@ -60,6 +59,7 @@ if TYPE_CHECKING:
     from shim.reaper import Child, Reaper
     from shim.sandbox import Sandbox
     from shim.stdio.stdio import Stdio
+    from shim.tasks import Tasks
 
 _PID_FILE_LIMIT: Final = 32
 
@@ -80,7 +80,7 @@ class Surroundings:
     __slots__ = ("log", "namespace", "publisher", "reaper", "sandbox", "tasks")
 
     def __init__(
-        self, *, namespace: str, reaper: Reaper, publisher: Publisher, tasks: TaskGroup, log: Log
+        self, *, namespace: str, reaper: Reaper, publisher: Publisher, tasks: Tasks, log: Log
     ) -> None:
         self.namespace = namespace
         self.reaper = reaper

@@ -22,6 +22,7 @@ from shim.log import Log
 from shim.reaper import Reaper
 from shim.service import OwnSocket, TaskService
 from shim.spawn import reserve_numbers
+from shim.tasks import GuardedTasks
 
 if TYPE_CHECKING:
     from api.ttrpc import Service
@@ -87,7 +88,11 @@ async def _serve(
     async with anyio.create_task_group() as tasks:
         publisher = Publisher(ttrpc_address, namespace, tasks, log)
         surroundings = Surroundings(
-            namespace=namespace, reaper=reaper, publisher=publisher, tasks=tasks, log=log
+            namespace=namespace,
+            reaper=reaper,
+            publisher=publisher,
+            tasks=GuardedTasks(tasks, log),
+            log=log,
         )
         ended = anyio.Event()
         service = TaskService(surroundings, own_socket, ended.set)

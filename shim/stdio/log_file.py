@@ -25,7 +25,8 @@ from shim.stdio.ends import Descriptors
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from anyio.abc import TaskGroup
+    from shim.tasks import Tasks
+
 
 _CHUNK: Final = 1 << 16
 
@@ -61,7 +62,7 @@ class FileRelay:
         self._ended = False
         os.set_blocking(source, False)
 
-    def start(self, tasks: TaskGroup) -> None:
+    def start(self, tasks: Tasks) -> None:
         """Begin."""
         self._running = True
         tasks.start_soon(self._run)

@@ -46,12 +46,11 @@ from shim.stdio.uris import CONTAINER_ID, CONTAINER_NAMESPACE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from anyio.abc import TaskGroup
-
     from shim.container import Surroundings
     from shim.log import Log
     from shim.reaper import Child
     from shim.stdio.uris import LoggerUri
+    from shim.tasks import Tasks
 
 # Seconds: to become ready; to end by itself once it has taken all; to end when told to, which
 # is what containerd's own shim gives; to die.
@@ -168,7 +167,7 @@ class Logger:
     """
 
     def __init__(
-        self, tasks: TaskGroup, log: Log, name: str, child: Child, pipes: Sequence[int]
+        self, tasks: Tasks, log: Log, name: str, child: Child, pipes: Sequence[int]
     ) -> None:
         self._tasks = tasks
         self._log = log

@@ -15,11 +15,10 @@ from shim.stdio.stdio import DRAIN_SECONDS
 from shim.stdio.uris import Fifo, LogFile
 
 if TYPE_CHECKING:
-    from anyio.abc import TaskGroup
-
     from shim.log import Log
     from shim.stdio.logger import Logger
     from shim.stdio.uris import Output
+    from shim.tasks import Tasks
 
 _NOBODY: Final = (0, 0)
 
@@ -29,7 +28,7 @@ class Flow(Protocol):
 
     done: anyio.Event
 
-    def start(self, tasks: TaskGroup) -> None:
+    def start(self, tasks: Tasks) -> None:
         """Begin."""
 
     def finish(self) -> None:
@@ -56,7 +55,7 @@ class PlainStdio:
 
     def __init__(
         self,
-        tasks: TaskGroup,
+        tasks: Tasks,
         log: Log,
         *,
         stdin: Fifo | None,

@@ -24,7 +24,8 @@ from shim.stdio.ends import Descriptors, waiting_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from anyio.abc import TaskGroup
+    from shim.tasks import Tasks
+
 
 _CHUNK: Final = 1 << 16
 
@@ -70,7 +71,7 @@ class Relay:
         self._whole = anyio.CancelScope()
         self._waiting: anyio.CancelScope | None = None
 
-    def start(self, tasks: TaskGroup) -> None:
+    def start(self, tasks: Tasks) -> None:
         """Begin."""
         self._running = True
         tasks.start_soon(self._run)

@@ -33,11 +33,10 @@ from shim.stdio.uris import Fifo, LogFile
 if TYPE_CHECKING:
     import socket
 
-    from anyio.abc import TaskGroup
-
     from shim.log import Log
     from shim.stdio.logger import Logger
     from shim.stdio.uris import Output
+    from shim.tasks import Tasks
 
 _CONTROL_CHARACTERS: Final = 6  # where termios.tcgetattr has them
 
@@ -64,7 +63,7 @@ class TerminalStdio:
 
     def __init__(
         self,
-        tasks: TaskGroup,
+        tasks: Tasks,
         log: Log,
         *,
         stdin: Fifo | None,
