@@ -164,6 +164,7 @@ class PrivateContainerd:
         self.parts = parts or Parts.installed()
         if directory is None:
             directory = tempfile.mkdtemp(prefix="nvshim-")
+            os.chmod(directory, 0o711)  # noqa: S103 - roots of containers with other users are in it
         os.makedirs(directory, mode=0o711, exist_ok=True)
         self.directory = os.path.realpath(directory)
         digest = hashlib.sha256(self.directory.encode()).hexdigest()[:8]

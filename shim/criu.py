@@ -143,26 +143,32 @@ def read_options(message: AnyMessage | None) -> CheckpointOptions:
     """The options of a Checkpoint request.
 
     Args:
-        message: the ``options`` of the request; None or empty means defaults.
+        message: the ``options`` of the request; None or empty means defaults. Clients of
+            containerd 1.x send those of the first generation of shims to a runtime that they do
+            not know.
 
     Raises:
         CheckpointOptionsInvalid: the type or the encoding cannot be understood.
     """
     from google.protobuf.message import DecodeError  # noqa: PLC0415 - with what is rare here
 
-    from api.proto import runc_options_pb2  # noqa: PLC0415
+    from api.proto import linux_runc_pb2, runc_options_pb2  # noqa: PLC0415
 
     if message is None or not message.type_url:
         return CheckpointOptions()
+    known = {
+        known.DESCRIPTOR.full_name: known
+        for known in (runc_options_pb2.CheckpointOptions, linux_runc_pb2.CheckpointOptions)
+    }
     kind = message.type_url.rpartition("/")[2]
-    if kind != runc_options_pb2.CheckpointOptions.DESCRIPTOR.full_name:
+    if kind not in known:
         raise CheckpointOptionsInvalid(
             f"checkpoint options of type {kind}",
             found="not a type of options that this shim knows",
             do="send containerd.runc.v1.CheckpointOptions",
         )
     try:
-        options = runc_options_pb2.CheckpointOptions.FromString(message.value)
+        options = known[kind].FromString(message.value)
     except DecodeError as error:
         raise CheckpointOptionsInvalid(
             "the checkpoint options", found=f"they cannot be decoded: {error}"
@@ -178,7 +184,8 @@ def read_options(message: AnyMessage | None) -> CheckpointOptions:
             cgroups_mode=options.cgroups_mode,
         ),
         work_path=options.work_path,
-        parent_path=options.parent_path,
+        # The first generation knew no parents.
+        parent_path=getattr(options, "parent_path", ""),
     )
 
 

@@ -2,7 +2,9 @@
 
 ``ctr`` and Docker send ``containerd.runc.v1.Options``. CRI sends, for a runtime type it does
 not know, ``runtimeoptions.v1.Options``: the handler's options table as a TOML text, or the
-path of a TOML file. Both name the same things, and both may be absent.
+path of a TOML file. Both name the same things, and both may be absent. Clients of containerd 1.x
+send ``containerd.linux.runc.CreateOptions`` to a runtime that they do not know, for what few flags
+of theirs are about a task (``ctr run --uidmap``, ``--no-pivot``).
 
 Keys are matched without regard to case, and a number may be written as a float, as where
 containerd reads the table itself. An unknown key is an error: what a person has misspelt must
@@ -89,6 +91,8 @@ _IGNORED_KEYS: Final = (
 
 _BY_LOWER_CASE: Final = {key.lower(): key for key in (*_KEYS, *_IGNORED_KEYS)}
 
+_FIRST_GENERATION: Final = "containerd.linux.runc.CreateOptions"
+
 # uid_t has 32 bits; its highest value means "leave it" to chown(2).
 _HIGHEST_ID: Final = (1 << 32) - 2
 
@@ -116,6 +120,8 @@ def read_options(message: AnyMessage | None) -> RuntimeOptions:
             return _checked(_from_runc(runc_options_pb2.Options.FromString(message.value)), kind)
         if kind == runtimeoptions_pb2.Options.DESCRIPTOR.full_name:
             return _checked(_from_toml(runtimeoptions_pb2.Options.FromString(message.value)), kind)
+        if kind == _FIRST_GENERATION:
+            return _checked(_from_first_generation(message.value), kind)
     except DecodeError as error:
         raise _invalid(kind, f"cannot be decoded: {error}") from error
     raise _invalid(kind, "not a type of options that this shim knows")
@@ -168,6 +174,21 @@ def _from_runc(options: runc_options_pb2.Options) -> RuntimeOptions:
         io_uid=options.io_uid,
         io_gid=options.io_gid,
         criu_path=options.criu_path,
+        criu_image_path=options.criu_image_path,
+        criu_work_path=options.criu_work_path,
+    )
+
+
+def _from_first_generation(value: bytes) -> RuntimeOptions:
+    from api.proto import linux_runc_pb2  # noqa: PLC0415 - hardly anybody sends it
+
+    # What else it has is about saving a container, which a checkpoint remembers of itself.
+    options = linux_runc_pb2.CreateOptions.FromString(value)
+    return RuntimeOptions(
+        no_pivot_root=options.no_pivot_root,
+        no_new_keyring=options.no_new_keyring,
+        io_uid=options.io_uid,
+        io_gid=options.io_gid,
         criu_image_path=options.criu_image_path,
         criu_work_path=options.criu_work_path,
     )

@@ -16,9 +16,11 @@ _PACKAGES: Final = (
     "criu",
     "crun",
     "dbus",
+    "gcc",  # tests make images and programs of their own
     "iproute2",
     "iptables",  # criu locks the network with it
     "kmod",
+    "libc6-dev",
     "procps",
     "python3",
     "runc",

@@ -32,7 +32,10 @@ def _metrics(container: Container) -> Any:
     url, value = answer
     module = cgroups_v2_pb2 if is_v2() else cgroups_v1_pb2
     assert url == module.Metrics.DESCRIPTOR.full_name
-    return module.Metrics.FromString(value)
+    metrics = module.Metrics.FromString(value)
+    # containerd's own shim has the sizes of pages in whatever order a directory lists them.
+    metrics.hugetlb.sort(key=lambda entry: entry.pagesize)
+    return metrics
 
 
 # What containerd's own shim leaves out, in this version or in all.

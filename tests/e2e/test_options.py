@@ -68,6 +68,19 @@ def test_missing_program_of_crun_is_a_readable_error(
     assert one_line(done)
 
 
+def test_container_in_a_user_namespace_of_its_own(runtime: Runtime) -> None:
+    # With it comes who owns the container's stdio, from containerd 1.x as options of their own.
+    mapped = "0:100000:65536"
+    container = runtime.start_idle(flags=["--uidmap", mapped, "--gidmap", mapped])
+    with open(f"/proc/{container.pid}/uid_map") as file:
+        assert file.read().split() == mapped.split(":")
+    assert os.stat(f"/proc/{container.pid}").st_uid == 100000
+    assert container.exec("id", "-u").stdout == "0\n"
+    assert container.exec("sh", "-c", "echo here >/tmp/file; stat -c %u /tmp/file").stdout == "0\n"
+    container.kill("KILL")
+    assert container.exit_code() == 128 + 9
+
+
 def test_options_in_the_form_of_docker_are_understood(runtime: Runtime) -> None:
     root = os.path.join(runtime.containerd.directory, "runc")
     container = runtime.expect()

@@ -12,6 +12,7 @@ from api.proto import (  # noqa: F401 - importing them registers the messages
     cgroups_v2_pb2,
     events_pb2,
     events_service_pb2,
+    linux_runc_pb2,
     runc_options_pb2,
     runtimeoptions_pb2,
     task_pb2,
@@ -80,6 +81,15 @@ FIELDS = {
     "containerd.events.TaskPaused": "container_id 1",
     "containerd.events.TaskResumed": "container_id 1",
     "containerd.events.TaskCheckpointed": "container_id 1, checkpoint 2",
+    "containerd.linux.runc.CreateOptions": (
+        "no_pivot_root 1, open_tcp 2, external_unix_sockets 3, terminal 4, file_locks 5, "
+        "empty_namespaces 6, cgroups_mode 7, no_new_keyring 8, shim_cgroup 9, io_uid 10, "
+        "io_gid 11, criu_work_path 12, criu_image_path 13"
+    ),
+    "containerd.linux.runc.CheckpointOptions": (
+        "exit 1, open_tcp 2, external_unix_sockets 3, terminal 4, file_locks 5, "
+        "empty_namespaces 6, cgroups_mode 7, work_path 8, image_path 9"
+    ),
     "containerd.runc.v1.Options": (
         "no_pivot_root 1, no_new_keyring 2, shim_cgroup 3, io_uid 4, io_gid 5, binary_name 6, "
         "root 7, criu_path 8, systemd_cgroup 9, criu_image_path 10, criu_work_path 11, "

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from api import typeurl
 from api.errors import Status
-from api.proto import runc_options_pb2
+from api.proto import linux_runc_pb2, runc_options_pb2
 from shim import criu
 from shim.errors import (
     CheckpointFailed,
@@ -67,6 +67,20 @@ def test_without_options_the_container_goes_on(message: AnyMessage | None) -> No
 def test_each_option_has_its_flag(fields: dict[str, object], words: list[str]) -> None:
     said = _options(exit=True, **fields).words("/checkpoints/some/now", "/w")
     assert said == ["--image-path", "/checkpoints/some/now", "--work-path", "/w", *words]
+
+
+def test_options_of_the_first_generation_have_other_numbers_and_the_same_flags() -> None:
+    options = criu.read_options(
+        typeurl.pack(
+            linux_runc_pb2.CheckpointOptions(
+                exit=True, open_tcp=True, work_path="/logs", image_path="/elsewhere"
+            )
+        )
+    )
+    assert options.words("/i", "/w") == [
+        "--image-path", "/i", "--work-path", "/w", "--tcp-established",
+    ]  # fmt: skip
+    assert options.work_path == "/logs"
 
 
 def test_work_path_is_taken_from_the_options() -> None:

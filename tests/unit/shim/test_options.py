@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from google.protobuf.any_pb2 import Any as AnyMessage
 
-from api.proto import runc_options_pb2, runtimeoptions_pb2
+from api.proto import linux_runc_pb2, runc_options_pb2, runtimeoptions_pb2
 from shim import options as options_module
 from shim.errors import InvalidRuntimeOptions, SystemdNotRunning
 from shim.options import RuntimeOptions, read_options, with_cgroup_driver
@@ -69,6 +69,28 @@ def test_options_of_runc_are_taken_whole(prefix: str) -> None:
         criu_work_path="/var/log/criu",
     )
     assert read_options(_any(prefix + _RUNC, options.SerializeToString())) == _ALL
+
+
+def test_options_that_clients_of_containerd_1_send_to_runtimes_they_do_not_know() -> None:
+    options = linux_runc_pb2.CreateOptions(
+        no_pivot_root=True,
+        no_new_keyring=True,
+        io_uid=1000,
+        io_gid=1001,
+        criu_image_path="/checkpoints/c1",
+        criu_work_path="/var/log/criu",
+    )
+    url = "containerd.linux.runc.CreateOptions"
+    assert read_options(_any(url, options.SerializeToString())) == RuntimeOptions(
+        no_pivot_root=True,
+        no_new_keyring=True,
+        io_uid=1000,
+        io_gid=1001,
+        criu_image_path="/checkpoints/c1",
+        criu_work_path="/var/log/criu",
+    )
+    with pytest.raises(InvalidRuntimeOptions):
+        read_options(_any(url, b"\xff"))
 
 
 def test_options_of_cri_are_a_toml_body() -> None:

@@ -1,0 +1,82 @@
+"""containerd as a unit of systemd, and what systemd says."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, Final
+
+from integration.containerd import PrivateContainerd
+from integration.patience import PATIENCE
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    import signal
+
+UNIT: Final = "containerd.service"
+
+_DROP_IN: Final = f"/run/systemd/system/{UNIT}.d/nvshim.conf"
+
+# Of Debian's unit all stays but where it is told what it is to do, and a wait of five seconds.
+_TEXT: Final = """\
+[Service]
+ExecStart=
+ExecStart={program} --config {config}
+Environment={environment}
+StandardOutput=append:{log}
+StandardError=append:{log}
+RestartSec=100ms
+"""
+
+
+def systemctl(*arguments: str) -> str:
+    """Run systemctl, and return what it says."""
+    done = subprocess.run(
+        ["systemctl", *arguments], capture_output=True, text=True, check=True,
+        timeout=60 * PATIENCE,
+    )  # fmt: skip
+    return done.stdout.strip()
+
+
+def systemd_version() -> int:
+    """Its major version."""
+    return int(systemctl("--version").split()[1])
+
+
+class ContainerdUnit(PrivateContainerd):
+    """A private containerd that systemd starts, stops, and starts again when it fails."""
+
+    @property
+    def pid(self) -> int:
+        return int(systemctl("show", "--property=MainPID", "--value", UNIT))
+
+    def start(self, *, timeout: float = 20.0) -> None:
+        self._write_config()
+        variables = " ".join(f'"{name}={value}"' for name, value in self._environment.items())
+        os.makedirs(os.path.dirname(_DROP_IN), exist_ok=True)
+        with open(_DROP_IN, "w", encoding="utf-8") as file:
+            file.write(
+                _TEXT.format(
+                    program=self.parts.containerd,
+                    config=self._config_path,
+                    environment=variables,
+                    log=self.log_path,
+                )
+            )
+        systemctl("daemon-reload")
+        systemctl("start", UNIT)
+        self.wait_until_it_answers()
+
+    def wait_until_it_answers(self) -> None:
+        """After systemd has started it, by itself or not."""
+        eventually(self._answers, "containerd answers", timeout=20)
+
+    def _end(self, number: signal.Signals, timeout: float) -> None:
+        systemctl("stop", UNIT)
+
+    def remove(self) -> None:
+        super().remove()
+        shutil.rmtree(os.path.dirname(_DROP_IN), ignore_errors=True)
+        systemctl("daemon-reload")
+        systemctl("reset-failed")
