@@ -13,8 +13,8 @@ PACKAGES := busybox-static containerd containernetworking-plugins criu crun gcc 
 # What virtual machines are made and run with, and what runs in them: that which depends on
 # version 2 of cgroups and on systemd.
 VM_PACKAGES := cpio e2fsprogs kmod mmdebstrap qemu-system-x86
-VM_TESTS    := tests/e2e/test_lifecycle.py tests/e2e/test_metrics.py \
-               tests/e2e/test_checkpoint.py tests/e2e/test_options.py
+VM_TESTS    := tests/vm tests/e2e/test_metrics.py tests/e2e/test_options.py \
+               tests/e2e/test_checkpoint_images.py
 
 VENV     := .venv
 CACHE    := .cache

@@ -44,7 +44,7 @@ _MODULES: Final = (
     "ip6table_filter",
     "loop",
     "netlink_diag",
-    "nf_conntrack",
+    "nf_conntrack_netlink",
     "nf_tables",
     "nft_compat",
     "overlay",
