@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import shutil
+import signal
 import sys
 import time
 from typing import Final
@@ -46,6 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
         was none.
     """
     options = _parser().parse_args(arguments)
+    # Whatever ends us, the machine and what was made for it go first.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     worst = 0
     try:
         for guest in [find_guest(name) for name in options.guest or GUESTS]:
@@ -81,7 +85,7 @@ def _run(guest: Guest, command: list[str], timeout: float) -> int:
     with locked(guests, say=_say):
         images = write_archive(os.path.join(guests, "images.tar"), [busybox(), glibc()])
         node = os.path.join(guests, "node")
-        SimulatedNode(node, Scenario.load("two"), "").remove()
+        shutil.rmtree(node, ignore_errors=True)  # of a run that was killed
         with SimulatedNode.create(node, Scenario.load("two"), say=_say):
             _say(f"{guest.name} ready after {time.monotonic() - began:.0f} s")
             began = time.monotonic()
