@@ -113,7 +113,6 @@ class TaskService:
             "Kill": shielded(self.kill),
             "Update": shielded(self.update),
             "Wait": self.wait,
-            "Shutdown": self.shutdown,
         }
         immediate: dict[str, Callable[[Context, Any], Any]] = {
             "State": self.state,
@@ -122,6 +121,7 @@ class TaskService:
             "ResizePty": self.resize_pty,
             "CloseIO": self.close_io,
             "Connect": self.connect,
+            "Shutdown": self.shutdown,
         }
         handlers = {name: typed(name, handler) for name, handler in handlers.items()}
         immediate = {name: typed_at_once(name, handler) for name, handler in immediate.items()}
@@ -290,7 +290,7 @@ class TaskService:
         pid = container.init.pid if container else 0
         return task_pb2.ConnectResponse(shim_pid=os.getpid(), task_pid=pid)
 
-    async def shutdown(self, _: Context, request: task_pb2.ShutdownRequest) -> Empty:
+    def shutdown(self, _: Context, request: task_pb2.ShutdownRequest) -> Empty:
         """End this process, once no task or sandbox is left or announced; until then, nothing.
 
         containerd asks after every Delete. ``now`` changes nothing: there is nothing that the

@@ -106,7 +106,8 @@ class Server:
         """Begin to stop, and return at once: for handlers, such as a ``Shutdown``, to call.
 
         No connection is accepted any more and no request begun; idle connections are closed,
-        the others when their last request is answered. Then :meth:`serve` returns.
+        the others when their last request is answered. Then :meth:`serve` returns. Requests
+        that have come by then and need no waiting (a second ``Shutdown``) are still answered.
 
         Args:
             grace: seconds after which requests still under way are cancelled, unanswered.

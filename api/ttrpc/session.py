@@ -178,7 +178,7 @@ class Session:
         service = self._services.get(event.service)
         known = service.immediate.get(event.method) if service is not None else None
         # An answer that would have to be kept for a client that does not read waits in a task.
-        if known is None or self._draining or self._transport.crowded:
+        if known is None or self._transport.crowded:
             return False
         method, handler = known
         asked = Asked(event.stream_id, method, self._context(event))

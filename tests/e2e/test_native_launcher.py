@@ -136,7 +136,7 @@ async def test_a_malformed_request_for_a_verb_is_not_answered_and_harms_nobody(
         connection.sendall(len(content).to_bytes(4, "little") + content)
         assert connection.recv(1) == b""
     assert node.servers() == [server]
-    assert not _children(server)
+    eventually(lambda: not _children(server), "the fork that read it ends")
 
 
 def _request(node: Node, *words: str, **environment: str) -> bytes:

@@ -162,7 +162,10 @@ async def test_a_client_that_does_not_read_is_not_kept_answers_for_without_end(
     assert answered == 50
 
 
-async def test_none_is_answered_by_a_server_that_ends(serve: Any, service: str) -> None:
+async def test_it_is_answered_by_a_server_that_waits_for_others_to_end(
+    serve: Any, service: str
+) -> None:
+    """Nothing has to be begun for it; so a second Shutdown, say, is answered as the first was."""
     release = anyio.Event()
 
     async def hang(_: Context, request: StringValue) -> StringValue:
@@ -173,10 +176,29 @@ async def test_none_is_answered_by_a_server_that_ends(serve: Any, service: str) 
         await raw.request(1, "Other")
         await served.until_calls(1)
         served.server.close()
-        await raw.request(3, "Say")
-        assert (await raw.answers(1))[3].status.code == Status.UNAVAILABLE
+        await raw.request(3, "Say", "still there")
+        assert not (await raw.answers(1))[3].status.code
+        await raw.request(5, "Other")
+        assert (await raw.answers(1))[5].status.code == Status.UNAVAILABLE
         release.set()
         assert 1 in await raw.answers(1)
+
+
+async def test_one_that_closes_the_server_is_answered_with_all_that_came_with_it(
+    serve: Any, service: str
+) -> None:
+    def stop(_: Context, request: StringValue) -> StringValue:
+        served.server.close()
+        return request
+
+    request = ttrpc_pb2.Request(service=service, method="Say").SerializeToString()
+    frames = b"".join(encode(stream, REQUEST, 0, request) for stream in (1, 3, 5))
+    async with serve({}, immediate={"Say": stop}) as served, served.raw() as raw:
+        await raw.send(frames)
+        answers = await raw.answers(3)
+        assert [answers[stream].status.code for stream in (1, 3, 5)] == [0, 0, 0]
+        with anyio.fail_after(1):
+            await served.returned.wait()
 
 
 def test_a_method_that_streams_cannot_answer_at_once(descriptor: ServiceDescriptor) -> None:
