@@ -29,14 +29,15 @@ from hooks.inventory import Inventory, load_inventory, take_inventory
 from hooks.layout import read_layout
 from hooks.mutation import apply, apply_process, verify
 from hooks.placement import place
+from hooks.plan import Contribution, united
 from hooks.planning import arches_of, make_plan
 from hooks.record import make_record, process_edits
-from hooks.request import Void, read_request
+from hooks.request import read_request
 from hooks.rootfs import Rootfs
 from hooks.witness import Witness
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from hooks.config import Config
     from hooks.placement import Placed
@@ -89,7 +90,7 @@ def probe_command(config: Config) -> tuple[str, ...]:
 def inject(
     spec: Mapping[str, Any],
     request: Request,
-    inventory: Inventory,
+    inventory: Inventory | None,
     *,
     rootfs: str,
     staging: str,
@@ -105,7 +106,7 @@ def inject(
     Args:
         spec: config.json, decoded. It is not changed.
         request: what :func:`read_request` made of it.
-        inventory: what the node has.
+        inventory: what the node has; None only if nothing of NVIDIA's driver is asked.
         rootfs: the mounted root of the container; nothing of it runs yet.
         staging: a directory of this container's bundle for files to be mounted from there. It
             need not exist, and goes with the bundle.
@@ -120,17 +121,26 @@ def inject(
         RootfsError: the image has no room for what has to be written.
         SpecError: the spec is malformed, or an edit of it failed verification.
     """
-    if isinstance(request, Void):
+    if not request.wants_injection:
         return Injection(dict(spec), {})
     clock = _Clock()
-    grant = decide(request, inventory)
+    grant = decide(request, inventory) if inventory is not None else None
     clock.lap("grant")
     with Rootfs.open(rootfs) as image:
         layout = read_layout(image, arches_of(grant, inventory), _mounts(spec))
         clock.lap("layout")
-        plan = make_plan(grant, inventory, layout)
+        contributions = []
+        if grant is not None and inventory is not None:
+            contributions.append(
+                Contribution(
+                    make_plan(grant, inventory, layout),
+                    inventory.nodes.majors,
+                    (config.driver_root,),
+                )
+            )
+        plan = united(each.plan for each in contributions)
         clock.lap("plan")
-        check = _Check(spec, inventory, (config.driver_root, staging), rootfs)
+        check = _Check(spec, contributions, staging, rootfs)
         check.edited(plan)
         clock.lap("check")
         placed = place(image, plan, layout, staging, library_path=_library_path(spec))
@@ -176,13 +186,16 @@ class _Check:
     def __init__(
         self,
         spec: Mapping[str, Any],
-        inventory: Inventory,
-        source_roots: tuple[str, ...],
+        contributions: Iterable[Contribution],
+        staging: str,
         rootfs: str,
     ) -> None:
         self._spec = spec
-        self._majors = inventory.nodes.majors
-        self._source_roots = source_roots
+        self._majors: frozenset[int] = frozenset()
+        self._source_roots: tuple[str, ...] = (staging,)
+        for each in contributions:
+            self._majors |= each.majors
+            self._source_roots += each.source_roots
         self._rootfs = rootfs
 
     def edited(self, plan: Plan) -> dict[str, Any]:

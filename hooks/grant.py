@@ -34,6 +34,7 @@ from hooks.request import (
     MigUuid,
     NamedDevices,
     NoDevices,
+    Void,
 )
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
     from hooks.gpus import Gpu, MigDevice
     from hooks.inventory import Inventory
-    from hooks.request import DeviceName
+    from hooks.request import DeviceName, Request
 
 __all__ = ["Grant", "decide"]
 
@@ -63,11 +64,11 @@ class Grant:
     notes: tuple[str, ...] = ()
 
 
-def decide(request: NoDevices | AllDevices | NamedDevices, inventory: Inventory) -> Grant:
+def decide(request: Request, inventory: Inventory) -> Grant:
     """What a container gets of what it asks for.
 
     Args:
-        request: what it asks for; not nothing.
+        request: what it asks for; something of the driver.
         inventory: what the node has.
 
     Returns:
@@ -81,13 +82,13 @@ def decide(request: NoDevices | AllDevices | NamedDevices, inventory: Inventory)
         DeviceNodeMissing: a device has no usable node.
     """
     _check_node(CONTROL.path, "the driver's control node", inventory)
-    match request:
-        case NoDevices():
+    match request.devices:
+        case Void() | NoDevices():
             return Grant(request.capabilities)
         case AllDevices():
             return _all(request.capabilities, inventory)
-        case NamedDevices():
-            return _named(request, inventory)
+        case NamedDevices(devices):
+            return _named(devices, request.capabilities, inventory)
 
 
 def _all(capabilities: frozenset[str], inventory: Inventory) -> Grant:
@@ -123,10 +124,12 @@ def _all(capabilities: frozenset[str], inventory: Inventory) -> Grant:
     return Grant(capabilities, tuple(gpus), tuple(mig_devices), (*notes, *faults))
 
 
-def _named(request: NamedDevices, inventory: Inventory) -> Grant:
+def _named(
+    names: Iterable[DeviceName], capabilities: frozenset[str], inventory: Inventory
+) -> Grant:
     gpus: dict[int, Gpu] = {}
     mig_devices: dict[str, MigDevice] = {}
-    for name in request.devices:
+    for name in names:
         match name:
             case GpuIndex() | GpuUuid():
                 gpu = _gpu(name, inventory)
@@ -139,7 +142,7 @@ def _named(request: NamedDevices, inventory: Inventory) -> Grant:
                 for path in _paths(device, inventory):
                     _check_node(path, str(device), inventory)
                 mig_devices[device.uuid] = device
-    return Grant(request.capabilities, tuple(gpus.values()), tuple(mig_devices.values()))
+    return Grant(capabilities, tuple(gpus.values()), tuple(mig_devices.values()))
 
 
 def _gpu(name: GpuIndex | GpuUuid, inventory: Inventory) -> Gpu:

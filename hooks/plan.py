@@ -9,8 +9,12 @@ Paths: ``source`` is a path on the host; every other path is absolute inside the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Arch(Enum):
@@ -24,7 +28,7 @@ class Arch(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A character device the container may open.
+    """A device the container may open.
 
     Attributes:
         path: the node inside the container ("/dev/nvidia0").
@@ -35,6 +39,8 @@ class Device:
         gid: group of the node.
         access: cgroup access, a subset of "rwm".
         reason: why it is there, for people ("GPU 0", "control device").
+        kind: "c" for a character device, "b" for a block device, "p" for a FIFO; only a
+            foreign CDI spec brings others than "c".
     """
 
     path: str
@@ -45,23 +51,26 @@ class Device:
     gid: int = 0
     access: str = "rwm"
     reason: str = ""
+    kind: str = "c"
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A bind mount of one host file or directory.
+    """A mount, nearly always a bind mount of one host file or directory.
 
     Attributes:
         source: the file on the host, below the driver root or our staging directory.
         destination: where the container sees it.
         options: mount options as the OCI spec writes them.
         reason: why it is there, for people.
+        kind: the mount's type; only a foreign CDI spec brings others than "bind".
     """
 
     source: str
     destination: str
     options: tuple[str, ...] = ("ro", "nosuid", "nodev", "rbind", "rprivate")
     reason: str = ""
+    kind: str = "bind"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +83,79 @@ class Link:
 
     path: str
     target: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A small file that is written into the rootfs.
+
+    Attributes:
+        path: where.
+        content: all of it.
+        mode: its permission bits.
+        reason: why it is there, for people.
+    """
+
+    path: str
+    content: bytes
+    mode: int = 0o644
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDirectory:
+    """A directory of links that is made in staging and mounted read-only.
+
+    For places that are mounted over in every container, such as /dev.
+
+    Attributes:
+        path: where the container sees it ("/dev/dri/by-path").
+        links: target by name.
+        reason: why it is there, for people.
+    """
+
+    path: str
+    links: tuple[tuple[str, str], ...]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcFile:
+    """A file of procfs that is covered by another content, read-only.
+
+    Runtimes refuse mounts below /proc, so it is mounted after ``create`` and before ``start``,
+    onto a regular file of the container's procfs and nothing else.
+
+    Attributes:
+        path: the file ("/proc/driver/nvidia/params").
+        content: what the container reads there.
+        reason: why, for people.
+    """
+
+    path: str
+    content: bytes
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """An OCI hook of a foreign CDI spec that the operator allows.
+
+    Attributes:
+        kind: the list it belongs to ("createContainer").
+        path: the program on the host.
+        args: its arguments, the program's name first.
+        environment: all of its environment; never that of the image.
+        timeout: seconds; None for no limit.
+        reason: why it is there, for people.
+    """
+
+    kind: str
+    path: str
+    args: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()
+    timeout: int | None = None
     reason: str = ""
 
 
@@ -108,6 +190,10 @@ class Plan:
         library_directories: directories that a later ``ldconfig`` in the container has to
             search (the conf drop-in); musl's path file takes them too.
         missing: what was wanted and is not on this node.
+        files: files written into the rootfs.
+        link_directories: directories of links, mounted from staging.
+        proc_files: files of procfs to be covered before the container starts.
+        hooks: OCI hooks of foreign CDI specs.
     """
 
     devices: tuple[Device, ...] = ()
@@ -117,4 +203,42 @@ class Plan:
     links: tuple[Link, ...] = ()
     libraries: tuple[CachedLibrary, ...] = ()
     library_directories: tuple[str, ...] = ()
-    missing: tuple[Missing, ...] = field(default=())
+    missing: tuple[Missing, ...] = ()
+    files: tuple[File, ...] = ()
+    link_directories: tuple[LinkDirectory, ...] = ()
+    proc_files: tuple[ProcFile, ...] = ()
+    hooks: tuple[Hook, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """A plan of one vendor's, and the bounds that it promises to keep.
+
+    Attributes:
+        plan: the edits.
+        majors: the major numbers that its devices may have.
+        source_roots: the directories of the host that sources of its mounts may be below.
+    """
+
+    plan: Plan
+    majors: frozenset[int]
+    source_roots: tuple[str, ...]
+
+
+def united(plans: Iterable[Plan]) -> Plan:
+    """The plans as one: every list of theirs one after the other, nothing twice.
+
+    Args:
+        plans: in the order in which their edits are to be made.
+
+    Returns:
+        A plan with all their edits.
+    """
+    each = tuple(plans)
+    merged = {
+        entry.name: tuple(
+            dict.fromkeys(edit for plan in each for edit in getattr(plan, entry.name))
+        )
+        for entry in fields(Plan)
+    }
+    return Plan(**merged)

@@ -24,6 +24,7 @@ destinations and options.
 
 from __future__ import annotations
 
+import os
 import posixpath
 from typing import TYPE_CHECKING, Final
 
@@ -64,16 +65,19 @@ _WORLD_WRITES: Final = 0o006
 _CONTROL_REASON: Final = "control device"
 
 
-def arches_of(grant: Grant, inventory: Inventory) -> tuple[Arch, ...]:
+def arches_of(grant: Grant | None, inventory: Inventory | None) -> tuple[Arch, ...]:
     """The architectures that the container gets libraries for.
 
     Args:
-        grant: what it gets.
-        inventory: what the node has.
+        grant: what it gets of NVIDIA's driver.
+        inventory: what the node has of it.
 
     Returns:
-        The driver's own, and its 32-bit companion with ``compat32``.
+        The driver's own, and its 32-bit companion with ``compat32``; this machine's if nothing
+        of the driver is asked.
     """
+    if grant is None or inventory is None:
+        return (Arch(os.uname().machine),)
     native, narrow = inventory.driver.arch, inventory.driver.arch32
     wanted = narrow is not None and Capability.COMPAT32 in grant.capabilities
     return (native, narrow) if wanted and narrow is not None else (native,)

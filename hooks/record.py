@@ -24,7 +24,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from hooks.errors import MalformedSpec
-from hooks.request import AllDevices, NamedDevices, NoDevices
+from hooks.request import AllDevices, NamedDevices, NoDevices, Void
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from hooks.layout import Layout
     from hooks.placement import Placed
     from hooks.plan import Plan
+    from hooks.request import Devices, Request
 
 __all__ = ["make_record", "process_edits"]
 
@@ -44,9 +45,9 @@ FORMAT: Final = 1
 
 def make_record(
     *,
-    request: NoDevices | AllDevices | NamedDevices,
-    grant: Grant,
-    inventory: Inventory,
+    request: Request,
+    grant: Grant | None,
+    inventory: Inventory | None,
     layout: Layout,
     plan: Plan,
     placed: Placed,
@@ -58,8 +59,8 @@ def make_record(
 
     Args:
         request: what was asked.
-        grant: what of it was given.
-        inventory: what the node has.
+        grant: what of NVIDIA's devices was given; None if nothing of its driver was asked.
+        inventory: what the node has of that; None likewise.
         layout: what the image looks like.
         plan: the edits, as they were applied.
         placed: what was written.
@@ -73,28 +74,12 @@ def make_record(
     return {
         "format": FORMAT,
         "request": {
-            "devices": _asked(request),
+            "devices": _asked(request.devices),
             "capabilities": sorted(request.capabilities),
             "source": request.source,
         },
-        "grant": {
-            "capabilities": sorted(grant.capabilities),
-            "gpus": [
-                {"index": g.index, "uuid": g.uuid, "bus_id": g.bus_id, "model": g.model}
-                for g in grant.gpus
-            ],
-            "mig_devices": [
-                {"gpu": d.gpu, "index": d.index, "uuid": d.uuid, "profile": d.profile}
-                for d in grant.mig_devices
-            ],
-            "notes": list(grant.notes),
-        },
-        "node": {
-            "driver": inventory.driver.version,
-            "driver_root": config.driver_root,
-            "nvml": inventory.nvml_failure or "answered",
-            "notes": list(inventory.notes),
-        },
+        "grant": None if grant is None else _granted(grant),
+        "node": None if inventory is None else _node(inventory, config),
         "image": {
             "loaders": [
                 {
@@ -169,11 +154,37 @@ def process_edits(
         ) from error
 
 
-def _asked(request: NoDevices | AllDevices | NamedDevices) -> str | list[str]:
-    match request:
+def _granted(grant: Grant) -> dict[str, Any]:
+    return {
+        "capabilities": sorted(grant.capabilities),
+        "gpus": [
+            {"index": g.index, "uuid": g.uuid, "bus_id": g.bus_id, "model": g.model}
+            for g in grant.gpus
+        ],
+        "mig_devices": [
+            {"gpu": d.gpu, "index": d.index, "uuid": d.uuid, "profile": d.profile}
+            for d in grant.mig_devices
+        ],
+        "notes": list(grant.notes),
+    }
+
+
+def _node(inventory: Inventory, config: Config) -> dict[str, Any]:
+    return {
+        "driver": inventory.driver.version,
+        "driver_root": config.driver_root,
+        "nvml": inventory.nvml_failure or "answered",
+        "notes": list(inventory.notes),
+    }
+
+
+def _asked(devices: Devices) -> str | list[str]:
+    match devices:
+        case Void():
+            return "void"
         case NoDevices():
             return "none"
         case AllDevices():
             return "all"
-        case NamedDevices(devices):
-            return [str(device) for device in devices]
+        case NamedDevices(names):
+            return [str(name) for name in names]

@@ -39,7 +39,7 @@ from hooks.errors import MalformedDevice, MalformedSpec, UnknownCapability
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from typing import Any, Final, Literal, TypeAlias
+    from typing import Any, Final, TypeAlias
 
 __all__ = [
     "CAPABILITIES",
@@ -47,12 +47,15 @@ __all__ = [
     "AllDevices",
     "Capability",
     "DeviceName",
+    "Devices",
+    "Feature",
     "GpuIndex",
     "GpuUuid",
     "MigIndex",
     "MigUuid",
     "NamedDevices",
     "NoDevices",
+    "Origin",
     "Request",
     "Void",
     "parse_capabilities",
@@ -163,66 +166,138 @@ class MigUuid(_Value):
 
 
 class Void(_Value):
-    """Nothing is asked: the container's spec and files stay as they are, byte for byte."""
+    """None of the driver is asked."""
 
-    __slots__ = ("source",)
-    source: str
-    wants_injection = False
-
-    def __init__(self, source: str = "") -> None:
-        object.__setattr__(self, "source", source)
+    __slots__ = ()
 
 
 class NoDevices(_Value):
     """The driver's files and control nodes are asked, and no GPU (``none``)."""
 
-    __slots__ = __match_args__ = ("capabilities", "source")
-    capabilities: frozenset[str]
-    source: str
-    wants_injection = True
-
-    def __init__(self, capabilities: frozenset[str], source: str = "") -> None:
-        object.__setattr__(self, "capabilities", capabilities)
-        object.__setattr__(self, "source", source)
+    __slots__ = ()
 
 
 class AllDevices(_Value):
     """Every full GPU and every MIG device of the node is asked (``all``)."""
 
-    __slots__ = __match_args__ = ("capabilities", "source")
-    capabilities: frozenset[str]
-    source: str
-    wants_injection = True
-
-    def __init__(self, capabilities: frozenset[str], source: str = "") -> None:
-        object.__setattr__(self, "capabilities", capabilities)
-        object.__setattr__(self, "source", source)
+    __slots__ = ()
 
 
 class NamedDevices(_Value):
     """These devices are asked, in this order; no name twice, at least one."""
 
-    __slots__ = __match_args__ = ("devices", "capabilities", "source")
+    __slots__ = __match_args__ = ("devices",)
     devices: tuple[DeviceName, ...]
+
+    def __init__(self, devices: tuple[DeviceName, ...]) -> None:
+        object.__setattr__(self, "devices", devices)
+
+
+class Origin:
+    """Who said what is asked: what policy goes by (an ``enum`` would cost its import)."""
+
+    NOBODY: Final = "nobody"
+    ENVIRONMENT: Final = "environment"  # the image's author may have
+    MOUNTS: Final = "mounts"  # whoever wrote the pod's volumes: a device plugin
+    ANNOTATIONS: Final = "annotations"  # the kubelet, or whoever may annotate a container
+    DOCKER: Final = "docker"  # a person, by --gpus
+
+
+class Feature:
+    """What may be asked beside GPUs, by the words of the record."""
+
+    GDS: Final = "gds"
+    MOFED: Final = "mofed"
+    GDRCOPY: Final = "gdrcopy"
+    NVSWITCH: Final = "nvswitch"
+    MIG_CONFIG: Final = "mig-config"
+    MIG_MONITOR: Final = "mig-monitor"
+    MANAGEMENT: Final = "management"  # every node of the driver
+
+
+class Request(_Value):
+    """What a container asks for, and who said so.
+
+    Attributes:
+        devices: of NVIDIA's devices, which.
+        capabilities: the driver capabilities, a subset of :data:`CAPABILITIES`.
+        features: what else of NVIDIA's, words of :class:`Feature`.
+        imex_channels: numbers of IMEX channels; None for every one that the node has.
+        requirements: expressions that the driver and each GPU have to meet
+            ("cuda>=12.4 brand=tesla,driver>=535"), by the variable that has them.
+        cdi_devices: fully qualified CDI names ("amd.com/gpu=0") that are not NVIDIA's.
+        amd_devices: what AMD_VISIBLE_DEVICES asks; "" for nothing.
+        intel_devices: what INTEL_VISIBLE_DEVICES asks; "" for nothing.
+        origin: who said so, of :class:`Origin`.
+        source: where it is said, for people ("NVIDIA_VISIBLE_DEVICES=0").
+    """
+
+    __slots__ = __match_args__ = (
+        "devices",
+        "capabilities",
+        "features",
+        "imex_channels",
+        "requirements",
+        "cdi_devices",
+        "amd_devices",
+        "intel_devices",
+        "origin",
+        "source",
+    )
+    devices: Devices
     capabilities: frozenset[str]
+    features: frozenset[str]
+    imex_channels: tuple[int, ...] | None
+    requirements: tuple[tuple[str, str], ...]
+    cdi_devices: tuple[str, ...]
+    amd_devices: str
+    intel_devices: str
+    origin: str
     source: str
-    wants_injection = True
 
     def __init__(
-        self, devices: tuple[DeviceName, ...], capabilities: frozenset[str], source: str = ""
+        self,
+        devices: Devices,
+        capabilities: frozenset[str] = frozenset(),
+        *,
+        features: frozenset[str] = frozenset(),
+        imex_channels: tuple[int, ...] | None = (),
+        requirements: tuple[tuple[str, str], ...] = (),
+        cdi_devices: tuple[str, ...] = (),
+        amd_devices: str = "",
+        intel_devices: str = "",
+        origin: str = Origin.NOBODY,
+        source: str = "",
     ) -> None:
-        object.__setattr__(self, "devices", devices)
-        object.__setattr__(self, "capabilities", capabilities)
-        object.__setattr__(self, "source", source)
+        put = object.__setattr__
+        put(self, "devices", devices)
+        put(self, "capabilities", capabilities)
+        put(self, "features", features)
+        put(self, "imex_channels", imex_channels)
+        put(self, "requirements", requirements)
+        put(self, "cdi_devices", cdi_devices)
+        put(self, "amd_devices", amd_devices)
+        put(self, "intel_devices", intel_devices)
+        put(self, "origin", origin)
+        put(self, "source", source)
+
+    @property
+    def wants_driver(self) -> bool:
+        """Whether anything of NVIDIA's driver is asked, so that its inventory is needed."""
+        return not isinstance(self.devices, Void) or bool(self.features)
+
+    @property
+    def wants_injection(self) -> bool:
+        """Whether anything is asked; if not, the container is not touched at all."""
+        return self.wants_driver or bool(self.cdi_devices or self.amd_devices or self.intel_devices)
 
 
 if TYPE_CHECKING:
     DeviceName: TypeAlias = GpuIndex | GpuUuid | MigIndex | MigUuid
-    Request: TypeAlias = Void | NoDevices | AllDevices | NamedDevices
-    Selection: TypeAlias = Literal["void", "none", "all"] | tuple[DeviceName, ...]
+    Devices: TypeAlias = Void | NoDevices | AllDevices | NamedDevices
 else:  # names for importers; the unions themselves are for the type checker
     DeviceName = (GpuIndex, GpuUuid, MigIndex, MigUuid)
-    Request = (Void, NoDevices, AllDevices, NamedDevices)
+    Devices = (Void, NoDevices, AllDevices, NamedDevices)
 
 
 _DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
@@ -239,7 +314,7 @@ def read_request(spec: Mapping[str, Any]) -> Request:
         spec: config.json, decoded. It is not changed.
 
     Returns:
-        The request; :class:`Void` if nothing is asked.
+        The request; its ``devices`` are :class:`Void` if nothing is asked.
 
     Raises:
         MalformedSpec: the process or its environment has the wrong shape.
@@ -251,42 +326,40 @@ def read_request(spec: Mapping[str, Any]) -> Request:
     variables = _variables(_environment(spec))
     legacy = bool(variables.get(_CUDA_VERSION)) and not variables.get(_REQUIRE_CUDA)
     value = variables.get(_DEVICES)
-    selection: Selection
     if value is None:
-        selection, source = ("all", "legacy image: CUDA_VERSION is set") if legacy else ("void", "")
+        if not legacy:
+            return Request(Void())
+        devices: Devices = AllDevices()
+        source = "legacy image: CUDA_VERSION is set"
     else:
-        selection, source = parse_devices(value), f"{_DEVICES}={value}"
-    if selection == "void":
-        return Void(source)
+        devices, source = parse_devices(value), f"{_DEVICES}={value}"
+    if isinstance(devices, Void):
+        return Request(devices, origin=Origin.ENVIRONMENT, source=source)
     capabilities = parse_capabilities(variables.get(_CAPABILITIES), legacy=legacy)
-    if selection == "none":
-        return NoDevices(capabilities, source)
-    if selection == "all":
-        return AllDevices(capabilities, source)
-    return NamedDevices(selection, capabilities, source)
+    return Request(devices, capabilities, origin=Origin.ENVIRONMENT, source=source)
 
 
-def parse_devices(value: str) -> Selection:
+def parse_devices(value: str) -> Devices:
     """A value of NVIDIA_VISIBLE_DEVICES, by the rules in this module's head.
 
     Args:
         value: the variable's value.
 
     Returns:
-        ``"void"``, ``"none"``, ``"all"``, or the devices named: at least one, none twice.
+        What is selected.
 
     Raises:
         MalformedDevice: an item has none of the known forms.
     """
     items = _items(value)
     if not items or "void" in items:
-        return "void"
+        return Void()
     for item in items:
         if item == "none":
-            return "none"
+            return NoDevices()
         if item == "all":
-            return "all"
-    return tuple(dict.fromkeys(_device(item, value) for item in items))
+            return AllDevices()
+    return NamedDevices(tuple(dict.fromkeys(_device(item, value) for item in items)))
 
 
 def parse_capabilities(value: str | None, *, legacy: bool = False) -> frozenset[str]:

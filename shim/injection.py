@@ -60,8 +60,8 @@ class Injector:
         from hooks.config import load_config  # noqa: PLC0415
 
         config = load_config()
-        inventory = engine.load_inventory(config)
-        if inventory is None:
+        inventory = engine.load_inventory(config) if request.wants_driver else None
+        if inventory is None and request.wants_driver:
             inventory = await self._take_inventory(config)
         injection = engine.inject(
             spec,

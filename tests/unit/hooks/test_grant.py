@@ -14,7 +14,7 @@ from hooks.errors import (
 )
 from hooks.grant import Grant, decide
 from hooks.inventory import Inventory, take_inventory
-from hooks.request import DEFAULT_CAPABILITIES, NoDevices, read_request
+from hooks.request import DEFAULT_CAPABILITIES, NoDevices, Request, read_request
 from tests.unit.hooks.fake_node import VERSION, nvml_gpu, nvml_mig, uuid_of
 
 if TYPE_CHECKING:
@@ -150,7 +150,8 @@ def test_none_needs_no_gpu_but_a_loaded_module(bare_node: Node) -> None:
     bare_node.add_kernel()
     bare_node.add_driver()
     inventory = take_inventory(bare_node.config, None)
-    assert decide(NoDevices(DEFAULT_CAPABILITIES), inventory) == Grant(DEFAULT_CAPABILITIES)
+    request = Request(NoDevices(), DEFAULT_CAPABILITIES)
+    assert decide(request, inventory) == Grant(DEFAULT_CAPABILITIES)
     (bare_node.proc / "devices").unlink()
     with pytest.raises(DeviceNodeMissing, match="not loaded"):
-        decide(NoDevices(DEFAULT_CAPABILITIES), take_inventory(bare_node.config, None))
+        decide(request, take_inventory(bare_node.config, None))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -21,15 +21,31 @@ from hooks.request import (
     MigUuid,
     NamedDevices,
     NoDevices,
+    Origin,
+    Request,
     Void,
     parse_capabilities,
     parse_devices,
     read_request,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hooks.request import Devices
+
 UUID = "8ef4a8d0-0123-4567-89ab-00decafc0ffe"
 DIGITS = UUID.upper()
-LEGACY = AllDevices(CAPABILITIES, "legacy image: CUDA_VERSION is set")
+LEGACY = Request(
+    AllDevices(),
+    CAPABILITIES,
+    origin=Origin.ENVIRONMENT,
+    source="legacy image: CUDA_VERSION is set",
+)
+
+
+def asked(devices: Devices, capabilities: Iterable[str] = (), source: str = "") -> Request:
+    return Request(devices, frozenset(capabilities), origin=Origin.ENVIRONMENT, source=source)
 
 
 def spec_with(*environment: str) -> dict[str, Any]:
@@ -39,27 +55,30 @@ def spec_with(*environment: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("value", "selection"),
     [
-        ("", "void"),
-        (" , ,", "void"),
-        ("void", "void"),
-        ("0,void", "void"),
-        ("all,void", "void"),
-        ("none", "none"),
-        ("none,all", "none"),
-        ("all,none", "all"),
-        ("0,none", "none"),
-        ("all", "all"),
-        (" all ", "all"),
-        ("0,all", "all"),
-        ("0", (GpuIndex(0),)),
-        ("3,1", (GpuIndex(3), GpuIndex(1))),
-        ("0,,1,", (GpuIndex(0), GpuIndex(1))),
-        ("1,1, 1", (GpuIndex(1),)),
-        ("1:0", (MigIndex(1, 0),)),
-        (f"GPU-{UUID}", (GpuUuid(f"GPU-{UUID}"),)),
-        (f"gpu-{DIGITS}", (GpuUuid(f"GPU-{UUID}"),)),
-        (f"MIG-{DIGITS}", (MigUuid(f"MIG-{UUID}"),)),
-        (f"0,mig-{UUID},GPU-{UUID}", (GpuIndex(0), MigUuid(f"MIG-{UUID}"), GpuUuid(f"GPU-{UUID}"))),
+        ("", Void()),
+        (" , ,", Void()),
+        ("void", Void()),
+        ("0,void", Void()),
+        ("all,void", Void()),
+        ("none", NoDevices()),
+        ("none,all", NoDevices()),
+        ("all,none", AllDevices()),
+        ("0,none", NoDevices()),
+        ("all", AllDevices()),
+        (" all ", AllDevices()),
+        ("0,all", AllDevices()),
+        ("0", NamedDevices((GpuIndex(0),))),
+        ("3,1", NamedDevices((GpuIndex(3), GpuIndex(1)))),
+        ("0,,1,", NamedDevices((GpuIndex(0), GpuIndex(1)))),
+        ("1,1, 1", NamedDevices((GpuIndex(1),))),
+        ("1:0", NamedDevices((MigIndex(1, 0),))),
+        (f"GPU-{UUID}", NamedDevices((GpuUuid(f"GPU-{UUID}"),))),
+        (f"gpu-{DIGITS}", NamedDevices((GpuUuid(f"GPU-{UUID}"),))),
+        (f"MIG-{DIGITS}", NamedDevices((MigUuid(f"MIG-{UUID}"),))),
+        (
+            f"0,mig-{UUID},GPU-{UUID}",
+            NamedDevices((GpuIndex(0), MigUuid(f"MIG-{UUID}"), GpuUuid(f"GPU-{UUID}"))),
+        ),
     ],
 )
 def test_list_of_devices_selects(value: str, selection: object) -> None:
@@ -88,7 +107,11 @@ def test_every_string_is_a_selection_or_one_typed_error(value: str) -> None:
         selection = parse_devices(value)
     except MalformedDevice:
         return
-    assert selection in {"void", "none", "all"} or selection == tuple(dict.fromkeys(selection))
+    if isinstance(selection, NamedDevices):
+        assert selection.devices == tuple(dict.fromkeys(selection.devices))
+        assert selection.devices
+    else:
+        assert isinstance(selection, Void | NoDevices | AllDevices)
 
 
 DEVICE = st.one_of(
@@ -102,8 +125,9 @@ DEVICE = st.one_of(
 @given(st.lists(DEVICE, min_size=1, unique=True, max_size=12))
 @settings(max_examples=100, deadline=None)
 def test_names_written_out_are_read_back(devices: list[Any]) -> None:
-    assert parse_devices(",".join(map(str, devices))) == tuple(devices)
-    assert parse_devices(" ,".join(map(str, devices)).upper()) == tuple(devices)
+    assert parse_devices(",".join(map(str, devices))) == NamedDevices(tuple(devices))
+    again = parse_devices(" ,".join(map(str, devices)).upper())
+    assert again == NamedDevices(tuple(devices))
 
 
 @pytest.mark.parametrize(
@@ -135,30 +159,35 @@ def test_unknown_capability_is_named_beside_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("environment", "request_"),
     [
-        ([], Void()),
-        (["PATH=/bin", "NVIDIA_DRIVER_CAPABILITIES=nonsense"], Void()),
-        (["NVIDIA_VISIBLE_DEVICES="], Void("NVIDIA_VISIBLE_DEVICES=")),
-        (["NVIDIA_VISIBLE_DEVICES"], Void("NVIDIA_VISIBLE_DEVICES=")),
+        ([], Request(Void())),
+        (["PATH=/bin", "NVIDIA_DRIVER_CAPABILITIES=nonsense"], Request(Void())),
+        (["NVIDIA_VISIBLE_DEVICES="], asked(Void(), (), "NVIDIA_VISIBLE_DEVICES=")),
+        (["NVIDIA_VISIBLE_DEVICES"], asked(Void(), (), "NVIDIA_VISIBLE_DEVICES=")),
         (["CUDA_VERSION=8.0"], LEGACY),
-        (["CUDA_VERSION=8.0", "NVIDIA_REQUIRE_CUDA=cuda>=8.0"], Void()),
+        (["CUDA_VERSION=8.0", "NVIDIA_REQUIRE_CUDA=cuda>=8.0"], Request(Void())),
         (["CUDA_VERSION=8.0", "NVIDIA_REQUIRE_CUDA="], LEGACY),
-        (["CUDA_VERSION="], Void()),
-        (["CUDA_VERSION=8.0", "NVIDIA_VISIBLE_DEVICES=void"], Void("NVIDIA_VISIBLE_DEVICES=void")),
+        (["CUDA_VERSION="], Request(Void())),
+        (
+            ["CUDA_VERSION=8.0", "NVIDIA_VISIBLE_DEVICES=void"],
+            asked(Void(), (), "NVIDIA_VISIBLE_DEVICES=void"),
+        ),
         (
             ["CUDA_VERSION=8.0", "NVIDIA_VISIBLE_DEVICES=none"],
-            NoDevices(CAPABILITIES, "NVIDIA_VISIBLE_DEVICES=none"),
+            asked(NoDevices(), CAPABILITIES, "NVIDIA_VISIBLE_DEVICES=none"),
         ),
         (
             ["NVIDIA_VISIBLE_DEVICES=none", "NVIDIA_DRIVER_CAPABILITIES=utility"],
-            NoDevices(frozenset({"utility"}), "NVIDIA_VISIBLE_DEVICES=none"),
+            asked(NoDevices(), {"utility"}, "NVIDIA_VISIBLE_DEVICES=none"),
         ),
         (
             ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=1"],
-            NamedDevices((GpuIndex(1),), DEFAULT_CAPABILITIES, "NVIDIA_VISIBLE_DEVICES=1"),
+            asked(
+                NamedDevices((GpuIndex(1),)), DEFAULT_CAPABILITIES, "NVIDIA_VISIBLE_DEVICES=1"
+            ),
         ),
         (
             ["NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_VISIBLE_DEVICES=void"],
-            Void("NVIDIA_VISIBLE_DEVICES=void"),
+            asked(Void(), (), "NVIDIA_VISIBLE_DEVICES=void"),
         ),
     ],
 )  # fmt: skip
@@ -190,8 +219,8 @@ def test_misshapen_spec_is_a_typed_error(spec: Any) -> None:
 
 
 def test_process_without_environment_asks_for_nothing() -> None:
-    assert read_request({"process": {}}) == Void()
-    assert read_request({"process": {"env": None}}) == Void()
+    assert read_request({"process": {}}) == Request(Void())
+    assert read_request({"process": {"env": None}}) == Request(Void())
 
 
 KEYS = st.sampled_from(["process", "env", "x"])
