@@ -42,9 +42,7 @@ class Saved:
 
     def __init__(self, directory: str, parent: str) -> None:
         self.directory = directory
-        self.record = criu.open_checkpoint(directory)
-        if parent:
-            criu.link_parent(directory, parent)
+        self.record = criu.open_checkpoint(directory, parent)
 
 
 class Calls:

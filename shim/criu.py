@@ -8,7 +8,11 @@ Rules
   CRIU saves such a file only if it is announced as *external*, and restores it only from a
   descriptor that is *inherited* under the same name. Pipes the runtimes announce themselves.
 - A checkpoint comes from anywhere, as an image does. What we left in it is read as strictly as
-  anything of an image: names of one form, and switches.
+  anything of an image: names of one form, and switches. CRIU opens the rest by name and follows
+  links, with root's rights: a ``pages-1.img`` that leads to a file of the host would become a
+  container's memory. So all that lies in a checkpoint has to be a regular file.
+- The one link that CRIU itself makes, to the checkpoint that this one builds on, may lead to a
+  checkpoint beside it. One that lies elsewhere has to be named by whoever restores.
 - Of CRIU's log, the first error is the cause and the last one is what it gave up. Errors that
   CRIU itself goes on after are passed over.
 
@@ -64,6 +68,8 @@ _OTHER_PARTS: Final = frozenset({DESCRIPTORS, RECORD, PARENT, DUMP_LOG, "stats-d
 
 _LONGEST_RECORD: Final = 1 << 16
 _LONGEST_LOG: Final = 1 << 20
+_MOST_FILES: Final = 1 << 17
+_MOST_PARENTS: Final = 64
 
 _FILE_NAME: Final = re.compile(r"file\[[0-9a-f]{1,16}:[0-9a-f]{1,16}\]")
 
@@ -327,11 +333,13 @@ def _decode_switches(table: Any) -> Switches:
     return Switches(**values)
 
 
-def open_checkpoint(directory: str) -> Record:
+def open_checkpoint(directory: str, parent: str = "") -> Record:
     """See that a directory holds a checkpoint, and read what we left in it.
 
     Args:
         directory: where containerd has unpacked it.
+        parent: where it has unpacked the one that this one builds on; may be empty. The
+            checkpoint is made to lead there.
 
     Returns:
         The record; an empty one of a checkpoint that another shim has made.
@@ -345,6 +353,9 @@ def open_checkpoint(directory: str) -> Record:
             asked, found="no such directory", do="name the directory of a checkpoint"
         )
     do = "restore from a directory that `checkpoint` of runc or crun has filled"
+    if parent:
+        link_parent(directory, parent)
+    _require_plain_files(asked, directory, do, parent_is_named=bool(parent))
     inventory = _read(asked, directory, INVENTORY, do)
     if inventory is None or not inventory.startswith(_INVENTORY_MARK):
         found = f"no {INVENTORY} in it" if inventory is None else f"{INVENTORY} is not CRIU's"
@@ -392,6 +403,63 @@ def link_parent(directory: str, parent: str) -> None:
         raise CheckpointUnusable(
             asked, found=f"{link}: {os.strerror(error.errno or 0).lower()}"
         ) from error
+
+
+def _require_plain_files(asked: str, directory: str, do: str, *, parent_is_named: bool) -> None:
+    """See that nothing in a checkpoint, and in those that it builds on, leads elsewhere.
+
+    Args:
+        asked: what is being done, for the message.
+        directory: the checkpoint.
+        do: what helps, for the message.
+        parent_is_named: whether its link to its parent is ours, and so may lead anywhere.
+    """
+    for _ in range(_MOST_PARENTS):
+        _require_plain(asked, directory, do)
+        link = os.path.join(directory, PARENT)
+        if not os.path.lexists(link):
+            return
+        below, parent = os.path.dirname(os.path.realpath(directory)), os.path.realpath(link)
+        is_beside = parent_is_named or (
+            not os.path.isabs(_link_target(link)) and os.path.dirname(parent) == below
+        )
+        if not is_beside or not os.path.isdir(parent):
+            raise CheckpointUnusable(
+                asked,
+                found=f"{PARENT} in {directory} leads to {_link_target(link)!r}, "
+                "which is no directory beside it",
+                do="name the parent in the request, or put both into one directory",
+            )
+        directory, parent_is_named = parent, False
+    raise CheckpointUnusable(asked, found=f"more than {_MOST_PARENTS} parents", do=do)
+
+
+def _require_plain(asked: str, directory: str, do: str) -> None:
+    """See that a directory has nothing in it that opens as something else than its own file."""
+    try:
+        with os.scandir(directory) as entries:
+            for number, entry in enumerate(entries):
+                if entry.name != PARENT and not _is_plain(entry):
+                    found = f"{entry.name!r} in it, which is not a regular file"
+                    raise CheckpointUnusable(asked, found=found, do=do)
+                if number == _MOST_FILES:
+                    raise CheckpointUnusable(asked, found=f"more than {_MOST_FILES} files", do=do)
+    except OSError as error:
+        found = os.strerror(error.errno or 0).lower()
+        raise CheckpointUnusable(asked, found=found, do=do) from error
+
+
+def _is_plain(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a regular file, or a directory that no part of a checkpoint would be."""
+    is_other = not is_part_of_checkpoint(entry.name)
+    return entry.is_file(follow_symlinks=False) or (
+        is_other and entry.is_dir(follow_symlinks=False)
+    )
+
+
+def _link_target(path: str) -> str:
+    """What a link says; empty for what is none."""
+    return os.readlink(path) if os.path.islink(path) else ""
 
 
 def _read(asked: str, directory: str, name: str, do: str) -> bytes | None:

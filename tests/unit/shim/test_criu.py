@@ -298,6 +298,67 @@ def test_nothing_but_a_regular_file_is_read_of_a_checkpoint(tmp_path: Path, kind
         criu.open_checkpoint(str(directory))
 
 
+@pytest.mark.parametrize("name", ["pages-1.img", "core-1.img", "extra", "stats-dump"])
+@pytest.mark.parametrize("kind", ["link", "link beside", "dangling link", "fifo", "device"])
+def test_checkpoint_with_anything_but_files_in_it_is_refused(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    """CRIU follows links: the pages of a container's memory could be any file of the host."""
+    directory = _checkpoint(tmp_path / "c")
+    path = directory / name
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        try:
+            os.mknod(path, 0o20600, os.makedev(1, 3))
+        except PermissionError:
+            pytest.skip("needs root")
+    else:
+        targets = {"link": "/etc/shadow", "link beside": criu.INVENTORY, "dangling link": "gone"}
+        path.symlink_to(targets[kind])
+    with pytest.raises(CheckpointUnusable, match="not a regular file"):
+        criu.open_checkpoint(str(directory))
+
+
+def test_checkpoint_may_have_a_directory_of_somebody_elses_in_it(tmp_path: Path) -> None:
+    directory = _checkpoint(tmp_path / "c")
+    (directory / "notes").mkdir()
+    criu.open_checkpoint(str(directory))
+    (directory / "pages-1.img").mkdir()
+    with pytest.raises(CheckpointUnusable, match="not a regular file"):
+        criu.open_checkpoint(str(directory))
+
+
+def test_parent_beside_a_checkpoint_is_found(tmp_path: Path) -> None:
+    _checkpoint(tmp_path / "1")
+    for number in (2, 3):
+        (_checkpoint(tmp_path / str(number)) / "parent").symlink_to(f"../{number - 1}")
+    criu.open_checkpoint(str(tmp_path / "3"))
+    (tmp_path / "1" / "pages-1.img").symlink_to("/etc/shadow")
+    with pytest.raises(CheckpointUnusable, match="not a regular file"):
+        criu.open_checkpoint(str(tmp_path / "3"))
+
+
+@pytest.mark.parametrize("target", ["{top}/a/1", "../../b/1", "../../../../../etc", ".", "gone"])
+def test_parent_elsewhere_is_followed_only_if_it_is_named(tmp_path: Path, target: str) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        _checkpoint(tmp_path / name / "1")
+    directory = _checkpoint(tmp_path / "a" / "2")
+    (directory / "parent").symlink_to(target.format(top=tmp_path))
+    with pytest.raises(CheckpointUnusable, match=r"no directory beside it|more than 64 parents"):
+        criu.open_checkpoint(str(directory))
+    criu.open_checkpoint(str(directory), str(tmp_path / "b" / "1"))
+    assert os.path.samefile(directory / "parent", tmp_path / "b" / "1")
+
+
+def test_parents_that_go_in_circles_end(tmp_path: Path) -> None:
+    for name, parent in (("1", "2"), ("2", "1")):
+        (_checkpoint(tmp_path / name) / "parent").symlink_to(f"../{parent}")
+    with pytest.raises(CheckpointUnusable, match="more than 64 parents"):
+        criu.open_checkpoint(str(tmp_path / "1"))
+
+
 @pytest.mark.parametrize("directory", ["/no/such/directory", "relative", "/etc/passwd"])
 def test_checkpoint_that_is_not_there_is_refused(directory: str) -> None:
     with pytest.raises(CheckpointUnusable, match="no such directory"):
