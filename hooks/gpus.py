@@ -25,13 +25,24 @@ from hooks.capabilities import CONTROL, FRONTEND, MODESET, UVM, UVM_TOOLS
 from hooks.witness import read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from hooks.config import Config
     from hooks.nvml import NvmlReport
     from hooks.witness import Witness
 
-__all__ = ["Gpu", "MigDevice", "Node", "Nodes", "find_gpus", "find_mig_devices", "look_at_nodes"]
+__all__ = [
+    "Gpu",
+    "MigDevice",
+    "Node",
+    "Nodes",
+    "bus_order",
+    "find_gpus",
+    "find_mig_devices",
+    "look_at_node",
+    "look_at_nodes",
+    "read_majors",
+]
 
 CAPS: Final = ("nvidia-caps",)
 DRM: Final = ("drm",)
@@ -173,7 +184,7 @@ def find_gpus(
     with_mig = _gpus_with_instances(witness, config)
     told = {gpu.bus_id: gpu for gpu in report.gpus} if report is not None else {}
     found: list[Gpu] = []
-    for name in sorted(witness.names(directory), key=_bus_order):
+    for name in sorted(witness.names(directory), key=bus_order):
         lines = witness.fields(f"{directory}/{name}/information", _LINES)
         bus_id = (lines["Bus Location"] or name).lower()
         if lines["GPU Excluded"] == "Yes":
@@ -250,12 +261,12 @@ def look_at_nodes(config: Config, gpus: Iterable[Gpu], mig: Iterable[MigDevice])
     Returns:
         The nodes as they are now.
     """
-    majors = _majors(config)
+    majors = read_majors(config)
     usable: dict[str, Node] = {}
     faults: dict[str, str] = {}
     for path, drivers, minor in _expected(gpus, mig):
         known = {majors[driver] for driver in drivers if driver in majors}
-        seen = _look(config, path, known, minor, drivers[0])
+        seen = look_at_node(config, path, known, minor, drivers[0])
         if isinstance(seen, Node):
             usable[path] = seen
         else:
@@ -278,10 +289,21 @@ def _expected(
         yield cap_path(minor), CAPS, minor
 
 
-def _look(
-    config: Config, path: str, majors: set[int], minor: int | None, driver: str
+def look_at_node(
+    config: Config, path: str, majors: Collection[int], minor: int | None, driver: str
 ) -> Node | str:
-    """The node at a path, or what is wrong with it."""
+    """The device node at a path, if it is what it should be.
+
+    Args:
+        config: where procfs and the device nodes are.
+        path: in the container ("/dev/nvidia0").
+        majors: the major numbers that its driver has; none if it is not loaded.
+        minor: its minor number; None for any.
+        driver: its driver's name in /proc/devices, for the message.
+
+    Returns:
+        The node, or in words what is wrong with it.
+    """
     host = config.dev + path.removeprefix("/dev")
     try:
         # Not through a link: /dev is the host's, but a link would hide what is meant.
@@ -299,7 +321,7 @@ def _look(
     return Node(path, *numbers, stat.S_IMODE(seen.st_mode), seen.st_uid, seen.st_gid)
 
 
-def _majors(config: Config) -> dict[str, int]:
+def read_majors(config: Config) -> dict[str, int]:
     """Major number by driver, of the character devices that /proc/devices lists."""
     majors: dict[str, int] = {}
     for line in (read_text(f"{config.proc}/devices") or "").splitlines():
@@ -353,7 +375,7 @@ def _drm_names(witness: Witness, config: Config, bus_id: str) -> tuple[str, ...]
     return tuple(name for name in names if name.startswith(("card", "renderD")))
 
 
-def _bus_order(bus_id: str) -> tuple[int, ...]:
+def bus_order(bus_id: str) -> tuple[int, ...]:
     """A PCI address as numbers: as text, domain 10000 would come before 2."""
     try:
         return tuple(int(part, 16) for part in bus_id.replace(".", ":").split(":"))

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from hooks.gpus import Node
+
 
 class Arch(Enum):
     """An architecture that driver libraries come in, by its ELF name."""
@@ -218,11 +220,17 @@ class Contribution:
         plan: the edits.
         majors: the major numbers that its devices may have.
         source_roots: the directories of the host that sources of its mounts may be below.
+        vendor: whose it is, for people ("NVIDIA", "AMD").
+        granted: what it gives, for people.
+        notes: what it does not give and why, for people.
     """
 
     plan: Plan
     majors: frozenset[int]
     source_roots: tuple[str, ...]
+    vendor: str = "NVIDIA"
+    granted: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def united(plans: Iterable[Plan]) -> Plan:
@@ -232,7 +240,8 @@ def united(plans: Iterable[Plan]) -> Plan:
         plans: in the order in which their edits are to be made.
 
     Returns:
-        A plan with all their edits.
+        A plan with all their edits. Directories of links at one path are one directory, since
+        a mount of one would hide the other.
     """
     each = tuple(plans)
     merged = {
@@ -241,4 +250,52 @@ def united(plans: Iterable[Plan]) -> Plan:
         )
         for entry in fields(Plan)
     }
+    merged["link_directories"] = _one_per_path(merged["link_directories"])
     return Plan(**merged)
+
+
+def _one_per_path(directories: Iterable[LinkDirectory]) -> tuple[LinkDirectory, ...]:
+    found: dict[str, LinkDirectory] = {}
+    for one in directories:
+        before = found.get(one.path)
+        links = one.links if before is None else (*before.links, *one.links)
+        reason = one.reason if before is None else before.reason
+        found[one.path] = LinkDirectory(one.path, tuple(dict(links).items()), reason)
+    return tuple(found.values())
+
+
+_WORLD_WRITES = 0o006
+
+
+def device_of(node: Node, reason: str) -> Device:
+    """The device that a node of the host is in the container.
+
+    Args:
+        node: the node, as it is on the host.
+        reason: why it is there, for people.
+
+    Returns:
+        A device with the node's path, numbers, owner and permissions.
+    """
+    return Device(
+        path=node.path,
+        major=node.major,
+        minor=node.minor,
+        mode=node.mode,
+        uid=node.uid,
+        gid=node.gid,
+        reason=reason,
+    )
+
+
+def groups_of(devices: Iterable[Device]) -> tuple[int, ...]:
+    """The groups that one has to be in to open devices.
+
+    Args:
+        devices: what a container is given.
+
+    Returns:
+        The groups of those that not everybody may open, sorted, never root's.
+    """
+    shut = (d for d in devices if d.mode & _WORLD_WRITES != _WORLD_WRITES)
+    return tuple(sorted({device.gid for device in shut if device.gid != 0}))

@@ -40,17 +40,24 @@ from hooks.capabilities import (
     wants_drm,
 )
 from hooks.driver import places
-from hooks.plan import Arch, CachedLibrary, Device, Link, Missing, Mount, Plan
+from hooks.plan import (
+    Arch,
+    CachedLibrary,
+    Link,
+    Missing,
+    Mount,
+    Plan,
+    device_of,
+    groups_of,
+)
 from hooks.request import Capability
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from hooks.driver import DriverFile, LibraryFile
-    from hooks.gpus import Node
     from hooks.grant import Grant
     from hooks.inventory import Inventory
     from hooks.layout import Layout
+    from hooks.plan import Device
 
 __all__ = ["arches_of", "make_plan"]
 
@@ -60,7 +67,6 @@ LIBCUDA_DIRECTORY: Final = "NVIDIA_CTK_LIBCUDA_DIR"
 _PROGRAMS: Final = "/usr/bin"
 _FIRMWARE: Final = "/lib/firmware/nvidia"
 _SOCKET_OPTIONS: Final = ("nosuid", "nodev", "rbind", "rprivate", "noexec")
-_WORLD_WRITES: Final = 0o006
 
 _CONTROL_REASON: Final = "control device"
 
@@ -140,7 +146,7 @@ class _Work:
             devices=tuple(self._devices.values()),
             mounts=tuple(self._mounts.values()),
             environment=tuple(self._environment.items()),
-            additional_gids=tuple(sorted(_gids(self._devices.values()))),
+            additional_gids=groups_of(self._devices.values()),
             links=tuple(self._links.values()),
             libraries=tuple(self._cached.values()),
             library_directories=tuple(self._directories),
@@ -166,7 +172,7 @@ class _Work:
         if node is None:
             self._missing.append(Missing(path, (self._inventory.nodes.faults.get(path, path),)))
         else:
-            self._devices.setdefault(path, _device(node, reason))
+            self._devices.setdefault(path, device_of(node, reason))
 
     def add_library(self, row: Library) -> None:
         driver = self._inventory.driver
@@ -246,20 +252,3 @@ class _Work:
     def _add_link(self, path: str, target: str, reason: str) -> None:
         if path.rpartition("/")[2] != target:
             self._links.setdefault(path, Link(path, target, reason))
-
-
-def _device(node: Node, reason: str) -> Device:
-    return Device(
-        path=node.path,
-        major=node.major,
-        minor=node.minor,
-        mode=node.mode,
-        uid=node.uid,
-        gid=node.gid,
-        reason=reason,
-    )
-
-
-def _gids(devices: Iterable[Device]) -> Iterator[int]:
-    """The groups one has to be in to open the devices."""
-    return iter({d.gid for d in devices if d.gid != 0 and d.mode & _WORLD_WRITES != _WORLD_WRITES})
