@@ -11,6 +11,12 @@ One TOML file, read when a container asks for a GPU or names a logger::
     nvml-timeout = 5         # seconds that NVML may take
     char-links = true        # make missing links DEV/char/MAJOR:MINOR (hooks.char_links)
 
+    [requests]               # where hooks.request looks for what is asked
+    swarm-resources = []     # variables that come before NVIDIA_VISIBLE_DEVICES
+    annotation-prefixes = ["cdi.k8s.io/"]
+    accept-mounts = true     # /dev/null on /var/run/nvidia-container-devices/DEVICE
+    default-kind = "nvidia.com/gpu"  # of devices that are named without one
+
     [stdio]
     loggers = ["/usr/local/bin/logger"]  # programs that binary:// may name
 
@@ -26,6 +32,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -53,6 +60,10 @@ class Config:
         nvml_timeout: how long NVML may take to answer, in seconds.
         loggers: the programs that may be loggers; None for any that is root's alone.
         char_links: whether missing links in ``dev/char`` are made for the nodes that are given.
+        swarm_resources: names of variables that name devices as NVIDIA_VISIBLE_DEVICES does.
+        annotation_prefixes: annotations whose names begin so hold CDI names.
+        accept_mounts: whether mounts of /dev/null may name devices.
+        default_kind: the CDI kind of a device that is named without one.
     """
 
     driver_root: str = "/"
@@ -63,6 +74,10 @@ class Config:
     nvml_timeout: float = 5.0
     loggers: tuple[str, ...] | None = None
     char_links: bool = True
+    swarm_resources: tuple[str, ...] = ()
+    annotation_prefixes: tuple[str, ...] = ("cdi.k8s.io/",)
+    accept_mounts: bool = True
+    default_kind: str = "nvidia.com/gpu"
 
 
 def load_config(path: str | None = None) -> Config:
@@ -178,6 +193,32 @@ def _paths(value: object) -> tuple[str, ...] | None:
     return None if None in paths else tuple(path for path in paths if path)
 
 
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# A name that begins with a domain; "" would make every annotation a list of devices.
+_PREFIX: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9_./-]*")
+_KIND: Final = re.compile(
+    r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z]([A-Za-z0-9_-]*[A-Za-z0-9])?"
+)
+
+
+def _text_like(pattern: re.Pattern[str]) -> Callable[[object], object]:
+    def check(value: object) -> str | None:
+        return value if isinstance(value, str) and pattern.fullmatch(value) else None
+
+    return check
+
+
+def _texts_like(pattern: re.Pattern[str]) -> Callable[[object], object]:
+    check = _text_like(pattern)
+
+    def check_all(value: object) -> tuple[object, ...] | None:
+        if not isinstance(value, list) or not all(check(entry) for entry in value):
+            return None
+        return tuple(dict.fromkeys(value))
+
+    return check_all
+
+
 def _yes_or_no(value: object) -> bool | None:
     return value if isinstance(value, bool) else None
 
@@ -192,6 +233,20 @@ _TABLES: Final[dict[str, dict[str, tuple[str, Callable[[object], object], str]]]
         "state": ("state", _path, _A_PATH),
         "char-links": ("char_links", _yes_or_no, "true or false"),
         "nvml-timeout": ("nvml_timeout", _seconds, "seconds, more than 0 and at most 600"),
+    },
+    "requests": {
+        "swarm-resources": (
+            "swarm_resources",
+            _texts_like(_VARIABLE),
+            "a list of names of variables",
+        ),
+        "annotation-prefixes": (
+            "annotation_prefixes",
+            _texts_like(_PREFIX),
+            'a list of prefixes ("cdi.k8s.io/")',
+        ),
+        "accept-mounts": ("accept_mounts", _yes_or_no, "true or false"),
+        "default-kind": ("default_kind", _text_like(_KIND), 'a kind ("nvidia.com/gpu")'),
     },
     "stdio": {"loggers": ("loggers", _paths, "a list of absolute paths")},
 }

@@ -33,12 +33,20 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
     state = "/sim/state"
     nvml-timeout = 2
     char-links = false
+    [requests]
+    swarm-resources = ["DOCKER_RESOURCE_GPU", "DOCKER_RESOURCE_GPU", "_B1"]
+    annotation-prefixes = ["cdi.k8s.io/", "example.com/gpu_"]
+    accept-mounts = false
+    default-kind = "amd.com/gpu"
     [stdio]
     loggers = ["/usr/local/bin/logger", "/opt//x/../logger"]
     """
     assert load_config(written(tmp_path, content)) == Config(
         "/run/nvidia/driver", "/sim/dev", "/sim/proc", "/sim/sys", "/sim/state", 2.0,
         ("/usr/local/bin/logger", "/opt/logger"), char_links=False,
+        swarm_resources=("DOCKER_RESOURCE_GPU", "_B1"),
+        annotation_prefixes=("cdi.k8s.io/", "example.com/gpu_"),
+        accept_mounts=False, default_kind="amd.com/gpu",
     )  # fmt: skip
 
 
@@ -67,6 +75,13 @@ def test_what_is_not_there_has_its_default(tmp_path: Path, content: str) -> None
         ('[node]\nsys = "/a\\u0000b"\n', WrongConfigValue, "sys"),
         ('[node]\nchar-links = "yes"\n', WrongConfigValue, "char-links"),
         ("[node]\nchar-links = 1\n", WrongConfigValue, "char-links"),
+        ('[requests]\nswarm-resources = "GPU"\n', WrongConfigValue, "swarm-resources"),
+        ('[requests]\nswarm-resources = ["A=B"]\n', WrongConfigValue, "swarm-resources"),
+        ("[requests]\nswarm-resources = [1]\n", WrongConfigValue, "swarm-resources"),
+        ('[requests]\nannotation-prefixes = [""]\n', WrongConfigValue, "annotation-prefixes"),
+        ("[requests]\naccept-mounts = 1\n", WrongConfigValue, "accept-mounts"),
+        ('[requests]\ndefault-kind = "gpu"\n', WrongConfigValue, "default-kind"),
+        ('[requests]\ndefault-kind = "a.b/c="\n', WrongConfigValue, "default-kind"),
         ('[node]\nnvml-timeout = "5"\n', WrongConfigValue, "nvml-timeout"),
         ("[node]\nnvml-timeout = true\n", WrongConfigValue, "nvml-timeout"),
         ("[node]\nnvml-timeout = 0\n", WrongConfigValue, "nvml-timeout"),
