@@ -1,7 +1,7 @@
 """Changes to an image that can be taken back.
 
 A container whose creation fails must leave its image as it found it. So each change goes
-through a journal, which notes how to undo it before it makes it. What a change replaces is
+through a journal, which knows how to undo it as soon as it is made. What a change replaces is
 kept in the cheapest way that restores it:
 
 ====================================  =============================================
@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Final, Self
 from hooks.directory import LONGEST_FILE
 from hooks.errors import RootfsError
 from hooks.rootfs import components
-from hooks.rootfs_errors import DirectoryInTheWay, FileTooLarge, PathRefused
+from hooks.rootfs_errors import DirectoryInTheWay, FileTooLarge, PathRefused, RootfsBusy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -117,11 +117,15 @@ class Journal:
         A runtime that finds a link there would mount over what it leads to.
         """
         directory, name = self._parent(path)
+        if directory.create_empty(name):
+            self._note(path, partial(directory.remove, name))
+            return
         found = directory.stat(name)
         if found is None:
-            self._note(path, partial(directory.remove, name))
-            directory.create_empty(name)
-        elif stat.S_ISDIR(found.st_mode) and not directory.names(name):
+            raise RootfsBusy(
+                f"to make {path} in the image", found="somebody who makes and removes it"
+            )
+        if stat.S_ISDIR(found.st_mode) and not directory.names(name):
             # What bind mounts of missing files leave behind.
             directory.remove_directory(name)
             self._note(path, lambda: directory.make_directory(name).close())
@@ -133,6 +137,9 @@ class Journal:
     def link(self, path: str, target: str) -> None:
         """Makes sure that ``path`` is a link that says ``target``."""
         directory, name = self._parent(path)
+        if directory.create_link(name, target):
+            self._note(path, partial(directory.remove, name))
+            return
         found = directory.stat(name)
         if (
             found is not None
@@ -145,6 +152,10 @@ class Journal:
 
     def _parent(self, path: str) -> tuple[Directory, str]:
         """The directory of ``path``, made if it is missing, and the name in it."""
+        above, _, name = path.rpartition("/")
+        directory = self._directories.get(above)
+        if directory is not None and name not in {"", ".", ".."}:
+            return directory, name  # as for nearly every path: they share their directories
         names = components(path)
         if not names:
             raise PathRefused(f"to put something at {path} in the image", found="the root itself")

@@ -173,23 +173,30 @@ class _Ways:
     def __init__(self, rootfs: Rootfs, layout: Layout) -> None:
         self._rootfs = rootfs
         self._layout = layout
+        self._covered = frozenset(layout.covered)
         self._landings: dict[str, str | None] = {}
+        self._hidden: dict[str, bool] = {}
 
     def is_open(self, path: str) -> bool:
         """Whether something can be made at ``path`` that the container will see."""
-        return self._landing(path) is not None and not self.is_covered(path)
+        return self._landing(os.path.dirname(path)) is not None and not self.is_covered(path)
 
     def is_covered(self, path: str) -> bool:
         """Whether something will be mounted over ``path``, by this name or behind links."""
-        landing = self._landing(path)
-        name = path.rpartition("/")[2]
-        return self._layout.covers(path) or (
-            landing is not None and self._layout.covers(f"{landing.rstrip('/')}/{name}")
+        directory, _, name = path.rpartition("/")
+        landing = self._landing(directory or "/")
+        if directory not in self._hidden:
+            self._hidden[directory] = self._layout.covers(directory) or (
+                landing is not None and self._layout.covers(landing)
+            )
+        return (
+            self._hidden[directory]
+            or path in self._covered
+            or (landing is not None and f"{landing.rstrip('/')}/{name}" in self._covered)
         )
 
-    def _landing(self, path: str) -> str | None:
-        """Where the directory of ``path`` is or would be; None if it leads nowhere."""
-        directory = os.path.dirname(path)
+    def _landing(self, directory: str) -> str | None:
+        """Where a directory is or would be; None if it leads nowhere."""
         if directory not in self._landings:
-            self._landings[directory] = self._rootfs.landing(directory)
+            self._landings[directory] = self._rootfs.landing(directory, self._landings)
         return self._landings[directory]

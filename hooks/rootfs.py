@@ -60,6 +60,9 @@ def components(path: str) -> list[str]:
         PathRefused: ``path`` is relative, absurdly deep, or has ".." or a NUL in it.
     """
     names = [name for name in path.split("/") if name and name != "."]
+    plain = path[:1] == "/" and path.isascii() and ".." not in path and "\0" not in path
+    if plain and len(names) <= _DEEPEST:
+        return names  # as nearly every path; the rest is looked at closely
     if (
         not path.startswith("/")
         or ".." in names
@@ -158,8 +161,13 @@ class Rootfs:
 
     def stat(self, path: str, *, follow: bool = True) -> os.stat_result | None:
         """What is at ``path``; with ``follow`` off, a link itself and not what it leads to."""
-        with self._looking(path, os.O_PATH | (0 if follow else os.O_NOFOLLOW)) as fd:
-            return None if fd is None else os.fstat(fd)
+        fd = self._open(path, os.O_PATH | (0 if follow else os.O_NOFOLLOW))
+        if fd is None:
+            return None
+        try:
+            return os.fstat(fd)
+        finally:
+            os.close(fd)
 
     def read_link(self, path: str) -> str | None:
         """The target of the link at ``path``, as it is written; None if there is no link."""
@@ -173,29 +181,38 @@ class Rootfs:
         with self._looking(path, os.O_PATH) as fd:
             return None if fd is None else self._place_of(fd, path)
 
-    def landing(self, path: str) -> str | None:
+    def landing(self, path: str, known: dict[str, str | None] | None = None) -> str | None:
         """Where ``path`` is, or would be if the missing directories on the way were made.
 
         Args:
             path: absolute inside the image.
+            known: landings by path, which is asked first and filled: many paths share their
+                directories.
 
         Returns:
             A path without links; None if a file or a link that leads nowhere is in the way.
         """
-        names = components(path)
-        for known in range(len(names), -1, -1):
-            here = self.real_path("/" + "/".join(names[:known]))
-            if here is None:
-                continue
-            if known == len(names):
-                return here
-            found = self.stat(here)
-            if found is None or not stat.S_ISDIR(found.st_mode):
-                return None
-            if self.stat(f"{here}/{names[known]}", follow=False) is not None:
-                return None
-            return "/".join(["" if here == "/" else here, *names[known:]])
-        return None
+        known = {} if known is None else known
+        return self._landing(components(path), known)
+
+    def _landing(self, names: list[str], known: dict[str, str | None]) -> str | None:
+        path = "/" + "/".join(names)
+        if path not in known:
+            here = self.real_path(path)
+            if here is None and names:
+                above = self._landing(names[:-1], known)
+                if above is not None:
+                    missing = f"{above.rstrip('/')}/{names[-1]}"
+                    here = missing if self._is_free(above, missing) else None
+            known[path] = here
+        return known[path]
+
+    def _is_free(self, above: str, missing: str) -> bool:
+        """Whether something can be made at a path: nothing is there, and no file above it."""
+        found = self.stat(above)
+        if found is None:
+            return True  # it is missing itself
+        return stat.S_ISDIR(found.st_mode) and self.stat(missing, follow=False) is None
 
     def names(self, path: str, limit: int = MOST_NAMES) -> tuple[str, ...] | None:
         """The names in the directory at ``path``, sorted.
@@ -258,28 +275,31 @@ class Rootfs:
         Returns:
             The directory, which the caller closes; None if there is none.
         """
-        with self._looking(path, os.O_PATH | os.O_DIRECTORY) as fd:
-            return None if fd is None else Directory(os.dup(fd), path)
+        fd = self._open(path, os.O_PATH | os.O_DIRECTORY)
+        return None if fd is None else Directory(fd, path)
 
     # How
 
     @contextmanager
     def _looking(self, path: str, flags: int) -> Iterator[int | None]:
         """A descriptor of what ``path`` leads to, for the time of a with-block, or None."""
-        inside = "/".join(components(path))
-        fd = None
+        fd = self._open(path, flags)
         try:
-            try:
-                fd = open_in_root(self._fd, inside, flags)
-            except OSError as error:
-                if error.errno not in _NOTHING_THERE:
-                    raise
             yield fd
         except OSError as error:
             raise meaning(f"to look at {path} in the image", error) from error
         finally:
             if fd is not None:
                 os.close(fd)
+
+    def _open(self, path: str, flags: int) -> int | None:
+        """A descriptor of what ``path`` leads to, or None."""
+        try:
+            return open_in_root(self._fd, "/".join(components(path)), flags)
+        except OSError as error:
+            if error.errno in _NOTHING_THERE:
+                return None
+            raise meaning(f"to look at {path} in the image", error) from error
 
     def _place_of(self, fd: int, path: str) -> str:
         """The path of ``fd`` below the root, as the kernel has it."""

@@ -106,12 +106,13 @@ def test_a_directory_is_never_replaced(root: str, etc: Directory) -> None:
     for change in (
         lambda: etc.write_file("directory", b"x"),
         lambda: etc.make_link("directory", "x"),
-        lambda: etc.create_empty("directory"),
         lambda: etc.make_directory("directory"),
         lambda: etc.remove("directory"),
     ):
         with pytest.raises(DirectoryInTheWay):
             change()
+    assert not etc.create_empty("directory")
+    assert not etc.create_link("directory", "x")
     assert os.listdir(f"{root}/etc") == ["directory"]
 
 

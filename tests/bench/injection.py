@@ -1,0 +1,220 @@
+"""``python -m tests.bench.injection``: what giving a container its GPUs takes, step by step.
+
+In each round the engine does, in this process, all that a forked shim does between reading the
+spec and writing it: on a fresh overlay of a real image, with the driver's real files on
+simulated nodes of different sizes, all devices and capabilities asked. The steps are those of
+the record. An inventory is "cold" when it is taken anew, without NVML's answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from hooks import engine
+from hooks.config import load_config
+from hooks.inventory import take_inventory
+from hooks.request import read_request
+from integration.images import glibc, unpack
+from integration.simulated import Scenario, SimulatedNode
+from shim import bundle
+from tests.bench.interleaving import Series, interleave
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hooks.config import Config
+    from hooks.inventory import Inventory
+
+NODES: Final = {"one": "1 GPU", "eight": "8 GPUs", "sixteen": "16 GPUs", "mig": "1 GPU, 10 MIG"}
+"""The scenarios that are measured, and what each is called."""
+
+_ASKED: Final = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all")
+
+
+class Injection:
+    """Injections into fresh overlays of one image, on one node.
+
+    Args:
+        node: the node.
+        image: the image's unpacked tree.
+        directory: for the overlays.
+
+    Attributes:
+        steps: milliseconds of each step of each round, by its name; "all" is everything.
+        answer: of NVML on this node, as its command prints it.
+    """
+
+    def __init__(self, node: SimulatedNode, image: str, directory: str) -> None:
+        self.steps: dict[str, list[float]] = {}
+        self._config: Config = load_config(node.config_path)
+        self._image = image
+        self._directory = directory
+        self._spec = _spec(directory)
+        self.answer = subprocess.run(
+            engine.probe_command(self._config), check=True, capture_output=True, env={}
+        ).stdout
+
+    def warm(self) -> float:
+        """One container on a node whose inventory is kept; returns milliseconds."""
+        with self._overlay() as rootfs, _quiet():
+            began = time.perf_counter()
+            inventory = engine.load_inventory(self._config)
+            laps = {"inventory": _since(began)}
+            if inventory is None:
+                raise RuntimeError("a fresh inventory was not kept: NVML would be asked")
+            laps |= self._inject(inventory, rootfs)
+            laps["all"] = _since(began)
+        for step, milliseconds in laps.items():
+            self.steps.setdefault(step, []).append(milliseconds)
+        return laps["all"]
+
+    def cold(self) -> float:
+        """An inventory taken anew without NVML's answer; returns milliseconds."""
+        with _quiet():
+            began = time.perf_counter()
+            take_inventory(self._config, None)
+            return _since(began)
+
+    def take(self) -> None:
+        """Take the inventory, with NVML's answer, as the first container of a node does."""
+        take_inventory(self._config, self.answer)
+
+    def _inject(self, inventory: Inventory, rootfs: str) -> dict[str, float]:
+        began = time.perf_counter()
+        request = read_request(self._spec)
+        laps = {"request": _since(began)}
+        injection = engine.inject(
+            self._spec,
+            request,
+            inventory,
+            rootfs=rootfs,
+            staging=os.path.join(self._directory, bundle.STAGING),
+            config=self._config,
+        )
+        laps |= injection.record["milliseconds"]
+        began = time.perf_counter()
+        bundle.write(
+            os.path.join(self._directory, bundle.RECORD), json.dumps(injection.record).encode()
+        )
+        bundle.write_spec(self._directory, injection.spec)
+        laps["write"] = _since(began)
+        return laps
+
+    @contextmanager
+    def _overlay(self) -> Iterator[str]:
+        """A fresh overlay of the image, as containerd's snapshotter makes."""
+        with tempfile.TemporaryDirectory(dir=self._directory) as base:
+            for name in ("upper", "work", "rootfs"):
+                os.mkdir(os.path.join(base, name))
+            rootfs = os.path.join(base, "rootfs")
+            options = f"lowerdir={self._image},upperdir={base}/upper,workdir={base}/work"
+            subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, rootfs], check=True)
+            try:
+                yield rootfs
+            finally:
+                subprocess.run(["umount", rootfs], check=True)
+
+
+def measure_injections(
+    rounds: int, *, tell: Callable[[int], None] = lambda _: None
+) -> tuple[dict[str, Series], dict[str, Series], dict[str, dict[str, Series]]]:
+    """Measure on nodes of all sizes, interleaved.
+
+    Args:
+        rounds: how often.
+        tell: told the number of rounds that are done.
+
+    Returns:
+        By the node's scenario: warm injections in ms, cold inventories in ms, and the steps of
+        the warm ones.
+    """
+    with ExitStack() as cleanup:
+        directory = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="nvshim-bench-"))
+        image = unpack(glibc().tree, f"{directory}/image")
+        cases: dict[str, Injection] = {}
+        for name in NODES:
+            os.mkdir(f"{directory}/{name}")
+            node = cleanup.enter_context(
+                SimulatedNode.create(f"{directory}/node-{name}", Scenario.load(name))
+            )
+            cases[name] = Injection(node, image, f"{directory}/{name}")
+        cold = interleave({name: case.cold for name, case in cases.items()}, rounds=rounds)
+        for case in cases.values():
+            case.take()
+        warm = interleave(
+            {name: case.warm for name, case in cases.items()}, rounds=rounds, tell=tell
+        )
+        steps = {
+            name: {step: Series(tuple(v[-rounds:])) for step, v in case.steps.items()}
+            for name, case in cases.items()
+        }
+        return warm, cold, steps
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.injection", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=50, help="of each node; 50")
+    asked = parser.parse_args()
+    if os.geteuid() != 0:
+        sys.stderr.write("bench: must be root\n")
+        return 1
+    print_injections(*measure_injections(asked.rounds))
+    return 0
+
+
+def print_injections(
+    warm: dict[str, Series], cold: dict[str, Series], steps: dict[str, dict[str, Series]]
+) -> None:
+    """Print what :func:`measure_injections` returned."""
+    line = sys.stdout.write
+    line(f"\n{'GPUs, all capabilities: the engine alone (ms)':<46}{'median':>9}{'min':>9}\n")
+    for name, what in NODES.items():
+        line(f"  {what:<44}{warm[name].median:>9.2f}{warm[name].least:>9.2f}\n")
+    line(f"\n{'an inventory taken anew, without NVML (ms)':<46}{'median':>9}{'min':>9}\n")
+    for name, what in NODES.items():
+        line(f"  {what:<44}{cold[name].median:>9.2f}{cold[name].least:>9.2f}\n")
+    heads = "".join(f"{what:>16}" for what in NODES.values())
+    line(f"\n{'by step: median (ms)':<24}{heads}\n")
+    for step in steps["eight"]:
+        values = "".join(f"{steps[name][step].median:>16.2f}" for name in NODES)
+        line(f"  {step:<22}{values}\n")
+
+
+def _spec(directory: str) -> dict[str, Any]:
+    """The spec that runc proposes, asking for everything."""
+    subprocess.run(["runc", "spec", "--bundle", directory], check=True)
+    with open(os.path.join(directory, bundle.CONFIG), encoding="utf-8") as file:
+        spec: dict[str, Any] = json.load(file)
+    spec["process"]["env"] += _ASKED
+    return spec
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without garbage collection, which a forked shim has frozen too."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def _since(began: float) -> float:
+    return (time.perf_counter() - began) * 1000
+
+
+if __name__ == "__main__":
+    sys.exit(main())
