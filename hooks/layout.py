@@ -167,10 +167,11 @@ def read_layout(
         What was found; never an error for what an image holds.
     """
     mounts = [mount for mount in spec_mounts if isinstance(mount.get("destination"), str)]
+    known: dict[str, str | None] = {}
     covered = dict.fromkeys(("/proc", "/sys", "/dev"))
     for mount in mounts:
         covered[os.path.normpath("/" + mount["destination"].lstrip("/"))] = None
-        covered[_landing(rootfs, mount["destination"]) or "/proc"] = None
+        covered[_landing(rootfs, mount["destination"], known) or "/proc"] = None
     covered.pop("/", None)
     writable = rootfs.is_writable()
     scratch = None if writable else _scratch(rootfs, mounts)
@@ -254,9 +255,9 @@ class _Look:
             return False
 
 
-def _landing(rootfs: Rootfs, path: str) -> str | None:
+def _landing(rootfs: Rootfs, path: str, known: dict[str, str | None] | None = None) -> str | None:
     try:
-        return rootfs.landing(path)
+        return rootfs.landing(path, known)
     except RootfsError:
         return None
 

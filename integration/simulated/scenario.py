@@ -181,7 +181,7 @@ class Scenario:
         """A scenario from a file, or one of the shipped ones by its name.
 
         Args:
-            name: a path, or "one", "two", "eight", "mig".
+            name: a path, or "one", "two", "eight", "sixteen", "mig".
 
         Returns:
             The scenario.

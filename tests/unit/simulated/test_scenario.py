@@ -32,14 +32,16 @@ def test_an_empty_scenario_is_one_h100() -> None:
     assert scenario.gpus[0].mig is None
 
 
-@pytest.mark.parametrize(("name", "gpus"), [("one", 1), ("two", 2), ("eight", 8), ("mig", 4)])
+@pytest.mark.parametrize(
+    ("name", "gpus"), [("one", 1), ("two", 2), ("eight", 8), ("sixteen", 16), ("mig", 4)]
+)
 def test_a_shipped_scenario_is_loaded_by_its_name(name: str, gpus: int) -> None:
     assert len(Scenario.load(name).gpus) == gpus
 
 
 def test_every_shipped_scenario_is_valid() -> None:
     names = [name for name in os.listdir(SHIPPED) if name.endswith(".toml")]
-    assert len(names) == 4
+    assert len(names) == 5
     for name in names:
         Scenario.load(os.path.join(SHIPPED, name))
 
@@ -157,7 +159,7 @@ def test_a_file_that_is_no_scenario_is_refused(tmp_path: Any, content: bytes | N
     path = tmp_path / "scenario.toml"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ScenarioInvalid, match="one of eight, mig, one, two"):
+    with pytest.raises(ScenarioInvalid, match="one of eight, mig, one, sixteen, two"):
         Scenario.load(str(path))
 
 
