@@ -16,8 +16,10 @@ module loads everything that an injection needs.
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from hooks import nvml
 from hooks.char_links import CharLinks, link_nodes
@@ -26,9 +28,9 @@ from hooks.driver import find_driver
 from hooks.errors import MalformedSpec
 from hooks.grant import decide
 from hooks.inventory import Inventory, load_inventory, take_inventory
-from hooks.layout import read_layout
+from hooks.layout import read_layout, unseen_layout
 from hooks.mutation import apply, apply_process, verify
-from hooks.placement import place
+from hooks.placement import Placed, place
 from hooks.plan import Contribution, united
 from hooks.planning import arches_of, make_plan
 from hooks.record import make_record, process_edits
@@ -37,17 +39,21 @@ from hooks.rootfs import Rootfs
 from hooks.witness import Witness
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from hooks.config import Config
-    from hooks.placement import Placed
-    from hooks.plan import Plan
+    from hooks.grant import Grant
+    from hooks.layout import Layout
+    from hooks.plan import Arch, Plan
     from hooks.request import Request
+
+    _Look: TypeAlias = Callable[[tuple[Arch, ...]], Layout]
 
 __all__ = [
     "Injection",
     "Inventory",
     "apply_to_process",
+    "explain",
     "inject",
     "load_config",
     "load_inventory",
@@ -55,6 +61,9 @@ __all__ = [
     "read_request",
     "take_inventory",
 ]
+
+# Nothing of a node is below it.
+_NOWHERE: Final = "/dev/null"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,38 +133,24 @@ def inject(
     if not request.wants_injection:
         return Injection(dict(spec), {})
     clock = _Clock()
-    grant = decide(request, inventory) if inventory is not None else None
-    clock.lap("grant")
     with Rootfs.open(rootfs) as image:
-        layout = read_layout(image, arches_of(grant, inventory), _mounts(spec))
-        clock.lap("layout")
-        contributions = []
-        if grant is not None and inventory is not None:
-            contributions.append(
-                Contribution(
-                    make_plan(grant, inventory, layout),
-                    inventory.nodes.majors,
-                    (config.driver_root,),
-                )
-            )
-        plan = united(each.plan for each in contributions)
-        clock.lap("plan")
-        check = _Check(spec, contributions, staging, rootfs)
-        edited = check.edited(plan)
-        clock.lap("check")
-        placed = place(image, plan, layout, staging, library_path=_library_path(spec))
+        look = partial(read_layout, image, spec_mounts=_mounts(spec))
+        asked = _Asked(spec, request, inventory, config)
+        decision = _decide(asked, look, (staging, rootfs), clock)
+        plan, edited = decision.plan, decision.spec
+        placed = place(image, plan, decision.layout, staging, library_path=_library_path(spec))
         clock.lap("place")
     if placed.mounts or placed.environment or placed.omitted:
         plan = _as_placed(plan, placed)
-        edited = check.edited(plan)
+        edited = decision.check.edited(plan)
     clock.lap("apply")
     char_links = link_nodes(config.dev, plan.devices) if config.char_links else CharLinks()
     clock.lap("char links")
     record = make_record(
         request=request,
-        grant=grant,
+        grant=decision.grant,
         inventory=inventory,
-        layout=layout,
+        layout=decision.layout,
         plan=plan,
         placed=placed,
         char_links=char_links,
@@ -163,6 +158,110 @@ def inject(
         milliseconds=clock.laps,
     )
     return Injection(edited, record)
+
+
+def explain(
+    spec: Mapping[str, Any],
+    request: Request,
+    inventory: Inventory | None,
+    *,
+    rootfs: str | None,
+    config: Config,
+) -> Injection:
+    """What :func:`inject` would decide, without writing or making anything.
+
+    Args:
+        spec: config.json, decoded. It is not changed.
+        request: what :func:`read_request` made of it.
+        inventory: what the node has; None only if nothing of NVIDIA's driver is asked.
+        rootfs: the root of the container; None if there is none to look at, and then the
+            directories of libraries are a guess.
+        config: where the driver is.
+
+    Returns:
+        The edited spec, and the record, in which nothing is placed.
+
+    Raises:
+        RequestError: the node does not have what is asked.
+        InventoryError: the driver or a device is not fit for use.
+        RootfsError: there is no rootfs at that path.
+        SpecError: the spec is malformed, or an edit of it failed verification.
+    """
+    if not request.wants_injection:
+        return Injection(dict(spec), {})
+    clock = _Clock()
+    with ExitStack() as stack:
+        if rootfs is None:
+            look: _Look = unseen_layout
+        else:
+            image = stack.enter_context(Rootfs.open(rootfs))
+            look = partial(read_layout, image, spec_mounts=_mounts(spec))
+        asked = _Asked(spec, request, inventory, config)
+        decision = _decide(asked, look, (_NOWHERE, rootfs or _NOWHERE), clock)
+    record = make_record(
+        request=request,
+        grant=decision.grant,
+        inventory=inventory,
+        layout=decision.layout,
+        plan=decision.plan,
+        placed=Placed(),
+        char_links=CharLinks(),
+        config=config,
+        milliseconds=clock.laps,
+    )
+    return Injection(decision.spec, record)
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """What is to be done for a request; nothing is written yet."""
+
+    grant: Grant | None
+    layout: Layout
+    plan: Plan
+    spec: dict[str, Any]
+    check: _Check
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A container's spec, what it asks for, and the node that it asks."""
+
+    spec: Mapping[str, Any]
+    request: Request
+    inventory: Inventory | None
+    config: Config
+
+
+def _decide(asked: _Asked, look: _Look, places: tuple[str, str], clock: _Clock) -> _Decision:
+    """Everything that can be decided, verified.
+
+    Args:
+        asked: what is to be decided.
+        look: gives the image's layout for some architectures.
+        places: the staging directory and the rootfs, by path.
+        clock: told when a step is done.
+    """
+    inventory, config = asked.inventory, asked.config
+    grant = decide(asked.request, inventory) if inventory is not None else None
+    clock.lap("grant")
+    layout = look(arches_of(grant, inventory))
+    clock.lap("layout")
+    contributions = []
+    if grant is not None and inventory is not None:
+        contributions.append(
+            Contribution(
+                make_plan(grant, inventory, layout),
+                inventory.nodes.majors,
+                (config.driver_root,),
+            )
+        )
+    plan = united(each.plan for each in contributions)
+    clock.lap("plan")
+    check = _Check(asked.spec, contributions, *places)
+    edited = check.edited(plan)
+    clock.lap("check")
+    return _Decision(grant, layout, plan, edited, check)
 
 
 def apply_to_process(process: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from hooks.rootfs import Rootfs
 
-__all__ = ["CACHE", "SCRATCH", "Layout", "Libc", "Loader", "read_layout"]
+__all__ = ["CACHE", "SCRATCH", "Layout", "Libc", "Loader", "read_layout", "unseen_layout"]
 
 CACHE: Final = "/etc/ld.so.cache"
 SCRATCH: Final = "containerd-shim-nvidia"
@@ -190,6 +190,18 @@ def read_layout(
         covered=tuple(covered),
         scratch=scratch,
     )
+
+
+def unseen_layout(arches: Iterable[Arch]) -> Layout:
+    """A guess at an image that cannot be looked at.
+
+    Args:
+        arches: the architectures that there are libraries for.
+
+    Returns:
+        A layout with the directories that would be made in an image without a loader.
+    """
+    return Layout(tuple(Loader(arch, Libc.NONE, f"/usr{_ABIS[arch].home}") for arch in arches))
 
 
 class _Look:
