@@ -2,8 +2,8 @@
 
 Rules
 - It holds what was found together with every observation that led to it. It is fresh if each
-  observation, made again, gives the same, and if it was made with the same configuration by
-  the same version of this code. The boot id is one of the observations.
+  observation, made again, gives the same, and if it was made of the same directories by the
+  same version of this code. The boot id is one of the observations.
 - Whatever is wrong with the file, from a torn write to a forged owner, makes it stale. It is
   never an error: the node is looked at again, and the file replaced.
 - The file names the sources of mounts, so only root may have written it: the directory and
@@ -79,7 +79,7 @@ def load(config: Config) -> Kept | None:
         return None
     try:
         document = json.loads(content)
-        if document["format"] != FORMAT or document["config"] != asdict(config):
+        if document["format"] != FORMAT or document["config"] != _surroundings(config):
             return None
         if not still_true(document["observations"]):
             return None
@@ -102,7 +102,7 @@ def store(config: Config, kept: Kept, observations: Mapping[tuple[str, str], Any
     """
     document = {
         "format": FORMAT,
-        "config": asdict(config),
+        "config": _surroundings(config),
         "observations": [[kind, path, seen] for (kind, path), seen in observations.items()],
         "driver": asdict(kept.driver),
         "gpus": [asdict(gpu) for gpu in kept.gpus],
@@ -124,6 +124,14 @@ def store(config: Config, kept: Kept, observations: Mapping[tuple[str, str], Any
     finally:
         os.close(directory)
     return ""
+
+
+_SURROUNDINGS: Final = ("driver_root", "dev", "proc", "sys", "nvml_timeout")
+
+
+def _surroundings(config: Config) -> dict[str, Any]:
+    """The part of a configuration that decides what an inventory is made of."""
+    return {name: getattr(config, name) for name in _SURROUNDINGS}
 
 
 def _read(config: Config) -> bytes | None:

@@ -11,8 +11,8 @@ Each leaf says in its docstring when it is raised and by whom. Codes are never r
     └── UnknownDevice       E0202    └── MigModeGpu          E0204
     RootfsError     E0300   (leaves: hooks.rootfs_errors)
     SpecError       E0400
-    ├── MalformedSpec       E0401    └── DeviceConflict      E0403
-    └── VerificationFailed  E0402
+    ├── MalformedSpec       E0401    ├── DeviceConflict      E0403
+    ├── VerificationFailed  E0402    └── SpecUnreadable      E0404
     ConfigError     E0500
     ├── ConfigUnreadable    E0501    ├── UnknownConfigKey    E0503
     └── ConfigMalformed     E0502    └── WrongConfigValue    E0504
@@ -40,6 +40,7 @@ __all__ = [
     "RequestError",
     "RootfsError",
     "SpecError",
+    "SpecUnreadable",
     "UnknownCapability",
     "UnknownConfigKey",
     "UnknownDevice",
@@ -173,6 +174,12 @@ class DeviceConflict(SpecError):
     """The spec has another device at the path of one of ours. Raised by :func:`mutation.apply`."""
 
     code = "NVSHIM-E0403"
+
+
+class SpecUnreadable(SpecError):
+    """A spec that a person named cannot be read. Raised by :mod:`hooks.explain`."""
+
+    code = "NVSHIM-E0404"
 
 
 class ConfigError(NvshimError):

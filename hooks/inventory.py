@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hooks.gpus import Gpu, MigDevice, Nodes
     from hooks.nvml import NvmlReport
 
-__all__ = ["Inventory", "load_inventory", "take_inventory"]
+__all__ = ["Inventory", "load_inventory", "survey", "take_inventory"]
 
 RETRY_AFTER: Final = 60.0
 """Seconds until NVML is asked again after it failed: a create must not wait for it each time."""
@@ -86,11 +86,46 @@ def take_inventory(config: Config, nvml_report: bytes | None) -> Inventory:
         DriverMismatch: its files are not of the loaded kernel module's version.
     """
     witness = Witness(config.driver_root)
+    kept = _look(witness, config, nvml_report)
+    fault = cache.store(config, kept, witness.observations)
+    return _complete(config, kept, *([f"the inventory was not kept: {fault}"] if fault else []))
+
+
+def survey(config: Config) -> Inventory:
+    """The inventory for a person who asks: nothing is kept, and NVML is not asked.
+
+    Args:
+        config: where to look.
+
+    Returns:
+        What was kept if it is still true, whatever NVML had said then; otherwise what the node
+        shows without NVML.
+
+    Raises:
+        DriverNotFound: there is no driver below the driver root.
+        DriverMismatch: its files are not of the loaded kernel module's version.
+    """
+    kept = cache.load(config)
+    if kept is not None:
+        return _complete(config, kept)
+    return _complete(config, _look(Witness(config.driver_root), config, None, _NOT_ASKED))
+
+
+_NOT_ASKED: Final = "NVML was not asked"
+
+
+def _look(
+    witness: Witness,
+    config: Config,
+    nvml_report: bytes | None,
+    unanswered: str = "NVML did not answer in time",
+) -> cache.Kept:
+    """Looks at the node through a witness."""
     witness.text(cache.boot_id_path(config))
     driver = find_driver(witness, config)
-    report, failure = _understand(nvml_report, driver)
+    report, failure = _understand(nvml_report, driver, unanswered)
     gpus, notes = find_gpus(witness, config, report)
-    kept = cache.Kept(
+    return cache.Kept(
         driver=driver,
         gpus=gpus,
         mig_devices=find_mig_devices(config, gpus, report),
@@ -98,8 +133,6 @@ def take_inventory(config: Config, nvml_report: bytes | None) -> Inventory:
         nvml_failure=failure,
         taken=_now(),
     )
-    fault = cache.store(config, kept, witness.observations)
-    return _complete(config, kept, *([f"the inventory was not kept: {fault}"] if fault else []))
 
 
 def _complete(config: Config, kept: cache.Kept, *notes: str) -> Inventory:
@@ -114,10 +147,12 @@ def _complete(config: Config, kept: cache.Kept, *notes: str) -> Inventory:
     )
 
 
-def _understand(answer: bytes | None, driver: Driver) -> tuple[NvmlReport | None, str]:
+def _understand(
+    answer: bytes | None, driver: Driver, unanswered: str
+) -> tuple[NvmlReport | None, str]:
     """NVML's report, or why there is none that can be believed."""
     if answer is None:
-        return None, "NVML did not answer in time"
+        return None, unanswered
     try:
         report = parse_report(answer)
     except NvmlFailed as error:

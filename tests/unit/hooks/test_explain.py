@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hooks import engine
+from hooks.__main__ import COMMANDS, main
+from hooks.inventory import survey, take_inventory
+from hooks.story import tell
+from tests.unit.hooks.fake_node import VERSION, nvml_gpu, uuid_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.hooks.fake_node import Elves, Node
+
+REPOSITORY = os.path.dirname(os.path.dirname(os.path.abspath(engine.__file__)))
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, elves: Elves) -> Path:
+    """A bundle of a container that asks for everything, with an image like Debian's."""
+    bundle = tmp_path / "bundle"
+    rootfs = bundle / "rootfs"
+    elves.write(rootfs / "usr/lib64/ld-linux-x86-64.so.2", "ld-linux-x86-64.so.2")
+    elves.write(rootfs / "usr/lib/x86_64-linux-gnu/libc.so.6", "libc.so.6")
+    (rootfs / "lib64").symlink_to("usr/lib64")
+    (rootfs / "lib").symlink_to("usr/lib")
+    (rootfs / "etc").mkdir()
+    write_spec(bundle, "NVIDIA_VISIBLE_DEVICES=all")
+    return bundle
+
+
+@pytest.fixture
+def config_file(node: Node, tmp_path: Path) -> str:
+    roots = {
+        "driver-root": node.config.driver_root,
+        "dev": node.config.dev,
+        "proc": node.config.proc,
+        "sys": node.config.sys,
+        "state": node.config.state,
+    }
+    lines = [f"{key} = {json.dumps(path)}" for key, path in roots.items()]
+    file = tmp_path / "config.toml"
+    file.write_text("[node]\n" + "\n".join(lines))
+    return str(file)
+
+
+def write_spec(bundle: Path, *environment: str) -> None:
+    spec = {
+        "process": {"env": list(environment), "user": {"uid": 0, "gid": 0}},
+        "root": {"path": "rootfs"},
+    }
+    (bundle / "config.json").write_text(json.dumps(spec))
+
+
+def explain(bundle: Path, *arguments: str) -> tuple[int, str, str]:
+    """As a person runs it: in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hooks", "explain", str(bundle / "config.json"), *arguments],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def everything_below(*places: Path | str) -> str:
+    """One hash of all names, kinds, times and contents below some places."""
+    seen = hashlib.sha256()
+    for place in places:
+        for directory, names, files in sorted(os.walk(place)):
+            for name in sorted((*names, *files)):
+                path = os.path.join(directory, name)
+                status = os.lstat(path)
+                seen.update(f"{path} {status.st_mode} {status.st_mtime_ns}\n".encode())
+    return seen.hexdigest()
+
+
+def told(devices: int = 2) -> bytes:
+    return json.dumps(
+        {"driver": VERSION, "gpus": [nvml_gpu(index) for index in range(devices)]}
+    ).encode()
+
+
+def test_it_tells_request_grant_edits_and_reasons_and_changes_nothing(
+    node: Node, bundle: Path, config_file: str
+) -> None:
+    before = everything_below(bundle, node.base)
+    status, story, errors = explain(bundle, "--config", config_file)
+    assert (status, errors) == (0, "")
+    assert everything_below(bundle, node.base) == before
+    for line in (
+        "devices all, by NVIDIA_VISIBLE_DEVICES=all",
+        f"GPU 0: NVIDIA H100, {uuid_of(0)}, at ",
+        f"driver {VERSION} in {node.config.driver_root}; without NVML: NVML was not asked",
+        "x86_64, glibc: libraries go to /usr/lib/x86_64-linux-gnu",
+        "195:0 rwm",
+        f"/usr/lib/x86_64-linux-gnu/libcuda.so.1 to libcuda.so.{VERSION} (soname)",
+        "NVIDIA_CTK_LIBCUDA_DIR=/usr/lib/x86_64-linux-gnu",
+        "missing",
+    ):
+        assert line in story, line
+
+
+def test_as_json_it_is_the_record_that_the_bundle_would_get(
+    node: Node, bundle: Path, config_file: str
+) -> None:
+    take_inventory(node.config, told())
+    status, text, _ = explain(bundle, "--config", config_file, "--json")
+    assert status == 0
+    foreseen = json.loads(text)
+    spec = json.loads((bundle / "config.json").read_text())
+    inventory = engine.load_inventory(node.config)
+    done = engine.inject(
+        spec,
+        engine.read_request(spec),
+        inventory,
+        rootfs=str(bundle / "rootfs"),
+        staging=str(bundle / "staging"),
+        config=node.config,
+    ).record
+    for record in (foreseen, done):
+        # What only doing it shows.
+        for key in ("milliseconds", "written", "char_links"):
+            del record[key]
+    assert foreseen == done
+
+
+def test_a_request_that_the_node_cannot_meet_is_one_line_and_a_status(
+    bundle: Path, config_file: str
+) -> None:
+    write_spec(bundle, "NVIDIA_VISIBLE_DEVICES=7")
+    status, story, errors = explain(bundle, "--config", config_file)
+    assert (status, story) == (1, "")
+    assert errors.startswith("NVSHIM-E0202 unknown-device: asked: GPU 7")
+    assert errors.count("\n") == 1
+
+
+def test_a_container_that_asks_for_nothing_is_told_so(bundle: Path, config_file: str) -> None:
+    write_spec(bundle, "NVIDIA_VISIBLE_DEVICES=void")
+    status, story, _ = explain(bundle, "--config", config_file)
+    assert status == 0
+    assert story == "request    nothing (NVIDIA_VISIBLE_DEVICES=void): the spec stays as it is\n"
+
+
+def test_without_an_image_the_directories_are_said_to_be_a_guess(
+    bundle: Path, config_file: str
+) -> None:
+    (bundle / "rootfs").rename(bundle / "elsewhere")
+    status, story, _ = explain(bundle, "--config", config_file)
+    assert status == 0
+    assert story.startswith("image      not there to be looked at; what follows is a guess\n")
+    status, story, _ = explain(
+        bundle, "--config", config_file, "--rootfs", str(bundle / "elsewhere")
+    )
+    assert "guess" not in story
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b"[" * 100_000, b"\xff"])
+def test_a_spec_that_cannot_be_read_is_one_line(
+    bundle: Path, config_file: str, content: bytes | None
+) -> None:
+    spec = bundle / "config.json"
+    spec.unlink()
+    if content is not None:
+        spec.write_bytes(content)
+    status, _, errors = explain(bundle, "--config", config_file)
+    assert status == 1
+    assert errors.startswith("NVSHIM-E0404 spec-unreadable: asked: the spec ")
+    assert errors.count("\n") == 1
+
+
+def test_a_survey_keeps_nothing_and_uses_what_was_kept(node: Node) -> None:
+    assert survey(node.config).nvml_failure == "NVML was not asked"
+    assert engine.load_inventory(node.config) is None
+    take_inventory(node.config, told())
+    assert survey(node.config) == engine.load_inventory(node.config)
+
+
+def test_a_story_leaves_nothing_of_a_record_out() -> None:
+    record: dict[str, Any] = {
+        "format": 1,
+        "request": {"devices": ["0"], "capabilities": [], "source": "", "imex": [3]},
+        "edits": {"charms": [{"what": "a horseshoe"}]},
+        "denied": {"why": "policy", "by": ["one", "two"]},
+    }
+    story = tell(record)
+    for word in ("imex", "3", "charms", "a horseshoe", "denied", "policy", "one", "two"):
+        assert word in story, word
+
+
+def test_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert set(COMMANDS) <= set(capsys.readouterr().out.split())
+    assert main(["nonsense"]) == 2
+    assert main([]) == 2
