@@ -1,4 +1,4 @@
-"""Where the node keeps its driver, device nodes, procfs and sysfs; which loggers are allowed.
+"""Where the node keeps its driver, who may have which GPU, which loggers are allowed.
 
 One TOML file, read when a container asks for a GPU or names a logger::
 
@@ -17,10 +17,22 @@ One TOML file, read when a container asks for a GPU or names a logger::
     accept-mounts = true     # /dev/null on /var/run/nvidia-container-devices/DEVICE
     default-kind = "nvidia.com/gpu"  # of devices that are named without one
 
+    [policy]                 # hooks.policy has the rules
+    mode = "default"         # or "nvidia", "privileged", "strict"
+    denied = "start"         # without a GPU; or "fail"
+    trusted-namespaces = []  # of Kubernetes: there the environment of an image is believed
+    exclude-gpus = []        # GPUs that nobody gets, by UUID or PCI address
+    supported-driver-capabilities = ["compute", …]  # all that may be had; by default, every one
+    disable-require = false  # true: NVIDIA_REQUIRE_* is not looked at
+    ignore-imex-channel-requests = false
+
     [stdio]
     loggers = ["/usr/local/bin/logger"]  # programs that binary:// may name
 
 Rules
+- If this file is not there and NVIDIA's own is, that one is read instead, so that an existing
+  node behaves as before (:mod:`hooks.nvidia_config` says what becomes of each of its keys).
+  With this file NVIDIA's is not read.
 - A key that is not there has the default above. So does every key if the file is not there,
   unless somebody named the file: then its absence is an error.
 - An unknown table or key is an error, because a misspelt one would be a setting ignored.
@@ -31,20 +43,41 @@ Rules
 from __future__ import annotations
 
 import os
-import posixpath
-import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from hooks import config_values as values
 from hooks.errors import ConfigMalformed, ConfigUnreadable, UnknownConfigKey, WrongConfigValue
+from hooks.request import CAPABILITIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["DEFAULT_PATH", "ENVIRONMENT_VARIABLE", "Config", "load_config"]
+__all__ = ["DEFAULT_PATH", "ENVIRONMENT_VARIABLE", "Config", "Denied", "Mode", "load_config"]
 
 DEFAULT_PATH: Final = "/etc/containerd-shim-nvidia/config.toml"
 ENVIRONMENT_VARIABLE: Final = "NVSHIM_CONFIG"
+
+NVIDIA_PATH: Final = "/etc/nvidia-container-runtime/config.toml"
+"""The configuration of NVIDIA's container toolkit."""
+NVIDIA_ENVIRONMENT_VARIABLE: Final = "NVIDIA_CTK_CONFIG_FILE_PATH"
+"""Names it instead, in the environment of containerd (an image's environment is never ours)."""
+
+
+class Mode:
+    """The words of ``mode`` in ``[policy]``: when the environment is believed."""
+
+    DEFAULT: Final = "default"
+    NVIDIA: Final = "nvidia"
+    PRIVILEGED: Final = "privileged"
+    STRICT: Final = "strict"
+
+
+class Denied:
+    """The words of ``denied`` in ``[policy]``: what becomes of a container that may not."""
+
+    START: Final = "start"
+    FAIL: Final = "fail"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +97,15 @@ class Config:
         annotation_prefixes: annotations whose names begin so hold CDI names.
         accept_mounts: whether mounts of /dev/null may name devices.
         default_kind: the CDI kind of a device that is named without one.
+        mode: whose word is a grant, of :class:`Mode`.
+        denied: what becomes of a container that may not have what it asks, of :class:`Denied`.
+        trusted_namespaces: of Kubernetes; the environment of their containers is believed.
+        excluded_gpus: UUIDs ("GPU-…") and PCI addresses ("0000:3b:00.0"), in lower case.
+        supported_capabilities: the driver capabilities that may be had.
+        disable_require: whether NVIDIA_REQUIRE_* is left unchecked.
+        ignore_imex: whether requests of IMEX channels are ignored.
+        source: the file that this was read from; "" for none.
+        notes: what of it means nothing here, for people.
     """
 
     driver_root: str = "/"
@@ -78,13 +120,23 @@ class Config:
     annotation_prefixes: tuple[str, ...] = ("cdi.k8s.io/",)
     accept_mounts: bool = True
     default_kind: str = "nvidia.com/gpu"
+    mode: str = Mode.DEFAULT
+    denied: str = Denied.START
+    trusted_namespaces: tuple[str, ...] = ()
+    excluded_gpus: tuple[str, ...] = ()
+    supported_capabilities: tuple[str, ...] = tuple(sorted(CAPABILITIES))
+    disable_require: bool = False
+    ignore_imex: bool = False
+    source: str = field(default="", compare=False)
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
 
 def load_config(path: str | None = None) -> Config:
     """The configuration from its file.
 
     Args:
-        path: the file; None for the one that NVSHIM_CONFIG names, else :data:`DEFAULT_PATH`.
+        path: the file; None for the one that NVSHIM_CONFIG names, else :data:`DEFAULT_PATH`,
+            else NVIDIA's own.
 
     Returns:
         The configuration; the defaults if nobody named a file and there is none.
@@ -97,16 +149,32 @@ def load_config(path: str | None = None) -> Config:
     """
     named = path or os.environ.get(ENVIRONMENT_VARIABLE)
     file = named or DEFAULT_PATH
+    content = _read(file, ENVIRONMENT_VARIABLE, needed=bool(named))
+    if content is not None:
+        return parse_config(content, file)
+    named = os.environ.get(NVIDIA_ENVIRONMENT_VARIABLE)
+    file = named or NVIDIA_PATH
+    content = _read(file, NVIDIA_ENVIRONMENT_VARIABLE, needed=bool(named))
+    if content is None:
+        return Config()
+    from hooks.nvidia_config import parse_nvidia_config  # noqa: PLC0415 - few nodes have it
+
+    return parse_nvidia_config(content, file)
+
+
+def _read(file: str, variable: str, *, needed: bool) -> bytes | None:
+    """A file's content; None if it is not there and need not be."""
     try:
         with open(file, "rb") as stream:
-            content = stream.read()
-    except FileNotFoundError as error:
-        if named is None:
-            return Config()
-        raise _unreadable(file, error) from error
+            return stream.read()
     except OSError as error:
-        raise _unreadable(file, error) from error
-    return parse_config(content, file)
+        if isinstance(error, FileNotFoundError) and not needed:
+            return None
+        raise ConfigUnreadable(
+            f"configuration {file}",
+            found=error.strerror or str(error),
+            do=f"make the file readable, or name another in {variable}",
+        ) from error
 
 
 def parse_config(content: bytes, file: str) -> Config:
@@ -124,12 +192,7 @@ def parse_config(content: bytes, file: str) -> Config:
         UnknownConfigKey: it has a table or key that means nothing.
         WrongConfigValue: a value has the wrong type or is out of range.
     """
-    import tomllib  # noqa: PLC0415 - 15 ms that a node without the file does not pay
-
-    try:
-        tables = tomllib.loads(content.decode())
-    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are both one
-        raise ConfigMalformed(f"configuration {file}", found=f"no TOML: {error}") from error
+    tables = parse_toml(content, file)
     fields: dict[str, Any] = {}
     for name, table in tables.items():
         if name not in _TABLES:
@@ -145,7 +208,28 @@ def parse_config(content: bytes, file: str) -> Config:
                 do=f"write a table, [{name}]",
             )
         fields |= _fields(name, table, file)
-    return replace(Config(), **fields)
+    return replace(Config(), **fields, source=file)
+
+
+def parse_toml(content: bytes, file: str) -> dict[str, Any]:
+    """The tables of a configuration file.
+
+    Args:
+        content: the TOML.
+        file: its name, for messages.
+
+    Returns:
+        The tables and keys, as TOML has them.
+
+    Raises:
+        ConfigMalformed: it is no TOML.
+    """
+    import tomllib  # noqa: PLC0415 - 15 ms that a node without the file does not pay
+
+    try:
+        return tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8; arrays in arrays in …
+        raise ConfigMalformed(f"configuration {file}", found=f"no TOML: {error}") from error
 
 
 def _fields(name: str, table: Mapping[str, Any], file: str) -> dict[str, Any]:
@@ -170,91 +254,55 @@ def _fields(name: str, table: Mapping[str, Any], file: str) -> dict[str, Any]:
     return fields
 
 
-def _path(value: object) -> str | None:
-    if not isinstance(value, str) or not value.startswith("/") or "\0" in value:
-        return None
-    # normpath keeps two leading slashes, which POSIX lets mean something else
-    return "/" + posixpath.normpath(value).lstrip("/")
-
-
-_LONGEST_TIMEOUT: Final = 600.0
-
-
-def _seconds(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if 0 < value <= _LONGEST_TIMEOUT else None
-
-
-def _paths(value: object) -> tuple[str, ...] | None:
-    if not isinstance(value, list):
-        return None
-    paths = [_path(entry) for entry in value]
-    return None if None in paths else tuple(path for path in paths if path)
-
-
-_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# A name that begins with a domain; "" would make every annotation a list of devices.
-_PREFIX: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9_./-]*")
-_KIND: Final = re.compile(
-    r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z]([A-Za-z0-9_-]*[A-Za-z0-9])?"
-)
-
-
-def _text_like(pattern: re.Pattern[str]) -> Callable[[object], object]:
-    def check(value: object) -> str | None:
-        return value if isinstance(value, str) and pattern.fullmatch(value) else None
-
-    return check
-
-
-def _texts_like(pattern: re.Pattern[str]) -> Callable[[object], object]:
-    check = _text_like(pattern)
-
-    def check_all(value: object) -> tuple[object, ...] | None:
-        if not isinstance(value, list) or not all(check(entry) for entry in value):
-            return None
-        return tuple(dict.fromkeys(value))
-
-    return check_all
-
-
-def _yes_or_no(value: object) -> bool | None:
-    return value if isinstance(value, bool) else None
-
-
 _A_PATH: Final = 'an absolute path ("/…")'
 _TABLES: Final[dict[str, dict[str, tuple[str, Callable[[object], object], str]]]] = {
     "node": {
-        "driver-root": ("driver_root", _path, _A_PATH),
-        "dev": ("dev", _path, _A_PATH),
-        "proc": ("proc", _path, _A_PATH),
-        "sys": ("sys", _path, _A_PATH),
-        "state": ("state", _path, _A_PATH),
-        "char-links": ("char_links", _yes_or_no, "true or false"),
-        "nvml-timeout": ("nvml_timeout", _seconds, "seconds, more than 0 and at most 600"),
+        "driver-root": ("driver_root", values.path, _A_PATH),
+        "dev": ("dev", values.path, _A_PATH),
+        "proc": ("proc", values.path, _A_PATH),
+        "sys": ("sys", values.path, _A_PATH),
+        "state": ("state", values.path, _A_PATH),
+        "char-links": ("char_links", values.yes_or_no, "true or false"),
+        "nvml-timeout": ("nvml_timeout", values.seconds, "seconds, more than 0 and at most 600"),
     },
     "requests": {
         "swarm-resources": (
             "swarm_resources",
-            _texts_like(_VARIABLE),
+            values.texts_like(values.VARIABLE),
             "a list of names of variables",
         ),
         "annotation-prefixes": (
             "annotation_prefixes",
-            _texts_like(_PREFIX),
+            values.texts_like(values.PREFIX),
             'a list of prefixes ("cdi.k8s.io/")',
         ),
-        "accept-mounts": ("accept_mounts", _yes_or_no, "true or false"),
-        "default-kind": ("default_kind", _text_like(_KIND), 'a kind ("nvidia.com/gpu")'),
+        "accept-mounts": ("accept_mounts", values.yes_or_no, "true or false"),
+        "default-kind": (
+            "default_kind",
+            values.text_like(values.KIND),
+            'a kind ("nvidia.com/gpu")',
+        ),
     },
-    "stdio": {"loggers": ("loggers", _paths, "a list of absolute paths")},
+    "policy": {
+        "mode": (
+            "mode",
+            values.one_of(Mode.DEFAULT, Mode.NVIDIA, Mode.PRIVILEGED, Mode.STRICT),
+            '"default", "nvidia", "privileged" or "strict"',
+        ),
+        "denied": ("denied", values.one_of(Denied.START, Denied.FAIL), '"start" or "fail"'),
+        "trusted-namespaces": ("trusted_namespaces", values.words, "a list of namespaces"),
+        "exclude-gpus": (
+            "excluded_gpus",
+            values.gpu_names,
+            'a list of UUIDs ("GPU-…", in full) and PCI addresses ("0000:3b:00.0")',
+        ),
+        "supported-driver-capabilities": (
+            "supported_capabilities",
+            values.capabilities,
+            f"a list of {', '.join(sorted(CAPABILITIES))}",
+        ),
+        "disable-require": ("disable_require", values.yes_or_no, "true or false"),
+        "ignore-imex-channel-requests": ("ignore_imex", values.yes_or_no, "true or false"),
+    },
+    "stdio": {"loggers": ("loggers", values.paths, "a list of absolute paths")},
 }
-
-
-def _unreadable(file: str, error: OSError) -> ConfigUnreadable:
-    return ConfigUnreadable(
-        f"configuration {file}",
-        found=error.strerror or str(error),
-        do=f"make the file readable, or name another in {ENVIRONMENT_VARIABLE}",
-    )

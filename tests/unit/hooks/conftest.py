@@ -35,3 +35,5 @@ def node(bare_node: Node) -> Node:
 @pytest.fixture(autouse=True)
 def _no_configuration_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NVSHIM_CONFIG", raising=False)
+    monkeypatch.delenv("NVIDIA_CTK_CONFIG_FILE_PATH", raising=False)
+    monkeypatch.setattr("hooks.config.NVIDIA_PATH", "/nonexistent/nvidia.toml")

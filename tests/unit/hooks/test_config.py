@@ -38,6 +38,14 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
     annotation-prefixes = ["cdi.k8s.io/", "example.com/gpu_"]
     accept-mounts = false
     default-kind = "amd.com/gpu"
+    [policy]
+    mode = "strict"
+    denied = "fail"
+    trusted-namespaces = ["gpu-operator"]
+    exclude-gpus = ["GPU-8EF4A8D0-0000-4000-8000-0000000000AB", "00000000:3B:00.0", "af:00.0"]
+    supported-driver-capabilities = ["utility", "compute"]
+    disable-require = true
+    ignore-imex-channel-requests = true
     [stdio]
     loggers = ["/usr/local/bin/logger", "/opt//x/../logger"]
     """
@@ -47,6 +55,12 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         swarm_resources=("DOCKER_RESOURCE_GPU", "_B1"),
         annotation_prefixes=("cdi.k8s.io/", "example.com/gpu_"),
         accept_mounts=False, default_kind="amd.com/gpu",
+        mode="strict", denied="fail", trusted_namespaces=("gpu-operator",),
+        excluded_gpus=(
+            "GPU-8ef4a8d0-0000-4000-8000-0000000000ab", "0000:3b:00.0", "0000:af:00.0",
+        ),
+        supported_capabilities=("compute", "utility"),
+        disable_require=True, ignore_imex=True,
     )  # fmt: skip
 
 
@@ -87,12 +101,37 @@ def test_what_is_not_there_has_its_default(tmp_path: Path, content: str) -> None
         ("[node]\nnvml-timeout = 0\n", WrongConfigValue, "nvml-timeout"),
         ("[node]\nnvml-timeout = nan\n", WrongConfigValue, "nvml-timeout"),
         ("[node]\nnvml-timeout = inf\n", WrongConfigValue, "nvml-timeout"),
+        ('[policy]\nmode = "legacy"\n', WrongConfigValue, "mode"),
+        ("[policy]\nmode = true\n", WrongConfigValue, "mode"),
+        ('[policy]\ndenied = "no"\n', WrongConfigValue, "denied"),
+        ('[policy]\nmodes = "strict"\n', UnknownConfigKey, "modes"),
+        ('[policy]\ntrusted-namespaces = "a"\n', WrongConfigValue, "trusted-namespaces"),
+        ('[policy]\ntrusted-namespaces = [""]\n', WrongConfigValue, "trusted-namespaces"),
+        ("[policy]\nexclude-gpus = [0]\n", WrongConfigValue, "exclude-gpus"),
+        ('[policy]\nexclude-gpus = ["0"]\n', WrongConfigValue, "exclude-gpus"),
+        ('[policy]\nexclude-gpus = ["GPU-8ef4"]\n', WrongConfigValue, "exclude-gpus"),
+        ('[policy]\nexclude-gpus = ["0:3:00.0"]\n', WrongConfigValue, "exclude-gpus"),
+        ('[policy]\nexclude-gpus = ["x:3b:00.0"]\n', WrongConfigValue, "exclude-gpus"),
+        ('[policy]\nexclude-gpus = ["000000000:3b:00.0"]\n', WrongConfigValue, "exclude-gpus"),
+        ('[policy]\nexclude-gpus = ["3b:00.0.0"]\n', WrongConfigValue, "exclude-gpus"),
+        (
+            '[policy]\nexclude-gpus = ["MIG-8ef4a8d0-0000-4000-8000-000000000000"]\n',
+            WrongConfigValue,
+            "exclude-gpus",
+        ),
+        (
+            '[policy]\nsupported-driver-capabilities = ["cuda"]\n',
+            WrongConfigValue,
+            "supported-driver-capabilities",
+        ),
+        ("[policy]\ndisable-require = 1\n", WrongConfigValue, "disable-require"),
         ("stdio = 3\n", WrongConfigValue, "stdio"),
         ('[stdio]\nlogger = "/x"\n', UnknownConfigKey, "logger"),
         ('[stdio]\nloggers = "/x"\n', WrongConfigValue, "loggers"),
         ('[stdio]\nloggers = ["x"]\n', WrongConfigValue, "loggers"),
         ("[stdio]\nloggers = [1]\n", WrongConfigValue, "loggers"),
         ("[node\n", ConfigMalformed, "config.toml"),
+        ("a = " + "[" * 5000, ConfigMalformed, "config.toml"),
         ("\xff", ConfigMalformed, "config.toml"),
     ],
 )

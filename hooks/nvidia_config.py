@@ -1,0 +1,245 @@
+"""NVIDIA's own config.toml, for a node that had the container toolkit before it had us.
+
+It is read where our own file is not there, so that such a node behaves as before: in
+particular, the environment of every image is a grant there, unless the file says otherwise.
+
+Rules
+- A key means here what it means there, or nothing; then it is accepted and, if it is set to
+  anything but its default, noted for people. The table says which.
+- A key that NVIDIA's toolkit does not know either is an error: it may be a misspelt one.
+- A key that is not there has NVIDIA's default and not ours.
+- Nothing of it names a program that we would run.
+
+Source: nvidia-container-toolkit, internal/config, up to version 1.20; its defaults.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from hooks import config_values as values
+from hooks.config import Config, Mode, parse_toml
+from hooks.errors import UnknownConfigKey, WrongConfigValue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["parse_nvidia_config"]
+
+
+def parse_nvidia_config(content: bytes, file: str) -> Config:
+    """The configuration that a file of NVIDIA's toolkit stands for.
+
+    Args:
+        content: the TOML.
+        file: its name, for messages.
+
+    Returns:
+        The configuration; its notes list what of the file means nothing here.
+
+    Raises:
+        ConfigMalformed: it is no TOML.
+        UnknownConfigKey: it has a table or key that means nothing, to NVIDIA's toolkit either.
+        WrongConfigValue: a value has the wrong type or is out of range.
+    """
+    fields: dict[str, Any] = {"mode": Mode.NVIDIA, "accept_mounts": False}
+    notes = [f"policy is NVIDIA's: {file} is read, since there is no configuration of our own"]
+    for key, value in _leaves(parse_toml(content, file)):
+        row = _KEYS.get(key)
+        if row is None:
+            raise UnknownConfigKey(
+                f"configuration {file}",
+                found=f"unknown key {key}",
+                do="correct it, or write /etc/containerd-shim-nvidia/config.toml, which is read "
+                "in its place",
+            )
+        if not isinstance(value, row.kind) or (row.kind is not bool and isinstance(value, bool)):
+            raise _wrong(key, value, file, row.wanted or _KINDS[row.kind])
+        if isinstance(row, _Note):
+            if value not in row.harmless:
+                notes.append(f"{key} = {_written(value)} means nothing here: {row.why}")
+            continue
+        meant = row.meaning(value)
+        if meant is None:
+            raise _wrong(key, value, file, row.wanted or _KINDS[row.kind])
+        fields |= meant
+    return replace(Config(), **fields, source=file, notes=tuple(notes))
+
+
+class _Row:
+    """What becomes of a key.
+
+    Args:
+        kind: the type of its value.
+        wanted: which values, for people.
+    """
+
+    def __init__(self, kind: type, wanted: str = "") -> None:
+        self.kind = kind
+        self.wanted = wanted
+
+
+class _Set(_Row):
+    """The fields of :class:`Config` that a value sets; None for a value that is none."""
+
+    def __init__(
+        self, kind: type, meaning: Callable[[Any], dict[str, Any] | None], wanted: str = ""
+    ) -> None:
+        super().__init__(kind, wanted)
+        self.meaning = meaning
+
+
+class _Note(_Row):
+    """Why a value means nothing, and with which values nothing is lost by that."""
+
+    def __init__(self, kind: type, why: str, *harmless: object) -> None:
+        super().__init__(kind)
+        self.why = why
+        self.harmless = (kind(), *harmless)
+
+
+def _believed(value: bool) -> dict[str, Any]:  # noqa: FBT001 - a value of TOML
+    return {"mode": Mode.NVIDIA if value else Mode.PRIVILEGED}
+
+
+def _root(value: str) -> dict[str, Any] | None:
+    if not value:
+        return {}
+    path = values.path(value)
+    return None if path is None else {"driver_root": path}
+
+
+def _supported(value: str) -> dict[str, Any] | None:
+    words = [word.strip() for word in value.split(",") if word.strip()]
+    if "all" in words:
+        return {}
+    capabilities = values.capabilities(words)
+    return None if capabilities is None else {"supported_capabilities": capabilities}
+
+
+def _checked(
+    name: str, check: Callable[[object], object]
+) -> Callable[[Any], dict[str, Any] | None]:
+    """A value that is one of ours as well, with the same check."""
+
+    def meaning(value: object) -> dict[str, Any] | None:
+        checked = check(value)
+        return None if checked is None else {name: checked}
+
+    return meaning
+
+
+def _swarm(value: str) -> dict[str, Any] | None:
+    names = [name.strip() for name in value.split(",") if name.strip()]
+    return _checked("swarm_resources", values.texts_like(values.VARIABLE))(names)
+
+
+_OWN_LOG: Final = "what we say is in containerd's log"
+_NO_CLI: Final = "nvidia-container-cli is not run"
+_NO_HOOK: Final = "there are no hooks; what they did is done before the container is made"
+_ONE_MEANING: Final = "requests have one meaning, and names of devices are resolved live"
+_BY_HANDLER: Final = "the handler's BinaryName in containerd's configuration names the runtime"
+_IN_SPEC: Final = "the low-level runtime applies what is in the spec, rootless as well"
+_BY_REQUEST: Final = "a container asks for it by the variable NVIDIA_{}=enabled"
+
+_MODES: Final = frozenset({"auto", "legacy", "csv", "cdi", "jit-cdi", ""})
+
+_CLI: Final = "nvidia-container-cli"
+_RUNTIME: Final = "nvidia-container-runtime"
+
+_KEYS: Final[dict[str, _Set | _Note]] = {
+    "disable-require": _Set(bool, lambda value: {"disable_require": value}),
+    "accept-nvidia-visible-devices-envvar-when-unprivileged": _Set(bool, _believed),
+    "accept-nvidia-visible-devices-as-volume-mounts": _Set(
+        bool, lambda value: {"accept_mounts": value}
+    ),
+    "swarm-resource": _Set(str, _swarm, "a comma list of names of variables"),
+    "supported-driver-capabilities": _Set(str, _supported, "a comma list of driver capabilities"),
+    f"{_CLI}.root": _Set(str, _root, 'an absolute path ("/…")'),
+    f"{_CLI}.path": _Note(str, _NO_CLI),
+    f"{_CLI}.debug": _Note(str, _OWN_LOG),
+    f"{_CLI}.environment": _Note(list, _NO_CLI),
+    f"{_CLI}.ldcache": _Note(str, "libraries are found in the driver's directories"),
+    f"{_CLI}.ldconfig": _Note(
+        str, "the loader's cache is written in process", "@/sbin/ldconfig", "@/sbin/ldconfig.real"
+    ),
+    f"{_CLI}.load-kmods": _Note(bool, "kernel modules are not loaded", True),
+    f"{_CLI}.no-cgroups": _Note(bool, _IN_SPEC),
+    f"{_CLI}.no-pivot": _Note(bool, _NO_CLI),
+    f"{_CLI}.user": _Note(str, _NO_CLI, "root:video", "root:root"),
+    f"{_RUNTIME}.debug": _Note(str, _OWN_LOG, "/dev/null"),
+    f"{_RUNTIME}.log-level": _Note(str, _OWN_LOG, "info"),
+    f"{_RUNTIME}.runtimes": _Note(
+        list, _BY_HANDLER, ["runc", "crun"], ["docker-runc", "runc", "crun"]
+    ),
+    f"{_RUNTIME}.experimental": _Note(bool, _ONE_MEANING),
+    f"{_RUNTIME}.discover-mode": _Note(str, _ONE_MEANING, "legacy"),
+    f"{_RUNTIME}.mode": _Set(
+        str,
+        lambda value: {} if value in _MODES else None,
+        "auto, legacy, csv, cdi or jit-cdi (all of them do the same here)",
+    ),
+    f"{_RUNTIME}.modes.cdi.default-kind": _Set(
+        str,
+        _checked("default_kind", values.text_like(values.KIND)),
+        'a kind ("nvidia.com/gpu")',
+    ),
+    f"{_RUNTIME}.modes.cdi.annotation-prefixes": _Set(
+        list,
+        _checked("annotation_prefixes", values.texts_like(values.PREFIX)),
+        'a list of prefixes ("cdi.k8s.io/")',
+    ),
+    f"{_RUNTIME}.modes.cdi.spec-dirs": _Note(
+        list, "CDI specs are read from /etc/cdi and /var/run/cdi", ["/etc/cdi", "/var/run/cdi"]
+    ),
+    f"{_RUNTIME}.modes.csv.mount-spec-path": _Note(
+        str,
+        "files of Tegra are not listed by it",
+        "/etc/nvidia-container-runtime/host-files-for-container.d",
+    ),
+    f"{_RUNTIME}.modes.csv.compat-container-root": _Note(str, "it is looked for in one place"),
+    f"{_RUNTIME}.modes.legacy.cuda-compat-mode": _Note(str, _ONE_MEANING, "ldconfig"),
+    f"{_RUNTIME}.modes.jit-cdi.nvcdi-feature-flags": _Note(list, _ONE_MEANING),
+    f"{_RUNTIME}.modes.jit-cdi.nvcdi-disable-hooks": _Note(list, _NO_HOOK),
+    f"{_RUNTIME}-hook.path": _Note(str, _NO_HOOK, f"{_RUNTIME}-hook"),
+    f"{_RUNTIME}-hook.skip-mode-detection": _Note(bool, _NO_HOOK),
+    "nvidia-ctk.path": _Note(str, _NO_HOOK, "nvidia-ctk"),
+    "features.allow-cuda-compat-libs-from-container": _Note(
+        bool, "libraries of an image are never mounted"
+    ),
+    "features.allow-ldconfig-from-container": _Note(bool, "no program of an image is run"),
+    "features.allow-unknown-oci-spec-fields": _Note(bool, "unknown fields are always kept", True),
+    "features.disable-cuda-compat-lib-hook": _Note(bool, _NO_HOOK),
+    "features.no-additional-gids-for-device-nodes": _Note(
+        bool, "a process that may not open its devices would be of no use"
+    ),
+    "features.disable-imex-channel-creation": _Note(bool, "IMEX channels are not made", True),
+    "features.ignore-imex-channel-requests": _Set(bool, lambda value: {"ignore_imex": value}),
+    **{
+        f"features.{name}": _Note(bool, _BY_REQUEST.format(name.upper()))
+        for name in ("gds", "mofed", "nvswitch", "gdrcopy")
+    },
+}
+
+_KINDS: Final = {bool: "true or false", str: "a string", list: "a list of strings"}
+
+
+def _leaves(table: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Each key with the names of its tables before it; a table without keys says nothing."""
+    for name, value in table.items():
+        key = above + name
+        if isinstance(value, dict) and key not in _KEYS:
+            yield from _leaves(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def _written(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def _wrong(key: str, value: object, file: str, wanted: str) -> WrongConfigValue:
+    return WrongConfigValue(
+        f"{key} of configuration {file}", found=f"{value!r}", do=f"write {wanted}"
+    )

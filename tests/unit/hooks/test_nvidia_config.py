@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hooks.config import Config, Mode, load_config
+from hooks.errors import (
+    ConfigError,
+    ConfigMalformed,
+    ConfigUnreadable,
+    UnknownConfigKey,
+    WrongConfigValue,
+)
+from hooks.nvidia_config import _KEYS, parse_nvidia_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# As the toolkit's packages install it: what is commented out there is left out here.
+AS_INSTALLED = """
+#accept-nvidia-visible-devices-as-volume-mounts = false
+#accept-nvidia-visible-devices-envvar-when-unprivileged = true
+disable-require = false
+supported-driver-capabilities = "compat32,compute,display,graphics,ngx,utility,video"
+#swarm-resource = "DOCKER_RESOURCE_GPU"
+
+[nvidia-container-cli]
+#debug = "/var/log/nvidia-container-toolkit.log"
+environment = []
+#ldcache = "/etc/ld.so.cache"
+ldconfig = "@/sbin/ldconfig"
+load-kmods = true
+#no-cgroups = false
+#path = "/usr/bin/nvidia-container-cli"
+#root = "/run/nvidia/driver"
+#user = "root:video"
+
+[nvidia-container-runtime]
+#debug = "/var/log/nvidia-container-runtime.log"
+log-level = "info"
+mode = "auto"
+runtimes = ["runc", "crun"]
+
+[nvidia-container-runtime.modes]
+
+[nvidia-container-runtime.modes.cdi]
+annotation-prefixes = ["cdi.k8s.io/"]
+default-kind = "nvidia.com/gpu"
+spec-dirs = ["/etc/cdi", "/var/run/cdi"]
+
+[nvidia-container-runtime.modes.csv]
+mount-spec-path = "/etc/nvidia-container-runtime/host-files-for-container.d"
+
+[nvidia-container-runtime.modes.legacy]
+cuda-compat-mode = "ldconfig"
+
+[nvidia-container-runtime-hook]
+path = "nvidia-container-runtime-hook"
+skip-mode-detection = false
+
+[nvidia-ctk]
+path = "nvidia-ctk"
+"""
+
+
+def read(text: str) -> Config:
+    return parse_nvidia_config(text.encode(), "nvidia.toml")
+
+
+def changed(config: Config) -> dict[str, Any]:
+    """The fields that differ from those of a file that says nothing."""
+    plain = read("")
+    return {
+        field.name: getattr(config, field.name)
+        for field in fields(Config)
+        if field.compare and getattr(config, field.name) != getattr(plain, field.name)
+    }
+
+
+def test_file_as_installed_behaves_as_nvidias_toolkit_and_loses_nothing() -> None:
+    config = read(AS_INSTALLED)
+    assert config == read("")
+    assert config == replace(Config(), mode=Mode.NVIDIA, accept_mounts=False)
+    assert len(config.notes) == 1
+    assert "policy is NVIDIA's" in config.notes[0]
+    assert config.source == "nvidia.toml"
+
+
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [
+        ("disable-require = true", {"disable_require": True}),
+        ("accept-nvidia-visible-devices-envvar-when-unprivileged = true", {}),
+        (
+            "accept-nvidia-visible-devices-envvar-when-unprivileged = false",
+            {"mode": Mode.PRIVILEGED},
+        ),
+        ("accept-nvidia-visible-devices-as-volume-mounts = true", {"accept_mounts": True}),
+        ('swarm-resource = "DOCKER_RESOURCE_GPU, B"',
+         {"swarm_resources": ("DOCKER_RESOURCE_GPU", "B")}),
+        ('supported-driver-capabilities = "utility, compute"',
+         {"supported_capabilities": ("compute", "utility")}),
+        ('supported-driver-capabilities = "all"', {}),
+        ('nvidia-container-cli.root = "/opt/driver/"', {"driver_root": "/opt/driver"}),
+        ('nvidia-container-cli.root = ""', {}),
+        ('nvidia-container-runtime.modes.cdi.default-kind = "example.com/gpu"',
+         {"default_kind": "example.com/gpu"}),
+        ('nvidia-container-runtime.modes.cdi.annotation-prefixes = ["a.b/", "c.d/"]',
+         {"annotation_prefixes": ("a.b/", "c.d/")}),
+        ("features.ignore-imex-channel-requests = true", {"ignore_imex": True}),
+        ('nvidia-container-runtime.mode = "legacy"', {}),
+    ],
+)  # fmt: skip
+def test_key_means_what_it_means_there(text: str, means: dict[str, Any]) -> None:
+    config = read(text)
+    assert changed(config) == means
+    assert len(config.notes) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nvidia-container-cli.no-cgroups = true",
+        'nvidia-container-cli.environment = ["A=B"]',
+        'nvidia-container-cli.ldconfig = "/sbin/ldconfig"',
+        'nvidia-container-cli.debug = "/var/log/x"',
+        'nvidia-container-cli.user = "someone"',
+        'nvidia-container-runtime.runtimes = ["/opt/runc"]',
+        'nvidia-container-runtime.log-level = "debug"',
+        "nvidia-container-runtime.experimental = true",
+        "features.gds = true",
+        "features.allow-cuda-compat-libs-from-container = true",
+        'nvidia-ctk.path = "/opt/nvidia-ctk"',
+    ],
+)
+def test_key_that_means_nothing_here_is_accepted_and_noted(text: str) -> None:
+    config = read(text)
+    assert changed(config) == {}
+    key = text.partition(" ")[0]
+    assert [note for note in config.notes if note.startswith(key)] == list(config.notes[1:])
+    assert len(config.notes) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "says"),
+    [
+        ("disable-requires = true", UnknownConfigKey, "disable-requires"),
+        ("nvidia-container-cli.roots = 3", UnknownConfigKey, "nvidia-container-cli.roots"),
+        ("[node]\ndev = '/dev'", UnknownConfigKey, "node.dev"),
+        ("disable-require = 'true'", WrongConfigValue, "disable-require"),
+        ("nvidia-container-cli = 3", UnknownConfigKey, "nvidia-container-cli"),
+        ("nvidia-container-cli.root = 3", WrongConfigValue, "nvidia-container-cli.root"),
+        ("nvidia-container-cli.root = 'driver'", WrongConfigValue, "absolute"),
+        ("nvidia-container-cli.environment = 'A=B'", WrongConfigValue, "list"),
+        ("nvidia-container-runtime.mode = 'fast'", WrongConfigValue, "jit-cdi"),
+        ("supported-driver-capabilities = 'utility,cuda'", WrongConfigValue, "utility,cuda"),
+        ("swarm-resource = 'A=B'", WrongConfigValue, "swarm-resource"),
+        ("[swarm-resource]\nx = 1", WrongConfigValue, "swarm-resource"),
+        ("[", ConfigMalformed, "nvidia.toml"),
+    ],
+)
+def test_mistake_is_named(text: str, error: type[ConfigError], says: str) -> None:
+    with pytest.raises(error) as caught:
+        read(text)
+    assert says in str(caught.value)
+    assert "nvidia.toml" in str(caught.value)
+
+
+VALUES = st.booleans() | st.integers() | st.text(max_size=3) | st.lists(st.text(max_size=3))
+
+
+@given(st.dictionaries(st.sampled_from([*_KEYS, "other"]), VALUES))
+def test_any_value_of_any_key_is_a_configuration_or_a_typed_error(keys: dict[str, Any]) -> None:
+    written = "\n".join(f"{key} = {_toml(value)}" for key, value in keys.items())
+    try:
+        config = read(written)
+    except ConfigError:
+        return
+    assert "other" not in keys
+    assert config.mode in {Mode.NVIDIA, Mode.PRIVILEGED}
+
+
+def test_is_read_only_where_our_own_file_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = tmp_path / "ours.toml", tmp_path / "theirs.toml"
+    monkeypatch.setattr("hooks.config.DEFAULT_PATH", str(ours))
+    monkeypatch.setattr("hooks.config.NVIDIA_PATH", str(theirs))
+    assert load_config() == Config()
+    theirs.write_text("disable-require = true")
+    config = load_config()
+    assert (config.disable_require, config.mode) == (True, Mode.NVIDIA)
+    assert config.source == str(theirs)
+    ours.write_text("")
+    assert load_config() == Config()
+
+
+def test_containerds_environment_names_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hooks.config.DEFAULT_PATH", str(tmp_path / "none.toml"))
+    file = tmp_path / "toolkit.toml"
+    monkeypatch.setenv("NVIDIA_CTK_CONFIG_FILE_PATH", str(file))
+    with pytest.raises(ConfigUnreadable, match="NVIDIA_CTK_CONFIG_FILE_PATH"):
+        load_config()
+    file.write_text("disable-require = true")
+    assert load_config().disable_require
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, str):
+        return '"' + "".join(f"\\U{ord(c):08x}" for c in value) + '"'
+    return str(value)
