@@ -21,6 +21,7 @@ Source: kernel Documentation/admin-guide/cgroup-v1/memory.rst (9, 10), cgroup-v2
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import select
@@ -154,8 +155,12 @@ class WatchV1:
     def news(self, *, init_killed: bool = False) -> bool:
         """Look at the counter, and at how often the kernel has signalled."""
         self._signals += self._drain()
-        own = _read_table(os.path.join(self._directory, _CONTROL))
-        kills = self._kills() if own is not None else None
+        try:
+            own = _read_table(os.path.join(self._directory, _CONTROL))
+            kills = self._kills() if own is not None else None
+        except OSError:  # no descriptor is free: to be looked at again, not given up
+            self.unsure = True
+            return False
         if own is None or kills is None:
             self.over, self.unsure = True, False
             return init_killed and self._signals > 1
@@ -190,6 +195,9 @@ class WatchV1:
 
         Returns:
             The sum; None if the cgroup is gone.
+
+        Raises:
+            OSError: it cannot be told.
         """
         folders = itertools.islice(os.walk(self._directory), _MOST_BELOW)
         tables = [_read_table(os.path.join(folder, _CONTROL)) for folder, _, _ in folders]
@@ -257,14 +265,24 @@ class WatchV2:
             return None
 
     def _kills_of_parent(self) -> int:
-        return (_read_table(self._parent) or {}).get(_KILLS, 0)
+        try:
+            return (_read_table(self._parent) or {}).get(_KILLS, 0)
+        except OSError:
+            return 0
+
+
+# A cgroup that is removed while its file is open answers ENODEV.
+_GONE: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR})
 
 
 def _read_table(path: str) -> dict[str, int] | None:
+    """The counters in a file; None if its cgroup is gone."""
     try:
         with open(path, "rb", buffering=0) as file:
             return _to_table(file.read(_LIMIT) or b"")
-    except OSError:
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
         return None
 
 

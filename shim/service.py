@@ -187,9 +187,10 @@ class TaskService:
             process = container.init
             self._containers.pop(request.id, None)
             self._turn()
+            # Before anything that can fail: nobody can ask a second time.
+            container.publish_delete()
             if self._shim.sandbox is not None:
                 self._shim.sandbox.leave(request.id)
-            container.publish_delete()
         response = task_pb2.DeleteResponse(pid=process.pid)
         _fill_exit(response, process)
         return response

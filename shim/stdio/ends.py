@@ -80,14 +80,17 @@ class KeptEnd:
             writing = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             self.close()
             self._fd = writing
+        fd = self._fd
         poll = select.poll()
-        poll.register(self._fd, 0)
+        poll.register(fd, 0)
         with anyio.move_on_after(0 if self._missed else _READER_SECONDS):
-            while poll.poll(0):  # noqa: ASYNC110 - nobody tells who opens a fifo
+            while poll.poll(0):
                 await anyio.sleep(_READER_POLL_SECONDS)
+                if self._fd != fd:
+                    return  # closed meanwhile; the number may be another file's by now
         self._missed = bool(poll.poll(0))
         if not self._missed:
-            await self._while_taken(self._fd)
+            await self._while_taken(fd)
             self.close()  # or the client would wait for an end that we alone hold up
 
     async def close_when_empty(self) -> None:
@@ -107,6 +110,8 @@ class KeptEnd:
         with anyio.move_on_after(_TAKING_SECONDS):
             while left and stalled < _STALLED:
                 await anyio.sleep(_READER_POLL_SECONDS)
+                if self._fd != fd:
+                    return
                 before, left = left, waiting_bytes(fd)
                 stalled = 0 if left < before else stalled + 1
 

@@ -59,6 +59,7 @@ class FileRelay:
         self._at_failure = at_failure
         self._stopping = False
         self._running = False
+        self._at_work = False
         self._ended = False
         os.set_blocking(source, False)
 
@@ -85,14 +86,21 @@ class FileRelay:
         try:
             await anyio.to_thread.run_sync(self._work, limiter=limiter, abandon_on_cancel=True)
         except BaseException:
-            self.stop()
+            if self._at_work:
+                self.stop()
+            else:
+                self._end()  # no thread could be had: nobody else gives them back
             raise
         # The thread is done with them. One that hangs in a write keeps them.
+        self._end()
+
+    def _end(self) -> None:
         self._ended = True
         self._ours.close()
         self.done.set()
 
     def _work(self) -> None:
+        self._at_work = True
         poll = select.poll()
         poll.register(self._source, select.POLLIN)
         poll.register(self._wake, select.POLLIN)

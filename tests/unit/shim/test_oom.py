@@ -231,8 +231,31 @@ def test_a_watch_of_version_2_that_cannot_be_opened_leaves_no_descriptor(
     assert os.listdir("/proc/self/fd") == before
 
 
+def test_a_kill_while_no_descriptor_is_free_is_found_when_one_is(limited: str) -> None:
+    watch = oom.WatchV1(limited)
+    with _run_in(limited, *GREEDY) as process:
+        process.wait()
+    with _few_descriptors(0):
+        assert not watch.news()
+    assert not watch.over
+    assert watch.unsure
+    assert watch.news()
+    watch.close()
+
+
 def _refused(make: Callable[[], oom.OomWatch], free: int) -> int | None:
     """How making a watch fails while only so many descriptors are free."""
+    try:
+        with _few_descriptors(free):
+            make().close()
+    except OSError as error:
+        return error.errno
+    return None
+
+
+@contextmanager
+def _few_descriptors(free: int) -> Iterator[None]:
+    """For the time of a with-block, only so many descriptors are free."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
     held = []
@@ -241,14 +264,11 @@ def _refused(make: Callable[[], oom.OomWatch], free: int) -> int | None:
             held.append(fd)
         for _ in range(free):
             os.close(held.pop())
-        make().close()
-    except OSError as error:
-        return error.errno
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for fd in held:
             os.close(fd)
-    return None
 
 
 def _open_another() -> int | None:

@@ -1,0 +1,58 @@
+"""Ends of fifos and files that are let go while somebody still waits at them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from shim.stdio.ends import KeptEnd
+from shim.stdio.log_file import FileRelay
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_an_end_may_be_closed_while_a_reader_is_waited_for(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    reading = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    writing = os.open(fifo, os.O_WRONLY)
+    os.write(writing, b"unread")
+    os.close(writing)
+    kept = KeptEnd(reading)
+    with anyio.fail_after(1):  # a client that does not come is waited for twice as long
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(kept.wait_for_reader)
+            await anyio.sleep(0.05)
+            kept.close()
+            # Its number is another file's from now on, which nobody may close or ask.
+            another = os.open("/dev/null", os.O_RDONLY)
+    os.close(another)
+
+
+async def test_a_relay_without_a_thread_gives_its_descriptors_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(anyio.to_thread, "run_sync", refuse)
+    before = os.listdir("/proc/self/fd")
+    source, writing = os.pipe()
+    sink = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
+    relay = FileRelay(source, sink)
+    with pytest.raises(ExceptionGroup) as caught:
+        async with anyio.create_task_group() as tasks:
+            relay.start(tasks)
+    assert caught.group_contains(RuntimeError, match="new thread")
+    assert relay.done.is_set()
+    relay.finish()
+    relay.stop()
+    os.close(writing)
+    assert os.listdir("/proc/self/fd") == before
