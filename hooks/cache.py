@@ -33,7 +33,7 @@ __all__ = ["NAME", "Kept", "boot_id_path", "load", "store"]
 
 NAME: Final = "inventory.json"
 # To be raised with every change of what is looked at or written: an old file is then stale.
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 _MOST_BYTES: Final = 16 << 20
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
@@ -126,7 +126,7 @@ def store(config: Config, kept: Kept, observations: Mapping[tuple[str, str], Any
     return ""
 
 
-_SURROUNDINGS: Final = ("driver_root", "dev", "proc", "sys", "nvml_timeout")
+_SURROUNDINGS: Final = ("driver_root", "host_root", "dev", "proc", "sys", "nvml_timeout")
 
 
 def _surroundings(config: Config) -> dict[str, Any]:
@@ -208,6 +208,9 @@ def _kept(document: Any) -> Kept:
             ),
             files=tuple(DriverFile(**file) for file in driver["files"]),
             library_directories=tuple(driver["library_directories"]),
+            root=driver["root"],
+            layout=driver["layout"],
+            why=driver["why"],
         ),
         gpus=tuple(Gpu(**{**gpu, "drm": tuple(gpu["drm"])}) for gpu in document["gpus"]),
         mig_devices=tuple(

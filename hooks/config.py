@@ -3,13 +3,15 @@
 One TOML file, read when a container asks for a GPU or names a logger::
 
     [node]
-    driver-root = "/"        # "/run/nvidia/driver" where a container brings the driver
+    driver-root = "auto"     # or where the driver is: "/", "/run/nvidia/driver" (hooks.roots)
+    host-root = "/"          # where the driver is looked for, if that is "auto"
     dev = "/dev"
     proc = "/proc"
     sys = "/sys"
     state = "/run/containerd-shim-nvidia"
     nvml-timeout = 5         # seconds that NVML may take
     char-links = true        # make missing links DEV/char/MAJOR:MINOR (hooks.char_links)
+    cuda-compat = true       # an image's newer libcuda comes before the driver's (hooks.compat)
 
     [requests]               # where hooks.request looks for what is asked
     swarm-resources = []     # variables that come before NVIDIA_VISIBLE_DEVICES
@@ -85,7 +87,9 @@ class Config:
     """The configuration, checked.
 
     Attributes:
-        driver_root: the directory that is "/" for the driver's files.
+        driver_root: the directory that is "/" for the driver's files; None if it is to be found
+            by looking. What was found is :attr:`hooks.driver.Driver.root`.
+        host_root: the directory that is "/" for the host.
         dev: the directory of the device nodes.
         proc: where procfs is.
         sys: where sysfs is.
@@ -104,11 +108,12 @@ class Config:
         supported_capabilities: the driver capabilities that may be had.
         disable_require: whether NVIDIA_REQUIRE_* is left unchecked.
         ignore_imex: whether requests of IMEX channels are ignored.
+        cuda_compat: whether an image's own newer libcuda may come before the driver's.
         source: the file that this was read from; "" for none.
         notes: what of it means nothing here, for people.
     """
 
-    driver_root: str = "/"
+    driver_root: str | None = None
     dev: str = "/dev"
     proc: str = "/proc"
     sys: str = "/sys"
@@ -127,6 +132,8 @@ class Config:
     supported_capabilities: tuple[str, ...] = tuple(sorted(CAPABILITIES))
     disable_require: bool = False
     ignore_imex: bool = False
+    host_root: str = "/"
+    cuda_compat: bool = True
     source: str = field(default="", compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
 
@@ -250,19 +257,21 @@ def _fields(name: str, table: Mapping[str, Any], file: str) -> dict[str, Any]:
                 found=f"{value!r}",
                 do=f"write {wanted}",
             )
-        fields[field] = checked
+        fields[field] = None if (key, checked) == ("driver-root", values.LOOK) else checked
     return fields
 
 
 _A_PATH: Final = 'an absolute path ("/…")'
 _TABLES: Final[dict[str, dict[str, tuple[str, Callable[[object], object], str]]]] = {
     "node": {
-        "driver-root": ("driver_root", values.path, _A_PATH),
+        "driver-root": ("driver_root", values.path_or_look, f'{_A_PATH} or "{values.LOOK}"'),
+        "host-root": ("host_root", values.path, _A_PATH),
         "dev": ("dev", values.path, _A_PATH),
         "proc": ("proc", values.path, _A_PATH),
         "sys": ("sys", values.path, _A_PATH),
         "state": ("state", values.path, _A_PATH),
         "char-links": ("char_links", values.yes_or_no, "true or false"),
+        "cuda-compat": ("cuda_compat", values.yes_or_no, "true or false"),
         "nvml-timeout": ("nvml_timeout", values.seconds, "seconds, more than 0 and at most 600"),
     },
     "requests": {

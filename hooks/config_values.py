@@ -23,6 +23,14 @@ def path(value: object) -> str | None:
     return "/" + posixpath.normpath(value).lstrip("/")
 
 
+LOOK: Final = "auto"
+
+
+def path_or_look(value: object) -> str | None:
+    """An absolute path, or the word for finding it by looking."""
+    return LOOK if value == LOOK else path(value)
+
+
 _LONGEST_TIMEOUT: Final = 600.0
 
 

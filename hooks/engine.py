@@ -93,7 +93,7 @@ def probe_command(config: Config) -> tuple[str, ...]:
         DriverNotFound: there is no driver below the driver root.
         DriverMismatch: its files are not of the loaded kernel module's version.
     """
-    return nvml.probe_command(config, find_driver(Witness(config.driver_root), config))
+    return nvml.probe_command(config, find_driver(Witness(config.host_root), config))
 
 
 def inject(
@@ -154,7 +154,6 @@ def inject(
         plan=plan,
         placed=placed,
         char_links=char_links,
-        config=config,
         milliseconds=clock.laps,
     )
     return Injection(edited, record)
@@ -206,7 +205,6 @@ def explain(
         plan=decision.plan,
         placed=Placed(),
         char_links=CharLinks(),
-        config=config,
         milliseconds=clock.laps,
     )
     return Injection(decision.spec, record)
@@ -242,7 +240,7 @@ def _decide(asked: _Asked, look: _Look, places: tuple[str, str], clock: _Clock) 
         places: the staging directory and the rootfs, by path.
         clock: told when a step is done.
     """
-    inventory, config = asked.inventory, asked.config
+    inventory = asked.inventory
     grant = decide(asked.request, inventory) if inventory is not None else None
     clock.lap("grant")
     layout = look(arches_of(grant, inventory))
@@ -253,7 +251,7 @@ def _decide(asked: _Asked, look: _Look, places: tuple[str, str], clock: _Clock) 
             Contribution(
                 make_plan(grant, inventory, layout),
                 inventory.nodes.majors,
-                (config.driver_root,),
+                (inventory.driver.root,),
             )
         )
     plan = united(each.plan for each in contributions)

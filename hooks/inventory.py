@@ -85,7 +85,7 @@ def take_inventory(config: Config, nvml_report: bytes | None) -> Inventory:
         DriverNotFound: there is no driver below the driver root.
         DriverMismatch: its files are not of the loaded kernel module's version.
     """
-    witness = Witness(config.driver_root)
+    witness = Witness(config.host_root)
     kept = _look(witness, config, nvml_report)
     fault = cache.store(config, kept, witness.observations)
     return _complete(config, kept, *([f"the inventory was not kept: {fault}"] if fault else []))
@@ -108,7 +108,7 @@ def survey(config: Config) -> Inventory:
     kept = cache.load(config)
     if kept is not None:
         return _complete(config, kept)
-    return _complete(config, _look(Witness(config.driver_root), config, None, _NOT_ASKED))
+    return _complete(config, _look(Witness(config.host_root), config, None, _NOT_ASKED))
 
 
 _NOT_ASKED: Final = "NVML was not asked"
@@ -141,7 +141,7 @@ def _complete(config: Config, kept: cache.Kept, *notes: str) -> Inventory:
         gpus=kept.gpus,
         mig_devices=kept.mig_devices,
         nodes=look_at_nodes(config, kept.gpus, kept.mig_devices),
-        sockets=find_sockets(config),
+        sockets=find_sockets(kept.driver.root),
         notes=(*kept.notes, *notes),
         nvml_failure=kept.nvml_failure,
     )

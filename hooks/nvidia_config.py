@@ -110,6 +110,25 @@ def _root(value: str) -> dict[str, Any] | None:
     return None if path is None else {"driver_root": path}
 
 
+_COMPAT_HOOKS: Final = frozenset({"enable-cuda-compat", "all"})
+
+
+def _compat(*, off: bool) -> dict[str, Any]:
+    """Any of several keys turns it off, and none turns it on again."""
+    return {"cuda_compat": False} if off else {}
+
+
+def _compat_hooks(value: list[Any]) -> dict[str, Any] | None:
+    if not all(isinstance(name, str) for name in value):
+        return None
+    return _compat(off=not _COMPAT_HOOKS.isdisjoint(value))
+
+
+def _compat_mode(value: str) -> dict[str, Any] | None:
+    known = ("", "ldconfig", "mount", "hook", "disabled")
+    return _compat(off=value == "disabled") if value in known else None
+
+
 def _supported(value: str) -> dict[str, Any] | None:
     words = [word.strip() for word in value.split(",") if word.strip()]
     if "all" in words:
@@ -199,9 +218,11 @@ _KEYS: Final[dict[str, _Set | _Note]] = {
         "/etc/nvidia-container-runtime/host-files-for-container.d",
     ),
     f"{_RUNTIME}.modes.csv.compat-container-root": _Note(str, "it is looked for in one place"),
-    f"{_RUNTIME}.modes.legacy.cuda-compat-mode": _Note(str, _ONE_MEANING, "ldconfig"),
+    f"{_RUNTIME}.modes.legacy.cuda-compat-mode": _Set(
+        str, _compat_mode, '"ldconfig", "mount", "hook" or "disabled"'
+    ),
     f"{_RUNTIME}.modes.jit-cdi.nvcdi-feature-flags": _Note(list, _ONE_MEANING),
-    f"{_RUNTIME}.modes.jit-cdi.nvcdi-disable-hooks": _Note(list, _NO_HOOK),
+    f"{_RUNTIME}.modes.jit-cdi.nvcdi-disable-hooks": _Set(list, _compat_hooks),
     f"{_RUNTIME}-hook.path": _Note(str, _NO_HOOK, f"{_RUNTIME}-hook"),
     f"{_RUNTIME}-hook.skip-mode-detection": _Note(bool, _NO_HOOK),
     "nvidia-ctk.path": _Note(str, _NO_HOOK, "nvidia-ctk"),
@@ -210,7 +231,7 @@ _KEYS: Final[dict[str, _Set | _Note]] = {
     ),
     "features.allow-ldconfig-from-container": _Note(bool, "no program of an image is run"),
     "features.allow-unknown-oci-spec-fields": _Note(bool, "unknown fields are always kept", True),
-    "features.disable-cuda-compat-lib-hook": _Note(bool, _NO_HOOK),
+    "features.disable-cuda-compat-lib-hook": _Set(bool, lambda value: _compat(off=value)),
     "features.no-additional-gids-for-device-nodes": _Note(
         bool, "a process that may not open its devices would be of no use"
     ),

@@ -238,7 +238,7 @@ class _Work:
         if not found:
             version = self._inventory.driver.version
             what = row.name.format(v=version)
-            self._missing.append(Missing(what, tuple(places(row, version))))
+            self._missing.append(Missing(what, tuple(places(row, self._inventory.driver))))
         return found
 
     def _add_mount(

@@ -7,7 +7,7 @@ made by CRI from one that predates the injection. Its keys are stable; new ones 
 format          of this table; raised when a key changes its meaning
 request         what was asked, in words, and where it was said
 grant           the GPUs, MIG devices and capabilities that were given, and what was not
-node            driver version and root, and what did not fit together
+node            driver version, its root and why that one, and what did not fit together
 image           architecture, libc and library directory of each loader found in it
 edits           devices, mounts, links, libraries; each with its reason
 process         variables and groups of every process: what :func:`process_edits` reads
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hooks.char_links import CharLinks
-    from hooks.config import Config
     from hooks.grant import Grant
     from hooks.inventory import Inventory
     from hooks.layout import Layout
@@ -52,7 +51,6 @@ def make_record(
     plan: Plan,
     placed: Placed,
     char_links: CharLinks,
-    config: Config,
     milliseconds: Mapping[str, float],
 ) -> dict[str, Any]:
     """The record of an injection, of values that JSON has.
@@ -65,7 +63,6 @@ def make_record(
         plan: the edits, as they were applied.
         placed: what was written.
         char_links: what was linked on the host.
-        config: where the driver is.
         milliseconds: how long each step took.
 
     Returns:
@@ -79,7 +76,7 @@ def make_record(
             "source": request.source,
         },
         "grant": None if grant is None else _granted(grant),
-        "node": None if inventory is None else _node(inventory, config),
+        "node": None if inventory is None else _node(inventory),
         "image": {
             "loaders": [
                 {
@@ -169,10 +166,12 @@ def _granted(grant: Grant) -> dict[str, Any]:
     }
 
 
-def _node(inventory: Inventory, config: Config) -> dict[str, Any]:
+def _node(inventory: Inventory) -> dict[str, Any]:
     return {
         "driver": inventory.driver.version,
-        "driver_root": config.driver_root,
+        "driver_root": inventory.driver.root,
+        "driver_layout": inventory.driver.layout,
+        "driver_why": inventory.driver.why,
         "nvml": inventory.nvml_failure or "answered",
         "notes": list(inventory.notes),
     }

@@ -78,9 +78,11 @@ def _node(value: Mapping[str, Any] | None) -> Iterator[str]:
     nvml = value["nvml"]
     told = "NVML answered" if nvml == "answered" else f"without NVML: {nvml}"
     yield f"driver {value['driver']} in {value['driver_root']}; {told}"
+    yield f"laid out as {value['driver_layout']}; {value['driver_why']}"
     for note in value["notes"]:
         yield f"note: {note}"
-    yield from _others(value, {"nvml", "driver", "driver_root", "notes"})
+    known = {"nvml", "driver", "driver_root", "driver_layout", "driver_why", "notes"}
+    yield from _others(value, known)
 
 
 def _image(value: Mapping[str, Any]) -> Iterator[str]:

@@ -45,16 +45,21 @@ class Witness:
     Args:
         root: the driver root, absolute, without a link in its own path or with: it is taken
             as it is.
+        observations: where to write down what is seen; None for a list of its own.
 
     Attributes:
         observations: what was seen, by kind and path; values as JSON has them.
     """
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, observations: dict[tuple[str, str], Any] | None = None) -> None:
         self.root = root
-        self.observations: dict[tuple[str, str], Any] = {}
+        self.observations: dict[tuple[str, str], Any] = {} if observations is None else observations
         self._resolved: dict[str, str | None] = {}
         self._prefix = root.rstrip("/")
+
+    def at(self, root: str) -> Witness:
+        """One who looks from another root, and writes down into the same list."""
+        return self if root == self.root else Witness(root, self.observations)
 
     def text(self, path: str) -> str | None:
         """The content of a small file of the host; None if there is none."""

@@ -33,6 +33,8 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
     state = "/sim/state"
     nvml-timeout = 2
     char-links = false
+    host-root = "/sim/host"
+    cuda-compat = false
     [requests]
     swarm-resources = ["DOCKER_RESOURCE_GPU", "DOCKER_RESOURCE_GPU", "_B1"]
     annotation-prefixes = ["cdi.k8s.io/", "example.com/gpu_"]
@@ -51,7 +53,7 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
     """
     assert load_config(written(tmp_path, content)) == Config(
         "/run/nvidia/driver", "/sim/dev", "/sim/proc", "/sim/sys", "/sim/state", 2.0,
-        ("/usr/local/bin/logger", "/opt/logger"), char_links=False,
+        ("/usr/local/bin/logger", "/opt/logger"), char_links=False, host_root="/sim/host", cuda_compat=False,
         swarm_resources=("DOCKER_RESOURCE_GPU", "_B1"),
         annotation_prefixes=("cdi.k8s.io/", "example.com/gpu_"),
         accept_mounts=False, default_kind="amd.com/gpu",
@@ -72,8 +74,13 @@ def test_a_list_without_loggers_is_not_the_absence_of_a_list(tmp_path: Path) -> 
 @pytest.mark.parametrize("content", ["", "[node]\n", "# nothing\n"])
 def test_what_is_not_there_has_its_default(tmp_path: Path, content: str) -> None:
     assert load_config(written(tmp_path, content)) == Config(
-        "/", "/dev", "/proc", "/sys", "/run/containerd-shim-nvidia", 5.0
+        None, "/dev", "/proc", "/sys", "/run/containerd-shim-nvidia", 5.0
     )
+
+
+def test_driver_root_is_looked_for_unless_it_is_named(tmp_path: Path) -> None:
+    assert load_config(written(tmp_path, '[node]\ndriver-root = "auto"\n')).driver_root is None
+    assert load_config(written(tmp_path, '[node]\ndriver-root = "/"\n')).driver_root == "/"
 
 
 @pytest.mark.parametrize(
@@ -83,6 +90,7 @@ def test_what_is_not_there_has_its_default(tmp_path: Path, content: str) -> None
         ('driver-root = "/"\n', UnknownConfigKey, "driver-root"),
         ('[node]\ndriver_root = "/"\n', UnknownConfigKey, "driver_root"),
         ("node = 3\n", WrongConfigValue, "3"),
+        ('[node]\ndriver-root = "Auto"\n', WrongConfigValue, '"auto"'),
         ("[node]\ndev = 3\n", WrongConfigValue, "dev"),
         ('[node]\ndev = "dev"\n', WrongConfigValue, "dev"),
         ('[node]\nproc = ""\n', WrongConfigValue, "proc"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def found(node: Node) -> Driver:
-    return find_driver(Witness(str(node.driver)), node.config)
+    return find_driver(Witness("/"), node.config)
 
 
 def sources(driver: Driver) -> dict[str, str]:
@@ -163,29 +164,30 @@ def test_sockets_count_only_while_they_are_sockets(
 ) -> None:
     place = node.driver / "run/nvidia-persistenced/socket"
     node.write(place, "a file")
-    assert find_sockets(node.config) == {}
+    assert find_sockets(str(node.driver)) == {}
     place.unlink()
     with socket.socket(socket.AF_UNIX) as listener:
         monkeypatch.chdir(place.parent)  # the path is too long for an address
         listener.bind("socket")
-        assert find_sockets(node.config) == {"/run/nvidia-persistenced/socket": str(place)}
+        assert find_sockets(str(node.driver)) == {"/run/nvidia-persistenced/socket": str(place)}
 
 
 def test_directory_of_pipes_counts_only_if_root_made_it(node: Node) -> None:
     pipes = node.driver / "tmp/nvidia-mps"
     pipes.mkdir(parents=True)
-    assert find_sockets(node.config) == {"/tmp/nvidia-mps": str(pipes)}
+    assert find_sockets(str(node.driver)) == {"/tmp/nvidia-mps": str(pipes)}
     os.chown(pipes, 1000, 1000)
-    assert find_sockets(node.config) == {}
+    assert find_sockets(str(node.driver)) == {}
     pipes.rmdir()
     (node.driver / "tmp/evil").mkdir()
     os.chown(node.driver / "tmp/evil", 1000, 1000)
     pipes.symlink_to("evil")
-    assert find_sockets(node.config) == {}
+    assert find_sockets(str(node.driver)) == {}
 
 
 def test_real_driver_has_what_cuda_and_nvidia_smi_need(bare_node: Node) -> None:
-    driver = find_driver(Witness(DriverFiles.fetch().directory), bare_node.config)
+    config = replace(bare_node.config, driver_root=DriverFiles.fetch().directory)
+    driver = find_driver(Witness("/"), config)
     sonames = {lib.soname for lib in driver.libraries}
     assert {"libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1"} <= sonames
     assert "nvidia-smi" in {file.name for file in driver.files}

@@ -139,7 +139,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "no JSON": lambda f: f.write_bytes(b"\xff\x00"),
     "a list": lambda f: f.write_bytes(b"[]"),
     "deeply nested": lambda f: f.write_bytes(b"[" * 100000),
-    "of another format": lambda f: f.write_text(f.read_text().replace('"format":1', '"format":0')),
+    "of another format": lambda f: f.write_text(f.read_text().replace('"format":', '"format":1')),
     "without a key": lambda f: f.write_text(f.read_text().replace('"gpus"', '"gups"')),
     "with a key too many": lambda f: f.write_text(f.read_text().replace('"minor"', '"minors"')),
     "of an unknown architecture": lambda f: f.write_text(f.read_text().replace("x86_64", "z80")),

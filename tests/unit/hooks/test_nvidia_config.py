@@ -113,6 +113,13 @@ def test_file_as_installed_behaves_as_nvidias_toolkit_and_loses_nothing() -> Non
          {"annotation_prefixes": ("a.b/", "c.d/")}),
         ("features.ignore-imex-channel-requests = true", {"ignore_imex": True}),
         ('nvidia-container-runtime.mode = "legacy"', {}),
+        ('nvidia-container-runtime.modes.legacy.cuda-compat-mode = "disabled"',
+         {"cuda_compat": False}),
+        ('nvidia-container-runtime.modes.legacy.cuda-compat-mode = "hook"', {}),
+        ("features.disable-cuda-compat-lib-hook = true", {"cuda_compat": False}),
+        ('nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks = ["enable-cuda-compat"]',
+         {"cuda_compat": False}),
+        ('nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks = ["chmod"]', {}),
     ],
 )  # fmt: skip
 def test_key_means_what_it_means_there(text: str, means: dict[str, Any]) -> None:
@@ -148,6 +155,16 @@ def test_key_that_means_nothing_here_is_accepted_and_noted(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "error", "says"),
     [
+        (
+            'nvidia-container-runtime.modes.legacy.cuda-compat-mode = "sometimes"',
+            WrongConfigValue,
+            "disabled",
+        ),
+        (
+            "nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks = [[1]]",
+            WrongConfigValue,
+            "nvcdi-disable-hooks",
+        ),
         ("disable-requires = true", UnknownConfigKey, "disable-requires"),
         ("nvidia-container-cli.roots = 3", UnknownConfigKey, "nvidia-container-cli.roots"),
         ("[node]\ndev = '/dev'", UnknownConfigKey, "node.dev"),
