@@ -53,7 +53,8 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
     """
     assert load_config(written(tmp_path, content)) == Config(
         "/run/nvidia/driver", "/sim/dev", "/sim/proc", "/sim/sys", "/sim/state", 2.0,
-        ("/usr/local/bin/logger", "/opt/logger"), char_links=False, host_root="/sim/host", cuda_compat=False,
+        ("/usr/local/bin/logger", "/opt/logger"), char_links=False,
+        host_root="/sim/host", cuda_compat=False,
         swarm_resources=("DOCKER_RESOURCE_GPU", "_B1"),
         annotation_prefixes=("cdi.k8s.io/", "example.com/gpu_"),
         accept_mounts=False, default_kind="amd.com/gpu",
