@@ -39,6 +39,10 @@ demo: setup ## Run a GPU container through the shim on a private containerd
 test: setup $(CACHE)/.parts ## Run all tests: unit, security and end to end against a real containerd
 	$(VENV)/bin/python -m pytest
 
+.PHONY: test-hostile
+test-hostile: setup $(CACHE)/.parts ## Run hostile images in all their ways, and race for SECONDS=300
+	NVSHIM_TEST_HOSTILE_SECONDS=$(or $(SECONDS),300) $(VENV)/bin/python -m pytest tests/security
+
 .PHONY: test-matrix
 test-matrix: setup $(CACHE)/.parts ## Run the end-to-end tests on other containerds, runcs and cruns too
 	$(VENV)/bin/python -m tests.matrix

@@ -98,6 +98,25 @@ def start_task(containerd: PrivateContainerd, name: str) -> None:
     _call(containerd, "tasks.v1.Tasks/Start", _field(1, name.encode()))
 
 
+def wait_for_task(containerd: PrivateContainerd, name: str) -> None:
+    """Wait until the process of a task has ended."""
+    _call(containerd, "tasks.v1.Tasks/Wait", _field(1, name.encode()))
+
+
+def delete_task(containerd: PrivateContainerd, name: str) -> None:
+    """Delete a task whose process has ended, or was not started.
+
+    Raises:
+        ApiRefused: it runs.
+    """
+    _call(containerd, "tasks.v1.Tasks/Delete", _field(1, name.encode()))
+
+
+def delete_container(containerd: PrivateContainerd, name: str) -> None:
+    """Let containerd forget a container without a task."""
+    _call(containerd, "containers.v1.Containers/Delete", _field(1, name.encode()))
+
+
 def metrics(containerd: PrivateContainerd, name: str) -> tuple[str, bytes] | None:
     """What containerd tells of a container's use of resources.
 

@@ -1,0 +1,431 @@
+"""Hostile images in real containers, and what is to be seen of them from outside.
+
+A :class:`Canary` is what an image's links aim at. A :class:`Ground` is a containerd with our shim
+and a simulated node: an image is a directory there, laid over a harmless one with overlayfs, as a
+snapshotter would do it, so it may hold anything that a file system can: FIFOs, devices, sockets.
+:meth:`Ground.run` makes a GPU container of it and tells what came of that.
+
+All of a ground's containers are in one shim, that of an idle container: it is looked at as long
+as it lives, and nothing of one image may be left in it when the next comes.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import stat
+import subprocess
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from integration.images import glibc, unpack
+from tests.harness import api
+from tests.harness.runtime import OURS, new_name
+from tests.unit.rootfs.images import tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from integration.containerd import PrivateContainerd
+    from integration.simulated import SimulatedNode
+
+GROUP: Final = "io.containerd.runc.v2.group"
+MULTIARCH: Final = "/usr/lib/x86_64-linux-gnu"
+
+ALL_OF_IT: Final = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all")
+
+# Where a link leads that wants out. {path} is where it lies, {up} leads from there to the root.
+WAYS_OUT: Final = {
+    "absolute": "{canary}{path}",
+    "absolute, to nothing yet": "{canary}/new",
+    "up and up": "../../../../../../../../../../../../../../../../../../../..{canary}{path}",
+    "up from the image": "{up}canary{path}",
+    "through procfs": "/proc/self/root{canary}{path}",
+    "through init's procfs": "/proc/1/root{canary}{path}",
+    "through a working directory": "/proc/self/cwd",
+    "through a descriptor": "/proc/self/fd/0",
+    "into procfs": "/proc/sys/kernel",
+    "into sysfs": "/sys/kernel",
+    "to the root": "/",
+    "to itself": "{path}",
+    "to its directory": ".",
+    "to nothing": "/nowhere/at/all",
+    "to a place of the machine": "/tmp",
+}
+
+
+class Canary:
+    """A tree of the host that nothing may touch; its every byte and time is remembered.
+
+    Args:
+        path: where it is made.
+        like: paths that it has too, so that a link to it, or to a part of it, fits.
+    """
+
+    def __init__(self, path: str, like: Sequence[str] = ()) -> None:
+        self.path = path
+        for name in ("/etc/ld.so.conf.d/x.conf", f"{MULTIARCH}/libc.so.6", "/etc/ld.so.cache"):
+            self._put(name)
+        for name in like:
+            if not os.path.lexists(path + name):
+                self._put(name)
+        self._before = self.fingerprint()
+
+    def fingerprint(self) -> object:
+        """Everything about it that writing to it changes."""
+        times = {name: os.lstat(self.path + name).st_ctime_ns for name in ("", *tree(self.path))}
+        return tree(self.path), times
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether anything about it has changed."""
+        return self.fingerprint() != self._before
+
+    def target(self, way: str, path: str) -> str:
+        """What a link at ``path`` of an image says, to lead here by one of the ways out."""
+        up = "../" * path.count("/")
+        return WAYS_OUT[way].format(canary=self.path, path=path, up=up)
+
+    def _put(self, name: str) -> None:
+        os.makedirs(os.path.dirname(self.path + name), exist_ok=True)
+        with open(self.path + name, "wb") as file:
+            file.write(b"canary")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What came of a container.
+
+    Attributes:
+        refused: why it was not created or not started; "" if it was.
+        output: what it wrote.
+        spec: config.json as the low-level runtime had it; empty if it was not created.
+        record: nvidia.json; likewise.
+        mounts: mountinfo of the container's own mount namespace; likewise.
+    """
+
+    refused: str = ""
+    output: str = ""
+    spec: dict[str, Any] = field(default_factory=dict)
+    record: dict[str, Any] = field(default_factory=dict)
+    mounts: str = ""
+
+
+class Ground:
+    """Where hostile images become containers.
+
+    Args:
+        containerd: it runs.
+        node: whose GPUs they ask for; the shim's configuration says so.
+        directory: where images are made; on a file system that overlayfs takes.
+
+    Attributes:
+        base: the harmless image.
+        shim: the pid of the shim that has all of the containers.
+    """
+
+    def __init__(self, containerd: PrivateContainerd, node: SimulatedNode, directory: str) -> None:
+        self.containerd = containerd
+        self.node = node
+        self.base = unpack(glibc().tree, f"{directory}/base")
+        self._directory = directory
+        self._images = 0
+        self.shim = 0
+        self._idle = new_name("idle")
+        self._group = new_name("ground")
+        # As containerd makes it: with tmpfs on /dev and /run, and procfs and sysfs masked.
+        self._spec = self._plain_spec()
+
+    def __enter__(self) -> Self:
+        before = set(self.containerd.shim_pids())
+        try:
+            self._create(
+                self._idle, self._overlay(self.image()), spec=self.spec("sleep", "1000", env=())
+            )
+            api.start_task(self.containerd, self._idle)
+            (self.shim,) = set(self.containerd.shim_pids()) - before
+        except BaseException:
+            self._remove(self._idle)
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._remove(self._idle)
+
+    def image(self) -> str:
+        """A new image, empty: what is put into this directory lies over the harmless one."""
+        self._images += 1
+        upper = f"{self._directory}/image-{self._images}/upper"
+        os.makedirs(upper)
+        os.mkdir(f"{self._directory}/image-{self._images}/work")
+        return upper
+
+    def spec(self, *command: str, env: Sequence[str] = ALL_OF_IT) -> dict[str, Any]:
+        """A new spec, as containerd makes it, for a container of the ground's pod."""
+        spec: dict[str, Any] = json.loads(json.dumps(self._spec))
+        spec["process"]["args"] = list(command)
+        spec["process"]["env"] += env
+        spec["annotations"] = {GROUP: self._group}
+        return spec
+
+    def run(
+        self,
+        upper: str,
+        *command: str,
+        env: Sequence[str] = ALL_OF_IT,
+        low_level: str = "",
+        edit: Callable[[dict[str, Any]], object] | None = None,
+        mount_options: tuple[str, ...] = (),
+        rootfs: str = "",
+        while_created: Callable[[int], object] | None = None,
+    ) -> Seen:
+        """Make a container of an image, run it to its end and remove it.
+
+        Args:
+            upper: the image.
+            command: what it runs.
+            env: variables besides PATH.
+            low_level: path of the low-level runtime; the shim's default if empty.
+            edit: changes the spec before containerd is given it.
+            mount_options: further options of the rootfs's mount.
+            rootfs: a whole root file system in place of the image, mounted as it is.
+            while_created: called with init's pid before it is started.
+        """
+        name = new_name("hostile")
+        spec = self.spec(*command, env=env)
+        if edit is not None:
+            edit(spec)
+        stdout = f"{self._directory}/{name}.out"
+        mount = ("bind", rootfs, ("rbind", "rw")) if rootfs else self._overlay(upper, mount_options)
+        try:
+            self._create(name, mount, spec=spec, low_level=low_level, stdout=stdout)
+        except api.ApiRefused as error:
+            self._remove(name)
+            return Seen(refused=str(error))
+        try:
+            return self._look(name, stdout, while_created)
+        finally:
+            self._remove(name)
+
+    def _look(self, name: str, stdout: str, while_created: Callable[[int], object] | None) -> Seen:
+        bundle = self.containerd.bundle(name)
+        with open(f"{bundle}/init.pid", encoding="ascii") as file:
+            pid = int(file.read())
+        with open(f"{bundle}/config.json", "rb") as file:
+            spec = json.loads(file.read())
+        record: dict[str, Any] = {}
+        with suppress(FileNotFoundError), open(f"{bundle}/nvidia.json", "rb") as file:
+            record = json.loads(file.read())
+        with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="replace") as file:
+            mounts = file.read()
+        if while_created is not None:
+            while_created(pid)
+        refused = ""
+        try:
+            api.start_task(self.containerd, name)
+            api.wait_for_task(self.containerd, name)
+        except api.ApiRefused as error:
+            refused = str(error)
+        with open(stdout, encoding="utf-8", errors="replace") as file:
+            return Seen(refused, file.read(), spec, record, mounts)
+
+    def _create(
+        self,
+        name: str,
+        mount: tuple[str, str, tuple[str, ...]],
+        *,
+        spec: Mapping[str, Any],
+        low_level: str = "",
+        stdout: str = "",
+    ) -> None:
+        cgroup = f"/{self.containerd.namespace}/{name}"
+        spec = {**spec, "linux": {**spec["linux"], "cgroupsPath": cgroup}}
+        encoded = json.dumps(spec).encode()
+        api.create_container(self.containerd, name, runtime=OURS, spec=encoded)
+        if stdout:
+            stdout = f"file://{stdout}"
+        api.create_task(
+            self.containerd,
+            name,
+            mounts=[mount],
+            options=api.runc_options(binary=low_level) if low_level else b"",
+            stdout=stdout,
+            stderr=stdout,
+        )
+
+    def _overlay(
+        self, upper: str, options: tuple[str, ...] = ()
+    ) -> tuple[str, str, tuple[str, ...]]:
+        layers = (
+            f"lowerdir={self.base}",
+            f"upperdir={upper}",
+            f"workdir={os.path.dirname(upper)}/work",
+        )
+        return ("overlay", "overlay", (*layers, *options))
+
+    def _remove(self, name: str) -> None:
+        self.containerd.ctr_argv(name)  # so that its traces are looked for
+        try:
+            api.delete_task(self.containerd, name)
+        except api.ApiRefused:
+            self.containerd.ctr("tasks", "rm", "--force", name, check=False)
+        with suppress(api.ApiRefused):
+            api.delete_container(self.containerd, name)
+
+    def _plain_spec(self) -> dict[str, Any]:
+        name = new_name("spec")
+        ctr = self.containerd.ctr
+        ctr("containers", "create", "nvshim.local/busybox:latest", name, "true")
+        try:
+            spec: dict[str, Any] = json.loads(ctr("containers", "info", name).stdout)["Spec"]
+        finally:
+            ctr("containers", "rm", name)
+        return spec
+
+
+def put_link(image: str, path: str, target: str) -> None:
+    """A link at ``path`` of an image that is laid over another."""
+    os.makedirs(os.path.dirname(image + path), exist_ok=True)
+    os.symlink(target, image + path)
+
+
+def host_mounts() -> list[str]:
+    """The mount points of the host, as this process sees them."""
+    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+        return sorted(line.split()[4] for line in file)
+
+
+def foreign_mounts(seen: Seen, *, allowed: Sequence[str]) -> list[str]:
+    """The files and directories of the host in a container that are not below ``allowed``.
+
+    Told from the container's mountinfo: what is mounted of the disk that the host is on, by
+    its place on that disk.
+    """
+    disk = os.stat(allowed[0]).st_dev
+    number = f"{os.major(disk)}:{os.minor(disk)}"
+    found = []
+    for line in seen.mounts.splitlines():
+        words = line.split()
+        place = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), words[3])
+        if words[2] == number and not any(
+            place == top or place.startswith(f"{top}/") for top in allowed
+        ):
+            found.append(line)
+    return found
+
+
+def foreign_sources(
+    seen: Seen, before: Mapping[str, Any], *, driver_root: str, allowed: Sequence[str]
+) -> list[str]:
+    """Sources of added mounts that are not what they should be.
+
+    Args:
+        seen: the container.
+        before: a spec without what was added.
+        driver_root: below it, a source is a file by its path and by its inode.
+        allowed: below it, by its path.
+    """
+    driver = _inodes(driver_root)
+    there = [mount["destination"] for mount in before["mounts"]]
+    foreign = []
+    for mount in seen.spec["mounts"]:
+        source = mount["source"]
+        if mount["destination"] in there or f"{source}/".startswith(
+            tuple(f"{top}/" for top in allowed)
+        ):
+            continue
+        found = os.lstat(source)
+        is_ours = (found.st_dev, found.st_ino) in driver and not stat.S_ISLNK(found.st_mode)
+        if not is_ours or not source.startswith(f"{driver_root}/"):
+            foreign.append(source)
+    return foreign
+
+
+@functools.cache
+def _inodes(top: str) -> frozenset[tuple[int, int]]:
+    """Every file and directory below ``top``, by device and inode."""
+    found = (
+        os.lstat(f"{directory}/{name}")
+        for directory, names, files in os.walk(top)
+        for name in (".", *names, *files)
+    )
+    return frozenset((seen.st_dev, seen.st_ino) for seen in found)
+
+
+# strace -y: call(first argument, the rest; a descriptor is 5</where/it/is>, the working
+# directory AT_FDCWD</where/it/is>
+_CALL: Final = re.compile(r'^(\w+)\((?:(AT_FDCWD|\d+)<([^>]*)>, )?(?:"((?:[^"\\]|\\.)*)")?(.*)$')
+
+
+@contextmanager
+def traced(pid: int, log: str) -> Iterator[None]:
+    """Write down which files the main thread of a process names to the kernel."""
+    argv = ["strace", "-y", "-s", "4096", "-e", "trace=%file", "-o", log, "-p", str(pid)]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as tracer:
+        assert tracer.stderr is not None
+        said = tracer.stderr.readline()
+        assert "attached" in said, said
+        try:
+            yield
+        finally:
+            tracer.terminate()
+            tracer.stderr.read()
+
+
+def calls_below(log: str, rootfs: str) -> tuple[list[str], int]:
+    """The calls that name something below a rootfs in another way than is allowed.
+
+    Allowed is openat2 with RESOLVE_IN_ROOT and RESOLVE_NO_MAGICLINKS on the root itself, and
+    single names, not followed, in a directory that was found so.
+
+    Args:
+        log: what :func:`traced` wrote.
+        rootfs: a pattern of the roots' paths.
+
+    Returns:
+        The lines that are not allowed, and how many there are that are.
+    """
+    root = re.compile(f"({rootfs})(/.*)?")
+    bad, good = [], 0
+    with open(log, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            match = _CALL.match(line)
+            if match is None or match[4] is None:
+                continue
+            name, _, directory, path, rest = match.groups()
+            whole = path if path.startswith("/") else f"{directory or ''}/{path}"
+            inside = root.fullmatch(os.path.normpath(whole))
+            held = directory is not None and root.fullmatch(directory) is not None
+            if not held and (inside is None or not inside[2]):
+                continue
+            if name == "openat2":
+                allowed = "RESOLVE_NO_MAGICLINKS|RESOLVE_IN_ROOT" in rest and held
+            else:
+                allowed = held and "/" not in path
+                if name == "openat":
+                    allowed = allowed and "O_NOFOLLOW" in rest
+            good += allowed
+            if not allowed:
+                bad.append(line.rstrip())
+    return bad, good
+
+
+def descriptors(pid: int) -> list[str]:
+    """What a process has open, in order."""
+    found = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return sorted(re.sub(r":\[\d+\]", "", name) for name in found)
+
+
+def settled(look: Callable[[], list[str]], expected: list[str], *, seconds: float = 5) -> list[str]:
+    """What is seen once it is as expected, or when time is up."""
+    deadline = time.monotonic() + seconds
+    while (seen := look()) != expected and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return seen
