@@ -153,6 +153,7 @@ def inject(
         layout=decision.layout,
         plan=plan,
         placed=placed,
+        contributions=decision.contributions,
         char_links=char_links,
         milliseconds=clock.laps,
     )
@@ -204,6 +205,7 @@ def explain(
         layout=decision.layout,
         plan=decision.plan,
         placed=Placed(),
+        contributions=decision.contributions,
         char_links=CharLinks(),
         milliseconds=clock.laps,
     )
@@ -216,6 +218,7 @@ class _Decision:
 
     grant: Grant | None
     layout: Layout
+    contributions: list[Contribution]
     plan: Plan
     spec: dict[str, Any]
     check: _Check
@@ -254,12 +257,13 @@ def _decide(asked: _Asked, look: _Look, places: tuple[str, str], clock: _Clock) 
                 (inventory.driver.root,),
             )
         )
+    contributions += _other_vendors(asked.request, asked.config)
     plan = united(each.plan for each in contributions)
     clock.lap("plan")
     check = _Check(asked.spec, contributions, *places)
     edited = check.edited(plan)
     clock.lap("check")
-    return _Decision(grant, layout, plan, edited, check)
+    return _Decision(grant, layout, contributions, plan, edited, check)
 
 
 def apply_to_process(process: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
@@ -276,6 +280,15 @@ def apply_to_process(process: Mapping[str, Any], record: Mapping[str, Any]) -> d
         MalformedSpec: the process or the record has the wrong shape.
     """
     return apply_process(process, *process_edits(record))
+
+
+def _other_vendors(request: Request, config: Config) -> tuple[Contribution, ...]:
+    """What the container gets of GPUs that are not NVIDIA's."""
+    if not (request.amd_devices or request.intel_devices or request.cdi_devices):
+        return ()
+    from hooks import vendors  # noqa: PLC0415 - most nodes have none of them
+
+    return vendors.contribute(request, config, filter(vendors.known_kind, request.cdi_devices))
 
 
 class _Check:

@@ -16,6 +16,9 @@ Each leaf says in its docstring when it is raised and by whom. Codes are never r
     ConfigError     E0500
     ├── ConfigUnreadable    E0501    ├── UnknownConfigKey    E0503
     └── ConfigMalformed     E0502    └── WrongConfigValue    E0504
+
+GPUs that are not NVIDIA's have leaves of InventoryError and RequestError in
+hooks.vendors.errors (E065x).
 """
 
 from __future__ import annotations

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from hooks.gpus import Node
 
 
+NVIDIA = "NVIDIA"
+"""The vendor whose devices have a grant of their own in the record."""
+
+
 class Arch(Enum):
     """An architecture that driver libraries come in, by its ELF name."""
 
@@ -228,7 +232,7 @@ class Contribution:
     plan: Plan
     majors: frozenset[int]
     source_roots: tuple[str, ...]
-    vendor: str = "NVIDIA"
+    vendor: str = NVIDIA
     granted: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -7,6 +7,7 @@ made by CRI from one that predates the injection. Its keys are stable; new ones 
 format          of this table; raised when a key changes its meaning
 request         what was asked, in words, and where it was said
 grant           the GPUs, MIG devices and capabilities that were given, and what was not
+vendors         what was given of devices that are not NVIDIA's, and what was not
 node            driver version, its root and why that one, and what did not fit together
 image           architecture, libc and library directory of each loader found in it
 edits           devices, mounts, links, libraries; each with its reason
@@ -24,17 +25,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from hooks.errors import MalformedSpec
+from hooks.plan import NVIDIA
 from hooks.request import AllDevices, NamedDevices, NoDevices, Void
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from hooks.char_links import CharLinks
     from hooks.grant import Grant
     from hooks.inventory import Inventory
     from hooks.layout import Layout
     from hooks.placement import Placed
-    from hooks.plan import Plan
+    from hooks.plan import Contribution, Plan
     from hooks.request import Devices, Request
 
 __all__ = ["make_record", "process_edits"]
@@ -50,6 +52,7 @@ def make_record(
     layout: Layout,
     plan: Plan,
     placed: Placed,
+    contributions: Iterable[Contribution],
     char_links: CharLinks,
     milliseconds: Mapping[str, float],
 ) -> dict[str, Any]:
@@ -62,6 +65,7 @@ def make_record(
         layout: what the image looks like.
         plan: the edits, as they were applied.
         placed: what was written.
+        contributions: what the plan was made of.
         char_links: what was linked on the host.
         milliseconds: how long each step took.
 
@@ -76,6 +80,11 @@ def make_record(
             "source": request.source,
         },
         "grant": None if grant is None else _granted(grant),
+        "vendors": [
+            {"vendor": c.vendor, "granted": list(c.granted), "notes": list(c.notes)}
+            for c in contributions
+            if c.vendor != NVIDIA
+        ],
         "node": None if inventory is None else _node(inventory),
         "image": {
             "loaders": [

@@ -13,6 +13,7 @@ from integration.simulated.catalogue import MODELS
 from integration.simulated.driver import Layout
 from integration.simulated.node import SimulatedNode
 from integration.simulated.scenario import SHIPPED, Scenario
+from integration.simulated.vendors import entry_of
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -93,14 +94,19 @@ def _remove(options: argparse.Namespace) -> None:
 
 
 def _describe(node: SimulatedNode) -> None:
-    cuda = ".".join(map(str, node.scenario.cuda_version(node.driver_version)))
-    print(f"{node.directory}: driver {node.driver_version}, CUDA {cuda}")
+    if node.scenario.nvidia:
+        cuda = ".".join(map(str, node.scenario.cuda_version(node.driver_version)))
+        print(f"{node.directory}: driver {node.driver_version}, CUDA {cuda}")
+    else:
+        print(f"{node.directory}: without NVIDIA's driver")
     for gpu in node.scenario.gpus:
         mode = "" if gpu.mig is None else ", MIG mode"
         print(f"  GPU {gpu.index}: {gpu.model.name} ({gpu.uuid}) at {gpu.pci}{mode}")
         for instance in gpu.mig or ():
             for compute in instance.compute:
                 print(f"    MIG {instance.device_name(compute)} ({compute.uuid})")
+    for other in node.scenario.others:
+        print(f"  {entry_of(other)} at {other.pci}")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from integration.errors import DevicesForbidden
 from integration.simulated.capabilities import CONFIG_MINOR, MONITOR_MINOR, access_minor
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from integration.simulated.scenario import Scenario
 
 NVIDIA_MAJOR: Final = 195
@@ -59,9 +61,18 @@ class Majors:
         Returns:
             Three majors.
         """
-        taken = {int(number) for number in re.findall(r"^ *(\d+) ", proc_devices, re.MULTILINE)}
-        free = (major for major in _DYNAMIC if major not in taken)
+        free = free_majors(proc_devices)
         return cls(next(free), next(free), next(free))
+
+
+def free_majors(proc_devices: str) -> Iterator[int]:
+    """Majors that no driver has, in the order in which the kernel gives them away.
+
+    Args:
+        proc_devices: the content of /proc/devices.
+    """
+    taken = {int(number) for number in re.findall(r"^ *(\d+) ", proc_devices, re.MULTILINE)}
+    return (major for major in _DYNAMIC if major not in taken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +102,7 @@ def nodes(scenario: Scenario, majors: Majors) -> list[Node]:
         Node("nvidia-uvm", majors.uvm, 0),
         Node("nvidia-uvm-tools", majors.uvm, 1),
     ]
-    video = _video_group()
+    video = group_of("video", 44)  # 44 is Debian's
     for gpu in scenario.gpus:
         found.append(Node(f"nvidia{gpu.index}", NVIDIA_MAJOR, gpu.index))
         if scenario.drm:
@@ -126,13 +137,7 @@ def make_devices(dev: str, scenario: Scenario, majors: Majors) -> None:
     Raises:
         DevicesForbidden: nodes cannot be made there, or not be opened.
     """
-    _check(dev)
-    for node in nodes(scenario, majors):
-        path = os.path.join(dev, node.path)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        os.mknod(path, stat.S_IFCHR | node.mode, os.makedev(node.major, node.minor))
-        os.chown(path, 0, node.gid)
-        os.chmod(path, node.mode)  # past the umask
+    make_nodes(dev, nodes(scenario, majors))
     if scenario.drm and scenario.gpus:
         by_path = os.path.join(dev, "dri/by-path")
         os.mkdir(by_path)
@@ -141,6 +146,25 @@ def make_devices(dev: str, scenario: Scenario, majors: Majors) -> None:
             os.symlink(
                 f"../renderD{128 + gpu.index}", os.path.join(by_path, f"pci-{gpu.pci}-render")
             )
+
+
+def make_nodes(dev: str, nodes: Iterable[Node]) -> None:
+    """Make device nodes.
+
+    Args:
+        dev: the directory that they are below.
+        nodes: which.
+
+    Raises:
+        DevicesForbidden: nodes cannot be made there, or not be opened.
+    """
+    _check(dev)
+    for node in nodes:
+        path = os.path.join(dev, node.path)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.mknod(path, stat.S_IFCHR | node.mode, os.makedev(node.major, node.minor))
+        os.chown(path, 0, node.gid)
+        os.chmod(path, node.mode)  # past the umask
 
 
 def _check(dev: str) -> None:
@@ -165,8 +189,14 @@ def _capability(majors: Majors, minor: int, mode: int) -> Node:
     return Node(f"nvidia-caps/nvidia-cap{minor}", majors.caps, minor, mode)
 
 
-def _video_group() -> int:
+def group_of(name: str, otherwise: int) -> int:
+    """The number of a group.
+
+    Args:
+        name: its name on this machine.
+        otherwise: its number where the machine has no such group.
+    """
     try:
-        return grp.getgrnam("video").gr_gid
+        return grp.getgrnam(name).gr_gid
     except KeyError:
-        return 44  # Debian's
+        return otherwise

@@ -13,9 +13,10 @@ from integration.errors import NodeExists, NodeNotFound
 from integration.simulated.devices import Majors, make_devices
 from integration.simulated.driver import DriverFiles, Layout, lay_out, write_loader_cache
 from integration.simulated.library import build_nvml
-from integration.simulated.procfs import make_proc
+from integration.simulated.procfs import make_bare_proc, make_proc
 from integration.simulated.scenario import Scenario
 from integration.simulated.sysfs import make_sys
+from integration.simulated.vendors import add_vendors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,8 +109,9 @@ class SimulatedNode:
             SimulatedError: no compiler, no device nodes. Nothing of the node is left.
         """
         directory = os.path.abspath(directory)
-        files = DriverFiles.fetch(packages_cache, say=say)
-        node = cls(directory, scenario, scenario.driver or files.version)
+        files = DriverFiles.fetch(packages_cache, say=say) if scenario.nvidia else None
+        version = scenario.driver or files.version if files is not None else ""
+        node = cls(directory, scenario, version)
         if os.path.lexists(directory) and not (os.path.isdir(directory) and _empty(directory)):
             raise NodeExists(
                 f"make a simulated node in {directory}",
@@ -139,12 +141,14 @@ class SimulatedNode:
             ScenarioInvalid: somebody has changed its scenario.
         """
         directory = os.path.abspath(directory)
+        module = os.path.join(directory, "sys/module/nvidia/version")
         try:
             with open(os.path.join(directory, "config.toml"), "rb") as file:
-                roots = tomllib.load(file)["node"]
-            with open(os.path.join(directory, "sys/module/nvidia/version"), encoding="ascii") as at:
-                version = at.read().strip()
-            ours = roots == _roots(directory)
+                ours = tomllib.load(file)["node"] == _roots(directory)
+            version = ""
+            if os.path.exists(module):
+                with open(module, encoding="ascii") as at:
+                    version = at.read().strip()
         except (OSError, KeyError, tomllib.TOMLDecodeError):
             ours = False
         if not ours:
@@ -171,9 +175,25 @@ class SimulatedNode:
     ) -> None:
         self.remove()
 
-    def _fill(self, files: DriverFiles, layout: Layout) -> None:
+    def _fill(self, files: DriverFiles | None, layout: Layout) -> None:
         for name in _ROOTS.values():
             os.mkdir(os.path.join(self.directory, name), 0o755)
+        if files is None:
+            make_bare_proc(self.proc, host="/proc")
+        else:
+            self._fill_with_nvidia(files, layout)
+        if self.scenario.others:
+            add_vendors(self.directory, self.scenario.others)
+        with open(os.path.join(self.directory, "scenario.toml"), "w", encoding="utf-8") as file:
+            file.write(self.scenario.to_toml())
+        # Last, as it is what makes the directory a node.
+        with open(self.config_path, "w", encoding="utf-8") as file:
+            roots = _roots(self.directory).items()
+            # A basic string of TOML is written like one of JSON.
+            lines = [f"{key} = {json.dumps(path, ensure_ascii=False)}\n" for key, path in roots]
+            file.writelines(["[node]\n", *lines])
+
+    def _fill_with_nvidia(self, files: DriverFiles, layout: Layout) -> None:
         with open("/proc/devices", encoding="ascii") as file:
             majors = Majors.free_in(file.read())
         driver = self.driver_version
@@ -183,14 +203,6 @@ class SimulatedNode:
         nvml = lay_out(self.driver_root, files, version=driver, layout=layout)
         build_nvml(nvml, self.scenario, driver=driver, real=files.nvml, node=self.directory)
         write_loader_cache(self.driver_root, files.triplet)
-        with open(os.path.join(self.directory, "scenario.toml"), "w", encoding="utf-8") as file:
-            file.write(self.scenario.to_toml())
-        # Last, as it is what makes the directory a node.
-        with open(self.config_path, "w", encoding="utf-8") as file:
-            roots = _roots(self.directory).items()
-            # A basic string of TOML is written like one of JSON.
-            lines = [f"{key} = {json.dumps(path, ensure_ascii=False)}\n" for key, path in roots]
-            file.writelines(["[node]\n", *lines])
 
 
 def _empty(directory: str) -> bool:

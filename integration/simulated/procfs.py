@@ -81,6 +81,20 @@ def make_proc(proc: str, scenario: Scenario, *, driver: str, majors: Majors, hos
     write_tree(proc, files)
 
 
+def make_bare_proc(proc: str, *, host: str) -> None:
+    """Make the tree of a node without NVIDIA's driver.
+
+    Args:
+        proc: an empty directory.
+        host: the machine's own proc.
+    """
+    files = {}
+    for name in ("devices", BOOT_ID):
+        with open(os.path.join(host, name), encoding="ascii") as file:
+            files[name] = file.read()
+    write_tree(proc, files)
+
+
 def proc_devices(own: str, scenario: Scenario, *, driver: str, majors: Majors) -> str:
     """The machine's list of majors with those of the driver in it.
 

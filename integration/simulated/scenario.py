@@ -8,6 +8,9 @@ A scenario is a small TOML file. Everything has a default; this is all there is 
     cuda = "12.2"                 # the CUDA version the driver offers; by default its branch's
     drm = true                    # /dev/dri/cardN and renderDN beside each GPU
     imex-channels = [0]           # /dev/nvidia-caps-imex-channels/channelN
+    nvidia = true                 # false for a node without NVIDIA's driver, and gpus = 0
+    amd = ["mi300x/8"]            # GPUs of AMD, see integration.simulated.vendors
+    intel = ["flex170"]           # GPUs of Intel
 
     [[gpu]]                       # what is different about one of them
     index = 0
@@ -26,6 +29,7 @@ gives the same node each time.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import tomllib
@@ -35,9 +39,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from integration.errors import ScenarioInvalid
 from integration.simulated.catalogue import MODELS, MigProfile, Model
+from integration.simulated.vendors import AMD_MODELS, INTEL_MODELS, entry_of, parse_vendors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from integration.simulated.vendors import VendorGpu
 
 SHIPPED: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "scenarios")
 
@@ -61,7 +68,9 @@ _CUDA_OF_BRANCH: Final = (
     (450, (11, 0)),
 )  # fmt: skip
 
-_TOP_KEYS: Final = frozenset({"gpus", "model", "driver", "cuda", "drm", "imex-channels", "gpu"})
+_TOP_KEYS: Final = frozenset(
+    {"gpus", "model", "driver", "cuda", "drm", "imex-channels", "gpu", "nvidia", "amd", "intel"}
+)
 _GPU_KEYS: Final = frozenset({"index", "model", "uuid", "pci", "mig"})
 
 
@@ -150,6 +159,8 @@ class Scenario:
         cuda: the CUDA version the driver offers; None for that of its branch.
         drm: whether the GPUs have DRM nodes.
         imex_channels: numbers of the IMEX channels.
+        nvidia: whether NVIDIA's driver is there.
+        others: the GPUs that are not NVIDIA's.
     """
 
     gpus: tuple[Gpu, ...]
@@ -157,6 +168,8 @@ class Scenario:
     cuda: tuple[int, int] | None = None
     drm: bool = True
     imex_channels: tuple[int, ...] = ()
+    nvidia: bool = True
+    others: tuple[VendorGpu, ...] = ()
 
     @classmethod
     def of(cls, gpus: int = 1, model: str = "h100", **more: object) -> Scenario:
@@ -217,9 +230,12 @@ class Scenario:
                 layout does not fit, two GPUs share an address.
         """
         _known(table, _TOP_KEYS, "a scenario")
-        count = _typed(table, "gpus", int, 1)
+        nvidia = _typed(table, "nvidia", bool, True)
+        count = _typed(table, "gpus", int, 1 if nvidia else 0)
         if not 0 <= count <= MOST_GPUS:
             raise _invalid(f"gpus = {count}", "the driver counts 0 to 32", "choose fewer")
+        if count and not nvidia:
+            raise _invalid(f"gpus = {count}", "nvidia = false", "leave one of them out")
         overrides: dict[int, Mapping[str, Any]] = {}
         for entry in _typed(table, "gpu", list, []):
             _known(entry, _GPU_KEYS, "a [[gpu]]")
@@ -233,8 +249,10 @@ class Scenario:
             overrides[index] = entry
         model = _typed(table, "model", str, "h100")
         gpus = [_gpu(index, count, model, overrides.get(index, {})) for index in range(count)]
+        amd, intel = _typed(table, "amd", list, []), _typed(table, "intel", list, [])
+        others = parse_vendors(amd, intel, count)
         addresses = [gpu.pci for gpu in gpus]
-        if addresses != sorted(set(addresses)):
+        if addresses != sorted(set(addresses)) or {gpu.pci for gpu in others} & set(addresses):
             raise _invalid(
                 f"PCI addresses {', '.join(addresses)}",
                 "two are equal or out of order",
@@ -248,6 +266,8 @@ class Scenario:
             cuda=_cuda(_matched(table, "cuda", _CUDA, "a version such as 12.2")),
             drm=_typed(table, "drm", bool, True),
             imex_channels=_channels(_typed(table, "imex-channels", list, [])),
+            nvidia=nvidia,
+            others=others,
         )
 
     def cuda_version(self, driver: str) -> tuple[int, int]:
@@ -273,12 +293,15 @@ class Scenario:
             lines.append(f'cuda = "{self.cuda[0]}.{self.cuda[1]}"')
         lines.append(f"drm = {str(self.drm).lower()}")
         lines.append(f"imex-channels = {list(self.imex_channels)}")
+        lines.append(f"nvidia = {str(self.nvidia).lower()}")
+        for key, models in (("amd", AMD_MODELS), ("intel", INTEL_MODELS)):
+            entries = [entry_of(other) for other in self.others if other.key in models]
+            lines.append(f"{key} = {json.dumps(entries)}")
         for gpu in self.gpus:
             lines += ["", "[[gpu]]", f"index = {gpu.index}", f'model = "{gpu.key}"']
             lines += [f'uuid = "{gpu.uuid}"', f'pci = "{gpu.pci}"']
             if gpu.mig is not None:
-                entries = ", ".join(f'"{_entry(instance)}"' for instance in gpu.mig)
-                lines.append(f"mig = [{entries}]")
+                lines.append(f"mig = {json.dumps([_entry(instance) for instance in gpu.mig])}")
         return "\n".join(lines) + "\n"
 
 

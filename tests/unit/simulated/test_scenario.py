@@ -143,6 +143,14 @@ def test_seven_of_the_smallest_fill_a_gpu() -> None:
         ({"imex-channels": [-1]}, "no channel numbers"),
         ({"imex-channels": [1, 1]}, "no channel numbers"),
         ({"imex-channels": ["1"]}, "no channel numbers"),
+        ({"nvidia": False, "gpus": 1}, "nvidia = false"),
+        ({"amd": ["voodoo"]}, "no model voodoo"),
+        ({"amd": ["mi210/8"]}, "not to be had"),
+        ({"amd": [1]}, "no model 1"),
+        ({"amd": ["mi210"] * 9}, "more than 8"),
+        ({"intel": ["flex170/2"]}, "not to be had"),
+        ({"intel": ["mi210"]}, "no model mi210"),
+        ({"intel": ["b580"], "gpu": [{"index": 0, "pci": "0000:40:00.0"}]}, "equal"),
     ],
 )
 def test_what_no_node_can_be_made_of_is_refused_in_one_line(
@@ -172,6 +180,10 @@ def tables(draw: st.DrawFn) -> dict[str, Any]:
         "drm": draw(st.booleans()),
         "imex-channels": draw(st.lists(st.integers(0, 2**20 - 1), unique=True, max_size=3)),
     }
+    if not count:
+        table["nvidia"] = draw(st.booleans())
+    table["amd"] = draw(st.lists(st.sampled_from(["mi300x", "mi300x/8", "mi210"]), max_size=8))
+    table["intel"] = draw(st.lists(st.sampled_from(["flex170", "b580"]), max_size=8))
     if draw(st.booleans()):
         table |= {"driver": "550.54.15", "cuda": "12.4"}
     profiles = MODELS[table["model"]].profiles

@@ -1,0 +1,126 @@
+"""AMD's GPUs: what the kernel's compute driver (KFD) lists.
+
+Rules
+- A GPU is a node of KFD's topology with a ``gpu_id``; nodes of CPUs have 0. What KFD does not
+  know cannot compute, and AMD's own toolkit does not count it either.
+- A GPU in a partitioning mode (CPX, DPX …) is one node for each partition: the first has the PCI
+  device's render node, the others those of platform devices ``amdgpu_xcp_N``. Each partition has
+  an index of its own, and can be given alone.
+- Indices go by PCI address, then by the number of the render node: the order of AMD's toolkit.
+- Every container with an AMD GPU gets /dev/kfd, the door to all of them. Which of them a process
+  may use is decided by the render nodes that it can open.
+
+Source: drivers/gpu/drm/amd/amdkfd/kfd_topology.c, in which ``location_id`` has the bus, device
+and function in its lower 16 bits and the partition in the upper four; AMD Container Toolkit,
+"GPU Partitioning".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from hooks.gpus import Node, bus_order, look_at_node, read_majors
+from hooks.vendors.drm import DRM, drm_devices
+from hooks.vendors.errors import NoVendorDriver
+from hooks.vendors.gpus import VendorGpu, granted
+from hooks.vendors.names import address_names, unique_names
+from hooks.witness import read_names, read_text
+
+if TYPE_CHECKING:
+    from hooks.config import Config
+    from hooks.plan import Contribution
+    from hooks.vendors.drm import DrmDevice
+    from hooks.vendors.names import Asked
+
+__all__ = ["find", "give"]
+
+VENDOR: Final = "AMD"
+KFD: Final = "kfd"
+_NODES: Final = "class/kfd/kfd/topology/nodes"
+
+
+def give(asked: Asked, config: Config) -> Contribution:
+    """What a container gets of the node's AMD GPUs.
+
+    Args:
+        asked: what it asks for.
+        config: where sysfs, procfs and the device nodes are.
+
+    Returns:
+        The plan and its bounds.
+
+    Raises:
+        NoVendorDriver: there is no usable /dev/kfd.
+        RequestError, InventoryError: as :func:`hooks.vendors.gpus.granted`.
+    """
+    majors = {name: major for name, major in read_majors(config).items() if name in {KFD, DRM}}
+    kfd = look_at_node(config, "/dev/kfd", [majors[KFD]] if KFD in majors else [], 0, KFD)
+    if not isinstance(kfd, Node):
+        raise NoVendorDriver(
+            f"AMD GPUs ({asked.source})",
+            found=kfd,
+            do="load the kernel module amdgpu on the node",
+        )
+    gpus, notes = find(config)
+    return granted(asked, gpus, config, vendor=VENDOR, majors=majors, common=(kfd,), notes=notes)
+
+
+def find(config: Config) -> tuple[tuple[VendorGpu, ...], list[str]]:
+    """The node's AMD GPUs and partitions of them.
+
+    Args:
+        config: where sysfs is.
+
+    Returns:
+        Them by index, and notes on what does not fit together, for people.
+    """
+    by_render = {device.render_node: device for device in drm_devices(config)}
+    found: list[tuple[tuple[int, ...], int, str, DrmDevice, int]] = []
+    notes = []
+    for name in read_names(f"{config.sys}/{_NODES}") or ():
+        node = f"{config.sys}/{_NODES}/{name}"
+        if (read_text(f"{node}/gpu_id") or "0").strip() == "0":
+            continue
+        properties = _properties(f"{node}/properties")
+        minor = properties.get("drm_render_minor", 0)
+        device = by_render.get(f"renderD{minor}")
+        if device is None:
+            notes.append(f"KFD's node {name} has no render node in sysfs; it is left out")
+            continue
+        address = _address(properties)
+        found.append((bus_order(address), minor, address, device, properties.get("unique_id", 0)))
+    found.sort(key=lambda each: each[:2])
+    gpus = tuple(
+        VendorGpu(
+            vendor=VENDOR,
+            index=index,
+            address=address,
+            device=device,
+            names=frozenset(
+                {
+                    *address_names(address, device.device_id),
+                    *unique_names(unique_id),
+                    *map(str.lower, device.minors),
+                }
+            ),
+        )
+        for index, (_, _, address, device, unique_id) in enumerate(found)
+    )
+    return gpus, notes
+
+
+def _properties(path: str) -> dict[str, int]:
+    """The numbers that KFD lists, one ``name value`` in a line."""
+    lines = (line.split() for line in (read_text(path) or "").splitlines())
+    return {
+        words[0]: int(words[1]) for words in lines if len(words) == _PAIR and words[1].isdecimal()
+    }
+
+
+_PAIR: Final = 2
+
+
+def _address(properties: dict[str, int]) -> str:
+    location = properties.get("location_id", 0)
+    bus, device, function = location >> 8 & 0xFF, location >> 3 & 0x1F, location & 7
+    return f"{properties.get('domain', 0):04x}:{bus:02x}:{device:02x}.{function}"

@@ -1,0 +1,150 @@
+"""How GPUs are named in AMD_VISIBLE_DEVICES, INTEL_VISIBLE_DEVICES and their CDI names.
+
+A comma list; spaces around an item and empty items do not count, nor does case. The first rule
+that holds decides:
+
+=====================  ====================================================================
+no item, or ``void``   nothing is asked
+``none`` or ``all``,   ``none``: nothing; ``all``: every GPU of the vendor
+whichever first
+otherwise              each item is one of:
+``0``                  a GPU, or a partition of one, by its index: its place in PCI bus order
+``0-3``                those with an index from 0 to 3
+anything else          a GPU that has this name
+=====================  ====================================================================
+
+Names that a GPU has:
+
+=======================  ==========================================================
+``0000:03:00.0``         its PCI address; of domain 0 also ``03:00.0``
+``0000-03-00-0-0x56a0``  the same with its device id: Intel's resource driver
+``card1, renderD129``    its nodes
+``0x1f2e…, 1f2e…``       AMD's unique id, as ``rocm-smi --showuniqueid`` tells it
+``GPU-1f2e…``            the same, as ROCR_VISIBLE_DEVICES and ``rocminfo`` write it
+=======================  ==========================================================
+
+A name of a GPU that is partitioned means all of its partitions.
+
+Source: AMD Container Toolkit, "GPU Partitioning" and its list of GPUs; Intel's resource driver
+for Kubernetes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from hooks.vendors.errors import MalformedVendorRange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Asked", "Range", "address_names", "parse", "unique_names"]
+
+# More digits than any node has GPUs; longer ones are unique ids.
+_MOST_DIGITS = 6
+# Shorter than this, hexadecimal digits alone are taken for an index or a misspelt one.
+_FEWEST_HEX_DIGITS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Indices from ``first`` to ``last``, both of them included."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+
+
+Item: TypeAlias = Range | str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked of a vendor's GPUs.
+
+    Attributes:
+        items: indices and names, in lower case; none of them for every GPU.
+        source: where it was said, for people ("AMD_VISIBLE_DEVICES=0,1").
+    """
+
+    items: tuple[Item, ...]
+    source: str
+
+    @property
+    def everything(self) -> bool:
+        """Whether every GPU is asked for."""
+        return not self.items
+
+
+def parse(value: str, variable: str) -> Asked | None:
+    """What a value asks for, by the rules in this module's head.
+
+    Args:
+        value: the list.
+        variable: whose value it is, for messages.
+
+    Returns:
+        What is asked; None for nothing.
+
+    Raises:
+        MalformedVendorRange: a range ends before it begins.
+    """
+    source = f"{variable}={value}"
+    items = [item for item in (part.strip().lower() for part in value.split(",")) if item]
+    if not items or "void" in items:
+        return None
+    for item in items:
+        if item == "none":
+            return None
+        if item == "all":
+            return Asked((), source)
+    return Asked(tuple(dict.fromkeys(_item(item, source) for item in items)), source)
+
+
+def _item(item: str, source: str) -> Item:
+    first, dash, last = item.partition("-")
+    if _is_index(first) and not dash:
+        return Range(int(first), int(first))
+    if _is_index(first) and _is_index(last):
+        if int(first) > int(last):
+            raise MalformedVendorRange(
+                source,
+                found=f"{item} ends before it begins",
+                do=f"write {last}-{first}",
+            )
+        return Range(int(first), int(last))
+    return item
+
+
+def _is_index(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
+
+
+def address_names(address: str, device_id: str) -> Iterator[str]:
+    """The names that a PCI address gives a GPU.
+
+    Args:
+        address: "0000:03:00.0".
+        device_id: as sysfs writes it ("0x56a0"); "" if there is none.
+
+    Yields:
+        Names in lower case.
+    """
+    yield address
+    if address.startswith("0000:"):
+        yield address.removeprefix("0000:")
+    if device_id:
+        yield f"{address.replace(':', '-').replace('.', '-')}-{device_id}"
+
+
+def unique_names(unique_id: int) -> Iterator[str]:
+    """The names that AMD's unique id gives a GPU; none if it is 0, as on APUs."""
+    if unique_id:
+        for digits in (f"{unique_id:x}", f"{unique_id:016x}"):
+            yield f"0x{digits}"
+            yield f"gpu-{digits}"
+            if len(digits) >= _FEWEST_HEX_DIGITS:
+                yield digits
