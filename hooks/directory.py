@@ -153,14 +153,17 @@ class Directory:
             finally:
                 os.close(fd)
 
-    def write_file(self, name: str, data: bytes, *, like: os.stat_result | None = None) -> None:
+    def write_file(
+        self, name: str, data: bytes, *, like: os.stat_result | None = None, mode: int = 0o644
+    ) -> None:
         """Puts a file under this name, in place of a file or link that has it.
 
         Args:
             name: of the file.
             data: its content.
             like: whose mode, owner and times the file gets; without it, mode and owner of the
-                file it replaces, or 0644 and the directory's owner.
+                file it replaces, or ``mode`` and the directory's owner.
+            mode: the permission bits of a file that replaces none.
 
         Raises:
             DirectoryInTheWay: a directory has this name.
@@ -177,7 +180,7 @@ class Directory:
                     owner = model or os.fstat(self._fd)
                     os.fchown(fd, owner.st_uid, owner.st_gid)
                     # Without the set-user-id bits: they vouched for another content.
-                    os.fchmod(fd, model.st_mode & 0o777 if model else 0o644)
+                    os.fchmod(fd, model.st_mode & 0o777 if model else mode)
                     if like is not None:
                         os.utime(fd, ns=(like.st_atime_ns, like.st_mtime_ns))
                 finally:

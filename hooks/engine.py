@@ -343,6 +343,8 @@ def _as_placed(plan: Plan, placed: Placed) -> Plan:
         mounts=(*placed.mounts, *(m for m in plan.mounts if m.destination not in omitted)),
         environment=(*plan.environment, *placed.environment),
         links=tuple(link for link in plan.links if link.path not in omitted),
+        files=tuple(file for file in plan.files if file.path not in omitted),
+        link_directories=tuple(d for d in plan.link_directories if d.path not in omitted),
     )
 
 

@@ -16,7 +16,7 @@ from hooks.driver import find_driver, find_sockets
 from hooks.errors import NvmlFailed
 from hooks.gpus import find_gpus, find_mig_devices, look_at_nodes
 from hooks.nvml import parse_report
-from hooks.witness import Witness
+from hooks.witness import Witness, read_text
 
 if TYPE_CHECKING:
     from hooks.config import Config
@@ -42,6 +42,7 @@ class Inventory:
         sockets: the sockets that are there now: host path by path in the container.
         notes: what did not fit together, for people.
         nvml_failure: why NVML's answer is not in it; "" if it is.
+        parameters: the kernel module's, as procfs has them now; "" if it is not loaded.
     """
 
     driver: Driver
@@ -51,6 +52,7 @@ class Inventory:
     sockets: dict[str, str]
     notes: tuple[str, ...] = ()
     nvml_failure: str = ""
+    parameters: str = ""
 
 
 def load_inventory(config: Config) -> Inventory | None:
@@ -144,6 +146,7 @@ def _complete(config: Config, kept: cache.Kept, *notes: str) -> Inventory:
         sockets=find_sockets(kept.driver.root),
         notes=(*kept.notes, *notes),
         nvml_failure=kept.nvml_failure,
+        parameters=read_text(f"{config.proc}/driver/nvidia/params") or "",
     )
 
 

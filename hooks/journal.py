@@ -97,8 +97,11 @@ class Journal:
         self._undo.append(partial(directory.remove_directory, name))
         directory.make_directory(name).close()
 
-    def file(self, path: str, data: bytes) -> None:
-        """Makes sure that ``path`` is a regular file with the content ``data``."""
+    def file(self, path: str, data: bytes, mode: int = 0o644) -> None:
+        """Makes sure that ``path`` is a regular file with the content ``data``.
+
+        One that was there before keeps its mode.
+        """
         directory, name = self._parent(path)
         found = directory.stat(name)
         if (
@@ -109,7 +112,7 @@ class Journal:
         ):
             return
         self._replace(directory, name, found, path)
-        directory.write_file(name, data)
+        directory.write_file(name, data, mode=mode)
 
     def mount_point(self, path: str) -> None:
         """Makes sure that ``path`` is a regular file, of any content, and not a link to one.

@@ -83,6 +83,7 @@ class Layout:
         covered: directories and files that something is mounted over in the container.
         scratch: the tmpfs that stands in for a rootfs that takes no writes, if one is needed
             and there is one.
+        fresh: those of ``covered`` that a writable tmpfs is mounted over.
     """
 
     loaders: tuple[Loader, ...]
@@ -90,6 +91,7 @@ class Layout:
     writable: bool = True
     covered: tuple[str, ...] = ("/proc", "/sys", "/dev")
     scratch: str | None = None
+    fresh: frozenset[str] = frozenset()
 
     def loader(self, arch: Arch) -> Loader:
         """The loader for ``arch``, which was among those asked for."""
@@ -102,6 +104,11 @@ class Layout:
     def covers(self, path: str) -> bool:
         """Whether something is mounted over ``path``, or over a directory on the way to it."""
         return any(path == over or path.startswith(f"{over}/") for over in self.covered)
+
+    def is_fresh(self, path: str) -> bool:
+        """Whether ``path`` is on a tmpfs of the container's own, where a runtime can make it."""
+        over = [over for over in self.covered if path == over or path.startswith(f"{over}/")]
+        return bool(over) and max(over, key=len) in self.fresh
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +196,7 @@ def read_layout(
         writable=writable,
         covered=tuple(covered),
         scratch=scratch,
+        fresh=_fresh(mounts),
     )
 
 
@@ -281,6 +289,16 @@ def _kind(rootfs: Rootfs, path: str) -> int | None:
     except RootfsError:
         return None
     return None if found is None else stat.S_IFMT(found.st_mode)
+
+
+def _fresh(mounts: list[Mapping[str, Any]]) -> frozenset[str]:
+    """Where a writable tmpfs is mounted, and nothing else after it."""
+    last = {os.path.normpath("/" + mount["destination"].lstrip("/")): mount for mount in mounts}
+    return frozenset(
+        place
+        for place, mount in last.items()
+        if mount.get("type") == "tmpfs" and "ro" not in (mount.get("options") or ())
+    )
 
 
 def _scratch(rootfs: Rootfs, mounts: list[Mapping[str, Any]]) -> str | None:

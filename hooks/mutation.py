@@ -25,7 +25,8 @@ checks the invariants from outside:
   path, no seccomp, AppArmor or SELinux setting, no capability, no argument;
 - what was added is in the plan; the devices are character devices of known majors; the
   sources of mounts are below the driver root or our staging directory and not in the image;
-  no destination is below /proc or /sys.
+  no destination is below /proc or /sys; of procfs, only files below /proc/driver are to be
+  covered, and none of the kernel's is to be written.
 
 Source: OCI runtime specification, config.md and config-linux.md.
 """
@@ -228,6 +229,7 @@ _GROWING: Final = (
     ("linux", "resources", "devices"),
 )
 _HANDS_OFF: Final = ("/proc", "/sys")
+_OF_DRIVERS: Final = "/proc/driver/"
 
 
 def verify(
@@ -273,6 +275,12 @@ def verify(
             "a mount over the kernel's files",
             destination,
         )
+    for path in (*(f.path for f in plan.files), *(d.path for d in plan.link_directories)):
+        _expect(_is_clean(path), "a path not normal", path)
+        _expect(not _is_below_any(path, _HANDS_OFF), "a file of the kernel's", path)
+    for covered in plan.proc_files:
+        of_drivers = _is_clean(covered.path) and covered.path.startswith(_OF_DRIVERS)
+        _expect(of_drivers, "a file of procfs that is no driver's", covered.path)
     nodes = {device.path: _node(device) for device in plan.devices}
     for node in added["linux", "devices"]:
         _expect(isinstance(node, dict), "no object", node)

@@ -7,7 +7,8 @@
 - the mount points of the plan's mounts, so that the runtime has none to make, and finds no
   link there whose target it would mount over;
 - the plan's links: sonames beside their libraries, and others;
-- the files that the image's dynamic loaders read (:mod:`hooks.loader_files`).
+- the files that the image's dynamic loaders read (:mod:`hooks.loader_files`);
+- the plan's own files and directories of links (:mod:`hooks.small_files`).
 
 All of it goes through a :class:`Journal`: the same plan again changes nothing, and a failure
 takes everything back.
@@ -24,16 +25,20 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hooks.journal import Journal
 from hooks.loader_files import loader_files
 from hooks.rootfs import Rootfs, components
 from hooks.rootfs_errors import DeviceDirectoryUnsafe, PathRefused, RootfsUnavailable
-from hooks.staging import Staged, fill_staging
+from hooks.small_files import beside_image, check_small, in_image, stage, stage_proc_files
+from hooks.staging import fill_staging
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from hooks.layout import Layout
     from hooks.plan import Mount, Plan
 
@@ -52,16 +57,19 @@ class Placed:
 
     Attributes:
         mounts: mounts that have to come before those of the plan.
+        proc_files: of the plan's files of procfs, where on the host each one's content is,
+            by its path in the container.
         environment: variables for every process of the container, with their whole values.
         written: paths in the image that were made or changed, in order.
-        omitted: destinations of the plan's mounts, and paths of its links, that this image
-            has no room for. Such a mount has to be left out of the spec.
+        omitted: destinations of the plan's mounts, and paths of its links and files, that this
+            image has no room for. Such a mount has to be left out of the spec.
     """
 
     mounts: tuple[Mount, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     written: tuple[str, ...] = ()
     omitted: tuple[str, ...] = ()
+    proc_files: tuple[tuple[str, str], ...] = ()
 
 
 def place(
@@ -74,7 +82,7 @@ def place(
         plan: whose libraries are in the directories of ``layout``.
         layout: of this image, read just before.
         staging_dir: a directory of ours on the host, private to this container. It is made if
-            needed, and only if the rootfs takes no writes.
+            needed: if the rootfs takes no writes, or the plan has what is mounted from there.
         library_path: the LD_LIBRARY_PATH that the spec sets.
 
     Returns:
@@ -87,13 +95,8 @@ def place(
     if not layout.writable and plan.devices:
         _refuse_linked_dev(rootfs)
     if layout.writable:
-        return _into_image(rootfs, plan, layout)
-    staged = _into_staging(rootfs, plan, layout, staging_dir)
-    return Placed(
-        mounts=staged.mounts,
-        environment=_environment(library_path, staged.search),
-        omitted=staged.omitted,
-    )
+        return _into_image(rootfs, plan, layout, staging_dir)
+    return _into_staging(rootfs, plan, layout, staging_dir, library_path)
 
 
 def _check(plan: Plan) -> None:
@@ -108,6 +111,7 @@ def _check(plan: Plan) -> None:
                 found=f"it leads to {link.target!r}",
                 do="name a file beside it or an absolute path",
             )
+    check_small(plan)
     for directory in plan.library_directories:
         if not components(directory) or not _NOT_IN_A_DIRECTORY.isdisjoint(directory):
             raise PathRefused(
@@ -126,19 +130,13 @@ def _refuse_linked_dev(rootfs: Rootfs) -> None:
         )
 
 
-def _into_image(rootfs: Rootfs, plan: Plan, layout: Layout) -> Placed:
+def _into_image(rootfs: Rootfs, plan: Plan, layout: Layout, staging_dir: str) -> Placed:
     ways = _Ways(rootfs, layout)
     omitted = []
     with Journal(rootfs) as journal:
         if plan.devices:
             journal.directory_itself(_DEV)
-        for mount in plan.mounts:
-            if not ways.is_open(mount.destination):
-                continue
-            if os.path.isdir(mount.source):
-                journal.directory(mount.destination)
-            else:
-                journal.mount_point(mount.destination)
+        _make_mount_points(journal, plan.mounts, ways)
         for link in plan.links:
             if ways.is_covered(link.path):
                 omitted.append(link.path)
@@ -146,10 +144,51 @@ def _into_image(rootfs: Rootfs, plan: Plan, layout: Layout) -> Placed:
                 journal.link(link.path, link.target)
         for path, content in loader_files(rootfs, plan, layout).items():
             journal.file(path, content)
-    return Placed(written=tuple(journal.written), omitted=tuple(omitted))
+        small = in_image(plan, layout, ways.is_open)
+        for file in small.written:
+            journal.file(file.path, file.content, file.mode)
+        for path in small.mount_points:
+            journal.directory(path)
+        placed = Placed(omitted=(*omitted, *small.omitted))
+        if small.mounted or plan.proc_files:
+            with _staging(staging_dir) as staging:
+                placed = replace(
+                    placed,
+                    mounts=stage(staging, small.mounted, staging_dir),
+                    proc_files=stage_proc_files(staging, plan.proc_files, staging_dir),
+                )
+    return replace(placed, written=tuple(journal.written))
 
 
-def _into_staging(rootfs: Rootfs, plan: Plan, layout: Layout, staging_dir: str) -> Staged:
+def _make_mount_points(journal: Journal, mounts: Iterable[Mount], ways: _Ways) -> None:
+    for mount in mounts:
+        if not ways.is_open(mount.destination):
+            continue
+        if os.path.isdir(mount.source):
+            journal.directory(mount.destination)
+        else:
+            journal.mount_point(mount.destination)
+
+
+def _into_staging(
+    rootfs: Rootfs, plan: Plan, layout: Layout, staging_dir: str, library_path: str
+) -> Placed:
+    small = beside_image(plan, layout, rootfs)
+    with _staging(staging_dir) as journal:
+        staged = fill_staging(rootfs, journal, plan, layout, staging_dir)
+        mounts = stage(journal, small.mounted, staging_dir)
+        proc_files = stage_proc_files(journal, plan.proc_files, staging_dir)
+    return Placed(
+        mounts=(*staged.mounts, *mounts),
+        environment=_environment(library_path, staged.search),
+        omitted=(*staged.omitted, *small.omitted),
+        proc_files=proc_files,
+    )
+
+
+@contextmanager
+def _staging(staging_dir: str) -> Iterator[Journal]:
+    """The staging directory, made if needed; what is put into it stays, or goes upon failure."""
     try:
         os.makedirs(staging_dir, mode=0o700, exist_ok=True)
     except OSError as error:
@@ -157,7 +196,7 @@ def _into_staging(rootfs: Rootfs, plan: Plan, layout: Layout, staging_dir: str) 
             f"the staging directory {staging_dir}", found=str(error.strerror)
         ) from error
     with Rootfs.open(staging_dir) as staging, Journal(staging) as journal:
-        return fill_staging(rootfs, journal, plan, layout, staging_dir)
+        yield journal
 
 
 def _environment(library_path: str, search: tuple[str, ...]) -> tuple[tuple[str, str], ...]:

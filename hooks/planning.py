@@ -8,7 +8,10 @@ Rules
   by name, by cache, and where links cannot be written.
 - 32-bit libraries come with ``compat32`` only.
 - The control node comes always, others by capability; nodes below /dev/dri come with graphics
-  and display, of GPUs, and of MIG devices whose profile has a graphics engine.
+  and display, of GPUs, and of MIG devices whose profile has a graphics engine. With them
+  comes /dev/dri/by-path, which says which GPU each is, of these GPUs only.
+- Graphics and display bring an application profile that shows EGL these GPUs only.
+- Everybody is kept from making nodes (:mod:`hooks.parameters`).
 - A node that not everybody may open brings its group as a supplementary group.
 - What the table wants and the node does not have is listed in ``missing`` and is no error;
   what was asked for by name was checked by the grant.
@@ -40,20 +43,26 @@ from hooks.capabilities import (
     wants_drm,
 )
 from hooks.driver import places
+from hooks.parameters import without_node_making
 from hooks.plan import (
     Arch,
     CachedLibrary,
+    Device,
+    File,
     Link,
+    LinkDirectory,
     Missing,
     Mount,
     Plan,
     device_of,
     groups_of,
 )
+from hooks.profile import application_profile
 from hooks.request import Capability
 
 if TYPE_CHECKING:
     from hooks.driver import DriverFile, LibraryFile
+    from hooks.gpus import Gpu
     from hooks.grant import Grant
     from hooks.inventory import Inventory
     from hooks.layout import Layout
@@ -68,6 +77,7 @@ _PROGRAMS: Final = "/usr/bin"
 _FIRMWARE: Final = "/lib/firmware/nvidia"
 _SOCKET_OPTIONS: Final = ("nosuid", "nodev", "rbind", "rprivate", "noexec")
 
+_BY_PATH: Final = "/dev/dri/by-path"
 _CONTROL_REASON: Final = "control device"
 
 
@@ -128,6 +138,7 @@ class _Work:
         self._layout = layout
         self._arches = arches_of(grant, inventory)
         self._devices: dict[str, Device] = {}
+        self._shown: dict[int, Gpu] = {}
         driver = inventory.driver
         self._libraries = {(file.row, file.arch): file for file in driver.libraries}
         self._found: dict[str, list[DriverFile]] = {}
@@ -151,7 +162,26 @@ class _Work:
             libraries=tuple(self._cached.values()),
             library_directories=tuple(self._directories),
             missing=tuple(self._missing),
+            files=self._files_of_ours(),
+            link_directories=self._link_directories(),
+            proc_files=tuple(filter(None, [without_node_making(self._inventory.parameters)])),
         )
+
+    def _files_of_ours(self) -> tuple[File, ...]:
+        if not wants_drm(self._grant.capabilities):
+            return ()
+        profile = application_profile(gpu.minor for gpu in self._shown.values())
+        return (profile,) if profile is not None else ()
+
+    def _link_directories(self) -> tuple[LinkDirectory, ...]:
+        links = tuple(
+            (f"pci-{gpu.bus_id}-{kind}", f"../{name}")
+            for gpu in self._shown.values()
+            for name in gpu.drm
+            if f"/dev/dri/{name}" in self._devices
+            for kind in ("render" if name.startswith("render") else "card",)
+        )
+        return (LinkDirectory(_BY_PATH, links, "DRM nodes by GPU"),) if links else ()
 
     def add_devices(self) -> None:
         grant, gpus = self._grant, self._inventory.gpus
@@ -159,10 +189,12 @@ class _Work:
             self._add_node(control.path, _CONTROL_REASON)
         with_drm = wants_drm(grant.capabilities)
         for gpu in grant.gpus:
+            self._shown[gpu.minor] = gpu
             for path in (gpu.path, *(gpu.drm_paths if with_drm else ())):
                 self._add_node(path, str(gpu))
         for device in grant.mig_devices:
             gpu = gpus[device.gpu]
+            self._shown[gpu.minor] = gpu
             drm = gpu.drm_paths if with_drm and device.has_graphics else ()
             for path in (gpu.path, *device.paths, *drm):
                 self._add_node(path, str(device))

@@ -10,8 +10,10 @@ grant           the GPUs, MIG devices and capabilities that were given, and what
 vendors         what was given of devices that are not NVIDIA's, and what was not
 node            driver version, its root and why that one, and what did not fit together
 image           architecture, libc and library directory of each loader found in it
-edits           devices, mounts, links, libraries; each with its reason
+edits           devices, mounts, links, libraries, files; each with its reason
 process         variables and groups of every process: what :func:`process_edits` reads
+proc_files      files of procfs that are covered before the start: their content on the host,
+                and ``state``, what came of it
 missing         what the driver should have and has not, with the places searched
 left_out        destinations for which the image has no room
 written         files and links that were written into the image
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 __all__ = ["make_record", "process_edits"]
 
 FORMAT: Final = 1
+PLANNED: Final = "planned"
+"""The state of a file of procfs before somebody has tried to cover it."""
 
 
 def make_record(
@@ -121,7 +125,16 @@ def make_record(
             "libraries": [
                 {"soname": c.soname, "path": c.path, "arch": c.arch.value} for c in plan.libraries
             ],
+            "files": [{"path": f.path, "reason": f.reason} for f in plan.files],
+            "link_directories": [
+                {"path": d.path, "links": dict(d.links), "reason": d.reason}
+                for d in plan.link_directories
+            ],
         },
+        "proc_files": [
+            {"path": path, "source": source, "reason": _reason(path, plan), "state": PLANNED}
+            for path, source in placed.proc_files
+        ],
         "process": {
             "environment": [list(variable) for variable in plan.environment],
             "additional_gids": list(plan.additional_gids),
@@ -158,6 +171,10 @@ def process_edits(
             found=f"no record of format {FORMAT}: {error!r}",
             do="see whether nvidia.json of the bundle was damaged",
         ) from error
+
+
+def _reason(path: str, plan: Plan) -> str:
+    return next(file.reason for file in plan.proc_files if file.path == path)
 
 
 def _granted(grant: Grant) -> dict[str, Any]:
