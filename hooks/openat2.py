@@ -20,10 +20,13 @@ import errno
 import os
 from typing import Final
 
-__all__ = ["open_in_root"]
+__all__ = ["open_in_root", "open_without_links"]
 
 _SYS_OPENAT2: Final = 437
+_RESOLVE_NO_XDEV: Final = 0x01
 _RESOLVE_NO_MAGICLINKS: Final = 0x02
+_RESOLVE_NO_SYMLINKS: Final = 0x04
+_RESOLVE_BENEATH: Final = 0x08
 _RESOLVE_IN_ROOT: Final = 0x10
 
 # The kernel answers EAGAIN when any rename or mount on the whole machine raced with a ".." of
@@ -68,10 +71,34 @@ def open_in_root(root: int, path: str, flags: int) -> int:
         OSError: as the kernel answers. EAGAIN only after many attempts.
         ValueError: ``path`` holds a NUL, at which C would cut it.
     """
+    return _open(root, path, flags, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
+
+
+def open_without_links(root: int, path: str, flags: int, *, one_mount: bool = False) -> int:
+    """Opens what is at ``path`` below a directory, if no link is on the way.
+
+    Args:
+        root: descriptor of the directory.
+        path: a relative path.
+        flags: as for :func:`open_in_root`.
+        one_mount: whether nothing may be mounted on the way, or at its end, either.
+
+    Returns:
+        A new descriptor, owned by the caller.
+
+    Raises:
+        OSError: as the kernel answers: ELOOP for a link, EXDEV for a mount.
+        ValueError: ``path`` holds a NUL.
+    """
+    resolve = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
+    return _open(root, path, flags, resolve | (_RESOLVE_NO_XDEV if one_mount else 0))
+
+
+def _open(root: int, path: str, flags: int, resolve: int) -> int:
     name = os.fsencode(path)
     if b"\0" in name:
         raise ValueError("embedded NUL in a path")
-    how = _OpenHow(flags | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
+    how = _OpenHow(flags | os.O_CLOEXEC, 0, resolve)
     for _ in range(_ATTEMPTS):
         fd: int = _syscall(_SYS_OPENAT2, root, name or b".", how, ctypes.sizeof(how))
         if fd >= 0:

@@ -32,8 +32,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import anyio
 
-from api.errors import one_line
-from shim import holder, syscalls
+from shim import forked, holder, syscalls
 from shim.errors import NamespacesUnavailable
 from shim.pod import sysctl_path
 
@@ -64,7 +63,6 @@ _INTERFACE_FLAGS: Final = struct.Struct("16sH14x")
 _ROOT_OPTIONS: Final = "mode=0555,size=64k,nr_inodes=2"
 
 _LONGEST_REPORT: Final = 4096
-_FAILED: Final = b"!"
 
 
 async def hold(reaper: Reaper, pod: Pod) -> Child:
@@ -114,7 +112,7 @@ async def hold(reaper: Reaper, pod: Pod) -> Child:
             _kill(child)
             with anyio.move_on_after(_DYING):
                 await child.wait()
-        reason = (failure or report).removeprefix(_FAILED).decode(errors="replace").strip()
+        reason = (failure or report).removeprefix(forked.FAILED).decode(errors="replace").strip()
         raise NamespacesUnavailable(
             "the namespaces of a pod",
             found=reason or f"a process ended without a word, with status {ended.status}",
@@ -157,7 +155,7 @@ async def _read_report(fd: int) -> bytes:
                     break
                 report += chunk
     except TimeoutError:
-        report += _FAILED + f"not made after {_TIMEOUT} s".encode()
+        report += forked.FAILED + f"not made after {_TIMEOUT} s".encode()
     return bytes(report)
 
 
@@ -178,26 +176,14 @@ def _kill(child: Child) -> None:
 
 def _fork_maker(pod: Pod, machine: holder.Machine, network: int, report: int) -> int:
     shim = os.getpid()
-    # No signal may be handled by what the child has inherited of the loop.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        pid = os.fork()
-        if pid == 0:
-            _be_maker(shim, pod, machine, network, report)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return pid
+    return forked.fork(lambda: _be_maker(shim, pod, machine, network, report))
 
 
 def _be_maker(shim: int, pod: Pod, machine: holder.Machine, network: int, report: int) -> NoReturn:
     doing = "to begin"
     try:
-        _forget_signals()
-        syscalls.die_with_parent(signal.SIGKILL)
-        if os.getppid() != shim:
-            os._exit(1)
         # The report says all; what else is open is not meant for what comes.
-        _close_others({report, network})
+        forked.begin(shim, {report, network})
         os.set_blocking(report, True)
         os.setsid()
         if pod.uids:
@@ -211,7 +197,7 @@ def _be_maker(shim: int, pod: Pod, machine: holder.Machine, network: int, report
         doing = "to fork the holder"
         pid = syscalls.clone_sibling()
     except BaseException as error:  # noqa: BLE001 - there is nobody above to raise it to
-        _fail(report, doing, error)
+        forked.fail(report, doing, error)
     if pid == 0:
         _be_holder(pod, machine, report)
     os.write(report, b"%d\n" % pid)
@@ -290,7 +276,7 @@ def _become(user: int) -> None:
 def _be_holder(pod: Pod, machine: holder.Machine, report: int) -> NoReturn:
     doing = "to begin"
     try:
-        _close_others({report})
+        forked.close_others({report})
         syscalls.die_with_parent(signal.SIGKILL)
         if _nobody_reads(report):
             os._exit(1)  # the shim died before that
@@ -322,7 +308,7 @@ def _be_holder(pod: Pod, machine: holder.Machine, report: int) -> NoReturn:
         syscalls.filter_system_calls(instructions)
         os.execve(f"/{holder.NAME}", [holder.NAME], {})  # noqa: S606 - a program of ours
     except BaseException as error:  # noqa: BLE001 - there is nobody above to raise it to
-        _fail(report, doing, error)
+        forked.fail(report, doing, error)
 
 
 def _nobody_reads(report: int) -> bool:
@@ -383,33 +369,3 @@ def _limit() -> None:
         (resource.RLIMIT_CPU, _PROCESSOR_TIME),
     ):
         resource.setrlimit(which, (value, value))
-
-
-# -- in both ---------------------------------------------------------------------------------
-
-
-def _forget_signals() -> None:
-    signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals():
-        try:
-            signal.signal(number, signal.SIG_DFL)
-        except (OSError, ValueError):
-            continue  # KILL, STOP, and those that libc keeps for itself
-
-
-def _close_others(kept: set[int]) -> None:
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in kept:
-            try:
-                os.close(int(name))
-            except OSError:
-                pass  # the descriptor that listed them
-
-
-def _fail(report: int, doing: str, error: BaseException) -> NoReturn:
-    known = isinstance(error, OSError) and error.errno
-    reason = os.strerror(error.errno).lower() if known else error  # type: ignore[attr-defined]
-    try:
-        os.write(report, _FAILED + one_line(f"{doing}: {reason}").encode())
-    finally:
-        os._exit(1)

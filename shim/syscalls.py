@@ -3,7 +3,8 @@
 Each raises OSError with the kernel's errno. Importing this module costs 4 ms (ctypes), so
 the verbs import it only when there is something to mount, unmount or schedule.
 
-Source: mount(2), umount(2), prctl(2), unshare(2), setns(2), clone(2), pivot_root(2), seccomp(2).
+Source: mount(2), umount(2), open_tree(2), move_mount(2), mount_setattr(2), fstatfs(2),
+prctl(2), unshare(2), setns(2), clone(2), pivot_root(2), seccomp(2).
 """
 
 from __future__ import annotations
@@ -63,6 +64,26 @@ _SOCK_FILTER_SIZE: Final = 8
 _CLONE: Final = {"x86_64": 56, "aarch64": 220}
 _PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}
 
+# The newer ones have the same number on every machine.
+_OPEN_TREE: Final = 428
+_MOVE_MOUNT: Final = 429
+_MOUNT_SETATTR: Final = 442
+
+MOUNT_ATTR_RDONLY: Final = 0x1
+MOUNT_ATTR_NOSUID: Final = 0x2
+MOUNT_ATTR_NODEV: Final = 0x4
+MOUNT_ATTR_NOEXEC: Final = 0x8
+
+PROC_SUPER_MAGIC: Final = 0x9FA0
+
+_AT_FDCWD: Final = -100
+_AT_SYMLINK_NOFOLLOW: Final = 0x100
+_AT_EMPTY_PATH: Final = 0x1000
+_OPEN_TREE_CLONE: Final = 1
+_MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_EMPTY_PATH = 0x4, 0x40
+# struct statfs has 120 bytes on 64-bit machines, of which the first long is the type.
+_STATFS_LONGS: Final = 32
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mount.argtypes = (
     ctypes.c_char_p,
@@ -101,6 +122,55 @@ def umount(target: str, flags: int = UMOUNT_NOFOLLOW) -> None:
         flags: ``MNT_DETACH``, ``UMOUNT_NOFOLLOW``.
     """
     _check(_libc.umount2(os.fsencode(target), flags))
+
+
+def clone_mount(path: str) -> int:
+    """A mount of a file or directory that is attached nowhere yet.
+
+    Args:
+        path: what is mounted; a link at its end is not followed.
+
+    Returns:
+        A descriptor; when it is closed before it was attached, the mount is gone.
+    """
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_SYMLINK_NOFOLLOW
+    encoded = ctypes.c_char_p(os.fsencode(path))
+    return _call(_OPEN_TREE, ctypes.c_long(_AT_FDCWD), encoded, ctypes.c_long(flags))
+
+
+def set_mount_attributes(fd: int, attributes: int, propagation: int) -> None:
+    """Change a mount.
+
+    Args:
+        fd: its root.
+        attributes: ``MOUNT_ATTR_…`` to set.
+        propagation: ``MS_…`` of propagation; 0 to leave it.
+    """
+    # struct mount_attr: set, clear, propagation, user namespace
+    attr = (ctypes.c_uint64 * 4)(attributes, 0, propagation, 0)
+    size = ctypes.c_size_t(ctypes.sizeof(attr))
+    flags = ctypes.c_long(_AT_EMPTY_PATH)
+    empty = ctypes.c_char_p(b"")
+    _call(_MOUNT_SETATTR, ctypes.c_long(fd), empty, flags, ctypes.byref(attr), size)
+
+
+def attach_mount(mount: int, target: int) -> None:
+    """Attach a mount of :func:`clone_mount`.
+
+    Args:
+        mount: its descriptor.
+        target: an open file or directory, on which it is mounted.
+    """
+    flags = ctypes.c_long(_MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH)
+    empty = ctypes.c_char_p(b"")
+    _call(_MOVE_MOUNT, ctypes.c_long(mount), empty, ctypes.c_long(target), empty, flags)
+
+
+def file_system_type(fd: int) -> int:
+    """The magic number of the file system that an open file is on."""
+    buffer = (ctypes.c_long * _STATFS_LONGS)()
+    _check(_libc.fstatfs(fd, ctypes.byref(buffer)))
+    return buffer[0]
 
 
 def unshare(flags: int) -> None:
@@ -192,6 +262,10 @@ def filter_system_calls(instructions: bytes) -> None:
     # struct sock_fprog
     array = (ctypes.c_size_t * 2)(length, ctypes.addressof(code))
     _check(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(array), 0, 0))
+
+
+def _call(number: int, *arguments: object) -> int:
+    return _check(_libc.syscall(ctypes.c_long(number), *arguments))
 
 
 def _check(result: int) -> int:
