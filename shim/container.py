@@ -197,6 +197,7 @@ class Container:
             else:
                 await self._criu().restore(self._saved, stdio.child(), pid_file=pid_file)
             self.init.child = self._adopt(pid_file)
+        await self._injector.cover_proc(self.init.pid)
         await stdio.started()
         self._cgroup = cgroup.of(self.init.pid)
 
@@ -276,7 +277,12 @@ class Container:
                 for uri in (uris.stdin, uris.stdout, uris.stderr)
             ]
             files = criu.external_files(self.init.pid, self.pids(), paths)
-            await self._criu().save(path, request, files)
+            await self._injector.uncover_proc(self.init.pid)
+            try:
+                await self._criu().save(path, request, files)
+            finally:
+                if self.init.child is not None and self.init.child.exit is None:
+                    await self._injector.cover_proc(self.init.pid)
             self._publish(events_pb2.TaskCheckpointed(container_id=self.id, checkpoint=path))
 
     async def _restore(self, stdio: Stdio) -> None:

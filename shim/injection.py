@@ -72,11 +72,52 @@ class Injector:
             config=config,
         )
         self._original = bundle_files.read(self._config, bundle_files.LONGEST_SPEC)
-        bundle_files.write(
-            os.path.join(self._bundle, bundle_files.RECORD), json.dumps(injection.record).encode()
-        )
+        self._keep(injection.record)
         bundle_files.write_spec(self._bundle, injection.spec)
         self._record = injection.record
+
+    def _keep(self, record: dict[str, Any]) -> None:
+        path = os.path.join(self._bundle, bundle_files.RECORD)
+        bundle_files.write(path, json.dumps(record).encode())
+
+    async def cover_proc(self, pid: int) -> None:
+        """Cover the files of procfs that the container is not to see as they are.
+
+        What came of it is written into the record; what could not be covered is no error.
+
+        Args:
+            pid: the container's init, which has not been reaped.
+
+        Raises:
+            BundleUnusable: the record cannot be written.
+        """
+        files = self._proc_files()
+        if files:
+            from shim.proc_cover import cover  # noqa: PLC0415 - see inject
+
+            sources = {file["path"]: file["source"] for file in files}
+            self._note(files, await cover(self._reaper, pid, sources))
+
+    async def uncover_proc(self, pid: int) -> None:
+        """Take away what :meth:`cover_proc` has mounted, for CRIU, which would refuse it.
+
+        Args:
+            pid: the container's init, which has not been reaped.
+        """
+        from shim import proc_cover  # noqa: PLC0415 - see inject
+
+        files = [file for file in self._proc_files() if file["state"] == proc_cover.COVERED]
+        paths = [file["path"] for file in files]
+        self._note(files, await proc_cover.uncover(self._reaper, pid, paths))
+
+    def _proc_files(self) -> list[dict[str, str]]:
+        return [] if self._record is None else self._record["proc_files"]
+
+    def _note(self, files: list[dict[str, str]], states: dict[str, str]) -> None:
+        for file in files:
+            file["state"] = states[file["path"]]
+        if files and self._record is not None:
+            self._keep(self._record)
 
     def undo(self) -> None:
         """Take back what :meth:`inject` wrote to the bundle: the container was not made.

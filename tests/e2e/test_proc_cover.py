@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import select
 import signal
 import subprocess
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -25,63 +26,205 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
+    from integration.parts import Parts
+
 pytestmark = pytest.mark.anyio
 
 FILE: Final = "/proc/version"
+SHOWN: Final = "what the container is to read\n"
 LOOK: Final = """
 cat /proc/version
-echo changed >/proc/version && echo written
-grep ' /proc/version ' /proc/self/mountinfo
+echo changed 2>/dev/null >/proc/version && echo written
+while read -r _ _ _ _ where options rest; do
+    if [ "$where" = /proc/version ]; then echo "$options $rest"; fi
+done </proc/self/mountinfo
 """
+IDS: Final = [{"containerID": 0, "hostID": 200000, "size": 65536}]
 
 
 class Container:
-    """A container that is created and not started; what it prints goes to a file."""
+    """A container that was created and not started; what it says goes to a file."""
 
-    def __init__(self, runtime: str, directory: str, **changes: Any) -> None:
+    def __init__(self, runtime: str, directory: str, change: Any = None) -> None:
         self._runtime = runtime
-        self.directory = directory
-        self.rootfs = os.path.join(directory, "rootfs")
-        unpack(busybox().tree, self.rootfs)
+        self._directory = directory
+        self.name = new_name()
+        rootfs = unpack(busybox().tree, os.path.join(directory, "rootfs"))
+        os.chmod(directory, 0o755)  # for root of a user namespace
         subprocess.run(["runc", "spec", "--bundle", directory], check=True)
         path = os.path.join(directory, "config.json")
         with open(path, encoding="utf-8") as file:
             spec = json.load(file)
         spec["process"].update(terminal=False, args=["sh", "-c", LOOK])
-        spec["linux"].update(changes.pop("linux", {}))
-        spec["linux"]["namespaces"] += changes.pop("namespaces", [])
-        spec["process"]["user"].update(changes.pop("user", {}))
-        spec["root"]["readonly"] = True
+        spec["linux"]["cgroupsPath"] = f"/{self.name}"
+        if change is not None:
+            change(spec, rootfs)
         with open(path, "w", encoding="utf-8") as file:
             json.dump(spec, file)
-        self.name = new_name()
+        pid_file = os.path.join(directory, "pid")
         with open(os.path.join(directory, "said"), "wb") as said:
-            self._call("create", "--bundle", directory, "--pid-file", f"{directory}/pid", out=said)
-        with open(f"{directory}/pid", encoding="ascii") as file:
+            self._call("create", "--bundle", directory, "--pid-file", pid_file, said=said)
+        with open(pid_file, encoding="ascii") as file:
             self.pid = int(file.read())
 
-    def _call(self, *words: str, out: Any = subprocess.DEVNULL, check: bool = True) -> None:
-        argv = [self._runtime, "--root", f"{self.directory}/state", *words, self.name]
-        subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=check)
+    def _call(self, verb: str, *words: str, said: Any = None) -> None:
+        argv = [self._runtime, "--root", f"{self._directory}/state", verb, *words, self.name]
+        subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said, check=True)
 
-    def start(self) -> str:
-        """Start it; returns what it said."""
-        with open(f"/proc/{self.pid}/ns/mnt", "rb"), anyio.fail_after(0) as _:
-            pass
+    def run(self) -> list[str]:
+        """Let it run to its end; returns the lines that it said."""
         pidfd = os.pidfd_open(self.pid)
         try:
             self._call("start")
-            import select  # noqa: PLC0415
-
             assert select.select([pidfd], [], [], 10)[0]
         finally:
             os.close(pidfd)
-        with open(os.path.join(self.directory, "said"), encoding="utf-8") as file:
-            return file.read()
+        with open(os.path.join(self._directory, "said"), encoding="utf-8") as file:
+            return file.read().splitlines()
 
-    def inside(self, *words: str) -> None:
-        """Run a program in its mount namespace."""
-        subprocess.run(["nsenter", f"--mount=/proc/{self.pid}/ns/mnt", *words], check=True)
+    def mount(self, *words: str) -> None:
+        """Mount something in it, as if it were so from the beginning."""
+        namespace = f"--mount=/proc/{self.pid}/ns/mnt"
+        subprocess.run(["nsenter", namespace, "mount", *words], check=True)
 
     def remove(self) -> None:
-        self._call("delete", "--force", check=False)
+        self._call("delete", "--force")
+
+
+@pytest.fixture
+async def reaper() -> AsyncIterator[Reaper]:
+    reaper = Reaper()
+
+    async def reap(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+        with anyio.open_signal_receiver(signal.SIGCHLD) as signals:
+            task_status.started()
+            async for _ in signals:
+                reaper.reap()
+
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(reap)
+        yield reaper
+        tasks.cancel_scope.cancel()
+
+
+@pytest.fixture(params=["runc", "crun"])
+def runtime(request: pytest.FixtureRequest, parts: Parts, tmp_path: Path) -> str:
+    """Each low-level runtime."""
+    return crun_for_this_host(str(tmp_path), parts.crun) if request.param == "crun" else parts.runc
+
+
+@contextmanager
+def created(runtime: str, tmp_path: Path, change: Any = None) -> Iterator[Container]:
+    """A container, in whose end nothing of it is left on the host."""
+    directory = tmp_path / "bundle"
+    directory.mkdir()
+    before = mounts_of_host()
+    container = Container(runtime, str(directory), change)
+    try:
+        yield container
+    finally:
+        container.remove()
+    assert mounts_of_host() == before
+
+
+def mounts_of_host() -> list[str]:
+    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+        return sorted(line.split(" ", 2)[2] for line in file if "/proc/version" in line)
+
+
+@pytest.fixture
+def staged(tmp_path: Path) -> str:
+    path = tmp_path / "staged"
+    path.write_text(SHOWN)
+    path.chmod(0o444)
+    return str(path)
+
+
+def real() -> str:
+    with open(FILE, encoding="utf-8") as file:
+        return file.read()
+
+
+def in_user_namespace(spec: dict[str, Any], rootfs: str) -> None:
+    spec["linux"]["namespaces"].append({"type": "user"})
+    spec["linux"].update(uidMappings=IDS, gidMappings=IDS)
+    for top, _, names in os.walk(rootfs):
+        for path in (top, *(os.path.join(top, name) for name in names)):
+            os.chown(path, 200000, 200000, follow_symlinks=False)
+    directory = os.path.dirname(rootfs)
+    while directory != "/":  # runc's init goes there as that user
+        os.chmod(directory, os.stat(directory).st_mode | 0o011)
+        directory = os.path.dirname(directory)
+
+
+def shared(spec: dict[str, Any], rootfs: str) -> None:
+    del rootfs
+    spec["linux"]["rootfsPropagation"] = "shared"
+
+
+def read_only(spec: dict[str, Any], rootfs: str) -> None:
+    del rootfs
+    spec["root"]["readonly"] = True
+
+
+def privileged(spec: dict[str, Any], rootfs: str) -> None:
+    del rootfs
+    every = [f"CAP_{name}" for name in ("SYS_ADMIN", "DAC_OVERRIDE", "SYS_CHROOT", "MKNOD")]
+    spec["process"]["capabilities"] = dict.fromkeys(("bounding", "effective", "permitted"), every)
+    spec["linux"].pop("maskedPaths")
+    spec["linux"].pop("readonlyPaths")
+
+
+@pytest.mark.parametrize("change", [read_only, privileged, shared, in_user_namespace])
+async def test_container_reads_what_was_staged_and_cannot_write_it(
+    reaper: Reaper, runtime: str, tmp_path: Path, staged: str, change: Any
+) -> None:
+    before = real()
+    with created(runtime, tmp_path, change) as container:
+        assert await cover(reaper, container.pid, {FILE: staged}) == {FILE: COVERED}
+        assert real() == before
+        assert mounts_of_host() == []
+        first, *rest = container.run()
+    assert first == SHOWN.strip()
+    (options,) = rest  # nothing was written
+    assert {"ro", "nosuid", "nodev", "noexec"} <= set(options.split()[0].split(","))
+    assert "shared:" not in options
+    assert real() == before
+
+
+async def test_what_is_covered_can_be_uncovered_and_covered_again(
+    reaper: Reaper, runtime: str, tmp_path: Path, staged: str
+) -> None:
+    with created(runtime, tmp_path) as container:
+        for _ in range(2):
+            assert await cover(reaper, container.pid, {FILE: staged}) == {FILE: COVERED}
+            assert await uncover(reaper, container.pid, [FILE]) == {FILE: UNCOVERED}
+        assert container.run() == [real().strip()]
+
+
+async def test_odd_containers_are_left_alone(
+    reaper: Reaper, runtime: str, tmp_path: Path, staged: str
+) -> None:
+    with created(runtime, tmp_path) as container:
+        again = {
+            "/proc/driver/nvidia/params": "its procfs does not have the file",
+            "/proc/tty": "it is no regular file of procfs",
+            "/proc/self/status": "too many levels of symbolic links",
+            "/proc/mounts": "too many levels of symbolic links",
+            "/etc/hostname": "no file of procfs",
+        }
+        assert await cover(reaper, container.pid, dict.fromkeys(again, staged)) == again
+        missing = f"{staged}-not"
+        told = await cover(reaper, container.pid, {FILE: missing})
+        assert told == {FILE: f"to mount {missing}: no such file or directory"}
+        container.mount("-o", "bind", "/usr/bin/busybox", FILE)
+        told = await cover(reaper, container.pid, {FILE: staged})
+        assert told == {FILE: "something is mounted there already"}
+        container.mount("-t", "tmpfs", "none", "/proc")
+        told = await cover(reaper, container.pid, {FILE: staged})
+        assert told == {FILE: "its /proc is no procfs"}
+    own = await cover(reaper, os.getpid(), {FILE: staged})
+    assert own == {FILE: "it has no mount namespace of its own"}
+    gone = await cover(reaper, container.pid, {FILE: staged})
+    assert gone == {FILE: "its mount namespace: no such file or directory"}
+    assert mounts_of_host() == []

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hooks.errors import DeviceConflict, MalformedSpec, VerificationFailed
 from hooks.mutation import apply, apply_process, verify
-from hooks.plan import Device, Mount, Plan
+from hooks.plan import Device, File, LinkDirectory, Mount, Plan, ProcFile
 
 GPU = Device("/dev/nvidia0", 195, 0, reason="GPU 0")
 CTL = Device("/dev/nvidiactl", 195, 255, reason="control device")
@@ -354,4 +354,20 @@ def test_planned_device_of_another_driver_does_not_leave() -> None:
 def test_planned_group_of_root_does_not_leave() -> None:
     plan = Plan(additional_gids=(0,))
     with pytest.raises(VerificationFailed, match="group"):
+        check(spec(), apply(spec(), plan), plan)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(files=(File("/proc/sys/kernel/core_pattern", b"|/x"),)),
+        Plan(files=(File("/etc/../proc/x", b""),)),
+        Plan(link_directories=(LinkDirectory("/sys/class", ()),)),
+        Plan(proc_files=(ProcFile("/proc/sys/kernel/core_pattern", b""),)),
+        Plan(proc_files=(ProcFile("/proc/driver/../self/status", b""),)),
+        Plan(proc_files=(ProcFile("/etc/passwd", b""),)),
+    ],
+)
+def test_files_of_the_kernel_are_neither_written_nor_covered(plan: Plan) -> None:
+    with pytest.raises(VerificationFailed):
         check(spec(), apply(spec(), plan), plan)

@@ -260,3 +260,34 @@ def test_video_has_all_libraries_of_compute_and_display_of_graphics() -> None:
 
     assert libraries("compute") < libraries("video")
     assert libraries("graphics") == libraries("display")
+
+
+def test_graphics_shows_which_node_is_of_which_gpu(full: Node) -> None:
+    plan = planned(full, "graphics")
+    (directory,) = plan.link_directories
+    assert directory.path == "/dev/dri/by-path"
+    assert dict(directory.links) == {
+        "pci-0000:00:01.0-card": "../card2",
+        "pci-0000:00:01.0-render": "../renderD130",
+    }
+    (profile,) = plan.files
+    assert b"0x4]" in profile.content
+
+
+def test_gpus_that_are_not_granted_are_in_no_link_and_no_mask(full: Node) -> None:
+    plan = planned(full, "graphics", devices="1")  # without DRM nodes
+    assert plan.link_directories == ()
+    assert b"0x1]" in plan.files[0].content
+    assert planned(full, "graphics", devices="none").files == ()
+
+
+def test_compute_needs_neither_links_nor_a_profile(full: Node) -> None:
+    plan = planned(full, "compute")
+    assert (plan.link_directories, plan.files) == ((), ())
+
+
+def test_everybody_is_kept_from_making_nodes(full: Node) -> None:
+    assert planned(full, "utility").proc_files == ()
+    full.write(full.proc / "driver/nvidia/params", "ModifyDeviceFiles: 1\n")
+    (file,) = planned(full, "utility", devices="none").proc_files
+    assert (file.path, file.content) == ("/proc/driver/nvidia/params", b"ModifyDeviceFiles: 0\n")
