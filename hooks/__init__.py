@@ -10,8 +10,11 @@ A pipeline of small values; every arrow is a function that can be tested alone::
     image ─read_layout───▶ Layout ─────────────────────┘               │
                                                                        └─place──▶ files
 
-- :mod:`hooks.request`: the environment of the spec is parsed, totally: each value is a request
-  or one typed error. It is the only module that a container without GPU loads.
+- :mod:`hooks.glance`: whether a container may ask for anything. It is the only module that one
+  without GPU loads.
+- :mod:`hooks.request`: what it asks, by the places in which it can (:mod:`hooks.sources`) and
+  the names that devices have (:mod:`hooks.naming`). Parsing is total: each spec is a request or
+  one typed error.
 - :mod:`hooks.capabilities`: the table from driver capability to files, devices and sockets.
 - :mod:`hooks.config`: where the node keeps its driver, devices, procfs and sysfs.
 - :mod:`hooks.inventory`: what the node has. Made by :mod:`hooks.driver` (files),
@@ -34,6 +37,6 @@ Rules
 - Decisions are pure; what touches the system is short and does only that.
 - Everything that can be decided is decided before anything is written.
 - There are no OCI hooks of ours, and no program of the host runs in a container's view.
-- A source of requests (environment today) and a kind of edit are rows beside others, so
+- A source of requests and a kind of edit are rows beside others, so
   that further ones are added and not woven in.
 """

@@ -1,15 +1,15 @@
 """The engine as its callers see it: a request in, an edited spec and a record out.
 
-    request = read_request(spec)
+    config = load_config()
+    request = read_request(spec, config)
     if request.wants_injection:
-        config = load_config()
         inventory = load_inventory(config)
         if inventory is None:
             answer = RUN(probe_command(config))     # the caller's reaper, its time limit
             inventory = take_inventory(config, answer)
         injection = inject(spec, request, inventory, rootfs=…, staging=…, config=config)
 
-A caller that must be light imports :mod:`hooks.request` alone until something is asked: this
+A caller that must be light asks :func:`hooks.glance.may_ask` first: this
 module loads everything that an injection needs.
 """
 

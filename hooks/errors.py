@@ -6,7 +6,7 @@ Each leaf says in its docstring when it is raised and by whom. Codes are never r
     ├── NoGpus              E0101    ├── NvmlFailed          E0104
     ├── DriverNotFound      E0102    ├── DriverMismatch      E0105
     └── DeviceNodeMissing   E0103    └── MigUnknown          E0106
-    RequestError    E0200
+    RequestError    E0200   (more leaves: hooks.request_errors)
     ├── MalformedDevice     E0201    ├── UnknownCapability   E0203
     └── UnknownDevice       E0202    └── MigModeGpu          E0204
     RootfsError     E0300   (leaves: hooks.rootfs_errors)

@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
 def _explained(asked: argparse.Namespace) -> str:
     spec = _read_spec(asked.config_json)
     config = load_config(asked.config)
-    request = read_request(spec)
+    request = read_request(spec, config)
     if not request.wants_injection:
         why = f" ({request.source})" if request.source else ""
         return "{}\n" if asked.json else f"request    nothing{why}: the spec stays as it is\n"

@@ -6,6 +6,7 @@ Rules
 - A device that was named is given or is an error: a container that asked for GPU 3 must not
   start without it.
 - A GPU in MIG mode cannot be named as a whole: its node alone would let nothing compute.
+- The beginning of a UUID names the one device whose UUID begins so; several are an error.
 - Devices come in the order asked, each once, however it was named.
 - Whoever gets anything of the driver gets its control node; without a usable one the kernel
   module is not loaded, and that is said first.
@@ -16,7 +17,7 @@ Policy (who may have what) will narrow a grant; it can only ever take away.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from hooks.capabilities import CONTROL
 from hooks.errors import (
@@ -26,25 +27,31 @@ from hooks.errors import (
     NoGpus,
     UnknownDevice,
 )
-from hooks.request import (
+from hooks.names import (
     AllDevices,
+    GpuBusId,
     GpuIndex,
     GpuUuid,
     MigIndex,
+    MigInstance,
     MigUuid,
     NamedDevices,
     NoDevices,
     Void,
 )
+from hooks.request_errors import AmbiguousDevice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hooks.gpus import Gpu, MigDevice
     from hooks.inventory import Inventory
-    from hooks.request import DeviceName, Request
+    from hooks.names import DeviceName
+    from hooks.request import Request
 
 __all__ = ["Grant", "decide"]
+
+_Found = TypeVar("_Found", "Gpu", "MigDevice")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,7 @@ def decide(request: Request, inventory: Inventory) -> Grant:
 
     Raises:
         UnknownDevice: a device is named that this node does not have.
+        AmbiguousDevice: the beginning of a UUID is that of several devices.
         MigModeGpu: a whole GPU is named that is in MIG mode.
         MigUnknown: a MIG device is named, and NVML could not say which there are.
         NoGpus: all GPUs are asked for, and there is none.
@@ -131,11 +139,11 @@ def _named(
     mig_devices: dict[str, MigDevice] = {}
     for name in names:
         match name:
-            case GpuIndex() | GpuUuid():
+            case GpuIndex() | GpuUuid() | GpuBusId():
                 gpu = _gpu(name, inventory)
                 _check_node(gpu.path, str(gpu), inventory)
                 gpus[gpu.index] = gpu
-            case MigIndex() | MigUuid():
+            case MigIndex() | MigUuid() | MigInstance():
                 device = _mig_device(name, inventory)
                 if not device.caps:
                     raise DeviceNodeMissing(str(device), found=_NO_CAPS, do=_MAKE_NODES)
@@ -145,26 +153,30 @@ def _named(
     return Grant(capabilities, tuple(gpus.values()), tuple(mig_devices.values()))
 
 
-def _gpu(name: GpuIndex | GpuUuid, inventory: Inventory) -> Gpu:
-    for gpu in inventory.gpus:
-        if gpu.index == name.index if isinstance(name, GpuIndex) else gpu.uuid == name.uuid:
-            if gpu.mig:
-                raise MigModeGpu(
-                    f"GPU {name} as a whole",
-                    found="it is in MIG mode",
-                    do=_instead(gpu, inventory),
-                )
-            return gpu
-    raise _unknown(name, inventory)
+def _gpu(name: GpuIndex | GpuUuid | GpuBusId, inventory: Inventory) -> Gpu:
+    match name:
+        case GpuIndex(index):
+            found = [gpu for gpu in inventory.gpus if gpu.index == index]
+        case GpuBusId(bus_id):
+            found = [gpu for gpu in inventory.gpus if gpu.bus_id == bus_id]
+        case GpuUuid(uuid):
+            found = [gpu for gpu in inventory.gpus if gpu.uuid.startswith(uuid)]
+    if not found:
+        raise _unknown(name, inventory)
+    gpu = _only(name, "GPU", found)
+    if gpu.mig:
+        raise MigModeGpu(
+            f"GPU {name} as a whole",
+            found="it is in MIG mode",
+            do=_instead(gpu, inventory),
+        )
+    return gpu
 
 
-def _mig_device(name: MigIndex | MigUuid, inventory: Inventory) -> MigDevice:
-    for device in inventory.mig_devices:
-        if isinstance(name, MigUuid):
-            if device.uuid == name.uuid:
-                return device
-        elif (device.gpu, device.index) == (name.gpu, name.index):
-            return device
+def _mig_device(name: MigIndex | MigUuid | MigInstance, inventory: Inventory) -> MigDevice:
+    found = [device for device in inventory.mig_devices if _is_named(device, name, inventory)]
+    if found:
+        return _only(name, "MIG device", found)
     if inventory.nvml_failure:
         raise MigUnknown(
             f"MIG device {name}",
@@ -172,6 +184,30 @@ def _mig_device(name: MigIndex | MigUuid, inventory: Inventory) -> MigDevice:
             do="see that nvidia-smi -L works on the node",
         )
     raise _unknown(name, inventory)
+
+
+def _is_named(
+    device: MigDevice, name: MigIndex | MigUuid | MigInstance, inventory: Inventory
+) -> bool:
+    match name:
+        case MigIndex(gpu, index):
+            return (device.gpu, device.index) == (gpu, index)
+        case MigUuid(uuid):
+            return device.uuid.startswith(uuid)
+        case MigInstance(gpu_uuid, gpu_instance, compute_instance):
+            instances = (device.gpu_instance, device.compute_instance)
+            named = instances == (gpu_instance, compute_instance)
+            return named and inventory.gpus[device.gpu].uuid == gpu_uuid
+
+
+def _only(name: DeviceName, kind: str, found: list[_Found]) -> _Found:
+    if len(found) > 1:
+        raise AmbiguousDevice(
+            f"{kind} {name}",
+            found=f"so begin {_enumerate(each.uuid for each in found)}",
+            do="write more of the UUID",
+        )
+    return found[0]
 
 
 def _paths(device: MigDevice, inventory: Inventory) -> tuple[str, ...]:
@@ -195,7 +231,7 @@ def _fault(path: str, inventory: Inventory) -> str:
 
 def _unknown(name: DeviceName, inventory: Inventory) -> UnknownDevice:
     """The error, with what there is in the form that was asked for."""
-    kind = "GPU" if isinstance(name, GpuIndex | GpuUuid) else "MIG device"
+    kind = "GPU" if isinstance(name, GpuIndex | GpuUuid | GpuBusId) else "MIG device"
     match name:
         case GpuIndex():
             there = _enumerate(str(gpu.index) for gpu in inventory.gpus)
@@ -203,6 +239,9 @@ def _unknown(name: DeviceName, inventory: Inventory) -> UnknownDevice:
         case GpuUuid():
             there = _enumerate(gpu.uuid for gpu in inventory.gpus)
             found = f"this node has {there or 'no GPU'}"
+        case GpuBusId():
+            there = _enumerate(gpu.bus_id for gpu in inventory.gpus)
+            found = f"this node has GPUs at {there}" if there else "this node has no GPU"
         case MigIndex(gpu):
             mine = (f"{d.gpu}:{d.index}" for d in inventory.mig_devices if d.gpu == gpu)
             found = f"GPU {gpu} has MIG device {_enumerate(mine) or 'none'}"
@@ -210,6 +249,12 @@ def _unknown(name: DeviceName, inventory: Inventory) -> UnknownDevice:
                 found = f"this node has {len(inventory.gpus)} GPUs, and none of index {gpu}"
         case MigUuid():
             there = _enumerate(device.uuid for device in inventory.mig_devices)
+            found = f"this node has {there or 'no MIG device'}"
+        case MigInstance():
+            there = _enumerate(
+                f"MIG-{inventory.gpus[d.gpu].uuid}/{d.gpu_instance}/{d.compute_instance}"
+                for d in inventory.mig_devices
+            )
             found = f"this node has {there or 'no MIG device'}"
     return UnknownDevice(f"{kind} {name}", found=found, do=_LOOK)
 

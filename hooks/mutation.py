@@ -14,6 +14,9 @@ variable    process.env                   its last value is the same
 group       process.user.additionalGids   it is listed
 ==========  ============================  ====================================================
 
+One thing is taken out: NVIDIA's own hook (:func:`hooks.glance.is_nvidia_hook`), which Docker's
+``--gpus`` adds, and NVIDIA's legacy runtime; it would do again what is done here.
+
 A device is in both lists, because whoever rebuilds the cgroup later (systemd on daemon-reload,
 an update of resources) rebuilds it from the spec.
 
@@ -21,6 +24,7 @@ an update of resources) rebuilds it from the spec.
 checks the invariants from outside:
 
 - everything that was in the spec still is, in the same order, and lists only grew at the end;
+  but every hook of NVIDIA's is gone;
 - nothing but the five lists above has changed: no hook, no namespace, no masked or read-only
   path, no seccomp, AppArmor or SELinux setting, no capability, no argument;
 - what was added is in the plan; the devices are character devices of known majors; the
@@ -37,6 +41,7 @@ import posixpath
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from hooks.errors import DeviceConflict, MalformedSpec, VerificationFailed
+from hooks.glance import HOOK_LISTS, has_nvidia_hook, is_nvidia_hook
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -63,6 +68,13 @@ def apply(spec: Mapping[str, Any], plan: Plan) -> Json:
         DeviceConflict: the spec has another device at the path of one of the plan's.
     """
     edited = dict(spec)
+    if has_nvidia_hook(spec):
+        edited["hooks"] = {
+            name: [hook for hook in entries if not is_nvidia_hook(hook)]
+            if name in HOOK_LISTS and isinstance(entries, list)
+            else entries
+            for name, entries in spec["hooks"].items()
+        }
     process = _object(spec, "process")
     if process:
         edited["process"] = apply_process(process, plan.environment, plan.additional_gids)
@@ -254,6 +266,7 @@ def verify(
     Raises:
         VerificationFailed: an invariant of this module's head does not hold.
     """
+    before = _without_nvidia_hooks(before)
     added = {path: _growth(before, after, path) for path in _GROWING}
     _expect(
         _without_growing(before) == _without_growing(after),
@@ -299,6 +312,17 @@ def _verify_process(environment: list[Any], gids: list[Any], plan: Plan) -> None
         _expect(entry in variables, "a variable that is not planned", entry)
     for gid in gids:
         _expect(gid in plan.additional_gids and gid != 0, "a group that is not planned", gid)
+
+
+def _without_nvidia_hooks(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The spec as it has to be kept: NVIDIA's hook is what may, and has to, go."""
+    expected = dict(spec)
+    for name in HOOK_LISTS:
+        entries = _at(spec, ("hooks", name))
+        if isinstance(entries, list):
+            kept = [hook for hook in entries if not is_nvidia_hook(hook)]
+            expected["hooks"] = {**expected["hooks"], name: kept}
+    return expected
 
 
 def _growth(

@@ -81,6 +81,15 @@ def make_record(
         "request": {
             "devices": _asked(request.devices),
             "capabilities": sorted(request.capabilities),
+            "features": sorted(request.features),
+            "imex_channels": "all"
+            if request.imex_channels is None
+            else list(request.imex_channels),
+            "requirements": [list(requirement) for requirement in request.requirements],
+            "cdi_devices": list(request.cdi_devices),
+            "amd_devices": request.amd_devices,
+            "intel_devices": request.intel_devices,
+            "origin": request.origin,
             "source": request.source,
         },
         "grant": None if grant is None else _granted(grant),

@@ -1,45 +1,98 @@
-"""What a container asks for, read from its environment.
+"""What a container asks for, and who says so: read from its spec.
 
-Rules for NVIDIA_VISIBLE_DEVICES (a comma list; spaces around an item and empty items do not
-count). The first rule that holds decides:
+Where devices are named; the first that names one decides which of NVIDIA's the container asks
+for, and likewise which of other vendors' by CDI name. How they are named: :mod:`hooks.naming`.
 
-====================================  ===================================================
-unset in a legacy image               all GPUs. Legacy: CUDA_VERSION is set, and
-                                      NVIDIA_REQUIRE_CUDA is not
-unset, no item, or ``void`` anywhere  nothing is asked; the container is not touched at all
-``none`` or ``all``, whichever first  ``none``: driver files and control nodes, no GPU;
-                                      ``all``: every GPU and every MIG device
-otherwise                             each item is one device:
-``0``                                 a GPU by its index (PCI bus order)
-``1:0``                               a MIG device by its index in the GPU with that index
-``GPU-…``, ``MIG-…``                  a full UUID, in upper or lower case
-====================================  ===================================================
+============================================  ===========  ==================================
+place                                         origin       form
+============================================  ===========  ==================================
+annotations ``cdi.k8s.io/…`` (the prefixes    annotations  CDI names
+are configured), by name
+mounts of /dev/null on                        mounts       a name; or ``cdi/VENDOR/CLASS/NAME``,
+/var/run/nvidia-container-devices/NAME                     ``cdi/VENDOR/CLASS=NAME``, ``imex/0``
+(if accept-mounts)
+swarm variables that are set (configured)     environment  names
+NVIDIA_VISIBLE_DEVICES                        environment  names, or ``void``
+legacy image: CUDA_VERSION is set, and        environment  all GPUs
+NVIDIA_REQUIRE_CUDA and the above are not
+============================================  ===========  ==================================
 
-Rules for NVIDIA_DRIVER_CAPABILITIES (a comma list): ``all`` anywhere is all of them; unset or
-without an item it is ``utility,compute``, but all of them if unset in a legacy image; any
-other word than the known ones is an error.
+Docker's ``--gpus`` sets NVIDIA_VISIBLE_DEVICES, and adds NVIDIA's hook to the prestart hooks:
+that hook makes a request of the environment one of origin docker. Wherever the hook is, it is
+taken out of the spec, even if nothing is asked (:func:`hooks.mutation.apply`).
+
+What is honoured if anything of NVIDIA's is asked, wherever it was:
+
+==================================  =====================================================
+NVIDIA_DRIVER_CAPABILITIES          a comma list: ``all`` anywhere is all of them; unset or
+                                    without an item ``utility,compute``, but all if unset in
+                                    a legacy image; an unknown word is an error
+NVIDIA_REQUIRE_… (no _JETPACK…)     requirements, unless NVIDIA_DISABLE_REQUIRE is true. A
+                                    legacy image requires the CUDA of its CUDA_VERSION
+NVIDIA_GDS, _MOFED, _GDRCOPY,       ``enabled`` is a feature
+_NVSWITCH
+NVIDIA_MIG_CONFIG_DEVICES,          ``all`` is a feature; nothing, ``none`` and ``void`` are
+NVIDIA_MIG_MONITOR_DEVICES          not; anything else is an error
+NVIDIA_IMEX_CHANNELS                numbers, or ``all``, unless a mount or CDI name has said
+==================================  =====================================================
+
+AMD_VISIBLE_DEVICES and INTEL_VISIBLE_DEVICES are taken as they are, always of the environment.
 
 A variable that is set twice has its last value, as the process will see it. Parsing is total:
-every string gives a request or one typed error.
+every spec gives a request or one typed error.
 
-Every container of the node passes through this module, and most ask for nothing. So it loads
-no module that costs a millisecond (dataclasses, enum, re, typing): its values are written out
-by hand. Further sources of requests (annotations, mounts) become functions beside
-:func:`read_request` that return the same values.
+containerd and Docker can apply CDI specs themselves, and then NVIDIA_VISIBLE_DEVICES is
+``void`` at its end. Without an annotation that is all there is, and nothing is left to do. With
+one, the same devices are given, and :func:`hooks.mutation.apply` adds only what is not there.
 
-Source: NVIDIA Container Toolkit, internal/config/image; its user guide, "Environment
-variables". Where they differ from it: a UUID may be written in any case, and the
-capabilities are honoured.
+This module is light, as :mod:`hooks.glance` is, which looks first whether it is needed at all:
+no dataclasses, enum, re or typing.
+
+Source: NVIDIA Container Toolkit, internal/config/image and cmd/nvidia-container-runtime-hook;
+its user guide, "Environment variables". Where they differ from one another, from this, and
+why: docs/architecture.md, "Requests".
 """
 
 from __future__ import annotations
 
-from hooks.errors import MalformedDevice, MalformedSpec, UnknownCapability
+from hooks.errors import UnknownCapability
+from hooks.glance import AMD_DEVICES, CUDA_VERSION, INTEL_DEVICES, NOTHING
+from hooks.names import (
+    AllDevices,
+    DeviceName,
+    Devices,
+    Feature,
+    GpuBusId,
+    GpuIndex,
+    GpuUuid,
+    MigIndex,
+    MigInstance,
+    MigUuid,
+    NamedDevices,
+    NoDevices,
+    Value,
+    Void,
+)
+from hooks.naming import items_of, parse_channels
+from hooks.request_errors import MalformedMigAccess
+from hooks.sources import (
+    Origin,
+    Said,
+    in_annotations,
+    in_environment,
+    in_mounts,
+    is_legacy,
+    nvidia_hooks,
+    variables_of,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from typing import Any, Final, TypeAlias
+    from collections.abc import Iterator, Mapping
+    from typing import Any, Final
+
+    from hooks.config import Config
+    from hooks.names import Names
 
 __all__ = [
     "CAPABILITIES",
@@ -49,9 +102,11 @@ __all__ = [
     "DeviceName",
     "Devices",
     "Feature",
+    "GpuBusId",
     "GpuIndex",
     "GpuUuid",
     "MigIndex",
+    "MigInstance",
     "MigUuid",
     "NamedDevices",
     "NoDevices",
@@ -59,7 +114,6 @@ __all__ = [
     "Request",
     "Void",
     "parse_capabilities",
-    "parse_devices",
     "read_request",
 ]
 
@@ -90,132 +144,7 @@ CAPABILITIES: Final = frozenset(
 DEFAULT_CAPABILITIES: Final = frozenset({Capability.UTILITY, Capability.COMPUTE})
 
 
-class _Value:
-    """An immutable value with slots: what a frozen dataclass gives, without its import."""
-
-    __slots__: tuple[str, ...] = ()
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"{type(self).__name__} is immutable")
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not type(self):
-            return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
-
-    def __hash__(self) -> int:
-        return hash((type(self), *(getattr(self, name) for name in self.__slots__)))
-
-    def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
-        return f"{type(self).__name__}({fields})"
-
-
-class GpuIndex(_Value):
-    """A GPU by its index: its place in PCI bus order, from 0."""
-
-    __slots__ = __match_args__ = ("index",)
-    index: int
-
-    def __init__(self, index: int) -> None:
-        object.__setattr__(self, "index", index)
-
-    def __str__(self) -> str:
-        return str(self.index)
-
-
-class GpuUuid(_Value):
-    """A GPU by its UUID, written ``GPU-`` and lower-case hexadecimal."""
-
-    __slots__ = __match_args__ = ("uuid",)
-    uuid: str
-
-    def __init__(self, uuid: str) -> None:
-        object.__setattr__(self, "uuid", uuid)
-
-    def __str__(self) -> str:
-        return self.uuid
-
-
-class MigIndex(_Value):
-    """A MIG device by its index within the GPU with an index."""
-
-    __slots__ = __match_args__ = ("gpu", "index")
-    gpu: int
-    index: int
-
-    def __init__(self, gpu: int, index: int) -> None:
-        object.__setattr__(self, "gpu", gpu)
-        object.__setattr__(self, "index", index)
-
-    def __str__(self) -> str:
-        return f"{self.gpu}:{self.index}"
-
-
-class MigUuid(_Value):
-    """A MIG device by its UUID, written ``MIG-`` and lower-case hexadecimal."""
-
-    __slots__ = __match_args__ = ("uuid",)
-    uuid: str
-
-    def __init__(self, uuid: str) -> None:
-        object.__setattr__(self, "uuid", uuid)
-
-    def __str__(self) -> str:
-        return self.uuid
-
-
-class Void(_Value):
-    """None of the driver is asked."""
-
-    __slots__ = ()
-
-
-class NoDevices(_Value):
-    """The driver's files and control nodes are asked, and no GPU (``none``)."""
-
-    __slots__ = ()
-
-
-class AllDevices(_Value):
-    """Every full GPU and every MIG device of the node is asked (``all``)."""
-
-    __slots__ = ()
-
-
-class NamedDevices(_Value):
-    """These devices are asked, in this order; no name twice, at least one."""
-
-    __slots__ = __match_args__ = ("devices",)
-    devices: tuple[DeviceName, ...]
-
-    def __init__(self, devices: tuple[DeviceName, ...]) -> None:
-        object.__setattr__(self, "devices", devices)
-
-
-class Origin:
-    """Who said what is asked: what policy goes by (an ``enum`` would cost its import)."""
-
-    NOBODY: Final = "nobody"
-    ENVIRONMENT: Final = "environment"  # the image's author may have
-    MOUNTS: Final = "mounts"  # whoever wrote the pod's volumes: a device plugin
-    ANNOTATIONS: Final = "annotations"  # the kubelet, or whoever may annotate a container
-    DOCKER: Final = "docker"  # a person, by --gpus
-
-
-class Feature:
-    """What may be asked beside GPUs, by the words of the record."""
-
-    GDS: Final = "gds"
-    MOFED: Final = "mofed"
-    GDRCOPY: Final = "gdrcopy"
-    NVSWITCH: Final = "nvswitch"
-    MIG_CONFIG: Final = "mig-config"
-    MIG_MONITOR: Final = "mig-monitor"
-    MANAGEMENT: Final = "management"  # every node of the driver
-
-
-class Request(_Value):
+class Request(Value):
     """What a container asks for, and who said so.
 
     Attributes:
@@ -225,10 +154,13 @@ class Request(_Value):
         imex_channels: numbers of IMEX channels; None for every one that the node has.
         requirements: expressions that the driver and each GPU have to meet
             ("cuda>=12.4 brand=tesla,driver>=535"), by the variable that has them.
-        cdi_devices: fully qualified CDI names ("amd.com/gpu=0") that are not NVIDIA's.
+        cdi_devices: fully qualified CDI names ("amd.com/gpu=0") whose meaning is in a CDI file.
+        cdi_origin: who said these, of :class:`Origin`.
         amd_devices: what AMD_VISIBLE_DEVICES asks; "" for nothing.
         intel_devices: what INTEL_VISIBLE_DEVICES asks; "" for nothing.
-        origin: who said so, of :class:`Origin`.
+        hooked: whether NVIDIA's own hook is in the spec, and is to be taken out.
+        origin: who asks for NVIDIA's, of :class:`Origin`; if nothing of it is asked, who named
+            devices otherwise.
         source: where it is said, for people ("NVIDIA_VISIBLE_DEVICES=0").
     """
 
@@ -239,8 +171,10 @@ class Request(_Value):
         "imex_channels",
         "requirements",
         "cdi_devices",
+        "cdi_origin",
         "amd_devices",
         "intel_devices",
+        "hooked",
         "origin",
         "source",
     )
@@ -250,8 +184,10 @@ class Request(_Value):
     imex_channels: tuple[int, ...] | None
     requirements: tuple[tuple[str, str], ...]
     cdi_devices: tuple[str, ...]
+    cdi_origin: str
     amd_devices: str
     intel_devices: str
+    hooked: bool
     origin: str
     source: str
 
@@ -264,8 +200,10 @@ class Request(_Value):
         imex_channels: tuple[int, ...] | None = (),
         requirements: tuple[tuple[str, str], ...] = (),
         cdi_devices: tuple[str, ...] = (),
+        cdi_origin: str = Origin.NOBODY,
         amd_devices: str = "",
         intel_devices: str = "",
+        hooked: bool = False,
         origin: str = Origin.NOBODY,
         source: str = "",
     ) -> None:
@@ -276,90 +214,108 @@ class Request(_Value):
         put(self, "imex_channels", imex_channels)
         put(self, "requirements", requirements)
         put(self, "cdi_devices", cdi_devices)
+        put(self, "cdi_origin", cdi_origin)
         put(self, "amd_devices", amd_devices)
         put(self, "intel_devices", intel_devices)
+        put(self, "hooked", hooked)
         put(self, "origin", origin)
         put(self, "source", source)
 
     @property
     def wants_driver(self) -> bool:
         """Whether anything of NVIDIA's driver is asked, so that its inventory is needed."""
-        return not isinstance(self.devices, Void) or bool(self.features)
+        asked = not isinstance(self.devices, Void) or bool(self.features)
+        return asked or self.imex_channels != ()
 
     @property
     def wants_injection(self) -> bool:
-        """Whether anything is asked; if not, the container is not touched at all."""
-        return self.wants_driver or bool(self.cdi_devices or self.amd_devices or self.intel_devices)
+        """Whether the spec is to be edited; if not, the container is not touched at all."""
+        others = bool(self.cdi_devices or self.amd_devices or self.intel_devices)
+        return self.wants_driver or others or self.hooked
 
 
-if TYPE_CHECKING:
-    DeviceName: TypeAlias = GpuIndex | GpuUuid | MigIndex | MigUuid
-    Devices: TypeAlias = Void | NoDevices | AllDevices | NamedDevices
-else:  # names for importers; the unions themselves are for the type checker
-    DeviceName = (GpuIndex, GpuUuid, MigIndex, MigUuid)
-    Devices = (Void, NoDevices, AllDevices, NamedDevices)
-
-
-_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 _CAPABILITIES: Final = "NVIDIA_DRIVER_CAPABILITIES"
-_CUDA_VERSION: Final = "CUDA_VERSION"
-_REQUIRE_CUDA: Final = "NVIDIA_REQUIRE_CUDA"
-_VARIABLES: Final = frozenset({_DEVICES, _CAPABILITIES, _CUDA_VERSION, _REQUIRE_CUDA})
+_DISABLE_REQUIRE: Final = "NVIDIA_DISABLE_REQUIRE"
+_IMEX_CHANNELS: Final = "NVIDIA_IMEX_CHANNELS"
+_REQUIRE: Final = "NVIDIA_REQUIRE_"
+_JETPACK: Final = "NVIDIA_REQUIRE_JETPACK"  # says which files of Tegra's are wanted
+_FEATURES: Final = {
+    "NVIDIA_GDS": Feature.GDS,
+    "NVIDIA_MOFED": Feature.MOFED,
+    "NVIDIA_GDRCOPY": Feature.GDRCOPY,
+    "NVIDIA_NVSWITCH": Feature.NVSWITCH,
+}
+_MIG_ACCESS: Final = {
+    "NVIDIA_MIG_CONFIG_DEVICES": Feature.MIG_CONFIG,
+    "NVIDIA_MIG_MONITOR_DEVICES": Feature.MIG_MONITOR,
+}
+# What Go's strconv.ParseBool takes for true.
+_TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 
 
-def read_request(spec: Mapping[str, Any]) -> Request:
+def read_request(spec: Mapping[str, Any], config: Config | None = None) -> Request:
     """What the container of an OCI spec asks for.
 
     Args:
         spec: config.json, decoded. It is not changed.
+        config: where to look; the defaults if not given.
 
     Returns:
-        The request; its ``devices`` are :class:`Void` if nothing is asked.
+        The request; its ``devices`` are :class:`Void` if none of NVIDIA's is asked.
 
     Raises:
-        MalformedSpec: the process or its environment has the wrong shape.
-        MalformedDevice: an item of NVIDIA_VISIBLE_DEVICES has none of the known forms.
-        UnknownCapability: a word of NVIDIA_DRIVER_CAPABILITIES is not known.
+        MalformedSpec: a part of the spec has the wrong shape.
+        RequestError: what is asked cannot be understood.
 
-    Source: OCI runtime specification, config.md, "process".
+    Source: OCI runtime specification, config.md, "process", "Mounts", "Annotations".
     """
-    variables = _variables(_environment(spec))
-    legacy = bool(variables.get(_CUDA_VERSION)) and not variables.get(_REQUIRE_CUDA)
-    value = variables.get(_DEVICES)
-    if value is None:
-        if not legacy:
-            return Request(Void())
-        devices: Devices = AllDevices()
-        source = "legacy image: CUDA_VERSION is set"
-    else:
-        devices, source = parse_devices(value), f"{_DEVICES}={value}"
-    if isinstance(devices, Void):
-        return Request(devices, origin=Origin.ENVIRONMENT, source=source)
-    capabilities = parse_capabilities(variables.get(_CAPABILITIES), legacy=legacy)
-    return Request(devices, capabilities, origin=Origin.ENVIRONMENT, source=source)
+    if config is None:
+        from hooks.config import Config  # noqa: PLC0415 - it loads dataclasses
+
+        config = Config()
+    variables = variables_of(spec)
+    hooks = nvidia_hooks(spec)
+    nvidia: Said | None = None
+    others: Said | None = None
+    for said in _said(spec, variables, hooks, config):
+        if said.names.cdi_devices and others is None:
+            others = said
+        if said.names.of_nvidia or not said.names.cdi_devices:
+            nvidia = said
+            break
+    first = nvidia or others
+    request = Request(
+        nvidia.names.devices if nvidia else Void(),
+        cdi_devices=others.names.cdi_devices if others else (),
+        cdi_origin=others.origin if others else Origin.NOBODY,
+        amd_devices=_text(variables, AMD_DEVICES),
+        intel_devices=_text(variables, INTEL_DEVICES),
+        hooked=bool(hooks),
+        origin=first.origin if first else Origin.NOBODY,
+        source=first.source if first else "",
+    )
+    if nvidia is None or not nvidia.names.of_nvidia:
+        return request
+    return _with_all_of_nvidia(request, nvidia.names, variables)
 
 
-def parse_devices(value: str) -> Devices:
-    """A value of NVIDIA_VISIBLE_DEVICES, by the rules in this module's head.
+def _said(
+    spec: Mapping[str, Any], variables: Mapping[str, str], hooks: set[str], config: Config
+) -> Iterator[Said]:
+    """What each place says that says anything, by the table in this module's head.
 
-    Args:
-        value: the variable's value.
-
-    Returns:
-        What is selected.
-
-    Raises:
-        MalformedDevice: an item has none of the known forms.
+    A place is read only when it is its turn: a device plugin that mounts the names of devices
+    puts something into the variable that names none.
     """
-    items = _items(value)
-    if not items or "void" in items:
-        return Void()
-    for item in items:
-        if item == "none":
-            return NoDevices()
-        if item == "all":
-            return AllDevices()
-    return NamedDevices(tuple(dict.fromkeys(_device(item, value) for item in items)))
+    annotations = in_annotations(spec, config)
+    if annotations is not None:
+        yield annotations
+    mounts = in_mounts(spec, config)
+    if mounts is not None:
+        yield mounts
+    environment = in_environment(variables, config, hooks)
+    if environment is not None:
+        yield environment
 
 
 def parse_capabilities(value: str | None, *, legacy: bool = False) -> frozenset[str]:
@@ -377,7 +333,7 @@ def parse_capabilities(value: str | None, *, legacy: bool = False) -> frozenset[
     """
     if value is None and legacy:
         return CAPABILITIES
-    items = _items(value or "")
+    items = items_of(value or "")
     if "all" in items:
         return CAPABILITIES
     for item in items:
@@ -390,72 +346,54 @@ def parse_capabilities(value: str | None, *, legacy: bool = False) -> frozenset[
     return frozenset(items) or DEFAULT_CAPABILITIES
 
 
-def _items(value: str) -> list[str]:
-    return [item for item in (part.strip() for part in value.split(",")) if item]
+def _with_all_of_nvidia(request: Request, names: Names, variables: Mapping[str, str]) -> Request:
+    """A request with what is honoured if anything of NVIDIA's is asked."""
+    legacy = is_legacy(variables)
+    channels = names.imex_channels
+    if channels == ():
+        value = variables.get(_IMEX_CHANNELS, "")
+        channels = parse_channels(items_of(value), asked=f"{_IMEX_CHANNELS}={value}")
+    fields = {name: getattr(request, name) for name in Request.__slots__}
+    fields |= {
+        "capabilities": parse_capabilities(variables.get(_CAPABILITIES), legacy=legacy),
+        "features": names.features | _features(variables),
+        "imex_channels": channels,
+        "requirements": _requirements(variables, legacy=legacy),
+    }
+    return Request(**fields)
 
 
-# More digits than any node has devices; it bounds the work int() does.
-_MOST_DIGITS = 6
+def _features(variables: Mapping[str, str]) -> frozenset[str]:
+    found = {word for name, word in _FEATURES.items() if variables.get(name) == "enabled"}
+    for name, word in _MIG_ACCESS.items():
+        value = variables.get(name, "").strip()
+        if value == "all":
+            found.add(word)
+        elif value not in NOTHING and value != "none":
+            raise MalformedMigAccess(
+                f"{name}={value}", found="it is for no single device", do="use all, or nothing"
+            )
+    return frozenset(found)
 
 
-def _device(item: str, value: str) -> DeviceName:
-    head, colon, tail = item.partition(":")
-    if _is_index(head) and not colon:
-        return GpuIndex(int(head))
-    if _is_index(head) and _is_index(tail):
-        return MigIndex(int(head), int(tail))
-    prefix, _, digits = item.partition("-")
-    if _is_uuid(digits):
-        kind = prefix.upper()
-        if kind == "GPU":
-            return GpuUuid(f"GPU-{digits.lower()}")
-        if kind == "MIG":
-            return MigUuid(f"MIG-{digits.lower()}")
-    raise MalformedDevice(
-        f"{_DEVICES}={value}",
-        found=f'"{item}" names no device',
-        do="use all, none, void, or a list of indices (0), MIG indices (0:1) and full UUIDs "
-        "(GPU-…, MIG-…)",
-    )
+def _requirements(variables: Mapping[str, str], *, legacy: bool) -> tuple[tuple[str, str], ...]:
+    if variables.get(_DISABLE_REQUIRE, "").strip() in _TRUE:
+        return ()
+    found = [
+        (name, value)
+        for name, value in sorted(variables.items())
+        if name.startswith(_REQUIRE) and not name.startswith(_JETPACK) and value.strip()
+    ]
+    if legacy:
+        major, _, rest = variables[CUDA_VERSION].strip().partition(".")
+        minor = rest.partition(".")[0]
+        if (major + minor).isascii() and major.isdecimal() and minor.isdecimal():
+            found.append((CUDA_VERSION, f"cuda>={major}.{minor}"))
+    return tuple(found)
 
 
-def _is_index(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
-
-
-_UUID_GROUPS: Final = [8, 4, 4, 4, 12]
-_HEX: Final = frozenset("0123456789abcdefABCDEF")
-
-
-def _is_uuid(text: str) -> bool:
-    groups = text.split("-")
-    return [len(group) for group in groups] == _UUID_GROUPS and _HEX.issuperset("".join(groups))
-
-
-def _environment(spec: Mapping[str, Any]) -> list[str]:
-    process = spec.get("process") if isinstance(spec, dict) else None
-    if not isinstance(process, dict):
-        raise MalformedSpec(
-            "the process of config.json",
-            found="it is missing" if process is None else "it is no object",
-            do="make the spec by the OCI runtime specification",
-        )
-    environment = process.get("env")
-    if environment is None:  # optional in the specification
-        return []
-    if not isinstance(environment, list) or not all(isinstance(e, str) for e in environment):
-        raise MalformedSpec(
-            "process.env of config.json",
-            found="it is no list of strings",
-            do="make the spec by the OCI runtime specification",
-        )
-    return environment
-
-
-def _variables(environment: Iterable[str]) -> dict[str, str]:
-    found = {}
-    for entry in environment:
-        name, _, value = entry.partition("=")
-        if name in _VARIABLES:
-            found[name] = value
-    return found
+def _text(variables: Mapping[str, str], name: str) -> str:
+    """What another vendor's variable asks; "" for nothing."""
+    value = variables.get(name, "").strip()
+    items = set(items_of(value))
+    return "" if items <= {"none"} or "void" in items else value

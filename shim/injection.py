@@ -11,7 +11,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from hooks.request import read_request
+from hooks.glance import find_places, may_ask
 from shim import bundle as bundle_files
 from shim.errors import ProgramTimeout
 from shim.spawn import run
@@ -52,14 +52,19 @@ class Injector:
         Raises:
             NvshimError: the request cannot be met; the message says why.
         """
-        request = read_request(spec)
-        if not request.wants_injection:
+        places = find_places()
+        if not may_ask(spec, places):
+            if places.failure:
+                self._log.warning("the configuration may name more places", why=places.failure)
             return
         # Everything below costs a container without GPU nothing, not even an import.
         from hooks import engine  # noqa: PLC0415
         from hooks.config import load_config  # noqa: PLC0415
 
         config = load_config()
+        request = engine.read_request(spec, config)
+        if not request.wants_injection:
+            return
         inventory = engine.load_inventory(config) if request.wants_driver else None
         if inventory is None and request.wants_driver:
             inventory = await self._take_inventory(config)

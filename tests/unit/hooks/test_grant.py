@@ -15,6 +15,7 @@ from hooks.errors import (
 from hooks.grant import Grant, decide
 from hooks.inventory import Inventory, take_inventory
 from hooks.request import DEFAULT_CAPABILITIES, NoDevices, Request, read_request
+from hooks.request_errors import AmbiguousDevice
 from tests.unit.hooks.fake_node import VERSION, nvml_gpu, nvml_mig, uuid_of
 
 if TYPE_CHECKING:
@@ -58,6 +59,15 @@ def names(grant: Grant) -> list[str]:
         ("1:1,1:0", ["1:1", "1:0"]),
         (f"{uuid_of(0x110, 'MIG')},0", ["0", "1:0"]),
         (f"{uuid_of(0x110, 'MIG')},1:0", ["1:0"]),
+        ("0-0", ["0"]),
+        ("GPU-00000000-AAAA", ["0"]),
+        ("MIG-00000110", ["1:0"]),
+        ("0000:10:00.0", ["0"]),
+        ("00000000:10:00.0,0", ["0"]),
+        ("10:00.0,0,GPU-00000000", ["0"]),
+        (f"MIG-{uuid_of(1)}/2/0,1:1", ["1:1"]),
+        (f"mig-{uuid_of(1).lower()}/1/0", ["1:0"]),
+        ("nvidia.com/gpu=0,1:1", ["0", "1:1"]),
     ],
 )
 def test_request_gets(mixed: Node, devices: str, gets: list[str]) -> None:
@@ -77,6 +87,18 @@ def test_request_gets(mixed: Node, devices: str, gets: list[str]) -> None:
         ("1", MigModeGpu, "1:0, 1:1"),
         (uuid_of(1), MigModeGpu, "1:0, 1:1"),
         ("2", MigModeGpu, "turn MIG mode off"),
+        ("0000:11:00.0", MigModeGpu, "1:0, 1:1"),
+        ("GPU-00000001", MigModeGpu, "1:0, 1:1"),
+        ("0-1", MigModeGpu, "1:0, 1:1"),
+        ("GPU-0000000", AmbiguousDevice, f"{uuid_of(0)}, {uuid_of(1)}, {uuid_of(2)}"),
+        ("MIG-000001", AmbiguousDevice, uuid_of(0x110, "MIG")),
+        ("GPU-1", UnknownDevice, uuid_of(0)),
+        ("MIG-1", UnknownDevice, uuid_of(0x110, "MIG")),
+        ("0000:13:00.0", UnknownDevice, "0000:10:00.0"),
+        ("0001:10:00.0", UnknownDevice, "0000:10:00.0"),
+        (f"MIG-{uuid_of(1)}/7/0", UnknownDevice, f"MIG-{uuid_of(1)}/1/0"),
+        (f"MIG-{uuid_of(0)}/1/0", UnknownDevice, f"MIG-{uuid_of(1)}/1/0"),
+        ("0-2,7", MigModeGpu, "GPU 1"),
     ],
 )
 def test_request_that_cannot_be_met_says_what_could_be(

@@ -100,6 +100,48 @@ def test_empty_plan_changes_nothing() -> None:
     assert apply({}, Plan()) == {}
 
 
+NVIDIAS = {
+    "path": "/usr/bin/nvidia-container-runtime-hook",
+    "args": ["/usr/bin/nvidia-container-runtime-hook", "prestart"],
+}
+
+
+@pytest.mark.parametrize("plan", [PLAN, Plan()])
+@pytest.mark.parametrize("stage", ["prestart", "createRuntime"])
+def test_hook_of_nvidias_is_taken_out_and_no_other(stage: str, plan: Plan) -> None:
+    before = spec()
+    before["hooks"] = {"prestart": [{"path": "/bin/true"}], "poststop": [NVIDIAS]}
+    expected = copy.deepcopy(before["hooks"])
+    expected.setdefault(stage, [])
+    before["hooks"].setdefault(stage, []).append(NVIDIAS)
+    kept = copy.deepcopy(before)
+    edited = apply(before, plan)
+    assert before == kept
+    assert edited["hooks"] == expected
+    check(before, edited, plan)
+    assert apply(edited, plan) == edited
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        "s['hooks']['prestart'].append(NVIDIAS)",
+        "s['hooks']['prestart'].pop()",
+        "s['hooks'].pop('prestart')",
+        "s.pop('hooks')",
+        "s['hooks']['poststop'].clear()",
+        "s['hooks']['prestart'][0].update(path='/bin/evil')",
+    ],
+)
+def test_result_without_any_other_hook_or_with_nvidias_does_not_leave(edit: str) -> None:
+    before = spec()
+    before["hooks"] = {"prestart": [NVIDIAS, {"path": "/bin/true"}], "poststop": [NVIDIAS]}
+    edited = copy.deepcopy(apply(before, PLAN))
+    eval(edit, {"s": edited, "NVIDIAS": NVIDIAS})
+    with pytest.raises(VerificationFailed):
+        check(before, edited)
+
+
 def test_mount_of_the_user_at_the_same_place_wins() -> None:
     before = spec()
     before["mounts"].append({"destination": "/usr/lib/../lib/libcuda.so.1/", "source": "/own"})

@@ -41,8 +41,8 @@ def test_nothing_is_loaded_that_most_shims_never_use(loaded: set[str]) -> None:
     assert loaded & NEVER == set()
 
 
-def test_of_the_engine_only_the_reading_of_requests_is_loaded(loaded: set[str]) -> None:
-    assert {m for m in loaded if m.startswith("hooks.")} == {"hooks.errors", "hooks.request"}
+def test_of_the_engine_only_the_glance_at_a_spec_is_loaded(loaded: set[str]) -> None:
+    assert {m for m in loaded if m.startswith("hooks.")} == {"hooks.glance"}
 
 
 def test_the_number_of_modules_is_bounded(loaded: set[str]) -> None:

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hooks
+from api.errors import NvshimError
+from hooks.config import Config
+from hooks.glance import CONFIG_FILES, ENVIRONMENT_VARIABLE, Places, find_places, may_ask
+from hooks.request import read_request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Places]:
+    """What is found if this is the content of the configuration."""
+    file = tmp_path / "config.toml"
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(file))
+
+    def of(content: str) -> Places:
+        file.write_text(content)
+        return find_places()
+
+    return of
+
+
+def told(places: Places) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return places.variables, places.prefixes
+
+
+USUAL = told(Places())
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        [],
+        ["PATH=/bin", "NVIDIA_DRIVER_CAPABILITIES=all", "NVIDIA_REQUIRE_CUDA=cuda>=99"],
+        ["NVIDIA_VISIBLE_DEVICES="],
+        ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=void"],
+        ["CUDA_VERSION=9.0", "NVIDIA_VISIBLE_DEVICES=void"],
+        ["CUDA_VERSION=9.0", "NVIDIA_REQUIRE_CUDA=cuda>=9.0"],
+        ["AMD_VISIBLE_DEVICES=void"],
+    ],
+)
+def test_container_that_asks_for_nothing_is_told_at_a_glance(environment: list[str]) -> None:
+    spec = {
+        "process": {"env": environment},
+        "annotations": {"io.kubernetes.cri.container-type": "container"},
+        "mounts": [{"destination": "/proc"}, {"destination": "/var/run/secrets"}],
+        "hooks": {"prestart": [{"path": "/bin/true"}]},
+    }
+    assert not may_ask(spec)
+
+
+TEXT = st.sampled_from(
+    ["0", "all", "void", "none", "", "nonsense", "nvidia.com/gpu=0", "amd.com/gpu=0", "9.0"]
+)
+NAMES = [
+    "NVIDIA_VISIBLE_DEVICES", "CUDA_VERSION", "NVIDIA_REQUIRE_CUDA", "AMD_VISIBLE_DEVICES",
+    "INTEL_VISIBLE_DEVICES", "SWARM", "PATH", "NVIDIA_GDS",
+]  # fmt: skip
+ENTRY = st.builds("{}={}".format, st.sampled_from(NAMES), TEXT)
+MOUNT = st.fixed_dictionaries(
+    {
+        "source": st.sampled_from(["/dev/null", "/x"]),
+        "destination": st.sampled_from(["/x", "/var/run/nvidia-container-devices/0", "//x/"]),
+    }
+)
+HOOK = st.fixed_dictionaries(
+    {"path": st.sampled_from(["/x/nvidia-container-toolkit", "/x"])},
+    optional={"args": st.sampled_from([["x", "prestart"], ["x"], None])},
+)
+SPEC = st.fixed_dictionaries(
+    {"process": st.fixed_dictionaries({"env": st.lists(ENTRY, max_size=4)})},
+    optional={
+        "annotations": st.dictionaries(
+            st.sampled_from(["cdi.k8s.io/a", "mine.io/a", "x"]), TEXT, max_size=2
+        ),
+        "mounts": st.none() | st.lists(MOUNT, max_size=2),
+        "hooks": st.none()
+        | st.dictionaries(
+            st.sampled_from(["prestart", "createRuntime", "poststop"]),
+            st.none() | st.lists(HOOK, max_size=2),
+            max_size=2,
+        ),
+    },
+)
+
+
+@given(SPEC)
+@settings(max_examples=400, deadline=None)
+def test_glance_never_misses_who_asks(spec: dict[str, Any]) -> None:
+    config = Config(swarm_resources=("SWARM",), annotation_prefixes=("cdi.k8s.io/", "mine.io/"))
+    places = Places(config.swarm_resources, config.annotation_prefixes)
+    try:
+        asks = read_request(spec, config).wants_injection
+    except NvshimError:
+        asks = True
+    assert may_ask(spec, places) or not asks
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[node]\ndev = '/dev'\n",
+        "# swarm-resources = ['A']\n",
+        '[x]\nannotation-prefixes = ["cdi.k8s.io/"]\n',
+        "[node\n",
+    ],
+)
+def test_configuration_that_names_no_more_places_is_not_parsed(
+    places: Callable[[str], Places], monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    monkeypatch.setattr("hooks.config.load_config", None)
+    assert told(places(content)) == USUAL
+
+
+def test_configuration_that_names_places_is(places: Callable[[str], Places]) -> None:
+    found = places('[requests]\nswarm-resources = ["A"]\nannotation-prefixes = ["b.c/"]\n')
+    assert told(found) == (("A",), ("b.c/",))
+    assert told(places('requests."swarm-resources" = ["A"]\n')) == (("A",), USUAL[1])
+    assert told(places('[requests]\n"swarm\\u002dresources" = ["A"]\n')) == (("A",), USUAL[1])
+
+
+def test_malformed_configuration_names_no_places_and_says_why(
+    places: Callable[[str], Places],
+) -> None:
+    found = places("[requests]\nswarm-resources = 1\n")
+    assert told(found) == USUAL
+    assert "NVSHIM-E0504" in found.failure
+
+
+def test_the_first_file_that_is_there_holds(tmp_path: Path) -> None:
+    assert told(find_places((str(tmp_path / "none"),))) == USUAL
+    assert "Is a directory" in find_places((str(tmp_path),)).failure
+    assert CONFIG_FILES[0] == hooks.config.DEFAULT_PATH
+
+
+def test_glance_loads_nothing_that_costs_a_container_without_gpu() -> None:
+    root = str(Path(hooks.__file__).parent.parent)
+    code = (
+        "import os, sys; before = set(sys.modules); sys.path.insert(0, sys.argv[1]);"
+        "import hooks.glance; hooks.glance.may_ask({'process': {}}, hooks.glance.find_places());"
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    command = [sys.executable, "-I", "-S", "-c", code, root]
+    loaded = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    assert loaded == ["__future__", "hooks", "hooks.glance"]
