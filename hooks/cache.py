@@ -33,7 +33,7 @@ __all__ = ["NAME", "Kept", "boot_id_path", "load", "store"]
 
 NAME: Final = "inventory.json"
 # To be raised with every change of what is looked at or written: an old file is then stale.
-FORMAT: Final = 2
+FORMAT: Final = 3
 
 _MOST_BYTES: Final = 16 << 20
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
@@ -50,6 +50,8 @@ class Kept:
         notes: what did not fit together, for people.
         nvml_failure: why NVML's answer is not in it; "" if it is.
         taken: when it was taken, in seconds since boot.
+        unsettled: what NVML said and procfs cannot confirm, so that no observation would tell
+            when it is so no more; "" if there is nothing of the kind.
     """
 
     driver: Driver
@@ -58,6 +60,7 @@ class Kept:
     notes: tuple[str, ...]
     nvml_failure: str
     taken: float
+    unsettled: str = ""
 
 
 def boot_id_path(config: Config) -> str:
@@ -110,6 +113,7 @@ def store(config: Config, kept: Kept, observations: Mapping[tuple[str, str], Any
         "notes": kept.notes,
         "nvml_failure": kept.nvml_failure,
         "taken": kept.taken,
+        "unsettled": kept.unsettled,
     }
     content = json.dumps(document, default=_arch_name, separators=(",", ":")).encode()
     try:
@@ -151,8 +155,8 @@ def _read(config: Config) -> bytes | None:
         seen = os.fstat(fd)
         if not (stat.S_ISREG(seen.st_mode) and _is_ours(seen) and seen.st_size <= _MOST_BYTES):
             return None
-        with open(fd, "rb", closefd=False) as file:
-            return file.read(_MOST_BYTES)
+        # Nobody writes it in place; a buffer for the largest would take longer than the rest.
+        return os.read(fd, seen.st_size)
     except OSError:
         return None
     finally:
@@ -220,4 +224,5 @@ def _kept(document: Any) -> Kept:
         notes=tuple(document["notes"]),
         nvml_failure=document["nvml_failure"],
         taken=float(document["taken"]),
+        unsettled=document["unsettled"],
     )

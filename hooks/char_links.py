@@ -13,7 +13,8 @@ Rules
 - A link is right if it leads to a character device of the numbers in its name. A right one is
   left alone, whoever made it. A wrong or dangling one (of a driver that has had other numbers)
   is replaced. What is no link is left alone.
-- It says what udev would say: ``../nvidia0``. Each is made or replaced in one step, so that any
+- It says what udev would say: ``../nvidia0``; or the whole path of a node that is in a driver
+  container's own /dev alone. Each is made or replaced in one step, so that any
   number of shims may do it at once.
 - They stay when the container goes, as udev's do: they name a device of the host, and another
   container may need them.
@@ -34,7 +35,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from hooks.plan import Device
 
@@ -56,12 +57,16 @@ class CharLinks:
     failed: tuple[tuple[str, str], ...] = ()
 
 
-def link_nodes(dev: str, devices: Iterable[Device]) -> CharLinks:
+def link_nodes(
+    dev: str, devices: Iterable[Device], hosts: Mapping[str, str] | None = None
+) -> CharLinks:
     """Makes sure that each device's node has its link.
 
     Args:
         dev: the directory of the device nodes, the host's.
         devices: what a container is given.
+        hosts: where the nodes are on the host that are not below ``dev``, by path in the
+            container.
 
     Returns:
         What was done. A failure is no error.
@@ -71,14 +76,14 @@ def link_nodes(dev: str, devices: Iterable[Device]) -> CharLinks:
     for device in devices:
         name = f"{device.major}:{device.minor}"
         try:
-            if _link(dev, device, name):
+            if _link(dev, device, name, (hosts or {}).get(device.path, "")):
                 made.append(name)
         except OSError as error:
             failed.append((name, f"{error.filename or dev}: {error.strerror}"))
     return CharLinks(tuple(made), tuple(failed))
 
 
-def _link(dev: str, device: Device, name: str) -> bool:
+def _link(dev: str, device: Device, name: str, host: str) -> bool:
     """Makes the link of one node, if it has none that is right; whether it did."""
     node = device.path.removeprefix("/dev/")
     number = os.makedev(device.major, device.minor)
@@ -86,11 +91,13 @@ def _link(dev: str, device: Device, name: str) -> bool:
     link = os.path.join(directory, name)
     if _is_device(link, number):
         return False
-    if not _is_device(os.path.join(dev, node), number, follow=False):
-        raise OSError(errno.ENODEV, f"is not device {name} any more", os.path.join(dev, node))
+    below = os.path.join(dev, node)
+    place = host or below
+    if not _is_device(place, number, follow=False):
+        raise OSError(errno.ENODEV, f"is not device {name} any more", place)
     with contextlib.suppress(FileExistsError):
         os.mkdir(directory, 0o755)
-    target = os.path.join("..", node)
+    target = os.path.join("..", node) if place == below else place
     try:
         os.symlink(target, link)
     except FileExistsError:

@@ -25,8 +25,16 @@ from hooks import nvml
 from hooks.char_links import CharLinks, link_nodes
 from hooks.config import load_config
 from hooks.driver import find_driver
-from hooks.errors import MalformedSpec
+from hooks.errors import (
+    DeviceNodeMissing,
+    MalformedSpec,
+    MigModeGpu,
+    MigUnknown,
+    NoGpus,
+    UnknownDevice,
+)
 from hooks.grant import decide
+from hooks.identity import identity_of
 from hooks.inventory import Inventory, load_inventory, take_inventory
 from hooks.layout import read_layout, unseen_layout
 from hooks.mutation import apply, apply_process, verify
@@ -50,6 +58,7 @@ if TYPE_CHECKING:
     _Look: TypeAlias = Callable[[tuple[Arch, ...]], Layout]
 
 __all__ = [
+    "FOUNDED_ON_INVENTORY",
     "Injection",
     "Inventory",
     "apply_to_process",
@@ -61,6 +70,9 @@ __all__ = [
     "read_request",
     "take_inventory",
 ]
+
+FOUNDED_ON_INVENTORY: Final = (DeviceNodeMissing, MigModeGpu, MigUnknown, NoGpus, UnknownDevice)
+"""The refusals that say what the node has, and are wrong if it has something else by now."""
 
 # Nothing of a node is below it.
 _NOWHERE: Final = "/dev/null"
@@ -144,7 +156,9 @@ def inject(
         plan = _as_placed(plan, placed)
         edited = decision.check.edited(plan)
     clock.lap("apply")
-    char_links = link_nodes(config.dev, plan.devices) if config.char_links else CharLinks()
+    char_links = CharLinks()
+    if config.char_links:
+        char_links = link_nodes(config.dev, plan.devices, _elsewhere(inventory, config))
     clock.lap("char links")
     record = make_record(
         request=request,
@@ -155,6 +169,7 @@ def inject(
         placed=placed,
         contributions=decision.contributions,
         char_links=char_links,
+        identity=identity_of(plan, inventory, config),
         milliseconds=clock.laps,
     )
     return Injection(edited, record)
@@ -207,6 +222,7 @@ def explain(
         placed=Placed(),
         contributions=decision.contributions,
         char_links=CharLinks(),
+        identity=identity_of(decision.plan, inventory, config),
         milliseconds=clock.laps,
     )
     return Injection(decision.spec, record)
@@ -346,6 +362,13 @@ def _as_placed(plan: Plan, placed: Placed) -> Plan:
         files=tuple(file for file in plan.files if file.path not in omitted),
         link_directories=tuple(d for d in plan.link_directories if d.path not in omitted),
     )
+
+
+def _elsewhere(inventory: Inventory | None, config: Config) -> dict[str, str]:
+    """The nodes that are not below the host's own directory of them."""
+    nodes = inventory.nodes.usable if inventory is not None else {}
+    below = f"{config.dev.rstrip('/')}/"
+    return {path: node.host for path, node in nodes.items() if not node.host.startswith(below)}
 
 
 def _mounts(spec: Mapping[str, Any]) -> list[dict[str, Any]]:

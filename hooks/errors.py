@@ -5,7 +5,8 @@ Each leaf says in its docstring when it is raised and by whom. Codes are never r
     InventoryError  E0100
     ├── NoGpus              E0101    ├── NvmlFailed          E0104
     ├── DriverNotFound      E0102    ├── DriverMismatch      E0105
-    └── DeviceNodeMissing   E0103    └── MigUnknown          E0106
+    ├── DeviceNodeMissing   E0103    ├── MigUnknown          E0106
+    └── DriverChanged       E0140
     RequestError    E0200   (more leaves: hooks.request_errors)
     ├── MalformedDevice     E0201    ├── UnknownCapability   E0203
     └── UnknownDevice       E0202    └── MigModeGpu          E0204
@@ -31,6 +32,7 @@ __all__ = [
     "ConfigUnreadable",
     "DeviceConflict",
     "DeviceNodeMissing",
+    "DriverChanged",
     "DriverMismatch",
     "DriverNotFound",
     "InventoryError",
@@ -103,6 +105,16 @@ class MigUnknown(InventoryError):
     """
 
     code = "NVSHIM-E0106"
+
+
+class DriverChanged(InventoryError):
+    """A container is to start with another driver than it was made with.
+
+    Raised by :func:`identity.refuse_changed`, before the low-level runtime is asked: the task
+    can be deleted and created again.
+    """
+
+    code = "NVSHIM-E0140"
 
 
 class RequestError(NvshimError):

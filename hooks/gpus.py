@@ -6,6 +6,11 @@ Rules
 - A GPU's index is its place in PCI bus order, as NVML counts. A GPU that the driver was told
   to exclude has none.
 - A GPU is in MIG mode if NVML says so or if procfs shows GPU instances of it.
+- A GPU that fell off the bus keeps its index as long as procfs lists it, for NVML's indices stay
+  as well; its node has a fault. It is one that NVML cannot open, or that sysfs lists no more.
+- Of two things nothing but NVML tells, so its word is doubted after a while
+  (:func:`find_unsettled`): MIG mode without instances, and a GPU that cannot be opened. So is
+  its word on instances if procfs shows others: they were changed between the two looks.
 - Device nodes are looked at each time and not kept: they appear when a module is first
   loaded. One counts if it is a character device with the major number that /proc/devices
   gives to its driver; otherwise what is wrong with it is kept for the message.
@@ -18,7 +23,7 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from hooks.capabilities import CONTROL, FRONTEND, MODESET, UVM, UVM_TOOLS
@@ -61,6 +66,7 @@ class Gpu:
         mig: whether it is in MIG mode.
         memory: bytes of memory in all; None if NVML did not say.
         drm: the names of its nodes below /dev/dri.
+        lost: why NVML cannot open it; "" if it can, or was not asked.
     """
 
     index: int
@@ -71,6 +77,7 @@ class Gpu:
     mig: bool = False
     memory: int | None = None
     drm: tuple[str, ...] = ()
+    lost: str = ""
 
     @property
     def path(self) -> str:
@@ -138,6 +145,7 @@ class Node:
         mode: its permission bits.
         uid: its owner.
         gid: its group.
+        host: where it is on the host.
     """
 
     path: str
@@ -146,6 +154,7 @@ class Node:
     mode: int
     uid: int
     gid: int
+    host: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +205,7 @@ def find_gpus(
         minor = int(lines["Device Minor"])
         nvml = told.pop(bus_id, None)
         uuid = _uuid(lines["GPU UUID"])
+        lost = _why_lost(report) if nvml is None else ""
         if nvml is not None and uuid and nvml.uuid != uuid:
             notes.append(f"NVML calls the GPU at {bus_id} {nvml.uuid}, procfs {uuid}; procfs holds")
             nvml = None
@@ -209,10 +219,63 @@ def find_gpus(
                 mig=minor in with_mig or (nvml is not None and nvml.mig),
                 memory=nvml.memory if nvml is not None else None,
                 drm=_drm_names(witness, config, bus_id),
+                lost=lost,
             )
         )
     notes += [f"NVML tells of a GPU at {bus_id} that procfs does not have" for bus_id in told]
     return tuple(found), notes
+
+
+def find_unsettled(
+    witness: Witness, config: Config, gpus: Iterable[Gpu], report: NvmlReport | None
+) -> str:
+    """What NVML said of the GPUs that procfs does not confirm.
+
+    Args:
+        witness: through whom is looked.
+        config: where procfs is.
+        gpus: what :func:`find_gpus` found.
+        report: what NVML said.
+
+    Returns:
+        What it is, for people; "" if procfs confirms all, or NVML said nothing.
+    """
+    if report is None:
+        return ""
+    told = {gpu.bus_id: gpu for gpu in report.gpus}
+    for gpu in gpus:
+        if gpu.lost:
+            return f"{gpu} cannot be opened: {gpu.lost}"
+        nvml = told.get(gpu.bus_id)
+        if nvml is None:
+            continue
+        shown = _instances(witness, config, gpu.minor)
+        known = {(device.gpu_instance, device.compute_instance) for device in nvml.mig_devices}
+        if {pair for pair in shown if pair[1] is not None} != known:
+            return f"{gpu} has other MIG devices in procfs than NVML told of"
+        if nvml.mig and not shown:
+            return f"{gpu} is in MIG mode, and has no instances"
+    return ""
+
+
+def _instances(witness: Witness, config: Config, minor: int) -> set[tuple[int, int | None]]:
+    """The GPU instances of a GPU, each with its compute instances, and with None for itself."""
+    directory = f"{config.proc}/driver/nvidia/capabilities/gpu{minor}/mig"
+    found: set[tuple[int, int | None]] = set()
+    for name in witness.names(directory):
+        if not (name.startswith("gi") and name[2:].isdecimal()):
+            continue
+        instance = int(name[2:])
+        found.add((instance, None))
+        for below in witness.names(f"{directory}/{name}"):
+            if below.startswith("ci") and below[2:].isdecimal():
+                found.add((instance, int(below[2:])))
+    return found
+
+
+def _why_lost(report: NvmlReport | None) -> str:
+    """Why NVML told nothing of a GPU that procfs has."""
+    return report.lost[0] if report is not None and report.lost else ""
 
 
 def find_mig_devices(
@@ -250,29 +313,52 @@ def find_mig_devices(
     )
 
 
-def look_at_nodes(config: Config, gpus: Iterable[Gpu], mig: Iterable[MigDevice]) -> Nodes:
+def look_at_nodes(
+    config: Config, gpus: Iterable[Gpu], mig: Iterable[MigDevice], other_dev: str | None = None
+) -> Nodes:
     """Looks at every device node that a container could be given.
 
     Args:
         config: where procfs and the device nodes are.
         gpus: the node's GPUs.
         mig: the node's MIG devices.
+        other_dev: where nodes may be that the host's ``dev`` does not have: a driver container
+            makes them in its own, unless it was given the host's.
 
     Returns:
         The nodes as they are now.
     """
     majors = read_majors(config)
     usable: dict[str, Node] = {}
-    faults: dict[str, str] = {}
+    faults = _lost(config, gpus)
+    elsewhere = replace(config, dev=other_dev) if other_dev is not None else None
     for path, drivers, minor in _expected(gpus, mig):
+        if path in faults:
+            continue
         known = {majors[driver] for driver in drivers if driver in majors}
         seen = look_at_node(config, path, known, minor, drivers[0])
+        if elsewhere is not None and not isinstance(seen, Node):
+            other = look_at_node(elsewhere, path, known, minor, drivers[0])
+            seen = other if isinstance(other, Node) else seen
         if isinstance(seen, Node):
             usable[path] = seen
         else:
             faults[path] = seen
     of_interest = {*FRONTEND, *UVM.drivers, *CAPS, *DRM}
     return Nodes(usable, faults, frozenset(majors[d] for d in of_interest if d in majors))
+
+
+def _lost(config: Config, gpus: Iterable[Gpu]) -> dict[str, str]:
+    """What is wrong with the nodes of GPUs that are there no more."""
+    devices = f"{config.sys}/bus/pci/devices"
+    has_list = os.path.isdir(devices)
+    faults = {}
+    for gpu in gpus:
+        if gpu.lost:
+            faults[gpu.path] = f"it cannot be opened: {gpu.lost}"
+        elif has_list and not os.path.lexists(f"{devices}/{gpu.bus_id}"):
+            faults[gpu.path] = f"it fell off the bus: {devices} has no {gpu.bus_id}"
+    return faults
 
 
 def _expected(
@@ -318,7 +404,7 @@ def look_at_node(
     if numbers[0] not in majors or (minor is not None and numbers[1] != minor):
         wanted = f"{min(majors)}:{'*' if minor is None else minor}"
         return f"{host} is device {numbers[0]}:{numbers[1]}, not {wanted}"
-    return Node(path, *numbers, stat.S_IMODE(seen.st_mode), seen.st_uid, seen.st_gid)
+    return Node(path, *numbers, stat.S_IMODE(seen.st_mode), seen.st_uid, seen.st_gid, host)
 
 
 def read_majors(config: Config) -> dict[str, int]:

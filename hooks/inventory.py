@@ -8,13 +8,13 @@ the driver's services, is looked at anew each time an inventory is loaded.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from hooks import cache
 from hooks.driver import find_driver, find_sockets
 from hooks.errors import NvmlFailed
-from hooks.gpus import find_gpus, find_mig_devices, look_at_nodes
+from hooks.gpus import find_gpus, find_mig_devices, find_unsettled, look_at_nodes
 from hooks.nvml import parse_report
 from hooks.witness import Witness, read_text
 
@@ -28,6 +28,10 @@ __all__ = ["Inventory", "load_inventory", "survey", "take_inventory"]
 
 RETRY_AFTER: Final = 60.0
 """Seconds until NVML is asked again after it failed: a create must not wait for it each time."""
+
+SETTLE_AFTER: Final = 10.0
+"""Seconds until NVML is asked again if procfs could not confirm what it said: the kernel does not
+tell of MIG mode without instances, nor of a GPU that came back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,9 @@ class Inventory:
         notes: what did not fit together, for people.
         nvml_failure: why NVML's answer is not in it; "" if it is.
         parameters: the kernel module's, as procfs has them now; "" if it is not loaded.
+        kept: whether it was made for an earlier container, and was found to be still true. What
+            the kernel does not tell of may have changed since; so a refusal that is founded on
+            it is to be founded anew.
     """
 
     driver: Driver
@@ -53,6 +60,7 @@ class Inventory:
     notes: tuple[str, ...] = ()
     nvml_failure: str = ""
     parameters: str = ""
+    kept: bool = field(default=False, compare=False)
 
 
 def load_inventory(config: Config) -> Inventory | None:
@@ -67,9 +75,16 @@ def load_inventory(config: Config) -> Inventory | None:
     kept = cache.load(config)
     if kept is None:
         return None
-    if kept.nvml_failure and not 0 <= _now() - kept.taken < RETRY_AFTER:
+    if _is_too_old(kept):
         return None
-    return _complete(config, kept)
+    return replace(_complete(config, kept), kept=True)
+
+
+def _is_too_old(kept: cache.Kept) -> bool:
+    age = _now() - kept.taken
+    if kept.nvml_failure and not 0 <= age < RETRY_AFTER:
+        return True
+    return bool(kept.unsettled) and not 0 <= age < SETTLE_AFTER
 
 
 def take_inventory(config: Config, nvml_report: bytes | None) -> Inventory:
@@ -127,6 +142,9 @@ def _look(
     driver = find_driver(witness, config)
     report, failure = _understand(nvml_report, driver, unanswered)
     gpus, notes = find_gpus(witness, config, report)
+    unsettled = find_unsettled(witness, config, gpus, report)
+    if unsettled:
+        notes.append(unsettled)
     return cache.Kept(
         driver=driver,
         gpus=gpus,
@@ -134,16 +152,23 @@ def _look(
         notes=tuple(notes),
         nvml_failure=failure,
         taken=_now(),
+        unsettled=unsettled,
     )
 
 
 def _complete(config: Config, kept: cache.Kept, *notes: str) -> Inventory:
+    root = kept.driver.root
     return Inventory(
         driver=kept.driver,
         gpus=kept.gpus,
         mig_devices=kept.mig_devices,
-        nodes=look_at_nodes(config, kept.gpus, kept.mig_devices),
-        sockets=find_sockets(kept.driver.root),
+        nodes=look_at_nodes(
+            config,
+            kept.gpus,
+            kept.mig_devices,
+            f"{root}/dev" if root not in {config.host_root, "/"} else None,
+        ),
+        sockets=find_sockets(root),
         notes=(*kept.notes, *notes),
         nvml_failure=kept.nvml_failure,
         parameters=read_text(f"{config.proc}/driver/nvidia/params") or "",

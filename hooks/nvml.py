@@ -68,10 +68,17 @@ class NvmlGpu:
 
 @dataclass(frozen=True, slots=True)
 class NvmlReport:
-    """All that NVML told: the driver's version and the GPUs by index."""
+    """All that NVML told.
+
+    Attributes:
+        driver: the driver's version.
+        gpus: the GPUs, by index.
+        lost: why it could not open each of the other GPUs that it counts.
+    """
 
     driver: str
     gpus: tuple[NvmlGpu, ...]
+    lost: tuple[str, ...] = ()
 
 
 def probe_command(config: Config, driver: Driver) -> tuple[str, ...]:
@@ -134,7 +141,14 @@ def parse_report(answer: bytes) -> NvmlReport:
     gpus = _field(report, "gpus", list)
     if len(gpus) > _MOST_GPUS:
         raise _nonsense(f"{len(gpus)} GPUs")
-    return NvmlReport(driver=_text(report, "driver"), gpus=tuple(_gpu(gpu) for gpu in gpus))
+    lost = _field(report, "lost", list) if "lost" in report else []
+    if len(lost) > _MOST_GPUS:
+        raise _nonsense(f"{len(lost)} lost GPUs")
+    return NvmlReport(
+        driver=_text(report, "driver"),
+        gpus=tuple(_gpu(gpu) for gpu in gpus),
+        lost=tuple(_text(gpu, "why") for gpu in lost),
+    )
 
 
 def _gpu(entry: Any) -> NvmlGpu:

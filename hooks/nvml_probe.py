@@ -50,13 +50,17 @@ def ask() -> dict[str, Any]:
     import pynvml as nvml  # noqa: PLC0415 - found only after main() has said where
 
     nvml.nvmlInit()
-    return {
-        "driver": _text(nvml.nvmlSystemGetDriverVersion()),
-        "gpus": [
-            _gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(index), index)
-            for index in range(nvml.nvmlDeviceGetCount())
-        ],
-    }
+    gpus, lost = [], []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        # One that fell off the bus says so here or in any later call; the others still work.
+        try:
+            gpus.append(_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(index), index))
+        except nvml.NVMLError as error:
+            lost.append({"index": index, "why": f"GPU {index} of NVML: {error}"})
+            last = error
+    if lost and not gpus:
+        raise last
+    return {"driver": _text(nvml.nvmlSystemGetDriverVersion()), "gpus": gpus, "lost": lost}
 
 
 def _gpu(nvml: Any, handle: Any, index: int) -> dict[str, Any]:

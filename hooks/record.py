@@ -18,6 +18,7 @@ missing         what the driver should have and has not, with the places searche
 left_out        destinations for which the image has no room
 written         files and links that were written into the image
 char_links      links in /dev/char of the host that were made, and that could not be made
+identity        the driver that it was made with: what :mod:`hooks.identity` compares at start
 milliseconds    how long each step took
 ==============  ==========================================================================
 """
@@ -58,6 +59,7 @@ def make_record(
     placed: Placed,
     contributions: Iterable[Contribution],
     char_links: CharLinks,
+    identity: Mapping[str, Any] | None,
     milliseconds: Mapping[str, float],
 ) -> dict[str, Any]:
     """The record of an injection, of values that JSON has.
@@ -71,6 +73,7 @@ def make_record(
         placed: what was written.
         contributions: what the plan was made of.
         char_links: what was linked on the host.
+        identity: what :func:`hooks.identity.identity_of` says; None without a driver.
         milliseconds: how long each step took.
 
     Returns:
@@ -152,6 +155,7 @@ def make_record(
         "left_out": list(placed.omitted),
         "written": list(placed.written),
         "char_links": {"made": list(char_links.made), "failed": dict(char_links.failed)},
+        "identity": identity,
         "milliseconds": {step: round(value, 3) for step, value in milliseconds.items()},
     }
 

@@ -136,6 +136,11 @@ def _missing(value: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         yield f"{each['what']}: not in {', '.join(sought[:_MOST_SOUGHT])}{more}"
 
 
+def _identity(value: Mapping[str, Any] | None) -> Iterator[str]:
+    if value is not None:
+        yield f"{len(value['observations'])} things are compared when the container is started"
+
+
 def _milliseconds(value: Mapping[str, float]) -> Iterator[str]:
     if value:
         steps = ", ".join(f"{step} {spent:.1f}" for step, spent in value.items())
@@ -186,5 +191,6 @@ _SECTIONS: Final[dict[str, Callable[[Any], Iterable[str]]]] = {
     "left_out": _plain,
     "written": _plain,
     "char_links": _plain,
+    "identity": _identity,
     "milliseconds": _milliseconds,
 }

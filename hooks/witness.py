@@ -9,8 +9,10 @@ Observations, by kind (each is about one path of the host):
 
 ==========  ====================================================================
 ``stat``    of what is there, links not followed: device, inode, mode, size,
-            modification time; or that nothing is there
+            modification time, and for a file of one name the time of its last
+            change, which nobody can set back; or that nothing is there
 ``link``    where a symbolic link leads
+``number``  of the device node that is there, as [major, minor]; or that none is
 ``text``    the content of a small file of procfs or sysfs
 ``names``   the names in a directory of procfs or sysfs (their times mean nothing)
 ``fields``  some ``Name: value`` lines of a file of procfs, because others of its
@@ -31,10 +33,12 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["Witness", "still_true"]
+__all__ = ["Witness", "first_change", "still_true"]
 
 # procfs and sysfs files of interest are far smaller; mig-minors of a large node is the largest.
 _MOST_BYTES: Final = 1 << 20
+# Most are smaller than this; a buffer for the largest would take longer than the reading.
+_FEW_BYTES: Final = 1 << 14
 # What the kernel itself follows in one path (path_resolution(7)).
 _MOST_LINKS: Final = 40
 
@@ -63,12 +67,12 @@ class Witness:
 
     def text(self, path: str) -> str | None:
         """The content of a small file of the host; None if there is none."""
-        seen: str | None = self._observe("text", path)
+        seen: str | None = self.observe("text", path)
         return seen
 
     def names(self, path: str) -> tuple[str, ...]:
         """The sorted names in a directory of the host; none if it is not there."""
-        return tuple(self._observe("names", path) or ())
+        return tuple(self.observe("names", path) or ())
 
     def fields(self, path: str, wanted: Iterable[str]) -> dict[str, str]:
         """Some of the ``Name: value`` lines of a file of the host.
@@ -115,10 +119,19 @@ class Witness:
         host = self.resolve(path)
         if host is None:
             return None
-        seen = self._observe("stat", host)
+        seen = self.observe("stat", host)
         return host if seen is not None and stat.S_IFMT(seen[2]) == wanted else None
 
-    def _observe(self, kind: str, path: str) -> Any:
+    def observe(self, kind: str, path: str) -> Any:
+        """What is seen at a path of the host, by one of the kinds in this module's head.
+
+        Args:
+            kind: any but "fields".
+            path: of the host; links on the way are followed as the host does.
+
+        Returns:
+            What the table says, as JSON has it.
+        """
         key = (kind, path)
         if key not in self.observations:
             self.observations[key] = _LOOKS[kind](path)
@@ -160,10 +173,10 @@ class Witness:
         try:
             is_link = stat.S_ISLNK(os.lstat(host).st_mode)
         except OSError:
-            self._observe("stat", host)
+            self.observe("stat", host)
             return None
         if is_link:
-            target: str | None = self._observe("link", host)
+            target: str | None = self.observe("link", host)
             return target
         self._resolved[inside] = inside
         return ""
@@ -183,13 +196,26 @@ def still_true(observations: Iterable[tuple[str, str, Any]]) -> bool:
     Returns:
         True if every observation, made again, gives the same.
     """
+    return first_change(observations) is None
+
+
+def first_change(observations: Iterable[tuple[str, str, Any]]) -> str | None:
+    """The path of what does not look any more as it was observed.
+
+    Args:
+        observations: kind, path and what was seen, as they come out of JSON; anything else is
+            not true.
+
+    Returns:
+        The path of the first that differs; None if none does.
+    """
     for kind, path, seen in observations:
         if kind == "fields":
             if not isinstance(seen, dict) or read_fields(path, seen) != seen:
-                return False
+                return path
         elif kind not in _LOOKS or _LOOKS[kind](path) != seen:
-            return False
-    return True
+            return path
+    return None
 
 
 def read_text(path: str) -> str | None:
@@ -198,11 +224,20 @@ def read_text(path: str) -> str | None:
     Bytes that are no UTF-8 are replaced: nothing that is looked for has any.
     """
     try:
-        with open(path, "rb", buffering=0) as file:
-            content = file.read(_MOST_BYTES)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
-    return (content or b"").decode(errors="replace")
+    try:
+        content = os.read(fd, _FEW_BYTES)
+        more = content
+        while more and len(content) < _MOST_BYTES:
+            more = os.read(fd, _FEW_BYTES)
+            content += more
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return content.decode(errors="replace")
 
 
 def read_names(path: str) -> list[str] | None:
@@ -225,7 +260,11 @@ def _look_stat(path: str) -> list[int] | None:
         seen = os.lstat(path)
     except OSError:
         return None
-    return [seen.st_dev, seen.st_ino, seen.st_mode, seen.st_size, seen.st_mtime_ns]
+    # Each new name of a file sets its time of change, too: a store that links equal files, or
+    # a backup, would make everything stale.
+    alone = stat.S_ISREG(seen.st_mode) and seen.st_nlink == 1
+    changed = seen.st_ctime_ns if alone else 0
+    return [seen.st_dev, seen.st_ino, seen.st_mode, seen.st_size, seen.st_mtime_ns, changed]
 
 
 def _look_link(path: str) -> str | None:
@@ -235,11 +274,22 @@ def _look_link(path: str) -> str | None:
         return None
 
 
+def _look_number(path: str) -> list[int] | None:
+    try:
+        seen = os.lstat(path)
+    except OSError:
+        return None
+    if not stat.S_ISCHR(seen.st_mode) and not stat.S_ISBLK(seen.st_mode):
+        return None
+    return [os.major(seen.st_rdev), os.minor(seen.st_rdev)]
+
+
 _LOOKS: Final[dict[str, Callable[[str], Any]]] = {
     "stat": _look_stat,
     "link": _look_link,
     "text": read_text,
     "names": read_names,
+    "number": _look_number,
 }
 
 

@@ -236,17 +236,22 @@ class Container:
                         )
                     )
                     raise
-            elif self._saved is not None and process.stdio is not None:
-                if self._deleting.locked():
-                    # The runtime, which would refuse, does not know of it yet.
-                    raise WrongProcessState(f"to start {self.id}", found="it is being deleted")
-                await self._restore(process.stdio)
-                self._init_started()
-                self.watch_init()
             else:
-                await self._runtime.start()
-                self._init_started()
+                self._injector.refuse_changed(self.id)
+                await self._start_init(process)
         return process.pid
+
+    async def _start_init(self, process: Process) -> None:
+        if self._saved is not None and process.stdio is not None:
+            if self._deleting.locked():
+                # The runtime, which would refuse, does not know of it yet.
+                raise WrongProcessState(f"to start {self.id}", found="it is being deleted")
+            await self._restore(process.stdio)
+            self._init_started()
+            self.watch_init()
+        else:
+            await self._runtime.start()
+            self._init_started()
 
     def _init_started(self) -> None:
         self.init.advance(Event.STARTED)

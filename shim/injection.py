@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hooks.glance import find_places, may_ask
@@ -38,6 +39,7 @@ class Injector:
         self._log = log
         self._record: dict[str, Any] | None = None
         self._original: bytes | None = None
+        self._told_change = False
 
     async def inject(self, spec: dict[str, Any], rootfs: str) -> None:
         """Give the container what it asks for and may have.
@@ -68,14 +70,21 @@ class Injector:
         inventory = engine.load_inventory(config) if request.wants_driver else None
         if inventory is None and request.wants_driver:
             inventory = await self._take_inventory(config)
-        injection = engine.inject(
+        inject = partial(
+            engine.inject,
             spec,
             request,
-            inventory,
             rootfs=rootfs,
             staging=os.path.join(self._bundle, bundle_files.STAGING),
             config=config,
         )
+        try:
+            injection = inject(inventory)
+        except engine.FOUNDED_ON_INVENTORY:
+            # The kernel does not tell of everything: nothing is refused for what was so earlier.
+            if inventory is None or not inventory.kept or inventory.nvml_failure:
+                raise
+            injection = inject(await self._take_inventory(config))
         self._original = bundle_files.read(self._config, bundle_files.LONGEST_SPEC)
         self._keep(injection.record)
         bundle_files.write_spec(self._bundle, injection.spec)
@@ -141,6 +150,20 @@ class Injector:
     def _config(self) -> str:
         return os.path.join(self._bundle, bundle_files.CONFIG)
 
+    def refuse_changed(self, name: str) -> None:
+        """Refuse to start the container if the driver has changed since it was created.
+
+        Args:
+            name: its id.
+
+        Raises:
+            NvshimError: it has; the message says what of it.
+        """
+        if self._record is not None:
+            from hooks.identity import refuse_changed  # noqa: PLC0415 - see inject
+
+            refuse_changed(self._record, name)
+
     def edit_process(self, process: dict[str, Any]) -> dict[str, Any]:
         """The spec of an exec, with the environment and groups that init was given.
 
@@ -151,7 +174,13 @@ class Injector:
         if self._record is None:
             return process
         from hooks import engine  # noqa: PLC0415 - see inject
+        from hooks.identity import what_changed  # noqa: PLC0415 - see inject
 
+        # An exec is how people find out what is wrong in there.
+        changed = "" if self._told_change else what_changed(self._record)
+        if changed:
+            self._told_change = True
+            self._log.warning("the driver of a running container has changed", why=changed)
         return engine.apply_to_process(process, self._record)
 
     async def _take_inventory(self, config: Config) -> Inventory:

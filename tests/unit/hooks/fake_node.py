@@ -165,6 +165,7 @@ class Node:
             ),
         )
         self.add_node(f"nvidia{minor}", NVIDIA, minor)
+        (self.sys / f"bus/pci/devices/{bus}").mkdir(parents=True, exist_ok=True)
         if drm:
             for name, number, mode in (
                 (f"card{minor}", minor, 0o660),

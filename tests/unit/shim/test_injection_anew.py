@@ -1,0 +1,124 @@
+"""A container is not refused for what the node had earlier."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from hooks.errors import MigModeGpu, UnknownDevice
+from hooks.inventory import load_inventory, take_inventory
+from shim.injection import Injector
+from tests.unit.hooks.fake_node import VERSION, Elves, Node, nvml_gpu
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+
+def answer(*gpus: dict[str, Any]) -> bytes:
+    return json.dumps({"driver": VERSION, "gpus": gpus}).encode()
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    """A node whose only GPU is in MIG mode without instances, which procfs does not show."""
+    (tmp_path / "elves").mkdir()
+    (tmp_path / "node").mkdir()
+    node = Node(tmp_path / "node", Elves(tmp_path / "elves"))
+    node.add_kernel()
+    node.add_driver()
+    node.add_gpu(0)
+    config = "".join(
+        f"{key} = {json.dumps(str(value))}\n"
+        for key, value in (
+            ("driver-root", node.driver), ("dev", node.dev), ("proc", node.proc),
+            ("sys", node.sys), ("state", node.config.state),
+        )
+    )  # fmt: skip
+    file = tmp_path / "config.toml"
+    file.write_text(f'[node]\n{config}[policy]\nmode = "nvidia"\n')
+    monkeypatch.setenv("NVSHIM_CONFIG", str(file))
+    take_inventory(node.config, answer(nvml_gpu(0, mig=True)))
+    assert load_inventory(node.config) is not None
+    return node
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Asked:
+    """How often NVML was asked, and what it says."""
+
+    def __init__(self, node: Node, says: bytes) -> None:
+        self.times = 0
+        self._node = node
+        self._says = says
+
+    async def __call__(self, config: object) -> Any:
+        self.times += 1
+        return take_inventory(self._node.config, self._says)
+
+
+def injector(tmp_path: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> Injector:
+    (tmp_path / "bundle/rootfs").mkdir(parents=True)
+    made = Injector(cast("Any", None), str(tmp_path / "bundle"), cast("Any", None))
+    monkeypatch.setattr(made, "_take_inventory", asked)
+    return made
+
+
+def spec_of(tmp_path: Path, devices: str) -> dict[str, Any]:
+    spec: dict[str, Any] = {
+        "process": {"env": [f"NVIDIA_VISIBLE_DEVICES={devices}"], "user": {"uid": 0, "gid": 0}},
+        "linux": {},
+        "mounts": [],
+    }
+    (tmp_path / "bundle/config.json").write_text(json.dumps(spec))
+    return spec
+
+
+async def test_gpu_whose_mig_mode_was_turned_off_is_given(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Asked(node, answer(nvml_gpu(0)))
+    made = injector(tmp_path, asked, monkeypatch)
+    await made.inject(spec_of(tmp_path, "0"), str(tmp_path / "bundle/rootfs"))
+    assert asked.times == 1
+    edited = json.loads((tmp_path / "bundle/config.json").read_text())
+    assert "/dev/nvidia0" in {device["path"] for device in edited["linux"]["devices"]}
+
+
+@pytest.mark.parametrize(("devices", "error"), [("0", MigModeGpu), ("7", UnknownDevice)])
+async def test_refusal_that_is_founded_anew_stands(
+    node: Node,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    devices: str,
+    error: type[Exception],
+) -> None:
+    asked = Asked(node, answer(nvml_gpu(0, mig=True)))
+    made = injector(tmp_path, asked, monkeypatch)
+    with pytest.raises(error):
+        await made.inject(spec_of(tmp_path, devices), str(tmp_path / "bundle/rootfs"))
+    assert asked.times == 1
+    assert sorted(path.name for path in (tmp_path / "bundle").iterdir()) == [
+        "config.json",
+        "rootfs",
+    ]
+    assert list((tmp_path / "bundle/rootfs").iterdir()) == []
+
+
+async def test_refusal_of_what_was_just_looked_at_is_not_founded_twice(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(node.config.state)
+    asked = Asked(node, answer(nvml_gpu(0, mig=True)))
+    made = injector(tmp_path, asked, monkeypatch)
+    with pytest.raises(MigModeGpu):
+        await made.inject(spec_of(tmp_path, "0"), str(tmp_path / "bundle/rootfs"))
+    assert asked.times == 1
