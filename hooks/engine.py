@@ -42,7 +42,7 @@ from hooks.placement import Placed, place
 from hooks.plan import Contribution, united
 from hooks.planning import arches_of, make_plan
 from hooks.record import make_record, process_edits
-from hooks.request import read_request
+from hooks.request import Void, read_request
 from hooks.rootfs import Rootfs
 from hooks.witness import Witness
 
@@ -266,13 +266,11 @@ def _decide(asked: _Asked, look: _Look, places: tuple[str, str], clock: _Clock) 
     clock.lap("layout")
     contributions = []
     if grant is not None and inventory is not None:
-        contributions.append(
-            Contribution(
-                make_plan(grant, inventory, layout),
-                inventory.nodes.majors,
-                (inventory.driver.root,),
-            )
-        )
+        if not isinstance(asked.request.devices, Void):
+            plan = make_plan(grant, inventory, layout)
+            roots = (inventory.driver.root,)
+            contributions.append(Contribution(plan, inventory.nodes.majors, roots))
+        contributions += _beside_gpus(asked, inventory, layout, contributions)
     contributions += _other_vendors(asked.request, asked.config)
     plan = united(each.plan for each in contributions)
     clock.lap("plan")
@@ -296,6 +294,18 @@ def apply_to_process(process: Mapping[str, Any], record: Mapping[str, Any]) -> d
         MalformedSpec: the process or the record has the wrong shape.
     """
     return apply_process(process, *process_edits(record))
+
+
+def _beside_gpus(
+    asked: _Asked, inventory: Inventory, layout: Layout, so_far: Iterable[Contribution]
+) -> tuple[Contribution, ...]:
+    """What the container gets of NVIDIA's that is no GPU."""
+    if not asked.request.features and asked.request.imex_channels == ():
+        return ()
+    from hooks import features  # noqa: PLC0415 - few ask for any
+
+    given = {device.path for each in so_far for device in each.plan.devices}
+    return (features.contribute(asked.request, inventory, layout, asked.config, given),)
 
 
 def _other_vendors(request: Request, config: Config) -> tuple[Contribution, ...]:

@@ -18,6 +18,7 @@ Each leaf says in its docstring when it is raised and by whom. Codes are never r
     ├── ConfigUnreadable    E0501    ├── UnknownConfigKey    E0503
     └── ConfigMalformed     E0502    └── WrongConfigValue    E0504
 
+What is asked beside GPUs has leaves of InventoryError in hooks.feature_errors (E0110, E0111).
 GPUs that are not NVIDIA's have leaves of InventoryError and RequestError in
 hooks.vendors.errors (E065x).
 """

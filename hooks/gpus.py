@@ -37,11 +37,14 @@ if TYPE_CHECKING:
     from hooks.witness import Witness
 
 __all__ = [
+    "CAPS",
     "Gpu",
     "MigDevice",
     "Node",
     "Nodes",
     "bus_order",
+    "cap_minors",
+    "cap_path",
     "find_gpus",
     "find_mig_devices",
     "look_at_node",
@@ -297,7 +300,7 @@ def find_mig_devices(
     told = [(by_bus[gpu.bus_id], gpu.mig_devices) for gpu in report.gpus if gpu.bus_id in by_bus]
     if not any(devices for _, devices in told):
         return ()
-    minors = _cap_minors(config)
+    minors = cap_minors(config)
     return tuple(
         MigDevice(
             gpu=gpu.index,
@@ -436,8 +439,8 @@ def _gpus_with_instances(witness: Witness, config: Config) -> set[int]:
     return found
 
 
-def _cap_minors(config: Config) -> dict[str, int]:
-    """The minors of the capability nodes, by name ("gpu0/gi1/ci0/access").
+def cap_minors(config: Config) -> dict[str, int]:
+    """The minors of the capability nodes, by name ("gpu0/gi1/ci0/access", "config").
 
     The file lists all that could be, thousands of lines, and never changes while the module
     is loaded; so it is read and not observed.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
 from integration.errors import NodeExists, NodeNotFound
+from integration.simulated.beside import add_beside
 from integration.simulated.devices import Majors, make_devices
 from integration.simulated.driver import DriverFiles, Layout, lay_out, write_loader_cache
 from integration.simulated.library import build_nvml
@@ -182,6 +183,8 @@ class SimulatedNode:
             make_bare_proc(self.proc, host="/proc")
         else:
             self._fill_with_nvidia(files, layout)
+        if self.scenario.beside:
+            add_beside(self.directory, self.scenario.beside)
         if self.scenario.others:
             add_vendors(self.directory, self.scenario.others)
         with open(os.path.join(self.directory, "scenario.toml"), "w", encoding="utf-8") as file:

@@ -8,6 +8,7 @@ A scenario is a small TOML file. Everything has a default; this is all there is 
     cuda = "12.2"                 # the CUDA version the driver offers; by default its branch's
     drm = true                    # /dev/dri/cardN and renderDN beside each GPU
     imex-channels = [0]           # /dev/nvidia-caps-imex-channels/channelN
+    beside = ["gds", "mofed"]     # drivers that work with GPUs, see integration.simulated.beside
     nvidia = true                 # false for a node without NVIDIA's driver, and gpus = 0
     amd = ["mi300x/8"]            # GPUs of AMD, see integration.simulated.vendors
     intel = ["flex170"]           # GPUs of Intel
@@ -38,6 +39,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from integration.errors import ScenarioInvalid
+from integration.simulated.beside import KEYS
 from integration.simulated.catalogue import MODELS, MigProfile, Model
 from integration.simulated.vendors import AMD_MODELS, INTEL_MODELS, entry_of, parse_vendors
 
@@ -69,7 +71,19 @@ _CUDA_OF_BRANCH: Final = (
 )  # fmt: skip
 
 _TOP_KEYS: Final = frozenset(
-    {"gpus", "model", "driver", "cuda", "drm", "imex-channels", "gpu", "nvidia", "amd", "intel"}
+    {
+        "gpus",
+        "model",
+        "driver",
+        "cuda",
+        "drm",
+        "imex-channels",
+        "beside",
+        "gpu",
+        "nvidia",
+        "amd",
+        "intel",
+    }
 )
 _GPU_KEYS: Final = frozenset({"index", "model", "uuid", "pci", "mig"})
 
@@ -159,6 +173,7 @@ class Scenario:
         cuda: the CUDA version the driver offers; None for that of its branch.
         drm: whether the GPUs have DRM nodes.
         imex_channels: numbers of the IMEX channels.
+        beside: what drivers it has beside the GPUs', keys of :mod:`integration.simulated.beside`.
         nvidia: whether NVIDIA's driver is there.
         others: the GPUs that are not NVIDIA's.
     """
@@ -170,6 +185,7 @@ class Scenario:
     imex_channels: tuple[int, ...] = ()
     nvidia: bool = True
     others: tuple[VendorGpu, ...] = ()
+    beside: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, gpus: int = 1, model: str = "h100", **more: object) -> Scenario:
@@ -194,7 +210,7 @@ class Scenario:
         """A scenario from a file, or one of the shipped ones by its name.
 
         Args:
-            name: a path, or "one", "two", "eight", "sixteen", "mig".
+            name: a path, or "one", "two", "eight", "sixteen", "mig", "full".
 
         Returns:
             The scenario.
@@ -268,6 +284,7 @@ class Scenario:
             imex_channels=_channels(_typed(table, "imex-channels", list, [])),
             nvidia=nvidia,
             others=others,
+            beside=_beside(_typed(table, "beside", list, []), nvidia=nvidia),
         )
 
     def cuda_version(self, driver: str) -> tuple[int, int]:
@@ -293,6 +310,7 @@ class Scenario:
             lines.append(f'cuda = "{self.cuda[0]}.{self.cuda[1]}"')
         lines.append(f"drm = {str(self.drm).lower()}")
         lines.append(f"imex-channels = {list(self.imex_channels)}")
+        lines.append(f"beside = {json.dumps(list(self.beside))}")
         lines.append(f"nvidia = {str(self.nvidia).lower()}")
         for key, models in (("amd", AMD_MODELS), ("intel", INTEL_MODELS)):
             entries = [entry_of(other) for other in self.others if other.key in models]
@@ -390,6 +408,14 @@ def _channels(values: Sequence[object]) -> tuple[int, ...]:
     ):
         raise _invalid(f"imex-channels = {list(values)}", "no channel numbers", "write [0, 1]")
     return tuple(n for n in values if isinstance(n, int))
+
+
+def _beside(keys: Sequence[object], *, nvidia: bool) -> tuple[str, ...]:
+    if keys and not nvidia:
+        raise _invalid(f"beside = {list(keys)}", "nvidia = false", "leave one of them out")
+    if any(key not in KEYS for key in keys) or len(set(keys)) < len(keys):
+        raise _invalid(f"beside = {list(keys)}", "no such key", f"write some of {', '.join(KEYS)}")
+    return tuple(str(key) for key in keys)
 
 
 def _known(table: object, keys: frozenset[str], what: str) -> None:

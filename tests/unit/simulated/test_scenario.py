@@ -33,7 +33,8 @@ def test_an_empty_scenario_is_one_h100() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "gpus"), [("one", 1), ("two", 2), ("eight", 8), ("sixteen", 16), ("mig", 4)]
+    ("name", "gpus"),
+    [("one", 1), ("two", 2), ("eight", 8), ("sixteen", 16), ("mig", 4), ("full", 2)],
 )
 def test_a_shipped_scenario_is_loaded_by_its_name(name: str, gpus: int) -> None:
     assert len(Scenario.load(name).gpus) == gpus
@@ -41,7 +42,7 @@ def test_a_shipped_scenario_is_loaded_by_its_name(name: str, gpus: int) -> None:
 
 def test_every_shipped_scenario_is_valid() -> None:
     names = [name for name in os.listdir(SHIPPED) if name.endswith(".toml")]
-    assert len(names) == 5
+    assert len(names) == 6
     for name in names:
         Scenario.load(os.path.join(SHIPPED, name))
 
@@ -141,6 +142,9 @@ def test_seven_of_the_smallest_fill_a_gpu() -> None:
         ({"gpu": [{"index": 0, "mig": ["3g.40gb/2c+2c"]}]}, "compute instances"),
         ({"gpu": [{"index": 0, "mig": ["3g.40gb/x"]}]}, "compute instances"),
         ({"imex-channels": [-1]}, "no channel numbers"),
+        ({"beside": ["gds", "gds"]}, "no such key"),
+        ({"beside": ["x"]}, "no such key"),
+        ({"beside": ["gds"], "nvidia": False, "gpus": 0}, "nvidia = false"),
         ({"imex-channels": [1, 1]}, "no channel numbers"),
         ({"imex-channels": ["1"]}, "no channel numbers"),
         ({"nvidia": False, "gpus": 1}, "nvidia = false"),
@@ -167,7 +171,7 @@ def test_a_file_that_is_no_scenario_is_refused(tmp_path: Any, content: bytes | N
     path = tmp_path / "scenario.toml"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ScenarioInvalid, match="one of eight, mig, one, sixteen, two"):
+    with pytest.raises(ScenarioInvalid, match="one of eight, full, mig, one, sixteen, two"):
         Scenario.load(str(path))
 
 
