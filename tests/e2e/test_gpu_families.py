@@ -22,8 +22,8 @@ PROFILE: Final = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf
 
 @pytest.fixture(scope="module")
 def node(workshop: str) -> Iterator[SimulatedNode]:
-    """A node with two GPUs and one of everything else."""
-    with SimulatedNode.create(f"{workshop}/families", Scenario.load("two")) as node:
+    """A node with GPUs and everything that there is beside them."""
+    with SimulatedNode.create(f"{workshop}/families", Scenario.load("full")) as node:
         yield node
 
 
@@ -52,8 +52,8 @@ def gpus(runtime: Runtime, node: SimulatedNode, configure: Callable[[str], None]
 
 
 def run(gpus: Runtime, script: str, *flags: str, **environment: str) -> Completed:
-    done = gpus.run("sh", "-c", script, image=GLIBC, flags=[*_env(environment), *flags])
-    assert done.code == 0, done.stdout + done.stderr
+    done = gpus.run("sh", "-c", f"{script}; true", image=GLIBC, flags=[*_env(environment), *flags])
+    assert done.code == 0, done.stderr
     return done
 
 
@@ -98,3 +98,67 @@ def test_parameters_of_the_module_are_covered_if_procfs_has_them(gpus: Runtime) 
     else:
         assert file["state"] == "its procfs does not have the file"
         assert shown.code != 0
+
+
+def test_storage_network_and_fabric_come_by_their_variables(
+    gpus: Runtime, node: SimulatedNode
+) -> None:
+    asked = dict.fromkeys(("GDS", "MOFED", "GDRCOPY", "NVSWITCH"), "enabled")
+    script = (
+        "ls -d /dev/nvidia-fs* /dev/gdrdrv /dev/nvidia-nvswitch* /dev/infiniband/* "
+        "/etc/cufile.json /run/udev/data; "
+        "probe open /dev/nvidia-fs15 /dev/nvidia-nvswitchctl /dev/infiniband/uverbs1"
+    )
+    done = run(gpus, script, VISIBLE_DEVICES="0", **asked)
+    *names, first, second, third = done.lines
+    expected = [
+        name for name in os.listdir(node.dev) if name.startswith(("nvidia-fs", "nvidia-nv"))
+    ]
+    assert {f"/dev/{name}" for name in expected} <= set(names)
+    assert len(expected) == 16 + 5
+    assert {
+        "/dev/gdrdrv", "/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm", "/etc/cufile.json",
+        "/run/udev/data",
+    } <= set(names)  # fmt: skip
+    # Nobody is behind them: what may not be opened would say so instead.
+    assert {line.split()[1] for line in (first, second, third)} <= {"ENXIO", "ENODEV"}
+
+
+def test_nothing_beside_gpus_comes_unasked(gpus: Runtime) -> None:
+    done = run(gpus, "ls /dev /etc", VISIBLE_DEVICES="all")
+    names = set(done.lines)
+    assert not names & {"gdrdrv", "infiniband", "nvidia-nvswitchctl", "nvidia-caps-imex-channels"}
+    assert not names & {"nvidia-fs0", "cufile.json"}
+
+
+def test_imex_channel_is_there_if_it_is_named_and_an_error_if_it_is_not_there(
+    gpus: Runtime,
+) -> None:
+    script = "ls /dev/nvidia-caps-imex-channels; probe open /dev/nvidia-caps-imex-channels/channel3"
+    done = run(gpus, script, VISIBLE_DEVICES="0", IMEX_CHANNELS="3")
+    assert done.lines[0] == "channel3"
+    assert done.lines[1].split()[1] in {"ENXIO", "ENODEV"}
+    flags = _env({"VISIBLE_DEVICES": "0", "IMEX_CHANNELS": "0,5"})
+    refused = gpus.run("true", image=GLIBC, flags=flags)
+    assert refused.code == 1
+    assert "NVSHIM-E0110" in refused.stderr
+    assert "channel5" in refused.stderr
+
+
+def test_mig_may_be_configured_by_who_is_privileged(gpus: Runtime) -> None:
+    script = "ls /dev/nvidia-caps"
+    asked = {"VISIBLE_DEVICES": "0", "MIG_CONFIG_DEVICES": "all", "MIG_MONITOR_DEVICES": "all"}
+    done = run(gpus, script, "--cap-add", "CAP_SYS_ADMIN", **asked)
+    assert done.lines == ["nvidia-cap1", "nvidia-cap2"]
+
+
+def test_management_device_brings_every_node_of_the_driver(
+    gpus: Runtime, node: SimulatedNode
+) -> None:
+    script = "ls /dev /dev/nvidia-caps /dev/nvidia-caps-imex-channels; probe dlopen libcuda.so.1"
+    done = run(gpus, script, VISIBLE_DEVICES="management.nvidia.com/gpu=all")
+    names = set(done.lines)
+    assert {"nvidia0", "nvidia1", "nvidia-modeset", "channel0", "channel3"} <= names
+    assert set(os.listdir(f"{node.dev}/nvidia-caps")) <= names
+    assert not names & {"gdrdrv", "nvidia-fs0", "nvidia-nvswitchctl", "dri"}
+    assert done.lines[-1].startswith("libcuda.so.1 /")

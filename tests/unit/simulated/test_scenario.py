@@ -34,7 +34,7 @@ def test_an_empty_scenario_is_one_h100() -> None:
 
 @pytest.mark.parametrize(
     ("name", "gpus"),
-    [("one", 1), ("two", 2), ("eight", 8), ("sixteen", 16), ("mig", 4), ("full", 2)],
+    [("one", 1), ("two", 2), ("eight", 8), ("sixteen", 16), ("mig", 4), ("full", 3)],
 )
 def test_a_shipped_scenario_is_loaded_by_its_name(name: str, gpus: int) -> None:
     assert len(Scenario.load(name).gpus) == gpus
