@@ -154,8 +154,9 @@ $(SITE)/.ready: requirements.txt $(VENV)/.ready
 	@touch $@
 
 # Programs of other releases, before a test's time is measured.
-$(CACHE)/.parts: $(VENV)/.ready integration/parts.py
+$(CACHE)/.parts: $(VENV)/.ready integration/parts.py tests/harness/docker.py
 	$(VENV)/bin/python -m integration.parts trixie sid
+	$(VENV)/bin/python -m tests.harness.docker bookworm sid
 	@touch $@
 
 $(LAUNCHER): $(SITE)/.ready shim/launcher.py shim/launcher.c

@@ -234,9 +234,18 @@ class PrivateContainerd:
         )
 
     @property
-    def _environment(self) -> dict[str, str]:
+    def path(self) -> str:
+        """The search path of containerd, its shims, and others that work with it."""
         own = [os.path.abspath(self._shim_directory)] if self._shim_directory else []
-        return {"PATH": ":".join([*own, self.parts.path]), **self._more_environment}
+        return ":".join([*own, self.parts.path])
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return {"PATH": self.path, **self._more_environment}
+
+    def know(self, *containers: str) -> None:
+        """Count ids of containers that another client has made among those of this one."""
+        self._words.update(containers)
 
     def bundle(self, container: str, *, namespace: str | None = None) -> str:
         """The directory of a task's bundle, which may not be there."""

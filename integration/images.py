@@ -220,6 +220,21 @@ def write_archive(path: str, images: Iterable[Image]) -> str:
     return path
 
 
+def write_layer(path: str, image: Image) -> str:
+    """Write an image's files as a tar, for programs that make an image of one.
+
+    Args:
+        path: the tar.
+        image: whose files.
+
+    Returns:
+        ``path``.
+    """
+    with open(path, "wb") as file:
+        file.write(_layer(image.tree))
+    return path
+
+
 def unpack(tree: Mapping[str, Node], directory: str) -> str:
     """Write a tree into a directory, as the root of a container that needs no image.
 

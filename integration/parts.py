@@ -166,13 +166,42 @@ def program_of_release(
         PackagesError: it is missing and cannot be fetched.
         ProgramNotAdapted: it could not be made to run beside its libraries.
     """
+    where = programs_of_release({program: (program,)}, [program], release, cache, say=say)
+    return os.path.join(where, program, program)
+
+
+def programs_of_release(
+    parts: Mapping[str, Sequence[str]],
+    packages: Sequence[str],
+    release: str,
+    cache: str | None = None,
+    *,
+    say: Callable[[str], None] | None = None,
+) -> str:
+    """Programs that a release of Debian has in packages of any names.
+
+    Args:
+        parts: the programs, by the name of the directory that they are to be in.
+        packages: the packages that have them; the first gives the place in the cache its name.
+        release: the release's code name ("trixie"), or "sid".
+        cache: the cache of packages; :func:`integration.packages.default_cache` if None.
+        say: told in one line what is being downloaded, when something is.
+
+    Returns:
+        The directory in which the directories of ``parts`` are.
+
+    Raises:
+        PackagesError: something is missing and cannot be fetched.
+        ProgramNotAdapted: a program could not be made to run beside its libraries.
+    """
     # A directory of its own: when the release changes, the other programs need not.
+    # The path becomes part of the programs: it must hold whoever comes to them by a link.
     into = os.path.realpath(default_cache() if cache is None else cache)
-    into = os.path.join(into, f"{release}-{program}")
+    into = os.path.join(into, f"{release}-{packages[0]}")
     directory = os.path.join(into, "unpacked")
-    debs = fetch([program], into, release=release, dependencies=True, say=say)
-    unpack(debs, directory, finish=lambda new: _adapt_all(new, directory, {program: (program,)}))
-    return os.path.join(directory, "parts", program, program)
+    debs = fetch(packages, into, release=release, dependencies=True, say=say)
+    unpack(debs, directory, finish=lambda new: _adapt_all(new, directory, parts))
+    return os.path.join(directory, "parts")
 
 
 def _installed(program: str) -> str:

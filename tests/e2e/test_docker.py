@@ -1,0 +1,214 @@
+"""The real dockerd on a simulated node: ``--gpus``, the environment, Docker's own CDI."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from integration.containerd import PrivateContainerd
+from integration.images import glibc
+from integration.parts import Parts
+from integration.simulated import Scenario, SimulatedNode
+from tests.harness.containerds import nothing_left
+from tests.harness.docker import DockerParts, PrivateDocker
+from tests.harness.runtime import OURS, new_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from integration.containerd import Completed
+
+DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+CDI_DIRECTORY: Final = "cdi"
+# dockerd and containerd of one release. Debian 12's Docker knows no shims but the one that is
+# called containerd-shim-runc-v2: there ours takes that name.
+RELEASES: Final = ("bookworm", "sid")
+SHOW: Final = "ls /dev | grep ^nvidia; env | grep ^NVIDIA_"
+
+
+@pytest.fixture(scope="module")
+def node(workshop: str) -> Iterator[SimulatedNode]:
+    with SimulatedNode.create(f"{workshop}/docker-node", Scenario.load("two")) as node:
+        yield node
+
+
+@pytest.fixture(scope="module")
+def shims(workshop: str, shim_directory: str) -> str:
+    """A directory in which every name of a shim is ours."""
+    directory = f"{workshop}/shims"
+    os.makedirs(directory)
+    for name in ("containerd-shim-nvidia-v1", "containerd-shim-runc-v2"):
+        os.symlink(f"{shim_directory}/containerd-shim-nvidia-v1", f"{directory}/{name}")
+    return directory
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def daemon(
+    request: pytest.FixtureRequest, node: SimulatedNode, shims: str
+) -> Iterator[tuple[PrivateDocker, PrivateContainerd]]:
+    release: str = request.param
+    old = release == "bookworm"
+    settings: dict[str, Any] = {} if old else {
+        "runtimes": {"nvidia": {"runtimeType": OURS}},
+        "default-runtime": "nvidia",
+    }  # fmt: skip
+    parts = Parts.installed() if old else Parts.of_release(release)
+    with PrivateContainerd(
+        shim_directory=shims, shim_config=node.config_path, parts=parts
+    ) as containerd:
+        if not old:
+            settings["cdi-spec-dirs"] = [f"{containerd.directory}/{CDI_DIRECTORY}"]
+        with PrivateDocker(containerd, DockerParts.of_release(release), settings) as docker:
+            docker.import_image("glibc", glibc())
+            docker.import_image("asks", glibc().named("asks", environment={DEVICES: "1"}))
+            yield docker, containerd
+
+
+@pytest.fixture
+def docker(daemon: tuple[PrivateDocker, PrivateContainerd]) -> Iterator[PrivateDocker]:
+    """Docker; the test fails if anything of its containers is left when they are removed."""
+    docker, containerd = daemon
+    with nothing_left(containerd):
+        yield docker
+        docker.remove_containers()
+    assert not os.path.exists(docker.hook_log), "NVIDIA's hook has run"
+
+
+@pytest.fixture
+def modern(daemon: tuple[PrivateDocker, PrivateContainerd], docker: PrivateDocker) -> PrivateDocker:
+    """A Docker that knows of shims and of CDI."""
+    if "CDI" not in docker("info").stdout:
+        pytest.skip("this Docker knows nothing of CDI")
+    return docker
+
+
+ALWAYS: Final = ["nvidia-uvm", "nvidia-uvm-tools", "nvidiactl"]
+
+
+def shown(done: Completed) -> tuple[list[str], dict[str, str]]:
+    """The nodes and the variables that :data:`SHOW` shows."""
+    assert done.code == 0, done.stderr
+    nodes = [line for line in done.lines if "=" not in line]
+    variables = [line.partition("=")[::2] for line in done.lines if "=" in line]
+    return sorted(nodes), dict(variables)
+
+
+@pytest.mark.parametrize(
+    ("flag", "devices", "nodes"),
+    [
+        ("all", "all", [*ALWAYS, "nvidia0", "nvidia1"]),
+        ("1", "0", [*ALWAYS, "nvidia0"]),
+        ('"device=0,1"', "0,1", [*ALWAYS, "nvidia0", "nvidia1"]),
+        ("all,capabilities=utility", "all", ["nvidia0", "nvidia1", "nvidiactl"]),
+        ("device=void", "void", []),
+    ],
+)
+def test_gpus_flag_gives_what_it_asks_and_its_hook_does_not_run(
+    docker: PrivateDocker, flag: str, devices: str, nodes: list[str]
+) -> None:
+    seen, variables = shown(docker.run(f"--gpus={flag}", "--", "sh", "-c", f"{SHOW}; true"))
+    assert seen == sorted(nodes)
+    assert variables[DEVICES] == devices
+
+
+def test_environment_asks_and_a_mount_of_null_comes_before_it(docker: PrivateDocker) -> None:
+    by_user, _ = shown(docker.run("--env", f"{DEVICES}=0-0", "--", "sh", "-c", SHOW, image="asks"))
+    assert by_user == ["nvidia-uvm", "nvidia-uvm-tools", "nvidia0", "nvidiactl"]
+    mount = "--volume=/dev/null:/var/run/nvidia-container-devices/0"
+    by_mount, _ = shown(docker.run(mount, "--", "sh", "-c", SHOW, image="asks"))
+    assert by_mount == by_user
+
+
+def test_program_sees_the_gpus_and_loads_the_driver(
+    docker: PrivateDocker, node: SimulatedNode
+) -> None:
+    script = "nvidia-smi -L && probe dlopen libcuda.so.1"
+    done = docker.run("--gpus=all", "--", "sh", "-c", script)
+    assert done.code == 0, done.stdout + done.stderr
+    assert all(gpu.uuid in done.stdout for gpu in node.scenario.gpus)
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "named"),
+    [
+        (["--gpus=device=7"], "NVSHIM-E0202", "GPU 7"),
+        (["--env", f"{DEVICES}=GPU-"], "NVSHIM-E0201", "GPU-"),
+    ],
+)
+def test_error_is_readable_in_what_docker_prints(
+    docker: PrivateDocker, flags: list[str], code: str, named: str
+) -> None:
+    done = docker.run(*flags, "--", "true")
+    assert done.code == 125
+    (line,) = (line for line in done.stderr.splitlines() if "NVSHIM" in line)
+    assert code in line
+    assert named in line
+
+
+def test_life_of_a_gpu_container(docker: PrivateDocker) -> None:
+    name = new_name()
+    docker.start_idle("--gpus=device=1", name=name)
+    script = "echo $NVIDIA_CTK_LIBCUDA_DIR; probe open /dev/nvidia1 /dev/nvidia0"
+    first = docker("exec", name, "sh", "-c", script)
+    assert first.lines[0].startswith("/usr/lib")
+    assert first.lines[1:] == ["/dev/nvidia1 ENXIO", "/dev/nvidia0 ENOENT"]
+    docker("restart", "--time=0", name, check=True)
+    assert docker("exec", name, "sh", "-c", script).stdout == first.stdout
+    docker("exec", name, "sh", "-c", "echo logged >/proc/1/fd/1", check=True)
+    assert docker("logs", name).stdout == "logged\n"
+    docker("stop", "--time=0", name, check=True)
+    assert docker("inspect", "--format={{.State.Status}}", name).stdout == "exited\n"
+    docker("rm", name, check=True)
+
+
+def test_named_runtime_is_our_shim(modern: PrivateDocker) -> None:
+    flags = [f"--runtime={OURS}", "--gpus=device=0"]
+    nodes, _ = shown(modern.run(*flags, "--", "sh", "-c", SHOW))
+    assert "nvidia0" in nodes
+
+
+def test_devices_that_dockers_cdi_has_given_are_not_given_again(
+    daemon: tuple[PrivateDocker, PrivateContainerd], modern: PrivateDocker, node: SimulatedNode
+) -> None:
+    _, containerd = daemon
+    directory = f"{containerd.directory}/{CDI_DIRECTORY}"
+    os.makedirs(directory)
+    nodes = [
+        {"path": f"/dev/{name}", "hostPath": f"{node.dev}/{name}"}
+        for name in ("nvidia1", "nvidiactl")
+    ]
+    # What nvidia-ctk writes, but for the libraries.
+    edits = {"deviceNodes": nodes, "env": [f"{DEVICES}=void", "FROM_CDI=yes"]}
+    spec = {
+        "cdiVersion": "0.6.0",
+        "kind": "nvidia.com/gpu",
+        "devices": [{"name": "1", "containerEdits": edits}],
+    }
+    with open(f"{directory}/nvidia.json", "w") as file:
+        json.dump(spec, file)
+    name = new_name()
+    modern.start_idle("--device=nvidia.com/gpu=1", name=name, image="asks")
+    assert modern("exec", name, "sh", "-c", SHOW).lines[:2] == ["nvidia1", "nvidiactl"]
+    # What Docker executes has the environment of before its CDI; init's shows what CDI did.
+    pid = modern("inspect", "--format={{.State.Pid}}", name).stdout.strip()
+    with open(f"/proc/{pid}/environ") as file:
+        environment = file.read().split("\0")
+    assert {f"{DEVICES}=void", "FROM_CDI=yes"} <= set(environment)
+    assert not any(entry.startswith("NVIDIA_CTK") for entry in environment)
+    full = modern("inspect", "--format={{.Id}}", name).stdout.strip()
+    assert not os.path.exists(os.path.join(containerd.bundle(full), "nvidia.json"))
+
+
+def test_container_without_gpu_has_the_spec_that_docker_wrote(
+    daemon: tuple[PrivateDocker, PrivateContainerd], docker: PrivateDocker
+) -> None:
+    _, containerd = daemon
+    name = new_name()
+    docker.start_idle(name=name)
+    full = docker("inspect", "--format={{.Id}}", name).stdout.strip()
+    bundle = containerd.bundle(full)
+    assert os.path.exists(os.path.join(bundle, "config.json"))
+    assert not os.path.exists(os.path.join(bundle, "nvidia.json"))

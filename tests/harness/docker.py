@@ -1,0 +1,247 @@
+"""The real dockerd, beside a private containerd.
+
+dockerd is that of a release of Debian, unmodified, without a bridge and without rules of a packet
+filter; its containers have no network. All its files are below containerd's directory, its
+containers are in containerd's own namespace and cgroup, so that what is left of them is found
+and removed as that of any other container (:mod:`integration.traces`)::
+
+    with PrivateDocker(containerd, DockerParts.of_release("sid")) as docker:
+        docker.import_image("glibc", glibc())
+        docker("run", "--rm", "--network=none", "--gpus=all", "glibc", "nvidia-smi", "-L")
+
+``python -m tests.harness.docker RELEASE…`` has the programs ready.
+
+Source: dockerd(8); daemon/nvidia_linux.go of Docker: ``--gpus`` is known to a daemon that finds
+nvidia-container-runtime-hook on its PATH when it starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from integration.containerd import Completed
+from integration.images import write_layer
+from integration.parts import programs_of_release
+from integration.patience import PATIENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from integration.containerd import PrivateContainerd
+    from integration.images import Image
+
+HOOK: Final = "nvidia-container-runtime-hook"
+
+# In sid the client is in a package of its own.
+_PACKAGES: Final = {"bookworm": ["docker.io"]}
+_PACKAGES_SINCE: Final = ["docker.io", "docker-cli"]
+_START_TIMEOUT: Final = 30 * PATIENCE
+_STOP_TIMEOUT: Final = 15 * PATIENCE
+
+
+@dataclass(frozen=True, slots=True)
+class DockerParts:
+    """The programs of a Docker, as absolute paths.
+
+    Attributes:
+        dockerd: the daemon.
+        docker: its client.
+    """
+
+    dockerd: str
+    docker: str
+
+    @classmethod
+    def of_release(cls, release: str, *, say: Callable[[str], None] | None = None) -> Self:
+        """What a release of Debian has."""
+        packages = _PACKAGES.get(release, _PACKAGES_SINCE)
+        programs = {"dockerd": ("dockerd",), "docker": ("docker",)}
+        where = programs_of_release(programs, packages, release, say=say)
+        return cls(f"{where}/dockerd/dockerd", f"{where}/docker/docker")
+
+
+class PrivateDocker:
+    """A dockerd of our own. As a context it runs, and is ended at the end.
+
+    Args:
+        containerd: whose containers are Docker's; it runs. What is left is its owner's to sweep.
+        parts: which Docker.
+        settings: of daemon.json.
+
+    Attributes:
+        hook_log: where NVIDIA's hook would write if anything ran it.
+    """
+
+    def __init__(
+        self,
+        containerd: PrivateContainerd,
+        parts: DockerParts,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        self._containerd = containerd
+        self._parts = parts
+        self._directory = os.path.join(containerd.directory, "docker")
+        self._address = f"unix://{self._directory}/d.sock"
+        self._settings = settings or {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ids: list[str] = []
+        self.hook_log = os.path.join(self._directory, "hook.log")
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.remove_containers()
+        self._stop()
+
+    def __call__(self, *arguments: str, check: bool = False, stdin: str = "") -> Completed:
+        """Run the client to its end.
+
+        Args:
+            arguments: what follows ``docker``.
+            check: whether another exit code than 0 fails the test.
+            stdin: its standard input.
+        """
+        argv = [self._parts.docker, "--host", self._address, *arguments]
+        done = subprocess.run(
+            argv,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=40 * PATIENCE,
+            check=False,
+            env={**self._environment, "DOCKER_CONFIG": f"{self._directory}/client"},
+        )
+        assert not check or done.returncode == 0, done.stderr
+        return Completed(tuple(argv), done.returncode, done.stdout, done.stderr)
+
+    def run(self, *words: str, image: str = "glibc") -> Completed:
+        """``docker run --rm`` of a command; flags are the words before ``--``."""
+        at = words.index("--")
+        flags = ["--rm", "--network=none", f"--cidfile={self._cidfile()}", *words[:at]]
+        return self("run", *flags, image, *words[at + 1 :])
+
+    def start_idle(self, *flags: str, name: str, image: str = "glibc") -> None:
+        """A container that waits to be ended."""
+        self("run", "--detach", "--network=none", f"--cidfile={self._cidfile()}",
+             f"--name={name}", *flags, image, "sleep", "1000", check=True)  # fmt: skip
+
+    def import_image(self, name: str, image: Image) -> None:
+        """Make an image of one of integration.images."""
+        layer = write_layer(os.path.join(self._directory, "layer.tar"), image)
+        changes = [f"--change=ENV {key}={value}" for key, value in image.environment.items()]
+        self("import", *changes, layer, name, check=True)
+        os.unlink(layer)
+
+    def remove_containers(self) -> None:
+        """Remove every container, and remember how its traces are named."""
+        self._learn_ids()
+        ids = self("ps", "--all", "--quiet", "--no-trunc").lines
+        if ids:
+            self("rm", "--force", *ids)
+
+    def log(self) -> str:
+        """What the daemon has logged."""
+        with open(os.path.join(self._directory, "dockerd.log"), errors="replace") as file:
+            return file.read()
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        path = f"{self._directory}/bin:{self._containerd.path}"
+        return {"PATH": path, "HOME": self._directory, "TMPDIR": self._directory}
+
+    def _cidfile(self) -> str:
+        descriptor, path = tempfile.mkstemp(dir=f"{self._directory}/ids")
+        os.close(descriptor)
+        os.unlink(path)
+        self._ids.append(path)
+        return path
+
+    def _learn_ids(self) -> None:
+        for path in self._ids:
+            if os.path.exists(path):
+                with open(path) as file:
+                    self._containerd.know(file.read().strip())
+
+    def _start(self) -> None:
+        for name in ("bin", "client", "ids", "cdi"):
+            os.makedirs(os.path.join(self._directory, name), exist_ok=True)
+        hook = os.path.join(self._directory, "bin", HOOK)
+        with open(hook, "w") as file:
+            file.write(f'#!/bin/sh\necho "$@" >>{self.hook_log}\nexit 1\n')
+        os.chmod(hook, 0o755)
+        settings = os.path.join(self._directory, "daemon.json")
+        with open(settings, "w") as file:
+            json.dump(self._settings, file)
+        with open(os.path.join(self._directory, "dockerd.log"), "ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    self._parts.dockerd,
+                    f"--config-file={settings}",
+                    f"--containerd={self._containerd.address}",
+                    f"--containerd-namespace={self._containerd.namespace}",
+                    f"--containerd-plugins-namespace={self._containerd.namespace}-plugins",
+                    f"--cgroup-parent=/{self._containerd.namespace}",
+                    f"--data-root={self._directory}/data",
+                    f"--exec-root={self._directory}/exec",
+                    f"--host={self._address}",
+                    f"--pidfile={self._directory}/pid",
+                    "--bridge=none",
+                    "--iptables=false",
+                    "--ip6tables=false",
+                    "--userland-proxy=false",
+                    "--storage-driver=overlay2",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + _START_TIMEOUT
+        while not self._answers():
+            assert self._process.poll() is None, f"dockerd ended: {self.log()[-2000:]}"
+            assert time.monotonic() < deadline, f"no answer of dockerd: {self.log()[-2000:]}"
+            time.sleep(0.05)
+
+    def _answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(self._address.removeprefix("unix://")):
+                return False
+        return self("version").code == 0
+
+    def _stop(self) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(_STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+
+if __name__ == "__main__":
+    for _release in sys.argv[1:]:
+        DockerParts.of_release(_release, say=print)
