@@ -9,6 +9,7 @@ Every failure that a person can cause is one leaf of this tree::
     ├── RootfsError            hooks.errors      E03xx  the image's files
     ├── SpecError              hooks.errors      E04xx  config.json, plan, verification
     ├── ConfigError            hooks.errors      E05xx  our own configuration
+    ├── CdiError               hooks.errors      E06xx  CDI specs of any vendor
     ├── ShimError              shim.errors       E1xxx  bundle, runtime, tasks, stdio
     └── IntegrationError       integration.errors  E2xxx  simulated node, demo, private containerd
 

@@ -28,6 +28,11 @@ One TOML file, read when a container asks for a GPU or names a logger::
     disable-require = false  # true: NVIDIA_REQUIRE_* is not looked at
     ignore-imex-channel-requests = false
 
+    [cdi]                    # hooks.cdi has the rules
+    spec-dirs = ["/etc/cdi", "/var/run/cdi"]  # the later wins
+    allow-hooks = []         # programs that hooks of CDI specs may run; NVIDIA's never run
+    other-hooks = "fail"     # or "leave-out": then the container starts without them
+
     [stdio]
     loggers = ["/usr/local/bin/logger"]  # programs that binary:// may name
 
@@ -109,6 +114,9 @@ class Config:
         disable_require: whether NVIDIA_REQUIRE_* is left unchecked.
         ignore_imex: whether requests of IMEX channels are ignored.
         cuda_compat: whether an image's own newer libcuda may come before the driver's.
+        cdi_spec_dirs: the directories of CDI specs, by priority, the lowest first.
+        cdi_allow_hooks: the programs that hooks of CDI specs may run.
+        cdi_skip_hooks: whether other hooks are left out; otherwise their container is refused.
         source: the file that this was read from; "" for none.
         notes: what of it means nothing here, for people.
     """
@@ -134,6 +142,9 @@ class Config:
     ignore_imex: bool = False
     host_root: str = "/"
     cuda_compat: bool = True
+    cdi_spec_dirs: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
+    cdi_allow_hooks: tuple[str, ...] = ()
+    cdi_skip_hooks: bool = False
     source: str = field(default="", compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
 
@@ -312,6 +323,15 @@ _TABLES: Final[dict[str, dict[str, tuple[str, Callable[[object], object], str]]]
         ),
         "disable-require": ("disable_require", values.yes_or_no, "true or false"),
         "ignore-imex-channel-requests": ("ignore_imex", values.yes_or_no, "true or false"),
+    },
+    "cdi": {
+        "spec-dirs": ("cdi_spec_dirs", values.paths, "a list of absolute paths"),
+        "allow-hooks": ("cdi_allow_hooks", values.paths, "a list of absolute paths"),
+        "other-hooks": (
+            "cdi_skip_hooks",
+            values.either("fail", "leave-out"),
+            '"fail" or "leave-out"',
+        ),
     },
     "stdio": {"loggers": ("loggers", values.paths, "a list of absolute paths")},
 }

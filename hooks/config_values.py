@@ -57,6 +57,15 @@ KIND: Final = re.compile(
 )
 
 
+def either(no: str, yes: str) -> Callable[[object], object]:
+    """One of two words, as False and True."""
+
+    def check(value: object) -> bool | None:
+        return {no: False, yes: True}.get(value) if isinstance(value, str) else None
+
+    return check
+
+
 def text_like(pattern: re.Pattern[str]) -> Callable[[object], object]:
     """A string of a form."""
 

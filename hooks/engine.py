@@ -22,6 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from hooks import nvml
+from hooks.cdi.errors import RuntimeUnasked
 from hooks.char_links import CharLinks, link_nodes
 from hooks.config import load_config
 from hooks.driver import find_driver
@@ -37,7 +38,7 @@ from hooks.grant import decide
 from hooks.identity import identity_of
 from hooks.inventory import Inventory, load_inventory, take_inventory
 from hooks.layout import read_layout, unseen_layout
-from hooks.mutation import apply, apply_process, verify
+from hooks.mutation import apply, apply_process, verify, verify_bounds
 from hooks.placement import Placed, place
 from hooks.plan import Contribution, united
 from hooks.planning import arches_of, make_plan
@@ -61,6 +62,7 @@ __all__ = [
     "FOUNDED_ON_INVENTORY",
     "Injection",
     "Inventory",
+    "RuntimeUnasked",
     "apply_to_process",
     "explain",
     "inject",
@@ -116,6 +118,7 @@ def inject(
     rootfs: str,
     staging: str,
     config: Config,
+    oci_version: str = "",
 ) -> Injection:
     """Gives a container what it asks for.
 
@@ -132,6 +135,8 @@ def inject(
         staging: a directory of this container's bundle for files to be mounted from there. It
             need not exist, and goes with the bundle.
         config: where the driver is.
+        oci_version: the latest version of the OCI runtime specification that the low-level
+            runtime knows; "" if it was not asked. Few CDI specs need it, and say so.
 
     Returns:
         The edited spec, and the record. If nothing is asked, the spec as it is, no record.
@@ -141,13 +146,15 @@ def inject(
         InventoryError: the driver or a device is not fit for use.
         RootfsError: the image has no room for what has to be written.
         SpecError: the spec is malformed, or an edit of it failed verification.
+        CdiError: a CDI device is unknown, or its spec asks for what cannot be done.
+        RuntimeUnasked: ``oci_version`` is needed; nothing was done.
     """
     if not request.wants_injection:
         return Injection(dict(spec), {})
     clock = _Clock()
     with Rootfs.open(rootfs) as image:
         look = partial(read_layout, image, spec_mounts=_mounts(spec))
-        asked = _Asked(spec, request, inventory, config)
+        asked = _Asked(spec, request, inventory, config, oci_version)
         decision = _decide(asked, look, (staging, rootfs), clock)
         plan, edited = decision.plan, decision.spec
         placed = place(image, plan, decision.layout, staging, library_path=_library_path(spec))
@@ -156,9 +163,10 @@ def inject(
         plan = _as_placed(plan, placed)
         edited = decision.check.edited(plan)
     clock.lap("apply")
+    nodes = [device for device in plan.devices if device.kind == "c"]
     char_links = CharLinks()
     if config.char_links:
-        char_links = link_nodes(config.dev, plan.devices, _elsewhere(inventory, config))
+        char_links = link_nodes(config.dev, nodes, _elsewhere(inventory, config))
     clock.lap("char links")
     record = make_record(
         request=request,
@@ -248,6 +256,7 @@ class _Asked:
     request: Request
     inventory: Inventory | None
     config: Config
+    oci_version: str = ""
 
 
 def _decide(asked: _Asked, look: _Look, places: tuple[str, str], clock: _Clock) -> _Decision:
@@ -271,13 +280,36 @@ def _decide(asked: _Asked, look: _Look, places: tuple[str, str], clock: _Clock) 
             roots = (inventory.driver.root,)
             contributions.append(Contribution(plan, inventory.nodes.majors, roots))
         contributions += _beside_gpus(asked, inventory, layout, contributions)
-    contributions += _other_vendors(asked.request, asked.config)
+    contributions += _of_others(asked)
     plan = united(each.plan for each in contributions)
     clock.lap("plan")
     check = _Check(asked.spec, contributions, *places)
     edited = check.edited(plan)
     clock.lap("check")
     return _Decision(grant, layout, contributions, plan, edited, check)
+
+
+def _of_others(asked: _Asked) -> tuple[Contribution, ...]:
+    """What the container gets of GPUs that are not NVIDIA's, and of whatever CDI specs have."""
+    request, config = asked.request, asked.config
+    if not (request.amd_devices or request.intel_devices or request.cdi_devices):
+        return ()
+    from hooks import vendors  # noqa: PLC0415 - most nodes have none of them
+
+    if not request.cdi_devices:
+        return vendors.contribute(request, config)
+    from hooks.cdi.applying import contribute  # noqa: PLC0415 - as above
+    from hooks.cdi.registry import resolve  # noqa: PLC0415
+
+    resolved = resolve(request.cdi_devices, config.cdi_spec_dirs, builtin=vendors.known_kind)
+    of_vendors = vendors.contribute(request, config, resolved.left)
+    if not resolved.devices:
+        return of_vendors
+    user = _user(asked.spec)
+    return (
+        *of_vendors,
+        contribute(resolved, config=config, user=user, oci_version=asked.oci_version),
+    )
 
 
 def apply_to_process(process: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
@@ -308,15 +340,6 @@ def _beside_gpus(
     return (features.contribute(asked.request, inventory, layout, asked.config, given),)
 
 
-def _other_vendors(request: Request, config: Config) -> tuple[Contribution, ...]:
-    """What the container gets of GPUs that are not NVIDIA's."""
-    if not (request.amd_devices or request.intel_devices or request.cdi_devices):
-        return ()
-    from hooks import vendors  # noqa: PLC0415 - most nodes have none of them
-
-    return vendors.contribute(request, config, filter(vendors.known_kind, request.cdi_devices))
-
-
 class _Check:
     """Edits a spec, and lets none out that does not verify."""
 
@@ -329,9 +352,16 @@ class _Check:
     ) -> None:
         self._spec = spec
         self._majors: frozenset[int] = frozenset()
+        self._block_majors: frozenset[int] = frozenset()
+        self._mount_kinds: frozenset[str] = frozenset({"bind"})
+        self._hook_programs: frozenset[str] = frozenset()
         self._source_roots: tuple[str, ...] = (staging,)
         for each in contributions:
+            verify_bounds(each, (rootfs,))
             self._majors |= each.majors
+            self._block_majors |= each.block_majors
+            self._mount_kinds |= each.mount_kinds
+            self._hook_programs |= each.hook_programs
             self._source_roots += each.source_roots
         self._rootfs = rootfs
 
@@ -344,6 +374,9 @@ class _Check:
             source_roots=self._source_roots,
             forbidden_roots=(self._rootfs,),
             majors=self._majors,
+            block_majors=self._block_majors,
+            mount_kinds=self._mount_kinds,
+            hook_programs=self._hook_programs,
         )
         return edited
 
@@ -386,6 +419,13 @@ def _mounts(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not isinstance(mounts, list) or not all(isinstance(mount, dict) for mount in mounts):
         raise MalformedSpec("mounts of config.json", found="it is no list of objects")
     return mounts
+
+
+def _user(spec: Mapping[str, Any]) -> tuple[int, int]:
+    """User and group of the container's process; read_request checked that it is one."""
+    user = spec["process"].get("user") or {}
+    uid, gid = (user.get(name) if isinstance(user, dict) else None for name in ("uid", "gid"))
+    return (uid if isinstance(uid, int) else 0, gid if isinstance(gid, int) else 0)
 
 
 def _library_path(spec: Mapping[str, Any]) -> str:

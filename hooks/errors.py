@@ -17,6 +17,7 @@ Each leaf says in its docstring when it is raised and by whom. Codes are never r
     ConfigError     E0500
     ├── ConfigUnreadable    E0501    ├── UnknownConfigKey    E0503
     └── ConfigMalformed     E0502    └── WrongConfigValue    E0504
+    CdiError        E0600   (leaves: hooks.cdi.errors)
 
 What is asked beside GPUs has leaves of InventoryError in hooks.feature_errors (E0110, E0111).
 GPUs that are not NVIDIA's have leaves of InventoryError and RequestError in
@@ -28,6 +29,7 @@ from __future__ import annotations
 from api.errors import NvshimError, Status
 
 __all__ = [
+    "CdiError",
     "ConfigError",
     "ConfigMalformed",
     "ConfigUnreadable",
@@ -227,3 +229,10 @@ class WrongConfigValue(ConfigError):
     """A key's value has the wrong type or is out of range. Raised by :func:`config.load_config`."""
 
     code = "NVSHIM-E0504"
+
+
+class CdiError(NvshimError):
+    """Something about a CDI spec, or a device of one."""
+
+    code = "NVSHIM-E0600"
+    status = Status.FAILED_PRECONDITION

@@ -137,6 +137,13 @@ def _supported(value: str) -> dict[str, Any] | None:
     return None if capabilities is None else {"supported_capabilities": capabilities}
 
 
+def _spec_dirs(value: list[Any]) -> dict[str, Any] | None:
+    paths = values.paths(value)
+    if paths is None:
+        return None
+    return {"cdi_spec_dirs": paths} if paths else {}  # an empty list is the default there
+
+
 def _checked(
     name: str, check: Callable[[object], object]
 ) -> Callable[[Any], dict[str, Any] | None]:
@@ -209,9 +216,7 @@ _KEYS: Final[dict[str, _Set | _Note]] = {
         _checked("annotation_prefixes", values.texts_like(values.PREFIX)),
         'a list of prefixes ("cdi.k8s.io/")',
     ),
-    f"{_RUNTIME}.modes.cdi.spec-dirs": _Note(
-        list, "CDI specs are read from /etc/cdi and /var/run/cdi", ["/etc/cdi", "/var/run/cdi"]
-    ),
+    f"{_RUNTIME}.modes.cdi.spec-dirs": _Set(list, _spec_dirs, "a list of absolute paths"),
     f"{_RUNTIME}.modes.csv.mount-spec-path": _Note(
         str,
         "files of Tegra are not listed by it",

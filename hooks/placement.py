@@ -34,7 +34,7 @@ from hooks.loader_files import loader_files
 from hooks.rootfs import Rootfs, components
 from hooks.rootfs_errors import DeviceDirectoryUnsafe, PathRefused, RootfsUnavailable
 from hooks.small_files import beside_image, check_small, in_image, stage, stage_proc_files
-from hooks.staging import fill_staging
+from hooks.staging import fill_staging, is_on_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -164,7 +164,7 @@ def _make_mount_points(journal: Journal, mounts: Iterable[Mount], ways: _Ways) -
     for mount in mounts:
         if not ways.is_open(mount.destination):
             continue
-        if os.path.isdir(mount.source):
+        if is_on_directory(mount):
             journal.directory(mount.destination)
         else:
             journal.mount_point(mount.destination)

@@ -166,6 +166,36 @@ class Hook:
 
 
 @dataclass(frozen=True, slots=True)
+class IntelRdt:
+    """Resource control (cache, memory bandwidth) that a foreign CDI spec puts a container in.
+
+    The attributes are the fields of ``linux.intelRdt`` of the OCI specification; "" and False
+    for those that are not set.
+    """
+
+    clos_id: str = ""
+    l3_cache_schema: str = ""
+    mem_bw_schema: str = ""
+    schemata: tuple[str, ...] = ()
+    enable_monitoring: bool = False
+    enable_cmt: bool = False
+    enable_mbm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NetDevice:
+    """A network interface of the host that a foreign CDI spec moves into the container.
+
+    Attributes:
+        host_name: its name on the host.
+        name: its name in the container.
+    """
+
+    host_name: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class CachedLibrary:
     """One line of ld.so.cache: ``soname`` is found at ``path`` for programs of ``arch``."""
 
@@ -200,6 +230,8 @@ class Plan:
         link_directories: directories of links, mounted from staging.
         proc_files: files of procfs to be covered before the container starts.
         hooks: OCI hooks of foreign CDI specs.
+        intel_rdt: resource control of foreign CDI specs; the last one holds.
+        net_devices: network interfaces of foreign CDI specs.
     """
 
     devices: tuple[Device, ...] = ()
@@ -214,6 +246,8 @@ class Plan:
     link_directories: tuple[LinkDirectory, ...] = ()
     proc_files: tuple[ProcFile, ...] = ()
     hooks: tuple[Hook, ...] = ()
+    intel_rdt: tuple[IntelRdt, ...] = ()
+    net_devices: tuple[NetDevice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +261,9 @@ class Contribution:
         vendor: whose it is, for people ("NVIDIA", "AMD").
         granted: what it gives, for people.
         notes: what it does not give and why, for people.
+        block_majors: the major numbers that its block devices may have.
+        mount_kinds: the types that its mounts may have.
+        hook_programs: the programs that its hooks may run.
     """
 
     plan: Plan
@@ -235,6 +272,9 @@ class Contribution:
     vendor: str = NVIDIA
     granted: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    block_majors: frozenset[int] = frozenset()
+    mount_kinds: frozenset[str] = frozenset({"bind"})
+    hook_programs: frozenset[str] = frozenset()
 
 
 def united(plans: Iterable[Plan]) -> Plan:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hooks.plan import Link, Plan
     from hooks.rootfs import Rootfs
 
-__all__ = ["Staged", "fill_staging"]
+__all__ = ["Staged", "fill_staging", "is_on_directory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,11 @@ class Staged:
     mounts: tuple[Mount, ...]
     search: tuple[str, ...]
     omitted: tuple[str, ...]
+
+
+def is_on_directory(mount: Mount) -> bool:
+    """Whether a mount goes on a directory, and not on a file."""
+    return mount.kind != "bind" or os.path.isdir(mount.source)
 
 
 def fill_staging(
@@ -109,7 +114,7 @@ def _fill_homes(
         if inside is None:
             if not _takes(rootfs, layout, mount):
                 omitted.append(mount.destination)
-        elif os.path.isdir(mount.source):
+        elif is_on_directory(mount):
             journal.directory(inside)
         else:
             journal.mount_point(inside)
@@ -161,7 +166,7 @@ def _takes(rootfs: Rootfs, layout: Layout, mount: Mount) -> bool:
         found = rootfs.stat(mount.destination)
     except RootfsError:
         return False
-    return found is not None and stat.S_ISDIR(found.st_mode) == os.path.isdir(mount.source)
+    return found is not None and stat.S_ISDIR(found.st_mode) == is_on_directory(mount)
 
 
 def _has(rootfs: Rootfs, link: Link) -> bool:

@@ -167,7 +167,9 @@ class Container:
             self._use(with_cgroup_driver(self._options, spec))
             self._record_for_cleanup()
             mounts.mount_rootfs(rootfs_mounts, self._rootfs)
-            await self._injector.inject(spec, _root_of(spec, self.bundle))
+            await self._injector.inject(
+                spec, _root_of(spec, self.bundle), self._options.binary_name
+            )
             stdio = await self._open_stdio(self.init)
             if self._saved is None:
                 await self._make_init(stdio)

@@ -10,18 +10,25 @@ import json
 import os
 import stat
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from hooks.glance import find_places, may_ask
 from shim import bundle as bundle_files
-from shim.errors import ProgramTimeout
+from shim.errors import ProgramNotFound, ProgramTimeout
 from shim.spawn import run
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hooks.config import Config
+    from hooks.engine import Injection
     from hooks.inventory import Inventory
     from shim.log import Log
     from shim.reaper import Reaper
+
+
+_FEATURES_TIMEOUT: Final = 10.0
+_NO_VERSION: Final = "0.0.0"
 
 
 class Injector:
@@ -41,7 +48,7 @@ class Injector:
         self._original: bytes | None = None
         self._told_change = False
 
-    async def inject(self, spec: dict[str, Any], rootfs: str) -> None:
+    async def inject(self, spec: dict[str, Any], rootfs: str, runtime: str = "runc") -> None:
         """Give the container what it asks for and may have.
 
         Writes the changed spec to the bundle, and files into the rootfs and the bundle's
@@ -50,6 +57,7 @@ class Injector:
         Args:
             spec: the OCI spec as containerd wrote it.
             rootfs: the mounted root of the container.
+            runtime: the low-level runtime that is to make it.
 
         Raises:
             NvshimError: the request cannot be met; the message says why.
@@ -78,17 +86,36 @@ class Injector:
             staging=os.path.join(self._bundle, bundle_files.STAGING),
             config=config,
         )
-        try:
-            injection = inject(inventory)
-        except engine.FOUNDED_ON_INVENTORY:
-            # The kernel does not tell of everything: nothing is refused for what was so earlier.
-            if inventory is None or not inventory.kept or inventory.nvml_failure:
-                raise
-            injection = inject(await self._take_inventory(config))
+        injection = await self._decided(inject, inventory, config, runtime)
         self._original = bundle_files.read(self._config, bundle_files.LONGEST_SPEC)
         self._keep(injection.record)
         bundle_files.write_spec(self._bundle, injection.spec)
         self._record = injection.record
+
+    async def _decided(
+        self,
+        inject: Callable[..., Injection],
+        inventory: Inventory | None,
+        config: Config,
+        runtime: str,
+    ) -> Injection:
+        """What is injected, by as much as has to be known for it; most need one try."""
+        from hooks import engine  # noqa: PLC0415 - see inject
+
+        version = ""
+        while True:
+            try:
+                return inject(inventory, oci_version=version)
+            except engine.RuntimeUnasked:
+                if version:
+                    raise
+                version = await self._newest_oci_version(runtime)
+            except engine.FOUNDED_ON_INVENTORY:
+                # The kernel does not tell of everything: nothing is refused for what was so
+                # earlier.
+                if inventory is None or not inventory.kept or inventory.nvml_failure:
+                    raise
+                inventory = await self._take_inventory(config)
 
     def _keep(self, record: dict[str, Any]) -> None:
         path = os.path.join(self._bundle, bundle_files.RECORD)
@@ -182,6 +209,16 @@ class Injector:
             self._told_change = True
             self._log.warning("the driver of a running container has changed", why=changed)
         return engine.apply_to_process(process, self._record)
+
+    async def _newest_oci_version(self, runtime: str) -> str:
+        """The newest OCI specification that the low-level runtime says it knows; or none."""
+        try:
+            done = await run(self._reaper, [runtime, "features"], timeout=_FEATURES_TIMEOUT)
+            version = json.loads(done.output)["ociVersionMax"]
+        except (ProgramTimeout, ProgramNotFound, ValueError, TypeError, KeyError) as error:
+            self._log.warning("the runtime does not tell its features", why=str(error))
+            return _NO_VERSION
+        return str(version)
 
     async def _take_inventory(self, config: Config) -> Inventory:
         from hooks import engine  # noqa: PLC0415 - see inject

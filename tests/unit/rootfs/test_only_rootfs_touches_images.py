@@ -28,7 +28,6 @@ THE_ROOTFS_OBJECT: Final = {"hooks/rootfs.py", "hooks/directory.py", "hooks/open
 
 HOST_PATHS: Final = {
     ("hooks/placement.py", "os.makedirs"): "the staging directory in the bundle",
-    ("hooks/placement.py", "os.path.isdir"): "the source of a mount, in the driver root",
     ("hooks/staging.py", "os.path.isdir"): "the source of a mount, in the driver root",
 }
 

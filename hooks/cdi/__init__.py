@@ -1,0 +1,34 @@
+"""The Container Device Interface: other vendors' devices, and NVIDIA's for other runtimes.
+
+The manual
+----------
+A vendor describes its devices in files (CDI specs); a container names them as
+``vendor.com/class=name``; whoever makes the container edits its OCI spec as the files say::
+
+    names ──registry.find──▶ Resolution ──applying.contribute──▶ Contribution (a Plan, its bounds)
+                 ▲
+    files ──files.read──▶ tree ──schema.parse──▶ SpecFile
+
+- :mod:`hooks.cdi.names`: how vendors, classes and devices may be called.
+- :mod:`hooks.cdi.spec`: a spec as values.
+- :mod:`hooks.cdi.schema`: which fields there are, and since which version.
+- :mod:`hooks.cdi.tree`: JSON and YAML, bounded.
+- :mod:`hooks.cdi.files`: a file of the operator's, opened with care.
+- :mod:`hooks.cdi.registry`: the directories of specs; priorities and conflicts.
+- :mod:`hooks.cdi.applying`: a device's edits become a plan, of the same kind as NVIDIA's own.
+- :mod:`hooks.cdi.nvidia_hooks`: what NVIDIA's CDI hooks do, done in process.
+- :mod:`hooks.cdi.generating`: NVIDIA's devices as a CDI spec without hooks, from the plan that
+  a container would get.
+- :mod:`hooks.cdi.command`: ``python -m hooks cdi generate|list|validate``.
+
+Rules
+-----
+- A spec file is the operator's word, and more than a container may say: it may mount any file
+  of the host. So it has to be root's, and nobody else's to write.
+- A broken file takes nothing away from the others. Who asks for one of its devices is told
+  what is wrong with it.
+- No hook runs that the operator has not allowed by name.
+- Nothing of this is loaded unless a container names a CDI device.
+
+Source: the Container Device Interface Specification, versions 0.3.0 to 1.1.0.
+"""

@@ -1,0 +1,313 @@
+"""A device's edits become a plan, of the same kind as NVIDIA's own.
+
+Rules
+- What is common to a file comes once, before the first of its devices; then each device's own,
+  in the order in which the container names them. Of two edits at one place the later holds.
+- What a device node does not say is looked up on the host: its type and numbers. Owner and group
+  that are not said are those of the container's user. Its group is not added to the process:
+  ``additionalGids`` does that.
+- A source of a mount has to be there, and so has a device node that is looked up.
+- Nothing is mounted over /, or below /proc and /sys. Bind mounts, and file systems that live in
+  memory (tmpfs, hugetlbfs), are the kinds there are.
+- A network interface is moved only by a runtime that says it knows how: another would pass over
+  it, and the container would lack it without a word.
+- Hooks: :mod:`hooks.cdi.nvidia_hooks` does those of NVIDIA's in process. Another one runs if the
+  operator allows its program; otherwise the container is refused, or does without, as
+  configured. The environment of a hook is what the spec says, or a PATH; never the image's, which
+  it would have without (CVE-2025-23266).
+- Mounts come in order of depth, so that none hides another.
+
+Beyond the reference library: the container's own mount or device at the same place stays, and a
+device with other numbers is an error (:func:`hooks.mutation.apply`).
+
+Source: CDI specification, "OCI Edits", "Error Handling"; the reference library's
+container-edits.go for what it leaves open.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import stat
+from typing import TYPE_CHECKING, Final
+
+from hooks.cdi import nvidia_hooks
+from hooks.cdi.errors import (
+    CdiEditRefused,
+    CdiHookRefused,
+    CdiResourceMissing,
+    CdiUnsupported,
+    RuntimeUnasked,
+)
+from hooks.cdi.spec import NO_PERMISSIONS
+from hooks.plan import Contribution, Device, Hook, IntelRdt, Mount, NetDevice, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hooks.cdi.registry import Loaded, Resolution
+    from hooks.cdi.spec import DeviceNode, Edits, SpecHook, SpecMount
+    from hooks.config import Config
+
+__all__ = ["MOUNT_KINDS", "contribute"]
+
+MOUNT_KINDS: Final = frozenset({"bind", "tmpfs", "hugetlbfs"})
+
+_HANDS_OFF: Final = ("/proc", "/sys")
+_BIND_OPTIONS: Final = frozenset({"bind", "rbind"})
+_BIND_KINDS: Final = frozenset({"", "none", "bind", "rbind"})
+_DEFAULT_MODE: Final = 0o666
+_PERMISSIONS: Final = 0o777
+_DEFAULT_ACCESS: Final = "rwm"
+_KINDS_OF_NODES: Final = {stat.S_IFCHR: "c", stat.S_IFBLK: "b", stat.S_IFIFO: "p"}
+_FIFO: Final = "p"
+_PATH: Final = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_NET_DEVICES_SINCE: Final = (1, 3, 0)
+"""linux.netDevices came with version 1.3.0 of the OCI runtime specification."""
+
+
+def contribute(
+    resolution: Resolution,
+    *,
+    config: Config,
+    user: tuple[int, int] = (0, 0),
+    oci_version: str = "",
+) -> Contribution:
+    """What the devices that a container names add to it.
+
+    Args:
+        resolution: the devices, and their files.
+        config: where device nodes and procfs are, and which hooks may run.
+        user: user and group of the container's process.
+        oci_version: the latest version of the OCI runtime specification that the low-level
+            runtime knows; "" if nobody asked it.
+
+    Returns:
+        The plan, and bounds that hold it to what was looked up.
+
+    Raises:
+        CdiResourceMissing: a device node or a source of a mount is not there.
+        CdiEditRefused: an edit is none that a container gets.
+        CdiHookRefused: a hook is not allowed.
+        CdiHookMalformed: a hook of NVIDIA's has arguments of unknown meaning.
+        CdiUnsupported: the low-level runtime cannot move network interfaces.
+        RuntimeUnasked: it may, and ``oci_version`` is not given.
+    """
+    work = _Work(config, user, oci_version)
+    for edits, whose in _in_order(resolution):
+        work.add(edits, whose)
+    return work.contribution(tuple(f"{f.name} of {f.file.path}" for f in resolution.devices))
+
+
+def _in_order(resolution: Resolution) -> Iterator[tuple[Edits, str]]:
+    """All edits in the order in which they are made, each with whose they are."""
+    seen: set[str] = set()
+    for found in resolution.devices:
+        if found.file.path not in seen:
+            seen.add(found.file.path)
+            yield found.file.spec.edits, _of_file(found.file)
+        yield found.device.edits, str(found.name)
+
+
+def _of_file(file: Loaded) -> str:
+    return f"{file.spec.kind} of {file.path}"
+
+
+class _Work:
+    """A plan in the making."""
+
+    def __init__(self, config: Config, user: tuple[int, int], oci_version: str) -> None:
+        self._config = config
+        self._user = user
+        self._oci_version = oci_version
+        self._environment: dict[str, str] = {}
+        self._devices: dict[str, Device] = {}
+        self._mounts: dict[str, Mount] = {}
+        self._gids: dict[int, None] = {}
+        self._hooks: list[Hook] = []
+        self._nvidia: list[nvidia_hooks.Call] = []
+        self._intel_rdt: IntelRdt | None = None
+        self._net_devices: dict[str, NetDevice] = {}
+        self._notes: list[str] = []
+
+    def add(self, edits: Edits, whose: str) -> None:
+        """Adds the edits of one device, or those that are common to a file."""
+        for entry in edits.env:
+            name, _, value = entry.partition("=")
+            self._environment[name] = value
+        for node in edits.device_nodes:
+            device = self._device(node, whose)
+            self._devices[device.path] = device
+        for each in edits.net_devices:
+            self._check_net_device(each, whose)
+            self._net_devices[each.host_name] = each
+        for wanted in edits.mounts:
+            mount = _mount(wanted, whose)
+            self._mounts.pop(mount.destination, None)
+            self._mounts[mount.destination] = mount
+        for hook in edits.hooks:
+            self._add_hook(hook, whose)
+        if edits.intel_rdt is not None:
+            self._intel_rdt = edits.intel_rdt
+        self._gids |= dict.fromkeys(gid for gid in edits.additional_gids if gid != 0)
+
+    def contribution(self, granted: tuple[str, ...]) -> Contribution:
+        """All of it."""
+        devices = tuple(self._devices.values())
+        mounts = sorted(self._mounts.values(), key=lambda mount: mount.destination.count("/"))
+        plan = Plan(
+            devices=devices,
+            mounts=tuple(mounts),
+            environment=tuple(self._environment.items()),
+            additional_gids=tuple(self._gids),
+            hooks=tuple(dict.fromkeys(self._hooks)),
+            intel_rdt=(self._intel_rdt,) if self._intel_rdt is not None else (),
+            net_devices=tuple(self._net_devices.values()),
+        )
+        done, notes = nvidia_hooks.perform(self._nvidia, plan, self._config)
+        return Contribution(
+            done,
+            frozenset(device.major for device in devices if device.kind == "c"),
+            tuple(mount.source for mount in mounts if mount.kind == "bind"),
+            vendor="CDI",
+            granted=granted,
+            notes=(*self._notes, *notes),
+            block_majors=frozenset(device.major for device in devices if device.kind == "b"),
+            mount_kinds=MOUNT_KINDS,
+            hook_programs=frozenset(self._config.cdi_allow_hooks),
+        )
+
+    def _device(self, node: DeviceNode, whose: str) -> Device:
+        path = _clean(node.path, whose)
+        kind, major, minor = self._numbers(node, whose)
+        user, group = self._user
+        access = node.permissions or _DEFAULT_ACCESS
+        return Device(
+            path=path,
+            major=major,
+            minor=minor,
+            mode=_DEFAULT_MODE if node.mode is None else node.mode & _PERMISSIONS,
+            uid=user if node.uid is None else node.uid,
+            gid=group if node.gid is None else node.gid,
+            access="" if access == NO_PERMISSIONS else "".join(c for c in "rwm" if c in access),
+            reason=whose,
+            kind=kind,
+        )
+
+    def _numbers(self, node: DeviceNode, whose: str) -> tuple[str, int, int]:
+        # "u" is the unbuffered character device of POSIX; Linux makes no difference.
+        kind = "c" if node.kind == "u" else node.kind
+        if kind and (node.major or kind == _FIFO):
+            return kind, node.major, node.minor
+        host_path = node.host_path or node.path
+        asked = f"the device node {host_path} for {whose}"
+        try:
+            seen = os.lstat(self._on_host(host_path))
+        except OSError as error:
+            raise CdiResourceMissing(
+                asked, found=str(error.strerror), do="see that its driver is loaded"
+            ) from error
+        there = _KINDS_OF_NODES.get(stat.S_IFMT(seen.st_mode))
+        if there is None or (kind and kind != there):
+            raise CdiResourceMissing(
+                asked,
+                found=f"it is of type {there}, not {kind}" if there else "it is no device node",
+                do="have the vendor's program write the CDI spec anew",
+            )
+        if node.major:
+            return there, node.major, node.minor
+        return there, os.major(seen.st_rdev), os.minor(seen.st_rdev)
+
+    def _on_host(self, path: str) -> str:
+        """Where a node of the host's /dev is for us."""
+        below = posixpath.normpath(path).removeprefix("/dev/")
+        return f"{self._config.dev}/{below}" if below[:1] != "/" else path
+
+    def _add_hook(self, hook: SpecHook, whose: str) -> None:
+        call = nvidia_hooks.call_of(hook, whose)
+        if call is not None:
+            self._nvidia.append(call)
+            return
+        told = f"the {hook.name} hook {hook.path} of {whose}"
+        if posixpath.normpath(hook.path) not in self._config.cdi_allow_hooks:
+            if self._config.cdi_skip_hooks:
+                self._notes.append(f"{told} was left out: [cdi] allow-hooks does not have it")
+                return
+            raise CdiHookRefused(
+                told,
+                found="[cdi] allow-hooks does not have it",
+                do='add it there, or do without such hooks: other-hooks = "leave-out"',
+            )
+        self._hooks.append(
+            Hook(
+                kind=hook.name,
+                path=posixpath.normpath(hook.path),
+                args=hook.args or (hook.path,),
+                environment=hook.env or (_PATH,),
+                timeout=hook.timeout,
+                reason=whose,
+            )
+        )
+
+    def _check_net_device(self, device: NetDevice, whose: str) -> None:
+        asked = f"to move the network interface {device.host_name} for {whose}"
+        if not self._oci_version:
+            raise RuntimeUnasked(asked, found="nobody asked the low-level runtime if it can")
+        if _version(self._oci_version) < _NET_DEVICES_SINCE:
+            raise CdiUnsupported(
+                asked,
+                found=f"the low-level runtime knows version {self._oci_version} of the OCI "
+                "specification",
+                do="use runc 1.4 or newer",
+            )
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """A version's numbers; what is not known counts as the lowest."""
+    numbers = text.partition("-")[0].partition("+")[0].split(".")
+    return tuple(int(n) for n in numbers) if all(n.isdecimal() for n in numbers) else ()
+
+
+def _mount(wanted: SpecMount, whose: str) -> Mount:
+    destination = _clean(wanted.container_path, whose)
+    is_bind = wanted.kind in _BIND_KINDS or not _BIND_OPTIONS.isdisjoint(wanted.options)
+    kind = "bind" if is_bind else wanted.kind
+    asked = f"a mount at {destination} for {whose}"
+    if kind not in MOUNT_KINDS:
+        raise CdiEditRefused(
+            asked, found=f"its type is {kind}", do=f"use one of {', '.join(sorted(MOUNT_KINDS))}"
+        )
+    options = wanted.options
+    source = wanted.host_path
+    if is_bind:
+        if _BIND_OPTIONS.isdisjoint(options):
+            options = ("rbind", *options)
+        if not source.startswith("/"):
+            raise CdiEditRefused(asked, found=f"its source {source!r} is no absolute path")
+        source = _normal(source)
+        try:
+            os.stat(source)
+        except OSError as error:
+            raise CdiResourceMissing(
+                f"{source} of the host, to be mounted for {whose}",
+                found=str(error.strerror),
+                do="have the vendor's program write the CDI spec anew",
+            ) from error
+    return Mount(source, destination, options, whose, kind)
+
+
+def _clean(path: str, whose: str) -> str:
+    """A path in the container, without what would make it mean another."""
+    clean = _normal(path)
+    if clean == "/" or any(clean == off or clean.startswith(f"{off}/") for off in _HANDS_OFF):
+        raise CdiEditRefused(
+            f"an edit at {path} for {whose}",
+            found="nothing of a CDI spec goes over / or below /proc and /sys",
+            do="have the vendor's program write the CDI spec without it",
+        )
+    return clean
+
+
+def _normal(path: str) -> str:
+    # normpath keeps two leading slashes, which POSIX lets mean something else
+    return "/" + posixpath.normpath(path).lstrip("/")

@@ -1,0 +1,144 @@
+"""A spec file of the operator's, opened with care.
+
+What a spec file says is done as root: it may mount any file of the host into a container. So a
+file counts only if nobody but root can have written it.
+
+Rules
+- The directory and the file belong to root, or to the user that we are, and others may not write
+  them; a directory that others may write counts if it is sticky, since they can then only add
+  files of their own. Group's writing is the operator's choice.
+- The file is a regular one, of at most 4 MiB; nothing that blocks or acts is ever opened for
+  reading. It may be a link: then that is said of what it leads to.
+- A file whose text begins with a brace is JSON, whatever its name: most YAML files that programs
+  write are, and PyYAML need not be loaded for them.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, Any, Final
+
+from hooks.cdi.errors import CdiFileUnusable, CdiSpecInvalid
+from hooks.cdi.tree import BadTree, of_json, of_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["SUFFIXES", "names_in", "open_directory", "read", "tree_of"]
+
+SUFFIXES: Final = (".json", ".yaml")
+LARGEST: Final = 4 << 20
+MOST_NAMES: Final = 4096
+
+
+def open_directory(path: str) -> int | None:
+    """Opens a directory of spec files.
+
+    Args:
+        path: of the host.
+
+    Returns:
+        A descriptor that the caller closes; None if there is no such directory.
+
+    Raises:
+        CdiFileUnusable: it cannot be read, or anybody may put files there.
+    """
+    asked = f"the CDI specs in {path}"
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CdiFileUnusable(asked, found=str(error.strerror)) from error
+    try:
+        _check_owner(asked, os.fstat(fd))
+    except CdiFileUnusable:
+        os.close(fd)
+        raise
+    return fd
+
+
+def names_in(fd: int) -> Iterator[str]:
+    """The names of the spec files in an open directory, in order."""
+    names = sorted(os.listdir(fd))
+    yield from [name for name in names if name.endswith(SUFFIXES)][:MOST_NAMES]
+
+
+def read(path: str, *, dir_fd: int | None = None, name: str | None = None) -> bytes | None:
+    """The content of a spec file.
+
+    Args:
+        path: of the host; for messages, if the next two are given.
+        dir_fd: an open directory.
+        name: the file's name in it.
+
+    Returns:
+        The content; None if the file has gone, or is a directory.
+
+    Raises:
+        CdiFileUnusable: it cannot be read, is no regular file, is too long, or somebody else
+            than root may have written it.
+    """
+    asked = f"the CDI spec {path}"
+    try:
+        fd = os.open(
+            path if name is None else name,
+            os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC,
+            dir_fd=dir_fd,
+        )
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CdiFileUnusable(asked, found=str(error.strerror)) from error
+    try:
+        seen = os.fstat(fd)
+        if stat.S_ISDIR(seen.st_mode):
+            return None
+        if not stat.S_ISREG(seen.st_mode):
+            raise CdiFileUnusable(asked, found="it is no regular file")
+        _check_owner(asked, seen)
+        content = bytearray()
+        while len(content) <= LARGEST and (part := os.read(fd, LARGEST + 1 - len(content))):
+            content += part
+    except OSError as error:
+        raise CdiFileUnusable(asked, found=str(error.strerror)) from error
+    finally:
+        os.close(fd)
+    if len(content) > LARGEST:
+        raise CdiFileUnusable(asked, found=f"it is longer than {LARGEST >> 20} MiB")
+    return bytes(content)
+
+
+def tree_of(content: bytes, path: str) -> Any:
+    """The tree that a spec file holds.
+
+    Args:
+        content: of the file.
+        path: of the file, for messages.
+
+    Returns:
+        Dicts, lists, texts, numbers, truth values and None.
+
+    Raises:
+        CdiSpecInvalid: it is neither JSON nor YAML.
+    """
+    try:
+        text = content.decode()
+        return of_json(text) if text.lstrip()[:1] == "{" else of_yaml(text)
+    except (UnicodeDecodeError, BadTree) as error:
+        raise CdiSpecInvalid(
+            f"the CDI spec {path}", found=str(error), do="have the vendor's program write it anew"
+        ) from error
+
+
+def _check_owner(asked: str, seen: os.stat_result) -> None:
+    if seen.st_uid not in {0, os.geteuid()}:
+        raise CdiFileUnusable(
+            asked, found=f"user {seen.st_uid} owns it", do="make it root's: chown root"
+        )
+    sticky_directory = stat.S_ISDIR(seen.st_mode) and seen.st_mode & stat.S_ISVTX
+    if seen.st_mode & stat.S_IWOTH and not sticky_directory:
+        raise CdiFileUnusable(
+            asked, found="everybody may write it", do="take that from others: chmod o-w"
+        )

@@ -1,0 +1,218 @@
+"""Which spec file has which device.
+
+Rules
+- The files of a later directory win over those of an earlier one: what is generated at run time
+  (/var/run/cdi) over what is installed (/etc/cdi).
+- A device that two files of the directory that decides have is in conflict, and nobody gets it.
+  (The reference library also refuses one that a later directory would decide.)
+- A file that cannot be used takes nothing away from the others. It is named, with its fault,
+  to those who ask for a device that no other file has.
+
+The files are read when a container names a device, and not kept in memory: a shim lives for
+hours, and the files change under it.
+
+Source: CDI specification, "Error Handling"; the reference library's package comment, "Device
+Conflicts" and "CDI Spec Directories".
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from hooks.cdi import files, names, schema
+from hooks.cdi.errors import CdiDeviceConflict, CdiDeviceUnknown, CdiFileUnusable, CdiSpecInvalid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from hooks.cdi.names import QualifiedName
+    from hooks.cdi.spec import SpecDevice, SpecFile
+    from hooks.errors import CdiError
+
+__all__ = ["Fault", "Found", "Loaded", "Registry", "Resolution", "resolve"]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A spec file that can be used; the greater its priority, the later its directory."""
+
+    path: str
+    priority: int
+    spec: SpecFile
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A file or directory that cannot be used, and why; ``kind`` if it says one all the same."""
+
+    path: str
+    error: CdiError
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A device, and the file that it is of."""
+
+    name: QualifiedName
+    device: SpecDevice
+    file: Loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """What the names of a container stand for, in the order in which it names them.
+
+    Attributes:
+        devices: those that spec files have.
+        left: names of kinds that no file is of, and that are known without one.
+    """
+
+    devices: tuple[Found, ...] = ()
+    left: tuple[str, ...] = ()
+
+
+_MOST_TOLD: Final = 4
+
+
+@dataclass(slots=True)
+class Registry:
+    """All spec files of a node, as they are now."""
+
+    directories: tuple[str, ...]
+    files: list[Loaded] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, directories: Iterable[str]) -> Registry:
+        """Reads the spec files.
+
+        Args:
+            directories: by priority, the lowest first. One that is not there has no files.
+
+        Returns:
+            What they hold; what cannot be used is among its faults.
+        """
+        registry = cls(tuple(directories))
+        for priority, directory in enumerate(registry.directories):
+            try:
+                fd = files.open_directory(directory)
+            except CdiFileUnusable as error:
+                registry.faults.append(Fault(directory, error))
+                continue
+            if fd is None:
+                continue
+            try:
+                for name in files.names_in(fd):
+                    registry._load(os.path.join(directory, name), priority, fd, name)
+            finally:
+                os.close(fd)
+        return registry
+
+    def _load(self, path: str, priority: int, dir_fd: int, name: str) -> None:
+        kind = ""
+        try:
+            content = files.read(path, dir_fd=dir_fd, name=name)
+            if content is None:
+                return
+            tree = files.tree_of(content, path)
+            if isinstance(tree, dict) and isinstance(tree.get("kind"), str):
+                kind = tree["kind"]
+            self.files.append(Loaded(path, priority, schema.parse(tree, path)))
+        except (CdiFileUnusable, CdiSpecInvalid) as error:
+            self.faults.append(Fault(path, error, kind))
+
+    def find(self, name: QualifiedName) -> Found:
+        """The device of a name.
+
+        Args:
+            name: what a container says.
+
+        Returns:
+            The device, of the file that decides.
+
+        Raises:
+            CdiDeviceUnknown: no file that can be used has it.
+            CdiDeviceConflict: several files of one directory have it.
+        """
+        having = [
+            Found(name, device, file)
+            for file in self.files
+            if file.spec.kind == name.kind
+            for device in file.spec.devices
+            if device.name == name.device
+        ]
+        if not having:
+            raise self._unknown(name)
+        highest = max(found.file.priority for found in having)
+        deciding = [found for found in having if found.file.priority == highest]
+        if len(deciding) > 1:
+            raise CdiDeviceConflict(
+                f"the CDI device {name}",
+                found=f"{' and '.join(found.file.path for found in deciding)} both have it",
+                do="remove it from all but one",
+            )
+        return deciding[0]
+
+    def has_kind(self, kind: str) -> bool:
+        """Whether any file is of a kind, also one that cannot be used."""
+        return any(file.spec.kind == kind for file in self.files) or any(
+            fault.kind == kind for fault in self.faults
+        )
+
+    def _unknown(self, name: QualifiedName) -> CdiDeviceUnknown:
+        faults = [fault for fault in self.faults if fault.kind in {"", name.kind}]
+        there = [
+            device.name
+            for file in self.files
+            if file.spec.kind == name.kind
+            for device in file.spec.devices
+        ]
+        known = sorted(dict.fromkeys(there))
+        more = f" and {len(known) - _MOST_TOLD} more" if len(known) > _MOST_TOLD else ""
+        where = " and ".join(self.directories) or "no directory"
+        found = (
+            f"{name.kind} has {', '.join(known[:_MOST_TOLD])}{more}"
+            if known
+            else f"no spec of {name.kind} in {where}"
+        )
+        for fault in faults[:_MOST_TOLD]:
+            found += f"; {fault.path} cannot be used: {fault.error.found}"
+        return CdiDeviceUnknown(
+            f"the CDI device {name}",
+            found=found,
+            do="mend that file" if faults else "see what python -m hooks cdi list shows",
+        )
+
+
+def resolve(
+    wanted: Iterable[str],
+    directories: Iterable[str],
+    *,
+    builtin: Callable[[str], bool] = lambda _: False,
+) -> Resolution:
+    """What names of devices stand for on this node.
+
+    Args:
+        wanted: full names; one that is there twice counts once.
+        directories: of spec files, by priority.
+        builtin: whether a name is known without a spec file. It is left to whoever knows it, if
+            no file is of its kind.
+
+    Returns:
+        The devices, in order.
+
+    Raises:
+        CdiNameMalformed: one is no full name.
+        CdiDeviceUnknown: no file that can be used has it.
+        CdiDeviceConflict: several files of one directory have it.
+    """
+    asked = [names.parse(text) for text in dict.fromkeys(wanted)]
+    registry = Registry.of(directories)
+    left = {name for name in asked if builtin(str(name)) and not registry.has_kind(name.kind)}
+    return Resolution(
+        tuple(registry.find(name) for name in asked if name not in left),
+        tuple(str(name) for name in asked if name in left),
+    )

@@ -1,0 +1,169 @@
+"""Which spec file has which device: directories, priorities, conflicts, files one may not use."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hooks.cdi import files, names
+from hooks.cdi.errors import CdiDeviceConflict, CdiDeviceUnknown, CdiFileUnusable
+from hooks.cdi.registry import Registry, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def write(path: Path, *devices: str, kind: str = "vendor.com/device", env: str = "A=b") -> Path:
+    path.parent.mkdir(exist_ok=True)
+    file = {
+        "cdiVersion": "0.5.0",
+        "kind": kind,
+        "devices": [{"name": d, "containerEdits": {"env": [env]}} for d in devices],
+    }
+    path.write_text(json.dumps(file))
+    return path
+
+
+def found_in(directories: list[Path], name: str) -> str:
+    (found,) = resolve([name], map(str, directories)).devices
+    return os.path.basename(found.file.path)
+
+
+def test_devices_are_found_in_both_directories(tmp_path: Path) -> None:
+    etc, run = tmp_path / "etc", tmp_path / "run"
+    write(etc / "a.json", "0")
+    write(run / "b.json", "1")
+    assert found_in([etc, run], "vendor.com/device=0") == "a.json"
+    assert found_in([etc, run], "vendor.com/device=1") == "b.json"
+
+
+def test_later_directory_wins_device_by_device(tmp_path: Path) -> None:
+    etc, run = tmp_path / "etc", tmp_path / "run"
+    write(etc / "a.json", "0", "1")
+    write(run / "b.json", "1")
+    assert found_in([etc, run], "vendor.com/device=1") == "b.json"
+    assert found_in([etc, run], "vendor.com/device=0") == "a.json"
+    assert found_in([run, etc], "vendor.com/device=1") == "a.json"
+
+
+def test_device_of_two_files_of_one_directory_is_in_conflict(tmp_path: Path) -> None:
+    etc, run = tmp_path / "etc", tmp_path / "run"
+    write(etc / "a.json", "0", "1")
+    write(etc / "b.yaml", "0", "2")
+    with pytest.raises(CdiDeviceConflict, match=r"etc/a\.json and .*etc/b\.yaml both") as caught:
+        resolve(["vendor.com/device=0"], [str(etc), str(run)])
+    assert caught.value.code == "NVSHIM-E0605"
+    assert found_in([etc], "vendor.com/device=1") == "a.json"
+    assert found_in([etc], "vendor.com/device=2") == "b.yaml"
+    # A directory that decides is not in conflict with those that do not.
+    write(run / "c.json", "0")
+    assert found_in([etc, run], "vendor.com/device=0") == "c.json"
+
+
+def test_files_of_other_names_directories_and_missing_places_do_not_count(tmp_path: Path) -> None:
+    write(tmp_path / "a.yml", "0")
+    write(tmp_path / "a.json.bak", "0")
+    write(tmp_path / "below" / "a.json", "0")
+    (tmp_path / "dir.json").mkdir()
+    registry = Registry.of([str(tmp_path), str(tmp_path / "missing")])
+    assert (registry.files, registry.faults) == ([], [])
+
+
+def test_link_to_a_file_counts(tmp_path: Path) -> None:
+    target = write(tmp_path / "elsewhere" / "x", "0")
+    (tmp_path / "a.json").symlink_to(target)
+    assert found_in([tmp_path], "vendor.com/device=0") == "a.json"
+
+
+def test_unknown_device_is_told_which_there_are(tmp_path: Path) -> None:
+    write(tmp_path / "a.json", *"abcdef")
+    with pytest.raises(CdiDeviceUnknown, match="has a, b, c, d and 2 more"):
+        resolve(["vendor.com/device=x"], [str(tmp_path)])
+    with pytest.raises(CdiDeviceUnknown, match=f"no spec of other.com/device in {tmp_path}"):
+        resolve(["other.com/device=x"], [str(tmp_path)])
+
+
+def make_broken(path: Path) -> None:
+    path.write_text('{"cdiVersion": "0.5.0", "kind": "vendor.com/broken", "devices": [], "x": 1}')
+
+
+def make_somebody_elses(path: Path) -> None:
+    write(path, "0")
+    os.chown(path, 12345, 0)
+
+
+def make_writable(path: Path) -> None:
+    write(path, "0")
+    path.chmod(0o666)
+
+
+def make_large(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(5 << 20)
+
+
+BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no JSON": (lambda p: p.write_text("{"), "no JSON"),
+    "an unknown field": (make_broken, "x: unknown field"),
+    "empty": (lambda p: p.write_text(""), "it is no object"),
+    "a FIFO": (os.mkfifo, "it is no regular file"),
+    "somebody else's": (make_somebody_elses, "user 12345 owns it"),
+    "writable for others": (make_writable, "everybody may write it"),
+    "too large": (make_large, "longer than 4 MiB"),
+    "a cycle of links": (lambda p: p.symlink_to(p), "symbolic links"),
+}
+
+
+@pytest.mark.parametrize("make", list(BROKEN), ids=list(BROKEN))
+def test_broken_file_takes_nothing_from_the_others_and_is_named_to_who_misses_it(
+    tmp_path: Path, make: str
+) -> None:
+    write(tmp_path / "a.json", "0")
+    make_it, fault = BROKEN[make]
+    make_it(tmp_path / "broken.json")
+    assert found_in([tmp_path], "vendor.com/device=0") == "a.json"
+    with pytest.raises(CdiDeviceUnknown) as caught:
+        resolve(["vendor.com/broken=0"], [str(tmp_path)])
+    assert "broken.json cannot be used" in caught.value.found
+    assert fault in caught.value.found
+
+
+def test_broken_file_of_another_kind_is_not_named(tmp_path: Path) -> None:
+    make_broken(tmp_path / "broken.json")
+    with pytest.raises(CdiDeviceUnknown) as caught:
+        resolve(["vendor.com/another=0"], [str(tmp_path)])
+    assert "broken.json" not in str(caught.value)
+
+
+def test_dangling_link_is_a_file_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "a.json").symlink_to("nowhere")
+    assert Registry.of([str(tmp_path)]).faults == []
+
+
+def test_directory_that_everybody_may_write_counts_only_if_it_is_sticky(tmp_path: Path) -> None:
+    write(tmp_path / "specs" / "a.json", "0")
+    directory = tmp_path / "specs"
+    directory.chmod(0o777)
+    with pytest.raises(CdiDeviceUnknown, match="specs cannot be used: everybody may write it"):
+        found_in([directory], "vendor.com/device=0")
+    directory.chmod(0o1777)
+    assert found_in([directory], "vendor.com/device=0") == "a.json"
+
+
+def test_directory_that_is_a_file_is_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "specs").write_text("")
+    with pytest.raises(CdiFileUnusable):
+        files.open_directory(str(tmp_path / "specs"))
+    assert [f.error.code for f in Registry.of([str(tmp_path / "specs")]).faults] == ["NVSHIM-E0601"]
+
+
+def test_devices_come_in_the_order_of_their_names_and_once(tmp_path: Path) -> None:
+    write(tmp_path / "a.json", "0", "1")
+    wanted = ["vendor.com/device=1", "vendor.com/device=0", "vendor.com/device=1"]
+    resolved = resolve(wanted, [str(tmp_path)])
+    assert [str(found.name) for found in resolved.devices] == wanted[:2]
+    assert resolved.devices[0].name == names.parse(wanted[0])
