@@ -52,11 +52,13 @@ class CriPlugin:
         handlers: the tables below ``containerd.runtimes``, by the handler's name.
         sandbox_image: the image of a pod's first container.
         default_handler: whom a pod gets that names no handler.
+        cdi_directories: where it finds CDI specs; none for its default.
     """
 
     handlers: Mapping[str, Mapping[str, Any]]
     sandbox_image: str
     default_handler: str = "runc"
+    cdi_directories: tuple[str, ...] = ()
 
     def tables(self, version: int, directory: str) -> dict[str, Any]:
         """The plugin's tables in containerd's configuration.
@@ -71,8 +73,10 @@ class CriPlugin:
         Raises:
             CniNotInstalled: a plugin for the network is missing.
         """
+        cdi = {"enable_cdi": True, "cdi_spec_dirs": list(self.cdi_directories)}
         runtime = {
             **_MODEST,
+            **(cdi if self.cdi_directories else {}),
             "cni": {"conf_dir": _conf_directory(directory), **self._cni_binaries(version)},
             "containerd": {
                 "default_runtime_name": self.default_handler,

@@ -1,0 +1,120 @@
+"""A kubelet that names devices by CDI, to a containerd that gives them by itself as well."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from api.proto import cri_pb2 as pb
+from integration.containerd import PrivateContainerd
+from integration.cri.client import Cri
+from integration.cri.plugin import CriPlugin
+from integration.images import GLIBC, PAUSE, glibc, pause, write_archive
+from integration.parts import Parts
+from integration.simulated import Scenario, SimulatedNode
+from tests.harness.containerds import nothing_left
+from tests.harness.pods import IDLE, Pods, import_image
+from tests.harness.runtime import OURS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+NODES: Final = ("nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
+# What containerd hands on of a container's annotations is a setting of the handler.
+HANDLER: Final = {"runtime_type": OURS, "container_annotations": ["cdi.k8s.io/*"]}
+
+
+@pytest.fixture(scope="module")
+def node(workshop: str) -> Iterator[SimulatedNode]:
+    with SimulatedNode.create(f"{workshop}/cdi-node", Scenario.load("two")) as node:
+        yield node
+
+
+@pytest.fixture(scope="module")
+def specs(workshop: str, node: SimulatedNode) -> str:
+    """A directory with a CDI spec like one of nvidia-ctk's, without its hooks."""
+    library = f"libcuda.so.{node.driver_version}"
+    directory = next("/" + os.path.dirname(p) for p in glibc().tree if p.endswith("/libc.so.6"))
+    (source,) = (
+        os.path.join(top, library)
+        for top, _, names in os.walk(node.driver_root)
+        if library in names
+    )
+    edits = {
+        "deviceNodes": [{"path": f"/dev/{n}", "hostPath": f"{node.dev}/{n}"} for n in NODES],
+        "env": [f"{DEVICES}=void"],
+        "mounts": [
+            {
+                "hostPath": source,
+                "containerPath": f"{directory}/{library}",
+                "options": ["ro", "nosuid", "nodev", "rbind", "rprivate"],
+            }
+        ],
+    }
+    devices = [{"name": "1", "containerEdits": edits}]
+    spec = {"cdiVersion": "0.6.0", "kind": "nvidia.com/gpu", "devices": devices}
+    os.makedirs(f"{workshop}/cdi")
+    with open(f"{workshop}/cdi/nvidia.json", "w") as file:
+        json.dump(spec, file)
+    return f"{workshop}/cdi"
+
+
+@pytest.fixture
+def pods(shim_directory: str, node: SimulatedNode, specs: str) -> Iterator[Pods]:
+    """Pods of a containerd 2, which has CDI."""
+    plugin = CriPlugin({"nvidia": HANDLER}, PAUSE, "nvidia", cdi_directories=(specs,))
+    with (
+        PrivateContainerd(
+            shim_directory=shim_directory,
+            shim_config=node.config_path,
+            parts=Parts.of_release("sid"),
+            cri=plugin,
+        ) as containerd,
+        Cri(containerd.address) as cri,
+    ):
+        archive = write_archive(f"{containerd.directory}/pods.tar", [glibc(), pause()])
+        import_image(cri, containerd, archive, GLIBC, PAUSE)
+        os.unlink(archive)
+        with nothing_left(containerd):
+            pods = Pods(containerd, "nvidia")
+            yield pods
+            pods.close()
+
+
+def spec_of(bundle: str) -> Any:
+    with open(os.path.join(bundle, "config.json")) as file:
+        return json.load(file)
+
+
+def test_what_containerd_has_given_is_not_given_twice(pods: Pods, node: SimulatedNode) -> None:
+    pod = pods.run()
+    annotations = {"cdi.k8s.io/nvidia-device-plugin_x": "nvidia.com/gpu=1"}
+    both = pod.start(*IDLE, image=GLIBC, annotations=annotations, env={DEVICES: "all"})
+    spec = spec_of(both.bundle)
+    assert f"{DEVICES}=void" in spec["process"]["env"], "containerd has not given anything"
+    for entries, key in (
+        (spec["linux"]["devices"], "path"),
+        (spec["mounts"], "destination"),
+    ):
+        assert [name for name, times in Counter(e[key] for e in entries).items() if times > 1] == []
+    paths = {entry["path"] for entry in spec["linux"]["devices"]}
+    assert paths == {f"/dev/{name}" for name in NODES}
+    rules = [json.dumps(rule) for rule in spec["linux"]["resources"]["devices"]]
+    assert len(rules) == len(set(rules))
+    done = both.exec("sh", "-c", "nvidia-smi -L && probe dlopen libcuda.so.1 && ls /dev")
+    assert done.code == 0, done.stdout + done.stderr
+    assert node.scenario.gpus[1].uuid in done.stdout
+    assert node.scenario.gpus[0].uuid not in done.stdout
+    with open(os.path.join(both.bundle, "nvidia.json")) as file:
+        assert json.load(file)["request"]["origin"] == "annotations"
+
+    # By the CRI's own field, containerd alone gives.
+    fields = {"CDI_devices": [pb.CDIDevice(name="nvidia.com/gpu=1")]}
+    alone = pod.start(*IDLE, image=GLIBC, **fields)
+    assert not os.path.exists(os.path.join(alone.bundle, "nvidia.json"))
+    assert {entry["path"] for entry in spec_of(alone.bundle)["linux"]["devices"]} == paths
