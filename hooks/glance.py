@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ANNOTATION_PREFIXES",
-    "CONFIG_FILES",
-    "ENVIRONMENT_VARIABLE",
     "HOOK_LISTS",
     "MOUNTS",
     "Places",
@@ -151,9 +149,9 @@ def is_nvidia_hook(hook: object) -> bool:
     )
 
 
-ENVIRONMENT_VARIABLE: Final = "NVSHIM_CONFIG"
-CONFIG_FILES: Final = (
-    "/etc/containerd-shim-nvidia/config.toml",
+_CONFIG: Final = ("NVSHIM_CONFIG", "/etc/containerd-shim-nvidia/config.toml")
+_NVIDIA_CONFIG: Final = (
+    "NVIDIA_CTK_CONFIG_FILE_PATH",
     "/etc/nvidia-container-runtime/config.toml",
 )
 
@@ -163,19 +161,18 @@ _KEYS: Final = ("swarm-resource", "annotation-prefixes")
 _USUAL: Final = frozenset({'annotation-prefixes=["cdi.k8s.io/"]', 'swarm-resource=""'})
 
 
-def find_places(files: tuple[str, ...] | None = None) -> Places:
+def find_places() -> Places:
     """The places that the configuration names, without parsing it if it names none.
 
-    Args:
-        files: those of which the first that is there holds; if not given, those of
-            :func:`hooks.config.load_config`.
-
     Returns:
-        The places.
+        The places; those of the file that :func:`hooks.config.load_config` would read.
     """
-    if files is None:
-        named = os.environ.get(ENVIRONMENT_VARIABLE)
-        files = (named,) if named else CONFIG_FILES
+    files = []
+    for variable, usual in (_CONFIG, _NVIDIA_CONFIG):
+        named = os.environ.get(variable)
+        files.append(named or usual)
+        if named:
+            break
     for file in files:
         try:
             with open(file, "rb") as stream:

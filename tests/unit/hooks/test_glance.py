@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 import hooks
 from api.errors import NvshimError
+from hooks import config, glance
 from hooks.config import Config
-from hooks.glance import CONFIG_FILES, ENVIRONMENT_VARIABLE, Places, find_places, may_ask
+from hooks.glance import Places, find_places, may_ask
 from hooks.request import read_request
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Places]:
     """What is found if this is the content of the configuration."""
     file = tmp_path / "config.toml"
-    monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(file))
+    monkeypatch.setenv("NVSHIM_CONFIG", str(file))
 
     def of(content: str) -> Places:
         file.write_text(content)
@@ -37,6 +38,11 @@ def told(places: Places) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 USUAL = told(Places())
+# Before a fixture puts others in their place.
+FILES = (
+    (config.ENVIRONMENT_VARIABLE, config.DEFAULT_PATH),
+    (config.NVIDIA_ENVIRONMENT_VARIABLE, config.NVIDIA_PATH),
+)
 
 
 @pytest.mark.parametrize(
@@ -140,10 +146,25 @@ def test_malformed_configuration_names_no_places_and_says_why(
     assert "NVSHIM-E0504" in found.failure
 
 
-def test_the_first_file_that_is_there_holds(tmp_path: Path) -> None:
-    assert told(find_places((str(tmp_path / "none"),))) == USUAL
-    assert "Is a directory" in find_places((str(tmp_path),)).failure
-    assert CONFIG_FILES[0] == hooks.config.DEFAULT_PATH
+def test_places_are_those_of_the_file_that_the_configuration_is_read_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert FILES == (glance._CONFIG, glance._NVIDIA_CONFIG)
+    ours, nvidias = tmp_path / "ours", tmp_path / "nvidias"
+    monkeypatch.setattr(glance, "_CONFIG", ("NVSHIM_CONFIG", str(ours)))
+    monkeypatch.setattr(config, "DEFAULT_PATH", str(ours))
+    monkeypatch.setattr(glance, "_NVIDIA_CONFIG", ("NVIDIA_CTK_CONFIG_FILE_PATH", str(nvidias)))
+    monkeypatch.setattr(config, "NVIDIA_PATH", str(nvidias))
+    monkeypatch.delenv("NVSHIM_CONFIG", raising=False)
+    assert told(find_places()) == USUAL
+    nvidias.write_text('swarm-resource = "A,B"\n')
+    assert told(find_places()) == (("A", "B"), USUAL[1])
+    ours.write_text('[requests]\nswarm-resources = ["C"]\n')
+    assert told(find_places()) == (("C",), USUAL[1])
+    monkeypatch.setenv("NVSHIM_CONFIG", str(nvidias.parent))
+    assert "Is a directory" in find_places().failure
+    monkeypatch.setenv("NVSHIM_CONFIG", str(nvidias.parent / "none"))
+    assert told(find_places()) == USUAL
 
 
 def test_glance_loads_nothing_that_costs_a_container_without_gpu() -> None:
