@@ -10,6 +10,8 @@ One TOML file, read when a container asks for a GPU or names a logger::
     sys = "/sys"
     state = "/run/containerd-shim-nvidia"
     nvml-timeout = 5         # seconds that NVML may take
+    platform = "auto"        # or "nvml", "tegra", "wsl" (hooks.platforms)
+    csv-directory = "/etc/nvidia-container-runtime/host-files-for-container.d"  # on Tegra
     char-links = true        # make missing links DEV/char/MAJOR:MINOR (hooks.char_links)
     cuda-compat = true       # an image's newer libcuda comes before the driver's (hooks.compat)
 
@@ -60,7 +62,15 @@ from hooks.request import CAPABILITIES
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["DEFAULT_PATH", "ENVIRONMENT_VARIABLE", "Config", "Denied", "Mode", "load_config"]
+__all__ = [
+    "DEFAULT_PATH",
+    "ENVIRONMENT_VARIABLE",
+    "Config",
+    "Denied",
+    "Mode",
+    "Platform",
+    "load_config",
+]
 
 DEFAULT_PATH: Final = "/etc/containerd-shim-nvidia/config.toml"
 ENVIRONMENT_VARIABLE: Final = "NVSHIM_CONFIG"
@@ -69,6 +79,15 @@ NVIDIA_PATH: Final = "/etc/nvidia-container-runtime/config.toml"
 """The configuration of NVIDIA's container toolkit."""
 NVIDIA_ENVIRONMENT_VARIABLE: Final = "NVIDIA_CTK_CONFIG_FILE_PATH"
 """Names it instead, in the environment of containerd (an image's environment is never ours)."""
+
+
+class Platform:
+    """The words of ``platform`` in ``[node]``: what NVIDIA's driver is like."""
+
+    AUTO: Final = "auto"
+    NVML: Final = "nvml"
+    TEGRA: Final = "tegra"
+    WSL: Final = "wsl"
 
 
 class Mode:
@@ -99,6 +118,8 @@ class Config:
         proc: where procfs is.
         sys: where sysfs is.
         state: a directory of our own for what must not outlive a boot.
+        platform: what NVIDIA's driver is like, of :class:`Platform`.
+        csv_directory: the files that list what a Tegra machine has, within the driver root.
         nvml_timeout: how long NVML may take to answer, in seconds.
         loggers: the programs that may be loggers; None for any that is root's alone.
         char_links: whether missing links in ``dev/char`` are made for the nodes that are given.
@@ -141,6 +162,8 @@ class Config:
     disable_require: bool = False
     ignore_imex: bool = False
     host_root: str = "/"
+    platform: str = Platform.AUTO
+    csv_directory: str = "/etc/nvidia-container-runtime/host-files-for-container.d"
     cuda_compat: bool = True
     cdi_spec_dirs: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
     cdi_allow_hooks: tuple[str, ...] = ()
@@ -281,6 +304,12 @@ _TABLES: Final[dict[str, dict[str, tuple[str, Callable[[object], object], str]]]
         "proc": ("proc", values.path, _A_PATH),
         "sys": ("sys", values.path, _A_PATH),
         "state": ("state", values.path, _A_PATH),
+        "platform": (
+            "platform",
+            values.one_of(Platform.AUTO, Platform.NVML, Platform.TEGRA, Platform.WSL),
+            '"auto", "nvml", "tegra" or "wsl"',
+        ),
+        "csv-directory": ("csv_directory", values.path, _A_PATH),
         "char-links": ("char_links", values.yes_or_no, "true or false"),
         "cuda-compat": ("cuda_compat", values.yes_or_no, "true or false"),
         "nvml-timeout": ("nvml_timeout", values.seconds, "seconds, more than 0 and at most 600"),

@@ -49,7 +49,15 @@ if TYPE_CHECKING:
     from hooks.elf import Elf
     from hooks.roots import Root
 
-__all__ = ["Driver", "DriverFile", "LibraryFile", "find_driver", "find_sockets", "places"]
+__all__ = [
+    "Driver",
+    "DriverFile",
+    "LibraryFile",
+    "find_driver",
+    "find_sockets",
+    "places",
+    "read_elf",
+]
 
 _COMPATIBLE_32: Final = {Arch.X86_64: Arch.I386, Arch.AARCH64: Arch.ARM}
 _PREFERENCE: Final = (Arch.X86_64, Arch.AARCH64)
@@ -202,7 +210,7 @@ def _libraries(
         for row, pattern in patterns.items():
             for name in _matches(pattern, candidates):
                 source = witness.file(f"{inside}/{name}")
-                elf = _read_elf(source) if source is not None else None
+                elf = read_elf(source) if source is not None else None
                 if source is None or elf is None or elf.arch is None or (row, elf.arch) in taken:
                     continue
                 taken.add((row, elf.arch))
@@ -223,7 +231,12 @@ def _matches(pattern: str, names: Iterable[str]) -> list[str]:
     )
 
 
-def _read_elf(path: str) -> Elf | None:
+def read_elf(path: str) -> Elf | None:
+    """What an ELF file of the node says of itself; None for anything else.
+
+    Args:
+        path: on the host, free of links at its end.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -3,8 +3,9 @@
     config = load_config()
     request = read_request(spec, config)
     if request.wants_injection:
-        inventory = load_inventory(config)
-        if inventory is None:
+        needed = needs_inventory(request, config)
+        inventory = load_inventory(config) if needed else None
+        if needed and inventory is None:
             answer = RUN(probe_command(config))     # the caller's reaper, its time limit
             inventory = take_inventory(config, answer)
         injection = inject(spec, request, inventory, rootfs=…, staging=…, config=config)
@@ -21,10 +22,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from hooks import nvml
+from hooks import nvml, platforms
 from hooks.cdi.errors import RuntimeUnasked
 from hooks.char_links import CharLinks, link_nodes
-from hooks.config import load_config
+from hooks.config import Platform, load_config
 from hooks.driver import find_driver
 from hooks.errors import (
     DeviceNodeMissing,
@@ -68,6 +69,7 @@ __all__ = [
     "inject",
     "load_config",
     "load_inventory",
+    "needs_inventory",
     "probe_command",
     "read_request",
     "take_inventory",
@@ -110,6 +112,16 @@ def probe_command(config: Config) -> tuple[str, ...]:
     return nvml.probe_command(config, find_driver(Witness(config.host_root), config))
 
 
+def needs_inventory(request: Request, config: Config) -> bool:
+    """Whether what is asked takes an inventory of the node.
+
+    Args:
+        request: what :func:`read_request` made of a spec.
+        config: what the node is like.
+    """
+    return request.wants_driver and platforms.platform_of(config) == Platform.NVML
+
+
 def inject(
     spec: Mapping[str, Any],
     request: Request,
@@ -130,7 +142,7 @@ def inject(
     Args:
         spec: config.json, decoded. It is not changed.
         request: what :func:`read_request` made of it.
-        inventory: what the node has; None only if nothing of NVIDIA's driver is asked.
+        inventory: what the node has; None only if none is needed (:func:`needs_inventory`).
         rootfs: the mounted root of the container; nothing of it runs yet.
         staging: a directory of this container's bundle for files to be mounted from there. It
             need not exist, and goes with the bundle.
@@ -196,7 +208,7 @@ def explain(
     Args:
         spec: config.json, decoded. It is not changed.
         request: what :func:`read_request` made of it.
-        inventory: what the node has; None only if nothing of NVIDIA's driver is asked.
+        inventory: what the node has; None only if none is needed (:func:`needs_inventory`).
         rootfs: the root of the container; None if there is none to look at, and then the
             directories of libraries are a guess.
         config: where the driver is.
@@ -280,6 +292,8 @@ def _decide(asked: _Asked, look: _Look, places: tuple[str, str], clock: _Clock) 
             roots = (inventory.driver.root,)
             contributions.append(Contribution(plan, inventory.nodes.majors, roots))
         contributions += _beside_gpus(asked, inventory, layout, contributions)
+    elif asked.request.wants_driver:
+        contributions.append(platforms.contribute(asked.spec, asked.request, asked.config, layout))
     contributions += _of_others(asked)
     plan = united(each.plan for each in contributions)
     clock.lap("plan")

@@ -21,7 +21,7 @@ Each leaf says in its docstring when it is raised and by whom. Codes are never r
 
 What is asked beside GPUs has leaves of InventoryError in hooks.feature_errors (E0110, E0111).
 GPUs that are not NVIDIA's have leaves of InventoryError and RequestError in
-hooks.vendors.errors (E065x).
+hooks.vendors.errors (E065x), Tegra and WSL2 in hooks.platforms.errors (E066x).
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def _explained(asked: argparse.Namespace) -> str:
     if not request.wants_injection:
         why = f" ({request.source})" if request.source else ""
         return "{}\n" if asked.json else f"request    nothing{why}: the spec stays as it is\n"
-    inventory = survey(config) if request.wants_driver else None
+    inventory = survey(config) if engine.needs_inventory(request, config) else None
     rootfs = asked.rootfs or _rootfs(spec, asked.config_json)
     injection = engine.explain(spec, request, inventory, rootfs=rootfs, config=config)
     if asked.json:

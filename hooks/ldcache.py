@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from hooks.plan import CachedLibrary
 
-__all__ = ["FLAGS", "Cache", "Entry", "parse", "serialise"]
+__all__ = ["FLAGS", "Cache", "Entry", "name_rank", "parse", "serialise"]
 
 FLAGS: Final = {
     Arch.X86_64: 0x0303,
@@ -146,7 +146,7 @@ class Cache:
         entries.extend(ours.values())
         entries.sort(key=self._rank)
         # Two stable sorts: names descend, everything else ascends by its rank.
-        entries.sort(key=lambda entry: _name_rank(entry[0]), reverse=True)
+        entries.sort(key=lambda entry: name_rank(entry[0]), reverse=True)
         return Cache(tuple(entries), self.hwcaps, self.generator)
 
     def _rank(self, entry: Entry) -> tuple[int, bool, bytes, int, int, int]:
@@ -171,7 +171,7 @@ def _number_rank(match: re.Match[str]) -> str:
     return f"\u0100{value:010d}"
 
 
-def _name_rank(name: bytes) -> str:
+def name_rank(name: bytes) -> str:
     """A key by which names compare as in _dl_cache_libcmp.
 
     glibc compares ``char``, whose sign depends on the machine; here it has none. Sonames that

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from hooks import config_values as values
-from hooks.config import Config, Mode, parse_toml
+from hooks.config import Config, Mode, Platform, parse_toml
 from hooks.errors import UnknownConfigKey, WrongConfigValue
 
 if TYPE_CHECKING:
@@ -161,6 +161,12 @@ def _swarm(value: str) -> dict[str, Any] | None:
     return _checked("swarm_resources", values.texts_like(values.VARIABLE))(names)
 
 
+def _mode(value: str) -> dict[str, Any] | None:
+    if value == "csv":
+        return {"platform": Platform.TEGRA}
+    return {} if value in _MODES else None
+
+
 _OWN_LOG: Final = "what we say is in containerd's log"
 _NO_CLI: Final = "nvidia-container-cli is not run"
 _NO_HOOK: Final = "there are no hooks; what they did is done before the container is made"
@@ -203,8 +209,9 @@ _KEYS: Final[dict[str, _Set | _Note]] = {
     f"{_RUNTIME}.discover-mode": _Note(str, _ONE_MEANING, "legacy"),
     f"{_RUNTIME}.mode": _Set(
         str,
-        lambda value: {} if value in _MODES else None,
-        "auto, legacy, csv, cdi or jit-cdi (all of them do the same here)",
+        _mode,
+        "auto, legacy, csv, cdi or jit-cdi (all of them do the same here, but csv, which says "
+        "that this is a Tegra machine)",
     ),
     f"{_RUNTIME}.modes.cdi.default-kind": _Set(
         str,
@@ -217,10 +224,8 @@ _KEYS: Final[dict[str, _Set | _Note]] = {
         'a list of prefixes ("cdi.k8s.io/")',
     ),
     f"{_RUNTIME}.modes.cdi.spec-dirs": _Set(list, _spec_dirs, "a list of absolute paths"),
-    f"{_RUNTIME}.modes.csv.mount-spec-path": _Note(
-        str,
-        "files of Tegra are not listed by it",
-        "/etc/nvidia-container-runtime/host-files-for-container.d",
+    f"{_RUNTIME}.modes.csv.mount-spec-path": _Set(
+        str, _checked("csv_directory", values.path), 'an absolute path ("/…")'
     ),
     f"{_RUNTIME}.modes.csv.compat-container-root": _Note(str, "it is looked for in one place"),
     f"{_RUNTIME}.modes.legacy.cuda-compat-mode": _Set(

@@ -75,8 +75,9 @@ class Injector:
         request = engine.read_request(spec, config)
         if not request.wants_injection:
             return
-        inventory = engine.load_inventory(config) if request.wants_driver else None
-        if inventory is None and request.wants_driver:
+        needed = engine.needs_inventory(request, config)
+        inventory = engine.load_inventory(config) if needed else None
+        if needed and inventory is None:
             inventory = await self._take_inventory(config)
         inject = partial(
             engine.inject,

@@ -98,7 +98,8 @@ def _describe(node: SimulatedNode) -> None:
         cuda = ".".join(map(str, node.scenario.cuda_version(node.driver_version)))
         print(f"{node.directory}: driver {node.driver_version}, CUDA {cuda}")
     else:
-        print(f"{node.directory}: without NVIDIA's driver")
+        what = node.scenario.platform or "without NVIDIA's driver"
+        print(f"{node.directory}: {what}")
     for gpu in node.scenario.gpus:
         mode = "" if gpu.mig is None else ", MIG mode"
         print(f"  GPU {gpu.index}: {gpu.model.name} ({gpu.uuid}) at {gpu.pci}{mode}")

@@ -14,6 +14,7 @@ from integration.simulated.beside import add_beside
 from integration.simulated.devices import Majors, make_devices
 from integration.simulated.driver import DriverFiles, Layout, lay_out, write_loader_cache
 from integration.simulated.library import build_nvml
+from integration.simulated.platforms import make_platform
 from integration.simulated.procfs import make_bare_proc, make_proc
 from integration.simulated.scenario import Scenario
 from integration.simulated.sysfs import make_sys
@@ -110,8 +111,9 @@ class SimulatedNode:
             SimulatedError: no compiler, no device nodes. Nothing of the node is left.
         """
         directory = os.path.abspath(directory)
-        files = DriverFiles.fetch(packages_cache, say=say) if scenario.nvidia else None
-        version = scenario.driver or files.version if files is not None else ""
+        needed = scenario.nvidia or scenario.platform
+        files = DriverFiles.fetch(packages_cache, say=say) if needed else None
+        version = (scenario.driver or files.version) if files and scenario.nvidia else ""
         node = cls(directory, scenario, version)
         if os.path.lexists(directory) and not (os.path.isdir(directory) and _empty(directory)):
             raise NodeExists(
@@ -179,12 +181,14 @@ class SimulatedNode:
     def _fill(self, files: DriverFiles | None, layout: Layout) -> None:
         for name in _ROOTS.values():
             os.mkdir(os.path.join(self.directory, name), 0o755)
-        if files is None:
-            make_bare_proc(self.proc, host="/proc")
-        else:
+        if files is not None and self.scenario.nvidia:
             self._fill_with_nvidia(files, layout)
+        else:
+            make_bare_proc(self.proc, host="/proc")
         if self.scenario.beside:
             add_beside(self.directory, self.scenario.beside)
+        if files is not None and self.scenario.platform:
+            make_platform(self.scenario.platform, self.directory, files)
         if self.scenario.others:
             add_vendors(self.directory, self.scenario.others)
         with open(os.path.join(self.directory, "scenario.toml"), "w", encoding="utf-8") as file:

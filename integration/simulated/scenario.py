@@ -10,6 +10,7 @@ A scenario is a small TOML file. Everything has a default; this is all there is 
     imex-channels = [0]           # /dev/nvidia-caps-imex-channels/channelN
     beside = ["gds", "mofed"]     # drivers that work with GPUs, see integration.simulated.beside
     nvidia = true                 # false for a node without NVIDIA's driver, and gpus = 0
+    platform = "tegra"            # or "wsl": a driver that is not the usual one, and gpus = 0
     amd = ["mi300x/8"]            # GPUs of AMD, see integration.simulated.vendors
     intel = ["flex170"]           # GPUs of Intel
 
@@ -41,6 +42,7 @@ from typing import TYPE_CHECKING, Any, Final
 from integration.errors import ScenarioInvalid
 from integration.simulated.beside import KEYS
 from integration.simulated.catalogue import MODELS, MigProfile, Model
+from integration.simulated.platforms import PLATFORMS
 from integration.simulated.vendors import AMD_MODELS, INTEL_MODELS, entry_of, parse_vendors
 
 if TYPE_CHECKING:
@@ -81,6 +83,7 @@ _TOP_KEYS: Final = frozenset(
         "beside",
         "gpu",
         "nvidia",
+        "platform",
         "amd",
         "intel",
     }
@@ -174,7 +177,9 @@ class Scenario:
         drm: whether the GPUs have DRM nodes.
         imex_channels: numbers of the IMEX channels.
         beside: what drivers it has beside the GPUs', keys of :mod:`integration.simulated.beside`.
-        nvidia: whether NVIDIA's driver is there.
+        nvidia: whether NVIDIA's usual driver is there.
+        platform: which other driver of NVIDIA's is there, of
+            :data:`integration.simulated.platforms.PLATFORMS`; "" for none.
         others: the GPUs that are not NVIDIA's.
     """
 
@@ -184,6 +189,7 @@ class Scenario:
     drm: bool = True
     imex_channels: tuple[int, ...] = ()
     nvidia: bool = True
+    platform: str = ""
     others: tuple[VendorGpu, ...] = ()
     beside: tuple[str, ...] = ()
 
@@ -246,7 +252,12 @@ class Scenario:
                 layout does not fit, two GPUs share an address.
         """
         _known(table, _TOP_KEYS, "a scenario")
-        nvidia = _typed(table, "nvidia", bool, True)
+        platform = _typed(table, "platform", str, "")
+        if platform and platform not in PLATFORMS:
+            raise _invalid(f'platform = "{platform}"', "no such one", f"use {', '.join(PLATFORMS)}")
+        nvidia = _typed(table, "nvidia", bool, not platform)
+        if nvidia and platform:
+            raise _invalid(f'platform = "{platform}"', "nvidia = true", "leave one of them out")
         count = _typed(table, "gpus", int, 1 if nvidia else 0)
         if not 0 <= count <= MOST_GPUS:
             raise _invalid(f"gpus = {count}", "the driver counts 0 to 32", "choose fewer")
@@ -283,6 +294,7 @@ class Scenario:
             drm=_typed(table, "drm", bool, True),
             imex_channels=_channels(_typed(table, "imex-channels", list, [])),
             nvidia=nvidia,
+            platform=platform,
             others=others,
             beside=_beside(_typed(table, "beside", list, []), nvidia=nvidia),
         )
@@ -312,6 +324,8 @@ class Scenario:
         lines.append(f"imex-channels = {list(self.imex_channels)}")
         lines.append(f"beside = {json.dumps(list(self.beside))}")
         lines.append(f"nvidia = {str(self.nvidia).lower()}")
+        if self.platform:
+            lines.append(f'platform = "{self.platform}"')
         for key, models in (("amd", AMD_MODELS), ("intel", INTEL_MODELS)):
             entries = [entry_of(other) for other in self.others if other.key in models]
             lines.append(f"{key} = {json.dumps(entries)}")

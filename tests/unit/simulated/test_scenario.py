@@ -148,6 +148,9 @@ def test_seven_of_the_smallest_fill_a_gpu() -> None:
         ({"imex-channels": [1, 1]}, "no channel numbers"),
         ({"imex-channels": ["1"]}, "no channel numbers"),
         ({"nvidia": False, "gpus": 1}, "nvidia = false"),
+        ({"platform": "amiga"}, "no such one"),
+        ({"platform": "wsl", "nvidia": True}, "nvidia = true"),
+        ({"platform": "tegra", "gpus": 1}, "nvidia = false"),
         ({"amd": ["voodoo"]}, "no model voodoo"),
         ({"amd": ["mi210/8"]}, "not to be had"),
         ({"amd": [1]}, "no model 1"),
@@ -186,6 +189,8 @@ def tables(draw: st.DrawFn) -> dict[str, Any]:
     }
     if not count:
         table["nvidia"] = draw(st.booleans())
+        if not table["nvidia"]:
+            table["platform"] = draw(st.sampled_from(["", "tegra", "wsl"]))
     table["amd"] = draw(st.lists(st.sampled_from(["mi300x", "mi300x/8", "mi210"]), max_size=8))
     table["intel"] = draw(st.lists(st.sampled_from(["flex170", "b580"]), max_size=8))
     if draw(st.booleans()):

@@ -1,0 +1,197 @@
+"""Driver files that lie in the container where they lie on the host.
+
+On Tegra and WSL2, libraries load each other, and programs load them, by the host's paths. So
+they are mounted at these, beside them come links of their sonames, and the loader's cache is told
+of them.
+
+Rules
+- A file's path in the container is that on the host with all links followed, within the driver
+  root.
+- In a directory in which several libraries say the same soname, the one has it that ldconfig
+  would choose: the last by the loader's order of names.
+- Where the image takes no writes, nothing can be made at the host's paths. The libraries then
+  lie together in the directory that the layout has for them, and are found by name alone.
+- Nothing is mounted below /proc or /sys.
+
+Source: NVIDIA Container Toolkit, internal/discover (mounts; ``.so`` links of the driver).
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from typing import TYPE_CHECKING, Final
+
+from hooks.driver import read_elf
+from hooks.ldcache import name_rank
+from hooks.plan import Arch, CachedLibrary, Link, Missing, Mount, Plan
+from hooks.witness import Witness
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hooks.layout import Layout
+    from hooks.plan import Device
+
+__all__ = ["Files", "Found", "HostTree"]
+
+_HANDS_OFF: Final = ("/proc", "/sys")
+
+# What programs look for and no library calls itself, by the soname of the library that is meant.
+_EXTRA_NAMES: Final = {
+    "libcuda.so.1": "libcuda.so",
+    "libGLX_nvidia.so.0": "libGLX_indirect.so.0",
+    "libnvidia-opticalflow.so.1": "libnvidia-opticalflow.so",
+}
+
+Found = tuple[str, str]
+"""Where something really is: the host's path, and the path in the container."""
+
+
+class HostTree:
+    """The driver root with the node's devices at /dev, with links followed inside.
+
+    Args:
+        root: the driver root.
+        dev: the directory of the device nodes.
+    """
+
+    def __init__(self, root: str, dev: str) -> None:
+        self._root = Witness(root)
+        self._dev = Witness(dev)
+
+    def really(self, path: str) -> Found | None:
+        """Where a path leads; None if nowhere."""
+        eyes, at, inside = self._eyes(path)
+        host = eyes.resolve(inside)
+        if host is None:
+            return None
+        return host, at + host.removeprefix(eyes.root.rstrip("/"))
+
+    def link_at(self, path: str) -> str | None:
+        """What the link at a path says; None if there is no link."""
+        directory = self.really(posixpath.dirname(path))
+        if directory is None:
+            return None
+        try:
+            return os.readlink(posixpath.join(directory[0], posixpath.basename(path)))
+        except OSError:
+            return None
+
+    def matches(self, pattern: str) -> list[str]:
+        """The paths that a path with wildcards stands for, sorted; itself if it has none."""
+        if not _is_pattern(pattern):
+            return [pattern]
+        from fnmatch import fnmatchcase  # noqa: PLC0415 - few lines have wildcards
+
+        found = [""]
+        for name in pattern.strip("/").split("/"):
+            if not _is_pattern(name):
+                found = [f"{path}/{name}" for path in found]
+                continue
+            found = [
+                f"{path}/{entry}"
+                for path in found
+                for entry in self._names(path or "/")
+                if fnmatchcase(entry, name)
+            ]
+        return [path for path in found if self.really(path) is not None]
+
+    def _names(self, path: str) -> list[str]:
+        where = self.really(path)
+        try:
+            return sorted(os.listdir(where[0])) if where is not None else []
+        except OSError:
+            return []
+
+    def _eyes(self, path: str) -> tuple[Witness, str, str]:
+        """Who looks, what of the path he does not see, and the rest."""
+        if path == "/dev" or path.startswith("/dev/"):
+            return self._dev, "/dev", path.removeprefix("/dev") or "/"
+        return self._root, "", path
+
+
+def _is_pattern(text: str) -> bool:
+    return not set("*?[").isdisjoint(text)
+
+
+class Files:
+    """The mounts, links and libraries of a plan in the making.
+
+    Args:
+        layout: of the image.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._arches = {loader.arch for loader in layout.loaders}
+        self._mounts: dict[str, Mount] = {}
+        self._links: dict[str, Link] = {}
+        self._sonames: dict[tuple[str, str, Arch], str] = {}
+        self._missing: list[Missing] = []
+
+    def add(self, found: Found, reason: str) -> str:
+        """Adds a file or a directory.
+
+        Args:
+            found: where it is.
+            reason: why it is there, for people.
+
+        Returns:
+            Where the container sees it.
+        """
+        host, path = found
+        is_below = (path == top or path.startswith(f"{top}/") for top in _HANDS_OFF)
+        if any(is_below):
+            self.miss(path, "the kernel's own files are not mounted over")
+            return path
+        is_library = ".so" in posixpath.basename(path) and os.path.isfile(host)
+        elf = read_elf(host) if is_library else None
+        if elf is not None and elf.arch in self._arches:
+            if not self._layout.writable:
+                path = posixpath.join(
+                    self._layout.library_directory(elf.arch), posixpath.basename(path)
+                )
+            directory, name = posixpath.split(path)
+            key = (directory, elf.soname or name, elf.arch)
+            rivals = (self._sonames.get(key, name), name)
+            self._sonames[key] = max(rivals, key=lambda each: name_rank(each.encode()))
+            reason = f"{elf.arch.value} library"
+        self._mounts.setdefault(path, Mount(host, path, reason=reason))
+        return path
+
+    def link(self, path: str, target: str, reason: str) -> None:
+        """Adds a link; the first at its path stays."""
+        self._links.setdefault(path, Link(path, target, reason))
+
+    def miss(self, what: str, *sought: str) -> None:
+        """Notes what is wanted and is not on this node."""
+        self._missing.append(Missing(what, sought))
+
+    def plan(self, devices: Iterable[Device], groups: tuple[int, ...]) -> Plan:
+        """The plan.
+
+        Args:
+            devices: what the container may open.
+            groups: supplementary groups.
+        """
+        cached = []
+        directories: dict[str, None] = {}
+        for (directory, soname, arch), name in self._sonames.items():
+            directories[directory] = None
+            cached.append(CachedLibrary(soname, f"{directory}/{name}", arch))
+            if soname != name:
+                self.link(f"{directory}/{soname}", name, "soname")
+            extra = _EXTRA_NAMES.get(soname)
+            if extra is not None:
+                self.link(f"{directory}/{extra}", soname, "development link")
+                cached.append(CachedLibrary(extra, f"{directory}/{name}", arch))
+        return Plan(
+            devices=tuple(devices),
+            mounts=tuple(self._mounts.values()),
+            additional_gids=groups,
+            links=tuple(link for link in self._links.values() if link.path not in self._mounts),
+            libraries=tuple(dict.fromkeys(cached)),
+            library_directories=tuple(directories),
+            missing=tuple(self._missing),
+        )

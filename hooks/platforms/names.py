@@ -1,0 +1,42 @@
+"""Which of its GPUs a node gives, where one name stands for all of them or for the only one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hooks.errors import UnknownDevice
+from hooks.platforms.errors import MigUnsupported
+from hooks.request import MigIndex, MigUuid, NamedDevices
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hooks.request import DeviceName, Devices
+
+__all__ = ["named", "unknown"]
+
+
+def named(devices: Devices, platform: str) -> Iterator[DeviceName]:
+    """The names of GPUs in a request, if it has names.
+
+    Args:
+        devices: what is asked.
+        platform: of which this is, for people.
+
+    Raises:
+        MigUnsupported: one of them is a MIG device's.
+    """
+    if isinstance(devices, NamedDevices):
+        for name in devices.devices:
+            if isinstance(name, MigIndex | MigUuid):
+                raise MigUnsupported(
+                    f"MIG device {name}",
+                    found=f"{platform} has no MIG devices",
+                    do="name a GPU by its index",
+                )
+            yield name
+
+
+def unknown(name: DeviceName, found: str) -> UnknownDevice:
+    """The error for a GPU that is not there."""
+    return UnknownDevice(f"GPU {name}", found=found, do="name it by its index, or all")

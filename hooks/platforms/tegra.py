@@ -1,0 +1,288 @@
+"""NVIDIA's driver on Tegra: Jetson, IGX and what else has its GPU on the chip.
+
+Its user-space driver is a part of the system's packages, and those list in files what a
+container needs of it (:mod:`hooks.platforms.csv_files`). There are no capabilities in them: who
+gets the GPU gets everything that is listed, as with NVIDIA's toolkit.
+
+Rules
+- The chip's GPU is index 0. Where discrete GPUs are beside it (Thor, IGX) they have the next
+  indices, in PCI bus order, and the UUIDs that procfs has. Of several GPUs in procfs the chip's
+  is the one at 0000:01:00.0; one alone is the chip's, unless the chip's driver is nvgpu, which
+  procfs knows nothing of.
+- Whoever gets the chip's GPU gets the listed nodes but for those of discrete GPUs, and the nodes
+  /dev/nvidiaN that are nobody else's: the chip's display has one of its own.
+- Whoever gets a discrete GPU gets its node, its nodes below /dev/dri, the control nodes, and the
+  listed nodes that are no GPU's.
+- ``none`` gets the files and no node.
+- A listed node is given under its name with the numbers that the host's has. One that is memory
+  itself (/dev/mem) is not.
+- What is listed and is not there is noted and is no error; machines differ.
+
+Source: NVIDIA Container Toolkit, pkg/nvcdi (csv mode) and internal/platform-support/tegra.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from hooks.capabilities import CONTROL, MODESET, UVM, UVM_TOOLS
+from hooks.gpus import Node, find_gpus
+from hooks.plan import Contribution, device_of, groups_of
+from hooks.platforms import is_integrated, root_of
+from hooks.platforms.csv_files import Kind, parse, read_files
+from hooks.platforms.errors import CsvFilesMissing, PlatformNodeMissing
+from hooks.platforms.files import Files, HostTree
+from hooks.platforms.names import named, unknown
+from hooks.request import GpuIndex, GpuUuid, NamedDevices, NoDevices, Void
+from hooks.witness import Witness
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hooks.config import Config
+    from hooks.gpus import Gpu
+    from hooks.layout import Layout
+    from hooks.plan import Device
+    from hooks.platforms.csv_files import Entry
+    from hooks.request import DeviceName, Devices, Request
+
+__all__ = ["contribute", "wants_every_file"]
+
+PLATFORM: Final = "NVIDIA Tegra"
+
+_RELEASE: Final = "/etc/nv_tegra_release"
+_EVERY_FILE: Final = "NVIDIA_REQUIRE_JETPACK=csv-mounts=all"
+_MEMORY_MAJOR: Final = 1
+_MOST_LINKS: Final = 40
+_CONTROL: Final = (CONTROL.path, UVM.path, UVM_TOOLS.path, MODESET.path)
+
+
+def wants_every_file(environment: Iterable[object]) -> bool:
+    """Whether a container's environment asks for what every list has.
+
+    Args:
+        environment: entries of the process, ``NAME=value``.
+    """
+    name = _EVERY_FILE.partition("=")[0] + "="
+    entries = [entry for entry in environment if isinstance(entry, str) and entry.startswith(name)]
+    return entries[-1:] == [_EVERY_FILE]
+
+
+def contribute(
+    request: Request, config: Config, layout: Layout, *, every_file: bool
+) -> Contribution:
+    """What a container gets of the machine's driver.
+
+    Args:
+        request: what it asks for.
+        config: where to look.
+        layout: what its image looks like.
+        every_file: whether all lists count, and not those for every container only.
+
+    Returns:
+        The plan and its bounds.
+
+    Raises:
+        UnknownDevice: a GPU is named that the machine does not have.
+        MigUnsupported: a MIG device is named.
+        CsvFilesMissing: nothing is listed.
+        PlatformNodeMissing: a GPU is asked for, and not one node of the machine can be given.
+    """
+    gpus = _gpus(config)
+    chosen = _chosen(request.devices, gpus)
+    directory = root_of(config).rstrip("/") + config.csv_directory
+    entries: list[Entry] = []
+    notes: list[str] = []
+    for name, text in read_files(directory, every=every_file):
+        more, wrong = parse(text, name)
+        entries += more
+        notes += wrong
+    if not entries:
+        raise CsvFilesMissing(
+            f"GPUs of this Tegra machine ({request.source})",
+            found=f"no file in {directory} lists anything",
+            do="install nvidia-l4t-init, or set csv-directory or platform in config.toml",
+        )
+    tree = HostTree(root_of(config), config.dev)
+    files = Files(layout)
+    _add_files(entries, tree, files)
+    wanted = _nodes(entries, tree, gpus, chosen)
+    devices = _devices(wanted, tree, files)
+    if chosen and not devices:
+        raise PlatformNodeMissing(
+            f"GPUs of this Tegra machine ({request.source})",
+            found=f"none of the listed nodes is in {config.dev}",
+            do="load the driver's kernel modules",
+        )
+    return Contribution(
+        files.plan(devices, groups_of(devices)),
+        frozenset(device.major for device in devices),
+        (root_of(config), config.dev),
+        vendor=PLATFORM,
+        granted=tuple(f"GPU {index}" for index in sorted(chosen)),
+        notes=tuple(notes),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Gpus:
+    """The machine's GPUs.
+
+    Attributes:
+        chip: the chip's own, if procfs lists it.
+        discrete: the others, in PCI bus order; the first of them has index 1.
+    """
+
+    chip: Gpu | None
+    discrete: tuple[Gpu, ...]
+
+    def index_of(self, name: DeviceName) -> int | None:
+        """The index of the GPU that a name means; None if there is none."""
+        match name:
+            case GpuIndex(index):
+                return index if index <= len(self.discrete) else None
+            case GpuUuid(uuid):
+                every = (self.chip, *self.discrete)
+                found = (n for n, gpu in enumerate(every) if gpu is not None and gpu.uuid == uuid)
+                return next(found, None)
+            case _:  # names of MIG devices have been refused
+                return None
+
+    def __str__(self) -> str:
+        every = (self.chip, *self.discrete)
+        return ", ".join(
+            f"{n} ({gpu.uuid or gpu.bus_id})" if gpu is not None else f"{n}"
+            for n, gpu in enumerate(every)
+        )
+
+
+def _gpus(config: Config) -> _Gpus:
+    listed, _ = find_gpus(Witness(root_of(config)), config, None)
+    has_nvgpu = os.path.exists(f"{config.sys}/module/nvgpu")
+    if len(listed) == 1 and not has_nvgpu:
+        return _Gpus(listed[0], ())
+    chip = next((gpu for gpu in listed if is_integrated(gpu.bus_id)), None)
+    return _Gpus(chip, tuple(gpu for gpu in listed if gpu is not chip))
+
+
+def _chosen(devices: Devices, gpus: _Gpus) -> frozenset[int]:
+    """The indices of the GPUs that a request means."""
+    if isinstance(devices, NoDevices | Void):
+        return frozenset()
+    if not isinstance(devices, NamedDevices):
+        return frozenset(range(len(gpus.discrete) + 1))
+    found = set()
+    for name in named(devices, PLATFORM):
+        index = gpus.index_of(name)
+        if index is None:
+            raise unknown(name, f"this machine has GPU {gpus}")
+        found.add(index)
+    return frozenset(found)
+
+
+def _nodes(
+    entries: Iterable[Entry], tree: HostTree, gpus: _Gpus, chosen: frozenset[int]
+) -> dict[str, str]:
+    """The paths of the nodes that are wanted, each with its reason."""
+    if not chosen:
+        return {}
+    with_chip = 0 in chosen
+    foreign = {gpu.path for gpu in gpus.discrete}
+    foreign |= {path for gpu in gpus.discrete for path in gpu.drm_paths}
+    listed = [
+        path for entry in entries if entry.kind == Kind.DEVICE for path in tree.matches(entry.path)
+    ]
+    if with_chip and gpus.discrete:
+        listed += filter(_is_gpu, tree.matches("/dev/nvidia*"))
+    wanted: dict[str, str] = {}
+    for path in listed:
+        if path not in foreign and (with_chip or not _is_gpu(path)):
+            wanted.setdefault(path, "listed for containers")
+    for index, gpu in enumerate(gpus.discrete, 1):
+        if index in chosen:
+            for path in (gpu.path, *gpu.drm_paths):
+                wanted[path] = f"GPU {index}"
+            for path in _CONTROL:
+                wanted.setdefault(path, "control device")
+    return wanted
+
+
+def _is_gpu(path: str) -> bool:
+    return path.removeprefix("/dev/nvidia").isdecimal()
+
+
+def _devices(wanted: dict[str, str], tree: HostTree, files: Files) -> list[Device]:
+    devices = []
+    for path, reason in wanted.items():
+        where = tree.really(path)
+        try:
+            seen = os.lstat(where[0]) if where is not None else None
+        except OSError:
+            seen = None
+        if seen is None or not stat.S_ISCHR(seen.st_mode):
+            files.miss(path, "no character device is there")
+        elif os.major(seen.st_rdev) == _MEMORY_MAJOR:
+            files.miss(path, "the machine's memory is given to nobody")
+        else:
+            numbers = (os.major(seen.st_rdev), os.minor(seen.st_rdev))
+            node = Node(path, *numbers, stat.S_IMODE(seen.st_mode), seen.st_uid, seen.st_gid)
+            devices.append(device_of(node, reason))
+    return devices
+
+
+def _add_files(entries: Iterable[Entry], tree: HostTree, files: Files) -> None:
+    for kind, reason in (
+        (Kind.DIRECTORY, "directory of the driver"),
+        (Kind.LIBRARY, "file of the driver"),
+        (Kind.LINK, "what a link of the driver leads to"),
+    ):
+        for entry in entries:
+            if entry.kind != kind:
+                continue
+            paths = tree.matches(entry.path)
+            if not paths:
+                files.miss(entry.path, entry.path)
+            for path in paths:
+                _add(kind, path, tree, files, reason)
+    release = tree.really(_RELEASE)
+    if release is not None and os.path.isfile(release[0]):
+        files.add((release[0], _RELEASE), "release of the system")
+
+
+def _add(kind: str, path: str, tree: HostTree, files: Files, reason: str) -> None:
+    found = tree.really(path)
+    if found is None or not _fits(found[0], kind):
+        files.miss(path, path)
+    elif kind == Kind.DIRECTORY:
+        files.add((found[0], path), reason)
+    else:
+        there = files.add(found, reason)
+        if there == found[1]:
+            _add_links(path, found[1], tree, files)
+
+
+def _fits(host: str, kind: str) -> bool:
+    if kind == Kind.DIRECTORY:
+        return os.path.isdir(host)
+    return os.path.isfile(host) or (kind == Kind.LINK and os.path.isdir(host))
+
+
+def _add_links(path: str, target: str, tree: HostTree, files: Files) -> None:
+    """The links by which the host gets from a path to what it leads to."""
+    for _ in range(_MOST_LINKS):
+        says = tree.link_at(path)
+        if says is None:
+            return
+        directory = tree.really(posixpath.dirname(path))
+        if directory is None:
+            return
+        following = posixpath.normpath(posixpath.join(directory[1], says))
+        if tree.link_at(following) is None:
+            following = target
+        beside = posixpath.dirname(following) == posixpath.dirname(path)
+        files.link(path, posixpath.basename(following) if beside else following, "link")
+        path = following

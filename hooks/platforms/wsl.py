@@ -1,0 +1,206 @@
+"""NVIDIA's driver in the Windows Subsystem for Linux, version 2.
+
+Windows has the driver. Its part for Linux lies in a directory of Windows' driver store, which is
+mounted below /usr/lib/wsl/drivers, and one device, /dev/dxg, leads to every GPU.
+
+Rules
+- One device stands for all GPUs, and is asked for as ``all`` or ``0``. Which of them a program
+  uses is decided by the variables of CUDA.
+- The driver's directory is the one with libcuda.so.1.1 in it. If Windows has kept several, it is
+  the one whose libcuda_loader.so is what /usr/lib/wsl/lib has under the name of libcuda; if none
+  is, the newest.
+- Its files are mounted at their own paths, for libraries find each other by what Windows says.
+  /usr/bin/nvidia-smi is a link to the program there.
+- A file that a row of the table names comes with the capabilities of the row. Any other library,
+  and other data (``*.bin``, ``*.dll``), comes always: nobody knows what needs it.
+
+Source: NVIDIA Container Toolkit, pkg/nvcdi/driver-wsl.go; NVIDIA's "CUDA on WSL" guide.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from typing import TYPE_CHECKING, Final
+
+from hooks.gpus import Node, look_at_node, read_majors
+from hooks.plan import Contribution, device_of, groups_of
+from hooks.platforms import DXCORE, root_of
+from hooks.platforms.errors import DriverStoreMissing, PlatformNodeMissing
+from hooks.platforms.files import Files, HostTree
+from hooks.platforms.names import named, unknown
+from hooks.request import CAPABILITIES, Capability, GpuIndex, NoDevices, Void
+from hooks.witness import read_names, read_text
+
+if TYPE_CHECKING:
+    from hooks.config import Config
+    from hooks.layout import Layout
+    from hooks.plan import Device
+    from hooks.request import Request
+
+__all__ = ["contribute"]
+
+PLATFORM: Final = "NVIDIA WSL2"
+DEVICE: Final = "/dev/dxg"
+
+_STORE: Final = "/usr/lib/wsl/drivers"
+_OWN: Final = "/usr/lib/wsl/lib"
+_CUDA: Final = "libcuda.so.1.1"
+_LOADER: Final = "libcuda_loader.so"
+_SMI: Final = "nvidia-smi"
+_SMI_LINK: Final = "/usr/bin/nvidia-smi"
+_MISC: Final = "misc"
+_DATA: Final = (".bin", ".dll")
+
+_ANY: Final = CAPABILITIES
+_COMPUTE: Final = frozenset({Capability.COMPUTE, Capability.VIDEO})
+_UTILITY: Final = frozenset({Capability.UTILITY})
+_VIDEO: Final = frozenset({Capability.VIDEO})
+_GRAPHICS: Final = frozenset({Capability.GRAPHICS, Capability.DISPLAY})
+
+# The beginnings of file names, and the capabilities of which any brings them. The first eight
+# have to be there; what follows differs between drivers.
+_REQUIRED: Final = (
+    (_CUDA, _COMPUTE),
+    (_LOADER, _COMPUTE),
+    ("libnvidia-ptxjitcompiler.so.1", _COMPUTE),
+    ("libnvidia-ml.so.1", _UTILITY),
+    ("libnvidia-ml_loader.so", _UTILITY),
+    ("libnvdxgdmal.so.1", _COMPUTE),
+    ("nvcubins.bin", _COMPUTE),
+    (_SMI, _UTILITY),
+)
+_KNOWN: Final = (
+    *_REQUIRED,
+    ("libcudadebugger", _COMPUTE),
+    ("libnvidia-nvvm", _COMPUTE),
+    ("libnvidia-opencl", _COMPUTE),
+    ("libnvcuvid", _VIDEO),
+    ("libnvidia-encode", _VIDEO),
+    ("libnvidia-opticalflow", _VIDEO),
+    ("libnvoptix", _GRAPHICS),
+    ("libnvwgf2um", _GRAPHICS),
+    ("libnvidia-ngx", frozenset({Capability.NGX})),
+    ("nvngx", frozenset({Capability.NGX})),
+)
+
+
+def contribute(request: Request, config: Config, layout: Layout) -> Contribution:
+    """What a container gets of the driver of Windows.
+
+    Args:
+        request: what it asks for.
+        config: where to look.
+        layout: what its image looks like.
+
+    Returns:
+        The plan and its bounds.
+
+    Raises:
+        UnknownDevice: another GPU than 0 is named.
+        MigUnsupported: a MIG device is named.
+        DriverStoreMissing: Windows has no driver of NVIDIA's for WSL.
+        PlatformNodeMissing: there is no usable /dev/dxg.
+    """
+    for device in named(request.devices, PLATFORM):
+        if device != GpuIndex(0):
+            raise unknown(device, "one device, 0, stands for every GPU of Windows")
+    with_device = not isinstance(request.devices, NoDevices | Void)
+    devices = [_device(config, request.source)] if with_device else []
+    tree = HostTree(root_of(config), config.dev)
+    store, note = _find_store(tree, request.source)
+    files = Files(layout)
+    dxcore = tree.really(DXCORE)
+    if dxcore is None:
+        files.miss(DXCORE, DXCORE)
+    else:
+        files.add(dxcore, "what leads to the driver of Windows")
+    present = _names(tree, store)
+    for name in (name for name, _ in _REQUIRED if name not in present):
+        files.miss(name, store)
+    for name in present:
+        if request.capabilities.isdisjoint(_capabilities_of(name)):
+            continue
+        found = tree.really(f"{store}/{name}")
+        if found is not None and os.path.isfile(found[0]):
+            there = files.add((found[0], f"{store}/{name}"), "file of the driver of Windows")
+            if name == _SMI:
+                files.link(_SMI_LINK, there, "program")
+    return Contribution(
+        files.plan(devices, groups_of(devices)),
+        frozenset(device.major for device in devices),
+        (root_of(config),),
+        vendor=PLATFORM,
+        granted=("every GPU of Windows",) if with_device else (),
+        notes=(note,) if note else (),
+    )
+
+
+def _device(config: Config, source: str) -> Device:
+    majors = read_majors(config)
+    told = (read_text(f"{config.sys}/class/misc/dxg/dev") or "").strip().partition(":")[2]
+    seen = look_at_node(
+        config,
+        DEVICE,
+        [majors[_MISC]] if _MISC in majors else [],
+        int(told) if told.isdecimal() else None,
+        _MISC,
+    )
+    if not isinstance(seen, Node):
+        raise PlatformNodeMissing(
+            f"GPUs of Windows ({source})",
+            found=seen,
+            do="update WSL (wsl --update) and the driver of Windows",
+        )
+    return device_of(seen, "every GPU of Windows")
+
+
+def _find_store(tree: HostTree, source: str) -> tuple[str, str]:
+    """The driver's directory, and a note if there was a choice to be made for want of a sign."""
+    stores: dict[str, float] = {}
+    for path in tree.matches(f"{_STORE}/*"):
+        cuda = tree.really(f"{path}/{_CUDA}")
+        if cuda is not None and os.path.isfile(cuda[0]):
+            stores[path] = os.stat(cuda[0]).st_mtime
+    if not stores:
+        raise DriverStoreMissing(
+            f"GPUs of Windows ({source})",
+            found=f"no directory below {_STORE} has {_CUDA}",
+            do="install NVIDIA's driver in Windows, and restart WSL (wsl --shutdown)",
+        )
+    if len(stores) == 1:
+        return next(iter(stores)), ""
+    own = next(filter(None, map(tree.really, (f"{_OWN}/{_CUDA}", f"{_OWN}/libcuda.so.1"))), None)
+    for path in stores:
+        loader = tree.really(f"{path}/{_LOADER}")
+        if own is not None and loader is not None and _is_same(own[0], loader[0]):
+            return path, ""
+    newest = max(stores, key=lambda path: stores[path])
+    return newest, f"Windows has {len(stores)} drivers; which is in use is not told, newest taken"
+
+
+_MOST_COMPARED: Final = 16 << 20
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Whether two files, which are small, have the same content."""
+    try:
+        if os.stat(one).st_size != os.stat(other).st_size:
+            return False
+        with open(one, "rb") as ours, open(other, "rb") as theirs:
+            return ours.read(_MOST_COMPARED) == theirs.read(_MOST_COMPARED)
+    except OSError:
+        return False
+
+
+def _names(tree: HostTree, store: str) -> list[str]:
+    """The names in the driver's directory of what containers may get."""
+    where = tree.really(store)
+    every = (read_names(where[0]) or ()) if where is not None else ()
+    return [name for name in every if ".so" in name or name.endswith(_DATA) or name == _SMI]
+
+
+def _capabilities_of(name: str) -> frozenset[str]:
+    """The capabilities of which any brings a file of the driver."""
+    known = (brings for start, brings in _KNOWN if posixpath.basename(name).startswith(start))
+    return next(known, _ANY)
