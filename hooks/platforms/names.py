@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hooks.errors import UnknownDevice
+from hooks.names import MigIndex, MigInstance, MigUuid, NamedDevices
 from hooks.platforms.errors import MigUnsupported
-from hooks.request import MigIndex, MigUuid, NamedDevices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hooks.request import DeviceName, Devices
+    from hooks.names import DeviceName, Devices
 
 __all__ = ["named", "unknown"]
 
@@ -28,7 +28,7 @@ def named(devices: Devices, platform: str) -> Iterator[DeviceName]:
     """
     if isinstance(devices, NamedDevices):
         for name in devices.devices:
-            if isinstance(name, MigIndex | MigUuid):
+            if isinstance(name, MigIndex | MigUuid | MigInstance):
                 raise MigUnsupported(
                     f"MIG device {name}",
                     found=f"{platform} has no MIG devices",

@@ -31,13 +31,13 @@ from typing import TYPE_CHECKING, Final
 
 from hooks.capabilities import CONTROL, MODESET, UVM, UVM_TOOLS
 from hooks.gpus import Node, find_gpus
+from hooks.names import GpuBusId, GpuIndex, GpuUuid, NamedDevices, NoDevices, Void
 from hooks.plan import Contribution, device_of, groups_of
 from hooks.platforms import is_integrated, root_of
 from hooks.platforms.csv_files import Kind, parse, read_files
 from hooks.platforms.errors import CsvFilesMissing, PlatformNodeMissing
 from hooks.platforms.files import Files, HostTree
 from hooks.platforms.names import named, unknown
-from hooks.request import GpuIndex, GpuUuid, NamedDevices, NoDevices, Void
 from hooks.witness import Witness
 
 if TYPE_CHECKING:
@@ -46,9 +46,10 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from hooks.gpus import Gpu
     from hooks.layout import Layout
+    from hooks.names import DeviceName, Devices
     from hooks.plan import Device
     from hooks.platforms.csv_files import Entry
-    from hooks.request import DeviceName, Devices, Request
+    from hooks.request import Request
 
 __all__ = ["contribute", "wants_every_file"]
 
@@ -141,16 +142,18 @@ class _Gpus:
     discrete: tuple[Gpu, ...]
 
     def index_of(self, name: DeviceName) -> int | None:
-        """The index of the GPU that a name means; None if there is none."""
+        """The index of the GPU that a name means; None if there is none, or more than one."""
+        every = enumerate((self.chip, *self.discrete))
         match name:
             case GpuIndex(index):
                 return index if index <= len(self.discrete) else None
             case GpuUuid(uuid):
-                every = (self.chip, *self.discrete)
-                found = (n for n, gpu in enumerate(every) if gpu is not None and gpu.uuid == uuid)
-                return next(found, None)
+                found = [n for n, gpu in every if gpu is not None and gpu.uuid.startswith(uuid)]
+            case GpuBusId(bus_id):
+                found = [n for n, gpu in every if gpu is not None and gpu.bus_id == bus_id]
             case _:  # names of MIG devices have been refused
-                return None
+                found = []
+        return found[0] if len(found) == 1 else None
 
     def __str__(self) -> str:
         every = (self.chip, *self.discrete)

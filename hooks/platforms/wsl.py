@@ -24,12 +24,13 @@ import posixpath
 from typing import TYPE_CHECKING, Final
 
 from hooks.gpus import Node, look_at_node, read_majors
+from hooks.names import GpuIndex, NoDevices, Void
 from hooks.plan import Contribution, device_of, groups_of
 from hooks.platforms import DXCORE, root_of
 from hooks.platforms.errors import DriverStoreMissing, PlatformNodeMissing
 from hooks.platforms.files import Files, HostTree
 from hooks.platforms.names import named, unknown
-from hooks.request import CAPABILITIES, Capability, GpuIndex, NoDevices, Void
+from hooks.request import CAPABILITIES, Capability
 from hooks.witness import read_names, read_text
 
 if TYPE_CHECKING:
