@@ -11,7 +11,9 @@ slash, and follow no link at it, so none of them can leave the directory.
   a temporary name that takes the place by rename(2). There is no fsync: what is written here
   is made again for every container.
 - New things belong to whoever owns the directory: in a user namespace that is the container's
-  root, elsewhere it is root.
+  root, elsewhere it is root. They are given away by a descriptor, and only if it is a new and
+  empty thing of ours: somebody who may rename in the directory could have put a file there that
+  he is not to have.
 """
 
 from __future__ import annotations
@@ -200,7 +202,7 @@ class Directory:
         try:
             # One call instead of three: dozens of these are made for a container.
             os.mknod(name, stat.S_IFREG | 0o644, dir_fd=self._fd)
-            self._adopt(name)
+            self._adopt(name, stat.S_IFREG)
         except FileExistsError:
             return False
         except OSError as error:
@@ -258,8 +260,10 @@ class Directory:
             try:
                 fd = os.open(name, _LIST | os.O_NOFOLLOW, dir_fd=self._fd)
                 try:
-                    self._adopt(name)
-                    os.fchmod(fd, 0o755)  # whatever the umask is
+                    if _is_new(os.fstat(fd), stat.S_IFDIR) and _is_empty(fd):
+                        if self._foreign_owner is not None:
+                            os.fchown(fd, *self._foreign_owner)
+                        os.fchmod(fd, 0o755)  # whatever the umask is
                 except OSError:
                     os.close(fd)
                     raise
@@ -316,15 +320,38 @@ class Directory:
 
     def _link(self, name: str, target: str) -> None:
         os.symlink(target, name, dir_fd=self._fd)
-        self._adopt(name)
+        self._adopt(name, stat.S_IFLNK)
 
-    def _adopt(self, name: str) -> None:
-        """Gives something new the directory's owner."""
+    @property
+    def _foreign_owner(self) -> tuple[int, int] | None:
+        """The directory's owner and group; None if they are root's."""
         if self._owner is None:
             seen = os.fstat(self._fd)
             self._owner = (seen.st_uid, seen.st_gid)
-        if self._owner != (0, 0):
-            os.chown(name, *self._owner, dir_fd=self._fd, follow_symlinks=False)
+        return None if self._owner == (0, 0) else self._owner
+
+    def _adopt(self, name: str, kind: int) -> None:
+        """Gives something new the directory's owner."""
+        if self._foreign_owner is None:
+            return
+        location = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
+        try:
+            if _is_new(os.fstat(location), kind):
+                # Not fchown(2), which takes no O_PATH; of a link, this is the link itself.
+                os.chown(f"/proc/self/fd/{location}", *self._foreign_owner)
+        finally:
+            os.close(location)
+
+
+def _is_new(seen: os.stat_result, kind: int) -> bool:
+    """Whether this is what we may just have made, of which nobody has anything."""
+    is_empty = kind != stat.S_IFREG or (seen.st_size == 0 and seen.st_nlink == 1)
+    return stat.S_IFMT(seen.st_mode) == kind and seen.st_uid == os.geteuid() and is_empty
+
+
+def _is_empty(fd: int) -> bool:
+    with os.scandir(fd) as entries:
+        return next(entries, None) is None
 
 
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

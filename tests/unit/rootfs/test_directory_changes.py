@@ -20,7 +20,7 @@ from hooks.rootfs_errors import (
 from tests.unit.rootfs.images import link, put, tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from hooks.directory import Directory
@@ -71,6 +71,37 @@ def test_new_things_belong_to_the_owner_of_their_directory(root: str, etc: Direc
     etc.make_directory("directory").close()
     for name in ("file", "empty", "link", "directory"):
         assert mode_and_owner(f"{root}/etc/{name}")[1:] == (100_000, 100_001), name
+
+
+@pytest.mark.parametrize("what", ["empty", "link", "directory"])
+def test_what_is_put_in_the_place_of_a_new_thing_is_not_given_away(
+    root: str, etc: Directory, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Its owner may rename in the directory, and would like to own what is root's."""
+    os.chown(f"{root}/etc", 100_000, 100_001)
+    put(root, "/etc/secret", b"not for him")
+    put(root, "/etc/kept/secret", b"not for him")
+    os.chmod(f"{root}/etc/kept", 0o700)
+
+    def swapping(make: Callable[..., None]) -> Callable[..., None]:
+        def made(*arguments: object, **more: object) -> None:
+            make(*arguments, **more)
+            os.rename(f"{root}/etc/{what}", f"{root}/etc/aside")
+            os.rename(f"{root}/etc/{kept}", f"{root}/etc/{what}")
+
+        return made
+
+    kept = "kept" if what == "directory" else "secret"
+    call = {"empty": "mknod", "link": "symlink", "directory": "mkdir"}[what]
+    monkeypatch.setattr(os, call, swapping(getattr(os, call)))
+    if what == "directory":
+        etc.make_directory(what).close()
+    elif what == "link":
+        etc.make_link(what, "target")
+    else:
+        etc.create_empty(what)
+    before = (0o700, 0, 0) if what == "directory" else (0o644, 0, 0)
+    assert mode_and_owner(f"{root}/etc/{what}") == before
 
 
 def test_a_replaced_file_keeps_mode_and_owner_but_no_set_user_id(root: str, etc: Directory) -> None:
