@@ -43,6 +43,10 @@ test: setup $(CACHE)/.parts ## Run all tests: unit, security and end to end agai
 test-hostile: setup $(CACHE)/.parts ## Run hostile images in all their ways, and race for SECONDS=300
 	NVSHIM_TEST_HOSTILE_SECONDS=$(or $(SECONDS),300) $(VENV)/bin/python -m pytest tests/security
 
+.PHONY: fuzz
+fuzz: setup $(CACHE)/.fuzz ## Fuzz every parser of what an image has a say in; MINUTES=5
+	$(VENV)/bin/python -m tests.fuzz --minutes $(or $(MINUTES),5)
+
 .PHONY: test-matrix
 test-matrix: setup $(CACHE)/.parts ## Run the end-to-end tests on other containerds, runcs and cruns too
 	$(VENV)/bin/python -m tests.matrix
@@ -84,6 +88,9 @@ lock: $(VENV)/.ready ## Pin the dependencies anew, with hashes
 	$(VENV)/bin/pip-compile -q --generate-hashes --strip-extras --no-header \
 	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
 	  -c requirements-dev.txt -o requirements.txt pyproject.toml
+	echo 'atheris>=3' | $(VENV)/bin/pip-compile -q --upgrade --generate-hashes --no-strip-extras \
+	  --no-header --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-annotate \
+	  -o requirements-fuzz.txt -
 
 .PHONY: install
 install: $(CACHE)/.packages ## Install below PREFIX (/opt/containerd-shim-nvidia) and link it into BINDIR
@@ -143,6 +150,12 @@ $(CACHE)/.packages $(CACHE)/.vm-packages: Makefile
 $(VENV)/.ready: requirements-dev.txt $(CACHE)/.packages
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements-dev.txt
+	@touch $@
+
+# Built for some versions of CPython only; without it the mutations are blind, and that is said.
+$(CACHE)/.fuzz: requirements-fuzz.txt $(VENV)/.ready
+	$(VENV)/bin/pip install -q --disable-pip-version-check --require-hashes --only-binary :all: \
+	  -r requirements-fuzz.txt || echo 'no atheris for this Python' >&2
 	@touch $@
 
 # What the shim itself imports, apart from the tools of development: structlog would import

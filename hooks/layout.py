@@ -297,15 +297,20 @@ def _fresh(mounts: list[Mapping[str, Any]]) -> frozenset[str]:
     return frozenset(
         place
         for place, mount in last.items()
-        if mount.get("type") == "tmpfs" and "ro" not in (mount.get("options") or ())
+        if mount.get("type") == "tmpfs" and not _is_read_only(mount)
     )
+
+
+def _is_read_only(mount: Mapping[str, Any]) -> bool:
+    options = mount.get("options")
+    return isinstance(options, list) and "ro" in options
 
 
 def _scratch(rootfs: Rootfs, mounts: list[Mapping[str, Any]]) -> str | None:
     """A tmpfs of the spec that the runtime can make directories on."""
     for place in ("/run", "/dev"):
         over = [mount for mount in mounts if os.path.normpath(mount["destination"]) == place]
-        if not over or over[-1].get("type") != "tmpfs" or "ro" in (over[-1].get("options") or ()):
+        if not over or over[-1].get("type") != "tmpfs" or _is_read_only(over[-1]):
             continue
         # Behind a link the tmpfs would be mounted somewhere else.
         if _landing(rootfs, place) == place:

@@ -191,8 +191,10 @@ def _allowed(rules: Iterable[Any]) -> set[tuple[Any, Any, Any, Any]]:
     for rule in rules:
         if not isinstance(rule, dict) or not rule.get("allow"):
             allowed.clear()
-        elif rule.get("type") in _RULED:
-            allowed.add((rule["type"], rule.get("major"), rule.get("minor"), rule.get("access")))
+        else:
+            what = (rule.get("type"), rule.get("major"), rule.get("minor"), rule.get("access"))
+            if all(isinstance(part, int | str) for part in what) and what[0] in _RULED:
+                allowed.add(what)
     return allowed
 
 

@@ -178,7 +178,7 @@ def process_edits(
         process = record["process"]
         environment = tuple((str(name), str(value)) for name, value in process["environment"])
         return environment, tuple(int(gid) for gid in process["additional_gids"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise MalformedSpec(
             "the record of an injection",
             found=f"no record of format {FORMAT}: {error!r}",

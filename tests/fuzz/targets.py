@@ -1,0 +1,271 @@
+"""What is fuzzed: every parser of what an image, or another party, has a say in.
+
+A target takes any bytes. It may return, or raise one of our typed errors; anything else is a
+defect, and so is one that takes longer, or more memory, than its file's size explains
+(:data:`LONGEST_INPUT`, :data:`SECONDS`).
+
+Each has a corpus: ``corpus/NAME`` holds small inputs that are valid, or were a defect once. They
+are tried by every run of the tests, with blind mutations of them; ``make fuzz`` mutates them for
+minutes, guided by the coverage of the code.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from api.errors import NvshimError
+from hooks import glance, ldcache, mutation
+from hooks.cdi import nvidia_hooks, schema
+from hooks.cdi.files import tree_of
+from hooks.config import parse_config
+from hooks.elf import elf_of_bytes
+from hooks.layout import read_layout
+from hooks.loader_files import loader_files
+from hooks.naming import items_of, parse_channels, parse_names
+from hooks.nvidia_config import parse_nvidia_config
+from hooks.nvml import parse_report
+from hooks.plan import Arch, CachedLibrary, Device, Mount, Plan
+from hooks.record import process_edits
+from hooks.request import parse_capabilities, read_request
+from hooks.rootfs import Rootfs
+from hooks.vendors.names import parse as parse_vendor
+from shim import bundle, criu
+from tests.unit.rootfs.images import debian
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+CORPUS: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "corpus")
+LONGEST_INPUT: Final = 1 << 16
+SECONDS: Final = 2.0
+"""How long one input of the longest kind may take, on a machine that has other work."""
+
+_LIBRARY: Final = "/usr/lib/x86_64-linux-gnu/libcuda.so.535.1"
+_PLAN: Final = Plan(
+    devices=(Device("/dev/nvidia0", 195, 0), Device("/dev/nvidiactl", 195, 255)),
+    mounts=(Mount(f"/driver{_LIBRARY}", _LIBRARY),),
+    environment=(("NVIDIA_CTK_LIBCUDA_DIR", "/usr/lib/x86_64-linux-gnu"),),
+    additional_gids=(44,),
+    libraries=(CachedLibrary("libcuda.so.1", _LIBRARY, Arch.X86_64),),
+    library_directories=("/opt/nvidia/lib",),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A parser to be fuzzed.
+
+    Attributes:
+        run: tries one input; what it raises beside typed errors is a defect.
+        words: what the format is made of, for the mutations.
+    """
+
+    run: Callable[[bytes], object]
+    words: tuple[bytes, ...] = ()
+
+
+def attempt(target: Target, data: bytes) -> NvshimError | None:
+    """Tries one input.
+
+    Returns:
+        How it was refused; None if it was taken.
+
+    Raises:
+        Exception: a defect.
+    """
+    try:
+        target.run(data)
+    except NvshimError as error:
+        text = str(error)
+        assert text.isprintable(), "an error of more than one line"
+        assert len(text) < 5000, "an error that nobody reads"
+        return error
+    return None
+
+
+# -- of the image ---------------------------------------------------------------------------
+
+
+def _ldcache(data: bytes) -> None:
+    merged = ldcache.parse(data).merge(_PLAN.libraries)
+    written = ldcache.serialise(merged)
+    assert ldcache.parse(written) == merged
+    assert len(written) < 8 * len(data) + 4096
+
+
+def _elf(data: bytes) -> None:
+    found = elf_of_bytes(data)
+    assert found.soname is None or "/" not in found.soname
+
+
+# What is read of an image besides libraries: the first byte says which an input is.
+_FILES: Final = (
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld-musl-x86_64.path",
+    "/usr/lib64/ld-linux-x86-64.so.2",
+    "/usr/lib/x86_64-linux-gnu/libc.so.6",
+)
+
+
+def _image(data: bytes) -> None:
+    with _an_image() as root:
+        path = root + _FILES[data[0] % len(_FILES) if data else 0]
+        with open(path, "wb") as file:
+            file.write(data[1:])
+        try:
+            with Rootfs.open(root) as rootfs:
+                layout = read_layout(rootfs, (Arch.X86_64, Arch.I386))
+                loader_files(rootfs, _PLAN, layout)
+        finally:
+            os.unlink(path)
+            if path.endswith((".so.2", ".so.6")):
+                shutil.copy(f"{root}-loader", path)
+
+
+@contextmanager
+def _an_image() -> Iterator[str]:
+    yield _image_directory()
+
+
+@functools.cache
+def _image_directory() -> str:
+    """An image in memory, which lasts as long as the process."""
+    top = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    directory = tempfile.TemporaryDirectory(prefix="nvshim-fuzz-", dir=top)
+    _kept.append(directory)
+    root = debian(f"{directory.name}/image")
+    shutil.copy(f"{root}/usr/lib/x86_64-linux-gnu/libc.so.6", f"{root}-loader")
+    os.unlink(f"{root}/usr/lib64/ld-linux-x86-64.so.2")
+    shutil.copy(f"{root}-loader", f"{root}/usr/lib64/ld-linux-x86-64.so.2")
+    return root
+
+
+_kept: Final[list[tempfile.TemporaryDirectory[str]]] = []
+
+
+def _spec(data: bytes) -> None:
+    spec = bundle.parse_object(data, "config.json")
+    before = json.dumps(spec)
+    may_ask = glance.may_ask(spec)
+    request = read_request(spec)
+    assert may_ask or not request.wants_injection, "at a glance it asked for nothing"
+    mounts = spec.get("mounts") or []
+    if isinstance(mounts, list) and all(isinstance(mount, dict) for mount in mounts):
+        with _an_image() as root, Rootfs.open(root) as rootfs:
+            read_layout(rootfs, (Arch.X86_64,), mounts)
+    edited = mutation.apply(spec, _PLAN)
+    mutation.verify(spec, edited, _PLAN, source_roots=("/driver",), majors={195})
+    assert mutation.apply(edited, _PLAN) == edited
+    assert json.dumps(spec) == before
+    json.loads(json.dumps(edited))
+
+
+def _variables(data: bytes) -> None:
+    text = data.decode("utf-8", "surrogateescape")
+    parsers: tuple[Callable[[], object], ...] = (
+        lambda: parse_names(items_of(text), asked=text),
+        lambda: parse_channels(items_of(text), asked=text),
+        lambda: parse_capabilities(text),
+        lambda: parse_vendor(text, "AMD_VISIBLE_DEVICES"),
+    )
+    for parse in parsers:  # what one refuses, the next may take
+        attempt(Target(lambda _, parse=parse: parse()), b"")  # type: ignore[misc]  # this row's
+
+
+def _cdi(data: bytes) -> None:
+    spec = schema.parse(tree_of(data, "vendor.json"), "vendor.json")
+    assert schema.parse(schema.to_tree(spec), "vendor.json") == spec
+    for edits in (spec.edits, *(device.edits for device in spec.devices)):
+        for hook in edits.hooks:
+            nvidia_hooks.call_of(hook, "fuzz")
+
+
+# -- of others ------------------------------------------------------------------------------
+
+
+def _nvml(data: bytes) -> None:
+    parse_report(data)
+
+
+def _record(data: bytes) -> None:
+    process_edits(bundle.parse_object(data, "nvidia.json"))
+
+
+def _config(data: bytes) -> None:
+    parse_config(data, "config.toml")
+
+
+def _nvidia_config(data: bytes) -> None:
+    parse_nvidia_config(data, "config.toml")
+
+
+def _checkpoint(data: bytes) -> None:
+    directory = os.path.join(os.path.dirname(_image_directory()), "checkpoint")
+    os.makedirs(directory, exist_ok=True)
+    inventory, _, rest = data.partition(b"\xff\xff")
+    descriptors, _, record = rest.partition(b"\xff\xff")
+    contents = {criu.INVENTORY: inventory, criu.DESCRIPTORS: descriptors, criu.RECORD: record}
+    for name, content in contents.items():
+        with open(os.path.join(directory, name), "wb") as file:
+            file.write(content)
+    found = criu.open_checkpoint(directory)
+    # No line of a file could be made two, and no word of a command another.
+    assert all(name.isprintable() and " " not in name for name in found.files)
+    assert all(word.isprintable() for word in found.switches.words())
+
+
+def _criu_log(data: bytes) -> None:
+    criu.last_words(data.decode(errors="replace"))
+    raise criu.failure("restore", "c1", said="", log=data.decode(errors="replace"), kept="")
+
+
+_JSON: Final = (b"{", b"}", b"[", b"]", b'"', b":", b",", b"null", b"true", b"-1", b"1e999")
+_OF_A_SPEC: Final = tuple(
+    f'"{word}"'.encode()
+    for word in (
+        "process", "env", "user", "additionalGids", "gid", "mounts", "destination", "type",
+        "source", "options", "linux", "resources", "devices", "path", "major", "minor", "access",
+        "allow", "annotations", "hooks", "prestart", "tmpfs", "ro", "c", "rwm", "/dev", "/run",
+        "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all", "\\ud800", "\\u0000",
+    )
+)  # fmt: skip
+
+_OF_CDI: Final = tuple(
+    f'"{word}"'.encode()
+    for word in (
+        "cdiVersion", "kind", "devices", "name", "containerEdits", "env", "deviceNodes", "hooks",
+        "hookName", "path", "hostPath", "containerPath", "options", "args", "mounts", "intelRdt",
+        "additionalGids", "netDevices", "0.3.0", "1.1.0", "createContainer", "annotations",
+        "nvidia-cdi-hook", "create-symlinks", "--link", "a::b", "type", "major", "permissions",
+    )
+)  # fmt: skip
+
+TARGETS: Final[dict[str, Target]] = {
+    "ldcache": Target(_ldcache, (b"glibc-ld.so.cache1.1", b"ld.so-1.7.0", b"\x44\x21\xa4\xea")),
+    "elf": Target(_elf, (b"\x7fELF\x02\x01\x01", b"\x7fELF\x01\x01\x01", b"GNU\0")),
+    "image": Target(_image, (b"include ", b"/etc/ld.so.conf", b"\n", b"#", b":")),
+    "spec": Target(_spec, (*_JSON, *_OF_A_SPEC)),
+    "variables": Target(
+        _variables,
+        (b"all", b"none", b"void", b",", b":", b"GPU-", b"MIG-", b"0-3", b"0000:07:00.0", b"="),
+    ),
+    "nvml": Target(
+        _nvml, (*_JSON, b'"gpus"', b'"uuid"', b'"mig_devices"', b'"bus_id"', b'"driver"')
+    ),
+    "record": Target(_record, (*_JSON, b'"process"', b'"environment"', b'"additional_gids"')),
+    "config": Target(_config, (b"[node]\n", b"[", b"]", b"=", b'"', b"'''", b"true", b"{", b"}")),
+    "nvidia-config": Target(
+        _nvidia_config, (b"[nvidia-container-runtime]\n", b"[", b"]", b"=", b'"', b"true", b".")
+    ),
+    "checkpoint": Target(_checkpoint, (*_JSON, b"\xff\xff", b"file[1:2]", b'"switches"')),
+    "cdi": Target(_cdi, (*_JSON, *_OF_CDI, b"---\n", b"- ", b": ", b"&a ", b"*a", b"<<: ", b"!!")),
+    "criu-log": Target(_criu_log, (b"Error (criu/x.c:1): ", b"(00.1) ", b"\n", b"exited, status=")),
+}
