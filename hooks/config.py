@@ -15,6 +15,10 @@ One TOML file, read when a container asks for a GPU or names a logger::
     char-links = true        # make missing links DEV/char/MAJOR:MINOR (hooks.char_links)
     cuda-compat = true       # an image's newer libcuda comes before the driver's (hooks.compat)
 
+    [devices]
+    load-kernel-modules = true  # of the driver, that a container needs (hooks.modules)
+    make-nodes = true        # of the driver, that a container needs (hooks.nodes)
+
     [requests]               # where hooks.request looks for what is asked
     swarm-resources = []     # variables that come before NVIDIA_VISIBLE_DEVICES
     annotation-prefixes = ["cdi.k8s.io/"]
@@ -138,6 +142,8 @@ class Config:
         cdi_spec_dirs: the directories of CDI specs, by priority, the lowest first.
         cdi_allow_hooks: the programs that hooks of CDI specs may run.
         cdi_skip_hooks: whether other hooks are left out; otherwise their container is refused.
+        load_modules: whether kernel modules that a container needs are loaded.
+        make_nodes: whether device nodes that a container needs are made.
         source: the file that this was read from; "" for none.
         notes: what of it means nothing here, for people.
     """
@@ -168,6 +174,8 @@ class Config:
     cdi_spec_dirs: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
     cdi_allow_hooks: tuple[str, ...] = ()
     cdi_skip_hooks: bool = False
+    load_modules: bool = True
+    make_nodes: bool = True
     source: str = field(default="", compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
 
@@ -313,6 +321,10 @@ _TABLES: Final[dict[str, dict[str, tuple[str, Callable[[object], object], str]]]
         "char-links": ("char_links", values.yes_or_no, "true or false"),
         "cuda-compat": ("cuda_compat", values.yes_or_no, "true or false"),
         "nvml-timeout": ("nvml_timeout", values.seconds, "seconds, more than 0 and at most 600"),
+    },
+    "devices": {
+        "load-kernel-modules": ("load_modules", values.yes_or_no, "true or false"),
+        "make-nodes": ("make_nodes", values.yes_or_no, "true or false"),
     },
     "requests": {
         "swarm-resources": (

@@ -37,9 +37,11 @@ from hooks.errors import (
 )
 from hooks.grant import decide
 from hooks.identity import identity_of
-from hooks.inventory import Inventory, load_inventory, take_inventory
+from hooks.inventory import Inventory, load_inventory, look_again, take_inventory
 from hooks.layout import read_layout, unseen_layout
+from hooks.modules import load_commands
 from hooks.mutation import apply, apply_process, verify, verify_bounds
+from hooks.nodes import MadeNodes, make_missing
 from hooks.placement import Placed, place
 from hooks.plan import Contribution, united
 from hooks.planning import arches_of, make_plan
@@ -69,6 +71,7 @@ __all__ = [
     "inject",
     "load_config",
     "load_inventory",
+    "module_commands",
     "needs_inventory",
     "probe_command",
     "read_request",
@@ -112,6 +115,20 @@ def probe_command(config: Config) -> tuple[str, ...]:
     return nvml.probe_command(config, find_driver(Witness(config.host_root), config))
 
 
+def module_commands(config: Config, request: Request) -> tuple[tuple[str, ...], ...]:
+    """The commands that load kernel modules, to be run before :func:`take_inventory`.
+
+    Args:
+        config: where sysfs and the driver are.
+        request: what the container asks for.
+
+    Returns:
+        Argument lists, in order; nearly always none. They need no environment and no stdin,
+        end within :data:`hooks.modules.TIMEOUT`, and may fail.
+    """
+    return load_commands(config, request.capabilities) if needs_inventory(request, config) else ()
+
+
 def needs_inventory(request: Request, config: Config) -> bool:
     """Whether what is asked takes an inventory of the node.
 
@@ -136,8 +153,8 @@ def inject(
 
     Everything is decided and verified before anything is written. What is written into the
     rootfs, or into the staging directory if the rootfs takes no writes, is taken back if that
-    fails; the spec is returned and not written at all. On the host, links to device nodes are
-    made where they are missing, and stay.
+    fails; the spec is returned and not written at all. On the host, device nodes of the driver
+    and links to nodes are made where they are missing, and stay.
 
     Args:
         spec: config.json, decoded. It is not changed.
@@ -164,6 +181,12 @@ def inject(
     if not request.wants_injection:
         return Injection(dict(spec), {})
     clock = _Clock()
+    made = MadeNodes()
+    if inventory is not None:
+        made = make_missing(config, inventory, request.capabilities)
+        if made.made:
+            inventory = look_again(config, inventory)
+    clock.lap("nodes")
     with Rootfs.open(rootfs) as image:
         look = partial(read_layout, image, spec_mounts=_mounts(spec))
         asked = _Asked(spec, request, inventory, config, oci_version)
@@ -191,6 +214,7 @@ def inject(
         char_links=char_links,
         identity=identity_of(plan, inventory, config),
         milliseconds=clock.laps,
+        made_nodes=made,
     )
     return Injection(edited, record)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hooks.gpus import Gpu, MigDevice, Nodes
     from hooks.nvml import NvmlReport
 
-__all__ = ["Inventory", "load_inventory", "survey", "take_inventory"]
+__all__ = ["Inventory", "load_inventory", "look_again", "survey", "take_inventory"]
 
 RETRY_AFTER: Final = 60.0
 """Seconds until NVML is asked again after it failed: a create must not wait for it each time."""
@@ -156,18 +156,34 @@ def _look(
     )
 
 
+def look_again(config: Config, inventory: Inventory) -> Inventory:
+    """The inventory with its device nodes as they are now.
+
+    Args:
+        config: where procfs and the device nodes are.
+        inventory: from some moments ago.
+
+    Returns:
+        A new inventory.
+    """
+    nodes = _nodes(config, inventory.driver.root, inventory.gpus, inventory.mig_devices)
+    return replace(inventory, nodes=nodes)
+
+
+def _nodes(
+    config: Config, root: str, gpus: tuple[Gpu, ...], mig_devices: tuple[MigDevice, ...]
+) -> Nodes:
+    of_the_driver = f"{root}/dev" if root not in {config.host_root, "/"} else None
+    return look_at_nodes(config, gpus, mig_devices, of_the_driver)
+
+
 def _complete(config: Config, kept: cache.Kept, *notes: str) -> Inventory:
     root = kept.driver.root
     return Inventory(
         driver=kept.driver,
         gpus=kept.gpus,
         mig_devices=kept.mig_devices,
-        nodes=look_at_nodes(
-            config,
-            kept.gpus,
-            kept.mig_devices,
-            f"{root}/dev" if root not in {config.host_root, "/"} else None,
-        ),
+        nodes=_nodes(config, root, kept.gpus, kept.mig_devices),
         sockets=find_sockets(root),
         notes=(*kept.notes, *notes),
         nvml_failure=kept.nvml_failure,

@@ -196,7 +196,7 @@ _KEYS: Final[dict[str, _Set | _Note]] = {
     f"{_CLI}.ldconfig": _Note(
         str, "the loader's cache is written in process", "@/sbin/ldconfig", "@/sbin/ldconfig.real"
     ),
-    f"{_CLI}.load-kmods": _Note(bool, "kernel modules are not loaded", True),
+    f"{_CLI}.load-kmods": _Set(bool, lambda on: {"load_modules": on, "make_nodes": on}),
     f"{_CLI}.no-cgroups": _Note(bool, _IN_SPEC),
     f"{_CLI}.no-pivot": _Note(bool, _NO_CLI),
     f"{_CLI}.user": _Note(str, _NO_CLI, "root:video", "root:root"),

@@ -17,6 +17,7 @@ proc_files      files of procfs that are covered before the start: their content
 missing         what the driver should have and has not, with the places searched
 left_out        destinations for which the image has no room
 written         files and links that were written into the image
+nodes           device nodes of the host that were made, and that could not be made
 char_links      links in /dev/char of the host that were made, and that could not be made
 identity        the driver that it was made with: what :mod:`hooks.identity` compares at start
 milliseconds    how long each step took
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from hooks.grant import Grant
     from hooks.inventory import Inventory
     from hooks.layout import Layout
+    from hooks.nodes import MadeNodes
     from hooks.placement import Placed
     from hooks.plan import Contribution, Plan
     from hooks.request import Devices, Request
@@ -59,6 +61,7 @@ def make_record(
     placed: Placed,
     contributions: Iterable[Contribution],
     char_links: CharLinks,
+    made_nodes: MadeNodes | None = None,
     identity: Mapping[str, Any] | None,
     milliseconds: Mapping[str, float],
 ) -> dict[str, Any]:
@@ -73,6 +76,7 @@ def make_record(
         placed: what was written.
         contributions: what the plan was made of.
         char_links: what was linked on the host.
+        made_nodes: what device nodes were made there; None for none.
         identity: what :func:`hooks.identity.identity_of` says; None without a driver.
         milliseconds: how long each step took.
 
@@ -154,6 +158,7 @@ def make_record(
         "missing": [{"what": m.what, "sought": list(m.sought)} for m in plan.missing],
         "left_out": list(placed.omitted),
         "written": list(placed.written),
+        "nodes": _made(made_nodes),
         "char_links": {"made": list(char_links.made), "failed": dict(char_links.failed)},
         "identity": identity,
         "milliseconds": {step: round(value, 3) for step, value in milliseconds.items()},
@@ -184,6 +189,12 @@ def process_edits(
             found=f"no record of format {FORMAT}: {error!r}",
             do="see whether nvidia.json of the bundle was damaged",
         ) from error
+
+
+def _made(nodes: MadeNodes | None) -> dict[str, Any]:
+    if nodes is None:
+        return {"made": [], "failed": {}}
+    return {"made": list(nodes.made), "failed": dict(nodes.failed)}
 
 
 def _reason(path: str, plan: Plan) -> str:

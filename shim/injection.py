@@ -18,7 +18,7 @@ from shim.errors import ProgramNotFound, ProgramTimeout
 from shim.spawn import run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from hooks.config import Config
     from hooks.engine import Injection
@@ -76,6 +76,8 @@ class Injector:
         if not request.wants_injection:
             return
         needed = engine.needs_inventory(request, config)
+        for command in engine.module_commands(config, request):
+            await self._load_module(command)
         inventory = engine.load_inventory(config) if needed else None
         if needed and inventory is None:
             inventory = await self._take_inventory(config)
@@ -220,6 +222,21 @@ class Injector:
             self._log.warning("the runtime does not tell its features", why=str(error))
             return _NO_VERSION
         return str(version)
+
+    async def _load_module(self, command: Sequence[str]) -> None:
+        from hooks.modules import TIMEOUT  # noqa: PLC0415 - see inject
+
+        name = command[-1]
+        try:
+            done = await run(self._reaper, command, timeout=TIMEOUT)
+        except (ProgramNotFound, ProgramTimeout) as error:
+            self._log.warning("a kernel module is not loaded", module=name, why=str(error))
+            return
+        if done.exit.status:
+            why = f"{command[0]} ended with status {done.exit.status}"
+            self._log.warning("a kernel module is not loaded", module=name, why=why)
+        else:
+            self._log.info("a kernel module was loaded", module=name)
 
     async def _take_inventory(self, config: Config) -> Inventory:
         from hooks import engine  # noqa: PLC0415 - see inject

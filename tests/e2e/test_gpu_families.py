@@ -162,3 +162,24 @@ def test_management_device_brings_every_node_of_the_driver(
     assert set(os.listdir(f"{node.dev}/nvidia-caps")) <= names
     assert not names & {"gdrdrv", "nvidia-fs0", "nvidia-nvswitchctl", "dri"}
     assert done.lines[-1].startswith("libcuda.so.1 /")
+
+
+def test_missing_nodes_are_made_and_a_module_that_cannot_be_loaded_is_no_error(
+    gpus: Runtime, node: SimulatedNode
+) -> None:
+    names = ("nvidia0", "nvidiactl", "nvidia-uvm")
+    before = {name: os.lstat(f"{node.dev}/{name}").st_rdev for name in names}
+    for name in names:
+        os.unlink(f"{node.dev}/{name}")
+    module = f"{node.sys}/module/nvidia_uvm"
+    os.rename(module, f"{module}.aside")
+    try:
+        flags = _env({"VISIBLE_DEVICES": "0"})
+        container = gpus.start_idle(image=GLIBC, flags=flags)
+        done = container.exec("probe", "open", *(f"/dev/{name}" for name in names))
+        record = record_of(gpus, container)
+    finally:
+        os.rename(f"{module}.aside", module)
+    assert {line.split()[1] for line in done.lines} <= {"ENXIO", "ENODEV"}
+    assert sorted(record["nodes"]["made"]) == sorted(f"{node.dev}/{name}" for name in names)
+    assert {name: os.lstat(f"{node.dev}/{name}").st_rdev for name in names} == before
