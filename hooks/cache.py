@@ -52,6 +52,7 @@ class Kept:
         taken: when it was taken, in seconds since boot.
         unsettled: what NVML said and procfs cannot confirm, so that no observation would tell
             when it is so no more; "" if there is nothing of the kind.
+        cuda_version: the newest CUDA that the driver supports; "" if it is not known.
     """
 
     driver: Driver
@@ -61,6 +62,7 @@ class Kept:
     nvml_failure: str
     taken: float
     unsettled: str = ""
+    cuda_version: str = ""
 
 
 def boot_id_path(config: Config) -> str:
@@ -114,6 +116,7 @@ def store(config: Config, kept: Kept, observations: Mapping[tuple[str, str], Any
         "nvml_failure": kept.nvml_failure,
         "taken": kept.taken,
         "unsettled": kept.unsettled,
+        "cuda_version": kept.cuda_version,
     }
     content = json.dumps(document, default=_arch_name, separators=(",", ":")).encode()
     try:
@@ -225,4 +228,5 @@ def _kept(document: Any) -> Kept:
         nvml_failure=document["nvml_failure"],
         taken=float(document["taken"]),
         unsettled=document["unsettled"],
+        cuda_version=document["cuda_version"],
     )

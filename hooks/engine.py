@@ -3,12 +3,14 @@
     config = load_config()
     request = read_request(spec, config)
     if request.wants_injection:
-        needed = needs_inventory(request, config)
+        verdict = judge(spec, request, config)  # what policy allows of it
+        needed = needs_inventory(verdict.allowed, config)
         inventory = load_inventory(config) if needed else None
         if needed and inventory is None:
             answer = RUN(probe_command(config))     # the caller's reaper, its time limit
             inventory = take_inventory(config, answer)
-        injection = inject(spec, request, inventory, rootfs=…, staging=…, config=config)
+        injection = inject(spec, verdict.allowed, inventory, rootfs=…, staging=…, config=config,
+                           verdict=verdict)
 
 A caller that must be light asks :func:`hooks.glance.may_ask` first: this
 module loads everything that an injection needs.
@@ -22,7 +24,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from hooks import nvml, platforms
+from hooks import nvml, platforms, policy
 from hooks.cdi.errors import RuntimeUnasked
 from hooks.char_links import CharLinks, link_nodes
 from hooks.config import Platform, load_config
@@ -35,6 +37,7 @@ from hooks.errors import (
     NoGpus,
     UnknownDevice,
 )
+from hooks.exclusions import refuse_excluded
 from hooks.grant import decide
 from hooks.identity import identity_of
 from hooks.inventory import Inventory, load_inventory, look_again, take_inventory
@@ -45,8 +48,9 @@ from hooks.nodes import MadeNodes, make_missing
 from hooks.placement import Placed, place
 from hooks.plan import Contribution, united
 from hooks.planning import arches_of, make_plan
-from hooks.record import make_record, process_edits
+from hooks.record import make_denial, make_record, process_edits
 from hooks.request import Void, read_request
+from hooks.requirements import check_requirements
 from hooks.rootfs import Rootfs
 from hooks.witness import Witness
 
@@ -57,6 +61,7 @@ if TYPE_CHECKING:
     from hooks.grant import Grant
     from hooks.layout import Layout
     from hooks.plan import Arch, Plan
+    from hooks.policy import Verdict
     from hooks.request import Request
 
     _Look: TypeAlias = Callable[[tuple[Arch, ...]], Layout]
@@ -69,6 +74,7 @@ __all__ = [
     "apply_to_process",
     "explain",
     "inject",
+    "judge",
     "load_config",
     "load_inventory",
     "module_commands",
@@ -148,6 +154,7 @@ def inject(
     staging: str,
     config: Config,
     oci_version: str = "",
+    verdict: Verdict | None = None,
 ) -> Injection:
     """Gives a container what it asks for.
 
@@ -158,7 +165,7 @@ def inject(
 
     Args:
         spec: config.json, decoded. It is not changed.
-        request: what :func:`read_request` made of it.
+        request: what is to be given: what :func:`judge` allows of what it asks for.
         inventory: what the node has; None only if none is needed (:func:`needs_inventory`).
         rootfs: the mounted root of the container; nothing of it runs yet.
         staging: a directory of this container's bundle for files to be mounted from there. It
@@ -166,9 +173,11 @@ def inject(
         config: where the driver is.
         oci_version: the latest version of the OCI runtime specification that the low-level
             runtime knows; "" if it was not asked. Few CDI specs need it, and say so.
+        verdict: what :func:`judge` said, for the record.
 
     Returns:
-        The edited spec, and the record. If nothing is asked, the spec as it is, no record.
+        The edited spec, and the record. If nothing is to be given, the spec as it is; then there
+        is a record if something was denied.
 
     Raises:
         RequestError: the node does not have what is asked.
@@ -179,7 +188,7 @@ def inject(
         RuntimeUnasked: ``oci_version`` is needed; nothing was done.
     """
     if not request.wants_injection:
-        return Injection(dict(spec), {})
+        return Injection(dict(spec), _unedited(verdict))
     clock = _Clock()
     made = MadeNodes()
     if inventory is not None:
@@ -215,6 +224,7 @@ def inject(
         identity=identity_of(plan, inventory, config),
         milliseconds=clock.laps,
         made_nodes=made,
+        verdict=verdict,
     )
     return Injection(edited, record)
 
@@ -226,16 +236,18 @@ def explain(
     *,
     rootfs: str | None,
     config: Config,
+    verdict: Verdict | None = None,
 ) -> Injection:
     """What :func:`inject` would decide, without writing or making anything.
 
     Args:
         spec: config.json, decoded. It is not changed.
-        request: what :func:`read_request` made of it.
+        request: what is to be given: what :func:`judge` allows of what it asks for.
         inventory: what the node has; None only if none is needed (:func:`needs_inventory`).
         rootfs: the root of the container; None if there is none to look at, and then the
             directories of libraries are a guess.
         config: where the driver is.
+        verdict: what :func:`judge` said, for the record.
 
     Returns:
         The edited spec, and the record, in which nothing is placed.
@@ -247,7 +259,7 @@ def explain(
         SpecError: the spec is malformed, or an edit of it failed verification.
     """
     if not request.wants_injection:
-        return Injection(dict(spec), {})
+        return Injection(dict(spec), _unedited(verdict))
     clock = _Clock()
     with ExitStack() as stack:
         if rootfs is None:
@@ -268,8 +280,32 @@ def explain(
         char_links=CharLinks(),
         identity=identity_of(decision.plan, inventory, config),
         milliseconds=clock.laps,
+        verdict=verdict,
     )
     return Injection(decision.spec, record)
+
+
+def judge(spec: Mapping[str, Any], request: Request, config: Config) -> Verdict:
+    """What policy allows of a request.
+
+    Args:
+        spec: config.json, decoded.
+        request: what :func:`read_request` made of it.
+        config: the policy.
+
+    Returns:
+        The verdict; its denials are to be said to people.
+
+    Raises:
+        RequestError: it is denied, and that is to be an error, or it may not be had at all.
+        MalformedSpec: a part of the spec has the wrong shape.
+    """
+    return policy.judge(request, policy.read_container(spec), config)
+
+
+def _unedited(verdict: Verdict | None) -> dict[str, Any]:
+    """The record of a container that is left as it is."""
+    return make_denial(verdict) if verdict is not None and verdict.reasons else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,8 +340,10 @@ def _decide(asked: _Asked, look: _Look, places: tuple[str, str], clock: _Clock) 
         places: the staging directory and the rootfs, by path.
         clock: told when a step is done.
     """
-    inventory = asked.inventory
+    inventory, config = asked.inventory, asked.config
     grant = decide(asked.request, inventory) if inventory is not None else None
+    if grant is not None and inventory is not None and not config.disable_require:
+        check_requirements(asked.request.requirements, grant, inventory)
     clock.lap("grant")
     layout = look(arches_of(grant, inventory))
     clock.lap("layout")
@@ -320,6 +358,7 @@ def _decide(asked: _Asked, look: _Look, places: tuple[str, str], clock: _Clock) 
         contributions.append(platforms.contribute(asked.spec, asked.request, asked.config, layout))
     contributions += _of_others(asked)
     plan = united(each.plan for each in contributions)
+    refuse_excluded(plan.devices, config, inventory)
     clock.lap("plan")
     check = _Check(asked.spec, contributions, *places)
     edited = check.edited(plan)

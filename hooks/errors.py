@@ -7,7 +7,7 @@ Each leaf says in its docstring when it is raised and by whom. Codes are never r
     ├── DriverNotFound      E0102    ├── DriverMismatch      E0105
     ├── DeviceNodeMissing   E0103    ├── MigUnknown          E0106
     └── DriverChanged       E0140
-    RequestError    E0200   (more leaves: hooks.request_errors)
+    RequestError    E0200   (more leaves: hooks.request_errors, hooks.policy_errors)
     ├── MalformedDevice     E0201    ├── UnknownCapability   E0203
     └── UnknownDevice       E0202    └── MigModeGpu          E0204
     RootfsError     E0300   (leaves: hooks.rootfs_errors)

@@ -58,12 +58,20 @@ def _explained(asked: argparse.Namespace) -> str:
     if not request.wants_injection:
         why = f" ({request.source})" if request.source else ""
         return "{}\n" if asked.json else f"request    nothing{why}: the spec stays as it is\n"
-    inventory = survey(config) if engine.needs_inventory(request, config) else None
+    verdict = engine.judge(spec, request, config)
+    allowed = verdict.allowed
+    inventory = survey(config) if engine.needs_inventory(allowed, config) else None
     rootfs = asked.rootfs or _rootfs(spec, asked.config_json)
-    injection = engine.explain(spec, request, inventory, rootfs=rootfs, config=config)
+    injection = engine.explain(
+        spec, allowed, inventory, rootfs=rootfs, config=config, verdict=verdict
+    )
     if asked.json:
         return json.dumps(injection.record, indent=2) + "\n"
-    unseen = "" if rootfs else "image      not there to be looked at; what follows is a guess\n"
+    unseen = (
+        ""
+        if rootfs or not allowed.wants_injection
+        else "image      not there to be looked at; what follows is a guess\n"
+    )
     return unseen + tell(injection.record)
 
 

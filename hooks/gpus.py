@@ -70,6 +70,9 @@ class Gpu:
         memory: bytes of memory in all; None if NVML did not say.
         drm: the names of its nodes below /dev/dri.
         lost: why NVML cannot open it; "" if it can, or was not asked.
+        compute_capability: of CUDA ("9.0"); "" if NVML did not say.
+        brand: what it is sold as ("tesla"); "" if NVML did not say.
+        excluded: whether the configuration gives it to nobody (:mod:`hooks.exclusions`).
     """
 
     index: int
@@ -81,6 +84,9 @@ class Gpu:
     memory: int | None = None
     drm: tuple[str, ...] = ()
     lost: str = ""
+    compute_capability: str = ""
+    brand: str = ""
+    excluded: bool = False
 
     @property
     def path(self) -> str:
@@ -223,6 +229,8 @@ def find_gpus(
                 memory=nvml.memory if nvml is not None else None,
                 drm=_drm_names(witness, config, bus_id),
                 lost=lost,
+                compute_capability=nvml.compute_capability if nvml is not None else "",
+                brand=nvml.brand if nvml is not None else "",
             )
         )
     notes += [f"NVML tells of a GPU at {bus_id} that procfs does not have" for bus_id in told]
@@ -317,9 +325,11 @@ def find_mig_devices(
 
 
 def look_at_nodes(
-    config: Config, gpus: Iterable[Gpu], mig: Iterable[MigDevice], other_dev: str | None = None
+    config: Config, gpus: Collection[Gpu], mig: Collection[MigDevice], other_dev: str | None = None
 ) -> Nodes:
     """Looks at every device node that a container could be given.
+
+    Those of excluded GPUs are not usable, whatever they are.
 
     Args:
         config: where procfs and the device nodes are.
@@ -333,7 +343,7 @@ def look_at_nodes(
     """
     majors = read_majors(config)
     usable: dict[str, Node] = {}
-    faults = _lost(config, gpus)
+    faults = {**_lost(config, gpus), **_withheld(gpus, mig)}
     elsewhere = replace(config, dev=other_dev) if other_dev is not None else None
     for path, drivers, minor in _expected(gpus, mig):
         if path in faults:
@@ -362,6 +372,17 @@ def _lost(config: Config, gpus: Iterable[Gpu]) -> dict[str, str]:
         elif has_list and not os.path.lexists(f"{devices}/{gpu.bus_id}"):
             faults[gpu.path] = f"it fell off the bus: {devices} has no {gpu.bus_id}"
     return faults
+
+
+def _withheld(gpus: Iterable[Gpu], mig: Collection[MigDevice]) -> dict[str, str]:
+    """The nodes of excluded GPUs, by path in the container, each with what is to be said."""
+    found: dict[str, str] = {}
+    for gpu in gpus:
+        if gpu.excluded:
+            paths = [gpu.path, *gpu.drm_paths]
+            paths += [path for device in mig if device.gpu == gpu.index for path in device.paths]
+            found |= dict.fromkeys(paths, f"{gpu} is excluded by the configuration")
+    return found
 
 
 def _expected(
@@ -441,6 +462,9 @@ def _gpus_with_instances(witness: Witness, config: Config) -> set[int]:
 
 def cap_minors(config: Config) -> dict[str, int]:
     """The minors of the capability nodes, by name ("gpu0/gi1/ci0/access", "config").
+
+    Args:
+        config: where procfs is.
 
     The file lists all that could be, thousands of lines, and never changes while the module
     is loaded; so it is read and not observed.

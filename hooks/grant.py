@@ -7,6 +7,7 @@ Rules
   start without it.
 - A GPU in MIG mode cannot be named as a whole: its node alone would let nothing compute.
 - The beginning of a UUID names the one device whose UUID begins so; several are an error.
+- An excluded GPU is given to nobody: left out of ``all``, and an error when named.
 - Devices come in the order asked, each once, however it was named.
 - Whoever gets anything of the driver gets its control node; without a usable one the kernel
   module is not loaded, and that is said first.
@@ -39,6 +40,7 @@ from hooks.names import (
     NoDevices,
     Void,
 )
+from hooks.policy_errors import GpuExcluded
 from hooks.request_errors import AmbiguousDevice
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ def decide(request: Request, inventory: Inventory) -> Grant:
         UnknownDevice: a device is named that this node does not have.
         AmbiguousDevice: the beginning of a UUID is that of several devices.
         MigModeGpu: a whole GPU is named that is in MIG mode.
+        GpuExcluded: a GPU is named, or a MIG device of one, that is excluded.
         MigUnknown: a MIG device is named, and NVML could not say which there are.
         NoGpus: all GPUs are asked for, and there is none.
         DeviceNodeMissing: a device has no usable node.
@@ -100,24 +103,24 @@ def decide(request: Request, inventory: Inventory) -> Grant:
 
 
 def _all(capabilities: frozenset[str], inventory: Inventory) -> Grant:
-    notes = []
+    notes = [f"{gpu} is excluded by the configuration" for gpu in inventory.gpus if gpu.excluded]
     faults = []
     gpus = []
     for gpu in inventory.gpus:
-        if gpu.mig:
+        if gpu.mig or gpu.excluded:
             continue
         if gpu.path in inventory.nodes.usable:
             gpus.append(gpu)
         else:
             faults.append(f"{gpu}: {_fault(gpu.path, inventory)}")
     mig_devices = []
-    for device in inventory.mig_devices:
+    for device in _of_any(inventory.gpus, inventory.mig_devices):
         missing = [path for path in _paths(device, inventory) if path in inventory.nodes.faults]
         if device.caps and not missing:
             mig_devices.append(device)
         else:
             faults.append(f"{device}: {_fault(missing[0], inventory) if missing else _NO_CAPS}")
-    empty = {gpu.index for gpu in inventory.gpus if gpu.mig} - {
+    empty = {gpu.index for gpu in inventory.gpus if gpu.mig and not gpu.excluded} - {
         d.gpu for d in inventory.mig_devices
     }
     if empty:
@@ -145,6 +148,7 @@ def _named(
                 gpus[gpu.index] = gpu
             case MigIndex() | MigUuid() | MigInstance():
                 device = _mig_device(name, inventory)
+                _check_exclusion(name, inventory.gpus[device.gpu])
                 if not device.caps:
                     raise DeviceNodeMissing(str(device), found=_NO_CAPS, do=_MAKE_NODES)
                 for path in _paths(device, inventory):
@@ -164,6 +168,7 @@ def _gpu(name: GpuIndex | GpuUuid | GpuBusId, inventory: Inventory) -> Gpu:
     if not found:
         raise _unknown(name, inventory)
     gpu = _only(name, "GPU", found)
+    _check_exclusion(name, gpu)
     if gpu.mig:
         raise MigModeGpu(
             f"GPU {name} as a whole",
@@ -208,6 +213,20 @@ def _only(name: DeviceName, kind: str, found: list[_Found]) -> _Found:
             do="write more of the UUID",
         )
     return found[0]
+
+
+def _of_any(gpus: tuple[Gpu, ...], devices: Iterable[MigDevice]) -> list[MigDevice]:
+    """The MIG devices of those GPUs that are not excluded."""
+    return [device for device in devices if not gpus[device.gpu].excluded]
+
+
+def _check_exclusion(name: DeviceName, gpu: Gpu) -> None:
+    if gpu.excluded:
+        raise GpuExcluded(
+            f"GPU or MIG device {name}",
+            found=f"{gpu} is excluded by the configuration",
+            do="name another, or take it out of exclude-gpus",
+        )
 
 
 def _paths(device: MigDevice, inventory: Inventory) -> tuple[str, ...]:

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Final
 from hooks import cache
 from hooks.driver import find_driver, find_sockets
 from hooks.errors import NvmlFailed
+from hooks.exclusions import mark_excluded
 from hooks.gpus import find_gpus, find_mig_devices, find_unsettled, look_at_nodes
 from hooks.nvml import parse_report
+from hooks.requirements import cuda_of_branch
 from hooks.witness import Witness, read_text
 
 if TYPE_CHECKING:
@@ -50,6 +52,8 @@ class Inventory:
         kept: whether it was made for an earlier container, and was found to be still true. What
             the kernel does not tell of may have changed since; so a refusal that is founded on
             it is to be founded anew.
+        cuda_version: the newest CUDA that the driver supports ("12.2"), by NVML's word or else by
+            the driver's branch; "" if neither knows.
     """
 
     driver: Driver
@@ -60,6 +64,7 @@ class Inventory:
     notes: tuple[str, ...] = ()
     nvml_failure: str = ""
     parameters: str = ""
+    cuda_version: str = ""
     kept: bool = field(default=False, compare=False)
 
 
@@ -153,6 +158,7 @@ def _look(
         nvml_failure=failure,
         taken=_now(),
         unsettled=unsettled,
+        cuda_version=(report.cuda if report else "") or cuda_of_branch(driver.version),
     )
 
 
@@ -179,15 +185,17 @@ def _nodes(
 
 def _complete(config: Config, kept: cache.Kept, *notes: str) -> Inventory:
     root = kept.driver.root
+    gpus, exclusions = mark_excluded(kept.gpus, config.excluded_gpus)
     return Inventory(
         driver=kept.driver,
-        gpus=kept.gpus,
+        gpus=gpus,
         mig_devices=kept.mig_devices,
-        nodes=_nodes(config, root, kept.gpus, kept.mig_devices),
+        nodes=_nodes(config, root, gpus, kept.mig_devices),
         sockets=find_sockets(root),
-        notes=(*kept.notes, *notes),
+        notes=(*kept.notes, *notes, *exclusions),
         nvml_failure=kept.nvml_failure,
         parameters=read_text(f"{config.proc}/driver/nvidia/params") or "",
+        cuda_version=kept.cuda_version,
     )
 
 

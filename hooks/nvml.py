@@ -54,6 +54,8 @@ class NvmlGpu:
         memory: bytes of memory in all; None if it has none of its own.
         mig: whether MIG mode is on.
         mig_devices: its MIG devices, by index.
+        compute_capability: of CUDA ("9.0"); "" if NVML did not say.
+        brand: what it is sold as, a word of :data:`BRANDS`; "" if NVML did not say.
     """
 
     index: int
@@ -64,6 +66,8 @@ class NvmlGpu:
     memory: int | None
     mig: bool
     mig_devices: tuple[MigReport, ...]
+    compute_capability: str = ""
+    brand: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +78,21 @@ class NvmlReport:
         driver: the driver's version.
         gpus: the GPUs, by index.
         lost: why it could not open each of the other GPUs that it counts.
+        cuda: the newest CUDA that the driver supports ("12.2"); "" if it did not say.
     """
 
     driver: str
     gpus: tuple[NvmlGpu, ...]
     lost: tuple[str, ...] = ()
+    cuda: str = ""
+
+
+# nvmlBrandType_t, in the words in which images write them into NVIDIA_REQUIRE_CUDA.
+BRANDS: Final = (
+    "unknown", "quadro", "tesla", "nvs", "grid", "geforce", "titan", "nvidiavapps", "nvidiavpc",
+    "nvidiavcs", "nvidiavws", "nvidiavgaming", "quadrortx", "nvidiartx", "nvidia", "geforcertx",
+    "titanrtx",
+)  # fmt: skip
 
 
 def probe_command(config: Config, driver: Driver) -> tuple[str, ...]:
@@ -148,6 +162,7 @@ def parse_report(answer: bytes) -> NvmlReport:
         driver=_text(report, "driver"),
         gpus=tuple(_gpu(gpu) for gpu in gpus),
         lost=tuple(_text(gpu, "why") for gpu in lost),
+        cuda=_cuda(report),
     )
 
 
@@ -174,7 +189,32 @@ def _gpu(entry: Any) -> NvmlGpu:
             )
             for device in devices
         ),
+        compute_capability=_text(entry, "compute_capability")
+        if _is_said(entry, "compute_capability")
+        else "",
+        brand=_brand(entry),
     )
+
+
+def _is_said(entry: Any, name: str) -> bool:
+    """Whether there is a value: not every driver and GPU has an answer to everything."""
+    return entry.get(name) is not None
+
+
+def _cuda(report: Any) -> str:
+    """NVML says 12020 for 12.2."""
+    if not _is_said(report, "cuda"):
+        return ""
+    number = _number(report, "cuda")
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _brand(entry: Any) -> str:
+    if not _is_said(entry, "brand"):
+        return ""
+    number = _number(entry, "brand")
+    # A newer NVML has newer ones; what they are called is not known.
+    return BRANDS[number] if number < len(BRANDS) else ""
 
 
 _Kind = TypeVar("_Kind")

@@ -60,13 +60,19 @@ def ask() -> dict[str, Any]:
             last = error
     if lost and not gpus:
         raise last
-    return {"driver": _text(nvml.nvmlSystemGetDriverVersion()), "gpus": gpus, "lost": lost}
+    return {
+        "driver": _text(nvml.nvmlSystemGetDriverVersion()),
+        "cuda": _or_none(nvml, nvml.nvmlSystemGetCudaDriverVersion),
+        "gpus": gpus,
+        "lost": lost,
+    }
 
 
 def _gpu(nvml: Any, handle: Any, index: int) -> dict[str, Any]:
     mig = _or_none(nvml, nvml.nvmlDeviceGetMigMode, handle)
     enabled = mig is not None and mig[0] == _MIG_ENABLED
     memory = _or_none(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    capability = _or_none(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
     return {
         "index": index,
         "uuid": _text(nvml.nvmlDeviceGetUUID(handle)),
@@ -74,6 +80,8 @@ def _gpu(nvml: Any, handle: Any, index: int) -> dict[str, Any]:
         "bus_id": _text(nvml.nvmlDeviceGetPciInfo(handle).busId),
         "name": _text(nvml.nvmlDeviceGetName(handle)),
         "memory": None if memory is None else memory.total,
+        "compute_capability": None if capability is None else "{}.{}".format(*capability),
+        "brand": _or_none(nvml, nvml.nvmlDeviceGetBrand, handle),
         "mig": enabled,
         "mig_devices": _mig_devices(nvml, handle) if enabled else [],
     }

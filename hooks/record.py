@@ -6,6 +6,7 @@ made by CRI from one that predates the injection. Its keys are stable; new ones 
 ==============  ==========================================================================
 format          of this table; raised when a key changes its meaning
 request         what was asked, in words, and where it was said
+policy          who asked, what was denied and why; null if policy was not asked
 grant           the GPUs, MIG devices and capabilities that were given, and what was not
 vendors         what was given of devices that are not NVIDIA's, and what was not
 node            driver version, its root and why that one, and what did not fit together
@@ -42,9 +43,10 @@ if TYPE_CHECKING:
     from hooks.nodes import MadeNodes
     from hooks.placement import Placed
     from hooks.plan import Contribution, Plan
+    from hooks.policy import Verdict
     from hooks.request import Devices, Request
 
-__all__ = ["make_record", "process_edits"]
+__all__ = ["make_denial", "make_record", "process_edits"]
 
 FORMAT: Final = 1
 PLANNED: Final = "planned"
@@ -64,6 +66,7 @@ def make_record(
     made_nodes: MadeNodes | None = None,
     identity: Mapping[str, Any] | None,
     milliseconds: Mapping[str, float],
+    verdict: Verdict | None = None,
 ) -> dict[str, Any]:
     """The record of an injection, of values that JSON has.
 
@@ -79,26 +82,15 @@ def make_record(
         made_nodes: what device nodes were made there; None for none.
         identity: what :func:`hooks.identity.identity_of` says; None without a driver.
         milliseconds: how long each step took.
+        verdict: what policy said of the request.
 
     Returns:
         The record, by the table in this module's head.
     """
     return {
         "format": FORMAT,
-        "request": {
-            "devices": _asked(request.devices),
-            "capabilities": sorted(request.capabilities),
-            "features": sorted(request.features),
-            "imex_channels": "all"
-            if request.imex_channels is None
-            else list(request.imex_channels),
-            "requirements": [list(requirement) for requirement in request.requirements],
-            "cdi_devices": list(request.cdi_devices),
-            "amd_devices": request.amd_devices,
-            "intel_devices": request.intel_devices,
-            "origin": request.origin,
-            "source": request.source,
-        },
+        "request": _requested(request if verdict is None else verdict.asked),
+        "policy": None if verdict is None else _judged(verdict),
         "grant": None if grant is None else _granted(grant),
         "vendors": [
             {"vendor": c.vendor, "granted": list(c.granted), "notes": list(c.notes)}
@@ -165,6 +157,23 @@ def make_record(
     }
 
 
+def make_denial(verdict: Verdict) -> dict[str, Any]:
+    """The record of a container that is given nothing, of values that JSON has.
+
+    Args:
+        verdict: what policy said of its request.
+
+    Returns:
+        The record: of the table in this module's head, format, request, policy and process.
+    """
+    return {
+        "format": FORMAT,
+        "request": _requested(verdict.asked),
+        "policy": _judged(verdict),
+        "process": {"environment": [], "additional_gids": []},
+    }
+
+
 def process_edits(
     record: Mapping[str, Any],
 ) -> tuple[tuple[tuple[str, str], ...], tuple[int, ...]]:
@@ -201,6 +210,35 @@ def _reason(path: str, plan: Plan) -> str:
     return next(file.reason for file in plan.proc_files if file.path == path)
 
 
+def _requested(request: Request) -> dict[str, Any]:
+    channels = request.imex_channels
+    return {
+        "devices": _asked(request.devices),
+        "capabilities": sorted(request.capabilities),
+        "features": sorted(request.features),
+        "imex_channels": "all" if channels is None else list(channels),
+        "requirements": [list(each) for each in request.requirements],
+        "cdi_devices": list(request.cdi_devices),
+        "amd_devices": request.amd_devices,
+        "intel_devices": request.intel_devices,
+        "origin": request.origin,
+        "source": request.source,
+    }
+
+
+def _judged(verdict: Verdict) -> dict[str, Any]:
+    container = verdict.container
+    return {
+        "mode": verdict.mode,
+        "kubernetes": container.kubernetes,
+        "sandbox": container.sandbox,
+        "namespace": container.namespace,
+        "privileged": container.privileged,
+        "denied": list(verdict.denials),
+        "notes": list(verdict.notes),
+    }
+
+
 def _granted(grant: Grant) -> dict[str, Any]:
     return {
         "capabilities": sorted(grant.capabilities),
@@ -219,6 +257,7 @@ def _granted(grant: Grant) -> dict[str, Any]:
 def _node(inventory: Inventory) -> dict[str, Any]:
     return {
         "driver": inventory.driver.version,
+        "cuda": inventory.cuda_version,
         "driver_root": inventory.driver.root,
         "driver_layout": inventory.driver.layout,
         "driver_why": inventory.driver.why,

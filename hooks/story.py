@@ -55,6 +55,25 @@ def _request(value: Mapping[str, Any]) -> Iterator[str]:
     yield from _others(value, {"devices", "source", "capabilities"})
 
 
+def _policy(value: Mapping[str, Any] | None) -> Iterator[str]:
+    if value is None:
+        return
+    kind = "privileged" if value["privileged"] else "unprivileged"
+    whose = f" of a pod in {value['namespace'] or 'no namespace'}" if value["kubernetes"] else ""
+    what = "sandbox container" if value["sandbox"] else "container"
+    yield f"mode {value['mode']}; asked by {_article(kind)} {kind} {what}{whose}"
+    for denied in value["denied"]:
+        yield f"denied: {denied}"
+    for note in value["notes"]:
+        yield f"note: {note}"
+    told = {"mode", "kubernetes", "sandbox", "namespace", "privileged", "denied", "notes"}
+    yield from _others(value, told)
+
+
+def _article(word: str) -> str:
+    return "an" if word[0] in "aeiou" else "a"
+
+
 def _grant(value: Mapping[str, Any] | None) -> Iterator[str]:
     if value is None:
         yield "nothing of NVIDIA's driver was asked"
@@ -182,6 +201,7 @@ _EDITS: Final[dict[str, Callable[[Mapping[str, Any]], str]]] = {
 }
 _SECTIONS: Final[dict[str, Callable[[Any], Iterable[str]]]] = {
     "request": _request,
+    "policy": _policy,
     "grant": _grant,
     "node": _node,
     "image": _image,

@@ -75,8 +75,12 @@ class Injector:
         request = engine.read_request(spec, config)
         if not request.wants_injection:
             return
-        needed = engine.needs_inventory(request, config)
-        for command in engine.module_commands(config, request):
+        verdict = engine.judge(spec, request, config)
+        for denied in verdict.denials:
+            container = os.path.basename(self._bundle)
+            self._log.warning("it does not get what it asks for", container=container, why=denied)
+        needed = engine.needs_inventory(verdict.allowed, config)
+        for command in engine.module_commands(config, verdict.allowed):
             await self._load_module(command)
         inventory = engine.load_inventory(config) if needed else None
         if needed and inventory is None:
@@ -84,12 +88,17 @@ class Injector:
         inject = partial(
             engine.inject,
             spec,
-            request,
+            verdict.allowed,
             rootfs=rootfs,
             staging=os.path.join(self._bundle, bundle_files.STAGING),
             config=config,
+            verdict=verdict,
         )
         injection = await self._decided(inject, inventory, config, runtime)
+        if not verdict.allowed.wants_injection:
+            # The spec stays as it is, and later execs have nothing to get.
+            self._keep(injection.record)
+            return
         self._original = bundle_files.read(self._config, bundle_files.LONGEST_SPEC)
         self._keep(injection.record)
         bundle_files.write_spec(self._bundle, injection.spec)
@@ -174,7 +183,7 @@ class Injector:
         if self._original is not None:
             mode = stat.S_IMODE(os.stat(self._config).st_mode)
             bundle_files.write(self._config, self._original, mode=mode)
-            bundle_files.remove(os.path.join(self._bundle, bundle_files.RECORD))
+        bundle_files.remove(os.path.join(self._bundle, bundle_files.RECORD))
 
     @property
     def _config(self) -> str:

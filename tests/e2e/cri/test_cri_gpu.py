@@ -47,11 +47,12 @@ def gpus(pods: Pods, node: SimulatedNode, shim_config: str) -> Iterator[Pods]:
         file.write(before)
 
 
-def test_containers_of_a_pod_have_different_gpus(gpus: Pods) -> None:
+def test_containers_of_a_pod_have_different_gpus(gpus: Pods, node: SimulatedNode) -> None:
     pod = gpus.run()
     seen = []
     for number in range(2):
-        env = {DEVICES: str(number), CAPABILITIES: "compute,utility"}
+        # A kubelet's device plugin names GPUs by UUID.
+        env = {DEVICES: node.scenario.gpus[number].uuid, CAPABILITIES: "compute,utility"}
         container = pod.start(*IDLE, image=GLIBC, env=env)
         done = container.exec("nvidia-smi", "-L")
         assert done.code == 0, done.stdout + done.stderr
@@ -65,7 +66,9 @@ def test_containers_of_a_pod_have_different_gpus(gpus: Pods) -> None:
     assert len(pod.shims) == 1
 
 
-def test_exec_loads_the_driver_as_an_unprivileged_user_of_a_readonly_root(gpus: Pods) -> None:
+def test_exec_loads_the_driver_as_an_unprivileged_user_of_a_readonly_root(
+    gpus: Pods, node: SimulatedNode
+) -> None:
     pod = gpus.run()
     security = pb.LinuxContainerSecurityContext(
         namespace_options=pb.NamespaceOption(pid=pb.CONTAINER),
@@ -76,7 +79,8 @@ def test_exec_loads_the_driver_as_an_unprivileged_user_of_a_readonly_root(gpus: 
         no_new_privs=True,
         capabilities=pb.Capability(drop_capabilities=["ALL"]),
     )
-    env = {DEVICES: "all", CAPABILITIES: "compute,utility"}
+    uuids = ",".join(gpu.uuid for gpu in node.scenario.gpus)
+    env = {DEVICES: uuids, CAPABILITIES: "compute,utility"}
     container = pod.start(*IDLE, image=GLIBC, env=env, security=security)
     executed = container.exec("probe", "dlopen", "libcuda.so.1", "libnvidia-ml.so.1")
     assert executed.code == 0, executed.stdout + executed.stderr
@@ -93,9 +97,12 @@ def test_exec_loads_the_driver_as_an_unprivileged_user_of_a_readonly_root(gpus: 
     assert variables <= set(container.exec("env").lines)
 
 
-def test_gpu_that_is_not_there_is_one_line_that_says_what_there_is(gpus: Pods) -> None:
+def test_gpu_that_is_not_there_is_one_line_that_says_what_there_is(
+    gpus: Pods, node: SimulatedNode
+) -> None:
     pod = gpus.run()
-    container = pod.create("true", image=GLIBC, env={DEVICES: "7"})
+    absent = "GPU-00000000-0000-4000-8000-000000000000"
+    container = pod.create("true", image=GLIBC, env={DEVICES: absent})
     with pytest.raises(CriRefused, match="NVSHIM-E0") as refused:
         container.start()
     assert "\n" not in refused.value.said
@@ -104,7 +111,8 @@ def test_gpu_that_is_not_there_is_one_line_that_says_what_there_is(gpus: Pods) -
     assert (status.reason, status.exit_code) == ("StartError", 128)
     assert "NVSHIM-E0" in status.message
     container.remove()
-    good = pod.run("nvidia-smi", "-L", image=GLIBC, env={DEVICES: "1", CAPABILITIES: "utility"})
+    env = {DEVICES: node.scenario.gpus[1].uuid, CAPABILITIES: "utility"}
+    good = pod.run("nvidia-smi", "-L", image=GLIBC, env=env)
     assert good.status.exit_code == 0
     pod.remove()
     assert gpus.ids() == []

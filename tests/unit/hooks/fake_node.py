@@ -199,6 +199,8 @@ def nvml_gpu(minor: int, bus: str | None = None, **fields: Any) -> dict[str, Any
         "memory": 80 << 30,
         "mig": False,
         "mig_devices": [],
+        "compute_capability": "9.0",
+        "brand": 14,
         **fields,
     }
 

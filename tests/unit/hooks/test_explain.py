@@ -119,13 +119,15 @@ def test_as_json_it_is_the_record_that_the_bundle_would_get(
     foreseen = json.loads(text)
     spec = json.loads((bundle / "config.json").read_text())
     inventory = engine.load_inventory(node.config)
+    verdict = engine.judge(spec, engine.read_request(spec), node.config)
     done = engine.inject(
         spec,
-        engine.read_request(spec),
+        verdict.allowed,
         inventory,
         rootfs=str(bundle / "rootfs"),
         staging=str(bundle / "staging"),
         config=node.config,
+        verdict=verdict,
     ).record
     for record in (foreseen, done):
         # What only doing it shows.

@@ -40,10 +40,24 @@ def test_pci_domain_beyond_four_digits_keeps_them() -> None:
     assert parse_report(report(told)).gpus[0].bus_id == "10000:07:00.0"
 
 
+@pytest.mark.parametrize(("told", "cuda"), [(12020, "12.2"), (13010, "13.1"), (None, "")])
+def test_cuda_is_what_the_driver_supports(told: int | None, cuda: str) -> None:
+    answer: dict[str, Any] = {"driver": VERSION, "gpus": [], "cuda": told}
+    assert parse_report(json.dumps(answer).encode()).cuda == cuda
+    assert parse_report(report()).cuda == ""
+
+
+@pytest.mark.parametrize(("told", "brand"), [(2, "tesla"), (14, "nvidia"), (99, ""), (None, "")])
+def test_brand_is_a_word_as_images_write_it(told: int | None, brand: str) -> None:
+    gpu = parse_report(report(nvml_gpu(0) | {"brand": told, "compute_capability": None})).gpus[0]
+    assert (gpu.brand, gpu.compute_capability) == (brand, "")
+
+
 LIES: list[dict[str, Any]] = [
     {"index": -1}, {"index": True}, {"index": "0"}, {"index": 1 << 70}, {"uuid": "GPU-1"},
     {"uuid": uuid_of(0, "MIG")}, {"uuid": 7}, {"minor": None}, {"bus_id": "zz:00"}, {"bus_id": ""},
     {"name": "x" * 200}, {"name": "a\nb"}, {"name": None}, {"memory": "80"}, {"memory": -1},
+    {"compute_capability": 9}, {"compute_capability": "9\n0"}, {"brand": "tesla"}, {"brand": -1},
     {"mig": 1}, {"mig_devices": {}}, {"mig_devices": [3]}, {"mig_devices": [{}] * 300},
     {"mig_devices": [nvml_mig(0, 1, 0) | {"uuid": uuid_of(1)}]},
     {"mig_devices": [nvml_mig(0, 1, 0) | {"gpu_instance": 1.5}]},
@@ -60,7 +74,8 @@ def test_field_that_cannot_be_is_not_believed(lie: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "answer",
     [b"", b"  \n", b"{", b"[]", b"null", b"{}", b'{"gpus": 3}', b"[" * 99999, b"\xff", b" " * 2**21,
-     report(driver=5), report(*[nvml_gpu(0)] * 300), b'{"error": 3}'],
+     report(driver=5), b'{"driver": "1", "gpus": [], "cuda": "12.2"}',
+     report(*[nvml_gpu(0)] * 300), b'{"error": 3}'],
     ids=lambda a: a[:12].decode("latin-1"),
 )  # fmt: skip
 def test_answer_that_is_none_is_a_typed_error(answer: bytes) -> None:
@@ -111,6 +126,9 @@ int nvmlInitWithFlags(unsigned f) {
 int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 const char *nvmlErrorString(int e) { return "Driver Not Loaded"; }
 int nvmlSystemGetDriverVersion(char *v, unsigned n) { strncpy(v, VERSION, n); return 0; }
+int nvmlSystemGetCudaDriverVersion(int *v) { *v = 12020; return 0; }
+int nvmlDeviceGetCudaComputeCapability(handle d, int *a, int *b) { *a = 9; *b = 0; return 0; }
+int nvmlDeviceGetBrand(handle d, unsigned *b) { *b = 14; return 0; }
 int nvmlDeviceGetCount_v2(unsigned *n) { *n = 1; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, handle *d) { *d = &gpu; return 0; }
 int nvmlDeviceGetUUID(handle d, char *u, unsigned n) {
@@ -159,7 +177,8 @@ def test_child_reports_what_the_driver_roots_library_says(node: Node) -> None:
     assert done.returncode == 0, done.stderr
     assert b"noise" not in done.stdout
     told = parse_report(done.stdout)
-    assert told.driver == VERSION
+    assert (told.driver, told.cuda) == (VERSION, "12.2")
+    assert (told.gpus[0].compute_capability, told.gpus[0].brand) == ("9.0", "nvidia")
     assert told.gpus[0].memory == 80 << 30
     assert (told.gpus[0].mig, told.gpus[0].bus_id) == (True, "0000:10:00.0")
     assert [(d.uuid, d.profile) for d in told.gpus[0].mig_devices] == [

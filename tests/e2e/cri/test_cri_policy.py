@@ -1,0 +1,187 @@
+"""Who gets a GPU in a pod: what the image says, what a kubelet says, and what the operator says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from api.proto import cri_pb2 as pb
+from integration.cri.client import Cri
+from integration.cri.errors import CriRefused
+from integration.images import GLIBC, glibc, write_archive
+from integration.simulated import Scenario, SimulatedNode
+from tests.harness.pods import IDLE, import_image
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from integration.containerd import PrivateContainerd
+    from tests.harness.pods import Pod, PodContainer, Pods
+
+DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+WANTS_ALL: Final = "nvshim.local/pods-that-want-all:latest"
+LISTED: Final = re.compile(r"\(UUID: (GPU-[0-9a-f-]+)\)")
+
+
+@pytest.fixture(scope="module")
+def node(workshop: str) -> Iterator[SimulatedNode]:
+    """A node with two GPUs."""
+    with SimulatedNode.create(f"{workshop}/cri-policy", Scenario.load("two")) as node:
+        yield node
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _image(cri_containerd: PrivateContainerd, workshop: str) -> None:
+    """An image whose author wants every GPU of the node."""
+    environment = {DEVICES: "all", "NVIDIA_DRIVER_CAPABILITIES": "all"}
+    archive = write_archive(
+        os.path.join(workshop, "wants-all.tar"), [glibc().named(WANTS_ALL, environment=environment)]
+    )
+    with Cri(cri_containerd.address) as cri:
+        import_image(cri, cri_containerd, archive, WANTS_ALL)
+    os.unlink(archive)
+
+
+@pytest.fixture
+def set_policy(pods: Pods, node: SimulatedNode, shim_config: str) -> Iterator[Callable[..., None]]:
+    """Writes a policy into the configuration, which is read for each container."""
+    if not pods.is_ours:
+        pytest.skip("containerd's own shim knows nothing of GPUs")
+    with open(shim_config) as file:
+        before = file.read()
+    with open(node.config_path) as file:
+        ours = file.read()
+
+    def write(*lines: str) -> None:
+        with open(shim_config, "w") as file:
+            file.write("\n".join([ours, "[policy]", *lines, ""]))
+
+    write()
+    yield write
+    with open(shim_config, "w") as file:
+        file.write(before)
+
+
+def test_image_that_wants_all_gpus_starts_without_any_and_it_is_said(
+    pods: Pods, set_policy: Callable[..., None]
+) -> None:
+    container = pods.run().start(*IDLE, image=WANTS_ALL)
+    script = "ls -R /dev; ldconfig -p; cat /proc/self/mountinfo; ls /usr/bin /etc/ld.so.conf.d"
+    seen = container.exec("sh", "-c", script).stdout.lower()
+    assert "libc.so.6" in seen
+    for trace in ("nvidia", "libcuda", "nvshim-gpu", "/dri"):
+        assert trace not in seen, trace
+    assert container.exec("env").lines.count(f"{DEVICES}=all") == 1
+    assert "NVIDIA_CTK_LIBCUDA_DIR" not in container.exec("env").stdout
+    bundle = container.bundle
+    with open(os.path.join(bundle, "config.json")) as file:
+        spec = json.load(file)
+    assert not [d for d in spec["linux"].get("devices") or [] if "nvidia" in d["path"]]
+    assert not os.path.lexists(os.path.join(bundle, "nvidia"))
+    record = _record(container)
+    assert record["request"]["devices"] == "all"
+    assert record["policy"]["namespace"] == "tests"
+    (denied,) = record["policy"]["denied"]
+    assert f"{DEVICES}=all" in denied
+    said = [line for line in pods.containerd.log().splitlines() if "does not get" in line]
+    assert any(container.id in line and "unprivileged" in line for line in said), said
+
+
+def test_kubelet_operator_and_privilege_are_believed(
+    pods: Pods, node: SimulatedNode, set_policy: Callable[..., None]
+) -> None:
+    every = [gpu.uuid for gpu in node.scenario.gpus]
+    pod = pods.run()
+    by_uuid = pod.start(*IDLE, image=WANTS_ALL, env={DEVICES: every[1]})
+    assert _listed(by_uuid) == [every[1]]
+    assert _listed(pod.start(*IDLE, image=GLIBC, env=_env("1"))) == []
+    set_policy('trusted-namespaces = ["tests"]')
+    assert _listed(pod.start(*IDLE, image=WANTS_ALL)) == every
+    set_policy('mode = "nvidia"')
+    assert _listed(pod.start(*IDLE, image=WANTS_ALL)) == every
+    assert _listed(pod.start(*IDLE, image=GLIBC, env=_env("1"))) == [every[1]]
+    set_policy('mode = "strict"')
+    assert _listed(pod.start(*IDLE, image=GLIBC, env=_env(every[1]))) == []
+    pod.remove()
+    set_policy()
+    pod = pods.run(security=pb.LinuxSandboxSecurityContext(privileged=True))
+    mine = pb.LinuxContainerSecurityContext(privileged=True)
+    assert _listed(pod.start(*IDLE, image=WANTS_ALL, security=mine)) == every
+
+
+def test_denied_container_fails_in_one_line_if_that_is_set(
+    pods: Pods, node: SimulatedNode, set_policy: Callable[..., None]
+) -> None:
+    set_policy('denied = "fail"')
+    pod = pods.run()
+    _expect_refusal(pod, "NVSHIM-E0221", f"{DEVICES}=all", image=WANTS_ALL)
+    uuid = node.scenario.gpus[0].uuid
+    assert _listed(pod.start(*IDLE, image=WANTS_ALL, env={DEVICES: uuid})) == [uuid]
+
+
+def test_excluded_gpu_is_given_to_nobody(
+    pods: Pods, node: SimulatedNode, set_policy: Callable[..., None]
+) -> None:
+    first, second = node.scenario.gpus
+    set_policy('mode = "nvidia"', f'exclude-gpus = ["{first.uuid.upper()}"]')
+    pod = pods.run()
+    container = pod.start(*IDLE, image=WANTS_ALL)
+    assert _listed(container) == [second.uuid]
+    nodes = container.exec("sh", "-c", "echo /dev/nvidia[0-9] /dev/dri/card*").stdout
+    assert nodes == "/dev/nvidia1 /dev/dri/card1\n"
+    # Its index stays: number 1 is the one that nvidia-smi calls so on the node.
+    assert _listed(pod.start(*IDLE, image=GLIBC, env=_env("1"))) == [second.uuid]
+    for name in (first.uuid, "0"):
+        _expect_refusal(pod, "NVSHIM-E0222", first.uuid, env=_env(name))
+    set_policy('mode = "nvidia"', f'exclude-gpus = ["{second.pci}"]')
+    assert _listed(pod.start(*IDLE, image=WANTS_ALL)) == [first.uuid]
+
+
+def test_what_an_image_needs_is_held_against_the_driver(
+    pods: Pods, node: SimulatedNode, set_policy: Callable[..., None]
+) -> None:
+    uuid = node.scenario.gpus[0].uuid
+    major, minor = node.scenario.cuda_version(node.driver_version)
+    pod = pods.run()
+    needs = "NVIDIA_REQUIRE_CUDA"
+    met = f"cuda>=99.0 cuda>={major}.{minor},brand=nvidia,arch>=9.0"
+    assert _listed(pod.start(*IDLE, image=GLIBC, env={**_env(uuid), needs: met})) == [uuid]
+    found = f"driver {node.driver_version} supports CUDA {major}.{minor}"
+    for unmet in ("cuda>=99.0", f"cuda>={major}.{minor},arch>=10"):
+        _expect_refusal(pod, "NVSHIM-E0225", found, env={**_env(uuid), needs: unmet})
+    _expect_refusal(pod, "NVSHIM-E0227", "cuda~1", env={**_env(uuid), needs: "cuda~1"})
+    off = {**_env(uuid), needs: "cuda>=99.0", "NVIDIA_DISABLE_REQUIRE": "true"}
+    assert _listed(pod.start(*IDLE, image=GLIBC, env=off)) == [uuid]
+
+
+def _env(devices: str) -> dict[str, str]:
+    return {DEVICES: devices, "NVIDIA_DRIVER_CAPABILITIES": "utility"}
+
+
+def _listed(container: PodContainer) -> list[str]:
+    """The GPUs that it sees; it is stopped then."""
+    done = container.exec("sh", "-c", "command -v nvidia-smi >/dev/null && nvidia-smi -L")
+    found = LISTED.findall(done.stdout)
+    assert bool(found) == (done.code == 0), done.stdout + done.stderr
+    return found
+
+
+def _expect_refusal(
+    pod: Pod, code: str, named: str, *, image: str = GLIBC, env: dict[str, str] | None = None
+) -> None:
+    container = pod.create("true", image=image, env=env)
+    with pytest.raises(CriRefused, match=code) as refused:
+        container.start()
+    assert named in refused.value.said
+    assert "\n" not in refused.value.said
+    container.remove()
+
+
+def _record(container: PodContainer) -> dict[str, Any]:
+    with open(os.path.join(container.bundle, "nvidia.json")) as file:
+        record: dict[str, Any] = json.load(file)
+    return record

@@ -1,0 +1,371 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hooks.config import Config, Denied, Mode
+from hooks.errors import MalformedSpec
+from hooks.policy import Container, judge, read_container
+from hooks.policy_errors import PrivilegeNeeded, RequestDenied, UnsupportedCapability
+from hooks.request import (
+    CAPABILITIES,
+    DEFAULT_CAPABILITIES,
+    AllDevices,
+    Feature,
+    GpuIndex,
+    GpuUuid,
+    MigIndex,
+    MigUuid,
+    NamedDevices,
+    NoDevices,
+    Origin,
+    Request,
+    Void,
+)
+from tests.unit.hooks.fake_node import uuid_of
+
+MODES = (Mode.DEFAULT, Mode.NVIDIA, Mode.PRIVILEGED, Mode.STRICT)
+ENVIRONMENT, MOUNTS, ANNOTATIONS, DOCKER = (
+    Origin.ENVIRONMENT, Origin.MOUNTS, Origin.ANNOTATIONS, Origin.DOCKER,
+)  # fmt: skip
+
+DESKTOP = Container()
+PRIVILEGED_DESKTOP = Container(privileged=True)
+POD = Container(kubernetes=True, namespace="team")
+PRIVILEGED_POD = Container(kubernetes=True, namespace="team", privileged=True)
+
+ALL = AllDevices()
+INDEX = NamedDevices((GpuIndex(0),))
+MIG_INDEX = NamedDevices((MigIndex(1, 0),))
+UUIDS = NamedDevices((GpuUuid(uuid_of(0)), MigUuid(uuid_of(1, "MIG"))))
+BEGINNING = NamedDevices((GpuUuid("GPU-00000000-aaaa"),))
+MIXED = NamedDevices((GpuUuid(uuid_of(0)), GpuIndex(1)))
+
+
+def asked(devices: Any, origin: str = ENVIRONMENT, **fields: Any) -> Request:
+    source = f"NVIDIA_VISIBLE_DEVICES={devices}"
+    capabilities = frozenset() if devices == Void() else DEFAULT_CAPABILITIES
+    return Request(devices, capabilities, origin=origin, source=source, **fields)
+
+
+def gets(request: Request, container: Container, **settings: Any) -> bool:
+    verdict = judge(request, container, Config(**settings))
+    assert bool(verdict.denials) == (verdict.allowed != request)
+    assert verdict.asked == request
+    if verdict.denials:
+        assert not verdict.allowed.wants_driver
+    return verdict.allowed == request
+
+
+# Who gets it, mode by mode: default, nvidia, privileged, strict.
+TABLE: list[tuple[Any, Container, str]] = [
+    (ALL, DESKTOP, "yes yes no no"),
+    (INDEX, DESKTOP, "yes yes no no"),
+    (UUIDS, DESKTOP, "yes yes no no"),
+    (ALL, PRIVILEGED_DESKTOP, "yes yes yes no"),
+    (ALL, POD, "no yes no no"),
+    (INDEX, POD, "no yes no no"),
+    (MIG_INDEX, POD, "no yes no no"),
+    (BEGINNING, POD, "no yes no no"),
+    (MIXED, POD, "no yes no no"),
+    (UUIDS, POD, "yes yes no no"),
+    (NoDevices(), POD, "yes yes no no"),
+    (Void(), POD, "yes yes yes yes"),
+    (ALL, PRIVILEGED_POD, "yes yes yes no"),
+    (UUIDS, PRIVILEGED_POD, "yes yes yes no"),
+    (INDEX, PRIVILEGED_POD, "yes yes yes no"),
+]
+
+
+@pytest.mark.parametrize(("devices", "container", "answers"), TABLE, ids=str)
+def test_environment_is_a_grant_or_not(devices: Any, container: Container, answers: str) -> None:
+    found = [gets(asked(devices), container, mode=mode) for mode in MODES]
+    assert found == [answer == "yes" for answer in answers.split()]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("devices", [ALL, INDEX, UUIDS, NoDevices()], ids=str)
+@pytest.mark.parametrize("container", [DESKTOP, POD], ids=str)
+@pytest.mark.parametrize("origin", [MOUNTS, ANNOTATIONS])
+def test_mounts_and_annotations_are_a_grant_always(
+    mode: str, devices: Any, container: Container, origin: str
+) -> None:
+    assert gets(asked(devices, origin), container, mode=mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_dockers_gpus_are_a_grant_and_a_hook_in_a_pod_is_none(mode: str) -> None:
+    assert gets(asked(ALL, DOCKER), DESKTOP, mode=mode)
+    assert gets(asked(ALL, DOCKER), POD, mode=mode) == (mode == Mode.NVIDIA)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_trusted_namespace_is_believed_in_each_mode(mode: str) -> None:
+    assert gets(asked(ALL), POD, mode=mode, trusted_namespaces=("other", "team"))
+    elsewhere = replace(POD, namespace="")
+    assert not gets(asked(ALL), elsewhere, mode=Mode.DEFAULT, trusted_namespaces=("team",))
+    # A namespace is Kubernetes' word; nothing else has one.
+    assert not gets(asked(ALL), DESKTOP, mode=Mode.STRICT, trusted_namespaces=("",))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("origin", [ENVIRONMENT, ANNOTATIONS, MOUNTS])
+def test_sandbox_of_a_pod_gets_nothing_and_does_not_fail(mode: str, origin: str) -> None:
+    request = asked(ALL, origin, cdi_devices=("a.b/c=d",), amd_devices="all")
+    sandbox = replace(PRIVILEGED_POD, sandbox=True)
+    verdict = judge(request, sandbox, Config(mode=mode, denied=Denied.FAIL))
+    assert not verdict.allowed.wants_injection
+    assert "sandbox" in verdict.denials[0]
+
+
+def test_denied_request_says_who_asked_for_what_and_why_not() -> None:
+    (denial,) = judge(asked(INDEX), POD, Config()).denials
+    for words in ("NVIDIA_VISIBLE_DEVICES=", "unprivileged container of a pod", "team", "default"):
+        assert words in denial
+
+
+def test_denied_request_fails_if_that_is_set() -> None:
+    config = Config(denied=Denied.FAIL)
+    with pytest.raises(RequestDenied, match="trusted-namespaces"):
+        judge(asked(ALL), POD, config)
+    assert judge(asked(UUIDS), POD, config).allowed == asked(UUIDS)
+    assert judge(asked(Void()), POD, config).allowed == asked(Void())
+
+
+def test_denied_request_keeps_no_part_of_what_was_nvidias() -> None:
+    request = asked(
+        ALL, features=frozenset({Feature.GDS, Feature.MIG_CONFIG}), imex_channels=(0,),
+        requirements=(("NVIDIA_REQUIRE_CUDA", "cuda>=99"),),
+    )  # fmt: skip
+    allowed = judge(request, POD, Config()).allowed
+    assert allowed == Request(Void(), origin=ENVIRONMENT, source=request.source)
+
+
+def test_line_break_of_an_image_stays_out_of_the_log() -> None:
+    request = Request(ALL, origin=ENVIRONMENT, source="NVIDIA_VISIBLE_DEVICES=all,\nlevel=info")
+    (denial,) = judge(request, POD, Config()).denials
+    assert "\n" not in denial
+
+
+BESIDE = frozenset({Feature.GDS, Feature.MOFED, Feature.GDRCOPY, Feature.NVSWITCH})
+
+
+@pytest.mark.parametrize(
+    ("devices", "origin", "container", "answer"),
+    [
+        (UUIDS, ENVIRONMENT, POD, True),
+        (UUIDS, MOUNTS, POD, True),
+        (NoDevices(), ENVIRONMENT, POD, False),
+        (Void(), ENVIRONMENT, POD, False),
+        (Void(), ANNOTATIONS, POD, True),
+        (NoDevices(), ENVIRONMENT, PRIVILEGED_POD, True),
+        (NoDevices(), ENVIRONMENT, DESKTOP, True),
+    ],
+    ids=str,
+)
+def test_what_follows_the_gpus_is_given_with_them(
+    devices: Any, origin: str, container: Container, answer: bool
+) -> None:
+    request = asked(devices, origin, features=BESIDE, imex_channels=None)
+    verdict = judge(request, container, Config())
+    assert verdict.allowed.devices == devices
+    assert (verdict.allowed.features == BESIDE) is answer
+    assert (verdict.allowed.imex_channels is None) is answer
+    assert bool(verdict.denials) is not answer
+
+
+def test_requests_of_imex_channels_are_ignored_if_that_is_set() -> None:
+    verdict = judge(asked(UUIDS, imex_channels=(0, 1)), POD, Config(ignore_imex=True))
+    assert verdict.allowed == asked(UUIDS)
+    assert (verdict.denials, len(verdict.notes)) == ((), 1)
+
+
+@pytest.mark.parametrize("feature", [Feature.MIG_CONFIG, Feature.MIG_MONITOR])
+@pytest.mark.parametrize("mode", [Mode.DEFAULT, Mode.NVIDIA])
+def test_steering_mig_needs_privilege_everywhere(feature: str, mode: str) -> None:
+    request = asked(ALL, features=frozenset({feature}))
+    for container in (DESKTOP, replace(POD, namespace="operator")):
+        config = Config(mode=mode, trusted_namespaces=("operator",))
+        with pytest.raises(PrivilegeNeeded, match=feature):
+            judge(request, container, config)
+    for container in (PRIVILEGED_DESKTOP, PRIVILEGED_POD):
+        assert judge(request, container, Config(mode=mode)).allowed == request
+
+
+@pytest.mark.parametrize(
+    ("origin", "container", "settings", "answer"),
+    [
+        (ENVIRONMENT, DESKTOP, {}, True),
+        (ENVIRONMENT, POD, {}, False),
+        (ENVIRONMENT, PRIVILEGED_POD, {}, True),
+        (ENVIRONMENT, PRIVILEGED_POD, {"mode": Mode.STRICT}, False),
+        (ANNOTATIONS, POD, {}, False),
+        (ANNOTATIONS, PRIVILEGED_POD, {"mode": Mode.STRICT}, True),
+        (ANNOTATIONS, POD, {"trusted_namespaces": ("team",)}, True),
+        (ENVIRONMENT, POD, {"trusted_namespaces": ("team",)}, True),
+        (ANNOTATIONS, POD, {"mode": Mode.NVIDIA}, True),
+        (ANNOTATIONS, DESKTOP, {"mode": Mode.STRICT}, True),
+    ],
+    ids=str,
+)
+def test_management_devices(
+    origin: str, container: Container, settings: dict[str, Any], answer: bool
+) -> None:
+    request = asked(Void(), origin, features=frozenset({Feature.MANAGEMENT}))
+    verdict = judge(request, container, Config(**settings))
+    assert (Feature.MANAGEMENT in verdict.allowed.features) is answer
+    assert bool(verdict.denials) is not answer
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_other_vendors_devices_of_the_environment_need_one_that_is_believed(mode: str) -> None:
+    request = Request(Void(), amd_devices="all", intel_devices="0", origin=ENVIRONMENT)
+    allowed = judge(request, POD, Config(mode=mode)).allowed
+    assert allowed == (request if mode == Mode.NVIDIA else Request(Void(), origin=ENVIRONMENT))
+    both = asked(UUIDS, MOUNTS, amd_devices="0")
+    verdict = judge(both, POD, Config(mode=mode))
+    assert verdict.allowed == (both if mode == Mode.NVIDIA else asked(UUIDS, MOUNTS))
+    assert bool(verdict.denials) == (mode != Mode.NVIDIA)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "left"),
+    [
+        (CAPABILITIES, {"compute", "utility"}),
+        (DEFAULT_CAPABILITIES, {"compute", "utility"}),
+        (frozenset({"utility"}), {"utility"}),
+        (frozenset({"graphics", "utility"}), None),
+        (frozenset({"video"}), None),
+    ],
+)
+def test_capabilities_are_narrowed_or_an_error(
+    capabilities: frozenset[str], left: set[str] | None
+) -> None:
+    config = Config(supported_capabilities=("compute", "utility"))
+    request = Request(ALL, capabilities, origin=ENVIRONMENT)
+    if left is None:
+        with pytest.raises(UnsupportedCapability, match="supported-driver-capabilities"):
+            judge(request, DESKTOP, config)
+        # Who gets nothing is told that, and not what else would be wrong.
+        assert judge(request, POD, config).denials
+    else:
+        verdict = judge(request, DESKTOP, config)
+        assert verdict.allowed.capabilities == left
+        assert bool(verdict.notes) == (capabilities != left)
+
+
+DEVICES = st.sampled_from([Void(), NoDevices(), ALL, INDEX, UUIDS, BEGINNING, MIXED])
+REQUESTS = st.builds(
+    Request,
+    DEVICES,
+    st.sampled_from([CAPABILITIES, DEFAULT_CAPABILITIES, frozenset({"utility"})]),
+    features=st.frozensets(st.sampled_from(sorted(BESIDE | {Feature.MANAGEMENT}))),
+    imex_channels=st.none() | st.just(()) | st.just((0, 3)),
+    cdi_devices=st.sampled_from([(), ("amd.com/gpu=0",)]),
+    amd_devices=st.sampled_from(["", "all"]),
+    intel_devices=st.sampled_from(["", "0"]),
+    origin=st.sampled_from([ENVIRONMENT, MOUNTS, ANNOTATIONS, DOCKER]),
+)
+CONTAINERS = st.builds(
+    Container, st.booleans(), st.booleans(), st.sampled_from(["", "team"]), st.booleans()
+)
+CONFIGS = st.builds(
+    Config,
+    mode=st.sampled_from(MODES),
+    trusted_namespaces=st.sampled_from([(), ("team",)]),
+    ignore_imex=st.booleans(),
+)
+
+
+@given(REQUESTS, CONTAINERS, CONFIGS)
+def test_verdict_only_takes_away_and_says_so(
+    request_: Request, container: Container, config: Config
+) -> None:
+    verdict = judge(request_, container, config)
+    allowed = verdict.allowed
+    assert allowed.devices in {request_.devices, Void()}
+    assert allowed.capabilities <= request_.capabilities
+    assert allowed.features <= request_.features
+    assert allowed.imex_channels in {request_.imex_channels, ()}
+    assert set(allowed.cdi_devices) <= set(request_.cdi_devices)
+    assert allowed.amd_devices in {request_.amd_devices, ""}
+    assert allowed.intel_devices in {request_.intel_devices, ""}
+    taken = any(
+        getattr(allowed, name) != getattr(request_, name)
+        for name in ("devices", "features", "imex_channels", "cdi_devices", "amd_devices")
+    )
+    assert not taken or verdict.reasons
+    # What is allowed once is allowed again, with nothing more to say.
+    assert judge(allowed, container, config).allowed == allowed
+
+
+@given(REQUESTS, CONTAINERS, st.sampled_from([(), ("team",)]))
+def test_no_mode_gives_more_than_nvidias_nor_less_than_strict(
+    request_: Request, container: Container, namespaces: tuple[str, ...]
+) -> None:
+    def amount(mode: str) -> set[str]:
+        config = Config(mode=mode, trusted_namespaces=namespaces)
+        allowed = judge(request_, container, config).allowed
+        got = {f"feature {feature}" for feature in allowed.features}
+        got |= {name for name in ("amd_devices", "intel_devices", "cdi_devices")
+                if getattr(allowed, name)}  # fmt: skip
+        got |= {"devices"} if not isinstance(allowed.devices, Void) else set()
+        return got | ({"imex"} if allowed.imex_channels != () else set())
+
+    strict, default = amount(Mode.STRICT), amount(Mode.DEFAULT)
+    assert strict <= amount(Mode.PRIVILEGED) <= default <= amount(Mode.NVIDIA)
+
+
+CRI = {
+    "io.kubernetes.cri.container-type": "container",
+    "io.kubernetes.cri.sandbox-id": "abc",
+    "io.kubernetes.cri.sandbox-namespace": "team",
+}
+ADMIN = {"bounding": ["CAP_CHOWN", "CAP_SYS_ADMIN"]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "container"),
+    [
+        ({}, DESKTOP),
+        ({"annotations": None, "process": {"capabilities": None}, "linux": None}, DESKTOP),
+        ({"annotations": {"io.containerd.runc.v2.group": "x"}}, DESKTOP),
+        ({"annotations": CRI}, POD),
+        ({"annotations": {"io.kubernetes.cri.sandbox-id": "x"}}, Container(kubernetes=True)),
+        ({"annotations": CRI | {"io.kubernetes.cri.container-type": "sandbox"}},
+         replace(POD, sandbox=True)),
+        ({"annotations": {"io.kubernetes.cri-o.ContainerType": "sandbox",
+                          "io.kubernetes.cri-o.Namespace": "team"}}, replace(POD, sandbox=True)),
+        ({"process": {"capabilities": ADMIN}}, PRIVILEGED_DESKTOP),
+        ({"annotations": CRI, "process": {"capabilities": ADMIN}}, PRIVILEGED_POD),
+        ({"process": {"capabilities": {"effective": ["CAP_SYS_ADMIN"]}}}, DESKTOP),
+        ({"process": {"capabilities": {"bounding": None}}}, DESKTOP),
+        ({"process": {"capabilities": ADMIN}, "linux": {"namespaces": [{"type": "user"}]}},
+         DESKTOP),
+        ({"process": {"capabilities": ADMIN}, "linux": {"uidMappings": [{"size": 1}]}}, DESKTOP),
+        ({"process": {"capabilities": ADMIN}, "linux": {"namespaces": [{"type": "pid"}]}},
+         PRIVILEGED_DESKTOP),
+    ],
+)  # fmt: skip
+def test_who_asks_is_read_from_the_spec(spec: dict[str, Any], container: Container) -> None:
+    assert read_container(spec) == container
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"annotations": []},
+        {"process": []},
+        {"process": {"capabilities": ["CAP_SYS_ADMIN"]}},
+        {"process": {"capabilities": {"bounding": "CAP_SYS_ADMIN"}}},
+        {"process": {"capabilities": ADMIN}, "linux": 3},
+        {"process": {"capabilities": ADMIN}, "linux": {"namespaces": {}}},
+    ],
+)
+def test_spec_of_the_wrong_shape_is_a_typed_error(spec: dict[str, Any]) -> None:
+    with pytest.raises(MalformedSpec):
+        read_container(spec)
