@@ -76,7 +76,7 @@ def _article(word: str) -> str:
 
 def _grant(value: Mapping[str, Any] | None) -> Iterator[str]:
     if value is None:
-        yield "nothing of NVIDIA's driver was asked"
+        yield "nothing by an inventory of NVIDIA's driver"
         return
     for gpu in value["gpus"]:
         yield f"GPU {gpu['index']}: {gpu['model']}, {gpu['uuid']}, at {gpu['bus_id']}"
@@ -88,6 +88,14 @@ def _grant(value: Mapping[str, Any] | None) -> Iterator[str]:
     for note in value["notes"]:
         yield f"note: {note}"
     yield from _others(value, {"gpus", "mig_devices", "capabilities", "notes"})
+
+
+def _vendors(value: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    for each in value:
+        yield f"{each['vendor']}: {', '.join(each['granted']) or 'no device'}"
+        for note in each["notes"]:
+            yield f"note: {note}"
+        yield from _others(each, {"vendor", "granted", "notes"})
 
 
 def _node(value: Mapping[str, Any] | None) -> Iterator[str]:
@@ -203,6 +211,7 @@ _SECTIONS: Final[dict[str, Callable[[Any], Iterable[str]]]] = {
     "request": _request,
     "policy": _policy,
     "grant": _grant,
+    "vendors": _vendors,
     "node": _node,
     "image": _image,
     "edits": _edits,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import stat
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hooks import platforms
+from hooks.__main__ import main
 from hooks.config import Config, Platform, load_config, parse_config
 from hooks.errors import UnknownDevice, WrongConfigValue
 from hooks.layout import Layout, Libc, Loader
@@ -547,3 +549,20 @@ def test_features_alone_bring_no_gpu(pristine: dict[str, SimulatedNode]) -> None
         request = Request(Void(), features=frozenset({"gds"}))
         contribution = platforms.contribute({"process": {}}, request, config_of(node), layout())
         assert contribution.plan.devices == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("tegra", "NVIDIA Tegra: GPU 0"), ("wsl", "NVIDIA WSL2: every GPU of Windows")],
+)
+def test_explanation_needs_no_inventory(
+    pristine: dict[str, SimulatedNode],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    told: str,
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"], "user": {}}}))
+    assert main(["explain", str(path), "--config", pristine[name].config_path]) == 0
+    assert told in capsys.readouterr().out

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hooks import vendors
+from hooks.__main__ import main
 from hooks.config import load_config
 from hooks.request import Request, Void
 from hooks.vendors import amd, intel
@@ -303,3 +305,20 @@ def test_a_second_look_sees_a_gpu_that_has_come(make_node: MakeNode) -> None:
     assert len(given(node, intel="all").granted) == 1
     os.symlink(target, link)
     assert len(given(node, intel="all").granted) == 2
+
+
+def test_explanation_says_what_is_given_of_whom(
+    mixed: SimulatedNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = {
+        "process": {"env": ["AMD_VISIBLE_DEVICES=0", "INTEL_VISIBLE_DEVICES=all"], "user": {}},
+    }
+    os.unlink(f"{mixed.dev}/dri/renderD137")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(spec))
+    assert main(["explain", str(path), "--config", mixed.config_path]) == 0
+    told = capsys.readouterr().out
+    assert "AMD: AMD GPU 0 (0000:60:00.0)" in told
+    assert "Intel: Intel GPU 1 (0000:41:00.0)" in told
+    assert "note: Intel GPU 0" in told
+    assert "/dev/kfd" in told
