@@ -39,6 +39,7 @@ __all__ = [
 
 MOUNTS: Final = "/var/run/nvidia-container-devices"
 """Mounts of /dev/null below here name devices."""
+_MOUNTS_NAME: Final = "nvidia-container-devices"
 
 ANNOTATION_PREFIXES: Final = ("cdi.k8s.io/",)
 
@@ -92,7 +93,8 @@ def may_ask(spec: Mapping[str, Any], places: Places | None = None) -> bool:
         return (
             _asks_in_environment(spec["process"].get("env") or (), places.variables)
             or any(name.startswith(places.prefixes) for name in spec.get("annotations") or ())
-            or any(mount["destination"].startswith(MOUNTS) for mount in spec.get("mounts") or ())
+            # The path may be written in many ways, all of which have its last name.
+            or any(_MOUNTS_NAME in mount["destination"] for mount in spec.get("mounts") or ())
             or has_nvidia_hook(spec)
         )
     except (AttributeError, KeyError, TypeError):

@@ -284,15 +284,19 @@ def read_request(spec: Mapping[str, Any], config: Config | None = None) -> Reque
             nvidia = said
             break
     first = nvidia or others
+    amd, intel = (_text(variables, name) for name in (AMD_DEVICES, INTEL_DEVICES))
+    of_vendors = [f"{AMD_DEVICES}={amd}"] if amd else []
+    of_vendors += [f"{INTEL_DEVICES}={intel}"] if intel else []
+    usual = Origin.ENVIRONMENT if of_vendors else Origin.NOBODY
     request = Request(
         nvidia.names.devices if nvidia else Void(),
         cdi_devices=others.names.cdi_devices if others else (),
         cdi_origin=others.origin if others else Origin.NOBODY,
-        amd_devices=_text(variables, AMD_DEVICES),
-        intel_devices=_text(variables, INTEL_DEVICES),
+        amd_devices=amd,
+        intel_devices=intel,
         hooked=bool(hooks),
-        origin=first.origin if first else Origin.NOBODY,
-        source=first.source if first else "",
+        origin=first.origin if first else usual,
+        source=" ".join([first.source, *of_vendors] if first else of_vendors),
     )
     if nvidia is None or not nvidia.names.of_nvidia:
         return request

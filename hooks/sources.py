@@ -6,6 +6,8 @@ used at all. Which of them holds is decided in :mod:`hooks.request`, whose head 
 
 from __future__ import annotations
 
+import posixpath
+
 from hooks.errors import MalformedSpec
 from hooks.glance import CUDA_VERSION, DEVICES, HOOK_LISTS, MOUNTS, REQUIRE_CUDA, is_nvidia_hook
 from hooks.names import AllDevices, Names
@@ -129,7 +131,7 @@ def _below_mounts(spec: Mapping[str, Any]) -> Iterator[list[str]]:
     for mount in mounts:
         destination = mount.get("destination")
         if mount.get("source") == "/dev/null" and isinstance(destination, str):
-            parts = [part for part in destination.split("/") if part not in {"", "."}]
+            parts = posixpath.normpath(f"/{destination}").lstrip("/").split("/")
             if parts[: len(top)] == top and len(parts) > len(top):
                 yield parts[len(top) :]
 

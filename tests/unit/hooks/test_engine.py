@@ -206,3 +206,34 @@ def test_read_only_rootfs_gets_everything_from_staging(node: Node, read_only: Pa
 def test_probe_on_a_node_without_driver_says_so(bare_node: Node) -> None:
     with pytest.raises(DriverNotFound):
         engine.probe_command(bare_node.config)
+
+
+def test_hook_of_nvidias_goes_and_nothing_else_changes_if_nothing_is_asked(
+    node: Node, rootfs: Path
+) -> None:
+    theirs = {"path": "/x/nvidia-container-runtime-hook", "args": ["x", "prestart"]}
+    other = {"path": "/bin/true", "args": ["true", "prestart"]}
+    spec = spec_with("NVIDIA_VISIBLE_DEVICES=void")
+    hooked = {**spec, "hooks": {"prestart": [theirs, other]}}
+    request = engine.read_request(hooked)
+    before = tree(rootfs)
+    done = engine.inject(
+        hooked,
+        request,
+        None,
+        rootfs=str(rootfs),
+        staging=str(node.base / "staging"),
+        config=node.config,
+    )
+    assert done.spec == {**spec, "hooks": {"prestart": [other]}}
+    assert tree(rootfs) == before
+    assert not (node.base / "staging").exists()
+
+
+def test_gpu_that_another_has_injected_is_not_injected_again(node: Node, rootfs: Path) -> None:
+    first = injected(node, rootfs, spec_with("NVIDIA_VISIBLE_DEVICES=0")).spec
+    first["process"]["env"].append("NVIDIA_VISIBLE_DEVICES=void")
+    untouched = engine.read_request(first)
+    assert not untouched.wants_injection
+    named = {**first, "annotations": {"cdi.k8s.io/plugin": "nvidia.com/gpu=0"}}
+    assert injected(node, rootfs, named).spec == named

@@ -78,7 +78,14 @@ ENTRY = st.builds("{}={}".format, st.sampled_from(NAMES), TEXT)
 MOUNT = st.fixed_dictionaries(
     {
         "source": st.sampled_from(["/dev/null", "/x"]),
-        "destination": st.sampled_from(["/x", "/var/run/nvidia-container-devices/0", "//x/"]),
+        "destination": st.sampled_from(
+            [
+                "/x",
+                "/var/run/nvidia-container-devices/0",
+                "//var/./run//nvidia-container-devices/../nvidia-container-devices/0/",
+                "var/run/nvidia-container-devices/0",
+            ]
+        ),
     }
 )
 HOOK = st.fixed_dictionaries(

@@ -179,6 +179,7 @@ def test_mount_that_is_no_name_of_a_device_is_none() -> None:
         {"destination": BELOW, "source": "/dev/null"},
         {"destination": f"{BELOW}/0", "source": "/dev/zero"},
         {"destination": "/var/run/nvidia-container-devices2/0", "source": "/dev/null"},
+        {"destination": f"{BELOW}/../0", "source": "/dev/null"},
         {"destination": 1, "source": "/dev/null"},
         {},
     ]
@@ -293,7 +294,11 @@ def test_legacy_image_requires_its_cuda(version: str, requirement: str | None) -
 )
 def test_other_vendors_variables_are_kept_as_they_are(value: str, asked: str) -> None:
     request = read(f"AMD_VISIBLE_DEVICES={value}", f"INTEL_VISIBLE_DEVICES={value}")
-    assert request == Request(Void(), amd_devices=asked, intel_devices=asked)
+    said = f"AMD_VISIBLE_DEVICES={asked} INTEL_VISIBLE_DEVICES={asked}" if asked else ""
+    origin = Origin.ENVIRONMENT if asked else Origin.NOBODY
+    assert request == Request(
+        Void(), amd_devices=asked, intel_devices=asked, origin=origin, source=said
+    )
     assert request.wants_injection == bool(asked)
 
 

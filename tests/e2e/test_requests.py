@@ -1,0 +1,102 @@
+"""A GPU asked for in each form and in each place: the container sees that one and no other."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from integration.images import GLIBC
+from integration.simulated import Scenario, SimulatedNode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.harness.runtime import Runtime
+
+DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+LISTED: Final = re.compile(r"\(UUID: (GPU-[0-9a-f-]+)\)")
+ANNOTATION: Final = "cdi.k8s.io/nvidia-device-plugin_1"
+
+
+@pytest.fixture(scope="module")
+def node(workshop: str) -> Iterator[SimulatedNode]:
+    """A node with two GPUs."""
+    with SimulatedNode.create(f"{workshop}/requests-two", Scenario.load("two")) as node:
+        yield node
+
+
+@pytest.fixture
+def gpus(runtime: Runtime, node: SimulatedNode, shim_config: str) -> Iterator[Runtime]:
+    """The runtime on that node, where a swarm's variable is configured."""
+    if not runtime.is_ours:
+        pytest.skip("containerd's own shim knows nothing of GPUs")
+    with open(shim_config) as file:
+        before = file.read()
+    with open(node.config_path) as file:
+        ours = file.read()
+    with open(shim_config, "w") as file:
+        file.write(f'{ours}\n[requests]\nswarm-resources = ["DOCKER_RESOURCE_GPU"]\n')
+    yield runtime
+    with open(shim_config, "w") as file:
+        file.write(before)
+
+
+def env(value: str, name: str = DEVICES) -> list[str]:
+    return ["--env", f"{name}={value}"]
+
+
+def mount(name: str) -> list[str]:
+    below = f"/var/run/nvidia-container-devices/{name}"
+    return ["--mount", f"type=bind,src=/dev/null,dst={below},options=rbind:ro"]
+
+
+def listed(runtime: Runtime, flags: list[str]) -> list[str]:
+    done = runtime.run("nvidia-smi", "-L", image=GLIBC, flags=flags)
+    assert done.code == 0, done.stdout + done.stderr
+    return LISTED.findall(done.stdout)
+
+
+def test_each_form_names_the_same_gpu(gpus: Runtime, node: SimulatedNode) -> None:
+    gpu = node.scenario.gpus[1]
+    domain, _, rest = gpu.pci.partition(":")
+    digits = gpu.uuid.removeprefix("GPU-")
+    for name in (
+        "1-1",
+        f"gpu-{digits[:6].upper()}",
+        gpu.pci,
+        f"{int(domain, 16):08X}:{rest.upper()}",
+        "nvidia.com/gpu=1",
+        "runtime.nvidia.com/gpu=gpu1",
+    ):
+        assert listed(gpus, env(name)) == [gpu.uuid], name
+
+
+def test_each_place_names_a_gpu_and_the_first_holds(gpus: Runtime, node: SimulatedNode) -> None:
+    first, second = (gpu.uuid for gpu in node.scenario.gpus)
+    both = "nvidia.com/gpu=0,1"
+    annotated = ["--annotation", f"{ANNOTATION}={both}"]
+    assert listed(gpus, [*env("void"), *annotated]) == [first, second]
+    assert listed(gpus, [*env("all"), *mount("1")]) == [second]
+    assert listed(gpus, [*env("1", "DOCKER_RESOURCE_GPU"), *env("0")]) == [second]
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "named"),
+    [
+        (env("GPU-"), "NVSHIM-E0201", "GPU-"),
+        (env("0-99999"), "NVSHIM-E0201", "0-99999"),
+        (env("ff:00.0"), "NVSHIM-E0202", "0000:ff:00.0"),
+        (["--annotation", f"{ANNOTATION}=x/y"], "NVSHIM-E0201", ANNOTATION),
+        ([*env("0"), *env("x", "NVIDIA_IMEX_CHANNELS")], "NVSHIM-E0207", "IMEX"),
+    ],
+)
+def test_request_that_means_nothing_is_a_typed_error(
+    gpus: Runtime, flags: list[str], code: str, named: str
+) -> None:
+    done = gpus.run("true", image=GLIBC, flags=flags)
+    assert done.code == 1
+    assert code in done.stderr
+    assert named in done.stderr
+    assert len(done.stderr.splitlines()) == 1
