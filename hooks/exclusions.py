@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hooks.inventory import Inventory
     from hooks.plan import Device
 
-__all__ = ["mark_excluded", "refuse_excluded"]
+__all__ = ["excluded_numbers", "mark_excluded", "refuse_excluded"]
 
 
 def mark_excluded(
@@ -81,7 +81,7 @@ def refuse_excluded(devices: Iterable[Device], config: Config, inventory: Invent
     planned = [d for d in devices if d.kind == "c" and (d.major, d.minor) not in known]
     if not planned:
         return
-    forbidden = dict(_numbers(config, inventory))
+    forbidden = excluded_numbers(config, inventory)
     for device in planned:
         owner = forbidden.get((device.major, device.minor))
         if owner is not None:
@@ -90,6 +90,19 @@ def refuse_excluded(devices: Iterable[Device], config: Config, inventory: Invent
                 found=f"it is a node of {owner}, which exclude-gpus excludes",
                 do="name another device, or make the CDI file without it",
             )
+
+
+def excluded_numbers(config: Config, inventory: Inventory | None) -> dict[tuple[int, int], str]:
+    """The nodes of excluded GPUs.
+
+    Args:
+        config: which GPUs are excluded, and where the node's files are.
+        inventory: what the node has; None if it was not looked at.
+
+    Returns:
+        Whose each node is, by its major and minor number.
+    """
+    return dict(_numbers(config, inventory)) if config.excluded_gpus else {}
 
 
 def _numbers(config: Config, inventory: Inventory | None) -> Iterator[tuple[tuple[int, int], str]]:

@@ -24,6 +24,8 @@ from hooks.story import tell
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hooks.config import Config
+
 _LONGEST_SPEC: Final = 16 << 20
 
 
@@ -72,7 +74,12 @@ def _explained(asked: argparse.Namespace) -> str:
         if rootfs or not allowed.wants_injection
         else "image      not there to be looked at; what follows is a guess\n"
     )
-    return unseen + tell(injection.record)
+    return unseen + tell(injection.record) + _configuration(config)
+
+
+def _configuration(config: Config) -> str:
+    lines = [config.source or "no file; the defaults hold", *config.notes]
+    return "".join(f"{'' if n else 'config':<10} {line}\n" for n, line in enumerate(lines))
 
 
 def _read_spec(path: str) -> dict[str, Any]:

@@ -38,6 +38,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from hooks.exclusions import excluded_numbers
 from hooks.feature_errors import ImexChannelMissing, MigCapabilityMissing
 from hooks.gpus import CAPS, Node, cap_minors, cap_path, look_at_node, read_majors
 from hooks.grant import Grant
@@ -158,7 +159,7 @@ def contribute(
         look.add_channels(request.imex_channels)
     files = Plan()
     if Feature.MANAGEMENT in request.features:
-        look.add_management()
+        look.add_management(excluded_numbers(config, inventory))
         files = make_plan(Grant(MANAGEMENT_CAPABILITIES), inventory, layout)
     found = {device.path: device for device in (*files.devices, *look.devices)}
     devices = tuple(device for path, device in found.items() if path not in given)
@@ -265,8 +266,8 @@ class _Look:
         if not channels:
             self.missing.append(Missing(f"{IMEX_DIRECTORY}/channel*", (IMEX_DIRECTORY,)))
 
-    def add_management(self) -> None:
-        """Every node of the driver."""
+    def add_management(self, withheld: Collection[tuple[int, int]]) -> None:
+        """Every node of the driver, but those of these numbers."""
         drivers = {
             major: name
             for name, major in self._majors.items()
@@ -281,7 +282,7 @@ class _Look:
                 ):
                     continue
                 node = look_at_node(self._config, path, drivers, None, "nvidia")
-                if isinstance(node, Node):
+                if isinstance(node, Node) and (node.major, node.minor) not in withheld:
                     self.devices.append(device_of(node, Feature.MANAGEMENT))
 
     def _numbered(self, directory: str, prefix: str) -> Iterator[tuple[str, int]]:

@@ -124,9 +124,13 @@ def _wanted(
         ):
             yield _Wanted(control.path, control.drivers, control.minor, *owner)
     for gpu in inventory.gpus:
+        if gpu.excluded:
+            continue
         yield _Wanted(gpu.path, FRONTEND, gpu.minor, *owner)
     for device in inventory.mig_devices:
         gpu = inventory.gpus[device.gpu]
+        if gpu.excluded:
+            continue
         below = f"{config.proc}/driver/nvidia/capabilities/gpu{gpu.minor}/mig"
         files = (
             f"{below}/gi{device.gpu_instance}/access",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from hooks.gpus import Node, look_at_node
 from hooks.plan import Contribution, Missing, Plan, device_of, groups_of
+from hooks.policy_errors import GpuExcluded
 from hooks.vendors.drm import DRM, by_path_links
 from hooks.vendors.errors import NoVendorGpus, UnknownVendorGpu, VendorNodeMissing
 from hooks.vendors.names import Range
@@ -77,6 +78,7 @@ def granted(
 
     Raises:
         UnknownVendorGpu: a GPU is named that this node does not have.
+        GpuExcluded: a GPU is named that the configuration excludes.
         NoVendorGpus: all are asked for, and there is none that could be given.
         VendorNodeMissing: a GPU that is named has no usable render node.
     """
@@ -85,7 +87,7 @@ def granted(
     missing: list[Missing] = []
     faults: list[str] = []
     given: list[VendorGpu] = []
-    for gpu in chosen:
+    for gpu in _not_excluded(chosen, asked, config, faults):
         nodes, wrong = _nodes(gpu, config, majors)
         if gpu.device.render_node in wrong:
             fault = wrong[gpu.device.render_node]
@@ -120,6 +122,25 @@ def granted(
 
 
 _SEE_UDEV = "see that udev has made the nodes in /dev/dri"
+
+
+def _not_excluded(
+    chosen: Iterable[VendorGpu], asked: Asked, config: Config, faults: list[str]
+) -> list[VendorGpu]:
+    """Those that are not excluded; that others are, is added to ``faults``."""
+    left = []
+    for gpu in chosen:
+        if gpu.address not in config.excluded_gpus:
+            left.append(gpu)
+        elif asked.everything:
+            faults.append(f"{gpu} is excluded by the configuration")
+        else:
+            raise GpuExcluded(
+                f"{gpu} ({asked.source})",
+                found="it is excluded by the configuration",
+                do="name another, or take it out of exclude-gpus",
+            )
+    return left
 
 
 def _named(asked: Asked, gpus: tuple[VendorGpu, ...], vendor: str) -> tuple[VendorGpu, ...]:

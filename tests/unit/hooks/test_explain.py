@@ -153,6 +153,26 @@ def test_a_container_that_asks_for_nothing_is_told_so(bundle: Path, config_file:
     assert story == "request    nothing (NVIDIA_VISIBLE_DEVICES=void): the spec stays as it is\n"
 
 
+def test_denied_container_of_a_pod_is_told_what_and_why(
+    bundle: Path, config_file: str, tmp_path: Path
+) -> None:
+    write_spec(bundle, "NVIDIA_VISIBLE_DEVICES=all")
+    spec = json.loads((bundle / "config.json").read_text())
+    spec["annotations"] = {"io.kubernetes.cri.sandbox-namespace": "team"}
+    (bundle / "config.json").write_text(json.dumps(spec))
+    status, story, _ = explain(bundle, "--config", config_file)
+    assert status == 0
+    assert "mode default; asked by an unprivileged container of a pod in team\n" in story
+    assert "denied: NVIDIA_VISIBLE_DEVICES=all: the image may have set it" in story
+    assert "nvidia0" not in story
+    assert story.endswith(f"config     {config_file}\n")
+    with open(config_file, "a") as file:
+        file.write('\n[policy]\ndenied = "fail"\n')
+    status, story, errors = explain(bundle, "--config", config_file)
+    assert (status, story, errors.count("\n")) == (1, "", 1)
+    assert errors.startswith("NVSHIM-E0221 request-denied: asked: NVIDIA_VISIBLE_DEVICES=all")
+
+
 def test_without_an_image_the_directories_are_said_to_be_a_guess(
     bundle: Path, config_file: str
 ) -> None:

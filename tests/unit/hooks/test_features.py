@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +22,7 @@ from hooks.request import (
     Request,
     Void,
 )
+from tests.unit.hooks.fake_node import uuid_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -240,6 +242,13 @@ def test_management_brings_every_node_of_the_driver_and_no_graphics(
     names = {os.path.basename(mount["destination"]) for mount in injection.spec["mounts"]}
     assert {"libcuda.so.535.261.03", "libnvidia-ml.so.535.261.03"} <= names
     assert "libnvidia-eglcore.so.535.261.03" not in names
+
+
+def test_management_leaves_excluded_gpus_out(full: Node, rootfs: Path) -> None:
+    full.config = replace(full.config, excluded_gpus=(uuid_of(1),))
+    found = devices(given(full, rootfs, Feature.MANAGEMENT, devices=Void()))
+    assert "/dev/nvidia0" in found
+    assert "/dev/nvidia1" not in found
 
 
 def test_management_beside_gpus_gives_nothing_twice(full: Node, rootfs: Path) -> None:

@@ -131,6 +131,13 @@ def test_missing_nodes_are_made_as_the_module_says(node: Node) -> None:
     assert make(node) == MadeNodes()
 
 
+def test_nodes_of_excluded_gpus_are_not_made(node: Node) -> None:
+    for name in ("nvidia0", "nvidia1"):
+        (node.dev / name).unlink()
+    node.config = replace(node.config, excluded_gpus=("0000:11:00.0",))
+    assert make(node).made == (f"{node.dev}/nvidia0",)
+
+
 def test_nodes_of_capabilities_that_are_not_asked_for_are_not_made(node: Node) -> None:
     for name in ("nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"):
         (node.dev / name).unlink()

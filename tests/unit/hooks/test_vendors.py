@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from hooks import vendors
 from hooks.__main__ import main
 from hooks.config import load_config
+from hooks.policy_errors import GpuExcluded
 from hooks.request import Request, Void
 from hooks.vendors import amd, intel
 from hooks.vendors.errors import (
@@ -233,6 +235,17 @@ def test_gpu_without_its_render_node_is_left_out_of_all_and_refused_by_name(
     os.unlink(f"{mixed.dev}/dri/renderD138")
     with pytest.raises(NoVendorGpus, match="renderD138"):
         given(mixed, intel="all")
+
+
+def test_excluded_gpu_is_left_out_of_all_and_refused_by_name(mixed: SimulatedNode) -> None:
+    first, second = intel.find(config_of(mixed))
+    config = replace(config_of(mixed), excluded_gpus=(second.address,))
+    (contribution,) = vendors.contribute(Request(Void(), intel_devices="all"), config)
+    assert contribution.granted == (str(first),)
+    assert any("excluded" in note for note in contribution.notes)
+    for name in ("1", "0-1", second.address):
+        with pytest.raises(GpuExcluded, match=second.address):
+            vendors.contribute(Request(Void(), intel_devices=name), config)
 
 
 def test_missing_card_node_is_noted_and_no_error(mixed: SimulatedNode) -> None:
