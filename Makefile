@@ -71,6 +71,11 @@ lint: $(VENV)/.ready ## Check style, types and the directions of imports
 bench: setup ## Measure side by side with Debian's containerd-shim-runc-v2
 	@$(VENV)/bin/python -m tests.bench
 
+.PHONY: gpu-bundle
+gpu-bundle: setup ## Collect all that a bare machine with a GPU needs into dist/gpu-bundle
+	@$(VENV)/bin/python -m integration.gpu.bundle dist/gpu-bundle \
+	  --revision "$$(git rev-parse --short HEAD 2>/dev/null || true)"
+
 .PHONY: soak
 soak: setup ## A day's work in minutes, with a look at what stays of it; MINUTES=4
 	@$(VENV)/bin/python -m tests.soak --minutes $(or $(MINUTES),4)
@@ -124,7 +129,7 @@ uninstall: ## Remove what install made
 
 .PHONY: clean
 clean: ## Remove everything that the other targets made in this directory
-	rm -rf $(VENV) $(CACHE) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CACHE) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # -- set-up -------------------------------------------------------------------------------

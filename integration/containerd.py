@@ -48,6 +48,7 @@ from integration.containerd_errors import (
 from integration.cri.plugin import remove_bridge, to_toml
 from integration.parts import Parts
 from integration.patience import PATIENCE
+from shim import syscalls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -422,6 +423,16 @@ class PrivateContainerd:
                 return left
             time.sleep(_POLL)
 
+    def end_fork_servers(self) -> None:
+        """End the processes that fork our shims; each removes its own socket."""
+        deadline = time.monotonic() + _CLEANUP_TIMEOUT
+        while servers := traces.fork_servers(self.marks):
+            late = time.monotonic() > deadline
+            for pid in servers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+            time.sleep(_POLL)
+
     def remove(self) -> None:
         """End containerd and remove everything it and its containers made.
 
@@ -429,7 +440,7 @@ class PrivateContainerd:
             CleanupIncomplete: something is still there, and the directory with it.
         """
         self.kill()
-        self._end_fork_servers()
+        self.end_fork_servers()
         left = self.sweep()
         if left:
             raise CleanupIncomplete(
@@ -445,16 +456,6 @@ class PrivateContainerd:
         shutil.rmtree(self.directory, ignore_errors=True)
         if os.path.lexists(self.directory):
             raise CleanupIncomplete(f"to remove {self.directory}", found="it is still there")
-
-    def _end_fork_servers(self) -> None:
-        """End the processes that fork our shims; each removes its own socket."""
-        deadline = time.monotonic() + _CLEANUP_TIMEOUT
-        while servers := traces.fork_servers(self.marks):
-            late = time.monotonic() > deadline
-            for pid in servers:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
-            time.sleep(_POLL)
 
     def _write_config(self) -> None:
         for name in ("tmp", "fifo"):
@@ -548,9 +549,7 @@ def _kill(pid: str) -> None:
 
 
 def _unmount(path: str) -> None:
-    subprocess.run(
-        ["/bin/umount", "--lazy", "--no-canonicalize", path], check=False, capture_output=True
-    )
+    syscalls.umount(path, syscalls.MNT_DETACH | syscalls.UMOUNT_NOFOLLOW)
 
 
 def _remove_tree(path: str) -> None:

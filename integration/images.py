@@ -51,12 +51,14 @@ _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 # What people type when they look into a container.
 _PROGRAMS: Final = (
     "bash", "cat", "dash", "env", "flock", "grep", "head", "id", "ldconfig", "ln", "ls", "mkdir",
-    "mv", "readlink", "rm", "sha256sum", "sleep", "sort", "stat", "stty", "touch", "true",
+    "mknod", "mv", "readlink", "rm", "sha256sum", "sleep", "sort", "stat", "stty", "touch", "true",
 )  # fmt: skip
 
 # Libraries of glibc itself that no program above needs and that a driver's libraries do. Since
 # glibc 2.34 most are empty, and still looked up by name.
-_GLIBC_LIBRARIES: Final = ("libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1")
+_GLIBC_LIBRARIES: Final = (
+    "libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1", "libutil.so.1",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +146,9 @@ def glibc() -> Image:
         tree[f"{directory}/{name}"] = _file(path)
         tree.update(_needed(path))
     tree["usr/bin/sh"] = Link("dash")
-    for name in _GLIBC_LIBRARIES:
-        tree.update(_library(f"/{libraries}/{name}"))
-    probe = _compile(_PROBE_SOURCE)
+    for path in glibc_libraries():
+        tree.update(_library(path))
+    probe = compile_program(_PROBE_SOURCE)
     tree["usr/bin/probe"] = File(probe, 0o755)
     tree["etc/ld.so.conf"] = File(b"include /etc/ld.so.conf.d/*.conf\n")
     tree["etc/ld.so.conf.d/libc.conf"] = File(b"/usr/local/lib\n")
@@ -157,6 +159,16 @@ def glibc() -> Image:
     return Image(GLIBC, tree)
 
 
+def glibc_libraries() -> list[str]:
+    """The paths of glibc's libraries that a driver's libraries ask for and programs may not.
+
+    Raises:
+        SourceNotInstalled: the programs here do not use glibc.
+    """
+    libraries = _multiarch_directory()
+    return [f"/{libraries}/{name}" for name in _GLIBC_LIBRARIES]
+
+
 def pause() -> Image:
     """An image for the first container of a pod, which holds its namespaces (see pause.c).
 
@@ -164,7 +176,7 @@ def pause() -> Image:
         SourceNotInstalled: the compiler is missing.
         ImageBuildFailed: it failed.
     """
-    program = File(_compile(_PAUSE_SOURCE, "-static"), 0o755)
+    program = File(compile_program(_PAUSE_SOURCE, "-static"), 0o755)
     return Image(PAUSE, {"pause": program}, entrypoint=("/pause",), command=())
 
 
@@ -403,7 +415,17 @@ def _loader_cache(tree: Mapping[str, Node]) -> File:
         return _file(os.path.join(root, "etc/ld.so.cache"))
 
 
-def _compile(source: str, *flags: str) -> bytes:
+def compile_program(source: str, *flags: str) -> bytes:
+    """A program for an image.
+
+    Args:
+        source: a file in C.
+        flags: more words for the compiler.
+
+    Raises:
+        SourceNotInstalled: there is no compiler.
+        ImageBuildFailed: it refused the source.
+    """
     with tempfile.TemporaryDirectory(prefix="nvshim-image-") as directory:
         program = os.path.join(directory, "program")
         # No build id and no path of this machine in it: the same source gives the same bytes.

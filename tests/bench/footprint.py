@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from integration.memory import pss_and_uss
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -53,12 +55,12 @@ def measure_footprint(runtime: Runtime, *, count: int, watch: float) -> Footprin
     try:
         runtime.start_idle(flags=flags)
         time.sleep(_SETTLE)
-        (first,) = map(_memory, runtime.containerd.shim_pids())
+        (first,) = map(pss_and_uss, runtime.containerd.shim_pids())
         for _ in range(count - 1):
             runtime.start_idle(flags=flags)
         time.sleep(_SETTLE)
         shims = runtime.containerd.shim_pids()
-        memory = [_memory(pid) for pid in shims]
+        memory = [pss_and_uss(pid) for pid in shims]
         before = [_activity(pid) for pid in shims]
         time.sleep(watch)
         after = [_activity(pid) for pid in shims]
@@ -73,16 +75,6 @@ def measure_footprint(runtime: Runtime, *, count: int, watch: float) -> Footprin
         )
     finally:
         runtime.close()
-
-
-def _memory(pid: int) -> tuple[int, int]:
-    """PSS and USS in KiB."""
-    table = {}
-    with open(f"/proc/{pid}/smaps_rollup") as file:
-        for line in file.readlines()[1:]:
-            name, value, _ = line.split()
-            table[name] = int(value)
-    return table["Pss:"], table["Private_Clean:"] + table["Private_Dirty:"]
 
 
 def _activity(pid: int) -> tuple[float, float]:

@@ -1,0 +1,75 @@
+"""``python -m tests.harness.bare``: a program on a machine that has Python and nothing else.
+
+The program gets a mount and a network namespace of its own, and a root in which there is nothing
+but the interpreter with its standard library, the shared libraries that it is linked with, the
+kernel's file systems and what the arguments name. No shell, no containerd, no checkout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sysconfig
+from typing import Final
+
+from shim import syscalls
+
+INTERPRETER: Final = "/usr/bin/python3"
+
+
+def main() -> None:
+    """Make the root, go there, and become the program. Does not return."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("root", help="an empty directory")
+    parser.add_argument("--bind", action="append", default=[], metavar="SOURCE:TARGET")
+    parser.add_argument("--read-only", action="append", default=[], metavar="SOURCE:TARGET")
+    parser.add_argument("argv", nargs="+")
+    asked = parser.parse_args()
+    syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWNET)
+    syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
+    syscalls.mount("tmpfs", asked.root, "tmpfs", 0, "mode=755")
+    for name in ("tmp", "run", "etc", "usr/bin", "lib", "lib64"):
+        os.makedirs(os.path.join(asked.root, name))
+    shutil.copy(INTERPRETER, os.path.join(asked.root, "usr/bin/python3"))
+    for path in json.loads(os.environ["NVSHIM_TEST_OF_PYTHON"]):
+        _bind(path, asked.root + path, read_only=True)
+    for path in ("/dev", "/sys"):
+        _bind(path, asked.root + path)
+    os.mkdir(f"{asked.root}/proc")
+    syscalls.mount("proc", f"{asked.root}/proc", "proc", 0)
+    for each in asked.bind:
+        source, _, target = each.partition(":")
+        _bind(source, asked.root + target)
+    for each in asked.read_only:
+        source, _, target = each.partition(":")
+        _bind(source, asked.root + target, read_only=True)
+    os.chdir(asked.root)
+    syscalls.pivot_root_here()
+    os.execve(asked.argv[0], asked.argv, {"LANG": "C.UTF-8"})
+
+
+def of_python() -> str:
+    """What the interpreter needs of this machine, for the environment of this program."""
+    library = f"/usr/lib/{sysconfig.get_config_var('MULTIARCH') or 'x86_64-linux-gnu'}"
+    loader = "/lib64/ld-linux-x86-64.so.2"
+    version = os.path.basename(os.path.realpath(INTERPRETER))
+    return json.dumps([f"/usr/lib/{version}", library, loader])
+
+
+def _bind(source: str, target: str, *, read_only: bool = False) -> None:
+    if os.path.isdir(source):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with open(target, "w", encoding="ascii"):
+            pass
+    flags = syscalls.MS_BIND | syscalls.MS_REC
+    syscalls.mount(source, target, "", flags)
+    if read_only:
+        syscalls.mount("none", target, "", flags | syscalls.MS_REMOUNT | syscalls.MS_RDONLY)
+
+
+if __name__ == "__main__":
+    main()
