@@ -43,11 +43,17 @@ def of_machine(machine: Machine, parts: Parts) -> Rows:
     ]
     if machine.cgroups:
         rows.append(("cgroups not usable", machine.cgroups))
-    for program in (parts.containerd, parts.runc):
+    programs = (parts.containerd, parts.runc)
+    return rows + [(os.path.basename(program), _version_of(program)) for program in programs]
+
+
+def _version_of(program: str) -> str:
+    try:
         said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
-        line = (said.stdout or said.stderr).partition("\n")[0]
-        rows.append((os.path.basename(program), line or f"it ends with {said.returncode}"))
-    return rows
+    except OSError as error:
+        return f"does not run here: {error}"
+    line = (said.stdout or said.stderr).partition("\n")[0]
+    return line or f"it ends with {said.returncode}"
 
 
 def of_kernel_module(config: Config) -> Rows:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
-from api.errors import NvshimError, one_line
+from api.errors import NvshimError
 from integration.gpu.errors import CheckFailed, CheckNotPossible
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MARKDOWN: Final = "report.md"
 JSON: Final = "report.json"
+
+_LONGEST: Final = 4000
 
 
 class Outcome(Enum):
@@ -98,7 +100,7 @@ class Report:
                 outcome, seen = Outcome.FAILED, str(error)
             except Exception as error:  # noqa: BLE001 - the other checks are worth having
                 outcome, seen, trace = Outcome.FAILED, repr(error), traceback.format_exc()
-        self.add(Check(name, outcome, one_line(seen), time.monotonic() - began, trace))
+        self.add(Check(name, outcome, in_one_line(seen), time.monotonic() - began, trace))
         return outcome is Outcome.PASSED
 
     def add(self, check: Check) -> None:
@@ -108,7 +110,7 @@ class Report:
 
     def tell(self, title: str, rows: Iterable[tuple[str, str]]) -> None:
         """Add rows to a table of facts."""
-        self.facts.setdefault(title, []).extend((name, one_line(value)) for name, value in rows)
+        self.facts.setdefault(title, []).extend((name, in_one_line(value)) for name, value in rows)
 
     @property
     def passed(self) -> bool:
@@ -162,10 +164,22 @@ class Report:
             json.dump(self.as_json(), file, indent=1)
 
 
+def in_one_line(text: str) -> str:
+    """Printable text without line breaks, cut where it gets too long for anybody."""
+    words = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+    return words if len(words) <= _LONGEST else words[: _LONGEST - 1] + "…"
+
+
 def ended(error: Exception) -> Check:
     """The check that a run fails which did not come to its end."""
     trace = "".join(traceback.format_exception(error))
-    return Check("the run comes to its end", Outcome.FAILED, one_line(str(error)), 0.0, trace)
+    return Check(
+        "the run comes to its end",
+        Outcome.FAILED,
+        in_one_line(f"{type(error).__name__}: {error}"),
+        0.0,
+        trace,
+    )
 
 
 def failed(found: str) -> CheckFailed:
