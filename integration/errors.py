@@ -19,7 +19,8 @@ Leaves of the tree in :mod:`api.errors`::
         │   └── DevicesForbidden    E2106
         ├── …                E22xx, E23xx  see integration.containerd_errors
         ├── DemoFailed              E2401  the demo
-        └── …                       E242x  see integration.cri.errors
+        ├── …                       E242x  see integration.cri.errors
+        └── …                       E246x  see integration.gpu.errors
 """
 
 from __future__ import annotations
