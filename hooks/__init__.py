@@ -4,19 +4,25 @@ The manual
 ----------
 A pipeline of small values; every arrow is a function that can be tested alone::
 
-    spec ──read_request──▶ Request ─┐
-                                    ├─decide──▶ Grant ─┐
-    node ──take_inventory▶ Inventory┘                  ├─make_plan──▶ Plan ──apply──▶ spec'
-    image ─read_layout───▶ Layout ─────────────────────┘               │
-                                                                       └─place──▶ files
+    spec ──read_request──▶ Request ──judge──▶ Request ─┐
+                                                       ├─decide──▶ Grant ─┐
+    node ──take_inventory──────────────────▶ Inventory─┘                  ├─make_plan──▶ Plan ─▶ …
+    image ─read_layout─────────────────────▶ Layout ──────────────────────┘
+
+    Plan ──apply, verify──▶ spec'
+         └─place──▶ files
 
 - :mod:`hooks.glance`: whether a container may ask for anything. It is the only module that one
   without GPU loads.
 - :mod:`hooks.request`: what it asks, by the places in which it can (:mod:`hooks.sources`) and
   the names that devices have (:mod:`hooks.naming`). Parsing is total: each spec is a request or
   one typed error.
+- :mod:`hooks.policy`: what of a request is allowed to whom asks.
+- :mod:`hooks.requirements`: what an image needs of the driver and the GPUs.
+- :mod:`hooks.exclusions`: the GPUs that nobody gets.
 - :mod:`hooks.capabilities`: the table from driver capability to files, devices and sockets.
-- :mod:`hooks.config`: where the node keeps its driver, devices, procfs and sysfs.
+- :mod:`hooks.config`: where the node keeps its driver, devices, procfs and sysfs; the policy.
+  :mod:`hooks.nvidia_config` reads NVIDIA's own file where ours is not there.
 - :mod:`hooks.inventory`: what the node has. Made by :mod:`hooks.driver` (files),
   :mod:`hooks.gpus` (GPUs, MIG devices, nodes) and a child that asks NVML
   (:mod:`hooks.nvml`, :mod:`hooks.nvml_probe`), all of them through :mod:`hooks.witness`,
