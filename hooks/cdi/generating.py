@@ -1,0 +1,311 @@
+"""NVIDIA's devices as a CDI spec without hooks, for runtimes that are not ours.
+
+The edits are those that a container would get from us: the same plan, made for one device after
+the other, written down as a CDI spec. What a plan has and a spec cannot say is brought about in
+another way, or left out:
+
+======================================  =====================================================
+in a plan                               in the spec
+======================================  =====================================================
+a library, where the image's loader     mounted in every directory that the loader of a common
+looks                                   image searches by default (:data:`DIRECTORIES`): so it
+                                        is found without a cache, and without a hook
+links of a library                      the library, mounted by each of its names: the loader
+                                        sees that they are one file, and loads it once
+entries of ld.so.cache                  nothing: the directories above are searched without
+/dev/dri/by-path, the application       nothing: they are there for programs that look at all
+profile, parameters of procfs           GPUs, and a spec has no word for them
+a group for nodes that are not          ``additionalGids``
+everybody's
+======================================  =====================================================
+
+NVIDIA_VISIBLE_DEVICES is set to ``void``, as NVIDIA's specs do: whoever has got a GPU by such a
+spec is not to get one again by the environment of the image, from us or from NVIDIA's runtime.
+
+====================  =============================  ==================================
+kind                  names                          what
+====================  =============================  ==================================
+gpu                   index, UUID, ``gpu0``,         GPUs and MIG devices, driver files
+                      ``mig0:1``; ``all``
+gds, mofed, gdrcopy,  ``all``                        :mod:`hooks.features`
+nvswitch
+imex-channel          numbers, ``all``               IMEX channels
+management            ``all``                        every node, and driver files
+====================  =============================  ==================================
+
+Source: NVIDIA Container Toolkit, pkg/nvcdi, for kinds and names; ld.so(8).
+"""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from hooks import features
+from hooks.cdi import schema
+from hooks.cdi.errors import CdiNotGenerated
+from hooks.cdi.spec import DeviceNode, Edits, SpecDevice, SpecFile, SpecMount
+from hooks.grant import Grant, decide
+from hooks.layout import Layout, Libc, Loader
+from hooks.plan import Arch, groups_of, united
+from hooks.planning import arches_of, make_plan
+from hooks.request import CAPABILITIES, AllDevices, Capability, Feature, Request, Void
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from hooks.config import Config
+    from hooks.gpus import Gpu, MigDevice
+    from hooks.inventory import Inventory
+    from hooks.plan import Device, Mount, Plan
+
+__all__ = ["DEFAULT_CAPABILITIES", "DIRECTORIES", "KINDS", "STRATEGIES", "Wish", "generate"]
+
+DIRECTORIES: Final = {
+    Arch.X86_64: ("/usr/lib/x86_64-linux-gnu", "/usr/lib64"),
+    Arch.AARCH64: ("/usr/lib/aarch64-linux-gnu", "/usr/lib64"),
+    Arch.I386: ("/usr/lib/i386-linux-gnu", "/usr/lib32"),
+    Arch.ARM: ("/usr/lib/arm-linux-gnueabihf", "/usr/lib32"),
+}
+"""Debian's and its derivatives', and everybody else's."""
+
+DEFAULT_CAPABILITIES: Final = CAPABILITIES - {Capability.COMPAT32}
+"""NVIDIA's own specs have no 32-bit libraries either."""
+
+STRATEGIES: Final = ("index", "uuid", "type-index")
+_VOID: Final = ("NVIDIA_VISIBLE_DEVICES", "void")
+_ALL: Final = "all"
+_NVIDIA: Final = "nvidia.com"
+
+KINDS: Final = {
+    "gpu": (_NVIDIA, "gpu"),
+    Feature.GDS: (_NVIDIA, "gds"),
+    Feature.MOFED: (_NVIDIA, "mofed"),
+    Feature.GDRCOPY: (_NVIDIA, "gdrcopy"),
+    Feature.NVSWITCH: (_NVIDIA, "nvswitch"),
+    "imex-channel": (_NVIDIA, "imex-channel"),
+    Feature.MANAGEMENT: (f"management.{_NVIDIA}", "gpu"),
+}
+"""Vendor and class by what is to be described."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a spec is to be of.
+
+    Attributes:
+        kind: a key of :data:`KINDS`.
+        vendor: in place of the kind's own; "" for that.
+        class_: in place of the kind's own; "" for that.
+        strategies: how GPUs are named, of :data:`STRATEGIES`.
+        capabilities: which of the driver's files.
+        directories: where libraries go, in place of :data:`DIRECTORIES`; empty for those.
+        annotations: of the spec.
+    """
+
+    kind: str = "gpu"
+    vendor: str = ""
+    class_: str = ""
+    strategies: tuple[str, ...] = ("index", "uuid")
+    capabilities: frozenset[str] = DEFAULT_CAPABILITIES
+    directories: tuple[str, ...] = ()
+    annotations: tuple[tuple[str, str], ...] = ()
+
+
+def generate(wish: Wish, inventory: Inventory, config: Config) -> SpecFile:
+    """A spec of what the node has.
+
+    Args:
+        wish: what it is to be of.
+        inventory: what the node has.
+        config: where device nodes and procfs are.
+
+    Returns:
+        The spec, of the lowest version that has all that it uses.
+
+    Raises:
+        CdiNotGenerated: the node has none of it.
+        CdiSpecInvalid: vendor, class or annotations of the wish are none.
+        NoGpus: GPUs are wanted, and there is none.
+    """
+    work = _Work(wish, inventory, config)
+    if wish.kind == "gpu":
+        devices, common = work.gpus()
+    elif wish.kind == "imex-channel":
+        devices, common = work.channels(), Edits()
+    else:
+        devices, common = work.feature(wish.kind), Edits()
+    vendor, class_ = KINDS[wish.kind]
+    made = SpecFile(
+        schema.VERSIONS[-1],
+        f"{wish.vendor or vendor}/{wish.class_ or class_}",
+        devices,
+        common,
+        wish.annotations,
+    )
+    tree = schema.to_tree(made)
+    least = schema.minimum_version(tree)
+    return schema.parse({**tree, "cdiVersion": least}, "that is being made")
+
+
+class _Work:
+    """A spec in the making."""
+
+    def __init__(self, wish: Wish, inventory: Inventory, config: Config) -> None:
+        self._wish = wish
+        self._inventory = inventory
+        self._config = config
+
+    # GPUs
+
+    def gpus(self) -> tuple[tuple[SpecDevice, ...], Edits]:
+        """GPUs and MIG devices by all names, and what comes with any of them."""
+        capabilities = self._wish.capabilities
+        everything = decide(Request(AllDevices(), capabilities), self._inventory)
+        common = self._flat(lambda layout: self._plan(Grant(capabilities), layout))
+        known = frozenset(device.path for device in common.devices)
+        devices = []
+        for gpu in everything.gpus:
+            one = Grant(capabilities, gpus=(gpu,))
+            devices += self._named(self._names_of_gpu(gpu), one, known)
+        for mig in everything.mig_devices:
+            one = Grant(capabilities, mig_devices=(mig,))
+            devices += self._named(self._names_of_mig(mig), one, known)
+        devices += self._named((_ALL,), everything, known)
+        return tuple(devices), _edits(common, _VOID)
+
+    def _named(self, names: Iterable[str], grant: Grant, known: frozenset[str]) -> list[SpecDevice]:
+        """A device by each of its names, without what all have."""
+        plan = self._plan(grant, self._layouts(grant)[0])
+        own = tuple(device for device in plan.devices if device.path not in known)
+        edits = Edits(device_nodes=tuple(map(_node, own)), additional_gids=tuple(groups_of(own)))
+        return [SpecDevice(name, edits) for name in names]
+
+    def _names_of_gpu(self, gpu: Gpu) -> list[str]:
+        by = {"index": str(gpu.index), "uuid": gpu.uuid, "type-index": f"gpu{gpu.index}"}
+        return [by[each] for each in self._wish.strategies if by[each]]
+
+    def _names_of_mig(self, device: MigDevice) -> list[str]:
+        number = f"{device.gpu}:{device.index}"
+        by = {"index": number, "uuid": device.uuid, "type-index": f"mig{number}"}
+        return [by[each] for each in self._wish.strategies if by[each]]
+
+    def _plan(self, grant: Grant, layout: Layout) -> Plan:
+        return make_plan(grant, self._inventory, layout)
+
+    # Everything else
+
+    def feature(self, feature: str) -> tuple[SpecDevice, ...]:
+        """What a feature brings, as one device."""
+        request = Request(Void(), features=frozenset({feature}))
+        plan = self._flat(lambda layout: self._beside(request, layout))
+        if not plan.devices:
+            raise self._nothing(plan)
+        variables = (_VOID,) if feature == Feature.MANAGEMENT else ()
+        return (SpecDevice(_ALL, _edits(plan, *variables)),)
+
+    def channels(self) -> tuple[SpecDevice, ...]:
+        """IMEX channels, each and all."""
+        plan = self._flat(lambda layout: self._beside(Request(Void(), imex_channels=None), layout))
+        if not plan.devices:
+            raise self._nothing(plan)
+        one_by_one = [
+            SpecDevice(
+                str(device.minor),
+                _edits(replace(plan, devices=(device,), additional_gids=groups_of((device,)))),
+            )
+            for device in plan.devices
+        ]
+        return (*one_by_one, SpecDevice(_ALL, _edits(plan)))
+
+    def _beside(self, request: Request, layout: Layout) -> Plan:
+        return features.contribute(request, self._inventory, layout, self._config).plan
+
+    def _nothing(self, plan: Plan) -> CdiNotGenerated:
+        sought = ", ".join(missing.what for missing in plan.missing)
+        return CdiNotGenerated(
+            f"a CDI spec of {self._wish.kind}",
+            found=f"the node has none of {sought}" if sought else "the node has nothing of it",
+            do="see that its driver is loaded",
+        )
+
+    # Layouts
+
+    def _flat(self, make: Callable[[Layout], Plan]) -> Plan:
+        """The plan for all directories of libraries at once, with mounts in place of links."""
+        layouts = self._layouts(Grant(self._wish.capabilities))
+        return _without_links(_for_all([make(layout) for layout in layouts]))
+
+    def _layouts(self, grant: Grant) -> list[Layout]:
+        """One for each directory that the loaders of images search."""
+        native, *others = arches_of(grant, self._inventory)
+        choices = {native: self._wish.directories or DIRECTORIES[native]}
+        choices |= {arch: DIRECTORIES[arch] for arch in others}
+        longest = max(len(choice) for choice in choices.values())
+        return [
+            Layout(
+                tuple(
+                    Loader(arch, Libc.GLIBC, choice[min(turn, len(choice) - 1)])
+                    for arch, choice in choices.items()
+                )
+            )
+            for turn in range(longest)
+        ]
+
+
+def _for_all(plans: Sequence[Plan]) -> Plan:
+    """Plans for several directories as one; the variable that names theirs names all."""
+    plan = united(plans)
+    variables: dict[str, dict[str, None]] = {}
+    for name, value in plan.environment:
+        variables.setdefault(name, {})[value] = None
+    # Only NVIDIA_CTK_LIBCUDA_DIR differs between them, and it is a list of directories.
+    told = tuple((name, ":".join(values)) for name, values in variables.items())
+    return replace(plan, environment=told)
+
+
+_MOST_LINKS: Final = 8
+
+
+def _without_links(plan: Plan) -> Plan:
+    """The plan with what each link leads to mounted in the link's place."""
+    at = {mount.destination: mount for mount in plan.mounts}
+    links = {link.path: link.target for link in plan.links}
+    mounts = dict(at)
+    for path in links:
+        end = path
+        for _ in range(_MOST_LINKS):
+            if end not in links:
+                break
+            end = posixpath.normpath(posixpath.join(posixpath.dirname(end), links[end]))
+        if end in at:
+            mounts.setdefault(path, replace(at[end], destination=path))
+    return replace(plan, mounts=tuple(mounts.values()), links=())
+
+
+def _edits(plan: Plan, *variables: tuple[str, str]) -> Edits:
+    env = [f"{name}={value}" for name, value in (*plan.environment, *variables)]
+    return Edits(
+        env=tuple(env),
+        device_nodes=tuple(map(_node, plan.devices)),
+        mounts=tuple(map(_mount, plan.mounts)),
+        additional_gids=tuple(plan.additional_gids),
+    )
+
+
+def _node(device: Device) -> DeviceNode:
+    return DeviceNode(
+        path=device.path,
+        kind=device.kind,
+        major=device.major,
+        minor=device.minor,
+        mode=device.mode,
+        permissions=device.access,
+        uid=device.uid,
+        gid=device.gid,
+    )
+
+
+def _mount(mount: Mount) -> SpecMount:
+    return SpecMount(mount.source, mount.destination, mount.options)

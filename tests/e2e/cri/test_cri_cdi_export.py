@@ -1,0 +1,89 @@
+"""The CDI spec that we write, with containerd's own CDI and its own shim: none of ours is there."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from hooks.__main__ import main
+from integration.containerd import PrivateContainerd
+from integration.cri.client import Cri
+from integration.cri.plugin import CriPlugin
+from integration.images import GLIBC, PAUSE, glibc, pause, write_archive
+from integration.parts import INSTALLED, Parts
+from integration.simulated import Scenario, SimulatedNode
+from tests.conftest import LOW_LEVEL, PARTS
+from tests.harness.containerds import nothing_left
+from tests.harness.pods import IDLE, Pods, import_image
+from tests.harness.runtime import STOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# Debian 13 has containerd 1.7, sid has 2.x.
+RELEASES: Final = ("trixie", "sid")
+LISTED: Final = re.compile(r"\(UUID: (GPU|MIG)-[0-9a-f-]+\)")
+
+pytestmark = pytest.mark.skipif(
+    (PARTS, LOW_LEVEL) != (INSTALLED, "runc"), reason="chooses its parts itself"
+)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[SimulatedNode]:
+    """A node with two GPUs in MIG mode, and two that are not."""
+    with SimulatedNode.create(str(tmp_path / "node"), Scenario.load("mig")) as node:
+        yield node
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_generated_spec_gives_gpus_without_our_shim_and_without_hooks(
+    release: str, node: SimulatedNode, tmp_path: Path, shim_directory: str, shim_config: str
+) -> None:
+    path = tmp_path / "cdi" / "nvidia.yaml"
+    assert main(["cdi", "--config", node.config_path, "generate", "--output", str(path)]) == 0
+    assert main(["cdi", "--config", node.config_path, "validate", str(path)]) == 0
+    assert "hook" not in path.read_text()
+    plugin = CriPlugin(
+        {"runc": {"runtime_type": STOCK}}, sandbox_image=PAUSE, cdi_directories=(str(path.parent),)
+    )
+    with (
+        PrivateContainerd(
+            shim_directory=shim_directory,
+            shim_config=shim_config,
+            parts=Parts.of_release(release),
+            cri=plugin,
+        ) as containerd,
+        Cri(containerd.address) as cri,
+    ):
+        archive = write_archive(f"{containerd.directory}/pods.tar", [glibc(), pause()])
+        import_image(cri, containerd, archive, GLIBC, PAUSE)
+        os.unlink(archive)
+        with nothing_left(containerd):
+            pods = Pods(containerd, "runc")
+            try:
+                look_into_containers(pods, node)
+            finally:
+                pods.close()
+
+
+def look_into_containers(pods: Pods, node: SimulatedNode) -> None:
+    pod = pods.run()
+    for device, kinds in (("3", ["GPU"]), ("0:0", ["GPU", "MIG"])):
+        named: dict[str, Any] = {"annotations": {"cdi.k8s.io/test": f"nvidia.com/gpu={device}"}}
+        container = pod.start(*IDLE, image=GLIBC, **named)
+        listed = container.exec("nvidia-smi", "-L")
+        assert listed.code == 0, listed.stdout + listed.stderr
+        assert LISTED.findall(listed.stdout) == kinds
+        assert (node.scenario.gpus[3].uuid in listed.stdout) == (kinds == ["GPU"])
+        loaded = container.exec(
+            "probe", "dlopen", "libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"
+        )
+        assert loaded.code == 0, loaded.stdout
+        opened = container.exec("probe", "open", "/dev/nvidia1", "/dev/nvidiactl")
+        assert opened.stdout == "/dev/nvidia1 ENOENT\n/dev/nvidiactl ENXIO\n"
+        assert "NVIDIA_VISIBLE_DEVICES=void" in container.exec("env").stdout.splitlines()

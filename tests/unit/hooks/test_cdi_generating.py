@@ -1,0 +1,237 @@
+"""NVIDIA's devices as a CDI spec without hooks, and the commands around it."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hooks.__main__ import main
+from hooks.cdi import generating, schema
+from hooks.cdi.errors import CdiNotGenerated, CdiSpecInvalid
+from hooks.cdi.files import tree_of
+from hooks.cdi.generating import Wish, generate
+from hooks.errors import NoGpus
+from hooks.inventory import take_inventory
+from hooks.request import Capability
+from tests.unit.hooks.fake_node import CAPS, VERSION, nvml_gpu, nvml_mig, uuid_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hooks.cdi.spec import SpecDevice, SpecFile
+    from hooks.inventory import Inventory
+    from tests.unit.hooks.fake_node import Node
+
+HOMES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64")
+
+
+def taken(node: Node, *gpus: dict[str, Any]) -> Inventory:
+    return take_inventory(node.config, json.dumps({"driver": VERSION, "gpus": list(gpus)}).encode())
+
+
+@pytest.fixture
+def inventory(node: Node) -> Inventory:
+    """GPU 0 with DRM nodes, GPU 1 in MIG mode with one device."""
+    node.add_mig(1, 1, 0, (12, 13))
+    node.add_gpu(2, "0000:00:01.0", drm=True)
+    return taken(
+        node,
+        nvml_gpu(2, "0000:00:01.0", index=0),
+        nvml_gpu(0, index=1),
+        nvml_gpu(1, index=2, mig=True, mig_devices=[nvml_mig(0, 1, 0)]),
+    )
+
+
+def made(node: Node, inventory: Inventory, **wish: Any) -> SpecFile:
+    return generate(Wish(**wish), inventory, node.config)
+
+
+def paths(device: SpecDevice) -> list[str]:
+    return [node.path for node in device.edits.device_nodes]
+
+
+def test_devices_have_an_index_and_a_uuid_and_all_has_all(node: Node, inventory: Inventory) -> None:
+    spec = made(node, inventory)
+    devices = {device.name: device for device in spec.devices}
+    mig = inventory.mig_devices[0].uuid
+    assert list(devices) == ["0", uuid_of(2), "1", uuid_of(0), "2:0", mig, "all"]
+    assert paths(devices["0"]) == ["/dev/nvidia2", "/dev/dri/card2", "/dev/dri/renderD130"]
+    assert devices["0"].edits == devices[uuid_of(2)].edits
+    assert devices["0"].edits.additional_gids == (44,)
+    caps = [f"/dev/nvidia-caps/nvidia-cap{n}" for n in (12, 13)]
+    assert paths(devices["2:0"]) == ["/dev/nvidia1", *caps]
+    assert devices["2:0"].edits.device_nodes[1].major == CAPS
+    assert devices["2:0"].edits.additional_gids == ()
+    assert set(paths(devices["all"])) == {
+        path for name in ("0", "1", "2:0") for path in paths(devices[name])
+    }
+    common = [each.path for each in spec.edits.device_nodes]
+    assert common[0] == "/dev/nvidiactl"
+    assert not set(common) & set(paths(devices["all"]))
+
+
+@pytest.mark.parametrize(
+    ("strategies", "names"),
+    [
+        (("index",), ["0", "1", "2:0", "all"]),
+        (("type-index",), ["gpu0", "gpu1", "mig2:0", "all"]),
+        (("type-index", "index"), ["gpu0", "0", "gpu1", "1", "mig2:0", "2:0", "all"]),
+    ],
+)
+def test_strategies_of_names(
+    node: Node, inventory: Inventory, strategies: tuple[str, ...], names: list[str]
+) -> None:
+    spec = made(node, inventory, strategies=strategies)
+    assert [device.name for device in spec.devices] == names
+
+
+def test_libraries_are_mounted_by_all_their_names_where_loaders_search(
+    node: Node, inventory: Inventory
+) -> None:
+    spec = made(node, inventory, capabilities=frozenset({Capability.COMPUTE}))
+    mounted = {mount.container_path: mount.host_path for mount in spec.edits.mounts}
+    source = f"{node.driver}/usr/lib/x86_64-linux-gnu/libcuda.so.{VERSION}"
+    for home in HOMES:
+        for name in (f"libcuda.so.{VERSION}", "libcuda.so.1", "libcuda.so"):
+            assert mounted[f"{home}/{name}"] == source
+    assert f"NVIDIA_CTK_LIBCUDA_DIR={':'.join(HOMES)}" in spec.edits.env
+    assert "NVIDIA_VISIBLE_DEVICES=void" in spec.edits.env
+    assert all("ro" in mount.options for mount in spec.edits.mounts)
+    one = made(node, inventory, directories=("/opt/nvidia/lib",))
+    assert {os.path.dirname(m.container_path) for m in one.edits.mounts} == {"/opt/nvidia/lib"}
+
+
+def test_there_is_no_hook_and_the_version_is_the_lowest(node: Node, inventory: Inventory) -> None:
+    spec = made(node, inventory)
+    assert "hooks" not in json.dumps(schema.to_tree(spec))
+    assert spec.version == "0.7.0"  # additionalGids of the DRM nodes
+    plain = made(node, inventory, capabilities=frozenset({Capability.COMPUTE}))
+    assert plain.version == "0.5.0"  # a name that begins with a digit
+    words = made(
+        node, inventory, capabilities=frozenset({Capability.COMPUTE}), strategies=("type-index",)
+    )
+    assert words.version == "0.3.0"
+    told = made(
+        node,
+        inventory,
+        capabilities=frozenset({Capability.COMPUTE}),
+        annotations=(("nvidia.com/driver", VERSION),),
+    )
+    assert told.version == "0.6.0"
+
+
+def test_spec_is_as_the_reader_wants_it_in_both_forms(
+    node: Node, inventory: Inventory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert inventory
+    config = tmp_path / "config.toml"
+    keys = {"driver-root": node.driver, "dev": node.dev, "proc": node.proc, "sys": node.sys}
+    lines = [f'{key} = "{value}"\n' for key, value in keys.items()]
+    config.write_text(f'[node]\nstate = "{node.config.state}"\n{"".join(lines)}')
+    specs = {}
+    for name in ("a/nvidia.yaml", "b/nvidia.json"):
+        path = tmp_path / name
+        words = ["cdi", "--config", str(config), "generate", "--output", str(path)]
+        assert main(words) == 0, capsys.readouterr().err
+        assert path.stat().st_mode & 0o777 == 0o644
+        assert os.listdir(path.parent) == [path.name]
+        specs[name] = schema.parse(tree_of(path.read_bytes(), name), name)
+        assert main(["cdi", "validate", str(path)]) == 0
+    assert len(set(specs.values())) == 1
+    capsys.readouterr()
+    directory = str(tmp_path / "a")
+    assert main(["cdi", "list", "--spec-dir", directory]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert f"nvidia.com/gpu=2:0\t{directory}/nvidia.yaml" in listed
+    assert len(listed) == 7
+    words = ["cdi", "--config", str(config), "generate", "--format", "json", "--vendor", "x.y"]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == "x.y/gpu"
+
+
+def test_wish_that_is_no_kind_is_an_error(node: Node, inventory: Inventory) -> None:
+    for wish in ({"vendor": "a/b"}, {"class_": "-"}, {"annotations": (("a b", ""),)}):
+        with pytest.raises(CdiSpecInvalid):
+            made(node, inventory, **wish)
+
+
+def test_node_without_gpus_has_no_spec(bare_node: Node) -> None:
+    bare_node.add_kernel()
+    bare_node.add_driver()
+    with pytest.raises(NoGpus):
+        made(bare_node, taken(bare_node))
+
+
+@pytest.mark.parametrize("kind", [k for k in generating.KINDS if k not in {"gpu", "management"}])
+def test_what_the_node_has_not_is_no_spec(node: Node, inventory: Inventory, kind: str) -> None:
+    with pytest.raises(CdiNotGenerated, match="the node has none of"):
+        made(node, inventory, kind=kind)
+
+
+def test_features_channels_and_management(node: Node) -> None:
+    text = (node.proc / "devices").read_text()
+    node.write(
+        node.proc / "devices",
+        text.replace("Block", "510 nvidia-fs\n511 nvidia-caps-imex-channels\n\nBlock", 1),
+    )
+    node.add_node("nvidia-fs0", 510, 0)
+    for channel in (0, 7):
+        node.add_node(f"nvidia-caps-imex-channels/channel{channel}", 511, channel)
+    inventory = taken(node, nvml_gpu(0), nvml_gpu(1))
+    gds = made(node, inventory, kind="gds")
+    assert (gds.kind, [d.name for d in gds.devices]) == ("nvidia.com/gds", ["all"])
+    assert paths(gds.devices[0]) == ["/dev/nvidia-fs0"]
+    imex = made(node, inventory, kind="imex-channel")
+    assert {d.name: len(d.edits.device_nodes) for d in imex.devices} == {"0": 1, "7": 1, "all": 2}
+    management = made(node, inventory, kind="management")
+    assert management.kind == "management.nvidia.com/gpu"
+    (every,) = management.devices
+    assert {"/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl"} <= set(paths(every))
+    assert "/dev/nvidia-fs0" not in paths(every)
+    assert f"{HOMES[1]}/libcuda.so.1" in {m.container_path for m in every.edits.mounts}
+
+
+def test_file_that_cannot_be_written_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from hooks.cdi.command import _write  # noqa: PLC0415
+
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CdiNotGenerated, match="to write"):
+        _write(f"{tmp_path}/file/x.json", "{}")
+    (tmp_path / "dir.json").mkdir()
+    with pytest.raises(CdiNotGenerated):
+        _write(f"{tmp_path}/dir.json", "{}")
+    assert sorted(os.listdir(tmp_path)) == ["dir.json", "file"]
+
+
+def test_validate_tells_each_fault_and_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.json").write_text("{}")
+    (tmp_path / "b.yaml").write_text("a: [")
+    missing = str(tmp_path / "c.json")
+    words = [str(tmp_path / "a.json"), str(tmp_path / "b.yaml"), missing]
+    assert main(["cdi", "validate", *words]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[0] for line in lines] == [
+        "NVSHIM-E0602", "NVSHIM-E0602", "NVSHIM-E0601",
+    ]  # fmt: skip
+    assert main(["cdi", "validate", "--spec-dir", str(tmp_path)]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_arguments_that_mean_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ["generate", "--kind", "x"],
+        ["generate", "--annotation", "x"],
+        ["generate", "--library-directory", "x"],
+        [],
+    ):
+        with pytest.raises(SystemExit) as caught:
+            main(["cdi", *words])
+        assert caught.value.code == 2
+    capsys.readouterr()
