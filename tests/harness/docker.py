@@ -17,6 +17,7 @@ nvidia-container-runtime-hook on its PATH when it starts.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -45,6 +46,10 @@ HOOK: Final = "nvidia-container-runtime-hook"
 # In sid the client is in a package of its own.
 _PACKAGES: Final = {"bookworm": ["docker.io"]}
 _PACKAGES_SINCE: Final = ["docker.io", "docker-cli"]
+# Before 23, the daemon makes itself a key, in /etc/docker unless told otherwise.
+_KEYED: Final = frozenset({"bookworm"})
+# Every daemon makes this, wherever its other files are.
+_FIXED: Final = ("/run/docker/plugins", "/run/docker")
 _START_TIMEOUT: Final = 30 * PATIENCE
 _STOP_TIMEOUT: Final = 15 * PATIENCE
 
@@ -54,10 +59,12 @@ class DockerParts:
     """The programs of a Docker, as absolute paths.
 
     Attributes:
+        release: of Debian, whose they are.
         dockerd: the daemon.
         docker: its client.
     """
 
+    release: str
     dockerd: str
     docker: str
 
@@ -67,7 +74,7 @@ class DockerParts:
         packages = _PACKAGES.get(release, _PACKAGES_SINCE)
         programs = {"dockerd": ("dockerd",), "docker": ("docker",)}
         where = programs_of_release(programs, packages, release, say=say)
-        return cls(f"{where}/dockerd/dockerd", f"{where}/docker/docker")
+        return cls(release, f"{where}/dockerd/dockerd", f"{where}/docker/docker")
 
 
 class PrivateDocker:
@@ -92,7 +99,9 @@ class PrivateDocker:
         self._parts = parts
         self._directory = os.path.join(containerd.directory, "docker")
         self._address = f"unix://{self._directory}/d.sock"
-        self._settings = settings or {}
+        key = {"deprecated-key-path": f"{self._directory}/key.json"}
+        self._settings = {**(key if parts.release in _KEYED else {}), **(settings or {})}
+        self._not_there = [path for path in _FIXED if not os.path.exists(path)]
         self._process: subprocess.Popen[bytes] | None = None
         self._ids: list[str] = []
         self.hook_log = os.path.join(self._directory, "hook.log")
@@ -209,6 +218,8 @@ class PrivateDocker:
                     "--bridge=none",
                     "--iptables=false",
                     "--ip6tables=false",
+                    "--ip-forward=false",
+                    "--ip-masq=false",
                     "--userland-proxy=false",
                     "--storage-driver=overlay2",
                 ],
@@ -240,6 +251,9 @@ class PrivateDocker:
             self._process.kill()
             self._process.wait()
         self._process = None
+        for path in self._not_there:
+            with contextlib.suppress(OSError):
+                os.rmdir(path)
 
 
 if __name__ == "__main__":
