@@ -33,7 +33,7 @@ __all__ = ["NAME", "Kept", "boot_id_path", "load", "store"]
 
 NAME: Final = "inventory.json"
 # To be raised with every change of what is looked at or written: an old file is then stale.
-FORMAT: Final = 3
+FORMAT: Final = 4
 
 _MOST_BYTES: Final = 16 << 20
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH

@@ -13,6 +13,21 @@ Rules
   the 32-bit architecture.
 - ``video`` needs all libraries of ``compute``, ``display`` all of ``graphics``.
 
+What drivers of branches 550 to 595 have brought is in the table as well: the shader compiler
+libnvidia-gpucomp, Vulkan SC (libnvidia-vksc-core), EGL's platforms for X11 and the second one
+for Wayland, libnvidia-present, libnvsdm, libnvidia-tileiras. Of a driver's libraries these are
+left out, as NVIDIA's older tool leaves them:
+
+- libnvidia-sandboxutils, which tells tools on the host which files a container needs, and inside
+  finds them missing and says so to stderr;
+- libnvidia-gtk2, -gtk3 and -wayland-client, which are parts of nvidia-settings;
+- libnvidia-api and the DLLs for Wine, which have no driver's version in their names.
+
+The MPS daemon's pipes are mounted where they may be written, since its clients connect to them;
+a client also has to share its IPC namespace (``--ipc=host``). For a daemon with another
+directory (``CUDA_MPS_PIPE_DIRECTORY``), whoever sets that variable mounts the directory, as
+Kubernetes' device plugin does.
+
 Source: the user-guide's table of driver capabilities; libnvidia-container's and nvcdi's
 lists; the installer's manifest (.manifest) of the driver packages.
 """
@@ -172,6 +187,8 @@ _GRAPHICS_LIBRARIES: Final = (
     Library("libnvidia-glvkspirv.so.{v}"),
     Library("libnvidia-cbl.so.{v}"),
     Library("libnvidia-vulkan-producer.so.{v}", links=("libnvidia-vulkan-producer.so",)),
+    Library("libnvidia-vksc-core.so.{v}"),
+    Library("libnvidia-present.so.{v}"),
     Library("libnvidia-egl-gbm.so.1.*"),
     Library("libnvidia-egl-wayland.so.1.*"),
     Library("libnvidia-egl-wayland2.so.1.*"),
@@ -194,6 +211,9 @@ _GRAPHICS_FILES: Final = (
     ConfigFile("vulkan/icd.d/nvidia_icd.x86_64.json", "/etc"),
     ConfigFile("vulkan/icd.d/nvidia_icd.aarch64.json", "/etc"),
     ConfigFile("vulkan/implicit_layer.d/nvidia_layers.json", "/etc"),
+    ConfigFile("vulkansc/icd.d/nvidia_icd.json", "/etc"),
+    ConfigFile("vulkansc/icd.d/nvidia_icd.x86_64.json", "/etc"),
+    ConfigFile("vulkansc/icd.d/nvidia_icd.aarch64.json", "/etc"),
 )
 
 FILES: Final[dict[str, tuple[Row, ...]]] = {
@@ -201,6 +221,7 @@ FILES: Final[dict[str, tuple[Row, ...]]] = {
         Library("libnvidia-ml.so.{v}", links=("libnvidia-ml.so",)),
         Library("libnvidia-cfg.so.{v}", links=("libnvidia-cfg.so",)),
         Library("libnvidia-nscq.so.{v}"),
+        Library("libnvsdm.so.{v}"),
         Program("nvidia-smi"),
         Program("nvidia-debugdump"),
         Program("nvidia-persistenced"),
