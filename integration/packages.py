@@ -119,17 +119,19 @@ def fetch(
     release: str | None = None,
     dependencies: bool = False,
     sources: str | None = None,
+    architecture: str = "",
     say: Callable[[str], None] | None = None,
 ) -> list[str]:
     """Have the packages ``names`` as files, downloading those that are not there yet.
 
     Args:
-        names: names of binary packages, of the machine's own architecture.
+        names: names of binary packages.
         into: the cache directory, made if missing; if not given, :func:`default_cache`, or a
-            directory in it that is named after the release.
+            directory in it that is named after the release or architecture.
         release: the release to take them from ("trixie"); the machine's own if not given.
         dependencies: whether to have what they depend on too, as on a machine that has nothing.
         sources: deb822 text of the archive to use in place of the machine's own.
+        architecture: Debian's name of theirs ("i386"); the machine's own if empty.
         say: told in one line what is being downloaded, when something is.
 
     Returns:
@@ -143,7 +145,7 @@ def fetch(
         DownloadFailed: a package did not come whole.
     """
     wanted = list(dict.fromkeys(names))
-    into = os.path.abspath(into or os.path.join(default_cache(), release or ""))
+    into = os.path.abspath(into or os.path.join(default_cache(), release or architecture))
     os.makedirs(into, exist_ok=True)
     # What the archive said that they depend on: the question first, then the answer.
     note, question = os.path.join(into, "dependencies"), f"{' '.join(wanted)}\n"
@@ -156,7 +158,7 @@ def fetch(
         if not known or None in present.values():
             if sources is None:
                 sources = sources_of(release, say)
-            apt = _Apt.prepare(into, sources, wanted)
+            apt = _Apt.prepare(into, sources, wanted, architecture)
             files = apt.resolve(wanted, dependencies=dependencies)
             present = {
                 name: _in_cache(name, into) if os.path.exists(os.path.join(into, file)) else None
@@ -453,14 +455,18 @@ class _Apt:
     conf: str
 
     @classmethod
-    def prepare(cls, cache: str, sources: str, names: Sequence[str]) -> _Apt:
+    def prepare(cls, cache: str, sources: str, names: Sequence[str], architecture: str) -> _Apt:
         root = os.path.join(cache, "apt")
         for directory in ("lists/partial", "cache/archives/partial"):
             os.makedirs(os.path.join(root, directory), exist_ok=True)
         _write(os.path.join(root, "status"), "")
         _write(os.path.join(root, "archive.sources"), sources)
         apt = cls(os.path.join(root, "apt.conf"))
-        _write(apt.conf, _APT_CONF.format(root=root))
+        conf = _APT_CONF.format(root=root)
+        if architecture:
+            conf += f'APT::Architecture "{architecture}";\n'
+            conf += f'APT::Architectures {{ "{architecture}"; }};\n'
+        _write(apt.conf, conf)
         done = apt.run("update")
         if done.returncode:
             raise ArchiveUnreachable(

@@ -34,7 +34,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from integration.errors import DriverIncomplete
-from integration.packages import default_cache, fetch, unpack
+from integration.packages import default_cache, fetch, machine_sources, unpack
 from integration.simulated.library import build_stand_in
 
 if TYPE_CHECKING:
@@ -60,6 +60,13 @@ PACKAGES: Final = (
     "nvidia-smi", "nvidia-driver-bin", "nvidia-cuda-mps", "nvidia-persistenced",
     "nvidia-alternative",
 )  # fmt: skip
+
+# Libraries that also come for programs of 32 bits, and the smaller part of those.
+PACKAGES_32: Final = (
+    "libcuda1", "libnvidia-ml1", "libnvidia-encode1", "libnvidia-ptxjitcompiler1",
+    "libglx-nvidia0", "nvidia-vdpau-driver",
+)  # fmt: skip
+TRIPLET_32: Final = "i386-linux-gnu"
 
 # The directory that Debian's dynamic loader searches, by the machine's name of itself.
 _TRIPLETS: Final = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
@@ -140,11 +147,12 @@ class DriverFiles:
         return cls.at(directory)
 
     @classmethod
-    def at(cls, directory: str) -> DriverFiles:
+    def at(cls, directory: str, triplet: str = "") -> DriverFiles:
         """The driver that lies unpacked in ``directory``.
 
         Args:
             directory: where the packages were unpacked.
+            triplet: the multiarch name of its libraries; this machine's if empty.
 
         Returns:
             The files.
@@ -152,7 +160,7 @@ class DriverFiles:
         Raises:
             DriverIncomplete: there is none for this machine.
         """
-        triplet = _TRIPLETS.get(platform.machine(), f"{platform.machine()}-linux-gnu")
+        triplet = triplet or _TRIPLETS.get(platform.machine(), f"{platform.machine()}-linux-gnu")
         libraries = os.path.join(directory, "usr/lib", triplet, "nvidia/current")
         with contextlib.suppress(FileNotFoundError):
             for name in sorted(os.listdir(libraries)):
@@ -169,6 +177,41 @@ class DriverFiles:
         """Path of the driver's own NVML library."""
         current = os.path.join(self.directory, "usr/lib", self.triplet, "nvidia/current")
         return os.path.join(current, f"libnvidia-ml.so.{self.version}")
+
+
+def add_companion(
+    root: str, *, version: str, cache: str | None = None, say: Callable[[str], None] | None = None
+) -> None:
+    """Add the libraries for programs of 32 bits to a driver root.
+
+    Args:
+        root: the driver root.
+        version: the version that names are to say; the packages may be of another.
+        cache: the cache of packages; :func:`integration.packages.default_cache` if None.
+        say: told in one line what is being downloaded, when something is.
+
+    Raises:
+        PackagesError: something is missing and cannot be fetched.
+        DriverIncomplete: the packages hold no driver.
+    """
+    cache = default_cache() if cache is None else cache
+    # Nothing of them is executed, so the release itself will do.
+    stanzas = machine_sources().split("\n\n")
+    sources = "\n\n".join(stanza for stanza in stanzas if "-security" not in stanza)
+    debs = fetch(
+        PACKAGES_32, os.path.join(cache, "i386"), architecture="i386", sources=sources, say=say
+    )
+    directory = os.path.join(cache, "unpacked", "nvidia-driver-i386")
+    unpack(debs, directory)
+    files = DriverFiles.at(directory, TRIPLET_32)
+    lib = f"usr/lib/{TRIPLET_32}"
+    rules = [(re.compile(pattern.replace("{lib}", lib)), to) for pattern, to in _INSTALLER_RULES]
+    for path in _files_below(directory):
+        destination = _destination(path, rules, lib)
+        source = os.path.join(directory, path)
+        if destination is None or not destination.startswith(lib) or os.path.islink(source):
+            continue
+        _place(source, os.path.join(root, destination.replace(files.version, version)))
 
 
 def lay_out(root: str, files: DriverFiles, *, version: str, layout: Layout) -> str:

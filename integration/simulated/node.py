@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Final, Self
 from integration.errors import NodeExists, NodeNotFound
 from integration.simulated.beside import add_beside
 from integration.simulated.devices import Majors, make_devices
-from integration.simulated.driver import DriverFiles, Layout, lay_out, write_loader_cache
+from integration.simulated.driver import (
+    DriverFiles,
+    Layout,
+    add_companion,
+    lay_out,
+    write_loader_cache,
+)
 from integration.simulated.library import build_nvml
 from integration.simulated.platforms import make_platform
 from integration.simulated.procfs import make_bare_proc, make_proc
@@ -209,6 +215,10 @@ class SimulatedNode:
         make_sys(self.sys, self.scenario, driver=driver, host="/sys")
         nvml = lay_out(self.driver_root, files, version=driver, layout=layout)
         build_nvml(nvml, self.scenario, driver=driver, real=files.nvml, node=self.directory)
+        if self.scenario.compat32:
+            # Beside the packages that the rest is made of.
+            cache = os.path.dirname(os.path.dirname(files.directory))
+            add_companion(self.driver_root, version=driver, cache=cache)
         write_loader_cache(self.driver_root, files.triplet)
 
 

@@ -8,6 +8,7 @@ A scenario is a small TOML file. Everything has a default; this is all there is 
     cuda = "12.2"                 # the CUDA version the driver offers; by default its branch's
     drm = true                    # /dev/dri/cardN and renderDN beside each GPU
     imex-channels = [0]           # /dev/nvidia-caps-imex-channels/channelN
+    compat32 = true               # libraries for programs of 32 bits beside the others
     beside = ["gds", "mofed"]     # drivers that work with GPUs, see integration.simulated.beside
     nvidia = true                 # false for a node without NVIDIA's driver, and gpus = 0
     platform = "tegra"            # or "wsl": a driver that is not the usual one, and gpus = 0
@@ -81,6 +82,7 @@ _TOP_KEYS: Final = frozenset(
         "drm",
         "imex-channels",
         "beside",
+        "compat32",
         "gpu",
         "nvidia",
         "platform",
@@ -176,6 +178,7 @@ class Scenario:
         cuda: the CUDA version the driver offers; None for that of its branch.
         drm: whether the GPUs have DRM nodes.
         imex_channels: numbers of the IMEX channels.
+        compat32: whether the driver has libraries for programs of 32 bits.
         beside: what drivers it has beside the GPUs', keys of :mod:`integration.simulated.beside`.
         nvidia: whether NVIDIA's usual driver is there.
         platform: which other driver of NVIDIA's is there, of
@@ -192,6 +195,7 @@ class Scenario:
     platform: str = ""
     others: tuple[VendorGpu, ...] = ()
     beside: tuple[str, ...] = ()
+    compat32: bool = False
 
     @classmethod
     def of(cls, gpus: int = 1, model: str = "h100", **more: object) -> Scenario:
@@ -296,6 +300,7 @@ class Scenario:
             nvidia=nvidia,
             platform=platform,
             others=others,
+            compat32=_typed(table, "compat32", bool, False),
             beside=_beside(_typed(table, "beside", list, []), nvidia=nvidia),
         )
 
@@ -322,6 +327,7 @@ class Scenario:
             lines.append(f'cuda = "{self.cuda[0]}.{self.cuda[1]}"')
         lines.append(f"drm = {str(self.drm).lower()}")
         lines.append(f"imex-channels = {list(self.imex_channels)}")
+        lines.append(f"compat32 = {str(self.compat32).lower()}")
         lines.append(f"beside = {json.dumps(list(self.beside))}")
         lines.append(f"nvidia = {str(self.nvidia).lower()}")
         if self.platform:

@@ -183,3 +183,19 @@ def test_missing_nodes_are_made_and_a_module_that_cannot_be_loaded_is_no_error(
     assert {line.split()[1] for line in done.lines} <= {"ENXIO", "ENODEV"}
     assert sorted(record["nodes"]["made"]) == sorted(f"{node.dev}/{name}" for name in names)
     assert {name: os.lstat(f"{node.dev}/{name}").st_rdev for name in names} == before
+
+
+def test_32_bit_libraries_come_with_compat32_only(gpus: Runtime, node: SimulatedNode) -> None:
+    flags = {"VISIBLE_DEVICES": "0", "DRIVER_CAPABILITIES": "compute,utility,compat32"}
+    container = gpus.start_idle(image=GLIBC, flags=_env(flags))
+    inside = f"/proc/{container.pid}/root/usr/lib32"
+    libraries = [name for name in os.listdir(inside) if name.endswith(node.driver_version)]
+    assert {name.partition(".so")[0] for name in libraries} == {
+        "libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler",
+    }  # fmt: skip
+    for name in libraries:
+        with open(f"{inside}/{name}", "rb") as file:
+            assert file.read(5) == b"\x7fELF\x01"  # EI_CLASS of 32 bits
+    assert os.readlink(f"{inside}/libcuda.so.1") == f"libcuda.so.{node.driver_version}"
+    without = run(gpus, "ls /usr/lib32", VISIBLE_DEVICES="0", DRIVER_CAPABILITIES="compute,utility")
+    assert without.lines == []

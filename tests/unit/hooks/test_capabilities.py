@@ -17,9 +17,51 @@ LEFT_OUT: Final = {
     "libnvidia-sandboxutils", "libnvidia-gtk2", "libnvidia-gtk3", "libnvidia-wayland-client",
 }  # fmt: skip
 
-# The versioned libraries of three branches' drivers, as they were installed.
-OF_575: Final = ["libEGL_nvidia", "libGLESv1_CM_nvidia", "libGLESv2_nvidia", "libGLX_nvidia", "libcuda", "libcudadebugger", "libnvcuvid", "libnvidia-allocator", "libnvidia-cfg", "libnvidia-eglcore", "libnvidia-encode", "libnvidia-fbc", "libnvidia-glcore", "libnvidia-glsi", "libnvidia-glvkspirv", "libnvidia-gpucomp", "libnvidia-gtk2", "libnvidia-gtk3", "libnvidia-ml", "libnvidia-ngx", "libnvidia-nvvm", "libnvidia-opencl", "libnvidia-opticalflow", "libnvidia-pkcs11", "libnvidia-pkcs11-openssl3", "libnvidia-present", "libnvidia-ptxjitcompiler", "libnvidia-rtcore", "libnvidia-sandboxutils", "libnvidia-tls", "libnvidia-vksc-core", "libnvidia-wayland-client", "libnvoptix", "libvdpau_nvidia"]
-OF_595: Final = ["libnvidia-nscq", "libnvidia-nvvm", "libnvidia-pkcs11-openssl3", "libnvidia-ptxjitcompiler", "libnvidia-sandboxutils", "libnvidia-tileiras"]
+# The versioned libraries of drivers of two branches, as they were installed.
+OF_575: Final = [
+    "libEGL_nvidia",
+    "libGLESv1_CM_nvidia",
+    "libGLESv2_nvidia",
+    "libGLX_nvidia",
+    "libcuda",
+    "libcudadebugger",
+    "libnvcuvid",
+    "libnvidia-allocator",
+    "libnvidia-cfg",
+    "libnvidia-eglcore",
+    "libnvidia-encode",
+    "libnvidia-fbc",
+    "libnvidia-glcore",
+    "libnvidia-glsi",
+    "libnvidia-glvkspirv",
+    "libnvidia-gpucomp",
+    "libnvidia-gtk2",
+    "libnvidia-gtk3",
+    "libnvidia-ml",
+    "libnvidia-ngx",
+    "libnvidia-nvvm",
+    "libnvidia-opencl",
+    "libnvidia-opticalflow",
+    "libnvidia-pkcs11",
+    "libnvidia-pkcs11-openssl3",
+    "libnvidia-present",
+    "libnvidia-ptxjitcompiler",
+    "libnvidia-rtcore",
+    "libnvidia-sandboxutils",
+    "libnvidia-tls",
+    "libnvidia-vksc-core",
+    "libnvidia-wayland-client",
+    "libnvoptix",
+    "libvdpau_nvidia",
+]
+OF_595: Final = [
+    "libnvidia-nscq",
+    "libnvidia-nvvm",
+    "libnvidia-pkcs11-openssl3",
+    "libnvidia-ptxjitcompiler",
+    "libnvidia-sandboxutils",
+    "libnvidia-tileiras",
+]
 
 
 def stems() -> set[str]:
@@ -29,7 +71,9 @@ def stems() -> set[str]:
 
 
 @pytest.mark.parametrize("names", [OF_575, OF_595])
-def test_every_library_of_a_driver_is_in_the_table_or_left_out_by_name(names: list[str]) -> None:
+def test_every_library_of_a_driver_is_in_the_table_or_left_out_by_name(
+    names: tuple[str, ...],
+) -> None:
     assert set(names) - LEFT_OUT <= stems()
     assert not LEFT_OUT & stems()
 
