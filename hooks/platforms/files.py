@@ -11,7 +11,7 @@ Rules
   would choose: the last by the loader's order of names.
 - Where the image takes no writes, nothing can be made at the host's paths. The libraries then
   lie together in the directory that the layout has for them, and are found by name alone.
-- Nothing is mounted below /proc or /sys.
+- Nothing is mounted below /proc or /sys, over the root or over all of /dev.
 
 Source: NVIDIA Container Toolkit, internal/discover (mounts; ``.so`` links of the driver).
 """
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Files", "Found", "HostTree"]
 
 _HANDS_OFF: Final = ("/proc", "/sys")
+_TOO_MUCH: Final = ("/", "/dev")
 
 # What programs look for and no library calls itself, by the soname of the library that is meant.
 _EXTRA_NAMES: Final = {
@@ -142,8 +143,8 @@ class Files:
         """
         host, path = found
         is_below = (path == top or path.startswith(f"{top}/") for top in _HANDS_OFF)
-        if any(is_below):
-            self.miss(path, "the kernel's own files are not mounted over")
+        if path in _TOO_MUCH or any(is_below):
+            self.miss(path, "it is the kernel's or the runtime's, and is not mounted over")
             return path
         is_library = ".so" in posixpath.basename(path) and os.path.isfile(host)
         elf = read_elf(host) if is_library else None

@@ -1,4 +1,4 @@
-"""Which of its GPUs a node gives, where one name stands for all of them or for the only one."""
+"""Names of GPUs on platforms without an inventory, and what is said of requests for them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hooks.names import DeviceName, Devices
+    from hooks.request import Request
 
-__all__ = ["named", "unknown"]
+__all__ = ["named", "unchecked", "unknown"]
 
 
 def named(devices: Devices, platform: str) -> Iterator[DeviceName]:
@@ -35,6 +36,18 @@ def named(devices: Devices, platform: str) -> Iterator[DeviceName]:
                     do="name a GPU by its index",
                 )
             yield name
+
+
+def unchecked(request: Request) -> tuple[str, ...]:
+    """What is said of an image's requirements where neither driver nor CUDA tell their version.
+
+    Args:
+        request: what is asked.
+    """
+    return tuple(
+        f"{variable}={expression} is not checked: the driver tells no version"
+        for variable, expression in request.requirements
+    )
 
 
 def unknown(name: DeviceName, found: str) -> UnknownDevice:

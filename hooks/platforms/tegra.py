@@ -13,7 +13,7 @@ Rules
   /dev/nvidiaN that are nobody else's: the chip's display has one of its own.
 - Whoever gets a discrete GPU gets its node, its nodes below /dev/dri, the control nodes, and the
   listed nodes that are no GPU's.
-- ``none`` gets the files and no node.
+- ``none`` gets the files and no node. A GPU that exclude-gpus names is in no ``all``.
 - A listed node is given under its name with the numbers that the host's has. One that is memory
   itself (/dev/mem) is not.
 - What is listed and is not there is noted and is no error; machines differ.
@@ -30,14 +30,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from hooks.capabilities import CONTROL, MODESET, UVM, UVM_TOOLS
+from hooks.errors import NoGpus
+from hooks.exclusions import mark_excluded
 from hooks.gpus import Node, find_gpus
-from hooks.names import GpuBusId, GpuIndex, GpuUuid, NamedDevices, NoDevices, Void
+from hooks.names import AllDevices, GpuBusId, GpuIndex, GpuUuid, NamedDevices, NoDevices, Void
 from hooks.plan import Contribution, device_of, groups_of
 from hooks.platforms import is_integrated, root_of
 from hooks.platforms.csv_files import Kind, parse, read_files
 from hooks.platforms.errors import CsvFilesMissing, PlatformNodeMissing
 from hooks.platforms.files import Files, HostTree
-from hooks.platforms.names import named, unknown
+from hooks.platforms.names import named, unchecked, unknown
+from hooks.policy_errors import GpuExcluded
 from hooks.witness import Witness
 
 if TYPE_CHECKING:
@@ -90,11 +93,18 @@ def contribute(
     Raises:
         UnknownDevice: a GPU is named that the machine does not have.
         MigUnsupported: a MIG device is named.
+        GpuExcluded: a GPU is named that nobody is to get.
+        NoGpus: all are asked for, and nobody is to get any.
         CsvFilesMissing: nothing is listed.
         PlatformNodeMissing: a GPU is asked for, and not one node of the machine can be given.
     """
     gpus = _gpus(config)
     chosen = _chosen(request.devices, gpus)
+    if isinstance(request.devices, AllDevices) and not chosen:
+        raise NoGpus(
+            f"GPUs of this Tegra machine ({request.source})",
+            found="exclude-gpus excludes every one of them",
+        )
     directory = root_of(config).rstrip("/") + config.csv_directory
     entries: list[Entry] = []
     notes: list[str] = []
@@ -125,7 +135,7 @@ def contribute(
         (root_of(config), config.dev),
         vendor=PLATFORM,
         granted=tuple(f"GPU {index}" for index in sorted(chosen)),
-        notes=tuple(notes),
+        notes=(*notes, *unchecked(request)),
     )
 
 
@@ -164,7 +174,8 @@ class _Gpus:
 
 
 def _gpus(config: Config) -> _Gpus:
-    listed, _ = find_gpus(Witness(root_of(config)), config, None)
+    found, _ = find_gpus(Witness(root_of(config)), config, None)
+    listed, _ = mark_excluded(found, config.excluded_gpus)
     has_nvgpu = os.path.exists(f"{config.sys}/module/nvgpu")
     if len(listed) == 1 and not has_nvgpu:
         return _Gpus(listed[0], ())
@@ -177,12 +188,18 @@ def _chosen(devices: Devices, gpus: _Gpus) -> frozenset[int]:
     if isinstance(devices, NoDevices | Void):
         return frozenset()
     if not isinstance(devices, NamedDevices):
-        return frozenset(range(len(gpus.discrete) + 1))
+        every = enumerate((gpus.chip, *gpus.discrete))
+        return frozenset(n for n, gpu in every if gpu is None or not gpu.excluded)
     found = set()
     for name in named(devices, PLATFORM):
         index = gpus.index_of(name)
         if index is None:
             raise unknown(name, f"this machine has GPU {gpus}")
+        gpu = (gpus.chip, *gpus.discrete)[index]
+        if gpu is not None and gpu.excluded:
+            raise GpuExcluded(
+                f"GPU {name}", found="exclude-gpus excludes it", do="name another GPU"
+            )
         found.add(index)
     return frozenset(found)
 

@@ -29,7 +29,7 @@ from hooks.plan import Contribution, device_of, groups_of
 from hooks.platforms import DXCORE, root_of
 from hooks.platforms.errors import DriverStoreMissing, PlatformNodeMissing
 from hooks.platforms.files import Files, HostTree
-from hooks.platforms.names import named, unknown
+from hooks.platforms.names import named, unchecked, unknown
 from hooks.request import CAPABILITIES, Capability
 from hooks.witness import read_names, read_text
 
@@ -133,7 +133,7 @@ def contribute(request: Request, config: Config, layout: Layout) -> Contribution
         (root_of(config),),
         vendor=PLATFORM,
         granted=("every GPU of Windows",) if with_device else (),
-        notes=(note,) if note else (),
+        notes=(*((note,) if note else ()), *unchecked(request)),
     )
 
 

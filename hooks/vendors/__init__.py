@@ -63,6 +63,7 @@ def contribute(
         UnknownVendorGpu: a GPU is named that this node does not have.
         MalformedVendorRange: a range of indices is none.
         VendorNodeMissing: a GPU that is named has no usable node.
+        GpuExcluded: a GPU is named that nobody is to get.
     """
     # A container asks for one of them at most, as a rule.
     from hooks.vendors import amd, intel  # noqa: PLC0415

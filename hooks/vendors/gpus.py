@@ -87,6 +87,7 @@ def granted(
     missing: list[Missing] = []
     faults: list[str] = []
     given: list[VendorGpu] = []
+    broken = False
     for gpu in _not_excluded(chosen, asked, config, faults):
         nodes, wrong = _nodes(gpu, config, majors)
         if gpu.device.render_node in wrong:
@@ -94,6 +95,7 @@ def granted(
             if not asked.everything:
                 raise VendorNodeMissing(f"{gpu} ({asked.source})", found=fault, do=_SEE_UDEV)
             faults.append(f"{gpu}: {fault}")
+            broken = True
             continue
         given.append(gpu)
         devices += nodes
@@ -101,8 +103,8 @@ def granted(
     if not given:
         raise NoVendorGpus(
             f"all {vendor} GPUs ({asked.source})",
-            found="; ".join((*faults, *notes)) or f"this node has no {vendor} GPU",
-            do=_SEE_UDEV if faults else "",
+            found=_enumerate((*faults, *notes)) or f"this node has no {vendor} GPU",
+            do=_SEE_UDEV if broken else "",
         )
     names = {name for gpu in given for name in gpu.device.minors}
     plan = Plan(
@@ -168,11 +170,17 @@ _MOST_NAMED = 8
 
 
 def _there_is(gpus: tuple[VendorGpu, ...], vendor: str) -> str:
-    listed = ", ".join(f"{gpu.index} ({gpu.address})" for gpu in gpus[:_MOST_NAMED])
-    more = f" and {len(gpus) - _MOST_NAMED} more" if len(gpus) > _MOST_NAMED else ""
-    return (
-        f"this node has {vendor} GPU {listed}{more}" if gpus else f"this node has no {vendor} GPU"
-    )
+    if not gpus:
+        return f"this node has no {vendor} GPU"
+    listed = _enumerate((f"{gpu.index} ({gpu.address})" for gpu in gpus), ", ")
+    return f"this node has {vendor} GPU {listed}"
+
+
+def _enumerate(items: Iterable[str], separator: str = "; ") -> str:
+    """A list for people; a message is one line, and a node may have 64 partitions."""
+    every = list(items)
+    more = f" and {len(every) - _MOST_NAMED} more" if len(every) > _MOST_NAMED else ""
+    return separator.join(every[:_MOST_NAMED]) + more
 
 
 def _nodes(

@@ -86,6 +86,11 @@ def test_partitions_and_intel_gpus_are_given_one_by_one(on: Any, others: Simulat
     assert done.lines == ["card2", "card3", "renderD130", "renderD131"]
     alone = run(on(others), "sh", "-c", f"{script}; ls /dev/kfd", INTEL_VISIBLE_DEVICES="0")
     assert alone.lines == ["card3", "renderD131"]
+    named = on(others).run(
+        "sh", "-c", script, image=GLIBC,
+        flags=["--annotation", "cdi.k8s.io/pod=amd.com/gpu=1,intel.com/gpu=0000:40:00.0"],
+    )  # fmt: skip
+    assert named.lines == ["card1", "card3", "renderD129", "renderD131"]
 
 
 def test_node_with_two_vendors_gives_each_its_own(on: Any, mixed: SimulatedNode) -> None:

@@ -15,7 +15,7 @@ import pytest
 from hooks import platforms
 from hooks.__main__ import main
 from hooks.config import Config, Platform, load_config, parse_config
-from hooks.errors import UnknownDevice, WrongConfigValue
+from hooks.errors import NoGpus, UnknownDevice, WrongConfigValue
 from hooks.layout import Layout, Libc, Loader
 from hooks.names import Void
 from hooks.naming import items_of, parse_names
@@ -29,9 +29,11 @@ from hooks.platforms.errors import (
     PlatformNodeMissing,
 )
 from hooks.platforms.tegra import wants_every_file
+from hooks.policy_errors import GpuExcluded
 from hooks.request import Request, parse_capabilities
 from integration.simulated import Scenario, SimulatedNode
 from integration.simulated.platforms import LISTS, STORE
+from tests.unit.hooks.fake_node import uuid_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -368,14 +370,30 @@ def test_what_a_list_must_not_give_is_left_out(tegra: SimulatedNode) -> None:
     os.mkfifo(f"{tegra.dev}/mpipe")
     os.mkfifo(f"{tegra.driver_root}/fifo.so")
     config = listed(
-        tegra, "dev, /dev/m*", "dev, /dev/nvmap", "lib, /fifo.so", "dir, /proc", "lib, /etc"
+        tegra,
+        "dev, /dev/m*",
+        "dev, /dev/nvmap",
+        "lib, /fifo.so",
+        "dir, /proc",
+        "lib, /etc",
+        "dir, /",
+        "dir, /dev",
     )
     os.makedirs(f"{tegra.driver_root}/proc")
     plan = given(config).plan
     assert devices(plan) == {"/dev/nvmap"}
     assert set(mounts(plan)) == {"/etc/nv_tegra_release"}
     missing = {missing.what for missing in plan.missing}
-    assert missing == {"/dev/mem", "/dev/mmcblk0", "/dev/mpipe", "/fifo.so", "/proc", "/etc"}
+    assert missing == {
+        "/dev/mem",
+        "/dev/mmcblk0",
+        "/dev/mpipe",
+        "/fifo.so",
+        "/proc",
+        "/etc",
+        "/",
+        "/dev",
+    }
 
 
 def test_links_of_every_shape_end_within_the_driver_root(tegra: SimulatedNode) -> None:
@@ -448,6 +466,28 @@ def test_discrete_gpu_beside_the_chips_is_given_alone(
 def test_third_gpu_of_two_is_a_typed_error(thor: Config) -> None:
     with pytest.raises(UnknownDevice, match=r"GPU 0 \(GPU-00000000.*, 1 \(GPU-00000002"):
         given(thor, "2")
+
+
+def test_excluded_gpu_is_in_no_all_and_cannot_be_named(thor: Config) -> None:
+    config = replace(thor, excluded_gpus=("0009:01:00.0",))
+    contribution = given(config)
+    assert contribution.granted == ("GPU 0",)
+    paths = devices(contribution.plan)
+    assert not paths & {"/dev/nvidia2", "/dev/dri/card2", "/dev/dri/renderD130"}
+    with pytest.raises(GpuExcluded):
+        given(config, "1")
+    config = replace(thor, excluded_gpus=("0009:01:00.0", uuid_of(0)))
+    with pytest.raises(NoGpus, match="exclude-gpus"):
+        given(config)
+
+
+def test_requirements_that_cannot_be_checked_are_noted(tegra: SimulatedNode) -> None:
+    request = Request(
+        parse_names(["0"], asked="0").devices,
+        requirements=(("NVIDIA_REQUIRE_CUDA", "cuda>=99"),),
+    )
+    contribution = platforms.contribute({"process": {}}, request, config_of(tegra), layout())
+    assert any("NVIDIA_REQUIRE_CUDA=cuda>=99" in note for note in contribution.notes)
 
 
 # --- WSL2

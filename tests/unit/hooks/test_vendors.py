@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hooks import vendors
+from hooks import engine, vendors
 from hooks.__main__ import main
-from hooks.config import load_config
+from hooks.config import Config, load_config
+from hooks.names import Void
 from hooks.policy_errors import GpuExcluded
-from hooks.request import Request, Void
+from hooks.request import Request
 from hooks.vendors import amd, intel
 from hooks.vendors.errors import (
     MalformedVendorRange,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from hooks.config import Config
     from hooks.errors import InventoryError, RequestError
     from hooks.plan import Contribution
 
@@ -246,6 +246,39 @@ def test_excluded_gpu_is_left_out_of_all_and_refused_by_name(mixed: SimulatedNod
     for name in ("1", "0-1", second.address):
         with pytest.raises(GpuExcluded, match=second.address):
             vendors.contribute(Request(Void(), intel_devices=name), config)
+
+
+def test_excluded_gpu_is_in_no_all_with_all_its_partitions(mixed: SimulatedNode) -> None:
+    config = replace(config_of(mixed), excluded_gpus=("0000:61:00.0",))
+    (contribution,) = vendors.contribute(Request(Void(), amd_devices="all"), config)
+    assert [name.split(" (")[0] for name in contribution.granted] == ["AMD GPU 0"]
+    assert len(contribution.notes) == 8
+    for named in ("1", "0-3", "renderD136", "0000:61:00.0"):
+        with pytest.raises(GpuExcluded):
+            vendors.contribute(Request(Void(), amd_devices=named), config)
+    config = replace(config, excluded_gpus=("0000:60:00.0", "0000:61:00.0"))
+    with pytest.raises(NoVendorGpus, match="excluded by the configuration and 1 more") as raised:
+        vendors.contribute(Request(Void(), amd_devices="all"), config)
+    assert raised.value.do == ""
+
+
+@pytest.mark.parametrize("variable", ["AMD_VISIBLE_DEVICES", "INTEL_VISIBLE_DEVICES"])
+@pytest.mark.parametrize("asked", ["all", "0", "0000:60:00.0"])
+def test_image_of_an_unprivileged_pod_is_not_believed(variable: str, asked: str) -> None:
+    spec = {
+        "process": {"env": [f"{variable}={asked}"], "capabilities": {"bounding": []}},
+        "annotations": {
+            "io.kubernetes.cri.container-type": "container",
+            "io.kubernetes.cri.sandbox-namespace": "default",
+        },
+    }
+    config = Config()
+    verdict = engine.judge(spec, engine.read_request(spec, config), config)
+    assert not verdict.allowed.wants_injection
+    assert f"{variable}={asked}" in verdict.denials[0]
+    spec["annotations"] = {}
+    verdict = engine.judge(spec, engine.read_request(spec, config), config)
+    assert verdict.allowed.wants_injection, "outside of a pod it is a person's word"
 
 
 def test_missing_card_node_is_noted_and_no_error(mixed: SimulatedNode) -> None:
