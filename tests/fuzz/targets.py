@@ -24,7 +24,7 @@ from api.errors import NvshimError
 from hooks import glance, ldcache, mutation
 from hooks.cdi import nvidia_hooks, schema
 from hooks.cdi.files import tree_of
-from hooks.config import parse_config
+from hooks.config import Config, parse_config
 from hooks.elf import elf_of_bytes
 from hooks.layout import read_layout
 from hooks.loader_files import loader_files
@@ -32,8 +32,10 @@ from hooks.naming import items_of, parse_channels, parse_names
 from hooks.nvidia_config import parse_nvidia_config
 from hooks.nvml import parse_report
 from hooks.plan import Arch, CachedLibrary, Device, Mount, Plan
-from hooks.record import process_edits
+from hooks.policy import judge, read_container
+from hooks.record import make_denial, process_edits
 from hooks.request import parse_capabilities, read_request
+from hooks.requirements import parse_requirement
 from hooks.rootfs import Rootfs
 from hooks.vendors.names import parse as parse_vendor
 from shim import bundle, criu
@@ -157,6 +159,9 @@ def _spec(data: bytes) -> None:
     may_ask = glance.may_ask(spec)
     request = read_request(spec)
     assert may_ask or not request.wants_injection, "at a glance it asked for nothing"
+    verdict = judge(request, read_container(spec), Config())
+    assert verdict.reasons or verdict.allowed.devices == request.devices
+    json.loads(json.dumps(make_denial(verdict)))
     mounts = spec.get("mounts") or []
     if isinstance(mounts, list) and all(isinstance(mount, dict) for mount in mounts):
         with _an_image() as root, Rootfs.open(root) as rootfs:
@@ -175,6 +180,7 @@ def _variables(data: bytes) -> None:
         lambda: parse_channels(items_of(text), asked=text),
         lambda: parse_capabilities(text),
         lambda: parse_vendor(text, "AMD_VISIBLE_DEVICES"),
+        lambda: parse_requirement("NVIDIA_REQUIRE_CUDA", text),
     )
     for parse in parsers:  # what one refuses, the next may take
         attempt(Target(lambda _, parse=parse: parse()), b"")  # type: ignore[misc]  # this row's
@@ -234,6 +240,8 @@ _OF_A_SPEC: Final = tuple(
         "process", "env", "user", "additionalGids", "gid", "mounts", "destination", "type",
         "source", "options", "linux", "resources", "devices", "path", "major", "minor", "access",
         "allow", "annotations", "hooks", "prestart", "tmpfs", "ro", "c", "rwm", "/dev", "/run",
+        "capabilities", "bounding", "CAP_SYS_ADMIN", "namespaces", "uidMappings",
+        "io.kubernetes.cri.container-type", "io.kubernetes.cri.sandbox-namespace", "sandbox",
         "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all", "\\ud800", "\\u0000",
     )
 )  # fmt: skip
@@ -255,7 +263,22 @@ TARGETS: Final[dict[str, Target]] = {
     "spec": Target(_spec, (*_JSON, *_OF_A_SPEC)),
     "variables": Target(
         _variables,
-        (b"all", b"none", b"void", b",", b":", b"GPU-", b"MIG-", b"0-3", b"0000:07:00.0", b"="),
+        (
+            b"all",
+            b"none",
+            b"void",
+            b",",
+            b":",
+            b"GPU-",
+            b"MIG-",
+            b"0-3",
+            b"0000:07:00.0",
+            b"=",
+            b"cuda>=12.4",
+            b"brand!=tesla",
+            b"driver<550",
+            b" ",
+        ),
     ),
     "nvml": Target(
         _nvml, (*_JSON, b'"gpus"', b'"uuid"', b'"mig_devices"', b'"bus_id"', b'"driver"')

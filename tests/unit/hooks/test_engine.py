@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import subprocess
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from api.errors import NvshimError
 from hooks import engine
 from hooks.errors import DeviceConflict, DriverNotFound, MalformedSpec, UnknownDevice
+from hooks.policy_errors import RequirementUnmet
 from tests.unit.hooks.fake_node import VERSION, nvml_gpu
 
 if TYPE_CHECKING:
@@ -113,6 +115,54 @@ def test_container_that_asks_for_nothing_is_left_alone(node: Node, rootfs: Path)
     spec = spec_with("NVIDIA_VISIBLE_DEVICES=void")
     assert injected(node, rootfs, spec) == engine.Injection(spec, {})
     assert tree(rootfs) == before
+
+
+OF_A_POD = {"io.kubernetes.cri.container-type": "container"}
+
+
+def test_denied_container_is_left_alone_and_its_record_says_why(
+    bare_node: Node, rootfs: Path
+) -> None:
+    before = tree(rootfs)
+    spec = spec_with("NVIDIA_VISIBLE_DEVICES=all") | {"annotations": OF_A_POD}
+    verdict = engine.judge(spec, engine.read_request(spec), bare_node.config)
+    # This node has no driver at all, and nobody looks for one.
+    assert not engine.needs_inventory(verdict.allowed, bare_node.config)
+    done = engine.inject(
+        spec, verdict.allowed, None, rootfs=str(rootfs), staging=str(bare_node.base / "staging"),
+        config=bare_node.config, verdict=verdict,
+    )  # fmt: skip
+    assert done.spec == spec
+    assert tree(rootfs) == before
+    assert done.record["request"]["devices"] == "all"
+    assert done.record["policy"]["denied"] == list(verdict.denials) != []
+    assert json.loads(json.dumps(done.record)) == done.record
+    assert engine.apply_to_process({"args": ["x"]}, done.record)["args"] == ["x"]
+
+
+def test_hook_of_nvidias_goes_from_a_denied_container_too(bare_node: Node, rootfs: Path) -> None:
+    hook = {"path": "/usr/bin/nvidia-container-runtime-hook", "args": ["hook", "prestart"]}
+    spec = spec_with("NVIDIA_VISIBLE_DEVICES=all")
+    spec |= {"annotations": OF_A_POD, "hooks": {"prestart": [hook]}}
+    verdict = engine.judge(spec, engine.read_request(spec), bare_node.config)
+    assert verdict.denials
+    done = engine.inject(
+        spec, verdict.allowed, None, rootfs=str(rootfs), staging=str(bare_node.base / "staging"),
+        config=bare_node.config, verdict=verdict,
+    )  # fmt: skip
+    assert done.spec == spec | {"hooks": {"prestart": []}}
+    assert done.record["policy"]["denied"]
+    assert done.record["edits"]["devices"] == done.record["edits"]["mounts"] == []
+
+
+def test_requirement_is_checked_unless_the_operator_says_no(node: Node, rootfs: Path) -> None:
+    spec = spec_with("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_CUDA=cuda>=99")
+    before = tree(rootfs)
+    with pytest.raises(RequirementUnmet):
+        injected(node, rootfs, spec)
+    assert tree(rootfs) == before
+    node.config = replace(node.config, disable_require=True)
+    assert injected(node, rootfs, spec).record["grant"]["gpus"]
 
 
 def test_second_injection_changes_nothing(node: Node, rootfs: Path) -> None:
