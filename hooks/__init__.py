@@ -31,8 +31,12 @@ A pipeline of small values; every arrow is a function that can be tested alone::
 - :mod:`hooks.grant`: which of the node's devices the container gets.
 - :mod:`hooks.layout`: what the image looks like, read through :mod:`hooks.rootfs`.
 - :mod:`hooks.planning`: the edits as values (:mod:`hooks.plan`).
+- :mod:`hooks.features`: what comes beside GPUs; :mod:`hooks.profile` and
+  :mod:`hooks.parameters`: small files that go with them.
 - :mod:`hooks.mutation`: the edits written into the spec, and the result verified.
-- :mod:`hooks.placement`: links and the dynamic loader's cache written into the rootfs.
+- :mod:`hooks.placement`: links and the dynamic loader's cache written into the rootfs;
+  :mod:`hooks.small_files` has other files and directories of links.
+- :mod:`hooks.modules`, :mod:`hooks.nodes`: kernel modules and device nodes that are missing.
 - :mod:`hooks.char_links`: the links of device nodes that systemd wants on the host.
 - :mod:`hooks.record`: all of that as JSON, for people and for later execs; :mod:`hooks.story`
   tells it to people, and ``python -m hooks explain`` does for a spec before it is run.
