@@ -4,7 +4,8 @@ Enough to know which loader a file is for and under which name programs ask for 
 nothing has to be run, and no ldconfig asked. The files may be an image's, so every offset and
 every count is bounded before it is used, whatever they say:
 
-- at most 256 program headers, 64 KiB of dynamic section, 4 KiB of one note segment;
+- at most 256 program headers and as many sections, 64 KiB of dynamic section, 4 KiB of one
+  segment or section of notes;
 - names of at most 255 bytes (a soname) and 4095 (an interpreter), without a slash in a soname.
 
 A file that is no ELF file, or that contradicts itself in what is read here, raises
@@ -25,12 +26,12 @@ from hooks.plan import Arch
 from hooks.rootfs_errors import MalformedElf
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     _Reader: TypeAlias = Callable[[int, int], bytes]
     _Segments: TypeAlias = list[tuple[int, int, int, int]]
 
-__all__ = ["Elf", "elf_of_bytes", "elf_of_fd"]
+__all__ = ["Elf", "elf_of_bytes", "elf_of_fd", "text_notes_of_fd"]
 
 _ARCHES: Final = {
     (2, 62): Arch.X86_64,  # class 32 with this machine is x32, which no driver is built for
@@ -46,25 +47,41 @@ class _Shape:
     """Where the fields are in one of the two classes.
 
     ``header`` reads (e_machine, e_phoff, e_phentsize, e_phnum), ``segment`` (p_type, p_offset,
-    p_vaddr, p_filesz), ``dynamic`` (d_tag, d_val).
+    p_vaddr, p_filesz), ``dynamic`` (d_tag, d_val), ``sections`` (e_shoff, e_shentsize, e_shnum),
+    ``section`` (sh_type, sh_offset, sh_size).
     """
 
     header: Struct
     segment: Struct
     dynamic: Struct
+    sections: Struct
+    section: Struct
 
 
 # e_ident is 16 bytes; then type, machine, version, entry, phoff, shoff, flags, ehsize,
 # phentsize, phnum. Program headers differ in more than width: p_flags moved.
 _SHAPES: Final = {
-    1: _Shape(Struct("<16x2xH4x4xI4x4x2xHH"), Struct("<III4xI"), Struct("<II")),
-    2: _Shape(Struct("<16x2xH4x8xQ8x4x2xHH"), Struct("<I4xQQ8xQ"), Struct("<QQ")),
+    1: _Shape(
+        Struct("<16x2xH4x4xI4x4x2xHH"),
+        Struct("<III4xI"),
+        Struct("<II"),
+        Struct("<32xI10xHH"),
+        Struct("<4xI8xII"),
+    ),
+    2: _Shape(
+        Struct("<16x2xH4x8xQ8x4x2xHH"),
+        Struct("<I4xQQ8xQ"),
+        Struct("<QQ"),
+        Struct("<40xQ10xHH"),
+        Struct("<4xI16xQQ"),
+    ),
 }
 
 _PT_LOAD: Final = 1
 _PT_DYNAMIC: Final = 2
 _PT_INTERP: Final = 3
 _PT_NOTE: Final = 4
+_SHT_NOTE: Final = 7
 _DT_NULL: Final = 0
 _DT_STRTAB: Final = 5
 _DT_STRSZ: Final = 10
@@ -80,6 +97,8 @@ _LONGEST_NAME: Final = 255
 _LONGEST_PATH: Final = 4095
 
 _NOTE: Final = Struct("<III")
+# e_shentsize, e_shnum and e_shstrndx, behind what every file is asked for.
+_SECTION_FIELDS: Final = 6
 _ABI: Final = Struct("<IIII")
 
 
@@ -112,14 +131,49 @@ def elf_of_fd(fd: int) -> Elf:
     Raises:
         MalformedElf: it is no ELF file, or contradicts itself, or cannot be read.
     """
+    return _elf(_reader(fd))
 
+
+def _reader(fd: int) -> _Reader:
     def read(offset: int, size: int) -> bytes:
         try:
             return os.pread(fd, size, offset)
         except (OSError, OverflowError) as error:
             raise _malformed("a place in it cannot be read") from error
 
-    return _elf(read)
+    return read
+
+
+def text_notes_of_fd(fd: int, owner: bytes) -> Iterator[bytes]:
+    """What the notes of one owner in an open file say, if they say it in words.
+
+    Notes that a linker put into no segment are found by their sections. How far a name is padded
+    is not agreed upon (to four bytes, to the section's alignment, from its begin or from the
+    note's), so all NULs behind it are passed over.
+
+    Args:
+        fd: a regular file, open for reading; its offset is not moved.
+        owner: the owner's name, without the NUL that ends it.
+
+    Yields:
+        The text of each of its notes, as far as it is there.
+
+    Raises:
+        MalformedElf: it is no ELF file, or contradicts itself, or cannot be read.
+    """
+    read = _reader(fd)
+    shape, ident = _header(read)
+    _, table, entry, count = shape.header.unpack_from(ident)
+    segments = _segments(read, shape, table, entry, count)
+    places = [(offset, size) for what, offset, _, size in segments if what == _PT_NOTE]
+    if len(ident) >= shape.sections.size:
+        sections = _sections(read, shape, ident)
+        places += [(offset, size) for what, offset, size in sections if what == _SHT_NOTE]
+    for offset, room in dict.fromkeys(places):
+        data = read(offset, min(room, _LONGEST_NOTE))
+        for name, _, end, size in _notes(data):
+            if name.rstrip(b"\0") == owner:
+                yield data[end:].lstrip(b"\0")[:size].rstrip(b"\0")
 
 
 def elf_of_bytes(data: bytes) -> Elf:
@@ -141,9 +195,9 @@ def _malformed(found: str) -> MalformedElf:
     return MalformedElf("what an ELF file says about itself", found=found)
 
 
-def _elf(read: _Reader) -> Elf:
-    """The whole of it, on top of ``read(offset, size)``, which may return less."""
-    ident = read(0, _SHAPES[2].header.size)
+def _header(read: _Reader) -> tuple[_Shape, bytes]:
+    """The file's class, and its first bytes, which have a whole header of it."""
+    ident = read(0, _SHAPES[2].header.size + _SECTION_FIELDS)
     if ident[:4] != b"\x7fELF" or len(ident) < _SHAPES[1].header.size:
         raise _malformed("no ELF header")
     kind, order = ident[4], ident[5]
@@ -152,8 +206,14 @@ def _elf(read: _Reader) -> Elf:
         raise _malformed(f"ELF of class {kind} in byte order {order}")
     if len(ident) < shape.header.size:
         raise _malformed("half an ELF header")
+    return shape, ident
+
+
+def _elf(read: _Reader) -> Elf:
+    """The whole of it, on top of ``read(offset, size)``, which may return less."""
+    shape, ident = _header(read)
     machine, table, entry, count = shape.header.unpack_from(ident)
-    arch = _ARCHES.get((kind, machine))
+    arch = _ARCHES.get((ident[4], machine))
     segments = _segments(read, shape, table, entry, count)
     interpreter = None
     kernel = None
@@ -179,6 +239,20 @@ def _segments(read: _Reader, shape: _Shape, table: int, entry: int, count: int) 
         raise _malformed("program headers beyond its end")
     rows = (shape.segment.unpack_from(data, n * entry) for n in range(count))
     return [(kind, offset, address, size) for kind, offset, address, size in rows]
+
+
+def _sections(read: _Reader, shape: _Shape, ident: bytes) -> list[tuple[int, int, int]]:
+    """(type, offset in the file, size) of every section; none without a table."""
+    table, entry, count = shape.sections.unpack_from(ident)
+    if count == 0 or table == 0:
+        return []
+    if count > _MOST_SEGMENTS or not shape.section.size <= entry <= _LONGEST_SEGMENT:
+        raise _malformed(f"{count} sections of {entry} bytes")
+    data = read(table, count * entry)
+    if len(data) < count * entry:
+        raise _malformed("sections beyond its end")
+    rows = (shape.section.unpack_from(data, n * entry) for n in range(count))
+    return [(kind, offset, size) for kind, offset, size in rows]
 
 
 def _soname(
@@ -219,22 +293,32 @@ def _text(read: _Reader, offset: int, size: int, what: str) -> str:
 
 
 def _abi_tag(data: bytes) -> tuple[int, int, int] | None:
-    """The kernel version of the GNU ABI tag, if it is among these notes.
-
-    Each note is name size, descriptor size, type, name, descriptor, both padded to four.
-    """
-    at = 0
-    while at + _NOTE.size <= len(data):
-        name_size, size, kind = _NOTE.unpack_from(data, at)
-        name = at + _NOTE.size
-        body = name + (name_size + 3) // 4 * 4
+    """The kernel version of the GNU ABI tag, if it is among these notes."""
+    for name, kind, end, size in _notes(data):
+        body = _padded(end)
         if (
             kind == _NT_GNU_ABI_TAG
-            and data[name : name + name_size] == b"GNU\0"
+            and name == b"GNU\0"
             and size >= _ABI.size
             and body + _ABI.size <= len(data)
         ):
             system, major, minor, patch = _ABI.unpack_from(data, body)
             return (major, minor, patch) if system == _OS_LINUX else None
-        at = body + (size + 3) // 4 * 4
     return None
+
+
+def _notes(data: bytes) -> Iterator[tuple[bytes, int, int, int]]:
+    """Owner, type, where the owner's name ends, and size of the descriptor, of each note.
+
+    Each is name size, descriptor size, type, name, descriptor, both padded to four.
+    """
+    at = 0
+    while at + _NOTE.size <= len(data):
+        name_size, size, kind = _NOTE.unpack_from(data, at)
+        end = at + _NOTE.size + name_size
+        yield data[at + _NOTE.size : end], kind, end, size
+        at = _padded(_padded(end) + size)
+
+
+def _padded(offset: int) -> int:
+    return (offset + 3) // 4 * 4

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from hooks import nvml, platforms, policy
 from hooks.cdi.errors import RuntimeUnasked
 from hooks.char_links import CharLinks, link_nodes
+from hooks.compat import Compat, find_compat, host_of, with_compat
 from hooks.config import Platform, load_config
 from hooks.driver import find_driver
 from hooks.errors import (
@@ -198,7 +199,7 @@ def inject(
     clock.lap("nodes")
     with Rootfs.open(rootfs) as image:
         look = partial(read_layout, image, spec_mounts=_mounts(spec))
-        asked = _Asked(spec, request, inventory, config, oci_version)
+        asked = _Asked(spec, request, inventory, config, oci_version, image)
         decision = _decide(asked, look, (staging, rootfs), clock)
         plan, edited = decision.plan, decision.spec
         placed = place(image, plan, decision.layout, staging, library_path=_library_path(spec))
@@ -220,6 +221,7 @@ def inject(
         plan=plan,
         placed=placed,
         contributions=decision.contributions,
+        compat=decision.compat,
         char_links=char_links,
         identity=identity_of(plan, inventory, config),
         milliseconds=clock.laps,
@@ -262,12 +264,13 @@ def explain(
         return Injection(dict(spec), _unedited(verdict))
     clock = _Clock()
     with ExitStack() as stack:
+        image = None
         if rootfs is None:
             look: _Look = unseen_layout
         else:
             image = stack.enter_context(Rootfs.open(rootfs))
             look = partial(read_layout, image, spec_mounts=_mounts(spec))
-        asked = _Asked(spec, request, inventory, config)
+        asked = _Asked(spec, request, inventory, config, image=image)
         decision = _decide(asked, look, (_NOWHERE, rootfs or _NOWHERE), clock)
     record = make_record(
         request=request,
@@ -277,6 +280,7 @@ def explain(
         plan=decision.plan,
         placed=Placed(),
         contributions=decision.contributions,
+        compat=decision.compat,
         char_links=CharLinks(),
         identity=identity_of(decision.plan, inventory, config),
         milliseconds=clock.laps,
@@ -314,6 +318,7 @@ class _Decision:
 
     grant: Grant | None
     layout: Layout
+    compat: Compat
     contributions: list[Contribution]
     plan: Plan
     spec: dict[str, Any]
@@ -322,13 +327,14 @@ class _Decision:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A container's spec, what it asks for, and the node that it asks."""
+    """A container's spec, what it asks for, the node that it asks, and its image if seen."""
 
     spec: Mapping[str, Any]
     request: Request
     inventory: Inventory | None
     config: Config
     oci_version: str = ""
+    image: Rootfs | None = None
 
 
 def _decide(asked: _Asked, look: _Look, places: tuple[str, str], clock: _Clock) -> _Decision:
@@ -347,11 +353,14 @@ def _decide(asked: _Asked, look: _Look, places: tuple[str, str], clock: _Clock) 
     clock.lap("grant")
     layout = look(arches_of(grant, inventory))
     clock.lap("layout")
+    compat = Compat()
     contributions = []
     if grant is not None and inventory is not None:
         if not isinstance(asked.request.devices, Void):
             plan = make_plan(grant, inventory, layout)
+            compat = _compat_of(asked, grant, plan, layout)
             roots = (inventory.driver.root,)
+            plan = with_compat(plan, compat)
             contributions.append(Contribution(plan, inventory.nodes.majors, roots))
         contributions += _beside_gpus(asked, inventory, layout, contributions)
     elif asked.request.wants_driver:
@@ -363,7 +372,17 @@ def _decide(asked: _Asked, look: _Look, places: tuple[str, str], clock: _Clock) 
     check = _Check(asked.spec, contributions, *places)
     edited = check.edited(plan)
     clock.lap("check")
-    return _Decision(grant, layout, contributions, plan, edited, check)
+    return _Decision(grant, layout, compat, contributions, plan, edited, check)
+
+
+def _compat_of(asked: _Asked, grant: Grant, plan: Plan, layout: Layout) -> Compat:
+    """What is decided of the image's own libcuda."""
+    inventory = asked.inventory
+    if inventory is None or asked.image is None or not asked.config.cuda_compat:
+        return Compat()
+    gpus = (*grant.gpus, *(inventory.gpus[device.gpu] for device in grant.mig_devices))
+    host = host_of(inventory.driver.version, inventory.cuda_version, gpus)
+    return find_compat(asked.image, plan, layout, host, inventory.driver.arch)
 
 
 def _of_others(asked: _Asked) -> tuple[Contribution, ...]:

@@ -1,12 +1,13 @@
 """What the files that dynamic loaders read have to hold, so that libraries are found.
 
-======================================================  =====================================
+======================================================= =====================================
 /etc/ld.so.cache                                        glibc: the image's entries and ours
-/etc/ld.so.conf.d/00-containerd-shim-nvidia.conf        glibc: directories that a later
-                                                        ``ldconfig`` has to search
+/etc/ld.so.conf.d/00-compat-containerd-shim-nvidia.conf glibc: directories of the image that a
+                                                        later ``ldconfig`` has to search first
+/etc/ld.so.conf.d/00-containerd-shim-nvidia.conf        glibc: directories that it has to search
 /etc/ld.so.conf                                         glibc: includes the above
 /etc/ld-musl-ARCH.path                                  musl: its whole search path
-======================================================  =====================================
+======================================================= =====================================
 
 Rules
 - A file is named only if it is needed: libraries in a directory that the loader searches
@@ -14,6 +15,8 @@ Rules
 - A cache that the image's own loader cannot use either (absent, garbage, a FIFO) is made anew
   with our entries alone: that loader was finding its libraries in its default directories, and
   still will. One of absurd size is an error.
+- The drop-in of directories that come first is emptied if nothing does any more, as the driver
+  may have become newer since an earlier start of the container.
 - musl knows no drop-ins: its file replaces the default path, so what it had stays in front.
 - The same image and plan give the same bytes, also when the bytes are in the image already.
 
@@ -25,6 +28,7 @@ entries are separated by newlines or colons.
 
 from __future__ import annotations
 
+import stat
 from typing import TYPE_CHECKING, Final
 
 from hooks.layout import CACHE, Libc
@@ -33,14 +37,24 @@ from hooks.plan import Arch
 from hooks.rootfs_errors import FileTooLarge, MalformedCache, NotARegularFile
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from hooks.layout import Layout, Loader
     from hooks.plan import Plan
     from hooks.rootfs import Rootfs
 
-__all__ = ["CONF", "DROP_IN", "MUSL_PATHS", "loader_files"]
+__all__ = [
+    "CONF",
+    "DROP_IN",
+    "FIRST_DROP_IN",
+    "MUSL_PATHS",
+    "NOT_IN_A_DIRECTORY",
+    "loader_files",
+]
 
 CONF: Final = "/etc/ld.so.conf"
 DROP_IN: Final = "/etc/ld.so.conf.d/00-containerd-shim-nvidia.conf"
+FIRST_DROP_IN: Final = "/etc/ld.so.conf.d/00-compat-containerd-shim-nvidia.conf"
 MUSL_PATHS: Final = {
     Arch.X86_64: "/etc/ld-musl-x86_64.path",
     Arch.I386: "/etc/ld-musl-i386.path",
@@ -48,15 +62,19 @@ MUSL_PATHS: Final = {
     Arch.ARM: "/etc/ld-musl-armhf.path",
 }
 
+# ld.so.conf, musl's path file and LD_LIBRARY_PATH would each read one of these as something
+# else than part of a directory's name.
+NOT_IN_A_DIRECTORY: Final = frozenset("\n\r\t\0:;,=# ")
+
 _GLIBC_SEARCHES: Final = frozenset({"/lib", "/usr/lib", "/lib64", "/usr/lib64"})
 _MUSL_SEARCHES: Final = ("/lib", "/usr/local/lib", "/usr/lib")
 
 _LARGEST_CACHE: Final = 16 << 20
 _LARGEST_CONF: Final = 64 << 10
 
-# The ways in which distributions include all drop-ins, and our own.
+# The ways in which distributions include all drop-ins.
 _INCLUDES: Final = frozenset(
-    {"/etc/ld.so.conf.d/*.conf", "ld.so.conf.d/*.conf", "/etc/ld.so.conf.d/*", DROP_IN}
+    {"/etc/ld.so.conf.d/*.conf", "ld.so.conf.d/*.conf", "/etc/ld.so.conf.d/*"}
 )
 
 
@@ -79,20 +97,28 @@ def loader_files(rootfs: Rootfs, plan: Plan, layout: Layout) -> dict[str, bytes]
         return files
     glibc = [loader for loader in layout.loaders if loader.libc is Libc.GLIBC]
     if glibc:
-        directories = _beyond(glibc, plan)
-        if directories:
-            files[DROP_IN] = "".join(f"{directory}\n" for directory in directories).encode()
-            conf = _conf(rootfs)
-            if conf is not None:
-                files[CONF] = conf
-        cache = _cache(rootfs, plan, {loader.arch for loader in glibc})
-        if cache is not None:
-            files[CACHE] = cache
+        files.update(_glibc_files(rootfs, plan, glibc))
     for loader in layout.loaders:
         if loader.libc is Libc.MUSL:
             path = _musl_path(rootfs, plan, loader)
             if path is not None:
                 files[MUSL_PATHS[loader.arch]] = path
+    return files
+
+
+def _glibc_files(rootfs: Rootfs, plan: Plan, loaders: list[Loader]) -> dict[str, bytes]:
+    files: dict[str, bytes] = {}
+    if plan.first_directories or _is_there(rootfs, FIRST_DROP_IN):
+        files[FIRST_DROP_IN] = _lines(plan.first_directories)
+    directories = _beyond(loaders, plan)
+    if directories:
+        files[DROP_IN] = _lines(directories)
+    conf = _conf(rootfs, files) if files else None
+    if conf is not None:
+        files[CONF] = conf
+    cache = _cache(rootfs, plan, {loader.arch for loader in loaders})
+    if cache is not None:
+        files[CACHE] = cache
     return files
 
 
@@ -104,17 +130,31 @@ def _beyond(loaders: list[Loader], plan: Plan) -> tuple[str, ...]:
     return tuple(directory for directory in wanted if directory not in searched)
 
 
-def _conf(rootfs: Rootfs) -> bytes | None:
-    """ld.so.conf with our drop-in included; None if it is already, or cannot be helped."""
+def _lines(directories: Iterable[str]) -> bytes:
+    return "".join(f"{directory}\n" for directory in directories).encode()
+
+
+def _is_there(rootfs: Rootfs, path: str) -> bool:
+    found = rootfs.stat(path, follow=False)
+    return found is not None and stat.S_ISREG(found.st_mode) and found.st_size > 0
+
+
+def _conf(rootfs: Rootfs, drop_ins: Iterable[str]) -> bytes | None:
+    """ld.so.conf with our drop-ins included; None if they are already, or cannot be helped."""
     try:
         text = rootfs.read_file(CONF, _LARGEST_CONF) or b""
     except (NotARegularFile, FileTooLarge):
         return None  # whoever runs ldconfig there meets it first
+    missing = dict.fromkeys(drop_ins)
     for line in text.decode("utf-8", "surrogateescape").splitlines():
         words = line.partition("#")[0].split()
-        if words[:1] == ["include"] and not _INCLUDES.isdisjoint(words[1:]):
-            return None
-    return f"include {DROP_IN}\n".encode() + text
+        if words[:1] == ["include"]:
+            if not _INCLUDES.isdisjoint(words[1:]):
+                return None
+            missing = {path: None for path in missing if path not in words[1:]}
+    if not missing:
+        return None
+    return "".join(f"include {path}\n" for path in missing).encode() + text
 
 
 def _cache(rootfs: Rootfs, plan: Plan, arches: set[Arch]) -> bytes | None:
@@ -142,8 +182,9 @@ def _musl_path(rootfs: Rootfs, plan: Plan, loader: Loader) -> bytes | None:
         known = tuple(text.decode("utf-8", "surrogateescape").replace(":", "\n").split("\n"))
         wanted = dict.fromkeys((loader.directory,))
     wanted.update(dict.fromkeys(plan.library_directories))
+    first = [directory for directory in plan.first_directories if directory not in known]
     missing = [directory for directory in wanted if directory not in known]
-    if not missing:
+    if not first and not missing:
         return None
-    path = "\n".join([*filter(None, known), *missing]) + "\n"
+    path = "\n".join([*first, *filter(None, known), *missing]) + "\n"
     return path.encode("utf-8", "surrogateescape")

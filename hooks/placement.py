@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hooks.journal import Journal
-from hooks.loader_files import loader_files
+from hooks.loader_files import NOT_IN_A_DIRECTORY, loader_files
 from hooks.rootfs import Rootfs, components
 from hooks.rootfs_errors import DeviceDirectoryUnsafe, PathRefused, RootfsUnavailable
 from hooks.small_files import beside_image, check_small, in_image, stage, stage_proc_files
@@ -45,10 +45,6 @@ if TYPE_CHECKING:
 __all__ = ["Placed", "place"]
 
 _DEV = "/dev"
-
-# ld.so.conf, musl's path file and LD_LIBRARY_PATH would each read one of these as something
-# else than part of a directory's name.
-_NOT_IN_A_DIRECTORY = frozenset("\n\r\t\0:;,=# ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +108,8 @@ def _check(plan: Plan) -> None:
                 do="name a file beside it or an absolute path",
             )
     check_small(plan)
-    for directory in plan.library_directories:
-        if not components(directory) or not _NOT_IN_A_DIRECTORY.isdisjoint(directory):
+    for directory in (*plan.first_directories, *plan.library_directories):
+        if not components(directory) or not NOT_IN_A_DIRECTORY.isdisjoint(directory):
             raise PathRefused(
                 f"to have libraries found in {directory!r}",
                 found="a character that no dynamic loader takes in a directory's name",

@@ -225,6 +225,7 @@ class Plan:
         libraries: entries for the rootfs's ld.so.cache.
         library_directories: directories that a later ``ldconfig`` in the container has to
             search (the conf drop-in); musl's path file takes them too.
+        first_directories: directories of the image whose libraries come before ours.
         missing: what was wanted and is not on this node.
         files: files written into the rootfs.
         link_directories: directories of links, mounted from staging.
@@ -241,6 +242,7 @@ class Plan:
     links: tuple[Link, ...] = ()
     libraries: tuple[CachedLibrary, ...] = ()
     library_directories: tuple[str, ...] = ()
+    first_directories: tuple[str, ...] = ()
     missing: tuple[Missing, ...] = ()
     files: tuple[File, ...] = ()
     link_directories: tuple[LinkDirectory, ...] = ()

@@ -20,6 +20,7 @@ left_out        destinations for which the image has no room
 written         files and links that were written into the image
 nodes           device nodes of the host that were made, and that could not be made
 char_links      links in /dev/char of the host that were made, and that could not be made
+cuda_compat     the image's directory whose libcuda comes first, or why none does
 identity        the driver that it was made with: what :mod:`hooks.identity` compares at start
 milliseconds    how long each step took
 ==============  ==========================================================================
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from hooks.char_links import CharLinks
+    from hooks.compat import Compat
     from hooks.grant import Grant
     from hooks.inventory import Inventory
     from hooks.layout import Layout
@@ -62,6 +64,7 @@ def make_record(
     plan: Plan,
     placed: Placed,
     contributions: Iterable[Contribution],
+    compat: Compat,
     char_links: CharLinks,
     made_nodes: MadeNodes | None = None,
     identity: Mapping[str, Any] | None,
@@ -78,6 +81,7 @@ def make_record(
         plan: the edits, as they were applied.
         placed: what was written.
         contributions: what the plan was made of.
+        compat: what was decided of the image's own libcuda.
         char_links: what was linked on the host.
         made_nodes: what device nodes were made there; None for none.
         identity: what :func:`hooks.identity.identity_of` says; None without a driver.
@@ -152,6 +156,11 @@ def make_record(
         "written": list(placed.written),
         "nodes": _made(made_nodes),
         "char_links": {"made": list(char_links.made), "failed": dict(char_links.failed)},
+        "cuda_compat": {
+            "directory": compat.directory,
+            "version": compat.version,
+            "why": compat.why,
+        },
         "identity": identity,
         "milliseconds": {step: round(value, 3) for step, value in milliseconds.items()},
     }

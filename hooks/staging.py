@@ -99,6 +99,7 @@ def fill_staging(
     for loader in homes.used():
         if _index(loader) not in told:
             below = f"{loader.directory}/"
+            search.extend(d for d in plan.first_directories if d not in search)
             search.append(loader.directory)
             search.extend(d for d in plan.library_directories if d.startswith(below))
     return Staged(tuple(mounts), tuple(search), tuple(omitted))

@@ -163,6 +163,13 @@ def _missing(value: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         yield f"{each['what']}: not in {', '.join(sought[:_MOST_SOUGHT])}{more}"
 
 
+def _cuda_compat(value: Mapping[str, str]) -> Iterator[str]:
+    if value["directory"]:
+        yield f"{value['directory']} comes before the driver's libraries"
+    if value["why"]:
+        yield value["why"]
+
+
 def _identity(value: Mapping[str, Any] | None) -> Iterator[str]:
     if value is not None:
         yield f"{len(value['observations'])} things are compared when the container is started"
@@ -220,6 +227,7 @@ _SECTIONS: Final[dict[str, Callable[[Any], Iterable[str]]]] = {
     "left_out": _plain,
     "written": _plain,
     "char_links": _plain,
+    "cuda_compat": _cuda_compat,
     "identity": _identity,
     "milliseconds": _milliseconds,
 }

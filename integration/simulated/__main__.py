@@ -10,7 +10,7 @@ import time
 from api.errors import NvshimError
 from integration.errors import ScenarioInvalid
 from integration.simulated.catalogue import MODELS
-from integration.simulated.driver import Layout
+from integration.simulated.layouts import Layout
 from integration.simulated.node import SimulatedNode
 from integration.simulated.scenario import SHIPPED, Scenario
 from integration.simulated.vendors import entry_of

@@ -8,6 +8,8 @@ The files come from Debian's packages of the driver. Two layouts are made of the
 - ``DEBIAN``, that of Debian's packages: libraries and programs in directories ``nvidia/current``
   of their own, and two steps of absolute links through /etc/alternatives to get there.
 
+The others (:mod:`integration.simulated.layouts`) are the first one, moved.
+
 Files are hard links into the directory of unpacked packages where both are on one file system,
 else copies; they are never written to. What would be large and is never run (OptiX, NVVM, the
 ray-tracing core, firmware) or would drag in a display server is stood in for by small files with
@@ -30,22 +32,15 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from integration.errors import DriverIncomplete
 from integration.packages import default_cache, fetch, machine_sources, unpack
+from integration.simulated.layouts import Layout, rearrange
 from integration.simulated.library import build_stand_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-class Layout(Enum):
-    """How the driver's files lie below the driver root."""
-
-    INSTALLER = "installer"
-    DEBIAN = "debian"
 
 
 PACKAGES: Final = (
@@ -252,6 +247,7 @@ def lay_out(root: str, files: DriverFiles, *, version: str, layout: Layout) -> s
     _stand_ins(root, files, version, own)
     if layout is Layout.DEBIAN:
         _alternatives(root, lib, files.triplet)
+    nvml = rearrange(root, layout, libraries=lib, version=version, late=nvml)
     return os.path.join(root, nvml)
 
 
@@ -262,8 +258,10 @@ def write_loader_cache(root: str, triplet: str) -> None:
         root: a driver root with all its libraries.
         triplet: the multiarch name they lie below.
     """
+    os.makedirs(os.path.join(root, "etc"), exist_ok=True)
     conf = os.path.join(root, "etc/ld.so.conf")
     with open(conf, "w", encoding="ascii") as file:
+        file.write("include /etc/ld.so.conf.d/*.conf\n")
         file.write(f"/usr/local/lib/{triplet}\n/lib/{triplet}\n/usr/lib/{triplet}\n")
     # It enters the root by chroot(2): links are absolute there, and end there. Links of sonames
     # are there already; of its own accord it would make those of the packages' version, too.

@@ -14,11 +14,11 @@ from integration.simulated.beside import add_beside
 from integration.simulated.devices import Majors, make_devices
 from integration.simulated.driver import (
     DriverFiles,
-    Layout,
     add_companion,
     lay_out,
     write_loader_cache,
 )
+from integration.simulated.layouts import Layout
 from integration.simulated.library import build_nvml
 from integration.simulated.platforms import make_platform
 from integration.simulated.procfs import make_bare_proc, make_proc
@@ -117,9 +117,7 @@ class SimulatedNode:
             SimulatedError: no compiler, no device nodes. Nothing of the node is left.
         """
         directory = os.path.abspath(directory)
-        needed = scenario.nvidia or scenario.platform
-        files = DriverFiles.fetch(packages_cache, say=say) if needed else None
-        version = (scenario.driver or files.version) if files and scenario.nvidia else ""
+        files, version = _driver_of(scenario, packages_cache, say)
         node = cls(directory, scenario, version)
         if os.path.lexists(directory) and not (os.path.isdir(directory) and _empty(directory)):
             raise NodeExists(
@@ -153,7 +151,8 @@ class SimulatedNode:
         module = os.path.join(directory, "sys/module/nvidia/version")
         try:
             with open(os.path.join(directory, "config.toml"), "rb") as file:
-                ours = tomllib.load(file)["node"] == _roots(directory)
+                roots = tomllib.load(file)["node"]
+            ours = any(roots == _roots(directory, hosts=hosts) for hosts in (False, True))
             version = ""
             if os.path.exists(module):
                 with open(module, encoding="ascii") as at:
@@ -167,6 +166,26 @@ class SimulatedNode:
                 do="make it with `python -m integration.simulated create`",
             )
         return cls(directory, Scenario.load(os.path.join(directory, "scenario.toml")), version)
+
+    def change(self, scenario: Scenario, *, layout: Layout = Layout.INSTALLER) -> SimulatedNode:
+        """Make the node another, as an update of the driver or a change of its GPUs does.
+
+        What stands for the driver, /dev, /proc and /sys is made anew in the same places; the
+        shim's state stays, and files that containers have mounted go on in them.
+
+        Args:
+            scenario: what it is to have.
+            layout: how the driver's files are to lie.
+
+        Returns:
+            The node as it is now, in the place of this one.
+        """
+        files, version = _driver_of(scenario)
+        for name in ("driver", "dev", "proc", "sys"):
+            shutil.rmtree(os.path.join(self.directory, name))
+        changed = SimulatedNode(self.directory, scenario, version)
+        changed._fill(files, layout)
+        return changed
 
     def remove(self) -> None:
         """Remove the node. One that is gone already is no error."""
@@ -186,7 +205,7 @@ class SimulatedNode:
 
     def _fill(self, files: DriverFiles | None, layout: Layout) -> None:
         for name in _ROOTS.values():
-            os.mkdir(os.path.join(self.directory, name), 0o755)
+            os.makedirs(os.path.join(self.directory, name), 0o755, exist_ok=True)
         if files is not None and self.scenario.nvidia:
             self._fill_with_nvidia(files, layout)
         else:
@@ -201,7 +220,7 @@ class SimulatedNode:
             file.write(self.scenario.to_toml())
         # Last, as it is what makes the directory a node.
         with open(self.config_path, "w", encoding="utf-8") as file:
-            roots = _roots(self.directory).items()
+            roots = _roots(self.directory, hosts=layout.is_hosts).items()
             # A basic string of TOML is written like one of JSON.
             lines = [f"{key} = {json.dumps(path, ensure_ascii=False)}\n" for key, path in roots]
             file.writelines(["[node]\n", *lines])
@@ -222,10 +241,24 @@ class SimulatedNode:
         write_loader_cache(self.driver_root, files.triplet)
 
 
+def _driver_of(
+    scenario: Scenario, cache: str | None = None, say: Callable[[str], None] | None = None
+) -> tuple[DriverFiles | None, str]:
+    """The driver's files that a scenario is made of, and the version that they are to have."""
+    if not scenario.nvidia and not scenario.platform:
+        return None, ""
+    files = DriverFiles.fetch(cache, say=say)
+    return files, (scenario.driver or files.version) if scenario.nvidia else ""
+
+
 def _empty(directory: str) -> bool:
     with os.scandir(directory) as entries:
         return next(entries, None) is None
 
 
-def _roots(directory: str) -> dict[str, str]:
-    return {key: os.path.join(directory, name) for key, name in _ROOTS.items()}
+def _roots(directory: str, *, hosts: bool) -> dict[str, str]:
+    """The configuration; ``hosts`` if the driver has to be found in the host's root."""
+    roots = {key: os.path.join(directory, name) for key, name in _ROOTS.items()}
+    if hosts:
+        roots["host-root"] = roots.pop("driver-root")
+    return roots

@@ -11,7 +11,8 @@ import pytest
 
 from integration.errors import DriverIncomplete
 from integration.simulated import Scenario, SimulatedNode
-from integration.simulated.driver import DriverFiles, Layout
+from integration.simulated.driver import DriverFiles
+from integration.simulated.layouts import Layout
 
 if TYPE_CHECKING:
     from pathlib import Path

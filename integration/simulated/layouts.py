@@ -1,0 +1,130 @@
+"""Where else a driver may lie: the installer's layout, moved to where others put it.
+
+==============  ==========================================================================
+``CONTAINER``   the root of a driver container at /run/nvidia/driver, links within it
+``GOOGLE``      all of it below /usr/local/nvidia, as Google's installer has it
+``NIXOS``       /run/opengl-driver and the system's profile, full of links into a store
+``TALOS``       below the glibc that Talos has beside its own C library
+``BOTTLEROCKET``  below the system's own root for sysroots
+``LOADER``      in a directory of nobody else's, which ld.so.conf names
+==============  ==========================================================================
+
+The root that is laid out is then the whole host's, in which a driver has to be found.
+
+Source: Google's cos-gpu-installer; nixpkgs (hardware.graphics); the extensions of Talos;
+Bottlerocket's packages; NVIDIA's driver container.
+"""
+
+from __future__ import annotations
+
+import os
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Layout(Enum):
+    """How the driver's files lie below the driver root, or the host's."""
+
+    INSTALLER = "installer"
+    DEBIAN = "debian"
+    CONTAINER = "container"
+    GOOGLE = "google"
+    NIXOS = "nixos"
+    TALOS = "talos"
+    BOTTLEROCKET = "bottlerocket"
+    LOADER = "loader"
+
+    @property
+    def is_hosts(self) -> bool:
+        """Whether the root is the host's, and the driver somewhere in it."""
+        return self not in {Layout.INSTALLER, Layout.DEBIAN}
+
+
+LIBRARIES: Final = "{lib}"
+_SYSROOT: Final = "x86_64-bottlerocket-linux-gnu/sys-root/usr"
+_STORE: Final = "nix/store/vk5n0xq7-nvidia-x11-{version}"
+
+# Directories of the installer's layout, and where they go; in this order.
+_MOVES: Final[Mapping[Layout, Mapping[str, str]]] = {
+    Layout.CONTAINER: {
+        "usr": "run/nvidia/driver/usr",
+        "etc": "run/nvidia/driver/etc",
+        "lib": "run/nvidia/driver/lib",
+    },
+    Layout.GOOGLE: {
+        LIBRARIES: "usr/local/nvidia/lib64",
+        "usr/bin": "usr/local/nvidia/bin",
+        "usr/share": "usr/local/nvidia/share",
+        "lib/firmware": "usr/local/nvidia/firmware",
+    },
+    Layout.NIXOS: {
+        LIBRARIES: f"{_STORE}/lib",
+        "usr/share": f"{_STORE}/share",
+        "usr/bin": f"{_STORE}-bin/origBin",
+    },
+    Layout.TALOS: {LIBRARIES: "usr/local/glibc/usr/lib", "usr/bin": "usr/local/bin"},
+    Layout.BOTTLEROCKET: {
+        LIBRARIES: f"{_SYSROOT}/lib/nvidia/tesla",
+        "usr/bin": f"{_SYSROOT}/libexec/nvidia/tesla/bin",
+    },
+    Layout.LOADER: {LIBRARIES: "srv/vendor/nvidia/lib", "usr/bin": "usr/local/sbin"},
+}
+
+# Profiles of NixOS: each a directory of links to what is in one of the store.
+_PROFILES: Final = {
+    "run/opengl-driver/lib": f"{_STORE}/lib",
+    "run/opengl-driver/share": f"{_STORE}/share",
+    "run/current-system/sw/bin": f"{_STORE}-bin/bin",
+}
+
+
+def rearrange(root: str, layout: Layout, *, libraries: str, version: str, late: str) -> str:
+    """Move a driver that was laid out as by the installer.
+
+    Args:
+        root: the directory it was laid out in.
+        layout: where it is to lie.
+        libraries: the directory of its libraries, relative to ``root``.
+        version: the driver's full version.
+        late: the path in ``libraries`` of a file that is made later, below ``root``.
+
+    Returns:
+        The path in ``root`` at which that file is to be made.
+    """
+    for old, new in _MOVES.get(layout, {}).items():
+        source = old.replace(LIBRARIES, libraries)
+        target = new.format(version=version)
+        os.makedirs(os.path.join(root, os.path.dirname(target)), exist_ok=True)
+        os.rename(os.path.join(root, source), os.path.join(root, target))
+        if late.startswith(f"{source}/"):
+            late = target + late.removeprefix(source)
+    if layout is Layout.NIXOS:
+        _fill_profiles(root, version, late)
+    if layout is Layout.LOADER:
+        conf = os.path.join(root, "etc/ld.so.conf.d")
+        os.makedirs(conf, exist_ok=True)
+        with open(os.path.join(conf, "nvidia.conf"), "w", encoding="ascii") as file:
+            file.write(f"/{_MOVES[layout][LIBRARIES]}\n")
+    return late
+
+
+def _fill_profiles(root: str, version: str, late: str) -> None:
+    store = _STORE.format(version=version)
+    original, patched = (os.path.join(root, f"{store}-bin/{name}") for name in ("origBin", "bin"))
+    os.mkdir(patched)
+    for name in os.listdir(original):
+        # The real ones ask for a loader in the store; these are not to be run either.
+        with open(os.path.join(patched, name), "w", encoding="ascii") as file:
+            file.write("#!/nix/store/none/bin/sh\n")
+        os.chmod(os.path.join(patched, name), 0o755)  # noqa: S103 - as every program of NixOS
+    for profile, place in _PROFILES.items():
+        target = place.format(version=version)
+        names = set(os.listdir(os.path.join(root, target)))
+        if os.path.dirname(late) == target:
+            names.add(os.path.basename(late))
+        os.makedirs(os.path.join(root, profile))
+        for name in names:
+            os.symlink(f"/{target}/{name}", os.path.join(root, profile, name))

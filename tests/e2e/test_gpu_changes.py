@@ -1,0 +1,194 @@
+"""Nodes whose driver lies elsewhere, changes, or is older than what an image brings."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from integration.images import GLIBC, File, Link, glibc, write_archive
+from integration.simulated import Scenario, SimulatedNode
+from integration.simulated.layouts import Layout
+from tests.harness import api
+from tests.harness.libcuda import build_libcuda, note
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from integration.containerd import Completed, PrivateContainerd
+    from tests.harness.runtime import Runtime
+
+LISTED: Final = re.compile(r"\(UUID: ((?:GPU|MIG)-[0-9a-f-]+)\)")
+COMPAT_IMAGE: Final = "nvshim.local/compat:latest"
+COMPAT: Final = "/usr/local/cuda-13.1/compat"
+NEWER: Final = "550.54.14"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _image(
+    session_containerd: PrivateContainerd,
+    workshop: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[None]:
+    """An image like NVIDIA's, with a newer libcuda in it."""
+    text = note("13.1", branches=[535, 550, 590], brands=[1, 2, 12, 13, 14])
+    made = build_libcuda(tmp_path_factory.mktemp("compat") / "libcuda.so.590.44.01", text)
+    plain = glibc()
+    tree = {
+        **plain.tree,
+        f"{COMPAT[1:]}/{made.name}": File(made.read_bytes(), 0o755),
+        f"{COMPAT[1:]}/libcuda.so.1": Link(made.name),
+        "usr/local/cuda": Link("/usr/local/cuda-13.1"),
+    }
+    image = replace(plain, name=COMPAT_IMAGE, tree=tree)
+    archive = write_archive(os.path.join(workshop, "compat.tar"), [image])
+    session_containerd.ctr("images", "import", archive)
+    os.unlink(archive)
+    yield
+    session_containerd.ctr("images", "rm", "--sync", COMPAT_IMAGE)
+
+
+@pytest.fixture
+def gpus(runtime: Runtime) -> Runtime:
+    if not runtime.is_ours:
+        pytest.skip("containerd's own shim knows nothing of GPUs")
+    return runtime
+
+
+@pytest.fixture
+def make(workshop: str, shim_config: str) -> Iterator[Callable[..., SimulatedNode]]:
+    """Make the node of the test, which the shim is then configured for."""
+    with open(shim_config) as file:
+        before = file.read()
+    made: list[SimulatedNode] = []
+
+    def make(scenario: Scenario, *, settings: str = "", **more: Any) -> SimulatedNode:
+        node = SimulatedNode.create(f"{workshop}/changing", scenario, **more)
+        made.append(node)
+        with open(node.config_path) as file, open(shim_config, "w") as configured:
+            configured.write(file.read() + settings)
+        return node
+
+    yield make
+    with open(shim_config, "w") as file:
+        file.write(before)
+    for node in made:
+        node.remove()
+
+
+def run(runtime: Runtime, *command: str, devices: str = "all", image: str = GLIBC) -> Completed:
+    return runtime.run(*command, image=image, flags=env(devices))
+
+
+def env(devices: str) -> list[str]:
+    return ["--env", f"NVIDIA_VISIBLE_DEVICES={devices}"]
+
+
+@pytest.mark.parametrize("layout", [Layout.CONTAINER, Layout.NIXOS], ids=lambda each: each.value)
+def test_driver_is_found_wherever_it_lies(gpus: Runtime, make: Any, layout: Layout) -> None:
+    node = make(Scenario.load("two"), layout=layout)
+    done = run(gpus, "sh", "-c", "nvidia-smi -L && probe dlopen libcuda.so.1")
+    assert done.code == 0, done.stdout + done.stderr
+    assert LISTED.findall(done.stdout) == [gpu.uuid for gpu in node.scenario.gpus]
+    # Inside it lies where the image's loader looks, and nothing tells of the host's root.
+    path = done.lines[-1].split()[1]
+    libraries = next(
+        "/" + os.path.dirname(path) for path in glibc().tree if path.endswith("/libc.so.6")
+    )
+    assert os.path.dirname(path) == libraries
+
+
+def test_driver_that_is_updated_under_a_container_is_the_next_one_s(
+    gpus: Runtime, make: Any
+) -> None:
+    node = make(Scenario.load("one"))
+    running = gpus.start_idle(image=GLIBC, flags=env("all"))
+    script = "ls /usr/lib/*-linux-gnu/ | grep libcuda.so."
+    before = running.exec("sh", "-c", script).stdout
+    assert f"libcuda.so.{node.driver_version}\n" in before
+    node = node.change(replace(node.scenario, driver=NEWER))
+    assert f"libcuda.so.{NEWER}\n" in run(gpus, "sh", "-c", script).stdout
+    # What runs goes on with what it has, and can be looked into.
+    assert running.exec("sh", "-c", script).stdout == before
+
+
+def test_mig_devices_that_are_made_and_destroyed_are_the_next_container_s(
+    gpus: Runtime, make: Any
+) -> None:
+    node = make(Scenario.of(1, model="h100"))
+    assert len(LISTED.findall(run(gpus, "nvidia-smi", "-L").stdout)) == 1
+    node = node.change(Scenario.parse({"gpus": 1, "gpu": [{"index": 0, "mig": ["3g.40gb"]}]}))
+    first = run(gpus, "nvidia-smi", "-L", devices="0:0")
+    assert first.code == 0, first.stdout + first.stderr
+    assert any(uuid.startswith("MIG-") for uuid in LISTED.findall(first.stdout))
+    refused = run(gpus, "true", devices="0")
+    assert "NVSHIM-E0204" in refused.stderr
+    node.change(Scenario.of(1, model="h100"))
+    again = run(gpus, "nvidia-smi", "-L", devices="0")
+    assert not any(uuid.startswith("MIG-") for uuid in LISTED.findall(again.stdout))
+    assert again.code == 0
+
+
+def test_container_is_not_started_with_another_driver_than_it_was_made_with(
+    gpus: Runtime, make: Any
+) -> None:
+    node = make(Scenario.load("one"))
+    container = gpus.expect()
+    gpus.containerd.ctr(
+        "containers", "create", "--runtime", gpus.name, *env("all"), GLIBC, container.name,
+        "sleep", "1000",
+    )  # fmt: skip
+    rootfs = gpus.prepare_rootfs(container.name)
+    api.create_task(gpus.containerd, container.name, mounts=rootfs)
+    changed = node.change(replace(node.scenario, driver=NEWER))
+    with pytest.raises(api.ApiRefused) as refused:
+        api.start_task(gpus.containerd, container.name)
+    for word in ("NVSHIM-E0140", node.driver_version, NEWER):
+        assert word in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert container.status == "CREATED"
+    container.delete_task(force=True)
+    assert not os.path.exists(gpus.containerd.bundle(container.name))
+    # Made again, it is made with the driver that there is now.
+    api.create_task(gpus.containerd, container.name, mounts=rootfs)
+    api.start_task(gpus.containerd, container.name)
+    listed = container.exec("nvidia-smi", "-L")
+    assert LISTED.findall(listed.stdout) == [gpu.uuid for gpu in changed.scenario.gpus]
+
+
+def test_newer_libcuda_of_an_image_comes_first_and_stays_first(gpus: Runtime, make: Any) -> None:
+    make(Scenario.load("one"))
+    script = "probe dlopen libcuda.so.1 && ldconfig && probe dlopen libcuda.so.1"
+    done = run(gpus, "sh", "-c", script, image=COMPAT_IMAGE)
+    paths = [line.split()[1] for line in done.lines]
+    assert [os.path.dirname(path) for path in paths] == [COMPAT, COMPAT]
+    sealed = gpus.run(
+        "probe", "dlopen", "libcuda.so.1", image=COMPAT_IMAGE, flags=[*env("all"), "--read-only"]
+    )
+    assert os.path.dirname(sealed.lines[0].split()[1]) == COMPAT
+
+
+@pytest.mark.parametrize(
+    ("scenario", "settings"),
+    [
+        (Scenario.of(1, model="rtx4090"), ""),
+        (Scenario.load("one"), "cuda-compat = false\n"),
+    ],
+    ids=["a gamer's GPU", "turned off"],
+)
+def test_libcuda_of_an_image_is_left_alone_where_it_would_fail(
+    gpus: Runtime, make: Any, scenario: Scenario, settings: str
+) -> None:
+    make(scenario, settings=settings)
+    done = run(gpus, "probe", "dlopen", "libcuda.so.1", image=COMPAT_IMAGE)
+    assert done.code == 0, done.stdout
+    assert COMPAT not in done.stdout
+    container = gpus.start_idle(image=COMPAT_IMAGE, flags=env("all"))
+    with open(os.path.join(gpus.containerd.bundle(container.name), "nvidia.json")) as file:
+        told = json.load(file)["cuda_compat"]
+    assert told["directory"] == ""
+    assert ("590.44.01" in told["why"]) is not bool(settings)

@@ -1,0 +1,137 @@
+"""The engine on simulated nodes whose driver lies anywhere, and on nodes that change."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hooks import engine
+from hooks.config import load_config
+from hooks.driver import find_driver
+from hooks.inventory import load_inventory, take_inventory
+from hooks.witness import Witness
+from integration.simulated import Scenario, SimulatedNode
+from integration.simulated.layouts import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from hooks.config import Config
+    from hooks.inventory import Inventory
+
+    MakeNode = Callable[..., SimulatedNode]
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make device nodes")
+
+NEWER = "550.54.14"
+WHERE = {
+    Layout.CONTAINER: ("distribution", "/run/nvidia/driver/usr/lib/"),
+    Layout.GOOGLE: ("google", "/usr/local/nvidia/lib64/"),
+    Layout.NIXOS: ("nixos", "/nix/store/"),
+    Layout.TALOS: ("talos", "/usr/local/glibc/usr/lib/"),
+    Layout.BOTTLEROCKET: ("bottlerocket", "/x86_64-bottlerocket-linux-gnu/sys-root/usr/lib/"),
+    Layout.LOADER: ("loader", "/srv/vendor/nvidia/lib/"),
+    Layout.INSTALLER: ("distribution", "/usr/lib/"),
+    Layout.DEBIAN: ("distribution", "/usr/lib/"),
+}
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[MakeNode]:
+    nodes: list[SimulatedNode] = []
+
+    def make(scenario: Scenario, layout: Layout = Layout.INSTALLER) -> SimulatedNode:
+        node = SimulatedNode.create(str(tmp_path / "node"), scenario, layout=layout)
+        nodes.append(node)
+        return node
+
+    yield make
+    for node in nodes:
+        node.remove()
+
+
+def ask(config: Config) -> bytes:
+    """What the node's own NVML says."""
+    command = engine.probe_command(config)
+    return subprocess.run(command, env={}, capture_output=True, check=False).stdout
+
+
+def inventory(config: Config) -> Inventory:
+    """As the shim has one: kept, or taken anew."""
+    return load_inventory(config) or take_inventory(config, ask(config))
+
+
+def names(found: Inventory) -> set[str]:
+    driver = found.driver
+    return {f.name for f in driver.libraries} | {f.name for f in driver.files}
+
+
+@pytest.mark.parametrize("layout", Layout, ids=lambda layout: layout.value)
+def test_whole_driver_is_found_in_every_layout(make: MakeNode, layout: Layout) -> None:
+    node: SimulatedNode = make(Scenario.load("two"), layout)
+    config = load_config(node.config_path)
+    found = inventory(config)
+    name, below = WHERE[layout]
+    assert (found.driver.layout, found.nvml_failure) == (name, "")
+    assert [gpu.index for gpu in found.gpus] == [0, 1]
+    sources = [file.source for file in found.driver.libraries]
+    sources += [file.source for file in found.driver.files]
+    assert all(os.path.isfile(source) and not os.path.islink(source) for source in sources)
+    libcuda = next(file for file in found.driver.libraries if file.soname == "libcuda.so.1")
+    assert libcuda.source.startswith(node.driver_root + below)
+    if layout.is_hosts:
+        assert "found by looking" in found.driver.why
+    # Whatever the layout, nothing of a driver is missing that the installer's has.
+    reference = {
+        "nvidia-smi", "10_nvidia.json",
+        f"libnvidia-ml.so.{node.driver_version}", f"libnvoptix.so.{node.driver_version}",
+        f"libvdpau_nvidia.so.{node.driver_version}", "gsp_ga10x.bin", "nvoptix.bin",
+    }  # fmt: skip
+    assert reference <= names(found)
+    assert load_inventory(config) == found
+
+
+def test_program_of_nixos_is_the_one_that_nobody_patched(make: MakeNode) -> None:
+    node: SimulatedNode = make(Scenario.load("one"), Layout.NIXOS)
+    driver = find_driver(Witness("/"), load_config(node.config_path))
+    smi = next(file for file in driver.files if file.name == "nvidia-smi")
+    assert "/origBin/" in smi.source
+
+
+def test_node_that_changes_is_looked_at_anew_each_time(make: MakeNode) -> None:
+    node: SimulatedNode = make(Scenario.load("two"))
+    config = load_config(node.config_path)
+    before = inventory(config)
+    assert load_inventory(config) == before
+
+    newer = replace(node.scenario, driver=NEWER)
+    node.change(newer)
+    assert load_inventory(config) is None
+    assert inventory(config).driver.version == NEWER
+
+    node.change(replace(Scenario.of(4), driver=NEWER))
+    assert load_inventory(config) is None
+    assert len(inventory(config).gpus) == 4
+
+    node.change(Scenario.load("mig"))
+    assert load_inventory(config) is None
+    cut = inventory(config)
+    assert cut.mig_devices
+    assert all("no instances" in note for note in cut.notes)
+
+    node.change(Scenario.load("two"))
+    assert load_inventory(config) is None
+    assert inventory(config).mig_devices == ()
+
+
+def test_driver_that_moves_into_a_container_is_found_there(make: MakeNode) -> None:
+    node: SimulatedNode = make(Scenario.load("one"), Layout.GOOGLE)
+    config = load_config(node.config_path)
+    assert inventory(config).driver.layout == "google"
+    node.change(node.scenario, layout=Layout.CONTAINER)
+    assert inventory(config).driver.root == f"{node.driver_root}/run/nvidia/driver"
