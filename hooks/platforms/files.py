@@ -131,12 +131,13 @@ class Files:
         self._sonames: dict[tuple[str, str, Arch], str] = {}
         self._missing: list[Missing] = []
 
-    def add(self, found: Found, reason: str) -> str:
+    def add(self, found: Found, reason: str, *, beside_libraries: bool = False) -> str:
         """Adds a file or a directory.
 
         Args:
             found: where it is.
             reason: why it is there, for people.
+            beside_libraries: whether it has to lie where the libraries lie.
 
         Returns:
             Where the container sees it.
@@ -148,16 +149,16 @@ class Files:
             return path
         is_library = ".so" in posixpath.basename(path) and os.path.isfile(host)
         elf = read_elf(host) if is_library else None
-        if elf is not None and elf.arch in self._arches:
-            if not self._layout.writable:
-                path = posixpath.join(
-                    self._layout.library_directory(elf.arch), posixpath.basename(path)
-                )
+        arch = elf.arch if elf is not None and elf.arch in self._arches else None
+        if not self._layout.writable and (arch is not None or beside_libraries):
+            loader = self._layout.loader(arch) if arch else self._layout.loaders[0]
+            path = posixpath.join(loader.directory, posixpath.basename(path))
+        if elf is not None and arch is not None:
             directory, name = posixpath.split(path)
-            key = (directory, elf.soname or name, elf.arch)
+            key = (directory, elf.soname or name, arch)
             rivals = (self._sonames.get(key, name), name)
             self._sonames[key] = max(rivals, key=lambda each: name_rank(each.encode()))
-            reason = f"{elf.arch.value} library"
+            reason = f"{arch.value} library"
         self._mounts.setdefault(path, Mount(host, path, reason=reason))
         return path
 

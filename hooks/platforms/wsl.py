@@ -124,7 +124,8 @@ def contribute(request: Request, config: Config, layout: Layout) -> Contribution
             continue
         found = tree.really(f"{store}/{name}")
         if found is not None and os.path.isfile(found[0]):
-            there = files.add((found[0], f"{store}/{name}"), "file of the driver of Windows")
+            found = (found[0], f"{store}/{name}")
+            there = files.add(found, "file of the driver of Windows", beside_libraries=True)
             if name == _SMI:
                 files.link(_SMI_LINK, there, "program")
     return Contribution(

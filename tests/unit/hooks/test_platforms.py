@@ -533,6 +533,15 @@ def test_capabilities_choose_among_the_files_of_windows(
     assert "libdxcore.so" in names
 
 
+def test_data_of_the_driver_lies_beside_libraries_wherever_they_lie(wsl: SimulatedNode) -> None:
+    image = layout(writable=False)
+    plan = given(config_of(wsl), image=image).plan
+    directory = image.loaders[0].directory
+    assert {os.path.dirname(path) for path in mounts(plan)} == {directory}
+    assert f"{directory}/nvcubins.bin" in mounts(plan)
+    assert links(plan)["/usr/bin/nvidia-smi"] == f"{directory}/nvidia-smi"
+
+
 @pytest.mark.parametrize(
     ("asked", "error"),
     [
