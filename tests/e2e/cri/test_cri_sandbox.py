@@ -180,8 +180,9 @@ def test_sysctls_are_the_pods(pods: Pods) -> None:
 def test_containers_of_a_pod_have_their_gpus(pods: Pods) -> None:
     pod = pods.run()
     seen = set()
-    for number in range(2):
-        env = {DEVICES: str(number), CAPABILITIES: "compute,utility"}
+    for gpu in Scenario.load("two").gpus:
+        # By UUID, as a kubelet's device plugin does: an index is believed of nobody in a pod.
+        env = {DEVICES: gpu.uuid, CAPABILITIES: "compute,utility"}
         container = pod.start(*IDLE, image=GLIBC, env=env)
         done = container.exec("nvidia-smi", "-L")
         assert done.code == 0, done.stdout + done.stderr
