@@ -29,11 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["Inventory", "load_inventory", "look_again", "survey", "take_inventory"]
 
 RETRY_AFTER: Final = 60.0
-"""Seconds until NVML is asked again after it failed: a create must not wait for it each time."""
-
-SETTLE_AFTER: Final = 10.0
-"""Seconds until NVML is asked again if procfs could not confirm what it said: the kernel does not
-tell of MIG mode without instances, nor of a GPU that came back."""
+"""Seconds until NVML is asked again after it failed, or after it said what procfs cannot confirm
+(the kernel does not tell of MIG mode without instances, nor of a GPU that came back): a create
+must not wait for it each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +84,8 @@ def load_inventory(config: Config) -> Inventory | None:
 
 
 def _is_too_old(kept: cache.Kept) -> bool:
-    age = _now() - kept.taken
-    if kept.nvml_failure and not 0 <= age < RETRY_AFTER:
-        return True
-    return bool(kept.unsettled) and not 0 <= age < SETTLE_AFTER
+    doubtful = kept.nvml_failure or kept.unsettled
+    return bool(doubtful) and not 0 <= _now() - kept.taken < RETRY_AFTER
 
 
 def take_inventory(config: Config, nvml_report: bytes | None) -> Inventory:

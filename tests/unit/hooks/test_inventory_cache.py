@@ -168,7 +168,7 @@ def test_instance_made_while_nvml_was_asked_is_not_missed_for_long(
     taken = take_with_mig(node)
     assert "other MIG devices" in taken.notes[-1]
     assert load_inventory(node.config) == taken
-    later(monkeypatch, inventories.SETTLE_AFTER + 1)
+    later(monkeypatch, inventories.RETRY_AFTER + 1)
     assert load_inventory(node.config) is None
     settled = take_with_mig(node, (1, 0))
     assert settled.notes == ()
@@ -186,7 +186,7 @@ def test_mig_mode_without_instances_is_believed_for_a_while_only(
     assert loaded == taken
     assert loaded is not None
     assert loaded.kept
-    later(monkeypatch, inventories.SETTLE_AFTER + 1)
+    later(monkeypatch, inventories.RETRY_AFTER + 1)
     assert load_inventory(node.config) is None
 
 
@@ -200,7 +200,7 @@ def test_gpu_that_nvml_cannot_open_keeps_its_index_and_is_not_given(
     assert "GPU is lost" in taken.nodes.faults["/dev/nvidia0"]
     assert "/dev/nvidia1" in taken.nodes.usable
     assert load_inventory(node.config) == taken
-    later(monkeypatch, inventories.SETTLE_AFTER + 1)
+    later(monkeypatch, inventories.RETRY_AFTER + 1)
     assert load_inventory(node.config) is None
 
 
