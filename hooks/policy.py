@@ -279,7 +279,7 @@ class _Case:
             self._deny(f"{', '.join(named)} without a GPU")
             return {"features": frozenset(), "imex_channels": ()}
         if Feature.MANAGEMENT in features and not self._may_manage(believed):
-            self._deny("management devices")
+            self._deny("management devices", _NOT_MANAGER if believed else "")
             features -= {Feature.MANAGEMENT}
         steering = features & _STEERING_MIG
         if steering and not self._container.privileged:
@@ -311,17 +311,18 @@ class _Case:
         self.notes.append(f"not supported, as configured: {missing}")
         return asked & supported
 
-    def _deny(self, what: str) -> None:
+    def _deny(self, what: str, why: str = "") -> None:
+        mode = f'in mode "{self._config.mode}"'
         if not self._container.kubernetes:
-            why = f'the environment is not believed in mode "{self._config.mode}"'
+            unbelieved = f"the environment is not believed {mode}"
         else:
-            why = (
-                f"the image may have set it, and {_an(self._container)} is not believed "
-                f'in mode "{self._config.mode}"'
+            unbelieved = (
+                f"the image may have set it, and {_an(self._container)} is not believed {mode}"
             )
-        self.denials.append(one_line(f"{what}: {why}"))
+        self.denials.append(one_line(f"{what}: {why or unbelieved}"))
 
 
+_NOT_MANAGER: Final = "in a pod they are for privileged containers and trusted namespaces"
 _OTHER_VENDORS: Final = {
     "amd_devices": "AMD_VISIBLE_DEVICES",
     "intel_devices": "INTEL_VISIBLE_DEVICES",

@@ -219,6 +219,9 @@ def test_management_devices(
     verdict = judge(request, container, Config(**settings))
     assert (Feature.MANAGEMENT in verdict.allowed.features) is answer
     assert bool(verdict.denials) is not answer
+    if origin == ANNOTATIONS and not answer:
+        assert "privileged containers and trusted namespaces" in verdict.denials[0]
+        assert "the image" not in verdict.denials[0]
 
 
 @pytest.mark.parametrize("mode", MODES)
