@@ -44,7 +44,7 @@ def parse_nvidia_config(content: bytes, file: str) -> Config:
         WrongConfigValue: a value has the wrong type or is out of range.
     """
     fields: dict[str, Any] = {"mode": Mode.NVIDIA, "accept_mounts": False}
-    notes = [f"policy is NVIDIA's: {file} is read, since there is no configuration of our own"]
+    notes = []
     for key, value in _leaves(parse_toml(content, file)):
         row = _KEYS.get(key)
         if row is None:
@@ -64,7 +64,9 @@ def parse_nvidia_config(content: bytes, file: str) -> Config:
         if meant is None:
             raise _wrong(key, value, file, row.wanted or _KINDS[row.kind])
         fields |= meant
-    return replace(Config(), **fields, source=file, notes=tuple(notes))
+    why = "since there is no configuration of our own"
+    policy = f"policy is NVIDIA's (mode {fields['mode']}): {file} is read, {why}"
+    return replace(Config(), **fields, source=file, notes=(policy, *notes))
 
 
 class _Row:
