@@ -81,8 +81,7 @@ def build(
     with tempfile.TemporaryDirectory(prefix=".bundle-", dir=os.path.dirname(directory)) as work:
         new = os.path.join(work, os.path.basename(directory))
         _copy_modules(os.path.join(new, "lib"), site)
-        shutil.copy(os.path.join(os.path.dirname(__file__), "entry.py"), os.path.join(new, _ENTRY))
-        os.chmod(os.path.join(new, _ENTRY), 0o755)  # noqa: S103 - a program
+        _write_entry(os.path.join(new, _ENTRY))
         plain = os.path.join(work, "payload.tar")
         versions = _make_payload(plain, work, parts)
         payload = _compressed(plain, new, cache, say)
@@ -111,6 +110,14 @@ def _copy_modules(library: str, site: str) -> None:
             os.path.join(REPOSITORY, package), os.path.join(library, package),
             ignore=shutil.ignore_patterns("__pycache__", "*.pyi"),
         )  # fmt: skip
+
+
+def _write_entry(path: str) -> None:
+    source = os.path.join(os.path.dirname(__file__), "entry.py")
+    with open(source, encoding="utf-8") as file, open(path, "w", encoding="utf-8") as entry:
+        entry.write("#!/usr/bin/env python3\n")
+        shutil.copyfileobj(file, entry)
+    os.chmod(path, 0o755)  # noqa: S103 - a program
 
 
 def _make_payload(path: str, work: str, parts: Parts) -> dict[str, str]:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _PLACES: Final = ("/tmp", "/var/tmp", "/run", "/root")  # noqa: S108 - a directory of our own in it
 _NEEDED_BYTES: Final = 500 << 20
 _CGROUPS: Final = "/sys/fs/cgroup"
+_CONTROLLERS: Final = frozenset({"cpu", "memory", "pids"})
 _PROBE: Final = "nvshim-gpu-probe"
 _RUNTIME: Final = "/run/containerd"
 
@@ -74,10 +75,11 @@ def prepared(place: str | None = None) -> Iterator[Machine]:
     made = not os.path.lexists(_RUNTIME)
     try:
         machine = Machine(work)
-        if _leave_mount_namespace(machine):
+        apart = _leave_mount_namespace(machine)
+        if apart:
             _prepare_runtime(machine)
         _prepare_overlay(machine)
-        _prepare_cgroups(machine)
+        _prepare_cgroups(machine, may_mount=apart)
         yield machine
     finally:
         with contextlib.suppress(OSError):
@@ -179,25 +181,53 @@ def _overlay_fault(directory: str) -> str:
         return fault
 
 
-def _prepare_cgroups(machine: Machine) -> None:
-    if not traces.cgroup_hierarchies():
+def _prepare_cgroups(machine: Machine, *, may_mount: bool) -> None:
+    if may_mount and not traces.cgroup_hierarchies():
         try:
-            syscalls.mount("cgroup2", _CGROUPS, "cgroup2", 0)
+            mounted = _mount_cgroups()
         except OSError as error:
             machine.cgroups = f"none are mounted, and they cannot be: {error.strerror}"
             return
-        machine.notes.append(f"no cgroups were mounted; version 2 is now at {_CGROUPS}, for us")
-    for point in traces.cgroup_hierarchies():
+        machine.notes.append(f"no cgroups were mounted; {mounted} is now, for us")
+    points = traces.cgroup_hierarchies()
+    if not points:
+        machine.cgroups = "none are mounted"
+    for point in points:
         fault = _cgroup_fault(point)
-        if fault:
+        if fault and may_mount:
             with contextlib.suppress(OSError):
                 flags = syscalls.MS_REMOUNT | syscalls.MS_BIND | syscalls.MS_NOSUID
                 syscalls.mount("none", point, "", flags | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
             still = _cgroup_fault(point)
-            if still:
-                machine.cgroups = f"{point}: {still}"
-                return
-            machine.notes.append(f"{point} was not writable ({fault}); it is now, for us")
+            if not still:
+                machine.notes.append(f"{point} was not writable ({fault}); it is now, for us")
+            fault = still
+        if fault:
+            machine.cgroups = f"{point}: {fault}"
+            return
+
+
+def _mount_cgroups() -> str:
+    """Mount what the kernel has: version 2 if it has the controllers, else version 1."""
+    syscalls.mount("cgroup2", _CGROUPS, "cgroup2", 0)
+    with open(f"{_CGROUPS}/cgroup.controllers", encoding="ascii") as file:
+        if set(file.read().split()) >= _CONTROLLERS:
+            return "version 2"
+    syscalls.umount(_CGROUPS)
+    syscalls.mount("tmpfs", _CGROUPS, "tmpfs", 0, "mode=755")
+    with open("/proc/cgroups", encoding="ascii") as file:
+        rows = [line.split() for line in file if not line.startswith("#")]
+    mounted = []
+    for name in (row[0] for row in rows if row[-1] == "1"):
+        point = os.path.join(_CGROUPS, name)
+        os.mkdir(point)
+        try:
+            syscalls.mount("cgroup", point, "cgroup", 0, name)
+        except OSError:  # mounted elsewhere together with another
+            os.rmdir(point)
+        else:
+            mounted.append(name)
+    return f"version 1 ({', '.join(mounted)})"
 
 
 def _cgroup_fault(point: str) -> str:

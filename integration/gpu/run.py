@@ -53,9 +53,11 @@ _TITLE: Final = "containerd-shim-nvidia on a machine with GPUs"
 
 # runc without cgroups: it ignores that it may not make them, if nobody names one.
 _WITHOUT_CGROUPS: Final = '#!/bin/sh\nexec "{runc}" --rootless=true "$@"\n'
-# What is tried until a container starts: words for a person, flags of ctr.
-_NO_PIVOT: Final = ("without pivot_root", ("--no-pivot",))
-_NO_CGROUP: Final = ("without cgroups", ("--cgroup", ""))
+# What is tried until a container starts: words for a person, flags of ctr. Its usual share of the
+# processor is a limit that takes a controller.
+_NO_LIMITS: Final = ("--cpu-shares", "0")
+_NO_PIVOT: Final = ("--no-pivot",)
+_NO_CGROUP: Final = ("--cgroup", "")
 
 
 def main(bundle: str, arguments: Sequence[str]) -> int:
@@ -328,9 +330,11 @@ def _ways(machine: Machine) -> Iterator[tuple[str, tuple[str, ...], bool]]:
     """How containers are tried to be started: words, flags, whether with cgroups."""
     if not machine.cgroups:
         yield "", (), True
-        yield f" {_NO_PIVOT[0]}", _NO_PIVOT[1], True
-    yield f" {_NO_CGROUP[0]}", _NO_CGROUP[1], False
-    yield f" {_NO_PIVOT[0]}, {_NO_CGROUP[0]}", (*_NO_PIVOT[1], *_NO_CGROUP[1]), False
+        yield " without limits", _NO_LIMITS, True
+        yield " without limits and pivot_root", (*_NO_LIMITS, *_NO_PIVOT), True
+    without = (*_NO_LIMITS, *_NO_CGROUP)
+    yield " without cgroups", without, False
+    yield " without cgroups and pivot_root", (*without, *_NO_PIVOT), False
 
 
 def _without_cgroups(machine: Machine, parts: Parts) -> Parts:

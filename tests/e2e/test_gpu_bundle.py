@@ -95,7 +95,7 @@ def test_a_bundle_that_is_not_whole_says_so(bundle: str, tmp_path: Path) -> None
     with open(os.path.join(bundle, "manifest.json")) as file:
         (copy / "manifest.json").write_text(file.read())
     done = subprocess.run(
-        [bare.INTERPRETER, copy / "run-on-gpu", "--out", tmp_path / "out"],
+        [copy / "run-on-gpu", "--out", tmp_path / "out"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2
