@@ -293,10 +293,29 @@ def put_link(image: str, path: str, target: str) -> None:
     os.symlink(target, image + path)
 
 
-def host_mounts() -> list[str]:
-    """The mount points of the host, as this process sees them."""
+# Where others on this machine mount things, and we never do.
+_OF_OTHERS: Final = (
+    "/tmp/",
+    "/run/netns/",
+    "/run/docker/",
+    "/var/lib/docker/",
+    "/var/lib/containerd/",
+)
+
+
+def host_mounts(*ours: str) -> list[str]:
+    """The mount points of the host, as this process sees them.
+
+    Args:
+        ours: directories that are looked at although they are where others have theirs.
+    """
     with open("/proc/self/mountinfo", encoding="utf-8") as file:
-        return sorted(line.split()[4] for line in file)
+        points = [line.split()[4] for line in file]
+    return sorted(
+        point
+        for point in points
+        if not point.startswith(_OF_OTHERS) or f"{point}/".startswith(tuple(f"{d}/" for d in ours))
+    )
 
 
 def foreign_mounts(seen: Seen, *, allowed: Sequence[str]) -> list[str]:

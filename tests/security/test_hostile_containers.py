@@ -118,7 +118,8 @@ def canary(ground: Ground, places: tuple[list[str], list[str]], workshop: str) -
 @pytest.fixture
 def judged(ground: Ground, canary: Canary, tmp_path: Path) -> Iterator[Callable[[Seen], None]]:
     """Judges each container; what lasts beyond them is judged after the test."""
-    mounts = host_mounts()
+    watched = (ground.containerd.directory, canary.path, str(tmp_path))
+    mounts = host_mounts(*watched)
     opened = descriptors(ground.shim)
     driver_root = ground.node.driver_root
     # The second is for volumes of the test.
@@ -149,7 +150,7 @@ def judged(ground: Ground, canary: Canary, tmp_path: Path) -> Iterator[Callable[
     assert bad == []
     assert good > 20
     assert settled(lambda: descriptors(ground.shim), opened) == opened
-    assert settled(host_mounts, mounts) == mounts
+    assert settled(lambda: host_mounts(*watched), mounts) == mounts
 
 
 def _shut_in(spec: dict[str, Any]) -> dict[str, Any]:
@@ -592,13 +593,14 @@ def test_no_mount_reaches_the_host_whatever_its_propagation(
             }
         )
 
-    before = host_mounts()
+    watched = (ground.containerd.directory, str(tmp_path))
+    before = host_mounts(*watched)
     seen = ground.run(
         ground.image(),
         *LOAD,
         low_level=_runtime(low_levels, kind, "newest"),
         edit=spread,
-        while_created=lambda _: seen_outside.append(host_mounts()),
+        while_created=lambda _: seen_outside.append(host_mounts(*watched)),
     )
     assert seen.refused == ""
     assert "libcuda.so.1 /" in seen.output
@@ -606,7 +608,7 @@ def test_no_mount_reaches_the_host_whatever_its_propagation(
     new = [point for point in during if point not in before]
     # runc can't but make its own root a mount of the host's, if that is asked for.
     assert [point for point in new if not point.startswith(ground.containerd.directory)] == []
-    assert settled(host_mounts, before) == before
+    assert settled(lambda: host_mounts(*watched), before) == before
 
 
 def test_a_huge_list_of_users_costs_nothing(ground: Ground, judged: Callable[[Seen], None]) -> None:
@@ -743,7 +745,8 @@ def test_a_rootfs_that_another_container_changes_leads_nowhere(
     low_level = _runtime(low_levels, kind, "newest")
     until = time.monotonic() + SECONDS / 3
     outcomes: list[str] = []
-    mounts = host_mounts()
+    watched = (ground.containerd.directory, canary.path, shared)
+    mounts = host_mounts(*watched)
     try:
         with flipping(ground, flipper, shared, path, "/other"):
             while time.monotonic() < until or not outcomes:
@@ -751,6 +754,6 @@ def test_a_rootfs_that_another_container_changes_leads_nowhere(
                 assert not canary.is_dead, seen.refused
                 assert "Traceback" not in seen.refused
                 outcomes.append(seen.refused)
-        assert settled(host_mounts, mounts) == mounts
+        assert settled(lambda: host_mounts(*watched), mounts) == mounts
     finally:
         shutil.rmtree(shared, ignore_errors=True)
