@@ -31,7 +31,9 @@ from hooks.loader_files import loader_files
 from hooks.naming import items_of, parse_channels, parse_names
 from hooks.nvidia_config import parse_nvidia_config
 from hooks.nvml import parse_report
+from hooks.parameters import may_make_nodes, node_owner, parse_parameters
 from hooks.plan import Arch, CachedLibrary, Device, Mount, Plan
+from hooks.platforms import csv_files
 from hooks.policy import judge, read_container
 from hooks.record import make_denial, process_edits
 from hooks.request import parse_capabilities, read_request
@@ -186,6 +188,25 @@ def _variables(data: bytes) -> None:
         attempt(Target(lambda _, parse=parse: parse()), b"")  # type: ignore[misc]  # this row's
 
 
+def _requirement(data: bytes) -> None:
+    text = data.decode("utf-8", "surrogateescape")
+    alternatives = parse_requirement("NVIDIA_REQUIRE_CUDA", text)
+    again = " ".join(",".join(map(str, parts)) for parts in alternatives)
+    assert parse_requirement("NVIDIA_REQUIRE_CUDA", again) == alternatives
+
+
+def _csv(data: bytes) -> None:
+    entries, notes = csv_files.parse(data.decode(errors="replace"), "l4t.csv")
+    assert all(entry.path.startswith("/") and "/../" not in entry.path for entry in entries)
+    assert len(entries) + len(notes) <= len(data.decode(errors="replace").splitlines())
+
+
+def _parameters(data: bytes) -> None:
+    parameters = parse_parameters(data.decode(errors="replace"))
+    node_owner(parameters)
+    may_make_nodes(parameters)
+
+
 def _cdi(data: bytes) -> None:
     spec = schema.parse(tree_of(data, "vendor.json"), "vendor.json")
     assert schema.parse(schema.to_tree(spec), "vendor.json") == spec
@@ -290,5 +311,10 @@ TARGETS: Final[dict[str, Target]] = {
     ),
     "checkpoint": Target(_checkpoint, (*_JSON, b"\xff\xff", b"file[1:2]", b'"switches"')),
     "cdi": Target(_cdi, (*_JSON, *_OF_CDI, b"---\n", b"- ", b": ", b"&a ", b"*a", b"<<: ", b"!!")),
+    "requirement": Target(
+        _requirement, (b"cuda>=12.4", b"brand=tesla", b"driver<536", b"arch!=9.0", b",", b" ")
+    ),
+    "csv": Target(_csv, (b"lib, ", b"dev, ", b"sym, ", b"dir, ", b"/../", b"\n", b"#")),
+    "parameters": Target(_parameters, (b"DeviceFileMode: ", b"ModifyDeviceFiles: ", b"\n")),
     "criu-log": Target(_criu_log, (b"Error (criu/x.c:1): ", b"(00.1) ", b"\n", b"exited, status=")),
 }
