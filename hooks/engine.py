@@ -90,6 +90,8 @@ FOUNDED_ON_INVENTORY: Final = (DeviceNodeMissing, MigModeGpu, MigUnknown, NoGpus
 
 # Nothing of a node is below it.
 _NOWHERE: Final = "/dev/null"
+# Explaining asks no runtime; what it tells holds for one that knows linux.netDevices.
+_NEW_ENOUGH: Final = "1.3.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,7 @@ def inject(
     clock.lap("nodes")
     with Rootfs.open(rootfs) as image:
         look = partial(read_layout, image, spec_mounts=_mounts(spec))
-        asked = _Asked(spec, request, inventory, config, oci_version, image)
+        asked = _Asked(spec, request, inventory, config, oci_version, image, config.state)
         decision = _decide(asked, look, (staging, rootfs), clock)
         plan, edited = decision.plan, decision.spec
         placed = place(image, plan, decision.layout, staging, library_path=_library_path(spec))
@@ -270,7 +272,7 @@ def explain(
         else:
             image = stack.enter_context(Rootfs.open(rootfs))
             look = partial(read_layout, image, spec_mounts=_mounts(spec))
-        asked = _Asked(spec, request, inventory, config, image=image)
+        asked = _Asked(spec, request, inventory, config, _NEW_ENOUGH, image)
         decision = _decide(asked, look, (_NOWHERE, rootfs or _NOWHERE), clock)
     record = make_record(
         request=request,
@@ -327,7 +329,10 @@ class _Decision:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A container's spec, what it asks for, the node that it asks, and its image if seen."""
+    """A container's spec, what it asks for, the node that it asks, and its image if seen.
+
+    ``state`` is where something may be kept; "" for nowhere.
+    """
 
     spec: Mapping[str, Any]
     request: Request
@@ -335,6 +340,7 @@ class _Asked:
     config: Config
     oci_version: str = ""
     image: Rootfs | None = None
+    state: str = ""
 
 
 def _decide(asked: _Asked, look: _Look, places: tuple[str, str], clock: _Clock) -> _Decision:
@@ -397,7 +403,12 @@ def _of_others(asked: _Asked) -> tuple[Contribution, ...]:
     from hooks.cdi.applying import contribute  # noqa: PLC0415 - as above
     from hooks.cdi.registry import resolve  # noqa: PLC0415
 
-    resolved = resolve(request.cdi_devices, config.cdi_spec_dirs, builtin=vendors.known_kind)
+    resolved = resolve(
+        request.cdi_devices,
+        config.cdi_spec_dirs,
+        builtin=vendors.known_kind,
+        state=asked.state,
+    )
     of_vendors = vendors.contribute(request, config, resolved.left)
     if not resolved.devices:
         return of_vendors

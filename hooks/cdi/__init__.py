@@ -14,6 +14,7 @@ A vendor describes its devices in files (CDI specs); a container names them as
 - :mod:`hooks.cdi.schema`: which fields there are, and since which version.
 - :mod:`hooks.cdi.tree`: JSON and YAML, bounded.
 - :mod:`hooks.cdi.files`: a file of the operator's, opened with care.
+- :mod:`hooks.cdi.kept`: what was read of YAML, so that it need not be parsed for each container.
 - :mod:`hooks.cdi.registry`: the directories of specs; priorities and conflicts.
 - :mod:`hooks.cdi.applying`: a device's edits become a plan, of the same kind as NVIDIA's own.
 - :mod:`hooks.cdi.nvidia_hooks`: what NVIDIA's CDI hooks do, done in process.

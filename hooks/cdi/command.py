@@ -232,7 +232,7 @@ def _validate(asked: argparse.Namespace, config: Config) -> int:
             content = files.read(path)
             if content is None:
                 raise CdiFileUnusable(f"the CDI spec {path}", found="no such file")
-            schema.parse(files.tree_of(content, path), path)
+            schema.parse(files.tree_of(content.data, path), path)
             sys.stdout.write(f"{path}: valid\n")
         except NvshimError as error:
             sys.stderr.write(f"{error}\n")

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hooks.cdi.errors import CdiFileUnusable, CdiSpecInvalid
 from hooks.cdi.tree import BadTree, of_json, of_yaml
@@ -25,11 +25,25 @@ from hooks.cdi.tree import BadTree, of_json, of_yaml
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["SUFFIXES", "names_in", "open_directory", "read", "tree_of"]
+__all__ = ["SUFFIXES", "Content", "is_json", "names_in", "open_directory", "read", "tree_of"]
 
 SUFFIXES: Final = (".json", ".yaml")
 LARGEST: Final = 4 << 20
 MOST_NAMES: Final = 4096
+
+
+class Content(NamedTuple):
+    """What a file holds.
+
+    Attributes:
+        data: all of it.
+        identity: numbers that differ for another file, and for another content of this one.
+        changed: when it was changed last, in seconds of the clock.
+    """
+
+    data: bytes
+    identity: tuple[int, ...] = ()
+    changed: float = 0.0
 
 
 def open_directory(path: str) -> int | None:
@@ -65,7 +79,7 @@ def names_in(fd: int) -> Iterator[str]:
     yield from [name for name in names if name.endswith(SUFFIXES)][:MOST_NAMES]
 
 
-def read(path: str, *, dir_fd: int | None = None, name: str | None = None) -> bytes | None:
+def read(path: str, *, dir_fd: int | None = None, name: str | None = None) -> Content | None:
     """The content of a spec file.
 
     Args:
@@ -107,14 +121,20 @@ def read(path: str, *, dir_fd: int | None = None, name: str | None = None) -> by
         os.close(fd)
     if len(content) > LARGEST:
         raise CdiFileUnusable(asked, found=f"it is longer than {LARGEST >> 20} MiB")
-    return bytes(content)
+    identity = (seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns)
+    return Content(bytes(content), identity, seen.st_ctime)
 
 
-def tree_of(content: bytes, path: str) -> Any:
+def is_json(data: bytes) -> bool:
+    """Whether a file's text begins as an object of JSON does."""
+    return data.lstrip()[:1] == b"{"
+
+
+def tree_of(data: bytes, path: str) -> Any:
     """The tree that a spec file holds.
 
     Args:
-        content: of the file.
+        data: the file's content.
         path: of the file, for messages.
 
     Returns:
@@ -124,8 +144,8 @@ def tree_of(content: bytes, path: str) -> Any:
         CdiSpecInvalid: it is neither JSON nor YAML.
     """
     try:
-        text = content.decode()
-        return of_json(text) if text.lstrip()[:1] == "{" else of_yaml(text)
+        text = data.decode()
+        return of_json(text) if is_json(data) else of_yaml(text)
     except (UnicodeDecodeError, BadTree) as error:
         raise CdiSpecInvalid(
             f"the CDI spec {path}", found=str(error), do="have the vendor's program write it anew"

@@ -9,7 +9,7 @@ Rules
   to those who ask for a device that no other file has.
 
 The files are read when a container names a device, and not kept in memory: a shim lives for
-hours, and the files change under it.
+hours, and the files change under it. (What was read of YAML is kept in :mod:`hooks.cdi.kept`.)
 
 Source: CDI specification, "Error Handling"; the reference library's package comment, "Device
 Conflicts" and "CDI Spec Directories".
@@ -21,7 +21,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from hooks.cdi import files, names, schema
+from hooks.cdi import files, kept, names, schema
 from hooks.cdi.errors import CdiDeviceConflict, CdiDeviceUnknown, CdiFileUnusable, CdiSpecInvalid
 
 if TYPE_CHECKING:
@@ -74,6 +74,19 @@ class Resolution:
     left: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Only:
+    """What matters of the files, and where it may be kept."""
+
+    kinds: tuple[bytes, ...] | None
+    state: str
+
+    def wants(self, data: bytes) -> bool:
+        """Whether a file may be of one of the kinds."""
+        # Behind a backslash, JSON and YAML may hide any character.
+        return self.kinds is None or b"\\" in data or any(kind in data for kind in self.kinds)
+
+
 _MOST_TOLD: Final = 4
 
 
@@ -86,16 +99,22 @@ class Registry:
     faults: list[Fault] = field(default_factory=list)
 
     @classmethod
-    def of(cls, directories: Iterable[str]) -> Registry:
+    def of(
+        cls, directories: Iterable[str], kinds: Iterable[str] | None = None, state: str = ""
+    ) -> Registry:
         """Reads the spec files.
 
         Args:
             directories: by priority, the lowest first. One that is not there has no files.
+            kinds: those that matter; None for all. A file that mentions none of them is passed
+                over.
+            state: the state directory, where what was read of YAML is kept; "" for nowhere.
 
         Returns:
             What they hold; what cannot be used is among its faults.
         """
         registry = cls(tuple(directories))
+        only = _Only(None if kinds is None else tuple(kind.encode() for kind in kinds), state)
         for priority, directory in enumerate(registry.directories):
             try:
                 fd = files.open_directory(directory)
@@ -106,21 +125,27 @@ class Registry:
                 continue
             try:
                 for name in files.names_in(fd):
-                    registry._load(os.path.join(directory, name), priority, fd, name)
+                    registry._load(os.path.join(directory, name), priority, fd, name, only)
             finally:
                 os.close(fd)
         return registry
 
-    def _load(self, path: str, priority: int, dir_fd: int, name: str) -> None:
+    def _load(self, path: str, priority: int, dir_fd: int, name: str, only: _Only) -> None:
         kind = ""
         try:
             content = files.read(path, dir_fd=dir_fd, name=name)
-            if content is None:
+            if content is None or not only.wants(content.data):
                 return
-            tree = files.tree_of(content, path)
-            if isinstance(tree, dict) and isinstance(tree.get("kind"), str):
-                kind = tree["kind"]
-            self.files.append(Loaded(path, priority, schema.parse(tree, path)))
+            in_yaml = bool(only.state) and not files.is_json(content.data)
+            spec = kept.load(only.state, content, path) if in_yaml else None
+            if spec is None:
+                tree = files.tree_of(content.data, path)
+                if isinstance(tree, dict) and isinstance(tree.get("kind"), str):
+                    kind = tree["kind"]
+                spec = schema.parse(tree, path)
+                if in_yaml:
+                    kept.store(only.state, content, spec)
+            self.files.append(Loaded(path, priority, spec))
         except (CdiFileUnusable, CdiSpecInvalid) as error:
             self.faults.append(Fault(path, error, kind))
 
@@ -192,6 +217,7 @@ def resolve(
     directories: Iterable[str],
     *,
     builtin: Callable[[str], bool] = lambda _: False,
+    state: str = "",
 ) -> Resolution:
     """What names of devices stand for on this node.
 
@@ -200,6 +226,7 @@ def resolve(
         directories: of spec files, by priority.
         builtin: whether a name is known without a spec file. It is left to whoever knows it, if
             no file is of its kind.
+        state: the state directory, where what was read of YAML is kept; "" for nowhere.
 
     Returns:
         The devices, in order.
@@ -210,9 +237,13 @@ def resolve(
         CdiDeviceConflict: several files of one directory have it.
     """
     asked = [names.parse(text) for text in dict.fromkeys(wanted)]
-    registry = Registry.of(directories)
+    places = tuple(directories)
+    registry = Registry.of(places, {name.kind for name in asked}, state)
     left = {name for name in asked if builtin(str(name)) and not registry.has_kind(name.kind)}
-    return Resolution(
-        tuple(registry.find(name) for name in asked if name not in left),
-        tuple(str(name) for name in asked if name in left),
-    )
+    try:
+        found = tuple(registry.find(name) for name in asked if name not in left)
+    except CdiDeviceUnknown:
+        # Perhaps a broken file should have had it: this time, each is looked at.
+        registry = Registry.of(places)
+        found = tuple(registry.find(name) for name in asked if name not in left)
+    return Resolution(found, tuple(str(name) for name in asked if name in left))

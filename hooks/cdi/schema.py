@@ -90,15 +90,15 @@ def parse(tree: Any, file: str) -> SpecFile:
     """
     walk = _Walk(file)
     if not isinstance(tree, dict):
-        walk.fail("", "it is no object")
-    spec: SpecFile = _SPEC(tree, walk, "")
+        walk.fail("it is no object")
+    spec: SpecFile = _SPEC(tree, walk)
     version = _version(spec.version, walk)
-    where, needed, _ = max(walk.used, key=lambda used: used[1])
+    where, needed, _ = max(walk.used, key=lambda used: used[1], default=("", version, None))
     if needed > version:
-        walk.fail(where, f"it needs cdiVersion {_text_of(needed)} or later")
+        walk.fail_at(where, f"it needs cdiVersion {_text_of(needed)} or later")
     for where, _, until in walk.used:
         if until is not None and version >= until:
-            walk.fail(where, f"it is not in cdiVersion {_text_of(until)} any more")
+            walk.fail_at(where, f"it is not in cdiVersion {_text_of(until)} any more")
     return spec
 
 
@@ -112,7 +112,7 @@ def minimum_version(tree: Any) -> str:
         CdiSpecInvalid: it is not.
     """
     walk = _Walk("to be written")
-    _SPEC(tree, walk, "")
+    _SPEC(tree, walk)
     return _text_of(max((since for _, since, _ in walk.used), default=_number(VERSIONS[0])))
 
 
@@ -145,45 +145,57 @@ def _version(text: str, walk: _Walk) -> _Number:
     plain = text.removeprefix("v")
     known = _DRAFTS.get(plain, plain)
     if known not in VERSIONS:
-        walk.fail("cdiVersion", f"{text!r} is none of {', '.join(VERSIONS)}")
+        walk.fail_at("cdiVersion", f"{text!r} is none of {', '.join(VERSIONS)}")
     return _number(known)
 
 
 class _Walk:
-    """One walk through a file: whose it is, and which fields it met.
+    """One walk through a file: whose it is, where one is in it, and what needs which version.
 
-    ``used`` has where each field is, since when there are such, and from when on no more.
+    ``path`` has the names of fields and the indices of lists on the way; ``used`` has where each
+    field of a later version is, since when there are such, and from when on no more.
     """
 
     def __init__(self, file: str) -> None:
         self._file = file
+        self.path: list[str | int] = []
         self.used: list[tuple[str, _Number, _Number | None]] = []
 
-    def fail(self, where: str, fault: str) -> NoReturn:
+    def fail(self, fault: str, *below: str) -> NoReturn:
+        self.path += below
+        self.fail_at(self._where(), fault)
+
+    def fail_at(self, where: str, fault: str) -> NoReturn:
         raise CdiSpecInvalid(
             f"the CDI spec {self._file}",
             found=f"{where}: {fault}" if where else fault,
             do="have the vendor's program write it anew, or mend it by the CDI specification",
         )
 
-    def meets(self, where: str, since: str, until: str | None = None) -> None:
-        self.used.append((where, _number(since), None if until is None else _number(until)))
+    def meets(self, since: str, until: str | None = None) -> None:
+        if since != VERSIONS[0]:
+            end = None if until is None else _number(until)
+            self.used.append((self._where(), _number(since), end))
+
+    def _where(self) -> str:
+        parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in self.path)
+        return "".join(parts).removeprefix(".")
 
 
 if TYPE_CHECKING:
-    _Reader: TypeAlias = Callable[[Any, _Walk, str], Any]
+    _Reader: TypeAlias = Callable[[Any, _Walk], Any]
 
 
-def _text(value: Any, walk: _Walk, where: str) -> str:
+def _text(value: Any, walk: _Walk) -> str:
     if isinstance(value, bool):
         value = "true" if value else "false"
     if isinstance(value, int):
         value = str(value)
     if not isinstance(value, str):
-        walk.fail(where, "it is no string")
+        walk.fail("it is no string")
     text = str(value)
     if "\0" in text or not _is_encodable(text):
-        walk.fail(where, "it has a character that no file name or variable has")
+        walk.fail("it has a character that no file name or variable has")
     return text
 
 
@@ -200,14 +212,14 @@ _MOST_DIGITS: Final = 24
 
 
 def _integer(below: int, least: int = 0) -> _Reader:
-    def read(value: Any, walk: _Walk, where: str) -> int:
+    def read(value: Any, walk: _Walk) -> int:
         number = value
         if isinstance(value, Plain):
             number = _of_plain(value)
         if isinstance(number, bool) or not isinstance(number, int):
-            walk.fail(where, "it is no whole number")
+            walk.fail("it is no whole number")
         if not least <= number < below:
-            walk.fail(where, f"{number} is not from {least} to {below - 1}")
+            walk.fail(f"{number} is not from {least} to {below - 1}")
         return number
 
     return read
@@ -222,11 +234,11 @@ def _of_plain(text: str) -> int | None:
     return int(text, 0)
 
 
-def _flag(value: Any, walk: _Walk, where: str) -> bool:
+def _flag(value: Any, walk: _Walk) -> bool:
     if isinstance(value, Plain) and value.lower() in {"true", "false"}:
         return value.lower() == "true"
     if not isinstance(value, bool):
-        walk.fail(where, "it is neither true nor false")
+        walk.fail("it is neither true nor false")
     return value
 
 
@@ -236,12 +248,16 @@ class _List:
     def __init__(self, item: _Reader) -> None:
         self._item = item
 
-    def __call__(self, value: Any, walk: _Walk, where: str) -> tuple[Any, ...]:
+    def __call__(self, value: Any, walk: _Walk) -> tuple[Any, ...]:
         if not isinstance(value, list):
-            walk.fail(where, "it is no list")
-        return tuple(
-            self._item(entry, walk, f"{where}[{index}]") for index, entry in enumerate(value)
-        )
+            walk.fail("it is no list")
+        made = []
+        walk.path.append(0)
+        for index, entry in enumerate(value):
+            walk.path[-1] = index
+            made.append(self._item(entry, walk))
+        walk.path.pop()
+        return tuple(made)
 
     def tree(self, value: tuple[Any, ...]) -> list[Any]:
         return [_tree(self._item, entry) for entry in value]
@@ -265,36 +281,42 @@ class _Object:
         self,
         make: Callable[..., Any],
         table: dict[str, _Field],
-        check: Callable[[Any, _Walk, str], None] | None = None,
+        check: Callable[[Any, _Walk], None] | None = None,
     ) -> None:
         self._make = make
         self._table = table
         self._check = check
-        self._by_name = {name.lower(): name for name in table}
+        self._folded = {name.lower(): row for name, row in table.items()}
+        self._required = tuple(name for name, row in table.items() if row.required)
 
-    def __call__(self, value: Any, walk: _Walk, where: str) -> Any:
+    def __call__(self, value: Any, walk: _Walk) -> Any:
         if not isinstance(value, dict):
-            walk.fail(where, "it is no object")
+            walk.fail("it is no object")
         given: dict[str, Any] = {}
+        walk.path.append("")
         for key, entry in value.items():
-            name = self._by_name.get(str(key).lower())
-            at = f"{where}.{key}" if where else str(key)
-            if name is None:
-                walk.fail(at, f"unknown field; known are {', '.join(self._table)}")
-            row = self._table[name]
+            walk.path[-1] = key
+            row = self._row(key)
+            if row is None:
+                walk.fail(f"unknown field; known are {', '.join(self._table)}")
             if row.attribute in given:
-                walk.fail(at, "the field is there twice")
+                walk.fail("the field is there twice")
             if _is_empty(entry):
                 continue
-            walk.meets(at, row.since, row.until)
-            given[row.attribute] = row.read(entry, walk, at)
-        for name, row in self._table.items():
-            if row.required and row.attribute not in given:
-                walk.fail(f"{where}.{name}" if where else name, "it is missing")
+            walk.meets(row.since, row.until)
+            given[row.attribute] = row.read(entry, walk)
+        walk.path.pop()
+        for name in self._required:
+            if self._table[name].attribute not in given:
+                walk.fail("it is missing", name)
         made = self._make(**given)
         if self._check is not None:
-            self._check(made, walk, where)
+            self._check(made, walk)
         return made
+
+    def _row(self, key: str) -> _Field | None:
+        """The row of a field; its name may be written in any case."""
+        return self._table.get(key) or self._folded.get(key.lower())
 
     def tree(self, value: Any) -> dict[str, Any]:
         absent = {each.name: each.default for each in fields(value)}
@@ -328,22 +350,23 @@ _LONGEST_SUBDOMAIN: Final = 253
 class _Annotations:
     """Keys and values, with the limits that Kubernetes sets to annotations."""
 
-    def __call__(self, value: Any, walk: _Walk, where: str) -> tuple[tuple[str, str], ...]:
+    def __call__(self, value: Any, walk: _Walk) -> tuple[tuple[str, str], ...]:
         if not isinstance(value, dict):
-            walk.fail(where, "it is no object")
+            walk.fail("it is no object")
         size = 0
         found = []
         for key, entry in value.items():
-            at = f"{where}.{key}"
-            if not _is_annotation_key(str(key).lower()):
-                walk.fail(at, "it is no key of an annotation: PREFIX/NAME, at most 253 and 63 long")
+            if not _is_annotation_key(key.lower()):
+                walk.fail(
+                    "it is no key of an annotation: PREFIX/NAME, at most 253 and 63 long", key
+                )
             if not isinstance(entry, str):
-                walk.fail(at, "it is no string")
-            text = _text(entry, walk, at)
-            size += len(str(key).encode()) + len(text.encode())
-            found.append((str(key), text))
+                walk.fail("it is no string", key)
+            text = _text(entry, walk)
+            size += len(key.encode()) + len(text.encode())
+            found.append((key, text))
         if size > _LARGEST_ANNOTATIONS:
-            walk.fail(where, f"they are {size} bytes; the limit is {_LARGEST_ANNOTATIONS}")
+            walk.fail(f"they are {size} bytes; the limit is {_LARGEST_ANNOTATIONS}")
         return tuple(found)
 
     def tree(self, value: tuple[tuple[str, str], ...]) -> dict[str, str]:
@@ -357,101 +380,103 @@ def _is_annotation_key(key: str) -> bool:
     return len(name) <= _LONGEST_KEY_NAME and _KEY_NAME.fullmatch(name) is not None
 
 
-def _variable(value: Any, walk: _Walk, where: str) -> str:
-    text = _text(value, walk, where)
+def _variable(value: Any, walk: _Walk) -> str:
+    text = _text(value, walk)
     if text.find("=") <= 0:
-        walk.fail(where, f"{text!r} is not of the form NAME=VALUE")
+        walk.fail(f"{text!r} is not of the form NAME=VALUE")
     return text
 
 
-def _path(value: Any, walk: _Walk, where: str) -> str:
-    text = _text(value, walk, where)
+def _path(value: Any, walk: _Walk) -> str:
+    text = _text(value, walk)
     if not text.startswith("/"):
-        walk.fail(where, f"{text!r} is no absolute path")
+        walk.fail(f"{text!r} is no absolute path")
     return text
 
 
 def _one_of(*words: str) -> _Reader:
-    def read(value: Any, walk: _Walk, where: str) -> str:
-        text = _text(value, walk, where)
+    def read(value: Any, walk: _Walk) -> str:
+        text = _text(value, walk)
         if text not in words:
-            walk.fail(where, f"{text!r} is none of {', '.join(words)}")
+            walk.fail(f"{text!r} is none of {', '.join(words)}")
         return text
 
     return read
 
 
-def _permissions(value: Any, walk: _Walk, where: str) -> str:
-    text = _text(value, walk, where)
+def _permissions(value: Any, walk: _Walk) -> str:
+    text = _text(value, walk)
     if text != NO_PERMISSIONS and not set(text) <= set("rwm"):
-        walk.fail(where, f"{text!r} has other letters than r, w and m")
+        walk.fail(f"{text!r} has other letters than r, w and m")
     return text
 
 
-def _clos(value: Any, walk: _Walk, where: str) -> str:
-    text = _text(value, walk, where)
+def _clos(value: Any, walk: _Walk) -> str:
+    text = _text(value, walk)
     if text != "/" and (
         len(text) >= _LONGEST_CLOS or text in {".", ".."} or not {"/", "\n"}.isdisjoint(text)
     ):
-        walk.fail(where, f"{text!r} is no name of a class of service")
+        walk.fail(f"{text!r} is no name of a class of service")
     return text
 
 
 _LONGEST_INTERFACE: Final = 15
 
 
-def _interface(value: Any, walk: _Walk, where: str) -> str:
+def _interface(value: Any, walk: _Walk) -> str:
     # dev_valid_name() of the kernel
-    text = _text(value, walk, where)
+    text = _text(value, walk)
     if (
         len(text.encode()) > _LONGEST_INTERFACE
         or text in {".", ".."}
         or any(c in "/:" or c.isspace() for c in text)
     ):
-        walk.fail(where, f"{text!r} is no name of a network interface")
+        walk.fail(f"{text!r} is no name of a network interface")
     return text
 
 
-def _kind(value: Any, walk: _Walk, where: str) -> str:
-    text = _text(value, walk, where)
+def _kind(value: Any, walk: _Walk) -> str:
+    text = _text(value, walk)
     vendor, slash, class_ = text.partition("/")
     fault = names.fault_of_vendor(vendor) or names.fault_of_class(class_)
     if not slash or fault:
-        walk.fail(where, fault if slash else f"{text!r} is not of the form vendor/class")
+        walk.fail(fault if slash else f"{text!r} is not of the form vendor/class")
     if "." in class_:
-        walk.meets(where, "0.6.0")
+        walk.meets("0.6.0")
     return text
 
 
-def _device_name(value: Any, walk: _Walk, where: str) -> str:
-    text = _text(value, walk, where)
+def _device_name(value: Any, walk: _Walk) -> str:
+    text = _text(value, walk)
     fault = names.fault_of_device(text)
     if fault:
-        walk.fail(where, fault)
+        walk.fail(fault)
     if text[0].isdigit():
-        walk.meets(where, "0.5.0")
+        walk.meets("0.5.0")
     return text
 
 
-def _check_edits(edits: Edits, walk: _Walk, where: str) -> None:
+def _check_edits(edits: Edits, walk: _Walk) -> None:
+    if not edits.net_devices:
+        return
     for told, which in (
         ("hostInterfaceName", [each.host_name for each in edits.net_devices]),
         ("name", [each.name for each in edits.net_devices]),
     ):
         twice = _twice(which)
         if twice is not None:
-            walk.fail(f"{where}.netDevices", f"{told} {twice!r} is there twice")
+            walk.fail(f"{told} {twice!r} is there twice", "netDevices")
 
 
-def _check_device(device: SpecDevice, walk: _Walk, where: str) -> None:
+def _check_device(device: SpecDevice, walk: _Walk) -> None:
     if device.edits == Edits():
-        walk.fail(f"{where}.containerEdits", "a device has to edit something")
+        walk.fail("a device has to edit something", "containerEdits")
 
 
-def _check_spec(spec: SpecFile, walk: _Walk, where: str) -> None:
+def _check_spec(spec: SpecFile, walk: _Walk) -> None:
     twice = _twice([device.name for device in spec.devices])
     if twice is not None:
-        walk.fail(f"{where}devices", f"{twice!r} is there twice")
+        walk.fail(f"{twice!r} is there twice", "devices")
 
 
 def _twice(words: list[str]) -> str | None:

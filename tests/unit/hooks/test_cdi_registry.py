@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hooks.cdi import files, names
+from hooks.cdi import files, kept, names, tree
 from hooks.cdi.errors import CdiDeviceConflict, CdiDeviceUnknown, CdiFileUnusable
 from hooks.cdi.registry import Registry, resolve
 
@@ -167,3 +167,96 @@ def test_devices_come_in_the_order_of_their_names_and_once(tmp_path: Path) -> No
     resolved = resolve(wanted, [str(tmp_path)])
     assert [str(found.name) for found in resolved.devices] == wanted[:2]
     assert resolved.devices[0].name == names.parse(wanted[0])
+
+
+def in_yaml(name: str = "vendor.com/device") -> str:
+    return (
+        f"cdiVersion: 0.5.0\nkind: {name}\ndevices:\n- name: a\n  containerEdits:\n    env: [A=b]\n"
+    )
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A state directory, in which what was written just now is kept too."""
+    monkeypatch.setattr(kept, "_SETTLED", 0.0)
+    return tmp_path / "state"
+
+
+def test_yaml_is_parsed_once_and_again_after_each_change(
+    tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = tmp_path / "specs"
+    specs.mkdir()
+    file = specs / "a.yaml"
+    file.write_text(in_yaml())
+    parsed: list[str] = []
+
+    def of_yaml(text: str) -> object:
+        parsed.append(text)
+        return tree.of_yaml(text)
+
+    monkeypatch.setattr(files, "of_yaml", of_yaml)
+
+    def found() -> str:
+        (one,) = resolve(["vendor.com/device=a"], [str(specs)], state=str(state)).devices
+        return one.device.edits.env[0]
+
+    assert [found(), found(), found()] == ["A=b"] * 3
+    assert len(parsed) == 1
+    assert (state / "cdi").stat().st_mode & 0o777 == 0o700
+    file.write_text(in_yaml().replace("A=b", "A=c"))
+    assert [found(), found()] == ["A=c"] * 2
+    assert len(parsed) == 2
+    for place in (state / "cdi").iterdir():
+        place.write_text("{")
+    assert found() == "A=c"
+    assert len(parsed) == 3
+
+
+def test_what_was_changed_just_now_is_not_kept(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(in_yaml())
+    resolve(["vendor.com/device=a"], [str(tmp_path)], state=str(tmp_path / "state"))
+    assert not (tmp_path / "state").exists()
+
+
+def test_kept_file_of_somebody_else_does_not_count(tmp_path: Path, state: Path) -> None:
+    (tmp_path / "a.yaml").write_text(in_yaml())
+    wanted = ["vendor.com/device=a"]
+    resolve(wanted, [str(tmp_path)], state=str(state))
+    (place,) = (state / "cdi").iterdir()
+    place.write_text(place.read_text().replace("A=b", "EVIL=1"))
+    os.chown(place, 12345, 0)
+    (found,) = resolve(wanted, [str(tmp_path)], state=str(state)).devices
+    assert found.device.edits.env == ("A=b",)
+
+
+def test_no_more_than_a_handful_is_kept(tmp_path: Path, state: Path) -> None:
+    for number in range(40):
+        (tmp_path / "a.yaml").write_text(in_yaml() + "#" * number)
+        resolve(["vendor.com/device=a"], [str(tmp_path)], state=str(state))
+    assert 1 < len(list((state / "cdi").iterdir())) <= 32
+
+
+def test_state_that_cannot_be_written_is_no_error(tmp_path: Path, state: Path) -> None:
+    (tmp_path / "a.yaml").write_text(in_yaml())
+    state.write_text("a file")
+    assert resolve(["vendor.com/device=a"], [str(tmp_path)], state=str(state)).devices
+
+
+def test_file_that_mentions_no_wanted_kind_is_not_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "a.json", "0")
+    (tmp_path / "other.yaml").write_text(in_yaml("other.com/device"))
+    (tmp_path / "escaped.yaml").write_text(in_yaml('"hidden.com\\x2fdevice"'))
+    read: list[str] = []
+    real = files.tree_of
+
+    def tree_of(data: bytes, path: str) -> object:
+        read.append(os.path.basename(path))
+        return real(data, path)
+
+    monkeypatch.setattr(files, "tree_of", tree_of)
+    assert found_in([tmp_path], "vendor.com/device=0") == "a.json"
+    assert sorted(read) == ["a.json", "escaped.yaml"]
+    assert found_in([tmp_path], "hidden.com/device=a") == "escaped.yaml"
