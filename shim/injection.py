@@ -149,7 +149,7 @@ class Injector:
             from shim.proc_cover import cover  # noqa: PLC0415 - see inject
 
             sources = {file["path"]: file["source"] for file in files}
-            self._note(files, await cover(self._reaper, pid, sources))
+            self._note(files, await cover(pid, sources))
 
     async def uncover_proc(self, pid: int) -> None:
         """Take away what :meth:`cover_proc` has mounted, for CRIU, which would refuse it.
@@ -161,7 +161,7 @@ class Injector:
 
         files = [file for file in self._proc_files() if file["state"] == proc_cover.COVERED]
         paths = [file["path"] for file in files]
-        self._note(files, await proc_cover.uncover(self._reaper, pid, paths))
+        self._note(files, await proc_cover.uncover(pid, paths))
 
     def _proc_files(self) -> list[dict[str, str]]:
         return [] if self._record is None else self._record["proc_files"]

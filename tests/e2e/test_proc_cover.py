@@ -8,22 +8,21 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import subprocess
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-import anyio
 import pytest
 
 from integration.images import busybox, unpack
 from shim.proc_cover import COVERED, UNCOVERED, cover, uncover
-from shim.reaper import Reaper
 from tests.harness.low_level import crun_for_this_host
 from tests.harness.runtime import new_name
+from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from integration.parts import Parts
@@ -91,22 +90,6 @@ class Container:
         self._call("delete", "--force")
 
 
-@pytest.fixture
-async def reaper() -> AsyncIterator[Reaper]:
-    reaper = Reaper()
-
-    async def reap(*, task_status: anyio.abc.TaskStatus[None]) -> None:
-        with anyio.open_signal_receiver(signal.SIGCHLD) as signals:
-            task_status.started()
-            async for _ in signals:
-                reaper.reap()
-
-    async with anyio.create_task_group() as tasks:
-        await tasks.start(reap)
-        yield reaper
-        tasks.cancel_scope.cancel()
-
-
 @pytest.fixture(params=["runc", "crun"])
 def runtime(request: pytest.FixtureRequest, parts: Parts, tmp_path: Path) -> str:
     """Each low-level runtime."""
@@ -130,6 +113,13 @@ def created(runtime: str, tmp_path: Path, change: Any = None) -> Iterator[Contai
 def mounts_of_host() -> list[str]:
     with open("/proc/self/mountinfo", encoding="utf-8") as file:
         return sorted(line.split(" ", 2)[2] for line in file if "/proc/version" in line)
+
+
+def left_in_here() -> tuple[int, str, str]:
+    """What entering a container could leave behind in this process."""
+    eventually(lambda: len(os.listdir("/proc/self/task")) == threading.active_count(), "it ended")
+    namespace, root = os.readlink("/proc/self/ns/mnt"), os.readlink("/proc/self/root")
+    return len(os.listdir("/proc/self/fd")), namespace, root
 
 
 @pytest.fixture
@@ -177,11 +167,11 @@ def privileged(spec: dict[str, Any], rootfs: str) -> None:
 
 @pytest.mark.parametrize("change", [read_only, privileged, shared, in_user_namespace])
 async def test_container_reads_what_was_staged_and_cannot_write_it(
-    reaper: Reaper, runtime: str, tmp_path: Path, staged: str, change: Any
+    runtime: str, tmp_path: Path, staged: str, change: Any
 ) -> None:
     before = real()
     with created(runtime, tmp_path, change) as container:
-        assert await cover(reaper, container.pid, {FILE: staged}) == {FILE: COVERED}
+        assert await cover(container.pid, {FILE: staged}) == {FILE: COVERED}
         assert real() == before
         assert mounts_of_host() == []
         first, *rest = container.run()
@@ -193,18 +183,18 @@ async def test_container_reads_what_was_staged_and_cannot_write_it(
 
 
 async def test_what_is_covered_can_be_uncovered_and_covered_again(
-    reaper: Reaper, runtime: str, tmp_path: Path, staged: str
+    runtime: str, tmp_path: Path, staged: str
 ) -> None:
     with created(runtime, tmp_path) as container:
+        before = left_in_here()
         for _ in range(2):
-            assert await cover(reaper, container.pid, {FILE: staged}) == {FILE: COVERED}
-            assert await uncover(reaper, container.pid, [FILE]) == {FILE: UNCOVERED}
+            assert await cover(container.pid, {FILE: staged}) == {FILE: COVERED}
+            assert await uncover(container.pid, [FILE]) == {FILE: UNCOVERED}
+        assert left_in_here() == before
         assert container.run() == [real().strip()]
 
 
-async def test_odd_containers_are_left_alone(
-    reaper: Reaper, runtime: str, tmp_path: Path, staged: str
-) -> None:
+async def test_odd_containers_are_left_alone(runtime: str, tmp_path: Path, staged: str) -> None:
     with created(runtime, tmp_path) as container:
         again = {
             "/proc/driver/nvidia/params": "its procfs does not have the file",
@@ -213,18 +203,18 @@ async def test_odd_containers_are_left_alone(
             "/proc/mounts": "too many levels of symbolic links",
             "/etc/hostname": "no file of procfs",
         }
-        assert await cover(reaper, container.pid, dict.fromkeys(again, staged)) == again
+        assert await cover(container.pid, dict.fromkeys(again, staged)) == again
         missing = f"{staged}-not"
-        told = await cover(reaper, container.pid, {FILE: missing})
+        told = await cover(container.pid, {FILE: missing})
         assert told == {FILE: f"to mount {missing}: no such file or directory"}
         container.mount("-o", "bind", "/usr/bin/busybox", FILE)
-        told = await cover(reaper, container.pid, {FILE: staged})
+        told = await cover(container.pid, {FILE: staged})
         assert told == {FILE: "something is mounted there already"}
         container.mount("-t", "tmpfs", "none", "/proc")
-        told = await cover(reaper, container.pid, {FILE: staged})
+        told = await cover(container.pid, {FILE: staged})
         assert told == {FILE: "its /proc is no procfs"}
-    own = await cover(reaper, os.getpid(), {FILE: staged})
+    own = await cover(os.getpid(), {FILE: staged})
     assert own == {FILE: "it has no mount namespace of its own"}
-    gone = await cover(reaper, container.pid, {FILE: staged})
+    gone = await cover(container.pid, {FILE: staged})
     assert gone == {FILE: "its mount namespace: no such file or directory"}
     assert mounts_of_host() == []
