@@ -371,7 +371,7 @@ def _decide(asked: _Asked, look: _Look, places: tuple[str, str], clock: _Clock) 
         contributions += _beside_gpus(asked, inventory, layout, contributions)
     elif asked.request.wants_driver:
         contributions.append(platforms.contribute(asked.spec, asked.request, asked.config, layout))
-    contributions += _of_others(asked)
+    contributions += _of_others(asked, layout)
     plan = united(each.plan for each in contributions)
     refuse_excluded(plan.devices, config, inventory)
     clock.lap("plan")
@@ -391,7 +391,7 @@ def _compat_of(asked: _Asked, grant: Grant, plan: Plan, layout: Layout) -> Compa
     return find_compat(asked.image, plan, layout, host, inventory.driver.arch)
 
 
-def _of_others(asked: _Asked) -> tuple[Contribution, ...]:
+def _of_others(asked: _Asked, layout: Layout) -> tuple[Contribution, ...]:
     """What the container gets of GPUs that are not NVIDIA's, and of whatever CDI specs have."""
     request, config = asked.request, asked.config
     if not (request.amd_devices or request.intel_devices or request.cdi_devices):
@@ -412,11 +412,15 @@ def _of_others(asked: _Asked) -> tuple[Contribution, ...]:
     of_vendors = vendors.contribute(request, config, resolved.left)
     if not resolved.devices:
         return of_vendors
-    user = _user(asked.spec)
-    return (
-        *of_vendors,
-        contribute(resolved, config=config, user=user, oci_version=asked.oci_version),
+    of_specs = contribute(
+        resolved,
+        config=config,
+        user=_user(asked.spec),
+        oci_version=asked.oci_version,
+        image=asked.image,
+        layout=layout,
     )
+    return (*of_vendors, of_specs)
 
 
 def apply_to_process(process: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from hooks.cdi.registry import Loaded, Resolution
     from hooks.cdi.spec import DeviceNode, Edits, SpecHook, SpecMount
     from hooks.config import Config
+    from hooks.layout import Layout
+    from hooks.rootfs import Rootfs
 
 __all__ = ["MOUNT_KINDS", "contribute"]
 
@@ -72,6 +74,8 @@ def contribute(
     config: Config,
     user: tuple[int, int] = (0, 0),
     oci_version: str = "",
+    image: Rootfs | None = None,
+    layout: Layout | None = None,
 ) -> Contribution:
     """What the devices that a container names add to it.
 
@@ -81,6 +85,8 @@ def contribute(
         user: user and group of the container's process.
         oci_version: the latest version of the OCI runtime specification that the low-level
             runtime knows; "" if nobody asked it.
+        image: what the container is made from, if it can be looked at.
+        layout: of the image.
 
     Returns:
         The plan, and bounds that hold it to what was looked up.
@@ -93,7 +99,7 @@ def contribute(
         CdiUnsupported: the low-level runtime cannot move network interfaces.
         RuntimeUnasked: it may, and ``oci_version`` is not given.
     """
-    work = _Work(config, user, oci_version)
+    work = _Work(config, user, oci_version, (image, layout))
     for edits, whose in _in_order(resolution):
         work.add(edits, whose)
     return work.contribution(tuple(f"{f.name} of {f.file.path}" for f in resolution.devices))
@@ -116,8 +122,15 @@ def _of_file(file: Loaded) -> str:
 class _Work:
     """A plan in the making."""
 
-    def __init__(self, config: Config, user: tuple[int, int], oci_version: str) -> None:
+    def __init__(
+        self,
+        config: Config,
+        user: tuple[int, int],
+        oci_version: str,
+        seen: tuple[Rootfs | None, Layout | None],
+    ) -> None:
         self._config = config
+        self._image, self._layout = seen
         self._user = user
         self._oci_version = oci_version
         self._environment: dict[str, str] = {}
@@ -165,6 +178,11 @@ class _Work:
             net_devices=tuple(self._net_devices.values()),
         )
         done, notes = nvidia_hooks.perform(self._nvidia, plan, self._config)
+        if self._image is not None and self._layout is not None:
+            done, why = nvidia_hooks.decide_compat(
+                self._nvidia, done, self._config, self._image, self._layout
+            )
+            notes = (*notes, why) if why else notes
         return Contribution(
             done,
             frozenset(device.major for device in devices if device.kind == "c"),

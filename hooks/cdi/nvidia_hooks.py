@@ -11,8 +11,8 @@ create-symlinks                 links; those below /dev in directories of links
 update-ldcache                  for the libraries that the spec mounts in the folders: entries of
                                 ld.so.cache, and links of their sonames; the folders in the
                                 drop-in
-enable-cuda-compat              nothing: which CUDA libraries the image's programs get is decided
-                                for the container as a whole (:mod:`hooks.compat`)
+enable-cuda-compat              the order of libcuda's, as it is decided for any container
+                                (:mod:`hooks.compat`), by the driver's version that the hook is told
 disable-device-node-modification  the parameters of the kernel module, with ModifyDeviceFiles 0
 update-application-profile      the profile that shows EGL the granted GPUs
 chmod                           nothing: it mends directories below /dev that an old crun made
@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Final
 from hooks.cdi.errors import CdiHookMalformed
 from hooks.elf import elf_of_fd
 from hooks.errors import RootfsError
-from hooks.plan import CachedLibrary, Link, LinkDirectory
+from hooks.plan import Arch, CachedLibrary, Link, LinkDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -48,9 +48,11 @@ if TYPE_CHECKING:
     from hooks.cdi.spec import SpecHook
     from hooks.config import Config
     from hooks.elf import Elf
-    from hooks.plan import Arch, Device, File, Mount, Plan, ProcFile
+    from hooks.layout import Layout
+    from hooks.plan import Device, File, Mount, Plan, ProcFile
+    from hooks.rootfs import Rootfs
 
-__all__ = ["Call", "call_of", "perform"]
+__all__ = ["Call", "call_of", "decide_compat", "perform"]
 
 _PROGRAM: Final = "nvidia-cdi-hook"
 _TOOLKIT: Final = "nvidia-ctk"
@@ -189,6 +191,57 @@ def perform(calls: Iterable[Call], plan: Plan, config: Config) -> tuple[Plan, tu
         ),
         tuple(dict.fromkeys(notes)),
     )
+
+
+def decide_compat(
+    calls: Iterable[Call], plan: Plan, config: Config, image: Rootfs, layout: Layout
+) -> tuple[Plan, str]:
+    """Lets the image's own libcuda come first, where a hook asks for it and it fits.
+
+    Args:
+        calls: in the order of the spec.
+        plan: what :func:`perform` made.
+        config: where procfs is, and whether this is wanted at all.
+        image: what the container is made from.
+        layout: of this image.
+
+    Returns:
+        The plan, and why it is so, for people; "" if there is nothing to tell.
+    """
+    versions = [
+        version
+        for call in calls
+        if call.name == "enable-cuda-compat"
+        for version in call.all_of("host-driver-version")
+    ]
+    if not versions or not config.cuda_compat:
+        return plan, ""
+    from hooks.compat import Host, find_compat, with_compat  # noqa: PLC0415 - few specs have it
+    from hooks.driver_version import is_version  # noqa: PLC0415
+
+    if not is_version(versions[-1]):
+        return plan, f"{versions[-1]!r} is no version of a driver: the image's libcuda stays behind"
+    host = Host(versions[-1], models=tuple(_models(config)))
+    compat = find_compat(image, plan, layout, host, Arch(os.uname().machine))
+    return with_compat(plan, compat), compat.why
+
+
+_MODEL: Final = "Model:"
+
+
+def _models(config: Config) -> Iterator[str]:
+    """The names of the node's GPUs; which of them a foreign spec gives is not known."""
+    from hooks.witness import read_text  # noqa: PLC0415 - as above
+
+    directory = f"{config.proc}/driver/nvidia/gpus"
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError:
+        return
+    for name in names:
+        for line in (read_text(f"{directory}/{name}/information") or "").splitlines():
+            if line.startswith(_MODEL):
+                yield line.removeprefix(_MODEL).strip()
 
 
 def _absolute(text: str, call: Call) -> str:

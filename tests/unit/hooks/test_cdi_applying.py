@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -528,6 +529,36 @@ def test_spec_as_nvidia_ctk_writes_it_makes_a_container_as_ours(
     assert b"libcuda.so.1\0" in (rootfs / "etc/ld.so.cache").read_bytes()
     assert {d["path"] for d in done.spec["linux"]["devices"]} == {"/dev/nvidiactl", "/dev/nvidia0"}
     assert json.loads(json.dumps(done.record)) == done.record
+
+
+def test_newer_libcuda_of_the_image_comes_first_if_a_hook_asks_for_it(
+    node: Node, rootfs: Path, tmp_path: Path, elves: Elves
+) -> None:
+    specs = tmp_path / "cdi"
+    specs.mkdir()
+    home = "/usr/lib/x86_64-linux-gnu"
+    library = f"libcuda.so.{VERSION}"
+    hooks = [nvidia("update-ldcache", "--folder", home)]
+    mount = {"hostPath": f"{node.driver}{home}/{library}", "containerPath": f"{home}/{library}"}
+    elves.write(rootfs / "usr/local/cuda/compat/libcuda.so.999.1", "libcuda.so.1")
+
+    def first(*words: str, compat: bool = True) -> str:
+        node.config = replace(node.config, cdi_spec_dirs=(str(specs),), cuda_compat=compat)
+        more = [nvidia("enable-cuda-compat", *words)] if words else []
+        write(specs, {"0": {"mounts": [mount], "hooks": [*hooks, *more]}})
+        (rootfs / "etc/ld.so.cache").unlink(missing_ok=True)
+        injected(node, rootfs, oci(), f"{KIND}=0")
+        command = ["ldconfig", "-p", "-C", str(rootfs / "etc/ld.so.cache")]
+        listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        lines = (line for line in listed.splitlines() if line.startswith("\tlibcuda.so.1 "))
+        return next(lines).split("=> ")[1]
+
+    compat = "/usr/local/cuda/compat/libcuda.so.999.1"
+    assert first(f"--host-driver-version={VERSION}") == compat
+    assert first() == f"{home}/{library}"
+    assert first(f"--host-driver-version={VERSION}", compat=False) == f"{home}/{library}"
+    assert first("--host-driver-version", "1000.1") == f"{home}/{library}"
+    assert first("--host-driver-version", "nonsense") == f"{home}/{library}"
 
 
 # Bounds
