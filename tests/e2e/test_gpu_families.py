@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
+import socket
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -199,3 +202,40 @@ def test_32_bit_libraries_come_with_compat32_only(gpus: Runtime, node: Simulated
     assert os.readlink(f"{inside}/libcuda.so.1") == f"libcuda.so.{node.driver_version}"
     without = run(gpus, "ls /usr/lib32", VISIBLE_DEVICES="0", DRIVER_CAPABILITIES="compute,utility")
     assert without.lines == []
+
+
+def test_sockets_of_the_drivers_services_are_there_and_pipes_of_mps_may_be_written(
+    gpus: Runtime, node: SimulatedNode
+) -> None:
+    pipes = f"{node.driver_root}/tmp/nvidia-mps"
+    os.makedirs(pipes)
+    os.mkfifo(f"{pipes}/control")
+    with contextlib.ExitStack() as stack:
+        for service in ("persistenced", "fabricmanager"):
+            directory = f"{node.driver_root}/run/nvidia-{service}"
+            os.makedirs(directory)
+            stack.callback(shutil.rmtree, directory)
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            bind_below(listener, directory, "socket")
+        stack.callback(shutil.rmtree, pipes)
+        script = (
+            "test -S /run/nvidia-persistenced/socket && echo persistenced; "
+            "test -S /run/nvidia-fabricmanager/socket && echo fabricmanager; "
+            "test -p /tmp/nvidia-mps/control && touch /tmp/nvidia-mps/client && echo mps"
+        )
+        done = run(gpus, script, VISIBLE_DEVICES="0")
+        assert done.lines == ["persistenced", "fabricmanager", "mps"]
+        assert os.path.exists(f"{pipes}/client")
+        utility = run(
+            gpus, "ls -d /tmp/nvidia-mps", VISIBLE_DEVICES="0", DRIVER_CAPABILITIES="utility"
+        )
+        assert utility.lines == []
+
+
+def bind_below(listener: socket.socket, directory: str, name: str) -> None:
+    """Bind a socket in a directory whose path is longer than an address may be."""
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    try:
+        listener.bind(f"/proc/self/fd/{fd}/{name}")
+    finally:
+        os.close(fd)
