@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hooks.capabilities import CONTROL
 from integration import traces
-from integration.gpu.containers import asking
+from integration.gpu.containers import TIMEOUT, asking
 from integration.gpu.report import failed, not_possible
 
 if TYPE_CHECKING:
@@ -350,7 +350,15 @@ def _two(subject: Subject) -> str:
         running = [
             ctr.spawn_ctr(*each, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) for each in words
         ]
-        said = [process.communicate()[0].decode(errors="replace") for process in running]
+        try:
+            said = [
+                process.communicate(timeout=TIMEOUT)[0].decode(errors="replace")
+                for process in running
+            ]
+        finally:
+            for process in running:
+                process.kill()
+                process.wait()
     counts = [text.count('"wrong": 0') for text in said]
     if subject.simulated:
         return "both list all; both at once: " + " / ".join(text.strip() for text in said)
@@ -369,7 +377,7 @@ def _update(subject: Subject) -> str:
         done = subprocess.run(
             [containerd.parts.runc, "--root", root, "update", "--pids-limit", "300",
              container.name],
-            capture_output=True, text=True, check=False,
+            capture_output=True, text=True, check=False, timeout=TIMEOUT,
         )  # fmt: skip
         if done.returncode:
             raise not_possible(f"runc update: {done.stderr.strip()}")

@@ -126,6 +126,8 @@ def _run(bundle: str, machine: Machine, report: Report, asked: argparse.Namespac
     report.check("the engine finds the driver and GPUs", lambda: _inventory(config, report, found))
     if found:
         _look_outside(found[0], machine, report, simulated=simulated)
+        # Those for CUDA are made when it is first used.
+        found[0] = engine.load_inventory(config) or found[0]
     with ExitStack() as cleanup:
         containers = _start(machine, parts, report, cleanup, config=config_path, out=asked.out)
         if containers is None:
@@ -229,6 +231,10 @@ def _inventory(config: Config, report: Report, found: list[Inventory]) -> str:
         engine.probe_command(config), capture_output=True, check=False, env={}
     ).stdout
     inventory = engine.take_inventory(config, answer)
+    if not inventory.nodes.usable:
+        # Nobody may have used a GPU since the machine was started; NVIDIA's programs make nodes.
+        facts.of_smi(inventory)
+        inventory = engine.take_inventory(config, answer)
     milliseconds = (time.perf_counter() - began) * 1000
     found.append(inventory)
     report.tell("The node, as the engine sees it", facts.of_inventory(inventory, milliseconds))
