@@ -95,30 +95,29 @@ def read(path: str, *, dir_fd: int | None = None, name: str | None = None) -> Co
             than root may have written it.
     """
     asked = f"the CDI spec {path}"
+    content = bytearray()
     try:
-        fd = os.open(
-            path if name is None else name,
-            os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC,
-            dir_fd=dir_fd,
-        )
+        # Opening a device may act, and opening a FIFO may block: this does neither.
+        place = os.open(path if name is None else name, os.O_PATH | os.O_CLOEXEC, dir_fd=dir_fd)
+        try:
+            seen = os.fstat(place)
+            if stat.S_ISDIR(seen.st_mode):
+                return None
+            if not stat.S_ISREG(seen.st_mode):
+                raise CdiFileUnusable(asked, found="it is no regular file")
+            _check_owner(asked, seen)
+            fd = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.close(place)
+        try:
+            while len(content) <= LARGEST and (part := os.read(fd, LARGEST + 1 - len(content))):
+                content += part
+        finally:
+            os.close(fd)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise CdiFileUnusable(asked, found=str(error.strerror)) from error
-    try:
-        seen = os.fstat(fd)
-        if stat.S_ISDIR(seen.st_mode):
-            return None
-        if not stat.S_ISREG(seen.st_mode):
-            raise CdiFileUnusable(asked, found="it is no regular file")
-        _check_owner(asked, seen)
-        content = bytearray()
-        while len(content) <= LARGEST and (part := os.read(fd, LARGEST + 1 - len(content))):
-            content += part
-    except OSError as error:
-        raise CdiFileUnusable(asked, found=str(error.strerror)) from error
-    finally:
-        os.close(fd)
     if len(content) > LARGEST:
         raise CdiFileUnusable(asked, found=f"it is longer than {LARGEST >> 20} MiB")
     identity = (seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns)

@@ -121,6 +121,8 @@ def test_device_of_a_foreign_vendor_is_there_in_all_its_parts(specs: Specs) -> N
         ("broken.example/x=0", "NVSHIM-E0604", "broken.yaml cannot be used"),
         ("vendor.example/gone=0", "NVSHIM-E0606", "no-such-node"),
         ("vendor.example/proc=0", "NVSHIM-E0609", "/proc/sys"),
+        # runc 1.4 is the first that can.
+        ("vendor.example/net=0", "NVSHIM-E0610", "to move the network interface eth9"),
     ],
 )
 def test_device_that_cannot_be_given_is_a_typed_error(
@@ -131,9 +133,10 @@ def test_device_that_cannot_be_given_is_a_typed_error(
     for name, edits in {
         "gone": {"deviceNodes": [{"path": "/dev/x", "hostPath": "/dev/no-such-node"}]},
         "proc": {"mounts": [{"hostPath": "/etc", "containerPath": "/proc/sys"}]},
+        "net": {"netDevices": [{"hostInterfaceName": "eth9", "name": "eth9"}]},
     }.items():
         file = {
-            "cdiVersion": "0.5.0",
+            "cdiVersion": "1.1.0",
             "kind": f"vendor.example/{name}",
             "devices": [{"name": "0", "containerEdits": edits}],
         }

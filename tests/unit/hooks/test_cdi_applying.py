@@ -10,8 +10,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hooks import engine
+from hooks.cdi import names, schema
 from hooks.cdi.applying import contribute
 from hooks.cdi.errors import (
     CdiEditRefused,
@@ -21,8 +24,9 @@ from hooks.cdi.errors import (
     CdiUnsupported,
     RuntimeUnasked,
 )
-from hooks.cdi.registry import resolve
-from hooks.errors import DeviceConflict, VerificationFailed
+from hooks.cdi.registry import Found, Loaded, Resolution, resolve
+from hooks.config import Config
+from hooks.errors import CdiError, DeviceConflict, VerificationFailed
 from hooks.mutation import apply, verify, verify_bounds
 from hooks.plan import (
     Device,
@@ -559,6 +563,77 @@ def test_newer_libcuda_of_the_image_comes_first_if_a_hook_asks_for_it(
     assert first(f"--host-driver-version={VERSION}", compat=False) == f"{home}/{library}"
     assert first("--host-driver-version", "1000.1") == f"{home}/{library}"
     assert first("--host-driver-version", "nonsense") == f"{home}/{library}"
+
+
+PATHS = st.sampled_from(["/dev/a", "/dev/b", "/opt/x", "/opt/x/y", "/opt//z/", "/proc/x", "/"])
+EDITS = st.fixed_dictionaries(
+    {"env": st.lists(st.sampled_from(["A=1", "A=2", "B=", "PATH=/x"]), min_size=1, max_size=3)},
+    optional={
+        "deviceNodes": st.lists(
+            st.fixed_dictionaries(
+                {
+                    "path": PATHS,
+                    "type": st.sampled_from("bcup"),
+                    "major": st.integers(1, 3),
+                    "minor": st.integers(0, 2),
+                },
+                optional={
+                    "permissions": st.sampled_from(["r", "mwr", "none"]),
+                    "fileMode": st.integers(0, 0o177777),
+                    "uid": st.integers(0, 9),
+                },
+            ),
+            max_size=3,
+        ),
+        "mounts": st.lists(
+            st.fixed_dictionaries(
+                {"hostPath": st.sampled_from(["/usr", "/usr/../etc", "x"]), "containerPath": PATHS},
+                optional={
+                    "type": st.sampled_from(["bind", "none", "tmpfs", "proc"]),
+                    "options": st.lists(st.sampled_from(["ro", "bind", "rbind", "rshared"])),
+                },
+            ),
+            max_size=3,
+        ),
+        "hooks": st.lists(st.sampled_from([HOOK, nvidia("chmod"), nvidia("x")]), max_size=2),
+        "additionalGids": st.lists(st.integers(0, 3), max_size=3),
+        "intelRdt": st.fixed_dictionaries({}, optional={"closID": st.sampled_from("ab")}),
+    },
+)
+
+
+@given(EDITS, EDITS)
+def test_any_edits_are_applied_and_verify_or_are_one_typed_error(
+    common: dict[str, Any], own: dict[str, Any]
+) -> None:
+    file = {
+        "cdiVersion": "1.1.0",
+        "kind": KIND,
+        "devices": [{"name": "0", "containerEdits": own}],
+        "containerEdits": common,
+    }
+    loaded = Loaded("f", 0, schema.parse(file, "f"))
+    found = Found(names.parse(f"{KIND}=0"), loaded.spec.devices[0], loaded)
+    config = Config(cdi_allow_hooks=("/opt/vendor/hook",))
+    try:
+        made = contribute(Resolution((found,)), config=config, user=(1, 2))
+    except CdiError as error:
+        assert "\n" not in str(error)  # noqa: PT017 - each is right
+        return
+    verify_bounds(made, ())
+    before = oci()
+    after = apply(before, made.plan)
+    verify(
+        before,
+        after,
+        made.plan,
+        source_roots=made.source_roots,
+        majors=made.majors,
+        block_majors=made.block_majors,
+        mount_kinds=made.mount_kinds,
+        hook_programs=made.hook_programs,
+    )
+    assert apply(after, made.plan) == after
 
 
 # Bounds

@@ -111,6 +111,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "an unknown field": (make_broken, "x: unknown field"),
     "empty": (lambda p: p.write_text(""), "it is no object"),
     "a FIFO": (os.mkfifo, "it is no regular file"),
+    "a link to a device": (lambda p: p.symlink_to("/dev/full"), "it is no regular file"),
     "somebody else's": (make_somebody_elses, "user 12345 owns it"),
     "writable for others": (make_writable, "everybody may write it"),
     "too large": (make_large, "longer than 4 MiB"),
