@@ -130,6 +130,7 @@ def survey(config: Config) -> Inventory:
 
 
 _NOT_ASKED: Final = "NVML was not asked"
+_OF_ANOTHER: Final = "NVML is of driver"
 
 
 def _look(
@@ -152,7 +153,8 @@ def _look(
         mig_devices=find_mig_devices(config, gpus, report),
         notes=tuple(notes),
         nvml_failure=failure,
-        taken=_now(),
+        # In the midst of an update, so that it is out of date as soon as it is made.
+        taken=_now() - (RETRY_AFTER if failure.startswith(_OF_ANOTHER) else 0),
         unsettled=unsettled,
         cuda_version=(report.cuda if report else "") or cuda_of_branch(driver.version),
     )
@@ -206,7 +208,7 @@ def _understand(
     except NvmlFailed as error:
         return None, error.found
     if report.driver != driver.version:
-        return None, f"NVML is of driver {report.driver}, the files of {driver.version}"
+        return None, f"{_OF_ANOTHER} {report.driver}, the files of {driver.version}"
     return report, ""
 
 

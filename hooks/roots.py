@@ -15,6 +15,9 @@ Rules
 - The first that has files of the loaded kernel module's version is the one, whatever versions
   others have: files of another version do not work. If several have it, order decides, so "/"
   wins over a driver container; NVIDIA's operator does the same.
+- What is found by looking has to be root's alone, with every directory above it, but for the
+  host's own system directories: NVML is loaded from there, as root, and a home directory of that
+  name may be anybody's. What was configured is taken as it is.
 - If no module says its version, the first that has any driver is the one, and its newest.
 - Nothing behind the chosen one is looked at. All that is looked at is observed, so a driver that
   appears in a better place, or a module of another version, makes the inventory stale.
@@ -23,6 +26,7 @@ Rules
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -52,6 +56,7 @@ _CONF: Final = "/etc/ld.so.conf"
 _DROP_INS: Final = "/etc/ld.so.conf.d"
 _LARGEST_CACHE: Final = 16 << 20
 _LARGEST_CONF: Final = 64 << 10
+_FIRST_OF_USERS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,7 @@ def choose(witness: Witness, config: Config, module: str | None) -> Root:
         DriverMismatch: they are there, but not of the loaded module's version.
     """
     others: dict[str, None] = {}
+    mismatched = False
     for root, layout in _candidates(config):
         eyes = witness.at(root)
         if layout is LOADER:
@@ -97,6 +103,11 @@ def choose(witness: Witness, config: Config, module: str | None) -> Root:
         if layout.homes and not any(eyes.directory(home) for home in layout.homes):
             continue
         directories = _library_directories(eyes, layout)
+        if config.driver_root is None and (root, layout) != (config.host_root, DISTRIBUTION):
+            strangers = [path for path, _ in directories if not _is_roots(path, config.host_root)]
+            directories = tuple(each for each in directories if each[0] not in strangers)
+            for path in strangers:
+                others[f"{path}, which is not root's alone"] = None
         versions = _versions(directories)
         if module in versions or (module is None and versions):
             version = module or max(versions, key=numbers)
@@ -104,7 +115,8 @@ def choose(witness: Witness, config: Config, module: str | None) -> Root:
             return Root(eyes, layout, version, directories, why)
         for found in sorted(versions, key=numbers):
             others[f"{found} below {root} ({layout.name})"] = None
-    if others:
+            mismatched = True
+    if mismatched:
         raise DriverMismatch(
             f"the libraries of driver {module}, whose kernel module is loaded",
             found=f"versions {', '.join(others)}",
@@ -113,7 +125,9 @@ def choose(witness: Witness, config: Config, module: str | None) -> Root:
     where = config.driver_root or f"{config.host_root} or {_in(config, DRIVER_CONTAINER)}"
     raise DriverNotFound(
         "the NVIDIA driver's libraries",
-        found=f"no libcuda.so.* or libnvidia-ml.so.* below {where}",
+        found="; not looked into: ".join(
+            (f"no libcuda.so.* or libnvidia-ml.so.* below {where}", *others)
+        ),
         do="install the driver, or set driver-root in config.toml",
     )
 
@@ -158,6 +172,26 @@ def _library_directories(
             if host is not None and host not in found:
                 found[host] = tuple(sorted(names_in(host)))
     return tuple(found.items())
+
+
+def _is_roots(path: str, host_root: str) -> bool:
+    """Whether nobody but root (or us) can change what is at a directory of the host."""
+    sticky = 0
+    while path not in {host_root.rstrip("/"), ""}:
+        try:
+            seen = os.lstat(path)
+        except OSError:
+            return False
+        # Debian's "staff", to whom /usr/local may belong, and its likes are as good as root.
+        strangers = stat.S_IWOTH | (stat.S_IWGRP if seen.st_gid >= _FIRST_OF_USERS else 0)
+        if seen.st_uid not in {0, os.geteuid()}:
+            return False
+        if seen.st_mode & strangers and not seen.st_mode & sticky:
+            return False
+        # Further up, whoever may add names (as in a store) cannot exchange those of others.
+        sticky = stat.S_ISVTX
+        path = path.rpartition("/")[0]
+    return True
 
 
 def names_in(host: str) -> list[str]:

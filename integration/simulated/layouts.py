@@ -112,6 +112,9 @@ def rearrange(root: str, layout: Layout, *, libraries: str, version: str, late: 
 
 
 def _fill_profiles(root: str, version: str, late: str) -> None:
+    # Its builders, who are in a group, may add to it.
+    os.chown(os.path.join(root, "nix/store"), 0, 30000)
+    os.chmod(os.path.join(root, "nix/store"), 0o1775)  # noqa: S103 - as it is on NixOS
     store = _STORE.format(version=version)
     original, patched = (os.path.join(root, f"{store}-bin/{name}") for name in ("origBin", "bin"))
     os.mkdir(patched)

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
@@ -343,6 +344,15 @@ async def test_restored_container_has_the_gpus_that_a_created_one_has(
                 assert _driver_mounts_in(pid) == mounts
                 assert await _told_by_exec(shim, "c2", look) == before
                 await shim.end("c2")
+                # The driver is updated while the container waits to be restored.
+                shim.bundle("c3", "sh", "-c", COUNT, **asks)
+                await shim.create("c3", options=_options(criu), checkpoint=saved)
+                node.change(replace(node.scenario, driver="550.54.14"))
+                status, message = await _refused(shim, "Start", id="c3")
+                assert status == Status.FAILED_PRECONDITION
+                assert "NVSHIM-E0140" in message
+                assert await shim.status("c3") == "CREATED"
+                await shim.call("Delete", id="c3")
             assert shim.leftovers() == [f"socket {shim.socket_path}", f"process {shim.pid}"]
 
 

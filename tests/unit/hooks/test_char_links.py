@@ -50,6 +50,19 @@ def test_links_are_made_as_udev_makes_them_and_only_for_what_is_given(dev: Path)
     assert (dev / "char").stat().st_mode & 0o777 == 0o755
 
 
+def test_node_of_a_driver_container_s_own_dev_is_linked_by_its_whole_path(
+    dev: Path, tmp_path: Path
+) -> None:
+    own = tmp_path / "container/dev"
+    own.mkdir(parents=True)
+    (dev / "nvidia0").rename(own / "nvidia0")
+    assert link_nodes(str(dev), [GPU]).made == ()
+    done = link_nodes(str(dev), [GPU, CONTROL], {"/dev/nvidia0": str(own / "nvidia0")})
+    assert done.made == ("195:0", "195:255")
+    assert links(dev) == {"195:0": str(own / "nvidia0"), "195:255": "../nvidiactl"}
+    assert link_nodes(str(dev), [GPU], {"/dev/nvidia0": str(own / "nvidia0")}) == CharLinks()
+
+
 def test_links_that_are_there_are_left_alone(dev: Path, node: Node) -> None:
     other = node.add_node("other-name", NVIDIA, 0)
     (dev / "char").mkdir()

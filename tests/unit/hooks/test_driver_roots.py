@@ -204,6 +204,42 @@ def test_nothing_anywhere_is_said_with_both_roots(host: Node) -> None:
     assert f"{host.driver}/{CONTAINER}" in caught.value.found
 
 
+def owned_by_another(path: Path) -> None:
+    os.chown(path, 1000, 1000)
+
+
+def writable_by_others(path: Path) -> None:
+    path.chmod(0o777)
+
+
+def writable_by_a_group_of_users(path: Path) -> None:
+    os.chown(path, 0, 1000)
+    path.chmod(0o775)
+
+
+@pytest.mark.parametrize(
+    "spoil", [owned_by_another, writable_by_others, writable_by_a_group_of_users]
+)
+@pytest.mark.parametrize("place", ["", "bin", "bin/nvidia/lib64"])
+def test_driver_that_anybody_could_have_put_there_is_none(
+    host: Node, spoil: Callable[[Path], None], place: str
+) -> None:
+    host.add_driver(directory="home/kubernetes/bin/nvidia/lib64")
+    assert found(host).layout == "google"
+    spoil(host.driver / "home/kubernetes" / place)
+    with pytest.raises(DriverNotFound, match="not root's alone"):
+        found(host)
+    host.config = replace(host.config, driver_root=f"{host.driver}/home/kubernetes/bin/nvidia")
+    assert VERSION in found(host).why, "whoever configures it means it"
+
+
+def test_directory_of_a_system_group_is_as_good_as_root_s(host: Node) -> None:
+    host.add_driver(directory="usr/local/nvidia/lib64")
+    os.chown(host.driver / "usr/local", 0, 50)
+    (host.driver / "usr/local").chmod(0o2775)
+    assert found(host).layout == "google"
+
+
 def in_loader_cache(host: Node, directory: str) -> None:
     host.write(host.driver / "etc/ld.so.conf", f"{directory}\n")
     subprocess.run(["/sbin/ldconfig", "-X", "-r", str(host.driver)], check=True)

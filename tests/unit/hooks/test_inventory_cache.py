@@ -376,6 +376,12 @@ def test_gpus_are_known_without_nvml_and_its_failure_is_kept(
     assert why in taken.nvml_failure
 
 
+def test_answer_from_the_midst_of_an_update_is_asked_for_again_at_once(node: Node) -> None:
+    told = answer(node, nvml_gpu(0), driver="550.54.14")
+    assert "550.54.14" in take_inventory(node.config, told).nvml_failure
+    assert load_inventory(node.config) is None
+
+
 def test_node_without_driver_is_an_error_and_leaves_no_file(bare_node: Node) -> None:
     bare_node.add_kernel()
     with pytest.raises(DriverNotFound):
