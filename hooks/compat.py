@@ -262,8 +262,8 @@ def _candidates(rootfs: Rootfs, layout: Layout, arch: Arch) -> tuple[list[Candid
 
 def _candidate(rootfs: Rootfs, layout: Layout, directory: str, arch: Arch) -> Candidate | str:
     """What a directory is, or why it is no candidate; "" if it has no libcuda."""
-    if layout.covers(directory):
-        return "something is mounted over it"
+    if directory == "/" or layout.covers(directory):
+        return "something is mounted over it" if directory != "/" else "it leads to the root"
     if not NOT_IN_A_DIRECTORY.isdisjoint(directory):
         return "no dynamic loader takes its name"
     found = [

@@ -218,12 +218,14 @@ def _elf(read: _Reader) -> Elf:
     interpreter = None
     kernel = None
     soname = None
+    is_dynamic = False
     for what, offset, _, size in segments:
         if what == _PT_INTERP and interpreter is None:
             interpreter = _text(read, offset, min(size, _LONGEST_PATH + 1), "interpreter")
         elif what == _PT_NOTE and kernel is None:
             kernel = _abi_tag(read(offset, min(size, _LONGEST_NOTE)))
-        elif what == _PT_DYNAMIC and soname is None:
+        elif what == _PT_DYNAMIC and not is_dynamic:  # there is one; two hundred take their time
+            is_dynamic = True
             soname = _soname(read, shape, segments, offset, size)
     return Elf(arch, soname, interpreter, kernel)
 

@@ -33,7 +33,8 @@ Rules
   Among entries of one soname: greater flags first, then glibc-hwcaps by name, then by number
   of hwcap bits, hwcap, osversion, all descending. In a wrong order a search misses entries.
 - The file may be an image's, so each offset and each count is bounded before it is used, and
-  so is the memory that the strings take together.
+  so are the memory that the strings take together, and the length of a soname: no file's name
+  is longer, and sorting names with thousands of numbers in them takes its time.
 
 Source: glibc, sysdeps/generic/dl-cache.h, elf/cache.c, elf/dl-cache.c.
 """
@@ -87,6 +88,7 @@ _HWCAP_KIND: Final = 0xFFFF_FC00_0000_0000
 _HWCAP_INDEX: Final = 0xFFFF_FFFF
 
 _LONGEST_STRING: Final = 4096
+_LONGEST_SONAME: Final = 255
 _LONGEST_GENERATOR: Final = 256
 _MOST_SECTIONS: Final = 64
 _MOST_HWCAPS: Final = 1024
@@ -146,7 +148,8 @@ class Cache:
         entries.extend(ours.values())
         entries.sort(key=self._rank)
         # Two stable sorts: names descend, everything else ascends by its rank.
-        entries.sort(key=lambda entry: name_rank(entry[0]), reverse=True)
+        names = {name: name_rank(name) for name in {entry[0] for entry in entries}}
+        entries.sort(key=lambda entry: names[entry[0]], reverse=True)
         return Cache(tuple(entries), self.hwcaps, self.generator)
 
     def _rank(self, entry: Entry) -> tuple[int, bool, bytes, int, int, int]:
@@ -208,6 +211,8 @@ def parse(data: bytes) -> Cache:
         Entry(at(base + soname), at(base + path), flags, osversion, hwcap)
         for flags, soname, path, osversion, hwcap in _ENTRY.iter_unpack(data[first:last])
     )
+    if any(len(name) > _LONGEST_SONAME for name in {entry[0] for entry in entries}):
+        raise _malformed("a soname that no file could have")
     generator, hwcaps = _extensions(data, extensions, base, strings)
     return Cache(entries, hwcaps, generator)
 

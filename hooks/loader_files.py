@@ -69,7 +69,8 @@ NOT_IN_A_DIRECTORY: Final = frozenset("\n\r\t\0:;,=# ")
 _GLIBC_SEARCHES: Final = frozenset({"/lib", "/usr/lib", "/lib64", "/usr/lib64"})
 _MUSL_SEARCHES: Final = ("/lib", "/usr/local/lib", "/usr/lib")
 
-_LARGEST_CACHE: Final = 16 << 20
+# A cache of ten thousand libraries has half of it. What is longer would hold up the whole pod.
+_LARGEST_CACHE: Final = 2 << 20
 _LARGEST_CONF: Final = 64 << 10
 
 # The ways in which distributions include all drop-ins.

@@ -24,6 +24,7 @@ from api.errors import NvshimError
 from hooks import glance, ldcache, mutation
 from hooks.cdi import nvidia_hooks, schema
 from hooks.cdi.files import tree_of
+from hooks.compat import Host, find_compat, with_compat
 from hooks.config import Config, parse_config
 from hooks.elf import elf_of_bytes
 from hooks.layout import read_layout
@@ -116,7 +117,11 @@ _FILES: Final = (
     "/etc/ld-musl-x86_64.path",
     "/usr/lib64/ld-linux-x86-64.so.2",
     "/usr/lib/x86_64-linux-gnu/libc.so.6",
+    "/usr/local/cuda/compat/libcuda.so.999.1",
 )
+
+
+_HOST: Final = Host("535.1", (12, 2), ("NVIDIA H100", "NVIDIA GeForce RTX 3090"))
 
 
 def _image(data: bytes) -> None:
@@ -127,7 +132,8 @@ def _image(data: bytes) -> None:
         try:
             with Rootfs.open(root) as rootfs:
                 layout = read_layout(rootfs, (Arch.X86_64, Arch.I386))
-                loader_files(rootfs, _PLAN, layout)
+                compat = find_compat(rootfs, _PLAN, layout, _HOST, Arch.X86_64)
+                loader_files(rootfs, with_compat(_PLAN, compat), layout)
         finally:
             os.unlink(path)
             if path.endswith((".so.2", ".so.6")):
@@ -147,6 +153,7 @@ def _image_directory() -> str:
     _kept.append(directory)
     root = debian(f"{directory.name}/image")
     shutil.copy(f"{root}/usr/lib/x86_64-linux-gnu/libc.so.6", f"{root}-loader")
+    os.makedirs(f"{root}/usr/local/cuda/compat")
     os.unlink(f"{root}/usr/lib64/ld-linux-x86-64.so.2")
     shutil.copy(f"{root}-loader", f"{root}/usr/lib64/ld-linux-x86-64.so.2")
     return root
@@ -280,7 +287,19 @@ _OF_CDI: Final = tuple(
 TARGETS: Final[dict[str, Target]] = {
     "ldcache": Target(_ldcache, (b"glibc-ld.so.cache1.1", b"ld.so-1.7.0", b"\x44\x21\xa4\xea")),
     "elf": Target(_elf, (b"\x7fELF\x02\x01\x01", b"\x7fELF\x01\x01\x01", b"GNU\0")),
-    "image": Target(_image, (b"include ", b"/etc/ld.so.conf", b"\n", b"#", b":")),
+    "image": Target(
+        _image,
+        (
+            b"NVIDIA Corporation\0",
+            b'{"CUDA Version":"13.0"}',
+            b'"Driver":[535]',
+            b"include ",
+            b"/etc/ld.so.conf",
+            b"\n",
+            b"#",
+            b":",
+        ),
+    ),
     "spec": Target(_spec, (*_JSON, *_OF_A_SPEC)),
     "variables": Target(
         _variables,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from functools import cmp_to_key
 
 import pytest
@@ -268,6 +269,21 @@ def test_strings_that_overlap_do_not_multiply_into_memory() -> None:
     )
     with pytest.raises(MalformedCache):
         parse(header(count) + rows + b"x" * (2 * count) + bytes(2) + b"")
+
+
+def test_a_soname_that_no_file_could_have_is_refused() -> None:
+    """Sorting names of thousands of numbers, thousands of times, would hold up a whole pod."""
+    parse(serialise(Cache((entry("a" * 255, "/lib/a"),))))
+    with pytest.raises(MalformedCache, match="no file"):
+        parse(serialise(Cache((entry("9a" * 128, "/lib/a"),))))
+
+
+def test_many_entries_of_one_name_take_no_longer_than_their_file() -> None:
+    same = entry("9a" * 127, "/lib/a")
+    cache = Cache(tuple(same._replace(hwcap=number) for number in range(20_000)))
+    began = time.process_time()
+    parse(serialise(cache)).merge([library("libcuda.so.1")])
+    assert time.process_time() - began < 2
 
 
 def test_an_unset_byte_order_is_taken_for_ours() -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import struct
 import subprocess
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -131,6 +132,18 @@ def test_is_refused(what: str, data: bytes, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(data)
     with pytest.raises(MalformedElf):
         elf_at(str(tmp_path / "file"))
+
+
+def test_a_second_dynamic_section_is_not_looked_at() -> None:
+    """There is one; two hundred of 64 KiB would take their time, in every file of an image."""
+    segment = struct.pack("<IIQQQQQQ", 2, 4, 64 + 256 * 56, 0, 0, 1 << 16, 1 << 16, 8)
+    header = bytearray(elf_header(Arch.X86_64))
+    struct.pack_into("<Q", header, 32, 64)
+    struct.pack_into("<HH", header, 54, 56, 256)
+    data = bytes(header) + segment * 256 + struct.pack("<QQ", 1, 1) * 4096
+    began = time.process_time()
+    assert elf_of_bytes(data).soname is None
+    assert time.process_time() - began < 0.05
 
 
 def test_too_many_program_headers_are_refused() -> None:
