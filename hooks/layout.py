@@ -292,13 +292,14 @@ def _kind(rootfs: Rootfs, path: str) -> int | None:
 
 
 def _fresh(mounts: list[Mapping[str, Any]]) -> frozenset[str]:
-    """Where a writable tmpfs is mounted, and nothing else after it."""
-    last = {os.path.normpath("/" + mount["destination"].lstrip("/")): mount for mount in mounts}
-    return frozenset(
-        place
-        for place, mount in last.items()
-        if mount.get("type") == "tmpfs" and not _is_read_only(mount)
-    )
+    """Where a writable tmpfs is mounted, and nothing after it there or above."""
+    fresh: set[str] = set()
+    for mount in mounts:
+        place = os.path.normpath("/" + mount["destination"].lstrip("/"))
+        fresh = {over for over in fresh if over != place and not over.startswith(f"{place}/")}
+        if mount.get("type") == "tmpfs" and not _is_read_only(mount):
+            fresh.add(place)
+    return frozenset(fresh)
 
 
 def _is_read_only(mount: Mapping[str, Any]) -> bool:

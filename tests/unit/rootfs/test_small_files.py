@@ -115,6 +115,13 @@ def test_volume_over_a_tmpfs_counts_and_not_the_tmpfs(root: str) -> None:
     assert put_in(root, mounts=(DEV, volume)).omitted == (BY_PATH,)
 
 
+def test_tmpfs_that_is_covered_later_does_not_count(root: str) -> None:
+    volume = {"destination": "/dev", "type": "bind", "source": "/srv"}
+    below = {**DEV, "destination": "/dev/dri"}
+    assert put_in(root, mounts=(below, volume)).omitted == (BY_PATH,)
+    assert put_in(root, mounts=(volume, below)).omitted == ()
+
+
 def test_file_on_a_tmpfs_is_mounted(root: str) -> None:
     tmpfs = {"destination": "/etc/nvidia", "type": "tmpfs", "source": "tmpfs"}
     placed = put_in(root, mounts=(DEV, tmpfs))
