@@ -58,6 +58,7 @@ from hooks.witness import Witness
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from hooks.compat import Host
     from hooks.config import Config
     from hooks.grant import Grant
     from hooks.layout import Layout
@@ -417,10 +418,17 @@ def _of_others(asked: _Asked, layout: Layout) -> tuple[Contribution, ...]:
         config=config,
         user=_user(asked.spec),
         oci_version=asked.oci_version,
-        image=asked.image,
-        layout=layout,
+        find_compat=_compat_finder(asked.image, layout),
     )
     return (*of_vendors, of_specs)
+
+
+def _compat_finder(image: Rootfs | None, layout: Layout) -> Callable[[Plan, Host], Compat] | None:
+    """Decides for an image, by what a CDI spec tells of the node; None if it is not seen."""
+    if image is None:
+        return None
+    arch = arches_of(None, None)[0]
+    return lambda plan, host: find_compat(image, plan, layout, host, arch)
 
 
 def apply_to_process(process: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,11 +45,10 @@ from hooks.plan import Contribution, Device, Hook, IntelRdt, Mount, NetDevice, P
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hooks.cdi.nvidia_hooks import FindCompat
     from hooks.cdi.registry import Loaded, Resolution
     from hooks.cdi.spec import DeviceNode, Edits, SpecHook, SpecMount
     from hooks.config import Config
-    from hooks.layout import Layout
-    from hooks.rootfs import Rootfs
 
 __all__ = ["MOUNT_KINDS", "contribute"]
 
@@ -74,8 +73,7 @@ def contribute(
     config: Config,
     user: tuple[int, int] = (0, 0),
     oci_version: str = "",
-    image: Rootfs | None = None,
-    layout: Layout | None = None,
+    find_compat: FindCompat | None = None,
 ) -> Contribution:
     """What the devices that a container names add to it.
 
@@ -85,8 +83,8 @@ def contribute(
         user: user and group of the container's process.
         oci_version: the latest version of the OCI runtime specification that the low-level
             runtime knows; "" if nobody asked it.
-        image: what the container is made from, if it can be looked at.
-        layout: of the image.
+        find_compat: decides whether the image's own libcuda comes first; None if the image cannot
+            be looked at.
 
     Returns:
         The plan, and bounds that hold it to what was looked up.
@@ -99,7 +97,7 @@ def contribute(
         CdiUnsupported: the low-level runtime cannot move network interfaces.
         RuntimeUnasked: it may, and ``oci_version`` is not given.
     """
-    work = _Work(config, user, oci_version, (image, layout))
+    work = _Work(config, user, oci_version, find_compat)
     for edits, whose in _in_order(resolution):
         work.add(edits, whose)
     return work.contribution(tuple(f"{f.name} of {f.file.path}" for f in resolution.devices))
@@ -127,10 +125,10 @@ class _Work:
         config: Config,
         user: tuple[int, int],
         oci_version: str,
-        seen: tuple[Rootfs | None, Layout | None],
+        find_compat: FindCompat | None,
     ) -> None:
         self._config = config
-        self._image, self._layout = seen
+        self._find_compat = find_compat
         self._user = user
         self._oci_version = oci_version
         self._environment: dict[str, str] = {}
@@ -178,9 +176,9 @@ class _Work:
             net_devices=tuple(self._net_devices.values()),
         )
         done, notes = nvidia_hooks.perform(self._nvidia, plan, self._config)
-        if self._image is not None and self._layout is not None:
+        if self._find_compat is not None:
             done, why = nvidia_hooks.decide_compat(
-                self._nvidia, done, self._config, self._image, self._layout
+                self._nvidia, done, self._config, self._find_compat
             )
             notes = (*notes, why) if why else notes
         return Contribution(

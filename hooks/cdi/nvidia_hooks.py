@@ -35,22 +35,23 @@ import os
 import posixpath
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from hooks.cdi.errors import CdiHookMalformed
 from hooks.elf import elf_of_fd
 from hooks.errors import RootfsError
-from hooks.plan import Arch, CachedLibrary, Link, LinkDirectory
+from hooks.plan import CachedLibrary, Link, LinkDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from hooks.cdi.spec import SpecHook
+    from hooks.compat import Compat, Host
     from hooks.config import Config
     from hooks.elf import Elf
-    from hooks.layout import Layout
-    from hooks.plan import Device, File, Mount, Plan, ProcFile
-    from hooks.rootfs import Rootfs
+    from hooks.plan import Arch, Device, File, Mount, Plan, ProcFile
+
+    FindCompat: TypeAlias = Callable[[Plan, Host], Compat]
 
 __all__ = ["Call", "call_of", "decide_compat", "perform"]
 
@@ -194,7 +195,7 @@ def perform(calls: Iterable[Call], plan: Plan, config: Config) -> tuple[Plan, tu
 
 
 def decide_compat(
-    calls: Iterable[Call], plan: Plan, config: Config, image: Rootfs, layout: Layout
+    calls: Iterable[Call], plan: Plan, config: Config, find: FindCompat
 ) -> tuple[Plan, str]:
     """Lets the image's own libcuda come first, where a hook asks for it and it fits.
 
@@ -202,8 +203,7 @@ def decide_compat(
         calls: in the order of the spec.
         plan: what :func:`perform` made.
         config: where procfs is, and whether this is wanted at all.
-        image: what the container is made from.
-        layout: of this image.
+        find: decides for the image, by what the node has.
 
     Returns:
         The plan, and why it is so, for people; "" if there is nothing to tell.
@@ -216,13 +216,13 @@ def decide_compat(
     ]
     if not versions or not config.cuda_compat:
         return plan, ""
-    from hooks.compat import Host, find_compat, with_compat  # noqa: PLC0415 - few specs have it
+    from hooks.compat import Host, with_compat  # noqa: PLC0415 - few specs have it
     from hooks.driver_version import is_version  # noqa: PLC0415
 
     if not is_version(versions[-1]):
         return plan, f"{versions[-1]!r} is no version of a driver: the image's libcuda stays behind"
     host = Host(versions[-1], models=tuple(_models(config)))
-    compat = find_compat(image, plan, layout, host, Arch(os.uname().machine))
+    compat = find(plan, host)
     return with_compat(plan, compat), compat.why
 
 
