@@ -3,8 +3,8 @@
 Rules
 - procfs is believed: it is there without NVML, which may hang. NVML adds what only it knows:
   memory, MIG mode without instances, and the UUIDs and profiles of MIG devices.
-- A GPU's index is its place in PCI bus order, as NVML counts. A GPU that the driver was told
-  to exclude has none.
+- A GPU's index is NVML's, as nvidia-smi shows it: the place in PCI bus order, which it is too
+  where NVML has not said any. A GPU that the driver was told to exclude has none.
 - A GPU is in MIG mode if NVML says so or if procfs shows GPU instances of it.
 - A GPU that fell off the bus keeps its index as long as procfs lists it, for NVML's indices stay
   as well; its node has a fault. It is one that NVML cannot open, or that sysfs lists no more.
@@ -234,7 +234,26 @@ def find_gpus(
             )
         )
     notes += [f"NVML tells of a GPU at {bus_id} that procfs does not have" for bus_id in told]
-    return tuple(found), notes
+    return _numbered(found, report), notes
+
+
+def _numbered(found: list[Gpu], report: NvmlReport | None) -> tuple[Gpu, ...]:
+    """The GPUs by index: NVML's where it has said one, for that is what people see.
+
+    NVML does not count a GPU that has no node here, as in a node that is itself a container with
+    some of a machine's GPUs. The numbers it leaves over go to the others, in bus order.
+    """
+    told = {gpu.bus_id: gpu.index for gpu in report.gpus} if report is not None else {}
+    taken = {gpu.bus_id: told[gpu.bus_id] for gpu in found if gpu.bus_id in told}
+    numbers = set(taken.values())
+    if len(numbers) < len(taken) or max(numbers, default=0) >= len(found):
+        return tuple(found)  # they cannot all be true
+    free = iter(sorted(set(range(len(found))) - numbers))
+    numbered = [
+        replace(gpu, index=taken[gpu.bus_id] if gpu.bus_id in taken else next(free))
+        for gpu in found
+    ]
+    return tuple(sorted(numbered, key=lambda gpu: gpu.index))
 
 
 def find_unsettled(

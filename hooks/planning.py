@@ -89,11 +89,11 @@ def arches_of(grant: Grant | None, inventory: Inventory | None) -> tuple[Arch, .
         inventory: what the node has of it.
 
     Returns:
-        The driver's own, and its 32-bit companion with ``compat32``; this machine's if nothing
-        of the driver is asked.
+        The driver's own, and its 32-bit companion with ``compat32``; this machine's, if it is one
+        of them, if nothing of the driver is asked.
     """
     if grant is None or inventory is None:
-        return (Arch(os.uname().machine),)
+        return tuple(arch for arch in Arch if arch.value == os.uname().machine)
     native, narrow = inventory.driver.arch, inventory.driver.arch32
     wanted = narrow is not None and Capability.COMPAT32 in grant.capabilities
     return (native, narrow) if wanted and narrow is not None else (native,)

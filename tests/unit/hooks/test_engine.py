@@ -189,7 +189,7 @@ def test_record_tells_request_grant_edits_and_what_is_missing(node: Node, rootfs
 
 def test_exec_gets_what_init_got(node: Node, rootfs: Path) -> None:
     node.add_gpu(2, "0000:00:01.0", drm=True)
-    environment = ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all")
+    environment = ("NVIDIA_VISIBLE_DEVICES=2", "NVIDIA_DRIVER_CAPABILITIES=all")
     done = injected(node, rootfs, spec_with(*environment))
     process = {"args": ["sh"], "env": ["PATH=/bin"], "user": {"uid": 5, "gid": 5}, "cwd": "/"}
     edited = engine.apply_to_process(process, json.loads(json.dumps(done.record)))

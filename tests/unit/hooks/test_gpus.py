@@ -43,6 +43,21 @@ def test_index_is_the_place_in_bus_order_and_minor_is_the_nodes(bare_node: Node)
     assert notes == []
 
 
+def test_index_is_nvmls_where_it_counts_fewer(bare_node: Node) -> None:
+    """As in a node that is itself a container with one of the machine's GPUs."""
+    for number in range(4):
+        bare_node.add_gpu(number)
+    gpus, _ = seen(bare_node, {**nvml_gpu(2), "index": 0})
+    assert [(g.index, g.minor) for g in gpus] == [(0, 2), (1, 0), (2, 1), (3, 3)]
+    # A lost one keeps the number that NVML does not give to another.
+    gpus, _ = seen(bare_node, nvml_gpu(0), nvml_gpu(1), nvml_gpu(3))
+    assert [(g.index, g.minor) for g in gpus] == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    # Numbers that cannot be true are nobody's.
+    for told in ({**nvml_gpu(2), "index": 4}, {**nvml_gpu(2), "index": 1}):
+        gpus, _ = seen(bare_node, nvml_gpu(1), told)
+        assert [(g.index, g.minor) for g in gpus] == [(0, 0), (1, 1), (2, 2), (3, 3)]
+
+
 def test_excluded_gpu_has_no_index(bare_node: Node) -> None:
     bare_node.add_gpu(0, excluded="Yes")
     bare_node.add_gpu(1)
