@@ -17,12 +17,13 @@ import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from types import FunctionType
 from typing import TYPE_CHECKING, Final
 
 from tests.fuzz.mutations import mutants
-from tests.fuzz.targets import CORPUS, LONGEST_INPUT, SECONDS, TARGETS, attempt
+from tests.fuzz.targets import CORPUS, LONGEST_INPUT, SECONDS, TARGETS, attempt, in_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,9 +59,14 @@ def _fuzz(name: str, seconds: float, *, guided: bool) -> bool:
     argv = [sys.executable, "-m", "tests.fuzz", "--child", kind, name]
     log = os.path.join(directory, "log")
     before = set(_findings(name))
-    with open(log, "wb") as file:
-        argv += ["--minutes", f"{seconds / 60:.4f}"]
-        done = subprocess.run(argv, stdout=file, stderr=file, check=False)
+    argv += ["--minutes", f"{seconds / 60:.4f}"]
+    # libFuzzer ends its process without a word to Python, which cannot clean up there.
+    with (
+        open(log, "wb") as file,
+        tempfile.TemporaryDirectory(prefix="nvshim-fuzz-", dir=in_memory()) as scratch,
+    ):
+        environment = {**os.environ, "TMPDIR": scratch}
+        done = subprocess.run(argv, stdout=file, stderr=file, check=False, env=environment)
     found = sorted(set(_findings(name)) - before)
     with open(log, encoding="utf-8", errors="replace") as file:
         lines = file.read().splitlines()

@@ -145,11 +145,15 @@ def _an_image() -> Iterator[str]:
     yield _image_directory()
 
 
+def in_memory() -> str | None:
+    """Where files cost no disk; None for where a caller's TMPDIR says, or the usual place."""
+    return "/dev/shm" if "TMPDIR" not in os.environ and os.path.isdir("/dev/shm") else None
+
+
 @functools.cache
 def _image_directory() -> str:
     """An image in memory, which lasts as long as the process."""
-    top = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    directory = tempfile.TemporaryDirectory(prefix="nvshim-fuzz-", dir=top)
+    directory = tempfile.TemporaryDirectory(prefix="nvshim-fuzz-", dir=in_memory())
     _kept.append(directory)
     root = debian(f"{directory.name}/image")
     shutil.copy(f"{root}/usr/lib/x86_64-linux-gnu/libc.so.6", f"{root}-loader")
