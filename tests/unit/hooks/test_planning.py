@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -38,7 +39,11 @@ def planned(
         f"NVIDIA_DRIVER_CAPABILITIES={capabilities}",
     ]
     request: Any = read_request({"process": {"env": environment}})
-    report = {"driver": VERSION, "gpus": [nvml_gpu(0, **told)]}
+    gpu = nvml_gpu(0, **told)
+    # As NVML counts: in bus order.
+    there = sorted(os.listdir(f"{node.config.proc}/driver/nvidia/gpus"))
+    gpu["index"] = there.index(gpu["bus_id"].removeprefix("0000"))
+    report = {"driver": VERSION, "gpus": [gpu]}
     inventory = take_inventory(node.config, json.dumps(report).encode())
     return make_plan(decide(request, inventory), inventory, layout(home))
 
