@@ -12,32 +12,33 @@ A pipeline of small values; every arrow is a function that can be tested alone::
     Plan ──apply, verify──▶ spec'
          └─place──▶ files
 
-- :mod:`hooks.glance`: whether a container may ask for anything. It is the only module that one
-  without GPU loads.
-- :mod:`hooks.request`: what it asks, by the places in which it can (:mod:`hooks.sources`) and
-  the names that devices have (:mod:`hooks.naming`). Parsing is total: each spec is a request or
-  one typed error.
-- :mod:`hooks.policy`: what of a request is allowed to whom asks.
-- :mod:`hooks.requirements`: what an image needs of the driver and the GPUs.
-- :mod:`hooks.exclusions`: the GPUs that nobody gets.
-- :mod:`hooks.capabilities`: the table from driver capability to files, devices and sockets.
+- :mod:`hooks.requests.glance`: whether a container may ask for anything. It is the only module
+  that one without GPU loads.
+- :mod:`hooks.requests.request`: what it asks, by the places in which it can
+  (:mod:`hooks.requests.sources`) and the names that devices have (:mod:`hooks.requests.naming`).
+  Parsing is total: each spec is a request or one typed error.
+- :mod:`hooks.requests.policy`: what of a request is allowed to whom asks.
+- :mod:`hooks.requests.requirements`: what an image needs of the driver and the GPUs.
+- :mod:`hooks.requests.exclusions`: the GPUs that nobody gets.
+- :mod:`hooks.edits.capabilities`: the table from driver capability to files, devices and sockets.
 - :mod:`hooks.config`: where the node keeps its driver, devices, procfs and sysfs; the policy.
   :mod:`hooks.nvidia_config` reads NVIDIA's own file where ours is not there.
-- :mod:`hooks.inventory`: what the node has. Made by :mod:`hooks.driver` (files),
-  :mod:`hooks.gpus` (GPUs, MIG devices, nodes) and a child that asks NVML
-  (:mod:`hooks.nvml`, :mod:`hooks.nvml_probe`), all of them through :mod:`hooks.witness`,
-  which remembers what it looked at; :mod:`hooks.cache` keeps the result for as long as all
-  of it still looks the same.
-- :mod:`hooks.grant`: which of the node's devices the container gets.
-- :mod:`hooks.layout`: what the image looks like, read through :mod:`hooks.rootfs`.
-- :mod:`hooks.planning`: the edits as values (:mod:`hooks.plan`).
-- :mod:`hooks.features`: what comes beside GPUs; :mod:`hooks.profile` and
-  :mod:`hooks.parameters`: small files that go with them.
-- :mod:`hooks.mutation`: the edits written into the spec, and the result verified.
-- :mod:`hooks.placement`: links and the dynamic loader's cache written into the rootfs;
-  :mod:`hooks.small_files` has other files and directories of links.
-- :mod:`hooks.modules`, :mod:`hooks.nodes`: kernel modules and device nodes that are missing.
-- :mod:`hooks.char_links`: the links of device nodes that systemd wants on the host.
+- :mod:`hooks.node.inventory`: what the node has. Made by :mod:`hooks.node.driver` (files),
+  :mod:`hooks.node.gpus` (GPUs, MIG devices, nodes) and a child that asks NVML
+  (:mod:`hooks.node.nvml`, :mod:`hooks.node.nvml_probe`), all of them through
+  :mod:`hooks.node.witness`, which remembers what it looked at; :mod:`hooks.node.cache` keeps the
+  result for as long as all of it still looks the same.
+- :mod:`hooks.edits.grant`: which of the node's devices the container gets.
+- :mod:`hooks.image.layout`: what the image looks like, read through :mod:`hooks.image.rootfs`.
+- :mod:`hooks.edits.planning`: the edits as values (:mod:`hooks.edits.plan`).
+- :mod:`hooks.edits.features`: what comes beside GPUs; :mod:`hooks.edits.profile` and
+  :mod:`hooks.node.parameters`: small files that go with them.
+- :mod:`hooks.edits.mutation`: the edits written into the spec, and the result verified.
+- :mod:`hooks.image.placement`: links and the dynamic loader's cache written into the rootfs;
+  :mod:`hooks.image.small_files` has other files and directories of links.
+- :mod:`hooks.node.modules`, :mod:`hooks.node.nodes`: kernel modules and device nodes that are
+  missing.
+- :mod:`hooks.node.char_links`: the links of device nodes that systemd wants on the host.
 - :mod:`hooks.record`: all of that as JSON, for people and for later execs; :mod:`hooks.story`
   tells it to people, and ``python -m hooks explain`` does for a spec before it is run.
 - :mod:`hooks.cdi`: CDI specs of any vendor, read and applied; NVIDIA's, written.

@@ -3,7 +3,7 @@
 One TOML file, read when a container asks for a GPU or names a logger::
 
     [node]
-    driver-root = "auto"     # or where the driver is: "/", "/run/nvidia/driver" (hooks.roots)
+    driver-root = "auto"     # or where the driver is: "/", "/run/nvidia/driver" (hooks.node.roots)
     host-root = "/"          # where the driver is looked for, if that is "auto"
     dev = "/dev"
     proc = "/proc"
@@ -12,20 +12,20 @@ One TOML file, read when a container asks for a GPU or names a logger::
     nvml-timeout = 5         # seconds that NVML may take
     platform = "auto"        # or "nvml", "tegra", "wsl" (hooks.platforms)
     csv-directory = "/etc/nvidia-container-runtime/host-files-for-container.d"  # on Tegra
-    char-links = true        # make missing links DEV/char/MAJOR:MINOR (hooks.char_links)
-    cuda-compat = true       # an image's newer libcuda comes before the driver's (hooks.compat)
+    char-links = true        # make missing links DEV/char/MAJOR:MINOR (hooks.node.char_links)
+    cuda-compat = true       # an image's newer libcuda comes before the driver's
 
     [devices]
-    load-kernel-modules = true  # of the driver, that a container needs (hooks.modules)
-    make-nodes = true        # of the driver, that a container needs (hooks.nodes)
+    load-kernel-modules = true  # of the driver, that a container needs (hooks.node.modules)
+    make-nodes = true        # of the driver, that a container needs (hooks.node.nodes)
 
-    [requests]               # where hooks.request looks for what is asked
+    [requests]               # where hooks.requests.request looks for what is asked
     swarm-resources = []     # variables that come before NVIDIA_VISIBLE_DEVICES
     annotation-prefixes = ["cdi.k8s.io/"]
     accept-mounts = true     # /dev/null on /var/run/nvidia-container-devices/DEVICE
     default-kind = "nvidia.com/gpu"  # of devices that are named without one
 
-    [policy]                 # hooks.policy has the rules
+    [policy]                 # hooks.requests.policy has the rules
     mode = "default"         # or "nvidia", "privileged", "strict"
     denied = "start"         # without a GPU; or "fail"
     trusted-namespaces = []  # of Kubernetes: there the environment of an image is believed
@@ -61,7 +61,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hooks import config_values as values
 from hooks.errors import ConfigMalformed, ConfigUnreadable, UnknownConfigKey, WrongConfigValue
-from hooks.request import CAPABILITIES
+from hooks.requests.request import CAPABILITIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -116,7 +116,7 @@ class Config:
 
     Attributes:
         driver_root: the directory that is "/" for the driver's files; None if it is to be found
-            by looking. What was found is :attr:`hooks.driver.Driver.root`.
+            by looking. What was found is :attr:`hooks.node.driver.Driver.root`.
         host_root: the directory that is "/" for the host.
         dev: the directory of the device nodes.
         proc: where procfs is.

@@ -9,7 +9,7 @@ import posixpath
 import re
 from typing import TYPE_CHECKING, Final
 
-from hooks.request import CAPABILITIES
+from hooks.requests.request import CAPABILITIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@
         injection = inject(spec, verdict.allowed, inventory, rootfs=…, staging=…, config=config,
                            verdict=verdict)
 
-A caller that must be light asks :func:`hooks.glance.may_ask` first: this
+A caller that must be light asks :func:`hooks.requests.glance.may_ask` first: this
 module loads everything that an injection needs.
 """
 
@@ -24,12 +24,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from hooks import nvml, platforms, policy
+from hooks import platforms
 from hooks.cdi.errors import RuntimeUnasked
-from hooks.char_links import CharLinks, link_nodes
-from hooks.compat import Compat, find_compat, host_of, with_compat
 from hooks.config import Platform, load_config
-from hooks.driver import find_driver
+from hooks.edits.grant import decide
+from hooks.edits.mutation import apply, apply_process, verify, verify_bounds
+from hooks.edits.plan import Contribution, united
+from hooks.edits.planning import arches_of, make_plan
 from hooks.errors import (
     DeviceNodeMissing,
     MalformedSpec,
@@ -38,33 +39,34 @@ from hooks.errors import (
     NoGpus,
     UnknownDevice,
 )
-from hooks.exclusions import refuse_excluded
-from hooks.grant import decide
-from hooks.identity import identity_of
-from hooks.inventory import Inventory, load_inventory, look_again, take_inventory
-from hooks.layout import read_layout, unseen_layout
-from hooks.modules import load_commands
-from hooks.mutation import apply, apply_process, verify, verify_bounds
-from hooks.nodes import MadeNodes, make_missing
-from hooks.placement import Placed, place
-from hooks.plan import Contribution, united
-from hooks.planning import arches_of, make_plan
+from hooks.image.compat import Compat, find_compat, host_of, with_compat
+from hooks.image.layout import read_layout, unseen_layout
+from hooks.image.placement import Placed, place
+from hooks.image.rootfs import Rootfs
+from hooks.node import nvml
+from hooks.node.char_links import CharLinks, link_nodes
+from hooks.node.driver import find_driver
+from hooks.node.identity import identity_of
+from hooks.node.inventory import Inventory, load_inventory, look_again, take_inventory
+from hooks.node.modules import load_commands
+from hooks.node.nodes import MadeNodes, make_missing
+from hooks.node.witness import Witness
 from hooks.record import make_denial, make_record, process_edits
-from hooks.request import Void, read_request
-from hooks.requirements import check_requirements
-from hooks.rootfs import Rootfs
-from hooks.witness import Witness
+from hooks.requests import policy
+from hooks.requests.exclusions import refuse_excluded
+from hooks.requests.request import Void, read_request
+from hooks.requests.requirements import check_requirements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from hooks.compat import Host
     from hooks.config import Config
-    from hooks.grant import Grant
-    from hooks.layout import Layout
-    from hooks.plan import Arch, Plan
-    from hooks.policy import Verdict
-    from hooks.request import Request
+    from hooks.edits.grant import Grant
+    from hooks.edits.plan import Arch, Plan
+    from hooks.image.compat import Host
+    from hooks.image.layout import Layout
+    from hooks.requests.policy import Verdict
+    from hooks.requests.request import Request
 
     _Look: TypeAlias = Callable[[tuple[Arch, ...]], Layout]
 
@@ -134,7 +136,7 @@ def module_commands(config: Config, request: Request) -> tuple[tuple[str, ...], 
 
     Returns:
         Argument lists, in order; nearly always none. They need no environment and no stdin,
-        end within :data:`hooks.modules.TIMEOUT`, and may fail.
+        end within :data:`hooks.node.modules.TIMEOUT`, and may fail.
     """
     return load_commands(config, request.capabilities) if needs_inventory(request, config) else ()
 
@@ -453,7 +455,7 @@ def _beside_gpus(
     """What the container gets of NVIDIA's that is no GPU."""
     if not asked.request.features and asked.request.imex_channels == ():
         return ()
-    from hooks import features  # noqa: PLC0415 - few ask for any
+    from hooks.edits import features  # noqa: PLC0415 - few ask for any
 
     given = {device.path for each in so_far for device in each.plan.devices}
     return (features.contribute(asked.request, inventory, layout, asked.config, given),)

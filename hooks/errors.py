@@ -7,10 +7,10 @@ Each leaf says in its docstring when it is raised and by whom. Codes are never r
     ├── DriverNotFound      E0102    ├── DriverMismatch      E0105
     ├── DeviceNodeMissing   E0103    ├── MigUnknown          E0106
     └── DriverChanged       E0140
-    RequestError    E0200   (more leaves: hooks.request_errors, hooks.policy_errors)
+    RequestError    E0200   (more leaves: request_errors and policy_errors of hooks.requests)
     ├── MalformedDevice     E0201    ├── UnknownCapability   E0203
     └── UnknownDevice       E0202    └── MigModeGpu          E0204
-    RootfsError     E0300   (leaves: hooks.rootfs_errors)
+    RootfsError     E0300   (leaves: hooks.image.rootfs_errors)
     SpecError       E0400
     ├── MalformedSpec       E0401    ├── DeviceConflict      E0403
     ├── VerificationFailed  E0402    └── SpecUnreadable      E0404
@@ -19,7 +19,7 @@ Each leaf says in its docstring when it is raised and by whom. Codes are never r
     └── ConfigMalformed     E0502    └── WrongConfigValue    E0504
     CdiError        E0600   (leaves: hooks.cdi.errors)
 
-What is asked beside GPUs has leaves of InventoryError in hooks.feature_errors (E0110, E0111).
+What is asked beside GPUs has leaves of InventoryError in hooks.edits.feature_errors (E0110, E0111).
 GPUs that are not NVIDIA's have leaves of InventoryError and RequestError in
 hooks.vendors.errors (E065x), Tegra and WSL2 in hooks.platforms.errors (E066x).
 """

@@ -17,8 +17,8 @@ from api.errors import NvshimError
 from hooks import engine
 from hooks.config import load_config
 from hooks.errors import SpecUnreadable
-from hooks.inventory import survey
-from hooks.request import read_request
+from hooks.node.inventory import survey
+from hooks.requests.request import read_request
 from hooks.story import tell
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ written         files and links that were written into the image
 nodes           device nodes of the host that were made, and that could not be made
 char_links      links in /dev/char of the host that were made, and that could not be made
 cuda_compat     the image's directory whose libcuda comes first, or why none does
-identity        the driver that it was made with: what :mod:`hooks.identity` compares at start
+identity        the driver that it was made with: what :mod:`hooks.node.identity` compares at start
 milliseconds    how long each step took
 ==============  ==========================================================================
 """
@@ -30,23 +30,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from hooks.edits.plan import NVIDIA
 from hooks.errors import MalformedSpec
-from hooks.plan import NVIDIA
-from hooks.request import AllDevices, NamedDevices, NoDevices, Void
+from hooks.requests.request import AllDevices, NamedDevices, NoDevices, Void
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from hooks.char_links import CharLinks
-    from hooks.compat import Compat
-    from hooks.grant import Grant
-    from hooks.inventory import Inventory
-    from hooks.layout import Layout
-    from hooks.nodes import MadeNodes
-    from hooks.placement import Placed
-    from hooks.plan import Contribution, Plan
-    from hooks.policy import Verdict
-    from hooks.request import Devices, Request
+    from hooks.edits.grant import Grant
+    from hooks.edits.plan import Contribution, Plan
+    from hooks.image.compat import Compat
+    from hooks.image.layout import Layout
+    from hooks.image.placement import Placed
+    from hooks.node.char_links import CharLinks
+    from hooks.node.inventory import Inventory
+    from hooks.node.nodes import MadeNodes
+    from hooks.requests.policy import Verdict
+    from hooks.requests.request import Devices, Request
 
 __all__ = ["make_denial", "make_record", "process_edits"]
 
@@ -84,7 +84,7 @@ def make_record(
         compat: what was decided of the image's own libcuda.
         char_links: what was linked on the host.
         made_nodes: what device nodes were made there; None for none.
-        identity: what :func:`hooks.identity.identity_of` says; None without a driver.
+        identity: what :func:`hooks.node.identity.identity_of` says; None without a driver.
         milliseconds: how long each step took.
         verdict: what policy said of the request.
 

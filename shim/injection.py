@@ -12,7 +12,7 @@ import stat
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from hooks.glance import find_places, may_ask
+from hooks.requests.glance import find_places, may_ask
 from shim import bundle as bundle_files
 from shim.errors import ProgramNotFound, ProgramTimeout
 from shim.spawn import run
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hooks.config import Config
     from hooks.engine import Injection
-    from hooks.inventory import Inventory
+    from hooks.node.inventory import Inventory
     from shim.log import Log
     from shim.reaper import Reaper
 
@@ -199,7 +199,7 @@ class Injector:
             NvshimError: it has; the message says what of it.
         """
         if self._record is not None:
-            from hooks.identity import refuse_changed  # noqa: PLC0415 - see inject
+            from hooks.node.identity import refuse_changed  # noqa: PLC0415 - see inject
 
             refuse_changed(self._record, name)
 
@@ -213,7 +213,7 @@ class Injector:
         if self._record is None:
             return process
         from hooks import engine  # noqa: PLC0415 - see inject
-        from hooks.identity import what_changed  # noqa: PLC0415 - see inject
+        from hooks.node.identity import what_changed  # noqa: PLC0415 - see inject
 
         # An exec is how people find out what is wrong in there.
         changed = "" if self._told_change else what_changed(self._record)
@@ -233,7 +233,7 @@ class Injector:
         return str(version)
 
     async def _load_module(self, command: Sequence[str]) -> None:
-        from hooks.modules import TIMEOUT  # noqa: PLC0415 - see inject
+        from hooks.node.modules import TIMEOUT  # noqa: PLC0415 - see inject
 
         name = command[-1]
         try:

@@ -333,7 +333,7 @@ def _resolve(rootfs: str, target: str) -> str:
     """Where a mount goes: ``rootfs``, or a directory in it that its image cannot redirect."""
     if not target.strip("/"):
         return rootfs
-    from hooks.openat2 import open_in_root  # noqa: PLC0415 - 5 ms for what few mounts have
+    from hooks.image.openat2 import open_in_root  # noqa: PLC0415 - 5 ms for what few mounts have
 
     try:
         root = os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from api.errors import one_line
-from hooks.openat2 import open_without_links
+from hooks.image.openat2 import open_without_links
 from shim import forked, syscalls
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ Rules
 - Mounts come in order of depth, so that none hides another.
 
 Beyond the reference library: the container's own mount or device at the same place stays, and a
-device with other numbers is an error (:func:`hooks.mutation.apply`).
+device with other numbers is an error (:func:`hooks.edits.mutation.apply`).
 
 Source: CDI specification, "OCI Edits", "Error Handling"; the reference library's
 container-edits.go for what it leaves open.
@@ -40,7 +40,7 @@ from hooks.cdi.errors import (
     RuntimeUnasked,
 )
 from hooks.cdi.spec import NO_PERMISSIONS
-from hooks.plan import Contribution, Device, Hook, IntelRdt, Mount, NetDevice, Plan
+from hooks.edits.plan import Contribution, Device, Hook, IntelRdt, Mount, NetDevice, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

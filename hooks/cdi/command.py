@@ -24,7 +24,7 @@ from hooks.cdi import files, generating, schema
 from hooks.cdi.errors import CdiFileUnusable, CdiNotGenerated
 from hooks.cdi.registry import Registry
 from hooks.config import load_config
-from hooks.request import CAPABILITIES
+from hooks.requests.request import CAPABILITIES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hooks.cdi.generating import Wish
     from hooks.cdi.spec import SpecFile
     from hooks.config import Config
-    from hooks.inventory import Inventory
+    from hooks.node.inventory import Inventory
 
 __all__ = ["main"]
 

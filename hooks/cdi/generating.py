@@ -27,7 +27,7 @@ kind                  names                          what
 ====================  =============================  ==================================
 gpu                   index, UUID, ``gpu0``,         GPUs and MIG devices, driver files
                       ``mig0:1``; ``all``
-gds, mofed, gdrcopy,  ``all``                        :mod:`hooks.features`
+gds, mofed, gdrcopy,  ``all``                        :mod:`hooks.edits.features`
 nvswitch
 imex-channel          numbers, ``all``               IMEX channels
 management            ``all``                        every node, and driver files
@@ -42,23 +42,23 @@ import posixpath
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from hooks import features
 from hooks.cdi import schema
 from hooks.cdi.errors import CdiNotGenerated
 from hooks.cdi.spec import DeviceNode, Edits, SpecDevice, SpecFile, SpecMount
-from hooks.grant import Grant, decide
-from hooks.layout import Layout, Libc, Loader
-from hooks.plan import Arch, groups_of, united
-from hooks.planning import arches_of, make_plan
-from hooks.request import CAPABILITIES, AllDevices, Capability, Feature, Request, Void
+from hooks.edits import features
+from hooks.edits.grant import Grant, decide
+from hooks.edits.plan import Arch, groups_of, united
+from hooks.edits.planning import arches_of, make_plan
+from hooks.image.layout import Layout, Libc, Loader
+from hooks.requests.request import CAPABILITIES, AllDevices, Capability, Feature, Request, Void
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from hooks.config import Config
-    from hooks.gpus import Gpu, MigDevice
-    from hooks.inventory import Inventory
-    from hooks.plan import Device, Mount, Plan
+    from hooks.edits.plan import Device, Mount, Plan
+    from hooks.node.gpus import Gpu, MigDevice
+    from hooks.node.inventory import Inventory
 
 __all__ = ["DEFAULT_CAPABILITIES", "DIRECTORIES", "KINDS", "STRATEGIES", "Wish", "generate"]
 

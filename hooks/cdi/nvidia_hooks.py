@@ -12,7 +12,8 @@ update-ldcache                  for the libraries that the spec mounts in the fo
                                 ld.so.cache, and links of their sonames; the folders in the
                                 drop-in
 enable-cuda-compat              the order of libcuda's, as it is decided for any container
-                                (:mod:`hooks.compat`), by the driver's version that the hook is told
+                                (:mod:`hooks.image.compat`), by the driver's version that the
+                                hook is told
 disable-device-node-modification  the parameters of the kernel module, with ModifyDeviceFiles 0
 update-application-profile      the profile that shows EGL the granted GPUs
 chmod                           nothing: it mends directories below /dev that an old crun made
@@ -38,18 +39,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from hooks.cdi.errors import CdiHookMalformed
-from hooks.elf import elf_of_fd
+from hooks.edits.plan import CachedLibrary, Link, LinkDirectory
 from hooks.errors import RootfsError
-from hooks.plan import CachedLibrary, Link, LinkDirectory
+from hooks.image.elf import elf_of_fd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from hooks.cdi.spec import SpecHook
-    from hooks.compat import Compat, Host
     from hooks.config import Config
-    from hooks.elf import Elf
-    from hooks.plan import Arch, Device, File, Mount, Plan, ProcFile
+    from hooks.edits.plan import Arch, Device, File, Mount, Plan, ProcFile
+    from hooks.image.compat import Compat, Host
+    from hooks.image.elf import Elf
 
     FindCompat: TypeAlias = Callable[[Plan, Host], Compat]
 
@@ -216,8 +217,8 @@ def decide_compat(
     ]
     if not versions or not config.cuda_compat:
         return plan, ""
-    from hooks.compat import Host, with_compat  # noqa: PLC0415 - few specs have it
-    from hooks.driver_version import is_version  # noqa: PLC0415
+    from hooks.image.compat import Host, with_compat  # noqa: PLC0415 - few specs have it
+    from hooks.node.driver_version import is_version  # noqa: PLC0415
 
     if not is_version(versions[-1]):
         return plan, f"{versions[-1]!r} is no version of a driver: the image's libcuda stays behind"
@@ -231,7 +232,7 @@ _MODEL: Final = "Model:"
 
 def _models(config: Config) -> Iterator[str]:
     """The names of the node's GPUs; which of them a foreign spec gives is not known."""
-    from hooks.witness import read_text  # noqa: PLC0415 - as above
+    from hooks.node.witness import read_text  # noqa: PLC0415 - as above
 
     directory = f"{config.proc}/driver/nvidia/gpus"
     try:
@@ -372,7 +373,7 @@ _GPU_NODE: Final = re.compile(r"/dev/nvidia([0-9]+)", re.ASCII)
 
 def _profiles(devices: Iterable[Device]) -> Iterator[File]:
     """The profile for the GPUs among devices."""
-    from hooks.profile import application_profile  # noqa: PLC0415 - few specs have this hook
+    from hooks.edits.profile import application_profile  # noqa: PLC0415 - few specs have this hook
 
     profile = application_profile(
         device.minor for device in devices if _GPU_NODE.fullmatch(device.path)
@@ -383,8 +384,8 @@ def _profiles(devices: Iterable[Device]) -> Iterator[File]:
 
 def _parameters(config: Config) -> Iterator[ProcFile]:
     """The kernel module's parameters as a container is to read them."""
-    from hooks.parameters import without_node_making  # noqa: PLC0415 - as above
-    from hooks.witness import read_text  # noqa: PLC0415
+    from hooks.node.parameters import without_node_making  # noqa: PLC0415 - as above
+    from hooks.node.witness import read_text  # noqa: PLC0415
 
     shown = without_node_making(read_text(f"{config.proc}/driver/nvidia/params") or "")
     if shown is not None:

@@ -47,7 +47,7 @@ from hooks.cdi.spec import (
     SpecMount,
 )
 from hooks.cdi.tree import Plain
-from hooks.plan import IntelRdt, NetDevice
+from hooks.edits.plan import IntelRdt, NetDevice
 
 if TYPE_CHECKING:
     from collections.abc import Callable

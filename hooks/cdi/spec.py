@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from hooks.plan import IntelRdt, NetDevice
+    from hooks.edits.plan import IntelRdt, NetDevice
 
 __all__ = [
     "NO_PERMISSIONS",

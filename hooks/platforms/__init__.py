@@ -6,8 +6,8 @@ platform    found by                                        what a container get
 ``wsl``     /dev/dxg, and libdxcore.so of Windows' own       :mod:`hooks.platforms.wsl`
 ``tegra``   /etc/nv_tegra_release, or sysfs naming the       :mod:`hooks.platforms.tegra`
             chip's family; and files that list what it has
-``nvml``    otherwise                                       :mod:`hooks.inventory`,
-                                                            :mod:`hooks.planning`
+``nvml``    otherwise                                       :mod:`hooks.node.inventory`,
+                                                            :mod:`hooks.edits.planning`
 ==========  ==============================================  ==================================
 
 Rules
@@ -26,16 +26,16 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from hooks.config import Platform
-from hooks.witness import read_names, read_text
+from hooks.node.witness import read_names, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
     from hooks.config import Config
-    from hooks.layout import Layout
-    from hooks.plan import Contribution
-    from hooks.request import Request
+    from hooks.edits.plan import Contribution
+    from hooks.image.layout import Layout
+    from hooks.requests.request import Request
 
 __all__ = ["contribute", "is_integrated", "platform_of", "root_of"]
 

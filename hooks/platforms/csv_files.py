@@ -26,7 +26,7 @@ import posixpath
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from hooks.witness import read_names, read_text
+from hooks.node.witness import read_names, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,16 +22,16 @@ import os
 import posixpath
 from typing import TYPE_CHECKING, Final
 
-from hooks.driver import read_elf
-from hooks.ldcache import name_rank
-from hooks.plan import Arch, CachedLibrary, Link, Missing, Mount, Plan
-from hooks.witness import Witness
+from hooks.edits.plan import Arch, CachedLibrary, Link, Missing, Mount, Plan
+from hooks.image.ldcache import name_rank
+from hooks.node.driver import read_elf
+from hooks.node.witness import Witness
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hooks.layout import Layout
-    from hooks.plan import Device
+    from hooks.edits.plan import Device
+    from hooks.image.layout import Layout
 
 __all__ = ["Files", "Found", "HostTree"]
 

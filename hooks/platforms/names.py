@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hooks.errors import UnknownDevice
-from hooks.names import MigIndex, MigInstance, MigUuid, NamedDevices
 from hooks.platforms.errors import MigUnsupported
+from hooks.requests.names import MigIndex, MigInstance, MigUuid, NamedDevices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hooks.names import DeviceName, Devices
-    from hooks.request import Request
+    from hooks.requests.names import DeviceName, Devices
+    from hooks.requests.request import Request
 
 __all__ = ["named", "unchecked", "unknown"]
 

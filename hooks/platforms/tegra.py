@@ -29,30 +29,38 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from hooks.capabilities import CONTROL, MODESET, UVM, UVM_TOOLS
+from hooks.edits.capabilities import CONTROL, MODESET, UVM, UVM_TOOLS
+from hooks.edits.plan import Contribution, device_of, groups_of
 from hooks.errors import NoGpus
-from hooks.exclusions import mark_excluded
-from hooks.gpus import Node, find_gpus
-from hooks.names import AllDevices, GpuBusId, GpuIndex, GpuUuid, NamedDevices, NoDevices, Void
-from hooks.plan import Contribution, device_of, groups_of
+from hooks.node.gpus import Node, find_gpus
+from hooks.node.witness import Witness
 from hooks.platforms import is_integrated, root_of
 from hooks.platforms.csv_files import Kind, parse, read_files
 from hooks.platforms.errors import CsvFilesMissing, PlatformNodeMissing
 from hooks.platforms.files import Files, HostTree
 from hooks.platforms.names import named, unchecked, unknown
-from hooks.policy_errors import GpuExcluded
-from hooks.witness import Witness
+from hooks.requests.exclusions import mark_excluded
+from hooks.requests.names import (
+    AllDevices,
+    GpuBusId,
+    GpuIndex,
+    GpuUuid,
+    NamedDevices,
+    NoDevices,
+    Void,
+)
+from hooks.requests.policy_errors import GpuExcluded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hooks.config import Config
-    from hooks.gpus import Gpu
-    from hooks.layout import Layout
-    from hooks.names import DeviceName, Devices
-    from hooks.plan import Device
+    from hooks.edits.plan import Device
+    from hooks.image.layout import Layout
+    from hooks.node.gpus import Gpu
     from hooks.platforms.csv_files import Entry
-    from hooks.request import Request
+    from hooks.requests.names import DeviceName, Devices
+    from hooks.requests.request import Request
 
 __all__ = ["contribute", "wants_every_file"]
 

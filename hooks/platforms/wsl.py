@@ -23,21 +23,21 @@ import os
 import posixpath
 from typing import TYPE_CHECKING, Final
 
-from hooks.gpus import Node, look_at_node, read_majors
-from hooks.names import GpuIndex, NoDevices, Void
-from hooks.plan import Contribution, device_of, groups_of
+from hooks.edits.plan import Contribution, device_of, groups_of
+from hooks.node.gpus import Node, look_at_node, read_majors
+from hooks.node.witness import read_names, read_text
 from hooks.platforms import DXCORE, root_of
 from hooks.platforms.errors import DriverStoreMissing, PlatformNodeMissing
 from hooks.platforms.files import Files, HostTree
 from hooks.platforms.names import named, unchecked, unknown
-from hooks.request import CAPABILITIES, Capability
-from hooks.witness import read_names, read_text
+from hooks.requests.names import GpuIndex, NoDevices, Void
+from hooks.requests.request import CAPABILITIES, Capability
 
 if TYPE_CHECKING:
     from hooks.config import Config
-    from hooks.layout import Layout
-    from hooks.plan import Device
-    from hooks.request import Request
+    from hooks.edits.plan import Device
+    from hooks.image.layout import Layout
+    from hooks.requests.request import Request
 
 __all__ = ["contribute"]
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hooks.config import Config
-    from hooks.plan import Contribution
-    from hooks.request import Request
+    from hooks.edits.plan import Contribution
+    from hooks.requests.request import Request
 
 __all__ = ["contribute", "known_kind"]
 

@@ -19,16 +19,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from hooks.gpus import Node, bus_order, look_at_node, read_majors
+from hooks.node.gpus import Node, bus_order, look_at_node, read_majors
+from hooks.node.witness import read_names, read_text
 from hooks.vendors.drm import DRM, drm_devices
 from hooks.vendors.errors import NoVendorDriver
 from hooks.vendors.gpus import VendorGpu, granted
 from hooks.vendors.names import address_names, unique_names
-from hooks.witness import read_names, read_text
 
 if TYPE_CHECKING:
     from hooks.config import Config
-    from hooks.plan import Contribution
+    from hooks.edits.plan import Contribution
     from hooks.vendors.drm import DrmDevice
     from hooks.vendors.names import Asked
 

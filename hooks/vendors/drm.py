@@ -16,8 +16,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from hooks.plan import LinkDirectory
-from hooks.witness import read_names, read_text
+from hooks.edits.plan import LinkDirectory
+from hooks.node.witness import read_names, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hooks.gpus import Node, look_at_node
-from hooks.plan import Contribution, Missing, Plan, device_of, groups_of
-from hooks.policy_errors import GpuExcluded
+from hooks.edits.plan import Contribution, Missing, Plan, device_of, groups_of
+from hooks.node.gpus import Node, look_at_node
+from hooks.requests.policy_errors import GpuExcluded
 from hooks.vendors.drm import DRM, by_path_links
 from hooks.vendors.errors import NoVendorGpus, UnknownVendorGpu, VendorNodeMissing
 from hooks.vendors.names import Range
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from hooks.config import Config
-    from hooks.plan import Device
+    from hooks.edits.plan import Device
     from hooks.vendors.drm import DrmDevice
     from hooks.vendors.names import Asked, Item
 

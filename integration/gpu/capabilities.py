@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from hooks.capabilities import Library, rows_of
-from hooks.request import Capability
+from hooks.edits.capabilities import Library, rows_of
+from hooks.requests.request import Capability
 from integration.gpu.checks import SIMULATED, answers, computes, lists, refusal, told
 from integration.gpu.containers import asking
 from integration.gpu.report import failed, not_possible
@@ -20,7 +20,7 @@ from integration.gpu.report import failed, not_possible
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from hooks.driver import LibraryFile
+    from hooks.node.driver import LibraryFile
     from integration.gpu.checks import Subject
     from integration.gpu.containers import Container
     from integration.gpu.report import Report

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from hooks.capabilities import CONTROL
+from hooks.edits.capabilities import CONTROL
 from integration import traces
 from integration.gpu.containers import TIMEOUT, asking
 from integration.gpu.report import failed, not_possible
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hooks.config import Config
-    from hooks.gpus import Gpu
-    from hooks.inventory import Inventory
+    from hooks.node.gpus import Gpu
+    from hooks.node.inventory import Inventory
     from integration.containerd import Completed
     from integration.gpu.containers import Container, Containers
     from integration.gpu.report import Report

@@ -10,14 +10,14 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Final
 
-from hooks.capabilities import Library, every_row
+from hooks.edits.capabilities import Library, every_row
 from integration import traces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hooks.config import Config
-    from hooks.inventory import Inventory
+    from hooks.node.inventory import Inventory
     from integration.gpu.machine import Machine
     from integration.parts import Parts
 

@@ -40,7 +40,7 @@ from shim.launcher import write_launcher
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from hooks.inventory import Inventory
+    from hooks.node.inventory import Inventory
 
 MANIFEST: Final = "manifest.json"
 LOG: Final = "containerd.log"

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hooks import engine
 from hooks.config import load_config
-from hooks.inventory import take_inventory
-from hooks.request import read_request
+from hooks.node.inventory import take_inventory
+from hooks.requests.request import read_request
 from integration.images import glibc, unpack
 from integration.simulated import Scenario, SimulatedNode
 from shim import bundle
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hooks.config import Config
-    from hooks.inventory import Inventory
+    from hooks.node.inventory import Inventory
 
 NODES: Final = {"one": "1 GPU", "eight": "8 GPUs", "sixteen": "16 GPUs", "mig": "1 GPU, 10 MIG"}
 """The scenarios that are measured, and what each is called."""

@@ -21,25 +21,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from api.errors import NvshimError
-from hooks import glance, ldcache, mutation
 from hooks.cdi import nvidia_hooks, schema
 from hooks.cdi.files import tree_of
-from hooks.compat import Host, find_compat, with_compat
 from hooks.config import Config, parse_config
-from hooks.elf import elf_of_bytes
-from hooks.layout import read_layout
-from hooks.loader_files import loader_files
-from hooks.naming import items_of, parse_channels, parse_names
+from hooks.edits import mutation
+from hooks.edits.plan import Arch, CachedLibrary, Device, Mount, Plan
+from hooks.image import ldcache
+from hooks.image.compat import Host, find_compat, with_compat
+from hooks.image.elf import elf_of_bytes
+from hooks.image.layout import read_layout
+from hooks.image.loader_files import loader_files
+from hooks.image.rootfs import Rootfs
+from hooks.node.nvml import parse_report
+from hooks.node.parameters import may_make_nodes, node_owner, parse_parameters
 from hooks.nvidia_config import parse_nvidia_config
-from hooks.nvml import parse_report
-from hooks.parameters import may_make_nodes, node_owner, parse_parameters
-from hooks.plan import Arch, CachedLibrary, Device, Mount, Plan
 from hooks.platforms import csv_files
-from hooks.policy import judge, read_container
 from hooks.record import make_denial, process_edits
-from hooks.request import parse_capabilities, read_request
-from hooks.requirements import parse_requirement
-from hooks.rootfs import Rootfs
+from hooks.requests import glance
+from hooks.requests.naming import items_of, parse_channels, parse_names
+from hooks.requests.policy import judge, read_container
+from hooks.requests.request import parse_capabilities, read_request
+from hooks.requests.requirements import parse_requirement
 from hooks.vendors.names import parse as parse_vendor
 from shim import bundle, criu
 from tests.unit.rootfs.images import debian

@@ -23,7 +23,7 @@ import anyio
 import pytest
 
 from api.ttrpc import RemoteError
-from hooks.request import read_request
+from hooks.requests.request import read_request
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.launcher import REPOSITORY
 from tests.harness.shim import shim_by_hand

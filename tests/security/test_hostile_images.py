@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from hooks.edits.plan import Arch, CachedLibrary, Link, Mount, Plan
 from hooks.errors import RootfsError
-from hooks.layout import read_layout
-from hooks.placement import place
-from hooks.plan import Arch, CachedLibrary, Link, Mount, Plan
-from hooks.rootfs import Rootfs
+from hooks.image.layout import read_layout
+from hooks.image.placement import place
+from hooks.image.rootfs import Rootfs
 from tests.unit.rootfs.images import debian, link, put, tree
 
 if TYPE_CHECKING:
@@ -332,10 +332,10 @@ def test_the_race_does_catch_who_joins_paths(trap: Trap) -> None:
 
 PLACEMENT: Final = """
 import sys
-from hooks.layout import read_layout
-from hooks.placement import place
-from hooks.plan import Arch, CachedLibrary, Link, Mount, Plan
-from hooks.rootfs import Rootfs
+from hooks.image.layout import read_layout
+from hooks.image.placement import place
+from hooks.edits.plan import Arch, CachedLibrary, Link, Mount, Plan
+from hooks.image.rootfs import Rootfs
 home = "/usr/lib/x86_64-linux-gnu"
 plan = Plan(
     mounts=(Mount("/etc/hostname", home + "/libcuda.so.535"), Mount("/etc", "/usr/share/new")),

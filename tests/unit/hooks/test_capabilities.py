@@ -8,11 +8,11 @@ from typing import Final
 
 import pytest
 
-from hooks.capabilities import FILES, Library, Socket, XorgModule, every_row
-from hooks.request import Capability
+from hooks.edits.capabilities import FILES, Library, Socket, XorgModule, every_row
+from hooks.requests.request import Capability
 from integration.packages import default_cache
 
-# Parts of tools of the host's; see the head of hooks.capabilities.
+# Parts of tools of the host's; see the head of hooks.edits.capabilities.
 LEFT_OUT: Final = {
     "libnvidia-sandboxutils", "libnvidia-gtk2", "libnvidia-gtk3", "libnvidia-wayland-client",
 }  # fmt: skip

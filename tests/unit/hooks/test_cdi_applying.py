@@ -26,9 +26,8 @@ from hooks.cdi.errors import (
 )
 from hooks.cdi.registry import Found, Loaded, Resolution, resolve
 from hooks.config import Config
-from hooks.errors import CdiError, DeviceConflict, VerificationFailed
-from hooks.mutation import apply, verify, verify_bounds
-from hooks.plan import (
+from hooks.edits.mutation import apply, verify, verify_bounds
+from hooks.edits.plan import (
     Device,
     File,
     Hook,
@@ -38,13 +37,14 @@ from hooks.plan import (
     NetDevice,
     Plan,
 )
-from hooks.request import Origin, Request, Void
+from hooks.errors import CdiError, DeviceConflict, VerificationFailed
+from hooks.requests.request import Origin, Request, Void
 from tests.unit.hooks.fake_node import VERSION
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hooks.plan import Contribution
+    from hooks.edits.plan import Contribution
     from tests.unit.hooks.fake_node import Elves, Node
 
 KIND = "vendor.com/device"
@@ -700,7 +700,7 @@ def test_any_other_change_does_not_leave(edit: str) -> None:
 
 
 def test_what_one_vendor_may_bring_another_may_not() -> None:
-    from hooks.plan import Contribution  # noqa: PLC0415
+    from hooks.edits.plan import Contribution  # noqa: PLC0415
 
     nvidia = Contribution(
         Plan(devices=(Device("/dev/nvidia0", 195, 0),)), frozenset({195}), ("/d",)

@@ -14,15 +14,15 @@ from hooks.cdi.errors import CdiNotGenerated, CdiSpecInvalid
 from hooks.cdi.files import tree_of
 from hooks.cdi.generating import Wish, generate
 from hooks.errors import NoGpus
-from hooks.inventory import take_inventory
-from hooks.request import Capability
+from hooks.node.inventory import take_inventory
+from hooks.requests.request import Capability
 from tests.unit.hooks.fake_node import CAPS, VERSION, nvml_gpu, nvml_mig, uuid_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from hooks.cdi.spec import SpecDevice, SpecFile
-    from hooks.inventory import Inventory
+    from hooks.node.inventory import Inventory
     from tests.unit.hooks.fake_node import Node
 
 HOMES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64")

@@ -14,7 +14,7 @@ from hooks.cdi import names, schema, tree
 from hooks.cdi.errors import CdiNameMalformed, CdiSpecInvalid
 from hooks.cdi.files import tree_of
 from hooks.cdi.spec import DeviceNode, Edits, SpecMount
-from hooks.plan import IntelRdt, NetDevice
+from hooks.edits.plan import IntelRdt, NetDevice
 
 NODE = {"deviceNodes": [{"path": "/dev/vendor0"}]}
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hooks import engine
-from hooks.char_links import CharLinks, link_nodes
-from hooks.plan import Device
+from hooks.edits.plan import Device
+from hooks.node.char_links import CharLinks, link_nodes
 from tests.unit.hooks.fake_node import NVIDIA, VERSION, nvml_gpu
 
 if TYPE_CHECKING:

@@ -9,11 +9,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hooks.compat import Candidate, Compat, Host, Note, choose, find_compat, host_of, with_compat
-from hooks.gpus import Gpu
-from hooks.layout import read_layout
-from hooks.plan import Arch, CachedLibrary, Plan
-from hooks.rootfs import Rootfs
+from hooks.edits.plan import Arch, CachedLibrary, Plan
+from hooks.image.compat import (
+    Candidate,
+    Compat,
+    Host,
+    Note,
+    choose,
+    find_compat,
+    host_of,
+    with_compat,
+)
+from hooks.image.layout import read_layout
+from hooks.image.rootfs import Rootfs
+from hooks.node.gpus import Gpu
 from tests.harness.libcuda import build_libcuda, note
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hooks.driver import Driver, find_driver, find_sockets
+from hooks.edits.plan import Arch
 from hooks.errors import DriverMismatch, DriverNotFound
-from hooks.plan import Arch
-from hooks.witness import Witness
+from hooks.node.driver import Driver, find_driver, find_sockets
+from hooks.node.witness import Witness
 from integration.simulated.driver import DriverFiles
 from tests.unit.hooks.fake_node import MULTIARCH, VERSION
 

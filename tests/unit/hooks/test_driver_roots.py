@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hooks.capabilities import Program
-from hooks.driver import Driver, find_driver, places
-from hooks.driver_layouts import LAYOUTS, LOADER, layout_named, prefix
+from hooks.edits.capabilities import Program
 from hooks.errors import DriverMismatch, DriverNotFound
-from hooks.inventory import load_inventory, take_inventory
-from hooks.witness import Witness
+from hooks.node.driver import Driver, find_driver, places
+from hooks.node.driver_layouts import LAYOUTS, LOADER, layout_named, prefix
+from hooks.node.inventory import load_inventory, take_inventory
+from hooks.node.witness import Witness
 from tests.unit.hooks.fake_node import MULTIARCH, VERSION
 
 if TYPE_CHECKING:

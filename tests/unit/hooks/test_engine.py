@@ -12,7 +12,7 @@ import pytest
 from api.errors import NvshimError
 from hooks import engine
 from hooks.errors import DeviceConflict, DriverNotFound, MalformedSpec, UnknownDevice
-from hooks.policy_errors import RequirementUnmet
+from hooks.requests.policy_errors import RequirementUnmet
 from tests.unit.hooks.fake_node import VERSION, nvml_gpu
 
 if TYPE_CHECKING:

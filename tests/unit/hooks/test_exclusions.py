@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hooks.edits.grant import decide
+from hooks.edits.plan import Device
+from hooks.edits.planning import arches_of, make_plan
 from hooks.errors import NoGpus
-from hooks.exclusions import refuse_excluded
-from hooks.grant import decide
-from hooks.inventory import Inventory, load_inventory, take_inventory
-from hooks.layout import unseen_layout
-from hooks.plan import Device
-from hooks.planning import arches_of, make_plan
-from hooks.policy_errors import GpuExcluded
-from hooks.request import CAPABILITIES, AllDevices, Request, read_request
+from hooks.image.layout import unseen_layout
+from hooks.node.inventory import Inventory, load_inventory, take_inventory
+from hooks.requests.exclusions import refuse_excluded
+from hooks.requests.policy_errors import GpuExcluded
+from hooks.requests.request import CAPABILITIES, AllDevices, Request, read_request
 from tests.unit.hooks.fake_node import CAPS, DRM, NVIDIA, VERSION, nvml_gpu, nvml_mig, uuid_of
 
 if TYPE_CHECKING:

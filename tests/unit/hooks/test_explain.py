@@ -11,7 +11,7 @@ import pytest
 
 from hooks import engine
 from hooks.__main__ import COMMANDS, main
-from hooks.inventory import survey, take_inventory
+from hooks.node.inventory import survey, take_inventory
 from hooks.story import tell
 from tests.unit.hooks.fake_node import VERSION, nvml_gpu, uuid_of
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hooks import engine
+from hooks.edits.feature_errors import ImexChannelMissing, MigCapabilityMissing
+from hooks.edits.features import MOST_CHANNELS
 from hooks.errors import DeviceNodeMissing
-from hooks.feature_errors import ImexChannelMissing, MigCapabilityMissing
-from hooks.features import MOST_CHANNELS
-from hooks.inventory import take_inventory
-from hooks.request import (
+from hooks.node.inventory import take_inventory
+from hooks.requests.request import (
     DEFAULT_CAPABILITIES,
     AllDevices,
     Capability,

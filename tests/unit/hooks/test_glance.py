@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 import hooks
 from api.errors import NvshimError
-from hooks import config, glance
+from hooks import config
 from hooks.config import Config
-from hooks.glance import Places, find_places, may_ask
-from hooks.request import read_request
+from hooks.requests import glance
+from hooks.requests.glance import Places, find_places, may_ask
+from hooks.requests.request import read_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -178,9 +179,10 @@ def test_glance_loads_nothing_that_costs_a_container_without_gpu() -> None:
     root = str(Path(hooks.__file__).parent.parent)
     code = (
         "import os, sys; before = set(sys.modules); sys.path.insert(0, sys.argv[1]);"
-        "import hooks.glance; hooks.glance.may_ask({'process': {}}, hooks.glance.find_places());"
+        "from hooks.requests import glance;"
+        "glance.may_ask({'process': {}}, glance.find_places());"
         "print(*sorted(set(sys.modules) - before))"
     )
     command = [sys.executable, "-I", "-S", "-c", code, root]
     loaded = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-    assert loaded == ["__future__", "hooks", "hooks.glance"]
+    assert loaded == ["__future__", "hooks", "hooks.requests", "hooks.requests.glance"]

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hooks.gpus import Gpu, MigDevice, Nodes, find_gpus, find_mig_devices, look_at_nodes
-from hooks.nvml import parse_report
-from hooks.witness import Witness
+from hooks.node.gpus import Gpu, MigDevice, Nodes, find_gpus, find_mig_devices, look_at_nodes
+from hooks.node.nvml import parse_report
+from hooks.node.witness import Witness
 from tests.unit.hooks.fake_node import (
     DRM,
     NVIDIA,

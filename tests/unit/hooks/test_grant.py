@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hooks.edits.grant import Grant, decide
 from hooks.errors import (
     DeviceNodeMissing,
     MigModeGpu,
@@ -12,10 +13,9 @@ from hooks.errors import (
     NoGpus,
     UnknownDevice,
 )
-from hooks.grant import Grant, decide
-from hooks.inventory import Inventory, take_inventory
-from hooks.request import DEFAULT_CAPABILITIES, NoDevices, Request, read_request
-from hooks.request_errors import AmbiguousDevice
+from hooks.node.inventory import Inventory, take_inventory
+from hooks.requests.request import DEFAULT_CAPABILITIES, NoDevices, Request, read_request
+from hooks.requests.request_errors import AmbiguousDevice
 from tests.unit.hooks.fake_node import VERSION, nvml_gpu, nvml_mig, uuid_of
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import pytest
 from api.errors import Status
 from hooks import engine
 from hooks.errors import DriverChanged
-from hooks.identity import refuse_changed, what_changed
-from hooks.inventory import take_inventory
+from hooks.node.identity import refuse_changed, what_changed
+from hooks.node.inventory import take_inventory
 from tests.unit.hooks.fake_node import MULTIARCH, UVM, VERSION, nvml_gpu
 
 if TYPE_CHECKING:

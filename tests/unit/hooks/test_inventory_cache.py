@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hooks import inventory as inventories
 from hooks.errors import DriverNotFound
-from hooks.inventory import Inventory, load_inventory, take_inventory
-from hooks.witness import still_true
+from hooks.node import inventory as inventories
+from hooks.node.inventory import Inventory, load_inventory, take_inventory
+from hooks.node.witness import still_true
 from tests.unit.hooks.fake_node import (
     MULTIARCH,
     VERSION,

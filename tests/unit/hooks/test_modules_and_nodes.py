@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hooks.inventory import look_again, take_inventory
-from hooks.modules import load_commands
-from hooks.nodes import MadeNodes, make_missing
-from hooks.request import CAPABILITIES, DEFAULT_CAPABILITIES, Capability
+from hooks.node.inventory import look_again, take_inventory
+from hooks.node.modules import load_commands
+from hooks.node.nodes import MadeNodes, make_missing
+from hooks.requests.request import CAPABILITIES, DEFAULT_CAPABILITIES, Capability
 from tests.unit.hooks.fake_node import CAPS, NVIDIA, UVM, nvml_gpu, nvml_mig
 from tests.unit.hooks.test_inventory_cache import answer
 

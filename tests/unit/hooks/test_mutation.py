@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hooks.edits.mutation import apply, apply_process, verify
+from hooks.edits.plan import Device, File, LinkDirectory, Mount, Plan, ProcFile
 from hooks.errors import DeviceConflict, MalformedSpec, VerificationFailed
-from hooks.mutation import apply, apply_process, verify
-from hooks.plan import Device, File, LinkDirectory, Mount, Plan, ProcFile
 
 GPU = Device("/dev/nvidia0", 195, 0, reason="GPU 0")
 CTL = Device("/dev/nvidiactl", 195, 255, reason="control device")

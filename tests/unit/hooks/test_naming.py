@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hooks.errors import MalformedDevice, RequestError
-from hooks.names import (
+from hooks.requests.names import (
     AllDevices,
     Feature,
     GpuBusId,
@@ -21,8 +21,8 @@ from hooks.names import (
     NoDevices,
     Void,
 )
-from hooks.naming import items_of, parse_channels, parse_names
-from hooks.request_errors import MalformedChannel, TooManyDevices
+from hooks.requests.naming import items_of, parse_channels, parse_names
+from hooks.requests.request_errors import MalformedChannel, TooManyDevices
 
 UUID = "8ef4a8d0-0123-4567-89ab-00decafc0ffe"
 DIGITS = UUID.upper()

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hooks.config import Config
-from hooks.driver import find_driver
 from hooks.errors import NvmlFailed
-from hooks.nvml import parse_report, probe_command
-from hooks.witness import Witness
+from hooks.node.driver import find_driver
+from hooks.node.nvml import parse_report, probe_command
+from hooks.node.witness import Witness
 from tests.unit.hooks.fake_node import MULTIARCH, VERSION, nvml_gpu, nvml_mig, uuid_of
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ import re
 
 import pytest
 
-from hooks.parameters import (
+from hooks.edits.profile import PATH, application_profile
+from hooks.node.parameters import (
     may_make_nodes,
     node_owner,
     parse_parameters,
     without_node_making,
 )
-from hooks.profile import PATH, application_profile
 
 PARAMETERS = 'ResmanDebugLevel: 4\nModifyDeviceFiles: 1\nDeviceFileMode: 438\nRmMsg: ""\n'
 

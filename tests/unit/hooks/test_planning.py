@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hooks.capabilities import FILES, NODES, Library, every_row, rows_of
-from hooks.grant import decide
-from hooks.inventory import take_inventory
-from hooks.layout import Layout, Libc, Loader
-from hooks.plan import Arch, Plan
-from hooks.planning import arches_of, make_plan
-from hooks.request import CAPABILITIES, read_request
+from hooks.edits.capabilities import FILES, NODES, Library, every_row, rows_of
+from hooks.edits.grant import decide
+from hooks.edits.plan import Arch, Plan
+from hooks.edits.planning import arches_of, make_plan
+from hooks.image.layout import Layout, Libc, Loader
+from hooks.node.inventory import take_inventory
+from hooks.requests.request import CAPABILITIES, read_request
 from tests.unit.hooks.fake_node import MULTIARCH, VERSION, nvml_gpu, nvml_mig
 
 if TYPE_CHECKING:

@@ -15,12 +15,10 @@ import pytest
 from hooks import platforms
 from hooks.__main__ import main
 from hooks.config import Config, Platform, load_config, parse_config
+from hooks.edits.plan import Arch
 from hooks.errors import NoGpus, UnknownDevice, WrongConfigValue
-from hooks.layout import Layout, Libc, Loader
-from hooks.names import Void
-from hooks.naming import items_of, parse_names
+from hooks.image.layout import Layout, Libc, Loader
 from hooks.nvidia_config import parse_nvidia_config
-from hooks.plan import Arch
 from hooks.platforms.csv_files import Entry, parse
 from hooks.platforms.errors import (
     CsvFilesMissing,
@@ -29,8 +27,10 @@ from hooks.platforms.errors import (
     PlatformNodeMissing,
 )
 from hooks.platforms.tegra import wants_every_file
-from hooks.policy_errors import GpuExcluded
-from hooks.request import Request, parse_capabilities
+from hooks.requests.names import Void
+from hooks.requests.naming import items_of, parse_names
+from hooks.requests.policy_errors import GpuExcluded
+from hooks.requests.request import Request, parse_capabilities
 from integration.simulated import Scenario, SimulatedNode
 from integration.simulated.platforms import LISTS, STORE
 from tests.unit.hooks.fake_node import uuid_of
@@ -38,7 +38,7 @@ from tests.unit.hooks.fake_node import uuid_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hooks.plan import Contribution, Plan
+    from hooks.edits.plan import Contribution, Plan
     from tests.unit.hooks.fake_node import Node
 
     Copy = Callable[[SimulatedNode], SimulatedNode]

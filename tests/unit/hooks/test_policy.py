@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from hooks.config import Config, Denied, Mode
 from hooks.errors import MalformedSpec
-from hooks.policy import Container, judge, read_container
-from hooks.policy_errors import PrivilegeNeeded, RequestDenied, UnsupportedCapability
-from hooks.request import (
+from hooks.requests.policy import Container, judge, read_container
+from hooks.requests.policy_errors import PrivilegeNeeded, RequestDenied, UnsupportedCapability
+from hooks.requests.request import (
     CAPABILITIES,
     DEFAULT_CAPABILITIES,
     AllDevices,

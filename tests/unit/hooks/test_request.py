@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import hooks
 from hooks.errors import MalformedDevice, MalformedSpec, UnknownCapability
-from hooks.request import (
+from hooks.requests.request import (
     CAPABILITIES,
     DEFAULT_CAPABILITIES,
     AllDevices,
@@ -29,7 +29,7 @@ from hooks.request import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hooks.request import Devices
+    from hooks.requests.request import Devices
 
 REQUIRED = (("CUDA_VERSION", "cuda>=8.0"),)
 LEGACY = Request(
@@ -176,9 +176,10 @@ def test_module_loads_nothing_that_costs_a_container_without_gpu() -> None:
     root = str(Path(hooks.__file__).parent.parent)
     code = (
         "import os, sys; before = set(sys.modules); sys.path.insert(0, sys.argv[1]);"
-        "import hooks.request; print(*sorted(set(sys.modules) - before))"
+        "import hooks.requests.request; print(*sorted(set(sys.modules) - before))"
     )
     command = [sys.executable, "-I", "-S", "-c", code, root]
     loaded = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-    ours = ("errors", "glance", "names", "naming", "request", "request_errors", "sources")
-    assert loaded == ["__future__", "api", "api.errors", "hooks", *(f"hooks.{m}" for m in ours)]
+    ours = ("glance", "names", "naming", "request", "request_errors", "sources")
+    modules = ["hooks", "hooks.errors", "hooks.requests", *(f"hooks.requests.{m}" for m in ours)]
+    assert loaded == ["__future__", "api", "api.errors", *modules]

@@ -7,15 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hooks.grant import Grant, decide
-from hooks.inventory import Inventory, load_inventory, take_inventory
-from hooks.policy_errors import MalformedRequirement, RequirementUnclear, RequirementUnmet
-from hooks.request import AllDevices, GpuIndex, MigIndex, NamedDevices, NoDevices, Request
-from hooks.requirements import Comparison, check_requirements, cuda_of_branch, parse_requirement
+from hooks.edits.grant import Grant, decide
+from hooks.node.inventory import Inventory, load_inventory, take_inventory
+from hooks.requests.policy_errors import MalformedRequirement, RequirementUnclear, RequirementUnmet
+from hooks.requests.request import AllDevices, GpuIndex, MigIndex, NamedDevices, NoDevices, Request
+from hooks.requests.requirements import (
+    Comparison,
+    check_requirements,
+    cuda_of_branch,
+    parse_requirement,
+)
 from tests.unit.hooks.fake_node import VERSION, nvml_gpu, nvml_mig
 
 if TYPE_CHECKING:
-    from hooks.request import Devices
+    from hooks.requests.request import Devices
     from tests.unit.hooks.fake_node import Node
 
 VARIABLE = "NVIDIA_REQUIRE_CUDA"

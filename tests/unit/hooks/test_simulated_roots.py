@@ -11,9 +11,9 @@ import pytest
 
 from hooks import engine
 from hooks.config import load_config
-from hooks.driver import find_driver
-from hooks.inventory import load_inventory, take_inventory
-from hooks.witness import Witness
+from hooks.node.driver import find_driver
+from hooks.node.inventory import load_inventory, take_inventory
+from hooks.node.witness import Witness
 from integration.simulated import Scenario, SimulatedNode
 from integration.simulated.layouts import Layout
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hooks.config import Config
-    from hooks.inventory import Inventory
+    from hooks.node.inventory import Inventory
 
     MakeNode = Callable[..., SimulatedNode]
 

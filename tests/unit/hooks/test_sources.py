@@ -9,8 +9,8 @@ import pytest
 
 from hooks.config import Config
 from hooks.errors import MalformedDevice, MalformedSpec
-from hooks.glance import is_nvidia_hook, may_ask
-from hooks.names import (
+from hooks.requests.glance import is_nvidia_hook, may_ask
+from hooks.requests.names import (
     AllDevices,
     Feature,
     GpuIndex,
@@ -20,14 +20,14 @@ from hooks.names import (
     NoDevices,
     Void,
 )
-from hooks.request import (
+from hooks.requests.request import (
     CAPABILITIES,
     DEFAULT_CAPABILITIES,
     Origin,
     Request,
     read_request,
 )
-from hooks.request_errors import MalformedChannel, MalformedMigAccess
+from hooks.requests.request_errors import MalformedChannel, MalformedMigAccess
 
 UUID = "8ef4a8d0-0123-4567-89ab-00decafc0ffe"
 DEVICES = "NVIDIA_VISIBLE_DEVICES"

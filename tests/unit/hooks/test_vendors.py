@@ -12,9 +12,9 @@ import pytest
 from hooks import engine, vendors
 from hooks.__main__ import main
 from hooks.config import Config, load_config
-from hooks.names import Void
-from hooks.policy_errors import GpuExcluded
-from hooks.request import Request
+from hooks.requests.names import Void
+from hooks.requests.policy_errors import GpuExcluded
+from hooks.requests.request import Request
 from hooks.vendors import amd, intel
 from hooks.vendors.errors import (
     MalformedVendorRange,
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from hooks.edits.plan import Contribution
     from hooks.errors import InventoryError, RequestError
-    from hooks.plan import Contribution
 
     MakeNode = Callable[..., SimulatedNode]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hooks.witness import Witness, still_true
+from hooks.node.witness import Witness, still_true
 from tests.unit.hooks.fake_node import put_link
 
 if TYPE_CHECKING:

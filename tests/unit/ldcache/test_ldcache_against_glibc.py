@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hooks.ldcache import FLAGS, Cache, parse, serialise
-from hooks.plan import Arch, CachedLibrary
+from hooks.edits.plan import Arch, CachedLibrary
+from hooks.image.ldcache import FLAGS, Cache, parse, serialise
 from tests.unit.ldcache.programs import (
     ARCH,
     answers_in_chroot,

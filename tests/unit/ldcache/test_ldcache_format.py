@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hooks.ldcache import FLAGS, Cache, Entry, parse, serialise
-from hooks.plan import Arch, CachedLibrary
-from hooks.rootfs_errors import MalformedCache
+from hooks.edits.plan import Arch, CachedLibrary
+from hooks.image.ldcache import FLAGS, Cache, Entry, parse, serialise
+from hooks.image.rootfs_errors import MalformedCache
 
 HWCAP = 1 << 62
 X86 = FLAGS[Arch.X86_64]

@@ -8,7 +8,7 @@ import stat
 import struct
 from typing import Final
 
-from hooks.plan import Arch
+from hooks.edits.plan import Arch
 
 _MACHINES: Final = {
     Arch.X86_64: (2, 62),

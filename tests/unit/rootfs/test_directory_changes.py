@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hooks.rootfs import Rootfs
-from hooks.rootfs_errors import (
+from hooks.image.rootfs import Rootfs
+from hooks.image.rootfs_errors import (
     DirectoryInTheWay,
     FileTooLarge,
     NotARegularFile,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from hooks.directory import Directory
+    from hooks.image.directory import Directory
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change owners")
 

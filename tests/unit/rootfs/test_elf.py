@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hooks.elf import Elf, elf_of_bytes, elf_of_fd
-from hooks.plan import Arch
-from hooks.rootfs_errors import MalformedElf
+from hooks.edits.plan import Arch
+from hooks.image.elf import Elf, elf_of_bytes, elf_of_fd
+from hooks.image.rootfs_errors import MalformedElf
 from tests.unit.rootfs.images import elf_header
 
 if TYPE_CHECKING:

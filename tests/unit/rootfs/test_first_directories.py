@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hooks.layout import read_layout
-from hooks.ldcache import parse
-from hooks.placement import Placed, place
-from hooks.plan import Arch, CachedLibrary, Mount, Plan
-from hooks.rootfs import Rootfs
-from hooks.rootfs_errors import PathRefused
+from hooks.edits.plan import Arch, CachedLibrary, Mount, Plan
+from hooks.image.layout import read_layout
+from hooks.image.ldcache import parse
+from hooks.image.placement import Placed, place
+from hooks.image.rootfs import Rootfs
+from hooks.image.rootfs_errors import PathRefused
 from tests.unit.rootfs.images import alpine, debian, put, tree
 
 if TYPE_CHECKING:

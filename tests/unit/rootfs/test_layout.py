@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hooks.layout import Layout, Libc, read_layout
-from hooks.plan import Arch
-from hooks.rootfs import Rootfs
+from hooks.edits.plan import Arch
+from hooks.image.layout import Layout, Libc, read_layout
+from hooks.image.rootfs import Rootfs
 from tests.unit.rootfs.images import alpine, debian, elf_header, fedora, link, put, scratch
 
 if TYPE_CHECKING:

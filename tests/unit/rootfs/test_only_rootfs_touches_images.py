@@ -6,7 +6,7 @@ Two rules, over every module of ``hooks`` and ``shim``:
    around, mounted and opened as a whole; but ``os.path.join(rootfs, …)``, ``rootfs + "/…"``,
    ``f"{rootfs}/…"``, ``rootfs / …`` and formatting make a path *below* it, which the kernel
    would then resolve along whatever links the image holds. There is no exception.
-2. **Who holds a rootfs object has no need of paths.** A module that imports ``hooks.rootfs``
+2. **Who holds a rootfs object has no need of paths.** A module that imports ``hooks.image.rootfs``
    calls nothing that takes a path of the file system (``open``, ``os.open``, ``os.stat``,
    ``os.symlink``, ``shutil``, ``pathlib`` …). The three modules that are the rootfs object are
    exempt, and so are the calls listed here, each with the path of the host that it is for.
@@ -24,11 +24,15 @@ import pytest
 
 REPOSITORY: Final = os.path.dirname(os.path.abspath(__file__)).rsplit("/tests/", 1)[0]
 
-THE_ROOTFS_OBJECT: Final = {"hooks/rootfs.py", "hooks/directory.py", "hooks/openat2.py"}
+THE_ROOTFS_OBJECT: Final = {
+    "hooks/image/rootfs.py",
+    "hooks/image/directory.py",
+    "hooks/image/openat2.py",
+}
 
 HOST_PATHS: Final = {
-    ("hooks/placement.py", "os.makedirs"): "the staging directory in the bundle",
-    ("hooks/staging.py", "os.path.isdir"): "the source of a mount, in the driver root",
+    ("hooks/image/placement.py", "os.makedirs"): "the staging directory in the bundle",
+    ("hooks/image/staging.py", "os.path.isdir"): "the source of a mount, in the driver root",
 }
 
 # fmt: off
@@ -141,7 +145,8 @@ def test_who_holds_a_rootfs_object_has_no_need_of_paths() -> None:
     for path in sources():
         tree = parsed(path)
         if path in THE_ROOTFS_OBJECT or not any(
-            name.startswith(("hooks.rootfs.", "hooks.directory")) for name in imports(tree)
+            name.startswith(("hooks.image.rootfs.", "hooks.image.directory"))
+            for name in imports(tree)
         ):
             continue
         found += [
@@ -154,7 +159,7 @@ def test_who_holds_a_rootfs_object_has_no_need_of_paths() -> None:
 
 def test_the_rootfs_object_gives_no_path_away() -> None:
     """What has no path cannot have anything put behind it."""
-    from hooks.rootfs import Rootfs  # noqa: PLC0415  # the other tests read source only
+    from hooks.image.rootfs import Rootfs  # noqa: PLC0415  # the other tests read source only
 
     assert Rootfs.__slots__ == ("_fd",)
 

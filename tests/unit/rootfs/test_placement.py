@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hooks.layout import read_layout
-from hooks.ldcache import Cache, parse, serialise
-from hooks.placement import Placed, place
-from hooks.plan import Arch, CachedLibrary, Device, Link, Mount, Plan
-from hooks.rootfs import Rootfs
-from hooks.rootfs_errors import DirectoryInTheWay, FileTooLarge, PathRefused
+from hooks.edits.plan import Arch, CachedLibrary, Device, Link, Mount, Plan
+from hooks.image.layout import read_layout
+from hooks.image.ldcache import Cache, parse, serialise
+from hooks.image.placement import Placed, place
+from hooks.image.rootfs import Rootfs
+from hooks.image.rootfs_errors import DirectoryInTheWay, FileTooLarge, PathRefused
 from tests.unit.rootfs.images import alpine, debian, fedora, link, put, scratch, tree
 
 if TYPE_CHECKING:

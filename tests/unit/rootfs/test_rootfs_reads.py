@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hooks.rootfs import Rootfs, components
-from hooks.rootfs_errors import (
+from hooks.image.rootfs import Rootfs, components
+from hooks.image.rootfs_errors import (
     FileTooLarge,
     KernelTooOld,
     NotARegularFile,
@@ -207,7 +207,7 @@ def test_a_rootfs_that_is_no_directory_cannot_be_opened(root: str) -> None:
 
 def test_a_kernel_without_openat2_is_told(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another call that does not exist stands in for openat2 on an old kernel."""
-    monkeypatch.setattr("hooks.openat2._SYS_OPENAT2", 100_000)
+    monkeypatch.setattr("hooks.image.openat2._SYS_OPENAT2", 100_000)
     with pytest.raises(KernelTooOld, match=r"Linux 5\.6"):
         Rootfs.open(root)
 

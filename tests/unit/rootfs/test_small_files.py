@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hooks.layout import read_layout
-from hooks.placement import place
-from hooks.plan import Arch, File, LinkDirectory, Mount, Plan, ProcFile
-from hooks.rootfs import Rootfs
-from hooks.rootfs_errors import DirectoryInTheWay, PathRefused
+from hooks.edits.plan import Arch, File, LinkDirectory, Mount, Plan, ProcFile
+from hooks.image.layout import read_layout
+from hooks.image.placement import place
+from hooks.image.rootfs import Rootfs
+from hooks.image.rootfs_errors import DirectoryInTheWay, PathRefused
 from tests.unit.rootfs.images import debian, link, put, tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from hooks.placement import Placed
+    from hooks.image.placement import Placed
 
 PROFILE = "/etc/nvidia/rc.d/10-container.conf"
 BY_PATH = "/dev/dri/by-path"

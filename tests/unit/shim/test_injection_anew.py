@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from hooks.errors import MigModeGpu, UnknownDevice
-from hooks.inventory import load_inventory, take_inventory
+from hooks.node.inventory import load_inventory, take_inventory
 from shim.injection import Injector
 from tests.unit.hooks.fake_node import VERSION, Elves, Node, nvml_gpu
 

@@ -1,0 +1,312 @@
+"""What a container is given beside GPUs: fabric, storage and network that work with them.
+
+==============  ===============================================  ==========================
+asked           nodes                                            and mounts
+==============  ===============================================  ==========================
+``gds``         /dev/nvidia-fs0…                                 /run/udev, /etc/cufile.json
+``mofed``       /dev/infiniband/uverbs0…, rdma_cm
+``gdrcopy``     /dev/gdrdrv
+``nvswitch``    /dev/nvidia-nvswitchctl, nvidia-nvswitch0…
+``mig-config``  the capability node of mig/config
+``mig-monitor`` the capability node of mig/monitor
+``management``  every node of NVIDIA's driver, also of           the driver's files but those
+                capabilities and IMEX channels; not those of     of graphics
+                nvidia-fs, nvidia-nvswitch and nvidia-nvlink
+IMEX channels   /dev/nvidia-caps-imex-channels/channel0…
+==============  ===============================================  ==========================
+
+Rules
+- A node counts if it is a character device with the major number that /proc/devices gives to
+  its driver (rdma_cm is a "misc" device: there the minor counts, of /proc/misc).
+- An IMEX channel that is named, and a capability of MIG, is there or is an error: what needs it
+  cannot do without. Of all else, what is not there is listed as missing, and no error, as
+  images and charts ask for it on nodes that have it and on nodes that have not.
+- Nothing else of the driver comes along: who asks for a GPU as well gets that by the GPU.
+- What the GPUs of the same container bring is not brought twice.
+
+NVIDIA's older tool mounts /proc/driver/nvidia/capabilities and all of /dev/nvidia-caps for
+mig-config and mig-monitor. The first is there anyway, as the container's procfs has it; of the
+second only the one node could be opened, and it is given.
+
+Source: NVIDIA Container Toolkit, pkg/nvcdi (gds, mofed, gdrcopy, nvswitch, imex, management);
+libnvidia-container, src/nvc_mount.c; the MIG user guide, "Device Nodes and Capabilities".
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from hooks.edits.feature_errors import ImexChannelMissing, MigCapabilityMissing
+from hooks.edits.grant import Grant
+from hooks.edits.plan import Contribution, Device, Missing, Mount, Plan, device_of, groups_of
+from hooks.edits.planning import make_plan
+from hooks.node.gpus import CAPS, Node, cap_minors, cap_path, look_at_node, read_majors
+from hooks.node.witness import Witness, read_text
+from hooks.requests.exclusions import excluded_numbers
+from hooks.requests.request import Capability, Feature
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from hooks.config import Config
+    from hooks.image.layout import Layout
+    from hooks.node.inventory import Inventory
+    from hooks.requests.request import Request
+
+__all__ = ["MANAGEMENT_CAPABILITIES", "contribute"]
+
+MANAGEMENT_CAPABILITIES: Final = frozenset(
+    {Capability.COMPUTE, Capability.UTILITY, Capability.VIDEO, Capability.NGX}
+)
+"""What of the driver's files comes with management: all that needs no display."""
+
+IMEX_DIRECTORY: Final = "/dev/nvidia-caps-imex-channels"
+IMEX_DRIVER: Final = "nvidia-caps-imex-channels"
+MOST_CHANNELS: Final = 1 << 20
+"""A device number has 20 bits for the minor, which is the channel's number."""
+
+_MISC: Final = "misc"
+
+
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """Device nodes of one driver.
+
+    Attributes:
+        directory: where they are, in the container.
+        name: what their names begin with; a number follows.
+        driver: its name in /proc/devices; for a misc device, in /proc/misc.
+        numbered: whether a number follows; if not, the name is whole.
+        minor: the minor number, where it is known.
+        misc: whether it is a misc device.
+    """
+
+    directory: str
+    name: str
+    driver: str
+    numbered: bool = True
+    minor: int | None = None
+    misc: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """What a feature brings: nodes, and paths to be mounted if there is any node."""
+
+    nodes: tuple[_Nodes, ...]
+    mounts: tuple[str, ...] = ()
+
+
+FAMILIES: Final = {
+    Feature.GDS: _Family(
+        (_Nodes("/dev", "nvidia-fs", "nvidia-fs"),), ("/run/udev", "/etc/cufile.json")
+    ),
+    Feature.MOFED: _Family(
+        (
+            _Nodes("/dev/infiniband", "uverbs", "infiniband_verbs"),
+            _Nodes("/dev/infiniband", "rdma_cm", "rdma_cm", numbered=False, misc=True),
+        )
+    ),
+    Feature.GDRCOPY: _Family((_Nodes("/dev", "gdrdrv", "gdrdrv", numbered=False),)),
+    Feature.NVSWITCH: _Family(
+        (
+            _Nodes("/dev", "nvidia-nvswitchctl", "nvidia-nvswitch", numbered=False, minor=255),
+            _Nodes("/dev", "nvidia-nvswitch", "nvidia-nvswitch"),
+        )
+    ),
+}
+_MIG: Final = {Feature.MIG_CONFIG: "config", Feature.MIG_MONITOR: "monitor"}
+
+_NOT_MANAGED: Final = ("nvidia-fs", "nvidia-nvswitch", "nvidia-nvlink")
+_OF_THE_DRIVER: Final = ("/dev", "/dev/nvidia-caps", IMEX_DIRECTORY)
+
+
+def contribute(
+    request: Request,
+    inventory: Inventory,
+    layout: Layout,
+    config: Config,
+    given: Collection[str] = (),
+) -> Contribution:
+    """What a container gets of what it asks for beside GPUs.
+
+    Args:
+        request: what it asks for: some features, or IMEX channels.
+        inventory: what the node has of the driver.
+        layout: what its image looks like.
+        config: where procfs and the device nodes are.
+        given: paths of devices that it gets otherwise.
+
+    Returns:
+        The plan and its bounds.
+
+    Raises:
+        ImexChannelMissing: a channel is named that has no usable node.
+        MigCapabilityMissing: MIG is to be configured or monitored, and the node has none.
+    """
+    look = _Look(config, dict.fromkeys((inventory.driver.root, config.host_root)))
+    for feature, family in FAMILIES.items():
+        if feature in request.features:
+            look.add_family(feature, family)
+    for feature, name in _MIG.items():
+        if feature in request.features:
+            look.add_mig(feature, name)
+    if request.imex_channels is None:
+        look.add_every_channel()
+    else:
+        look.add_channels(request.imex_channels)
+    files = Plan()
+    if Feature.MANAGEMENT in request.features:
+        look.add_management(excluded_numbers(config, inventory))
+        files = make_plan(Grant(MANAGEMENT_CAPABILITIES), inventory, layout)
+    found = {device.path: device for device in (*files.devices, *look.devices)}
+    devices = tuple(device for path, device in found.items() if path not in given)
+    return Contribution(
+        replace(
+            files,
+            devices=devices,
+            mounts=(*files.mounts, *look.mounts),
+            additional_gids=groups_of(devices),
+            missing=(*files.missing, *look.missing),
+        ),
+        majors=look.majors | (inventory.nodes.majors if files.devices else frozenset()),
+        source_roots=(inventory.driver.root, *(mount.source for mount in look.mounts)),
+    )
+
+
+class _Look:
+    """A look at the node's devices; ``majors`` are those of the drivers that were looked for."""
+
+    def __init__(self, config: Config, roots: Iterable[str]) -> None:
+        self._config = config
+        self._roots = tuple(roots)
+        self._majors = read_majors(config)
+        self.majors: frozenset[int] = frozenset()
+        self.devices: list[Device] = []
+        self.mounts: list[Mount] = []
+        self.missing: list[Missing] = []
+
+    def add_family(self, feature: str, family: _Family) -> None:
+        before = len(self.devices)
+        for nodes in family.nodes:
+            self._add_nodes(feature, nodes)
+        if len(self.devices) > before:
+            for path in family.mounts:
+                self._add_mount(feature, path)
+
+    def _add_nodes(self, feature: str, nodes: _Nodes) -> None:
+        driver, minor = nodes.driver, nodes.minor
+        if nodes.misc:
+            driver, minor = _MISC, _misc_minors(self._config).get(nodes.driver)
+        paths = [f"{nodes.directory}/{nodes.name}"]
+        if nodes.numbered:
+            paths = [path for path, _ in self._numbered(nodes.directory, nodes.name)]
+        elif nodes.misc and minor is None:
+            self.missing.append(Missing(paths[0], (f"{self._config.proc}/misc",)))
+            return
+        for path in paths:
+            self._add(feature, path, driver, minor)
+        if not paths:
+            what = f"{nodes.directory}/{nodes.name}*"
+            self.missing.append(Missing(what, (self._host(nodes.directory),)))
+
+    def _add(self, feature: str, path: str, driver: str, minor: int | None) -> None:
+        node = self._look(path, driver, minor)
+        if isinstance(node, Node):
+            self.devices.append(device_of(node, feature))
+        else:
+            self.missing.append(Missing(path, (node,)))
+
+    def _add_mount(self, feature: str, path: str) -> None:
+        # In a driver container's root there is no udev; the host's is meant then.
+        for root in self._roots:
+            host = Witness(root).resolve(path)
+            if host is not None and os.path.exists(host):
+                self.mounts.append(Mount(host, path, reason=feature))
+                return
+        self.missing.append(Missing(path, (path,)))
+
+    def add_mig(self, feature: str, name: str) -> None:
+        """The capability of a name, for all of MIG."""
+        minor = cap_minors(self._config).get(name)
+        if minor is None:
+            node: Node | str = f"{self._config.proc}/driver/nvidia-caps/mig-minors has no {name}"
+        else:
+            node = self._look(cap_path(minor), CAPS[0], minor)
+        if not isinstance(node, Node):
+            raise MigCapabilityMissing(
+                f"the capability {feature}",
+                found=node,
+                do="see that the node's GPUs can MIG, and make its nodes (nvidia-smi does)",
+            )
+        self.devices.append(device_of(node, feature))
+
+    def add_channels(self, channels: Iterable[int]) -> None:
+        """IMEX channels by their numbers."""
+        for channel in channels:
+            path = f"{IMEX_DIRECTORY}/channel{channel}"
+            node: Node | str = f"channels are numbered 0 to {MOST_CHANNELS - 1}"
+            if 0 <= channel < MOST_CHANNELS:
+                node = self._look(path, IMEX_DRIVER, channel)
+            if not isinstance(node, Node):
+                raise ImexChannelMissing(
+                    f"IMEX channel {channel}",
+                    found=node,
+                    do="make the channel on the node (nvidia-modprobe -i), or name another",
+                )
+            self.devices.append(device_of(node, "IMEX channel"))
+
+    def add_every_channel(self) -> None:
+        """Every IMEX channel there is."""
+        channels = list(self._numbered(IMEX_DIRECTORY, "channel"))
+        for path, channel in channels:
+            self._add("IMEX channel", path, IMEX_DRIVER, channel)
+        if not channels:
+            self.missing.append(Missing(f"{IMEX_DIRECTORY}/channel*", (IMEX_DIRECTORY,)))
+
+    def add_management(self, withheld: Collection[tuple[int, int]]) -> None:
+        """Every node of the driver, but those of these numbers."""
+        drivers = {
+            major: name
+            for name, major in self._majors.items()
+            if name.startswith("nvidia") and not name.startswith(_NOT_MANAGED)
+        }
+        self.majors |= frozenset(drivers)
+        for directory in _OF_THE_DRIVER:
+            for name in _names(self._host(directory)):
+                path = f"{directory}/{name}"
+                if directory == "/dev" and (
+                    not name.startswith("nvidia") or name.startswith(_NOT_MANAGED)
+                ):
+                    continue
+                node = look_at_node(self._config, path, drivers, None, "nvidia")
+                if isinstance(node, Node) and (node.major, node.minor) not in withheld:
+                    self.devices.append(device_of(node, Feature.MANAGEMENT))
+
+    def _numbered(self, directory: str, prefix: str) -> Iterator[tuple[str, int]]:
+        names = (name for name in _names(self._host(directory)) if name.startswith(prefix))
+        numbers = [name.removeprefix(prefix) for name in names]
+        found = sorted(int(n) for n in numbers if n.isascii() and n.isdecimal())
+        return ((f"{directory}/{prefix}{number}", number) for number in found)
+
+    def _look(self, path: str, driver: str, minor: int | None) -> Node | str:
+        majors = frozenset({self._majors[driver]} if driver in self._majors else ())
+        self.majors |= majors
+        return look_at_node(self._config, path, majors, minor, driver)
+
+    def _host(self, path: str) -> str:
+        return self._config.dev + path.removeprefix("/dev")
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
+
+
+def _misc_minors(config: Config) -> dict[str, int]:
+    lines = (line.split() for line in (read_text(f"{config.proc}/misc") or "").splitlines())
+    return {words[1]: int(words[0]) for words in lines if len(words) == 2 and words[0].isdecimal()}  # noqa: PLR2004 - number and name

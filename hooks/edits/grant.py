@@ -1,0 +1,297 @@
+"""Which of the node's devices a container gets: its request held against the inventory.
+
+Rules
+- ``all`` is every full GPU that is not in MIG mode, and every MIG device. A GPU without a
+  usable node is left out of it and noted; if nothing is left, that is an error.
+- A device that was named is given or is an error: a container that asked for GPU 3 must not
+  start without it.
+- A GPU in MIG mode cannot be named as a whole: its node alone would let nothing compute.
+- The beginning of a UUID names the one device whose UUID begins so; several are an error.
+- An excluded GPU is given to nobody: left out of ``all``, and an error when named.
+- Devices come in the order asked, each once, however it was named.
+- Whoever gets anything of the driver gets its control node; without a usable one the kernel
+  module is not loaded, and that is said first.
+
+Policy (who may have what) will narrow a grant; it can only ever take away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from hooks.edits.capabilities import CONTROL
+from hooks.errors import (
+    DeviceNodeMissing,
+    MigModeGpu,
+    MigUnknown,
+    NoGpus,
+    UnknownDevice,
+)
+from hooks.requests.names import (
+    AllDevices,
+    GpuBusId,
+    GpuIndex,
+    GpuUuid,
+    MigIndex,
+    MigInstance,
+    MigUuid,
+    NamedDevices,
+    NoDevices,
+    Void,
+)
+from hooks.requests.policy_errors import GpuExcluded
+from hooks.requests.request_errors import AmbiguousDevice
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hooks.node.gpus import Gpu, MigDevice
+    from hooks.node.inventory import Inventory
+    from hooks.requests.names import DeviceName
+    from hooks.requests.request import Request
+
+__all__ = ["Grant", "decide"]
+
+_Found = TypeVar("_Found", "Gpu", "MigDevice")
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a container gets.
+
+    Attributes:
+        capabilities: the driver capabilities, of :data:`hooks.requests.request.CAPABILITIES`.
+        gpus: full GPUs.
+        mig_devices: MIG devices.
+        notes: what it does not get and why, for people.
+    """
+
+    capabilities: frozenset[str]
+    gpus: tuple[Gpu, ...] = ()
+    mig_devices: tuple[MigDevice, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def decide(request: Request, inventory: Inventory) -> Grant:
+    """What a container gets of what it asks for.
+
+    Args:
+        request: what it asks for; something of the driver.
+        inventory: what the node has.
+
+    Returns:
+        The grant.
+
+    Raises:
+        UnknownDevice: a device is named that this node does not have.
+        AmbiguousDevice: the beginning of a UUID is that of several devices.
+        MigModeGpu: a whole GPU is named that is in MIG mode.
+        GpuExcluded: a GPU is named, or a MIG device of one, that is excluded.
+        MigUnknown: a MIG device is named, and NVML could not say which there are.
+        NoGpus: all GPUs are asked for, and there is none.
+        DeviceNodeMissing: a device has no usable node.
+    """
+    _check_node(CONTROL.path, "the driver's control node", inventory)
+    match request.devices:
+        case Void() | NoDevices():
+            return Grant(request.capabilities)
+        case AllDevices():
+            return _all(request.capabilities, inventory)
+        case NamedDevices(devices):
+            return _named(devices, request.capabilities, inventory)
+
+
+def _all(capabilities: frozenset[str], inventory: Inventory) -> Grant:
+    notes = [f"{gpu} is excluded by the configuration" for gpu in inventory.gpus if gpu.excluded]
+    faults = []
+    gpus = []
+    for gpu in inventory.gpus:
+        if gpu.mig or gpu.excluded:
+            continue
+        if gpu.path in inventory.nodes.usable:
+            gpus.append(gpu)
+        else:
+            faults.append(f"{gpu}: {_fault(gpu.path, inventory)}")
+    mig_devices = []
+    for device in _of_any(inventory.gpus, inventory.mig_devices):
+        missing = [path for path in _paths(device, inventory) if path in inventory.nodes.faults]
+        if device.caps and not missing:
+            mig_devices.append(device)
+        else:
+            faults.append(f"{device}: {_fault(missing[0], inventory) if missing else _NO_CAPS}")
+    empty = {gpu.index for gpu in inventory.gpus if gpu.mig and not gpu.excluded} - {
+        d.gpu for d in inventory.mig_devices
+    }
+    if empty:
+        why = f" known: {inventory.nvml_failure}" if inventory.nvml_failure else ""
+        which = _enumerate(map(str, sorted(empty)))
+        notes.append(f"in MIG mode, and with no MIG device{why}: GPU {which}")
+    if not gpus and not mig_devices:
+        asked = "all GPUs of this node"
+        if faults:
+            raise DeviceNodeMissing(asked, found="; ".join(faults), do=_MAKE_NODES)
+        raise NoGpus(asked, found="; ".join(notes) or "this node has no GPU", do=_LOOK)
+    return Grant(capabilities, tuple(gpus), tuple(mig_devices), (*notes, *faults))
+
+
+def _named(
+    names: Iterable[DeviceName], capabilities: frozenset[str], inventory: Inventory
+) -> Grant:
+    gpus: dict[int, Gpu] = {}
+    mig_devices: dict[str, MigDevice] = {}
+    for name in names:
+        match name:
+            case GpuIndex() | GpuUuid() | GpuBusId():
+                gpu = _gpu(name, inventory)
+                _check_node(gpu.path, str(gpu), inventory)
+                gpus[gpu.index] = gpu
+            case MigIndex() | MigUuid() | MigInstance():
+                device = _mig_device(name, inventory)
+                _check_exclusion(name, inventory.gpus[device.gpu])
+                if not device.caps:
+                    raise DeviceNodeMissing(str(device), found=_NO_CAPS, do=_MAKE_NODES)
+                for path in _paths(device, inventory):
+                    _check_node(path, str(device), inventory)
+                mig_devices[device.uuid] = device
+    return Grant(capabilities, tuple(gpus.values()), tuple(mig_devices.values()))
+
+
+def _gpu(name: GpuIndex | GpuUuid | GpuBusId, inventory: Inventory) -> Gpu:
+    match name:
+        case GpuIndex(index):
+            found = [gpu for gpu in inventory.gpus if gpu.index == index]
+        case GpuBusId(bus_id):
+            found = [gpu for gpu in inventory.gpus if gpu.bus_id == bus_id]
+        case GpuUuid(uuid):
+            found = [gpu for gpu in inventory.gpus if gpu.uuid.startswith(uuid)]
+    if not found:
+        raise _unknown(name, inventory)
+    gpu = _only(name, "GPU", found)
+    _check_exclusion(name, gpu)
+    if gpu.mig:
+        raise MigModeGpu(
+            f"GPU {name} as a whole",
+            found="it is in MIG mode",
+            do=_instead(gpu, inventory),
+        )
+    return gpu
+
+
+def _mig_device(name: MigIndex | MigUuid | MigInstance, inventory: Inventory) -> MigDevice:
+    found = [device for device in inventory.mig_devices if _is_named(device, name, inventory)]
+    if found:
+        return _only(name, "MIG device", found)
+    if inventory.nvml_failure:
+        raise MigUnknown(
+            f"MIG device {name}",
+            found=f"which there are is unknown: {inventory.nvml_failure}",
+            do="see that nvidia-smi -L works on the node",
+        )
+    raise _unknown(name, inventory)
+
+
+def _is_named(
+    device: MigDevice, name: MigIndex | MigUuid | MigInstance, inventory: Inventory
+) -> bool:
+    match name:
+        case MigIndex(gpu, index):
+            return (device.gpu, device.index) == (gpu, index)
+        case MigUuid(uuid):
+            return device.uuid.startswith(uuid)
+        case MigInstance(gpu_uuid, gpu_instance, compute_instance):
+            instances = (device.gpu_instance, device.compute_instance)
+            named = instances == (gpu_instance, compute_instance)
+            return named and inventory.gpus[device.gpu].uuid == gpu_uuid
+
+
+def _only(name: DeviceName, kind: str, found: list[_Found]) -> _Found:
+    if len(found) > 1:
+        raise AmbiguousDevice(
+            f"{kind} {name}",
+            found=f"so begin {_enumerate(each.uuid for each in found)}",
+            do="write more of the UUID",
+        )
+    return found[0]
+
+
+def _of_any(gpus: tuple[Gpu, ...], devices: Iterable[MigDevice]) -> list[MigDevice]:
+    """The MIG devices of those GPUs that are not excluded."""
+    return [device for device in devices if not gpus[device.gpu].excluded]
+
+
+def _check_exclusion(name: DeviceName, gpu: Gpu) -> None:
+    if gpu.excluded:
+        raise GpuExcluded(
+            f"GPU or MIG device {name}",
+            found=f"{gpu} is excluded by the configuration",
+            do="name another, or take it out of exclude-gpus",
+        )
+
+
+def _paths(device: MigDevice, inventory: Inventory) -> tuple[str, ...]:
+    """All nodes that a MIG device needs: its GPU's and its capabilities'."""
+    return (inventory.gpus[device.gpu].path, *device.paths)
+
+
+def _check_node(path: str, whose: str, inventory: Inventory) -> None:
+    if path not in inventory.nodes.usable:
+        raise DeviceNodeMissing(whose, found=_fault(path, inventory), do=_MAKE_NODES)
+
+
+_NO_CAPS = "the kernel lists no capabilities of it in /proc/driver/nvidia-caps/mig-minors"
+_MAKE_NODES = "load the driver's kernel modules and make its nodes (nvidia-smi does, as root)"
+_LOOK = "see what nvidia-smi -L lists on the node"
+
+
+def _fault(path: str, inventory: Inventory) -> str:
+    return inventory.nodes.faults.get(path, f"no node {path}")
+
+
+def _unknown(name: DeviceName, inventory: Inventory) -> UnknownDevice:
+    """The error, with what there is in the form that was asked for."""
+    kind = "GPU" if isinstance(name, GpuIndex | GpuUuid | GpuBusId) else "MIG device"
+    match name:
+        case GpuIndex():
+            there = _enumerate(str(gpu.index) for gpu in inventory.gpus)
+            found = f"this node has GPU {there}" if there else "this node has no GPU"
+        case GpuUuid():
+            there = _enumerate(gpu.uuid for gpu in inventory.gpus)
+            found = f"this node has {there or 'no GPU'}"
+        case GpuBusId():
+            there = _enumerate(gpu.bus_id for gpu in inventory.gpus)
+            found = f"this node has GPUs at {there}" if there else "this node has no GPU"
+        case MigIndex(gpu):
+            mine = (f"{d.gpu}:{d.index}" for d in inventory.mig_devices if d.gpu == gpu)
+            found = f"GPU {gpu} has MIG device {_enumerate(mine) or 'none'}"
+            if gpu >= len(inventory.gpus):
+                found = f"this node has {len(inventory.gpus)} GPUs, and none of index {gpu}"
+        case MigUuid():
+            there = _enumerate(device.uuid for device in inventory.mig_devices)
+            found = f"this node has {there or 'no MIG device'}"
+        case MigInstance():
+            there = _enumerate(
+                f"MIG-{inventory.gpus[d.gpu].uuid}/{d.gpu_instance}/{d.compute_instance}"
+                for d in inventory.mig_devices
+            )
+            found = f"this node has {there or 'no MIG device'}"
+    return UnknownDevice(f"{kind} {name}", found=found, do=_LOOK)
+
+
+def _instead(gpu: Gpu, inventory: Inventory) -> str:
+    devices = [d for d in inventory.mig_devices if d.gpu == gpu.index]
+    if devices:
+        return f"name one of its MIG devices: {_enumerate(f'{d.gpu}:{d.index}' for d in devices)}"
+    if inventory.nvml_failure:
+        return f"name one of its MIG devices (unknown here: {inventory.nvml_failure})"
+    return "make MIG devices on it (nvidia-smi mig -cgi … -C), or turn MIG mode off"
+
+
+_MOST_NAMED = 8
+
+
+def _enumerate(names: Iterable[str]) -> str:
+    """A list for people; a message is one line, and a node may have 56 MIG devices."""
+    every = list(names)
+    more = f" and {len(every) - _MOST_NAMED} more" if len(every) > _MOST_NAMED else ""
+    return ", ".join(every[:_MOST_NAMED]) + more

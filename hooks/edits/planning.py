@@ -1,0 +1,286 @@
+"""A grant becomes a plan: which edits give the container what it was granted.
+
+Rules
+- A library is mounted read-only at ``LIBRARY DIRECTORY/FILE NAME``, where the directory is the
+  one that the image's own dynamic loader searches for that architecture (the layout knows).
+  Beside it come links for its soname and for the names of its row, and each of these names
+  becomes an entry of the loader's cache that leads to the file itself: so libraries are found
+  by name, by cache, and where links cannot be written.
+- 32-bit libraries come with ``compat32`` only.
+- The control node comes always, others by capability; nodes below /dev/dri come with graphics
+  and display, of GPUs, and of MIG devices whose profile has a graphics engine. With them
+  comes /dev/dri/by-path, which says which GPU each is, of these GPUs only.
+- Graphics and display bring an application profile that shows EGL these GPUs only.
+- Everybody is kept from making nodes (:mod:`hooks.node.parameters`).
+- A node that not everybody may open brings its group as a supplementary group.
+- What the table wants and the node does not have is listed in ``missing`` and is no error;
+  what was asked for by name was checked by the grant.
+
+NVIDIA_VISIBLE_DEVICES is left as the user wrote it. NVIDIA's own runtime sets it to ``void``,
+so that a second runtime that sees the spec does not inject again, and thereby hides from the
+application which GPUs it was given, by a variable that applications read. Here a second pass is
+harmless instead: :func:`hooks.edits.mutation.apply` adds nothing that is already there.
+
+Source: libnvidia-container's nvc_mount.c for what comes with which capability; nvcdi for
+destinations and options.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from typing import TYPE_CHECKING, Final
+
+from hooks.edits.capabilities import (
+    ConfigFile,
+    Firmware,
+    Library,
+    Program,
+    Socket,
+    XorgModule,
+    nodes_of,
+    rows_of,
+    wants_drm,
+)
+from hooks.edits.plan import (
+    Arch,
+    CachedLibrary,
+    Device,
+    File,
+    Link,
+    LinkDirectory,
+    Missing,
+    Mount,
+    Plan,
+    device_of,
+    groups_of,
+)
+from hooks.edits.profile import application_profile
+from hooks.node.driver import places
+from hooks.node.parameters import without_node_making
+from hooks.requests.request import Capability
+
+if TYPE_CHECKING:
+    from hooks.edits.grant import Grant
+    from hooks.edits.plan import Device
+    from hooks.image.layout import Layout
+    from hooks.node.driver import DriverFile, LibraryFile
+    from hooks.node.gpus import Gpu
+    from hooks.node.inventory import Inventory
+
+__all__ = ["arches_of", "make_plan"]
+
+LIBCUDA_DIRECTORY: Final = "NVIDIA_CTK_LIBCUDA_DIR"
+"""Where libcuda is, for programs that look for it; NVIDIA's runtime sets it too."""
+
+_PROGRAMS: Final = "/usr/bin"
+_FIRMWARE: Final = "/lib/firmware/nvidia"
+_SOCKET_OPTIONS: Final = ("nosuid", "nodev", "rbind", "rprivate", "noexec")
+
+_BY_PATH: Final = "/dev/dri/by-path"
+_CONTROL_REASON: Final = "control device"
+
+
+def arches_of(grant: Grant | None, inventory: Inventory | None) -> tuple[Arch, ...]:
+    """The architectures that the container gets libraries for.
+
+    Args:
+        grant: what it gets of NVIDIA's driver.
+        inventory: what the node has of it.
+
+    Returns:
+        The driver's own, and its 32-bit companion with ``compat32``; this machine's, if it is one
+        of them, if nothing of the driver is asked.
+    """
+    if grant is None or inventory is None:
+        return tuple(arch for arch in Arch if arch.value == os.uname().machine)
+    native, narrow = inventory.driver.arch, inventory.driver.arch32
+    wanted = narrow is not None and Capability.COMPAT32 in grant.capabilities
+    return (native, narrow) if wanted and narrow is not None else (native,)
+
+
+def make_plan(grant: Grant, inventory: Inventory, layout: Layout) -> Plan:
+    """The edits that give a container what it was granted.
+
+    Args:
+        grant: what it gets.
+        inventory: what the node has.
+        layout: what its image looks like, for the architectures of :func:`arches_of`.
+
+    Returns:
+        The plan; every source in it is a file that the inventory found.
+    """
+    work = _Work(grant, inventory, layout)
+    work.add_devices()
+    for row in rows_of(grant.capabilities):
+        match row:
+            case Library():
+                work.add_library(row)
+            case Program(name):
+                work.add_file(row, f"{_PROGRAMS}/{name}", "program")
+            case ConfigFile(name, below):
+                work.add_file(row, f"{below}/{name}", "configuration")
+            case XorgModule():
+                work.add_xorg_module(row)
+            case Firmware():
+                work.add_firmware(row)
+            case Socket():
+                work.add_socket(row)
+    return work.plan()
+
+
+class _Work:
+    """A plan in the making."""
+
+    def __init__(self, grant: Grant, inventory: Inventory, layout: Layout) -> None:
+        self._grant = grant
+        self._inventory = inventory
+        self._layout = layout
+        self._arches = arches_of(grant, inventory)
+        self._devices: dict[str, Device] = {}
+        self._shown: dict[int, Gpu] = {}
+        driver = inventory.driver
+        self._libraries = {(file.row, file.arch): file for file in driver.libraries}
+        self._found: dict[str, list[DriverFile]] = {}
+        for file in driver.files:
+            self._found.setdefault(file.row, []).append(file)
+        # Keyed by destination and by path: rows may share a library.
+        self._mounts: dict[str, Mount] = {}
+        self._links: dict[str, Link] = {}
+        self._cached: dict[tuple[str, Arch], CachedLibrary] = {}
+        self._directories: dict[str, None] = {}
+        self._environment: dict[str, str] = {}
+        self._missing: list[Missing] = []
+
+    def plan(self) -> Plan:
+        return Plan(
+            devices=tuple(self._devices.values()),
+            mounts=tuple(self._mounts.values()),
+            environment=tuple(self._environment.items()),
+            additional_gids=groups_of(self._devices.values()),
+            links=tuple(self._links.values()),
+            libraries=tuple(self._cached.values()),
+            library_directories=tuple(self._directories),
+            missing=tuple(self._missing),
+            files=self._files_of_ours(),
+            link_directories=self._link_directories(),
+            proc_files=tuple(filter(None, [without_node_making(self._inventory.parameters)])),
+        )
+
+    def _files_of_ours(self) -> tuple[File, ...]:
+        if not wants_drm(self._grant.capabilities):
+            return ()
+        profile = application_profile(gpu.minor for gpu in self._shown.values())
+        return (profile,) if profile is not None else ()
+
+    def _link_directories(self) -> tuple[LinkDirectory, ...]:
+        links = tuple(
+            (f"pci-{gpu.bus_id}-{kind}", f"../{name}")
+            for gpu in self._shown.values()
+            for name in gpu.drm
+            if f"/dev/dri/{name}" in self._devices
+            for kind in ("render" if name.startswith("render") else "card",)
+        )
+        return (LinkDirectory(_BY_PATH, links, "DRM nodes by GPU"),) if links else ()
+
+    def add_devices(self) -> None:
+        grant, gpus = self._grant, self._inventory.gpus
+        for control in nodes_of(grant.capabilities):
+            self._add_node(control.path, _CONTROL_REASON)
+        with_drm = wants_drm(grant.capabilities)
+        for gpu in grant.gpus:
+            self._shown[gpu.minor] = gpu
+            for path in (gpu.path, *(gpu.drm_paths if with_drm else ())):
+                self._add_node(path, str(gpu))
+        for device in grant.mig_devices:
+            gpu = gpus[device.gpu]
+            self._shown[gpu.minor] = gpu
+            drm = gpu.drm_paths if with_drm and device.has_graphics else ()
+            for path in (gpu.path, *device.paths, *drm):
+                self._add_node(path, str(device))
+
+    def _add_node(self, path: str, reason: str) -> None:
+        node = self._inventory.nodes.usable.get(path)
+        if node is None:
+            self._missing.append(Missing(path, (self._inventory.nodes.faults.get(path, path),)))
+        else:
+            self._devices.setdefault(path, device_of(node, reason))
+
+    def add_library(self, row: Library) -> None:
+        driver = self._inventory.driver
+        for arch in self._arches:
+            file = self._libraries.get((row.name, arch))
+            if file is None:
+                what = row.name.format(v=driver.version)
+                self._missing.append(Missing(f"{what} ({arch.value})", driver.library_directories))
+            else:
+                self._add_library_file(row, file)
+
+    def _add_library_file(self, row: Library, file: LibraryFile) -> None:
+        searched = self._layout.library_directory(file.arch)
+        directory = f"{searched}/{row.directory}" if row.directory else searched
+        path = f"{directory}/{file.name}"
+        self._directories[directory] = None
+        self._add_mount(file.source, path, f"{file.arch.value} library")
+        soname = file.soname or file.name
+        self._add_link(f"{directory}/{soname}", file.name, "soname")
+        for link in row.links:
+            # A link in a subdirectory cannot name its target by a bare file name.
+            deeper = "/" in link
+            self._add_link(f"{directory}/{link}", path if deeper else soname, "development link")
+        names = (soname, *(link for link in row.links if "/" not in link))
+        for name in names:
+            self._cached[name, file.arch] = CachedLibrary(name, path, file.arch)
+        if soname == "libcuda.so.1" and file.arch is self._inventory.driver.arch:
+            self._environment[LIBCUDA_DIRECTORY] = directory
+
+    def add_xorg_module(self, row: XorgModule) -> None:
+        # The X server searches below the directory its distribution has for libraries.
+        home = self._layout.library_directory(self._inventory.driver.arch)
+        below = "/usr/lib64" if posixpath.basename(home) == "lib64" else "/usr/lib"
+        directory = f"{below}/xorg/modules/{row.directory}"
+        name = row.name.format(v=self._inventory.driver.version)
+        if self.add_file(row, f"{directory}/{name}", "X module"):
+            for link in row.links:
+                self._add_link(f"{directory}/{link}", name, "X module")
+
+    def add_firmware(self, row: Firmware) -> None:
+        version = self._inventory.driver.version
+        for file in self._files(row):
+            self._add_mount(file.source, f"{_FIRMWARE}/{version}/{file.name}", "firmware")
+
+    def add_socket(self, row: Socket) -> None:
+        source = self._inventory.sockets.get(row.path)
+        if source is None:
+            self._missing.append(Missing(row.path, (row.path,)))
+        else:
+            self._add_mount(source, row.path, "socket of a service", _SOCKET_OPTIONS)
+
+    def add_file(
+        self, row: Program | ConfigFile | XorgModule, destination: str, reason: str
+    ) -> bool:
+        """Adds the file of a row; whether the node has it."""
+        files = self._files(row)
+        for file in files:
+            self._add_mount(file.source, destination, reason)
+        return bool(files)
+
+    def _files(self, row: Program | ConfigFile | XorgModule | Firmware) -> list[DriverFile]:
+        found = self._found.get(row.name, [])
+        if not found:
+            version = self._inventory.driver.version
+            what = row.name.format(v=version)
+            self._missing.append(Missing(what, tuple(places(row, self._inventory.driver))))
+        return found
+
+    def _add_mount(
+        self, source: str, destination: str, reason: str, options: tuple[str, ...] | None = None
+    ) -> None:
+        mount = Mount(source, destination, reason=reason)
+        if options is not None:
+            mount = Mount(source, destination, options, reason)
+        self._mounts.setdefault(destination, mount)
+
+    def _add_link(self, path: str, target: str, reason: str) -> None:
+        if path.rpartition("/")[2] != target:
+            self._links.setdefault(path, Link(path, target, reason))

@@ -1,0 +1,435 @@
+"""One directory of an image, held open: everything in it is a single name.
+
+A path is resolved once, by :meth:`hooks.image.rootfs.Rootfs.directory`; from then on the descriptor
+is the directory, whatever somebody does to the path. The calls here take one name, without a
+slash, and follow no link at it, so none of them can leave the directory.
+
+- A file is read by opening it as a mere location first (O_PATH has no side effect on FIFOs and
+  devices); found to be a regular file of bounded size, it is opened by that descriptor, so
+  nobody can put another file in between.
+- A file or link appears whole or not at all: made at once where nothing was, otherwise under
+  a temporary name that takes the place by rename(2). There is no fsync: what is written here
+  is made again for every container.
+- New things belong to whoever owns the directory: in a user namespace that is the container's
+  root, elsewhere it is root. They are given away by a descriptor, and only if it is a new and
+  empty thing of ours: somebody who may rename in the directory could have put a file there that
+  he is not to have.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import contextmanager, suppress
+from itertools import islice
+from typing import TYPE_CHECKING, Final, Self
+
+from hooks.image.rootfs_errors import (
+    DirectoryInTheWay,
+    FileTooLarge,
+    NotARegularFile,
+    PathRefused,
+    RootfsBusy,
+    RootfsIo,
+    RootfsReadOnly,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from hooks.errors import RootfsError
+
+__all__ = ["LONGEST_FILE", "Directory", "list_names", "meaning", "open_regular", "read_all"]
+
+LONGEST_FILE: Final = 1 << 20
+"""Bytes that are read of a file unless the caller says otherwise: no configuration is longer."""
+
+MOST_NAMES: Final = 20_000
+"""Names that are read of a directory unless the caller says otherwise."""
+
+_MEANING: Final[dict[int, tuple[type[RootfsError], str, str]]] = {
+    errno.ENOENT: (PathRefused, "the path leads nowhere inside the image", ""),
+    errno.ENOTDIR: (PathRefused, "something on the way is not a directory", ""),
+    errno.ELOOP: (PathRefused, "links that go in circles or through procfs", ""),
+    errno.ENAMETOOLONG: (PathRefused, "a name or path that is too long", ""),
+    errno.EXDEV: (PathRefused, "a link that leaves the image", ""),
+    errno.EINVAL: (PathRefused, "a name this file system does not take", ""),
+    errno.EISDIR: (DirectoryInTheWay, "a directory", "remove it from the image"),
+    errno.EEXIST: (DirectoryInTheWay, "something that cannot be replaced", ""),
+    errno.ENOTEMPTY: (DirectoryInTheWay, "a directory with files in it", ""),
+    errno.EAGAIN: (RootfsBusy, "somebody who keeps renaming directories below it", "try again"),
+    errno.EROFS: (RootfsReadOnly, "a read-only file system", "use a writable snapshot"),
+}
+"""errno → what it means about an image. Anything else is the file system's own failure."""
+
+_KIND: Final = {
+    stat.S_IFDIR: "directory",
+    stat.S_IFIFO: "FIFO",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "character device",
+    stat.S_IFBLK: "block device",
+    stat.S_IFLNK: "symbolic link",
+}
+
+
+class Directory:
+    """A directory of an image. A context manager: leaving it closes the descriptor.
+
+    Args:
+        fd: a descriptor of the directory (O_PATH suffices), owned by this object from now on.
+        path: where it was found inside the image, for messages only.
+    """
+
+    __slots__ = ("_fd", "_owner", "path")
+
+    def __init__(self, fd: int, path: str) -> None:
+        self._fd = fd
+        self._owner: tuple[int, int] | None = None
+        self.path = path
+
+    def close(self) -> None:
+        """Closes the descriptor; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def stat(self, name: str) -> os.stat_result | None:
+        """What has this name; of a link, the link itself. None if nothing has it."""
+        self._check("look at", name)
+        try:
+            return os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise meaning(self._asked("look at", name), error) from error
+
+    def read_link(self, name: str) -> str:
+        """What the link of this name says."""
+        with self._at("read the link", name):
+            return os.readlink(name, dir_fd=self._fd)
+
+    def read_file(self, name: str, limit: int = LONGEST_FILE) -> bytes:
+        """The content of the regular file of this name.
+
+        Args:
+            name: of the file; not followed if it is a link.
+            limit: the most bytes an honest file of this kind has.
+
+        Raises:
+            NotARegularFile: something else has this name.
+            FileTooLarge: it is longer than ``limit``.
+            RootfsError: it cannot be read.
+        """
+        with self._at("read", name) as asked:
+            location = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
+            try:
+                fd = open_regular(location, asked)
+            finally:
+                os.close(location)
+            return read_all(fd, limit, asked)
+
+    def names(self, name: str, limit: int = MOST_NAMES) -> tuple[str, ...]:
+        """The names in the directory of this name, sorted.
+
+        Raises:
+            FileTooLarge: there are more than ``limit``.
+            RootfsError: it is no directory.
+        """
+        with self._at("list", name) as asked:
+            fd = os.open(name, _LIST | os.O_NOFOLLOW, dir_fd=self._fd)
+            try:
+                return list_names(fd, limit, asked)
+            finally:
+                os.close(fd)
+
+    def write_file(
+        self, name: str, data: bytes, *, like: os.stat_result | None = None, mode: int = 0o644
+    ) -> None:
+        """Puts a file under this name, in place of a file or link that has it.
+
+        Args:
+            name: of the file.
+            data: its content.
+            like: whose mode, owner and times the file gets; without it, mode and owner of the
+                file it replaces, or ``mode`` and the directory's owner.
+            mode: the permission bits of a file that replaces none.
+
+        Raises:
+            DirectoryInTheWay: a directory has this name.
+            RootfsError: it cannot be written; what had the name still has it.
+        """
+        with self._at("write", name):
+            model = like or self.stat(name)
+            if model is not None and not stat.S_ISREG(model.st_mode):
+                model = None
+            with self._temporary(name) as temporary:
+                fd = os.open(temporary, _CREATE, 0o600, dir_fd=self._fd)
+                try:
+                    _write_all(fd, data)
+                    owner = model or os.fstat(self._fd)
+                    os.fchown(fd, owner.st_uid, owner.st_gid)
+                    # Without the set-user-id bits: they vouched for another content.
+                    os.fchmod(fd, model.st_mode & 0o777 if model else mode)
+                    if like is not None:
+                        os.utime(fd, ns=(like.st_atime_ns, like.st_mtime_ns))
+                finally:
+                    os.close(fd)
+
+    def create_empty(self, name: str) -> bool:
+        """Makes an empty file, if nothing has the name.
+
+        Returns:
+            Whether it was made.
+
+        Raises:
+            RootfsError: it cannot be made.
+        """
+        self._check("make", name)
+        umask = os.umask(0)
+        try:
+            # One call instead of three: dozens of these are made for a container.
+            os.mknod(name, stat.S_IFREG | 0o644, dir_fd=self._fd)
+            self._adopt(name, stat.S_IFREG)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise meaning(self._asked("make", name), error) from error
+        finally:
+            os.umask(umask)
+        return True
+
+    def create_link(self, name: str, target: str) -> bool:
+        """Makes a link, if nothing has the name.
+
+        Args:
+            name: of the link.
+            target: what it says; it is not looked at.
+
+        Returns:
+            Whether it was made.
+
+        Raises:
+            RootfsError: it cannot be made.
+        """
+        self._check("link", name)
+        try:
+            self._link(name, target)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise meaning(self._asked("link", name), error) from error
+        return True
+
+    def make_link(self, name: str, target: str) -> None:
+        """Puts a link under this name, in place of a file or link that has it.
+
+        Args:
+            name: of the link.
+            target: what it says; it is not looked at.
+
+        Raises:
+            DirectoryInTheWay: a directory has this name.
+            RootfsError: it cannot be made; what had the name still has it.
+        """
+        if self.create_link(name, target):
+            return
+        with self._at("link", name), self._temporary(name) as temporary:
+            self._link(temporary, target)
+
+    def make_directory(self, name: str) -> Directory:
+        """Makes a directory of a name that nothing has, and opens it.
+
+        Raises:
+            RootfsError: something has the name, or it cannot be made.
+        """
+        with self._at("make the directory", name):
+            os.mkdir(name, 0o755, dir_fd=self._fd)
+            try:
+                fd = os.open(name, _LIST | os.O_NOFOLLOW, dir_fd=self._fd)
+                try:
+                    if _is_new(os.fstat(fd), stat.S_IFDIR) and _is_empty(fd):
+                        if self._foreign_owner is not None:
+                            os.fchown(fd, *self._foreign_owner)
+                        os.fchmod(fd, 0o755)  # whatever the umask is
+                except OSError:
+                    os.close(fd)
+                    raise
+            except OSError:
+                with suppress(OSError):  # somebody may have put something else there
+                    os.rmdir(name, dir_fd=self._fd)
+                raise
+            return Directory(fd, f"{self.path.rstrip('/')}/{name}")
+
+    def rename(self, old: str, new: str) -> None:
+        """Gives what has the name ``old`` the name ``new``, in place of a file that has it."""
+        with self._at("rename", old), self._at("rename to", new):
+            os.rename(old, new, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+
+    def remove(self, name: str) -> None:
+        """Removes the file, link, FIFO, socket or device of this name, if there is one."""
+        with self._at("remove", name), suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._fd)
+
+    def remove_directory(self, name: str) -> None:
+        """Removes the empty directory of this name."""
+        with self._at("remove", name):
+            os.rmdir(name, dir_fd=self._fd)
+
+    @contextmanager
+    def _at(self, verb: str, name: str) -> Iterator[str]:
+        """Checks the name, and gives what fails in a with-block its meaning."""
+        self._check(verb, name)
+        asked = self._asked(verb, name)
+        try:
+            yield asked
+        except OSError as error:
+            raise meaning(asked, error) from error
+
+    def _check(self, verb: str, name: str) -> None:
+        """Refuses what is no single name."""
+        if "/" in name or "\0" in name or name in {"", ".", ".."}:
+            raise PathRefused(self._asked(verb, name), found="not a single name")
+
+    def _asked(self, verb: str, name: str) -> str:
+        return f"to {verb} {self.path.rstrip('/')}/{name} in the image"
+
+    @contextmanager
+    def _temporary(self, name: str) -> Iterator[str]:
+        """A name to make something under, which takes the place of ``name`` at the end."""
+        temporary = f".nvshim-{os.urandom(8).hex()}"
+        try:
+            yield temporary
+            os.rename(temporary, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        except BaseException:
+            with suppress(FileNotFoundError):  # it may never have been made
+                os.unlink(temporary, dir_fd=self._fd)
+            raise
+
+    def _link(self, name: str, target: str) -> None:
+        os.symlink(target, name, dir_fd=self._fd)
+        self._adopt(name, stat.S_IFLNK)
+
+    @property
+    def _foreign_owner(self) -> tuple[int, int] | None:
+        """The directory's owner and group; None if they are root's."""
+        if self._owner is None:
+            seen = os.fstat(self._fd)
+            self._owner = (seen.st_uid, seen.st_gid)
+        return None if self._owner == (0, 0) else self._owner
+
+    def _adopt(self, name: str, kind: int) -> None:
+        """Gives something new the directory's owner."""
+        if self._foreign_owner is None:
+            return
+        location = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
+        try:
+            if _is_new(os.fstat(location), kind):
+                # Not fchown(2), which takes no O_PATH; of a link, this is the link itself.
+                os.chown(f"/proc/self/fd/{location}", *self._foreign_owner)
+        finally:
+            os.close(location)
+
+
+def _is_new(seen: os.stat_result, kind: int) -> bool:
+    """Whether this is what we may just have made, of which nobody has anything."""
+    is_empty = kind != stat.S_IFREG or (seen.st_size == 0 and seen.st_nlink == 1)
+    return stat.S_IFMT(seen.st_mode) == kind and seen.st_uid == os.geteuid() and is_empty
+
+
+def _is_empty(fd: int) -> bool:
+    with os.scandir(fd) as entries:
+        return next(entries, None) is None
+
+
+_CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_LIST: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def meaning(asked: str, error: OSError) -> RootfsError:
+    """The error of ours that ``error`` is, when it happens to an image."""
+    kind, found, do = _MEANING.get(error.errno or 0, (RootfsIo, str(error.strerror), ""))
+    return kind(asked, found=found, do=do)
+
+
+def open_regular(location: int, asked: str) -> int:
+    """Opens for reading what an O_PATH descriptor stands for.
+
+    Args:
+        location: the descriptor; stays open.
+        asked: what is being done, for the message.
+
+    Returns:
+        A new descriptor, owned by the caller.
+
+    Raises:
+        NotARegularFile: it is none; it was not opened.
+        OSError: it cannot be opened.
+    """
+    mode = os.fstat(location).st_mode
+    if not stat.S_ISREG(mode):
+        raise NotARegularFile(asked, found=f"a {_KIND[stat.S_IFMT(mode)]}")
+    # The descriptor's own link in our procfs: the very inode that was just looked at.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    return os.open(f"/proc/self/fd/{location}", flags)
+
+
+def read_all(fd: int, limit: int, asked: str) -> bytes:
+    """Reads a regular file to its end, and closes it.
+
+    Args:
+        fd: the file, open for reading.
+        limit: the most bytes it may have.
+        asked: what is being done, for the message.
+
+    Returns:
+        The content.
+
+    Raises:
+        FileTooLarge: it is longer. The size decides before a byte is read, and the reading
+            decides if the file grows meanwhile.
+        OSError: it cannot be read.
+    """
+    try:
+        parts = []
+        room = limit + 1 if os.fstat(fd).st_size <= limit else 0
+        while room > 0 and (part := os.read(fd, min(room, LONGEST_FILE))):
+            parts.append(part)
+            room -= len(part)
+        if room <= 0:
+            raise FileTooLarge(asked, found=f"a file of more than {limit} bytes")
+        return b"".join(parts)
+    finally:
+        os.close(fd)
+
+
+def list_names(fd: int, limit: int, asked: str) -> tuple[str, ...]:
+    """The names in the directory ``fd``, which stays open; at most ``limit`` are taken in.
+
+    Raises:
+        FileTooLarge: there are more.
+        OSError: it cannot be read.
+    """
+    with os.scandir(fd) as entries:
+        names = [entry.name for entry in islice(entries, limit + 1)]
+    if len(names) > limit:
+        raise FileTooLarge(asked, found=f"a directory of more than {limit} names")
+    return tuple(sorted(names))
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]

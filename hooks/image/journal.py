@@ -1,0 +1,222 @@
+"""Changes to an image that can be taken back.
+
+A container whose creation fails must leave its image as it found it. So each change goes
+through a journal, which knows how to undo it as soon as it is made. What a change replaces is
+kept in the cheapest way that restores it:
+
+====================================  =============================================
+what is replaced                      how it is kept
+====================================  =============================================
+nothing                               undo removes
+a link                                what it says
+a regular file of at most 1 MiB       its content, mode, owner and times, in memory
+a larger file, FIFO, socket, device   under another name beside it, until the end
+an empty directory, by a mount point  undo makes it again
+a directory                           not replaced: ``DirectoryInTheWay``
+a file of more than 64 MiB            not replaced: ``FileTooLarge``
+====================================  =============================================
+
+(Another name would do for all of them, but on overlayfs a rename first copies the file up and
+syncs it: milliseconds for a cache, and for five sparse gigabytes a full disk.)
+
+A change that would change nothing is not made: the same container created twice costs no
+second write, and nothing piles up. Directories stay open until the end, so that a change and
+its undoing meet in the same place, whatever somebody does to the paths meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from functools import partial
+from typing import TYPE_CHECKING, Final, Self
+
+from hooks.errors import RootfsError
+from hooks.image.directory import LONGEST_FILE
+from hooks.image.rootfs import components
+from hooks.image.rootfs_errors import DirectoryInTheWay, FileTooLarge, PathRefused, RootfsBusy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import TracebackType
+
+    from hooks.image.directory import Directory
+    from hooks.image.rootfs import Rootfs
+
+__all__ = ["Journal"]
+
+_LARGEST_REPLACED: Final = 64 << 20
+
+
+class Journal:
+    """The changes that are made in one with-block: all stay, or, if it fails, none.
+
+    Args:
+        rootfs: what they are made to.
+
+    Attributes:
+        written: the paths that were made or changed, in order.
+    """
+
+    __slots__ = ("_directories", "_rootfs", "_settle", "_undo", "written")
+
+    def __init__(self, rootfs: Rootfs) -> None:
+        self._rootfs = rootfs
+        self._directories: dict[str, Directory] = {}
+        self._undo: list[Callable[[], object]] = []
+        self._settle: list[Callable[[], object]] = []
+        self.written: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # A step that fails keeps no other from being taken. On the way out of a failure, that
+        # failure is the one worth telling; otherwise only a spare name stays behind.
+        _take(self._settle if kind is None else reversed(self._undo))
+        for directory in self._directories.values():
+            directory.close()
+
+    def directory(self, path: str) -> None:
+        """Makes sure that ``path`` is a directory, or a link to one."""
+        self._open("/" + "/".join(components(path)))
+
+    def directory_itself(self, path: str) -> None:
+        """Makes sure that ``path`` is a directory, or is not there; a link becomes one."""
+        directory, name = self._parent(path)
+        found = directory.stat(name)
+        if found is None or stat.S_ISDIR(found.st_mode):
+            return
+        self._replace(directory, name, found, path)
+        directory.remove(name)
+        self._undo.append(partial(directory.remove_directory, name))
+        directory.make_directory(name).close()
+
+    def file(self, path: str, data: bytes, mode: int = 0o644) -> None:
+        """Makes sure that ``path`` is a regular file with the content ``data``.
+
+        One that was there before keeps its mode.
+        """
+        directory, name = self._parent(path)
+        found = directory.stat(name)
+        if (
+            found is not None
+            and stat.S_ISREG(found.st_mode)
+            and found.st_size == len(data)
+            and directory.read_file(name, len(data)) == data
+        ):
+            return
+        self._replace(directory, name, found, path)
+        directory.write_file(name, data, mode=mode)
+
+    def mount_point(self, path: str) -> None:
+        """Makes sure that ``path`` is a regular file, of any content, and not a link to one.
+
+        A runtime that finds a link there would mount over what it leads to.
+        """
+        directory, name = self._parent(path)
+        if directory.create_empty(name):
+            self._note(path, partial(directory.remove, name))
+            return
+        found = directory.stat(name)
+        if found is None:
+            raise RootfsBusy(
+                f"to make {path} in the image", found="somebody who makes and removes it"
+            )
+        if stat.S_ISDIR(found.st_mode) and not directory.names(name):
+            # What bind mounts of missing files leave behind.
+            directory.remove_directory(name)
+            self._note(path, lambda: directory.make_directory(name).close())
+            self.mount_point(path)
+        elif not stat.S_ISREG(found.st_mode):
+            self._replace(directory, name, found, path)
+            directory.write_file(name, b"")
+
+    def link(self, path: str, target: str) -> None:
+        """Makes sure that ``path`` is a link that says ``target``."""
+        directory, name = self._parent(path)
+        if directory.create_link(name, target):
+            self._note(path, partial(directory.remove, name))
+            return
+        found = directory.stat(name)
+        if (
+            found is not None
+            and stat.S_ISLNK(found.st_mode)
+            and directory.read_link(name) == target
+        ):
+            return
+        self._replace(directory, name, found, path)
+        directory.make_link(name, target)
+
+    def _parent(self, path: str) -> tuple[Directory, str]:
+        """The directory of ``path``, made if it is missing, and the name in it."""
+        above, _, name = path.rpartition("/")
+        directory = self._directories.get(above)
+        if directory is not None and name not in {"", ".", ".."}:
+            return directory, name  # as for nearly every path: they share their directories
+        names = components(path)
+        if not names:
+            raise PathRefused(f"to put something at {path} in the image", found="the root itself")
+        return self._open("/" + "/".join(names[:-1])), names[-1]
+
+    def _open(self, path: str) -> Directory:
+        """The directory at ``path``, made if it is missing; stays open until the end."""
+        directory = self._directories.get(path)
+        if directory is None:
+            directory = self._rootfs.directory(path)
+            if directory is None:
+                above, _, name = path.rpartition("/")
+                parent = self._open(above or "/")
+                # Something may be there that is no directory: then this fails, and rightly so.
+                directory = parent.make_directory(name)
+                self._note(path, partial(parent.remove_directory, name))
+            self._directories[path] = directory
+        return directory
+
+    def _note(self, path: str, undo: Callable[[], object]) -> None:
+        self.written.append(path)
+        self._undo.append(undo)
+
+    def _replace(
+        self, directory: Directory, name: str, found: os.stat_result | None, path: str
+    ) -> None:
+        """Notes how to bring back what has this name, of which ``found`` is the lstat."""
+        if found is None:
+            self._note(path, partial(directory.remove, name))
+            return
+        kind = stat.S_IFMT(found.st_mode)
+        if kind == stat.S_IFDIR:
+            raise DirectoryInTheWay(
+                f"to put a file or link at {path} in the image",
+                found="a directory",
+                do="remove it from the image",
+            )
+        if kind == stat.S_IFLNK:
+            target = directory.read_link(name)
+            self._note(path, partial(directory.make_link, name, target))
+        elif kind == stat.S_IFREG and found.st_size <= LONGEST_FILE:
+            content = directory.read_file(name)
+            self._note(path, partial(directory.write_file, name, content, like=found))
+        elif kind == stat.S_IFREG and found.st_size > _LARGEST_REPLACED:
+            raise FileTooLarge(
+                f"to replace {path} in the image", found=f"a file of {found.st_size} bytes"
+            )
+        else:
+            aside = f".nvshim-{os.urandom(8).hex()}"
+            directory.rename(name, aside)
+            self._note(path, partial(directory.rename, aside, name))
+            self._settle.append(partial(directory.remove, aside))
+
+
+def _take(steps: Iterable[Callable[[], object]]) -> None:
+    """Takes every step, also those after one that failed."""
+    for step in steps:
+        try:
+            step()
+        except RootfsError:
+            continue

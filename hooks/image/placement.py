@@ -1,0 +1,237 @@
+"""Writes a plan's files into an image, before any process of the container exists.
+
+:func:`place` makes, in this order:
+
+- /dev as a directory, if devices are to be made in it: before runc 1.3.6 and crun 1.28 a
+  runtime follows a link there out of the image (CVE-2026-41579, CVE-2026-47766);
+- the mount points of the plan's mounts, so that the runtime has none to make, and finds no
+  link there whose target it would mount over;
+- the plan's links: sonames beside their libraries, and others;
+- the files that the image's dynamic loaders read (:mod:`hooks.image.loader_files`);
+- the plan's own files and directories of links (:mod:`hooks.image.small_files`).
+
+All of it goes through a :class:`Journal`: the same plan again changes nothing, and a failure
+takes everything back.
+
+Rules
+- What something is mounted over in the container is left alone: the runtime makes the mount
+  points there, and a link would be hidden, so it is reported as omitted.
+- A mount point whose directory is a link that leads nowhere is left to the runtime too: the
+  link may lead to what is mounted later ("/var/run" to "/run"). Runtimes resolve it inside.
+- A read-only rootfs is not touched; :mod:`hooks.image.staging` finds another way.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from hooks.image.journal import Journal
+from hooks.image.loader_files import NOT_IN_A_DIRECTORY, loader_files
+from hooks.image.rootfs import Rootfs, components
+from hooks.image.rootfs_errors import DeviceDirectoryUnsafe, PathRefused, RootfsUnavailable
+from hooks.image.small_files import beside_image, check_small, in_image, stage, stage_proc_files
+from hooks.image.staging import fill_staging, is_on_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from hooks.edits.plan import Mount, Plan
+    from hooks.image.layout import Layout
+
+__all__ = ["Placed", "place"]
+
+_DEV = "/dev"
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What was done for a plan, and what is left for the spec.
+
+    Attributes:
+        mounts: mounts that have to come before those of the plan.
+        proc_files: of the plan's files of procfs, where on the host each one's content is,
+            by its path in the container.
+        environment: variables for every process of the container, with their whole values.
+        written: paths in the image that were made or changed, in order.
+        omitted: destinations of the plan's mounts, and paths of its links and files, that this
+            image has no room for. Such a mount has to be left out of the spec.
+    """
+
+    mounts: tuple[Mount, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    written: tuple[str, ...] = ()
+    omitted: tuple[str, ...] = ()
+    proc_files: tuple[tuple[str, str], ...] = ()
+
+
+def place(
+    rootfs: Rootfs, plan: Plan, layout: Layout, staging_dir: str, *, library_path: str = ""
+) -> Placed:
+    """Writes the files of ``plan`` into the image, or into staging if that takes no writes.
+
+    Args:
+        rootfs: the image.
+        plan: whose libraries are in the directories of ``layout``.
+        layout: of this image, read just before.
+        staging_dir: a directory of ours on the host, private to this container. It is made if
+            needed: if the rootfs takes no writes, or the plan has what is mounted from there.
+        library_path: the LD_LIBRARY_PATH that the spec sets.
+
+    Returns:
+        What was done.
+
+    Raises:
+        RootfsError: it could not be done; the image is as it was.
+    """
+    _check(plan)
+    if not layout.writable and plan.devices:
+        _refuse_linked_dev(rootfs)
+    if layout.writable:
+        return _into_image(rootfs, plan, layout, staging_dir)
+    return _into_staging(rootfs, plan, layout, staging_dir, library_path)
+
+
+def _check(plan: Plan) -> None:
+    """Refuses names that would not stay names; a foreign CDI spec may hold any."""
+    for link in plan.links:
+        components(link.path)
+        if link.target.startswith("/"):
+            components(link.target)
+        elif "/" in link.target or not components(f"/{link.target}"):
+            raise PathRefused(
+                f"the link {link.path} in the image",
+                found=f"it leads to {link.target!r}",
+                do="name a file beside it or an absolute path",
+            )
+    check_small(plan)
+    for directory in (*plan.first_directories, *plan.library_directories):
+        if not components(directory) or not NOT_IN_A_DIRECTORY.isdisjoint(directory):
+            raise PathRefused(
+                f"to have libraries found in {directory!r}",
+                found="a character that no dynamic loader takes in a directory's name",
+            )
+
+
+def _refuse_linked_dev(rootfs: Rootfs) -> None:
+    found = rootfs.stat(_DEV, follow=False)
+    if found is not None and not stat.S_ISDIR(found.st_mode):
+        raise DeviceDirectoryUnsafe(
+            "devices in a read-only image",
+            found=f"its {_DEV} is no directory, and cannot be made one",
+            do="use an image with a directory there, or a writable snapshot",
+        )
+
+
+def _into_image(rootfs: Rootfs, plan: Plan, layout: Layout, staging_dir: str) -> Placed:
+    ways = _Ways(rootfs, layout)
+    omitted = []
+    with Journal(rootfs) as journal:
+        if plan.devices:
+            journal.directory_itself(_DEV)
+        _make_mount_points(journal, plan.mounts, ways)
+        for link in plan.links:
+            if ways.is_covered(link.path):
+                omitted.append(link.path)
+            else:
+                journal.link(link.path, link.target)
+        for path, content in loader_files(rootfs, plan, layout).items():
+            journal.file(path, content)
+        small = in_image(plan, layout, ways.is_open)
+        for file in small.written:
+            journal.file(file.path, file.content, file.mode)
+        for path in small.mount_points:
+            journal.directory(path)
+        placed = Placed(omitted=(*omitted, *small.omitted))
+        if small.mounted or plan.proc_files:
+            with _staging(staging_dir) as staging:
+                placed = replace(
+                    placed,
+                    mounts=stage(staging, small.mounted, staging_dir),
+                    proc_files=stage_proc_files(staging, plan.proc_files, staging_dir),
+                )
+    return replace(placed, written=tuple(journal.written))
+
+
+def _make_mount_points(journal: Journal, mounts: Iterable[Mount], ways: _Ways) -> None:
+    for mount in mounts:
+        if not ways.is_open(mount.destination):
+            continue
+        if is_on_directory(mount):
+            journal.directory(mount.destination)
+        else:
+            journal.mount_point(mount.destination)
+
+
+def _into_staging(
+    rootfs: Rootfs, plan: Plan, layout: Layout, staging_dir: str, library_path: str
+) -> Placed:
+    small = beside_image(plan, layout, rootfs)
+    with _staging(staging_dir) as journal:
+        staged = fill_staging(rootfs, journal, plan, layout, staging_dir)
+        mounts = stage(journal, small.mounted, staging_dir)
+        proc_files = stage_proc_files(journal, plan.proc_files, staging_dir)
+    return Placed(
+        mounts=(*staged.mounts, *mounts),
+        environment=_environment(library_path, staged.search),
+        omitted=(*staged.omitted, *small.omitted),
+        proc_files=proc_files,
+    )
+
+
+@contextmanager
+def _staging(staging_dir: str) -> Iterator[Journal]:
+    """The staging directory, made if needed; what is put into it stays, or goes upon failure."""
+    try:
+        os.makedirs(staging_dir, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise RootfsUnavailable(
+            f"the staging directory {staging_dir}", found=str(error.strerror)
+        ) from error
+    with Rootfs.open(staging_dir) as staging, Journal(staging) as journal:
+        yield journal
+
+
+def _environment(library_path: str, search: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """LD_LIBRARY_PATH with ``search`` behind what the spec has in it."""
+    known = [part for part in library_path.split(":") if part]
+    missing = [part for part in search if part not in known]
+    return (("LD_LIBRARY_PATH", ":".join([*known, *missing])),) if missing else ()
+
+
+class _Ways:
+    """Where the directories of paths lead; they repeat, so each is looked up once."""
+
+    def __init__(self, rootfs: Rootfs, layout: Layout) -> None:
+        self._rootfs = rootfs
+        self._layout = layout
+        self._covered = frozenset(layout.covered)
+        self._landings: dict[str, str | None] = {}
+        self._hidden: dict[str, bool] = {}
+
+    def is_open(self, path: str) -> bool:
+        """Whether something can be made at ``path`` that the container will see."""
+        return self._landing(os.path.dirname(path)) is not None and not self.is_covered(path)
+
+    def is_covered(self, path: str) -> bool:
+        """Whether something will be mounted over ``path``, by this name or behind links."""
+        directory, _, name = path.rpartition("/")
+        landing = self._landing(directory or "/")
+        if directory not in self._hidden:
+            self._hidden[directory] = self._layout.covers(directory) or (
+                landing is not None and self._layout.covers(landing)
+            )
+        return (
+            self._hidden[directory]
+            or path in self._covered
+            or (landing is not None and f"{landing.rstrip('/')}/{name}" in self._covered)
+        )
+
+    def _landing(self, directory: str) -> str | None:
+        """Where a directory is or would be; None if it leads nowhere."""
+        if directory not in self._landings:
+            self._landings[directory] = self._rootfs.landing(directory, self._landings)
+        return self._landings[directory]

@@ -1,0 +1,313 @@
+"""The one object through which anything of an image is read or written.
+
+An image is hostile: any component of any path in it may be a link to anywhere, any file a
+FIFO that blocks, a device that acts when opened, or five sparse gigabytes; and a process that
+shares the tree may exchange any of these for another at any time.
+
+Rules
+- The root is a directory descriptor. This module knows no path of it, and gives none away,
+  so nothing can be joined below it.
+- Every resolution of more than one component is one openat2(2) that cannot leave the root
+  (:mod:`hooks.image.openat2`). Its result is a descriptor, and only the descriptor is used.
+- Changes are made in a :class:`hooks.image.directory.Directory`, to single names.
+
+Looking answers None where a program in the container would find nothing either: no such path,
+a dangling or cyclic link. Paths are absolute inside the image, without "..".
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, Self
+
+from hooks.image.directory import (
+    LONGEST_FILE,
+    MOST_NAMES,
+    Directory,
+    list_names,
+    meaning,
+    open_regular,
+    read_all,
+)
+from hooks.image.openat2 import open_in_root
+from hooks.image.rootfs_errors import KernelTooOld, PathRefused, RootfsBusy, RootfsUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+__all__ = ["Rootfs", "components"]
+
+_DEEPEST: Final = 64
+
+_NOTHING_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
+"""How the kernel says that a path leads nowhere; a cycle and a magic link are ELOOP."""
+
+
+def components(path: str) -> list[str]:
+    """The names on the way to ``path``.
+
+    Args:
+        path: absolute inside the image.
+
+    Returns:
+        Its names, without empty ones and ".".
+
+    Raises:
+        PathRefused: ``path`` is relative, absurdly deep, or has ".." or a NUL in it.
+    """
+    names = [name for name in path.split("/") if name and name != "."]
+    plain = path[:1] == "/" and path.isascii() and ".." not in path and "\0" not in path
+    if plain and len(names) <= _DEEPEST:
+        return names  # as nearly every path; the rest is looked at closely
+    if (
+        not path.startswith("/")
+        or ".." in names
+        or len(names) > _DEEPEST
+        or "\0" in path
+        or not _is_encodable(path)
+    ):
+        raise PathRefused(
+            f"the path {path!r} in the image",
+            found="it is relative, too deep, or has '..' or a character in it that no name has",
+            do="use a plain absolute path",
+        )
+    return names
+
+
+def _is_encodable(path: str) -> bool:
+    """Whether ``path`` can be given to the kernel: JSON can hold strings that cannot."""
+    if path.isascii():
+        return True
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+class Rootfs:
+    """A root file system, held as a directory descriptor.
+
+    A context manager: leaving it closes the descriptor.
+
+    Args:
+        fd: a directory descriptor (O_PATH suffices), owned by this object from now on.
+    """
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    @classmethod
+    def open(cls, path: str) -> Self:
+        """Opens the rootfs at ``path``, a directory of the host that we made or mounted.
+
+        Args:
+            path: on the host; not a path an image or container has a say in.
+
+        Returns:
+            The open rootfs.
+
+        Raises:
+            RootfsUnavailable: ``path`` is not a directory that can be opened.
+            KernelTooOld: openat2(2) does not work here.
+        """
+        try:
+            fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise RootfsUnavailable(
+                f"the rootfs {path}",
+                found=str(error.strerror),
+                do="look whether its mounts were made",
+            ) from error
+        try:
+            os.close(open_in_root(fd, ".", os.O_PATH | os.O_DIRECTORY))
+        except OSError as error:
+            os.close(fd)
+            raise KernelTooOld(
+                f"to look into the rootfs {path} safely",
+                found=f"openat2(2) answers {error.strerror}",
+                do="run Linux 5.6 or newer, and allow openat2 in seccomp filters around the shim",
+            ) from error
+        return cls(fd)
+
+    def close(self) -> None:
+        """Closes the descriptor; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Looking
+
+    def is_writable(self) -> bool:
+        """Whether the file system and its mount take writes; nothing is written to find out."""
+        return not os.fstatvfs(self._fd).f_flag & os.ST_RDONLY
+
+    def stat(self, path: str, *, follow: bool = True) -> os.stat_result | None:
+        """What is at ``path``; with ``follow`` off, a link itself and not what it leads to."""
+        fd = self._open(path, os.O_PATH | (0 if follow else os.O_NOFOLLOW))
+        if fd is None:
+            return None
+        try:
+            return os.fstat(fd)
+        finally:
+            os.close(fd)
+
+    def read_link(self, path: str) -> str | None:
+        """The target of the link at ``path``, as it is written; None if there is no link."""
+        with self._looking(path, os.O_PATH | os.O_NOFOLLOW) as fd:
+            if fd is None or not stat.S_ISLNK(os.fstat(fd).st_mode):
+                return None
+            return os.readlink("", dir_fd=fd)
+
+    def real_path(self, path: str) -> str | None:
+        """Where ``path`` really is, after all links, as an absolute path inside the image."""
+        with self._looking(path, os.O_PATH) as fd:
+            return None if fd is None else self._place_of(fd, path)
+
+    def landing(self, path: str, known: dict[str, str | None] | None = None) -> str | None:
+        """Where ``path`` is, or would be if the missing directories on the way were made.
+
+        Args:
+            path: absolute inside the image.
+            known: landings by path, which is asked first and filled: many paths share their
+                directories.
+
+        Returns:
+            A path without links; None if a file or a link that leads nowhere is in the way.
+        """
+        known = {} if known is None else known
+        return self._landing(components(path), known)
+
+    def _landing(self, names: list[str], known: dict[str, str | None]) -> str | None:
+        path = "/" + "/".join(names)
+        if path not in known:
+            here = self.real_path(path)
+            if here is None and names:
+                above = self._landing(names[:-1], known)
+                if above is not None:
+                    missing = f"{above.rstrip('/')}/{names[-1]}"
+                    here = missing if self._is_free(above, missing) else None
+            known[path] = here
+        return known[path]
+
+    def _is_free(self, above: str, missing: str) -> bool:
+        """Whether something can be made at a path: nothing is there, and no file above it."""
+        found = self.stat(above)
+        if found is None:
+            return True  # it is missing itself
+        return stat.S_ISDIR(found.st_mode) and self.stat(missing, follow=False) is None
+
+    def names(self, path: str, limit: int = MOST_NAMES) -> tuple[str, ...] | None:
+        """The names in the directory at ``path``, sorted.
+
+        Args:
+            path: absolute inside the image.
+            limit: the most names an honest directory of this kind has.
+
+        Returns:
+            The names; None if there is no directory.
+
+        Raises:
+            FileTooLarge: there are more than ``limit``.
+        """
+        asked = f"to list {path} in the image"
+        with self._looking(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK) as fd:
+            return None if fd is None else list_names(fd, limit, asked)
+
+    def open_file(self, path: str) -> int | None:
+        """Opens the regular file at ``path`` for reading.
+
+        Args:
+            path: absolute inside the image; links in it are followed inside the image.
+
+        Returns:
+            A descriptor that the caller closes; None if nothing is there.
+
+        Raises:
+            NotARegularFile: something else is there; it was not opened.
+        """
+        with self._looking(path, os.O_PATH) as fd:
+            return None if fd is None else open_regular(fd, f"to read {path} in the image")
+
+    def read_file(self, path: str, limit: int = LONGEST_FILE) -> bytes | None:
+        """The content of the regular file at ``path``.
+
+        Args:
+            path: absolute inside the image; links in it are followed inside the image.
+            limit: the most bytes an honest file of this kind has.
+
+        Returns:
+            The content; None if nothing is there.
+
+        Raises:
+            NotARegularFile: a directory, FIFO, socket or device is there.
+            FileTooLarge: it is longer than ``limit``.
+        """
+        asked = f"to read {path} in the image"
+        with self._looking(path, os.O_PATH) as fd:
+            return None if fd is None else read_all(open_regular(fd, asked), limit, asked)
+
+    # Changing
+
+    def directory(self, path: str) -> Directory | None:
+        """Opens the directory at ``path``, to change what is in it.
+
+        Args:
+            path: absolute inside the image; links in it are followed inside the image.
+
+        Returns:
+            The directory, which the caller closes; None if there is none.
+        """
+        fd = self._open(path, os.O_PATH | os.O_DIRECTORY)
+        return None if fd is None else Directory(fd, path)
+
+    # How
+
+    @contextmanager
+    def _looking(self, path: str, flags: int) -> Iterator[int | None]:
+        """A descriptor of what ``path`` leads to, for the time of a with-block, or None."""
+        fd = self._open(path, flags)
+        try:
+            yield fd
+        except OSError as error:
+            raise meaning(f"to look at {path} in the image", error) from error
+        finally:
+            if fd is not None:
+                os.close(fd)
+
+    def _open(self, path: str, flags: int) -> int | None:
+        """A descriptor of what ``path`` leads to, or None."""
+        try:
+            return open_in_root(self._fd, "/".join(components(path)), flags)
+        except OSError as error:
+            if error.errno in _NOTHING_THERE:
+                return None
+            raise meaning(f"to look at {path} in the image", error) from error
+
+    def _place_of(self, fd: int, path: str) -> str:
+        """The path of ``fd`` below the root, as the kernel has it."""
+        root = os.readlink(f"/proc/self/fd/{self._fd}").rstrip("/")
+        real = os.readlink(f"/proc/self/fd/{fd}")
+        if real == root or not root:
+            return real if not root else "/"
+        if not real.startswith(root + "/"):
+            # Never seen; would mean that the tree was moved while we looked.
+            raise RootfsBusy(f"to find {path} in the image", found="it moved out of the root")
+        return real[len(root) :]

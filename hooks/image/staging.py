@@ -1,0 +1,189 @@
+"""What takes the place of an image's files when its rootfs takes no writes.
+
+A runtime has to make a mount point for every mount, and on a read-only file system it cannot.
+But nearly every container has a tmpfs on /run or /dev, which :mod:`hooks.image.layout` has chosen
+for the libraries. So the directory of libraries is made in the staging directory instead, with
+an empty file for every library and a link for every soname; it is mounted on the tmpfs, and
+the plan's libraries are mounted on the files in it.
+
+Rules
+- The image's ld.so.cache (or musl's path file) is covered by a merged one, if it is there to
+  be covered. If not, LD_LIBRARY_PATH is the last resort.
+- A mount of the plan that has no mount point in the image, and a link that is not in it, are
+  omitted. Libraries are what a container cannot be started without: if there is no tmpfs for
+  them, that is an error.
+- The staging directory is private to us (0700), what is mounted from it is readable to all.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hooks.edits.plan import Mount
+from hooks.errors import RootfsError
+from hooks.image.layout import CACHE, Libc
+from hooks.image.loader_files import MUSL_PATHS, loader_files
+from hooks.image.rootfs_errors import RootfsReadOnly
+
+if TYPE_CHECKING:
+    from hooks.edits.plan import Link, Plan
+    from hooks.image.journal import Journal
+    from hooks.image.layout import Layout, Loader
+    from hooks.image.rootfs import Rootfs
+
+__all__ = ["Staged", "fill_staging", "is_on_directory"]
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What staging offers to the container.
+
+    Attributes:
+        mounts: of staging's directories and files; before those of the plan.
+        search: directories that have to be in LD_LIBRARY_PATH.
+        omitted: destinations of mounts, and paths of links, that there is no room for.
+    """
+
+    mounts: tuple[Mount, ...]
+    search: tuple[str, ...]
+    omitted: tuple[str, ...]
+
+
+def is_on_directory(mount: Mount) -> bool:
+    """Whether a mount goes on a directory, and not on a file."""
+    return mount.kind != "bind" or os.path.isdir(mount.source)
+
+
+def fill_staging(
+    rootfs: Rootfs, journal: Journal, plan: Plan, layout: Layout, staging_dir: str
+) -> Staged:
+    """Makes in the staging directory what cannot be made in the image.
+
+    Args:
+        rootfs: the image, which is only looked at.
+        journal: of the staging directory.
+        plan: whose libraries are in the directories of ``layout``.
+        layout: of this image.
+        staging_dir: where the staging directory is on the host, for the mounts.
+
+    Returns:
+        What the container's spec needs to have of it.
+
+    Raises:
+        RootfsReadOnly: there is no room for the libraries anywhere.
+        RootfsError: the staging directory cannot be written.
+    """
+    if plan.libraries and layout.scratch is None:
+        raise RootfsReadOnly(
+            "to give the container the driver's libraries",
+            found="a read-only rootfs, and no writable tmpfs on /run or /dev",
+            do="use a writable snapshot, or mount a tmpfs on /run",
+        )
+    homes = _Homes(layout)
+    omitted = _fill_homes(rootfs, journal, plan, layout, homes)
+    mounts = [
+        Mount(f"{staging_dir}{homes.home(loader)}", loader.directory, reason="driver libraries")
+        for loader in homes.used()
+    ]
+    told = set()
+    for path, content in loader_files(rootfs, plan, layout).items():
+        over = _coverable(rootfs, layout, path)
+        if over is not None and (path == CACHE or path in MUSL_PATHS.values()):
+            journal.file(path, content)
+            mounts.append(Mount(f"{staging_dir}{path}", over, reason="finds driver libraries"))
+            told.add(path)
+    search: list[str] = []
+    for loader in homes.used():
+        if _index(loader) not in told:
+            below = f"{loader.directory}/"
+            search.extend(d for d in plan.first_directories if d not in search)
+            search.append(loader.directory)
+            search.extend(d for d in plan.library_directories if d.startswith(below))
+    return Staged(tuple(mounts), tuple(search), tuple(omitted))
+
+
+def _fill_homes(
+    rootfs: Rootfs, journal: Journal, plan: Plan, layout: Layout, homes: _Homes
+) -> list[str]:
+    """Makes mount points and links in staging; returns what there is no room for."""
+    omitted = []
+    for mount in plan.mounts:
+        inside = homes.staged(mount.destination)
+        if inside is None:
+            if not _takes(rootfs, layout, mount):
+                omitted.append(mount.destination)
+        elif is_on_directory(mount):
+            journal.directory(inside)
+        else:
+            journal.mount_point(inside)
+    for link in plan.links:
+        inside = homes.staged(link.path)
+        if inside is not None:
+            journal.link(inside, link.target)
+        elif not _has(rootfs, link):
+            omitted.append(link.path)
+    return omitted
+
+
+class _Homes:
+    """The loaders' directories on the tmpfs, and what stands for them in staging."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._loaders = layout.loaders if layout.scratch is not None else ()
+        self._used: dict[Loader, None] = {}
+
+    def home(self, loader: Loader) -> str:
+        """The path in staging of what is mounted at ``loader.directory``."""
+        return f"/libraries/{loader.arch.value}"
+
+    def staged(self, path: str) -> str | None:
+        """The path in staging of what is at ``path`` in the container, if staging has it."""
+        for loader in self._loaders:
+            if path.startswith(f"{loader.directory}/"):
+                self._used[loader] = None
+                return self.home(loader) + path[len(loader.directory) :]
+        return None
+
+    def used(self) -> tuple[Loader, ...]:
+        """The loaders whose directories have something in them."""
+        return tuple(self._used)
+
+
+def _index(loader: Loader) -> str | None:
+    """The file by which a loader finds libraries outside of its default directories."""
+    if loader.libc is Libc.GLIBC:
+        return CACHE
+    return MUSL_PATHS[loader.arch] if loader.libc is Libc.MUSL else None
+
+
+def _takes(rootfs: Rootfs, layout: Layout, mount: Mount) -> bool:
+    """Whether the image has a mount point for ``mount``, or gets one from another mount."""
+    if layout.covers(mount.destination):
+        return True
+    try:
+        found = rootfs.stat(mount.destination)
+    except RootfsError:
+        return False
+    return found is not None and stat.S_ISDIR(found.st_mode) == is_on_directory(mount)
+
+
+def _has(rootfs: Rootfs, link: Link) -> bool:
+    try:
+        return rootfs.read_link(link.path) == link.target
+    except RootfsError:
+        return False
+
+
+def _coverable(rootfs: Rootfs, layout: Layout, path: str) -> str | None:
+    """Where the regular file at ``path`` really is; None if nothing can be mounted over it."""
+    try:
+        found = rootfs.stat(path)
+        place = rootfs.real_path(path)
+    except RootfsError:
+        return None
+    if found is None or place is None or layout.covers(place):
+        return None
+    return place if stat.S_ISREG(found.st_mode) else None

@@ -1,0 +1,232 @@
+"""The inventory's file: ``inventory.json`` in the state directory.
+
+Rules
+- It holds what was found together with every observation that led to it. It is fresh if each
+  observation, made again, gives the same, and if it was made of the same directories by the
+  same version of this code. The boot id is one of the observations.
+- Whatever is wrong with the file, from a torn write to a forged owner, makes it stale. It is
+  never an error: the node is looked at again, and the file replaced.
+- The file names the sources of mounts, so only root may have written it: the directory and
+  the file belong to us, nobody else may write them, and the file is no link.
+- It is written under another name and renamed: a reader sees all of it or none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from hooks.edits.plan import Arch
+from hooks.node.driver import Driver, DriverFile, LibraryFile
+from hooks.node.gpus import Gpu, MigDevice
+from hooks.node.witness import still_true
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hooks.config import Config
+
+__all__ = ["NAME", "Kept", "boot_id_path", "load", "store"]
+
+NAME: Final = "inventory.json"
+# To be raised with every change of what is looked at or written: an old file is then stale.
+FORMAT: Final = 4
+
+_MOST_BYTES: Final = 16 << 20
+_OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The part of an inventory that is kept.
+
+    Attributes:
+        driver: the user-space driver.
+        gpus: the GPUs, by index.
+        mig_devices: the MIG devices, by GPU and index.
+        notes: what did not fit together, for people.
+        nvml_failure: why NVML's answer is not in it; "" if it is.
+        taken: when it was taken, in seconds since boot.
+        unsettled: what NVML said and procfs cannot confirm, so that no observation would tell
+            when it is so no more; "" if there is nothing of the kind.
+        cuda_version: the newest CUDA that the driver supports; "" if it is not known.
+    """
+
+    driver: Driver
+    gpus: tuple[Gpu, ...]
+    mig_devices: tuple[MigDevice, ...]
+    notes: tuple[str, ...]
+    nvml_failure: str
+    taken: float
+    unsettled: str = ""
+    cuda_version: str = ""
+
+
+def boot_id_path(config: Config) -> str:
+    """The file of procfs that differs after each boot."""
+    return f"{config.proc}/sys/kernel/random/boot_id"
+
+
+def load(config: Config) -> Kept | None:
+    """What was kept, if it is still true.
+
+    Args:
+        config: where the state directory is, and what the inventory was to be made of.
+
+    Returns:
+        What was kept; None if nothing was, or if any of it is not so any more.
+    """
+    content = _read(config)
+    if content is None:
+        return None
+    try:
+        document = json.loads(content)
+        if document["format"] != FORMAT or document["config"] != _surroundings(config):
+            return None
+        if not still_true(document["observations"]):
+            return None
+        return _kept(document)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def store(config: Config, kept: Kept, observations: Mapping[tuple[str, str], Any]) -> str:
+    """Keeps an inventory, in place of any other.
+
+    Args:
+        config: where the state directory is; it is made if it is not there.
+        kept: what to keep.
+        observations: what was seen when it was made, by kind and path.
+
+    Returns:
+        Why it could not be kept; "" if it was. An inventory that cannot be kept is as true as
+        another, so this is no error.
+    """
+    document = {
+        "format": FORMAT,
+        "config": _surroundings(config),
+        "observations": [[kind, path, seen] for (kind, path), seen in observations.items()],
+        "driver": asdict(kept.driver),
+        "gpus": [asdict(gpu) for gpu in kept.gpus],
+        "mig_devices": [asdict(device) for device in kept.mig_devices],
+        "notes": kept.notes,
+        "nvml_failure": kept.nvml_failure,
+        "taken": kept.taken,
+        "unsettled": kept.unsettled,
+        "cuda_version": kept.cuda_version,
+    }
+    content = json.dumps(document, default=_arch_name, separators=(",", ":")).encode()
+    try:
+        os.makedirs(config.state, mode=0o700, exist_ok=True)
+        directory = _open_directory(config.state)
+    except OSError as error:
+        return f"{config.state}: {error.strerror}"
+    try:
+        _replace(directory, content)
+    except OSError as error:
+        return f"{config.state}/{NAME}: {error.strerror}"
+    finally:
+        os.close(directory)
+    return ""
+
+
+_SURROUNDINGS: Final = ("driver_root", "host_root", "dev", "proc", "sys", "nvml_timeout")
+
+
+def _surroundings(config: Config) -> dict[str, Any]:
+    """The part of a configuration that decides what an inventory is made of."""
+    return {name: getattr(config, name) for name in _SURROUNDINGS}
+
+
+def _read(config: Config) -> bytes | None:
+    try:
+        directory = _open_directory(config.state)
+    except OSError:
+        return None
+    try:
+        fd = os.open(
+            NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory
+        )
+    except OSError:
+        return None
+    finally:
+        os.close(directory)
+    try:
+        seen = os.fstat(fd)
+        if not (stat.S_ISREG(seen.st_mode) and _is_ours(seen) and seen.st_size <= _MOST_BYTES):
+            return None
+        # Nobody writes it in place; a buffer for the largest would take longer than the rest.
+        return os.read(fd, seen.st_size)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _open_directory(path: str) -> int:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    if not _is_ours(os.fstat(fd)):
+        os.close(fd)
+        raise PermissionError(1, "not ours, or others may write it")
+    return fd
+
+
+def _is_ours(seen: os.stat_result) -> bool:
+    return seen.st_uid == os.geteuid() and not seen.st_mode & _OTHERS_MAY_WRITE
+
+
+def _replace(directory: int, content: bytes) -> None:
+    # The name is ours alone by our pid; one left by a crashed namesake is in the way of
+    # O_EXCL, which in turn makes sure that we write no file that somebody else put there.
+    temporary = f".{NAME}.{os.getpid()}"
+    try:
+        os.unlink(temporary, dir_fd=directory)
+    except FileNotFoundError:
+        pass
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(temporary, flags, 0o600, dir_fd=directory)
+    try:
+        with open(fd, "wb") as file:
+            file.write(content)
+        os.rename(temporary, NAME, src_dir_fd=directory, dst_dir_fd=directory)
+    except OSError:
+        os.unlink(temporary, dir_fd=directory)
+        raise
+
+
+def _arch_name(value: object) -> str:
+    if isinstance(value, Arch):
+        return value.value
+    raise TypeError(f"{value!r} is not written to JSON")
+
+
+def _kept(document: Any) -> Kept:
+    driver = document["driver"]
+    return Kept(
+        driver=Driver(
+            version=driver["version"],
+            arch=Arch(driver["arch"]),
+            libraries=tuple(
+                LibraryFile(**{**library, "arch": Arch(library["arch"])})
+                for library in driver["libraries"]
+            ),
+            files=tuple(DriverFile(**file) for file in driver["files"]),
+            library_directories=tuple(driver["library_directories"]),
+            root=driver["root"],
+            layout=driver["layout"],
+            why=driver["why"],
+        ),
+        gpus=tuple(Gpu(**{**gpu, "drm": tuple(gpu["drm"])}) for gpu in document["gpus"]),
+        mig_devices=tuple(
+            MigDevice(**{**device, "caps": tuple(device["caps"])})
+            for device in document["mig_devices"]
+        ),
+        notes=tuple(document["notes"]),
+        nvml_failure=document["nvml_failure"],
+        taken=float(document["taken"]),
+        unsettled=document["unsettled"],
+        cuda_version=document["cuda_version"],
+    )

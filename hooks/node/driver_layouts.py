@@ -1,0 +1,228 @@
+"""Where people put NVIDIA's driver: each way to install it, as a table of directories.
+
+A layout says where files lie below a root. The root is "/" for the files themselves: absolute
+links end below it. It is the host's for a driver that was installed on the host, wherever in it
+(NixOS' links lead to /nix/store, Debian's through /etc/alternatives); a driver container's root
+file system is a root of its own.
+
+==================  ==================================================================
+distribution        packages, and NVIDIA's own installer; also inside a driver container
+google              /usr/local/nvidia and its namesakes: Container-Optimized OS, GKE,
+                    whoever mounts a driver there; it may be read-only
+opt                 /opt/nvidia: Flatcar, and drivers that are chosen at boot
+nixos               links of the running system into its store
+talos               a glibc of its own beside the system's musl
+bottlerocket        below the system's own root for sysroots, or /usr/lib/nvidia/tesla
+prefix              a directory that was configured, with lib and bin in it
+loader              wherever the root's ld.so.conf and ld.so.cache say
+==================  ==================================================================
+
+In a path ``{v}`` is the driver's version and ``{directory}`` that of an X module. Nothing is
+looked up here; :mod:`hooks.node.roots` decides which layout a node has.
+
+Source: NVIDIA Container Toolkit, internal/lookup; file lists of Debian's and Fedora's packages;
+nvidia-alternative of Debian; Google's cos-gpu-installer; nixpkgs, hardware.graphics; the
+extensions of Talos; Bottlerocket's kmod packages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["DISTRIBUTION", "LAYOUTS", "LOADER", "DriverLayout", "layout_named", "prefix"]
+
+
+@dataclass(frozen=True, slots=True)
+class DriverLayout:
+    """One way to install the driver.
+
+    Attributes:
+        name: what it is called in records and messages.
+        libraries: directories of libraries, best first; each with its subdirectory "vdpau".
+        programs: directories of programs.
+        data: directories of configuration and data.
+        firmware: directories of firmware.
+        xorg: directories of the X server's modules.
+        homes: directories of which one is there if a driver is laid out so; none to look anyway.
+        unpatched: a directory beside that of a program with the same program as NVIDIA built it.
+    """
+
+    name: str
+    libraries: tuple[str, ...]
+    programs: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
+    firmware: tuple[str, ...] = ()
+    xorg: tuple[str, ...] = ()
+    homes: tuple[str, ...] = ()
+    unpatched: str = ""
+
+
+# Debian has a directory for each driver that may be installed beside others.
+_DEBIAN: Final = ("current", "tesla", "tesla-535", "tesla-470", "tesla-460", "tesla-450")
+
+
+def _multiarch(triplet: str) -> tuple[str, ...]:
+    home = f"/usr/lib/{triplet}"
+    return (home, *(f"{home}/nvidia/{variant}" for variant in _DEBIAN))
+
+
+_FIRMWARE: Final = (
+    "/lib/firmware/updates/nvidia/{v}",
+    "/lib/firmware/nvidia/{v}",
+    "/usr/lib/firmware/nvidia/{v}",
+)
+_DATA: Final = ("/etc", "/usr/share", "/usr/local/share")
+
+DISTRIBUTION: Final = DriverLayout(
+    name="distribution",
+    libraries=(
+        *_multiarch("x86_64-linux-gnu"),
+        *_multiarch("aarch64-linux-gnu"),
+        "/usr/lib64",
+        "/usr/lib64/nvidia",
+        "/lib64",
+        "/lib/x86_64-linux-gnu",
+        "/lib/aarch64-linux-gnu",
+        "/usr/lib",
+        "/usr/lib/nvidia",
+        "/lib",
+        *_multiarch("i386-linux-gnu"),
+        *_multiarch("arm-linux-gnueabihf"),
+        "/usr/lib32",
+        "/usr/lib32/nvidia",
+        "/lib32",
+    ),
+    programs=(
+        "/usr/bin",
+        "/usr/sbin",
+        "/bin",
+        "/sbin",
+        "/usr/local/bin",
+        "/usr/local/sbin",
+        *(f"/usr/lib/nvidia/{variant}" for variant in _DEBIAN),
+    ),
+    data=_DATA,
+    firmware=_FIRMWARE,
+    xorg=(
+        "/usr/lib/xorg/modules/{directory}",
+        "/usr/lib64/xorg/modules/{directory}",
+        "/usr/lib/x86_64-linux-gnu/nvidia/xorg",
+        "/usr/lib/aarch64-linux-gnu/nvidia/xorg",
+        *(f"/usr/lib/nvidia/{variant}" for variant in _DEBIAN),
+    ),
+)
+
+
+def _below(name: str, *homes: str) -> DriverLayout:
+    """A layout whose homes hold all of the driver, in the subdirectories that programs have."""
+
+    def each(*places: str) -> tuple[str, ...]:
+        return tuple(f"{home}{place}" for home in homes for place in places)
+
+    return DriverLayout(
+        name,
+        libraries=each(
+            "/lib64",
+            "/lib",
+            "/lib/x86_64-linux-gnu",
+            "/lib/aarch64-linux-gnu",
+            "/usr/lib64",
+            "/usr/lib",
+            "/lib32",
+        ),
+        programs=each("/bin", "/sbin", "/usr/bin"),
+        data=(*each("", "/etc", "/share", "/usr/share"), *_DATA),
+        firmware=(*each("/firmware/nvidia/{v}", "/lib/firmware/nvidia/{v}"), *_FIRMWARE),
+        xorg=each("/lib64/xorg/modules/{directory}", "/lib/xorg/modules/{directory}"),
+        homes=tuple(home or "/" for home in homes),
+    )
+
+
+_PREFIX: Final = "prefix "
+
+
+def prefix(home: str) -> DriverLayout:
+    """A driver that is all below one directory, in the subdirectories that programs have.
+
+    Args:
+        home: the directory; "" for the root itself.
+
+    Returns:
+        The layout.
+    """
+    return _below(f"{_PREFIX}{home or '/'}", home)
+
+
+_TALOS: Final = "/usr/local/glibc"
+_SYSROOTS: Final = tuple(
+    f"/{arch}-bottlerocket-linux-gnu/sys-root/usr" for arch in ("x86_64", "aarch64")
+)
+
+LAYOUTS: Final = (
+    DISTRIBUTION,
+    _below("google", "/usr/local/nvidia", "/home/kubernetes/bin/nvidia", "/var/lib/nvidia"),
+    _below("opt", "/opt/nvidia/current", "/opt/nvidia"),
+    DriverLayout(
+        name="nixos",
+        libraries=("/run/opengl-driver/lib", "/run/opengl-driver-32/lib"),
+        programs=("/run/current-system/sw/bin", "/run/opengl-driver/bin"),
+        data=("/run/opengl-driver/share", "/run/opengl-driver/etc", *_DATA),
+        firmware=(
+            "/run/current-system/firmware/nvidia/{v}",
+            "/run/booted-system/firmware/nvidia/{v}",
+            *_FIRMWARE,
+        ),
+        xorg=("/run/opengl-driver/lib/xorg/modules/{directory}",),
+        homes=("/run/opengl-driver",),
+        # A program of NixOS wants a loader in the store, which no image has.
+        unpatched="origBin",
+    ),
+    DriverLayout(
+        name="talos",
+        libraries=(f"{_TALOS}/usr/lib", f"{_TALOS}/lib", "/usr/local/lib"),
+        programs=("/usr/local/bin", f"{_TALOS}/usr/bin"),
+        data=(f"{_TALOS}/usr/share", f"{_TALOS}/etc", *_DATA),
+        firmware=_FIRMWARE,
+        homes=(_TALOS,),
+    ),
+    DriverLayout(
+        name="bottlerocket",
+        libraries=tuple(
+            f"{usr}/lib/nvidia{branch}" for usr in (*_SYSROOTS, "/usr") for branch in ("/tesla", "")
+        ),
+        programs=tuple(
+            f"{usr}/{directory}"
+            for usr in (*_SYSROOTS, "/usr")
+            for directory in ("libexec/nvidia/tesla/bin", "libexec/nvidia/bin", "bin")
+        ),
+        data=(*(f"{usr}/share" for usr in _SYSROOTS), *_DATA),
+        firmware=(*(f"{usr}/lib/firmware/nvidia/{{v}}" for usr in _SYSROOTS), *_FIRMWARE),
+        homes=(*_SYSROOTS, "/usr/lib/nvidia"),
+    ),
+)
+"""The layouts that a root may have, in the order in which they are looked for."""
+
+LOADER: Final = DriverLayout(
+    "loader",
+    libraries=(),
+    programs=DISTRIBUTION.programs,
+    data=DISTRIBUTION.data,
+    firmware=DISTRIBUTION.firmware,
+    xorg=DISTRIBUTION.xorg,
+)
+"""Libraries wherever the dynamic loader of the root finds them; :mod:`hooks.node.roots` asks it."""
+
+
+def layout_named(name: str) -> DriverLayout:
+    """The layout of a name that an inventory has kept.
+
+    Args:
+        name: one of a :class:`DriverLayout`.
+
+    Returns:
+        The layout; for "loader" without its libraries' directories.
+    """
+    if name.startswith(_PREFIX):
+        return prefix(name.removeprefix(_PREFIX).rstrip("/"))
+    return next((layout for layout in (*LAYOUTS, LOADER) if layout.name == name), DISTRIBUTION)

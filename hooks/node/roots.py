@@ -1,0 +1,245 @@
+"""Which of the places where a driver may be is this node's.
+
+Rules
+- A configured ``driver-root`` is looked into and nothing else: first as the root file system of
+  a driver, laid out in any of the ways of :mod:`hooks.node.driver_layouts`, then as a directory
+  that holds the driver, whose links are the host's.
+- Without one, these are looked into, in this order:
+
+  1. the host's own root, as distributions and NVIDIA's installer lay it out: what its admin
+     has installed there was meant, and does not go with a pod;
+  2. /run/nvidia/driver, the root of NVIDIA's driver container;
+  3. the other layouts of the host's root, in their table's order;
+  4. wherever the dynamic loader of the host, or of the driver container, finds libcuda.
+
+- The first that has files of the loaded kernel module's version is the one, whatever versions
+  others have: files of another version do not work. If several have it, order decides, so "/"
+  wins over a driver container; NVIDIA's operator does the same.
+- What is found by looking has to be root's alone, with every directory above it, but for the
+  host's own system directories: NVML is loaded from there, as root, and a home directory of that
+  name may be anybody's. What was configured is taken as it is.
+- If no module says its version, the first that has any driver is the one, and its newest.
+- Nothing behind the chosen one is looked at. All that is looked at is observed, so a driver that
+  appears in a better place, or a module of another version, makes the inventory stale.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from hooks.errors import DriverMismatch, DriverNotFound
+from hooks.image.ldcache import parse
+from hooks.image.rootfs_errors import MalformedCache
+from hooks.node.driver_layouts import DISTRIBUTION, LAYOUTS, LOADER, prefix
+from hooks.node.driver_version import is_version, numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from hooks.config import Config
+    from hooks.node.driver_layouts import DriverLayout
+    from hooks.node.witness import Witness
+
+__all__ = ["DRIVER_CONTAINER", "Root", "choose", "names_in"]
+
+DRIVER_CONTAINER: Final = "/run/nvidia/driver"
+
+# The libraries whose names tell a driver's version; a driver without either is none.
+_ANCHORS: Final = ("libcuda.so.", "libnvidia-ml.so.")
+_SONAMES: Final = frozenset({b"libcuda.so.1", b"libnvidia-ml.so.1"})
+
+_CACHE: Final = "/etc/ld.so.cache"
+_CONF: Final = "/etc/ld.so.conf"
+_DROP_INS: Final = "/etc/ld.so.conf.d"
+_LARGEST_CACHE: Final = 16 << 20
+_LARGEST_CONF: Final = 64 << 10
+_FIRST_OF_USERS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """The place that was chosen.
+
+    Attributes:
+        eyes: a witness whose root is that of the driver's files.
+        layout: how files lie there.
+        version: the driver's version.
+        directories: the directories of libraries that are there: each its path on the host, and
+            the names in it.
+        why: why this one, for people.
+    """
+
+    eyes: Witness
+    layout: DriverLayout
+    version: str
+    directories: tuple[tuple[str, tuple[str, ...]], ...]
+    why: str
+
+
+def choose(witness: Witness, config: Config, module: str | None) -> Root:
+    """Finds the driver's root.
+
+    Args:
+        witness: through whom is looked.
+        config: which root is configured, and where the host's is.
+        module: the version that the loaded kernel module has; None if none is loaded.
+
+    Returns:
+        The root.
+
+    Raises:
+        DriverNotFound: neither libcuda nor libnvidia-ml of any version is anywhere.
+        DriverMismatch: they are there, but not of the loaded module's version.
+    """
+    others: dict[str, None] = {}
+    mismatched = False
+    for root, layout in _candidates(config):
+        eyes = witness.at(root)
+        if layout is LOADER:
+            layout = replace(layout, libraries=_loader_directories(eyes))  # noqa: PLW2901
+        if layout.homes and not any(eyes.directory(home) for home in layout.homes):
+            continue
+        directories = _library_directories(eyes, layout)
+        if config.driver_root is None and (root, layout) != (config.host_root, DISTRIBUTION):
+            strangers = [path for path, _ in directories if not _is_roots(path, config.host_root)]
+            directories = tuple(each for each in directories if each[0] not in strangers)
+            for path in strangers:
+                others[f"{path}, which is not root's alone"] = None
+        versions = _versions(directories)
+        if module in versions or (module is None and versions):
+            version = module or max(versions, key=numbers)
+            why = _why(config, module, others)
+            return Root(eyes, layout, version, directories, why)
+        for found in sorted(versions, key=numbers):
+            others[f"{found} below {root} ({layout.name})"] = None
+            mismatched = True
+    if mismatched:
+        raise DriverMismatch(
+            f"the libraries of driver {module}, whose kernel module is loaded",
+            found=f"versions {', '.join(others)}",
+            do="restart the node or reload the kernel modules after a driver update",
+        )
+    where = config.driver_root or f"{config.host_root} or {_in(config, DRIVER_CONTAINER)}"
+    raise DriverNotFound(
+        "the NVIDIA driver's libraries",
+        found="; not looked into: ".join(
+            (f"no libcuda.so.* or libnvidia-ml.so.* below {where}", *others)
+        ),
+        do="install the driver, or set driver-root in config.toml",
+    )
+
+
+def _candidates(config: Config) -> Iterator[tuple[str, DriverLayout]]:
+    host, configured = config.host_root, config.driver_root
+    if configured is not None:
+        yield from ((configured, layout) for layout in LAYOUTS)
+        yield configured, prefix("")
+        inside = configured.removeprefix(host.rstrip("/"))
+        if configured != host and inside.startswith("/"):
+            yield host, prefix(inside)
+        yield configured, LOADER
+        return
+    container = _in(config, DRIVER_CONTAINER)
+    yield host, DISTRIBUTION
+    yield container, DISTRIBUTION
+    yield from ((host, layout) for layout in LAYOUTS if layout is not DISTRIBUTION)
+    yield host, LOADER
+    yield container, LOADER
+
+
+def _in(config: Config, path: str) -> str:
+    return config.host_root.rstrip("/") + path
+
+
+def _why(config: Config, module: str | None, others: Iterable[str]) -> str:
+    how = "it is configured" if config.driver_root is not None else "found by looking"
+    fits = f"of the loaded kernel module's version, {module}" if module else "the first found"
+    beside = "".join(f"; not {other}" for other in others)
+    return f"{how}: {fits}{beside}"
+
+
+def _library_directories(
+    eyes: Witness, layout: DriverLayout
+) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Each directory that exists, once."""
+    found: dict[str, tuple[str, ...]] = {}
+    for path in layout.libraries:
+        for inside in (path, f"{path}/vdpau"):
+            host = eyes.directory(inside)
+            if host is not None and host not in found:
+                found[host] = tuple(sorted(names_in(host)))
+    return tuple(found.items())
+
+
+def _is_roots(path: str, host_root: str) -> bool:
+    """Whether nobody but root (or us) can change what is at a directory of the host."""
+    sticky = 0
+    while path not in {host_root.rstrip("/"), ""}:
+        try:
+            seen = os.lstat(path)
+        except OSError:
+            return False
+        # Debian's "staff", to whom /usr/local may belong, and its likes are as good as root.
+        strangers = stat.S_IWOTH | (stat.S_IWGRP if seen.st_gid >= _FIRST_OF_USERS else 0)
+        if seen.st_uid not in {0, os.geteuid()}:
+            return False
+        if seen.st_mode & strangers and not seen.st_mode & sticky:
+            return False
+        # Further up, whoever may add names (as in a store) cannot exchange those of others.
+        sticky = stat.S_ISVTX
+        path = path.rpartition("/")[0]
+    return True
+
+
+def names_in(host: str) -> list[str]:
+    """The names in a directory of the host; none if it cannot be read."""
+    try:
+        return os.listdir(host)
+    except OSError:
+        return []
+
+
+def _versions(directories: Iterable[tuple[str, tuple[str, ...]]]) -> set[str]:
+    return {
+        name.removeprefix(anchor)
+        for _, names in directories
+        for name in names
+        for anchor in _ANCHORS
+        if name.startswith(anchor) and is_version(name.removeprefix(anchor))
+    }
+
+
+def _loader_directories(eyes: Witness) -> tuple[str, ...]:
+    """Where the dynamic loader of a root finds the driver, and where else it looks."""
+    found: dict[str, None] = {}
+    try:
+        entries = parse(_read(eyes, _CACHE, _LARGEST_CACHE)).entries
+    except MalformedCache:
+        entries = ()
+    for entry in entries:
+        if entry.soname in _SONAMES:
+            found[os.path.dirname(os.fsdecode(entry.path))] = None
+    drop_ins = eyes.directory(_DROP_INS)
+    names = sorted(names_in(drop_ins)) if drop_ins is not None else []
+    for conf in (_CONF, *(f"{_DROP_INS}/{name}" for name in names if name.endswith(".conf"))):
+        for line in os.fsdecode(_read(eyes, conf, _LARGEST_CONF)).splitlines():
+            directory = line.partition("#")[0].strip()
+            if directory.startswith("/") and "\0" not in directory:
+                found[directory] = None
+    return tuple(found)
+
+
+def _read(eyes: Witness, path: str, limit: int) -> bytes:
+    """A file of the root, whose identity is observed; nothing if there is none of honest size."""
+    host = eyes.file(path)
+    if host is None:
+        return b""
+    try:
+        with open(host, "rb") as file:
+            content = file.read(limit + 1)
+    except OSError:
+        return b""
+    return content if len(content) <= limit else b""

@@ -1,0 +1,298 @@
+"""Looking at the node, and remembering what was seen.
+
+An inventory is fresh for exactly as long as everything that was looked at to make it still
+looks the same. So all looking goes through a :class:`Witness`, which writes each observation
+down; :func:`still_true` makes the observations again and compares. Nothing has to be listed a
+second time as "what the cache depends on", and so nothing can be forgotten there.
+
+Observations, by kind (each is about one path of the host):
+
+==========  ====================================================================
+``stat``    of what is there, links not followed: device, inode, mode, size,
+            modification time, and for a file of one name the time of its last
+            change, which nobody can set back; or that nothing is there
+``link``    where a symbolic link leads
+``number``  of the device node that is there, as [major, minor]; or that none is
+``text``    the content of a small file of procfs or sysfs
+``names``   the names in a directory of procfs or sysfs (their times mean nothing)
+``fields``  some ``Name: value`` lines of a file of procfs, because others of its
+            lines change with every use of the device
+==========  ====================================================================
+
+The driver root may be a container's root file system, whose absolute links are meant within
+it. :meth:`Witness.resolve` follows links as a process would that had the driver root as its
+"/". (The driver root is the operator's; for what is an image's see :mod:`hooks.image.rootfs`.)
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+__all__ = ["Witness", "first_change", "still_true"]
+
+# procfs and sysfs files of interest are far smaller; mig-minors of a large node is the largest.
+_MOST_BYTES: Final = 1 << 20
+# Most are smaller than this; a buffer for the largest would take longer than the reading.
+_FEW_BYTES: Final = 1 << 14
+# What the kernel itself follows in one path (path_resolution(7)).
+_MOST_LINKS: Final = 40
+
+
+class Witness:
+    """Eyes on the node: every look is an observation.
+
+    Args:
+        root: the driver root, absolute, without a link in its own path or with: it is taken
+            as it is.
+        observations: where to write down what is seen; None for a list of its own.
+
+    Attributes:
+        observations: what was seen, by kind and path; values as JSON has them.
+    """
+
+    def __init__(self, root: str, observations: dict[tuple[str, str], Any] | None = None) -> None:
+        self.root = root
+        self.observations: dict[tuple[str, str], Any] = {} if observations is None else observations
+        self._resolved: dict[str, str | None] = {}
+        self._prefix = root.rstrip("/")
+
+    def at(self, root: str) -> Witness:
+        """One who looks from another root, and writes down into the same list."""
+        return self if root == self.root else Witness(root, self.observations)
+
+    def text(self, path: str) -> str | None:
+        """The content of a small file of the host; None if there is none."""
+        seen: str | None = self.observe("text", path)
+        return seen
+
+    def names(self, path: str) -> tuple[str, ...]:
+        """The sorted names in a directory of the host; none if it is not there."""
+        return tuple(self.observe("names", path) or ())
+
+    def fields(self, path: str, wanted: Iterable[str]) -> dict[str, str]:
+        """Some of the ``Name: value`` lines of a file of the host.
+
+        Args:
+            path: the file.
+            wanted: the names of the lines.
+
+        Returns:
+            The values by name, stripped; "" where the line is missing.
+        """
+        seen: dict[str, str] = read_fields(path, wanted)
+        self.observations["fields", path] = seen
+        return seen
+
+    def resolve(self, path: str) -> str | None:
+        """Where a path of the driver root really is.
+
+        Args:
+            path: absolute, within the driver root.
+
+        Returns:
+            The host's path of it, below the driver root and free of links (but for those in
+            the driver root's own path); None if it leads nowhere.
+        """
+        inside = self._walk(path)
+        return None if inside is None else self._prefix + inside
+
+    def file(self, path: str) -> str | None:
+        """As :meth:`resolve`, but only if a regular file is there.
+
+        Its identity is observed, so that a replaced file is noticed.
+        """
+        return self._of_type(path, stat.S_IFREG)
+
+    def directory(self, path: str) -> str | None:
+        """As :meth:`resolve`, but only if a directory is there.
+
+        Its identity is observed, so that a file added or removed is noticed.
+        """
+        return self._of_type(path, stat.S_IFDIR)
+
+    def _of_type(self, path: str, wanted: int) -> str | None:
+        host = self.resolve(path)
+        if host is None:
+            return None
+        seen = self.observe("stat", host)
+        return host if seen is not None and stat.S_IFMT(seen[2]) == wanted else None
+
+    def observe(self, kind: str, path: str) -> Any:
+        """What is seen at a path of the host, by one of the kinds in this module's head.
+
+        Args:
+            kind: any but "fields".
+            path: of the host; links on the way are followed as the host does.
+
+        Returns:
+            What the table says, as JSON has it.
+        """
+        key = (kind, path)
+        if key not in self.observations:
+            self.observations[key] = _LOOKS[kind](path)
+        return self.observations[key]
+
+    def _walk(self, path: str) -> str | None:
+        """The path within the root, with every link followed."""
+        if path in self._resolved:
+            return self._resolved[path]
+        followed = 0
+        here = ""
+        ahead = _components(path)
+        while ahead:
+            name = ahead.pop()
+            if name == "..":
+                here = here.rpartition("/")[0]
+                continue
+            there = f"{here}/{name}"
+            target = self._link(there)
+            if target is None:
+                return self._remember(path, None)
+            if not target:
+                here = there
+                continue
+            followed += 1
+            if followed > _MOST_LINKS:
+                return self._remember(path, None)
+            if target.startswith("/"):
+                here = ""
+            ahead += _components(target)
+        return self._remember(path, here or "/")
+
+    def _link(self, inside: str) -> str | None:
+        """Where a link leads; "" if there is no link but something else; None if nothing."""
+        known = self._resolved.get(inside)
+        if known == inside:
+            return ""
+        host = self._prefix + inside
+        try:
+            is_link = stat.S_ISLNK(os.lstat(host).st_mode)
+        except OSError:
+            self.observe("stat", host)
+            return None
+        if is_link:
+            target: str | None = self.observe("link", host)
+            return target
+        self._resolved[inside] = inside
+        return ""
+
+    def _remember(self, path: str, inside: str | None) -> str | None:
+        self._resolved[path] = inside
+        return inside
+
+
+def still_true(observations: Iterable[tuple[str, str, Any]]) -> bool:
+    """Whether the node still looks as it was observed.
+
+    Args:
+        observations: kind, path and what was seen, as they come out of JSON; anything else is
+            not true.
+
+    Returns:
+        True if every observation, made again, gives the same.
+    """
+    return first_change(observations) is None
+
+
+def first_change(observations: Iterable[tuple[str, str, Any]]) -> str | None:
+    """The path of what does not look any more as it was observed.
+
+    Args:
+        observations: kind, path and what was seen, as they come out of JSON; anything else is
+            not true.
+
+    Returns:
+        The path of the first that differs; None if none does.
+    """
+    for kind, path, seen in observations:
+        if kind == "fields":
+            if not isinstance(seen, dict) or read_fields(path, seen) != seen:
+                return path
+        elif kind not in _LOOKS or _LOOKS[kind](path) != seen:
+            return path
+    return None
+
+
+def read_text(path: str) -> str | None:
+    """The content of a small file; None if it cannot be read.
+
+    Bytes that are no UTF-8 are replaced: nothing that is looked for has any.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        content = os.read(fd, _FEW_BYTES)
+        more = content
+        while more and len(content) < _MOST_BYTES:
+            more = os.read(fd, _FEW_BYTES)
+            content += more
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return content.decode(errors="replace")
+
+
+def read_names(path: str) -> list[str] | None:
+    """The sorted names in a directory; None if it cannot be read."""
+    try:
+        return sorted(os.listdir(path))
+    except OSError:
+        return None
+
+
+def read_fields(path: str, wanted: Iterable[str]) -> dict[str, str]:
+    """Some of a file's ``Name: value`` lines; "" where the line is missing."""
+    lines = (line.partition(":") for line in (read_text(path) or "").splitlines())
+    values: Mapping[str, str] = {name.strip(): value.strip() for name, _, value in lines}
+    return {name: values.get(name, "") for name in wanted}
+
+
+def _look_stat(path: str) -> list[int] | None:
+    try:
+        seen = os.lstat(path)
+    except OSError:
+        return None
+    # Each new name of a file sets its time of change, too: a store that links equal files, or
+    # a backup, would make everything stale.
+    alone = stat.S_ISREG(seen.st_mode) and seen.st_nlink == 1
+    changed = seen.st_ctime_ns if alone else 0
+    return [seen.st_dev, seen.st_ino, seen.st_mode, seen.st_size, seen.st_mtime_ns, changed]
+
+
+def _look_link(path: str) -> str | None:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None
+
+
+def _look_number(path: str) -> list[int] | None:
+    try:
+        seen = os.lstat(path)
+    except OSError:
+        return None
+    if not stat.S_ISCHR(seen.st_mode) and not stat.S_ISBLK(seen.st_mode):
+        return None
+    return [os.major(seen.st_rdev), os.minor(seen.st_rdev)]
+
+
+_LOOKS: Final[dict[str, Callable[[str], Any]]] = {
+    "stat": _look_stat,
+    "link": _look_link,
+    "text": read_text,
+    "names": read_names,
+    "number": _look_number,
+}
+
+
+def _components(path: str) -> list[str]:
+    """The names in a path, last first, so that the next one can be popped."""
+    return [name for name in reversed(path.split("/")) if name not in {"", "."}]

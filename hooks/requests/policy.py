@@ -1,0 +1,376 @@
+"""Who may have what: a request, and who makes it, become the request that is allowed.
+
+A request is a wish; what makes it a grant is who says so. Mounts, annotations and CDI names are
+put there by whoever starts the container (a kubelet's device plugin, an operator), and Docker's
+``--gpus`` by a person. The environment is the word of whoever wrote it, and that may be the
+image: nobody can tell the two apart once the spec is made. So it is believed or not by the mode:
+
+============  =================  ==================  ==========================================
+mode          outside of         privileged in       unprivileged in Kubernetes
+              Kubernetes         Kubernetes
+============  =================  ==================  ==========================================
+default       yes                yes                 UUIDs in full, and ``none``: no image knows
+                                                     a node's UUIDs, a kubelet's plugin does
+nvidia        yes                yes                 yes
+privileged    if privileged      yes                 no
+strict        no                 no                  no
+============  =================  ==================  ==========================================
+
+Rules
+- In a trusted namespace the environment is believed, whatever the mode: the operator said so.
+- A list is believed as a whole or not at all; one author wrote it.
+- What follows the GPUs (IMEX channels, GDS, MOFED, GDRCOPY, NVSwitch) is granted with GPUs, or by
+  whom is believed anyway. Management devices, which are all there are, need a word that is
+  believed and, in Kubernetes, a privileged container or a trusted namespace (mode ``nvidia``
+  asks neither). Steering MIG needs a privileged container, everywhere, or is an error, as with
+  NVIDIA's runtime.
+- Other vendors' devices that the environment names need an environment that is believed.
+- A container that may not have what it asks starts without it, and nothing of the driver is in
+  it; or it fails, as configured. Either way it is said.
+- The sandbox container of a pod is given nothing. It runs nothing, and what a pod's annotations
+  say is meant for the containers beside it.
+- Driver capabilities that are not supported are taken away from ``all`` and from the default;
+  naming one is an error, as with NVIDIA's runtime.
+- This can only ever take away.
+
+Privileged is who has CAP_SYS_ADMIN in the bounding set, as NVIDIA's toolkit judges, and no user
+namespace: there, that capability opens no device of the node.
+
+Source: NVIDIA Container Toolkit, internal/config/image (privileged, visible devices),
+cmd/nvidia-container-runtime-hook; containerd, internal/cri/annotations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from api.errors import one_line
+from hooks.config import Denied, Mode
+from hooks.errors import MalformedSpec
+from hooks.requests.policy_errors import PrivilegeNeeded, RequestDenied, UnsupportedCapability
+from hooks.requests.request import (
+    CAPABILITIES,
+    DEFAULT_CAPABILITIES,
+    AllDevices,
+    Feature,
+    NamedDevices,
+    NoDevices,
+    Origin,
+    Request,
+    Void,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from hooks.config import Config
+
+__all__ = ["Container", "Verdict", "judge", "read_container"]
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """Who asks.
+
+    Attributes:
+        kubernetes: whether it is a container of a pod.
+        sandbox: whether it is the one that holds the pod's namespaces.
+        namespace: the pod's; "" if it is not known.
+        privileged: whether it could take a GPU by itself.
+    """
+
+    kubernetes: bool = False
+    sandbox: bool = False
+    namespace: str = ""
+    privileged: bool = False
+
+    def __str__(self) -> str:
+        kind = "privileged" if self.privileged else "unprivileged"
+        if not self.kubernetes:
+            return f"{kind} container"
+        whose = f" in namespace {self.namespace}" if self.namespace else ""
+        return f"{kind} container of a pod{whose}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is allowed of a request.
+
+    Attributes:
+        container: who asked.
+        mode: of the policy, by which it was judged.
+        asked: what it asked for.
+        allowed: what it may have of that.
+        denials: what it may not have and why, for people; empty if it may have all of it.
+        notes: what was narrowed without being denied, for people.
+    """
+
+    container: Container
+    mode: str
+    asked: Request
+    allowed: Request
+    denials: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why ``allowed`` is less than what was asked; empty if it is not."""
+        return (*self.denials, *self.notes)
+
+
+# What containerd's CRI plugin and CRI-O write into the spec of each container of a pod.
+_OF_CRI: Final = "io.kubernetes.cri"
+_TYPES: Final = ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")
+_NAMESPACES: Final = ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri-o.Namespace")
+_SANDBOX: Final = "sandbox"
+_ADMIN: Final = "CAP_SYS_ADMIN"
+
+
+def read_container(spec: Mapping[str, Any]) -> Container:
+    """Who asks, by the spec.
+
+    Args:
+        spec: config.json, decoded.
+
+    Returns:
+        What policy goes by.
+
+    Raises:
+        MalformedSpec: a part of the spec has the wrong shape.
+    """
+    annotations = _part(spec, "annotations", dict)
+    namespace = next((annotations[name] for name in _NAMESPACES if name in annotations), "")
+    return Container(
+        kubernetes=any(name.startswith(_OF_CRI) for name in annotations),
+        sandbox=any(annotations.get(name) == _SANDBOX for name in _TYPES),
+        namespace=str(namespace),
+        privileged=_is_privileged(spec),
+    )
+
+
+def _is_privileged(spec: Mapping[str, Any]) -> bool:
+    capabilities = _part(_part(spec, "process", dict), "capabilities", dict)
+    if _ADMIN not in _part(capabilities, "bounding", list):
+        return False
+    linux = _part(spec, "linux", dict)
+    namespaces = _part(linux, "namespaces", list)
+    in_user_namespace = any(isinstance(n, dict) and n.get("type") == "user" for n in namespaces)
+    return not (in_user_namespace or linux.get("uidMappings"))
+
+
+def _part(table: Mapping[str, Any], name: str, kind: type) -> Any:
+    value = table.get(name)
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        raise MalformedSpec(
+            f"{name} of config.json",
+            found=f"it is no {'object' if kind is dict else 'list'}",
+            do="make the spec by the OCI runtime specification",
+        )
+    return value
+
+
+def judge(request: Request, container: Container, config: Config) -> Verdict:
+    """What of a request is allowed.
+
+    Args:
+        request: what is asked.
+        container: by whom.
+        config: the policy.
+
+    Returns:
+        The verdict. Its ``allowed`` asks for no more than ``request``.
+
+    Raises:
+        RequestDenied: something may not be had, and that is to be an error.
+        PrivilegeNeeded: MIG is to be steered by a container that is not privileged.
+        UnsupportedCapability: a driver capability is named that may not be had.
+    """
+    if container.sandbox:
+        denied = "the sandbox container of a pod is given nothing"
+        return Verdict(container, config.mode, request, _nothing(request), (denied,))
+    case = _Case(request, container, config)
+    allowed = case.allowed()
+    if case.denials and config.denied == Denied.FAIL:
+        raise RequestDenied(
+            f"{_asked(request)} for {_an(container)}", found="; ".join(case.denials), do=_DO
+        )
+    return Verdict(container, config.mode, request, allowed, tuple(case.denials), tuple(case.notes))
+
+
+_STEERING_MIG: Final = frozenset({Feature.MIG_CONFIG, Feature.MIG_MONITOR})
+_DO: Final = (
+    "ask the kubelet for the GPU (a device plugin names its UUID), or let [policy] believe this "
+    "container: trusted-namespaces, or mode"
+)
+
+
+class _Case:
+    """One request before the policy."""
+
+    def __init__(self, request: Request, container: Container, config: Config) -> None:
+        self._request = request
+        self._container = container
+        self._config = config
+        self._trusted = container.namespace in config.trusted_namespaces and container.kubernetes
+        self._environment = (
+            self._trusted
+            or {
+                Mode.NVIDIA: True,
+                Mode.STRICT: False,
+                Mode.PRIVILEGED: container.privileged,
+                Mode.DEFAULT: container.privileged or not container.kubernetes,
+            }[config.mode]
+        )
+        self.denials: list[str] = []
+        self.notes: list[str] = []
+
+    def allowed(self) -> Request:
+        request = self._request
+        believed = self._believes(request.origin)
+        changes: dict[str, Any] = {}
+        if not self._may_have_devices(believed):
+            self._deny(_asked(request))
+            changes |= {"devices": Void(), "features": frozenset(), "imex_channels": ()}
+        else:
+            changes |= self._beside_devices(believed)
+        if request.cdi_devices and not self._believes(request.cdi_origin):
+            self._deny(", ".join(request.cdi_devices))
+            changes["cdi_devices"] = ()
+        for name, variable in _OTHER_VENDORS.items():
+            if getattr(request, name) and not self._environment:
+                self._deny(f"{variable}={getattr(request, name)}")
+                changes[name] = ""
+        allowed = _changed(request, **changes)
+        if not allowed.wants_driver:
+            return _changed(allowed, capabilities=frozenset(), requirements=())
+        return _changed(allowed, capabilities=self._capabilities(request.capabilities))
+
+    def _believes(self, origin: str) -> bool:
+        if origin == Origin.DOCKER:
+            # Docker starts no containers of pods: there, a hook of NVIDIA's is in every spec.
+            return not self._container.kubernetes or self._environment
+        return origin in {Origin.MOUNTS, Origin.ANNOTATIONS} or self._environment
+
+    def _may_have_devices(self, believed: bool) -> bool:  # noqa: FBT001 - says who is asking
+        match self._request.devices:
+            case Void():
+                return True
+            case NoDevices():
+                return believed or self._config.mode == Mode.DEFAULT
+            case AllDevices():
+                return believed
+            case NamedDevices(names):
+                by_uuid = self._config.mode == Mode.DEFAULT and all(map(_is_whole_uuid, names))
+                return believed or by_uuid
+
+    def _beside_devices(self, believed: bool) -> dict[str, Any]:  # noqa: FBT001 - as above
+        """What of the features and channels may be had, if the devices may."""
+        request = self._request
+        features, channels = request.features, request.imex_channels
+        if channels != () and self._config.ignore_imex:
+            self.notes.append("requests of IMEX channels are ignored, as configured")
+            channels = ()
+        has_gpus = isinstance(request.devices, AllDevices | NamedDevices)
+        if not (believed or has_gpus) and (features or channels != ()):
+            named = [*sorted(features), *(["IMEX channels"] if channels != () else [])]
+            self._deny(f"{', '.join(named)} without a GPU")
+            return {"features": frozenset(), "imex_channels": ()}
+        if Feature.MANAGEMENT in features and not self._may_manage(believed):
+            self._deny("management devices", _NOT_MANAGER if believed else "")
+            features -= {Feature.MANAGEMENT}
+        steering = features & _STEERING_MIG
+        if steering and not self._container.privileged:
+            raise PrivilegeNeeded(
+                f"{', '.join(sorted(steering))} for {_an(self._container)}",
+                found=f"it has no {_ADMIN}",
+                do="make the container privileged, or leave NVIDIA_MIG_CONFIG_DEVICES and "
+                "NVIDIA_MIG_MONITOR_DEVICES away",
+            )
+        return {"features": features, "imex_channels": channels}
+
+    def _may_manage(self, believed: bool) -> bool:  # noqa: FBT001 - as above
+        container = self._container
+        free = self._config.mode == Mode.NVIDIA or not container.kubernetes
+        return believed and (free or container.privileged or self._trusted)
+
+    def _capabilities(self, asked: frozenset[str]) -> frozenset[str]:
+        supported = frozenset(self._config.supported_capabilities)
+        missing = ", ".join(sorted(asked - supported))
+        if not missing:
+            return asked
+        if asked not in {CAPABILITIES, DEFAULT_CAPABILITIES}:
+            raise UnsupportedCapability(
+                f"NVIDIA_DRIVER_CAPABILITIES with {', '.join(sorted(asked))}",
+                found=f"{missing} may not be had on this node",
+                do=f"use some of {', '.join(sorted(supported)) or 'none'}, or extend "
+                "supported-driver-capabilities",
+            )
+        self.notes.append(f"not supported, as configured: {missing}")
+        return asked & supported
+
+    def _deny(self, what: str, why: str = "") -> None:
+        mode = f'in mode "{self._config.mode}"'
+        if not self._container.kubernetes:
+            unbelieved = f"the environment is not believed {mode}"
+        else:
+            unbelieved = (
+                f"the image may have set it, and {_an(self._container)} is not believed {mode}"
+            )
+        self.denials.append(one_line(f"{what}: {why or unbelieved}"))
+
+
+_NOT_MANAGER: Final = "in a pod they are for privileged containers and trusted namespaces"
+_OTHER_VENDORS: Final = {
+    "amd_devices": "AMD_VISIBLE_DEVICES",
+    "intel_devices": "INTEL_VISIBLE_DEVICES",
+}
+
+
+def _nothing(request: Request) -> Request:
+    return _changed(
+        request,
+        devices=Void(),
+        capabilities=frozenset(),
+        features=frozenset(),
+        imex_channels=(),
+        requirements=(),
+        cdi_devices=(),
+        amd_devices="",
+        intel_devices="",
+    )
+
+
+def _changed(request: Request, **changes: Any) -> Request:
+    """The request with other values: what :func:`dataclasses.replace` does, if it were one."""
+    return Request(**{name: getattr(request, name) for name in Request.__slots__} | changes)
+
+
+_UUID_LENGTH: Final = len("GPU-00000000-0000-0000-0000-000000000000")
+
+
+def _is_whole_uuid(name: object) -> bool:
+    """Whether a device is named by all of a UUID; a name may be the beginning of one.
+
+    "MIG-GPU-…/1/0" is how drivers before 470 name a MIG device: by its GPU's UUID.
+    """
+    text = str(name)
+    if text.startswith("MIG-GPU-"):
+        text = text.removeprefix("MIG-").partition("/")[0]
+    return text.startswith(("GPU-", "MIG-")) and len(text) == _UUID_LENGTH
+
+
+def _asked(request: Request) -> str:
+    """What is asked of NVIDIA's devices, in the words of who asks."""
+    return request.source or ", ".join(_words(request)) or "nothing"
+
+
+def _words(request: Request) -> Iterable[str]:
+    yield from sorted(request.features)
+    yield from request.cdi_devices
+
+
+def _an(container: Container) -> str:
+    return f"{'a' if container.privileged else 'an'} {container}"
