@@ -23,6 +23,7 @@ from integration.images import BUSYBOX, GLIBC, busybox, glibc, write_archive
 from integration.simulated import Scenario, SimulatedNode
 from tests.bench.first_rpc import measure_start
 from tests.bench.footprint import Footprint, measure_footprint
+from tests.bench.injection import measure_injections, print_injections
 from tests.bench.interleaving import Series, interleave
 from tests.bench.work import Growth, calls, execs, many, measure_growth, output
 from tests.harness.launcher import INTERPRETER, REPOSITORY, make_launcher
@@ -110,6 +111,9 @@ def main() -> int:
             footprints[name] = measure_footprint(
                 Runtime(containerd, runtime), count=asked.shims, watch=asked.watch
             )
+        injections = measure_injections(
+            2 * asked.rounds, tell=_progress("injections", 2 * asked.rounds)
+        )
     machine = {**_machine(), "load before": load, "load after": os.getloadavg()[0]}
     _print(_heading(machine, asked.rounds))
     _print_table("`ctr run --rm` of `true`", _RUNS, runs)
@@ -117,6 +121,7 @@ def main() -> int:
     _print_table("from `start` to the first answered call", _STARTS, answers)
     for what, (title, unit, series) in work.items():
         _print_table(f"{title} {asked.many}" if what == "many" else title, _PAIR, series, unit)
+    print_injections(*injections)
     _print_growths(asked.execs, growths)
     _print_footprints(asked.shims, footprints)
     _print(f"\n{time.monotonic() - began:.0f} s in all; every value is in {asked.json}")
@@ -128,6 +133,9 @@ def main() -> int:
             "start_ms": _values(verbs),
             "first_rpc_ms": _values(answers),
             **{f"{what} ({unit})": _values(series) for what, (_, unit, series) in work.items()},
+            "injection_ms": _values(injections[0]),
+            "inventory_ms": _values(injections[1]),
+            "injection_steps_ms": {name: _values(steps) for name, steps in injections[2].items()},
             "growth": {name: asdict(growth) for name, growth in growths.items()},
             "idle": {name: asdict(footprint) for name, footprint in footprints.items()},
         },

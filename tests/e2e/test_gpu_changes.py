@@ -6,6 +6,7 @@ import json
 import os
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -114,6 +115,21 @@ def test_driver_that_is_updated_under_a_container_is_the_next_one_s(
     assert f"libcuda.so.{NEWER}\n" in run(gpus, "sh", "-c", script).stdout
     # What runs goes on with what it has, and can be looked into.
     assert running.exec("sh", "-c", script).stdout == before
+
+
+def test_nvml_is_asked_once_and_again_only_when_something_has_changed(
+    gpus: Runtime, make: Any
+) -> None:
+    node = make(Scenario.load("two"))
+    inits = Path(node.state, "nvml-inits")
+    inits.touch()
+    for devices in ("all", "0", "none", node.scenario.gpus[1].uuid):
+        assert run(gpus, "true", devices=devices).code == 0
+    assert inits.read_text() == "."
+    node = node.change(replace(node.scenario, driver=NEWER))
+    assert run(gpus, "true").code == 0
+    assert run(gpus, "true").code == 0
+    assert inits.read_text() == ".."
 
 
 def test_mig_devices_that_are_made_and_destroyed_are_the_next_container_s(
