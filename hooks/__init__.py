@@ -33,7 +33,8 @@ A pipeline of small values; every arrow is a function that can be tested alone::
 - :mod:`hooks.edits.planning`: the edits as values (:mod:`hooks.edits.plan`).
 - :mod:`hooks.edits.features`: what comes beside GPUs; :mod:`hooks.edits.profile` and
   :mod:`hooks.node.parameters`: small files that go with them.
-- :mod:`hooks.edits.mutation`: the edits written into the spec, and the result verified.
+- :mod:`hooks.edits.mutation`: the edits written into the spec; :mod:`hooks.edits.verification`
+  checks the result.
 - :mod:`hooks.image.placement`: links and the dynamic loader's cache written into the rootfs;
   :mod:`hooks.image.small_files` has other files and directories of links.
 - :mod:`hooks.node.modules`, :mod:`hooks.node.nodes`: kernel modules and device nodes that are

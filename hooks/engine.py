@@ -28,9 +28,10 @@ from hooks import platforms
 from hooks.cdi.errors import RuntimeUnasked
 from hooks.config import Platform, load_config
 from hooks.edits.grant import decide
-from hooks.edits.mutation import apply, apply_process, verify, verify_bounds
+from hooks.edits.mutation import apply, apply_process
 from hooks.edits.plan import Contribution, united
 from hooks.edits.planning import arches_of, make_plan
+from hooks.edits.verification import verify, verify_bounds
 from hooks.errors import (
     DeviceNodeMissing,
     MalformedSpec,

@@ -181,7 +181,7 @@ class MalformedSpec(SpecError):
 class VerificationFailed(SpecError):
     """A mutated spec breaks an invariant: a defect of ours, stopped before it leaves.
 
-    Raised by :func:`mutation.verify`.
+    Raised by :func:`hooks.edits.verification.verify`.
     """
 
     code = "NVSHIM-E0402"
@@ -189,7 +189,10 @@ class VerificationFailed(SpecError):
 
 
 class DeviceConflict(SpecError):
-    """The spec has another device at the path of one of ours. Raised by :func:`mutation.apply`."""
+    """The spec has another device at the path of one of ours.
+
+    Raised by :func:`hooks.edits.mutation.apply`.
+    """
 
     code = "NVSHIM-E0403"
 

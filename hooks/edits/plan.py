@@ -1,8 +1,9 @@
 """What the engine decides to add to a container, as values.
 
 A plan is made by :mod:`hooks.edits.planning` from a grant, the node's inventory and the image's
-layout; :mod:`hooks.edits.mutation` writes it into the OCI spec and verifies the result;
-:mod:`hooks.image.placement` writes its files into the rootfs. Nothing in here touches the system.
+layout; :mod:`hooks.edits.mutation` writes it into the OCI spec; :mod:`hooks.edits.verification`
+checks the result; :mod:`hooks.image.placement` writes its files into the rootfs. Nothing in here
+touches the system.
 
 Paths: ``source`` is a path on the host; every other path is absolute inside the container.
 """

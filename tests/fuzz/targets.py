@@ -24,7 +24,7 @@ from api.errors import NvshimError
 from hooks.cdi import nvidia_hooks, schema
 from hooks.cdi.files import tree_of
 from hooks.config import Config, parse_config
-from hooks.edits import mutation
+from hooks.edits import mutation, verification
 from hooks.edits.plan import Arch, CachedLibrary, Device, Mount, Plan
 from hooks.image import ldcache
 from hooks.image.compat import Host, find_compat, with_compat
@@ -182,7 +182,7 @@ def _spec(data: bytes) -> None:
         with _an_image() as root, Rootfs.open(root) as rootfs:
             read_layout(rootfs, (Arch.X86_64,), mounts)
     edited = mutation.apply(spec, _PLAN)
-    mutation.verify(spec, edited, _PLAN, source_roots=("/driver",), majors={195})
+    verification.verify(spec, edited, _PLAN, source_roots=("/driver",), majors={195})
     assert mutation.apply(edited, _PLAN) == edited
     assert json.dumps(spec) == before
     json.loads(json.dumps(edited))

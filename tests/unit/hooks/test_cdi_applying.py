@@ -26,7 +26,7 @@ from hooks.cdi.errors import (
 )
 from hooks.cdi.registry import Found, Loaded, Resolution, resolve
 from hooks.config import Config
-from hooks.edits.mutation import apply, verify, verify_bounds
+from hooks.edits.mutation import apply
 from hooks.edits.plan import (
     Device,
     File,
@@ -37,6 +37,7 @@ from hooks.edits.plan import (
     NetDevice,
     Plan,
 )
+from hooks.edits.verification import verify, verify_bounds
 from hooks.errors import CdiError, DeviceConflict, VerificationFailed
 from hooks.requests.request import Origin, Request, Void
 from tests.unit.hooks.fake_node import VERSION

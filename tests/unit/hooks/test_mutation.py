@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hooks.edits.mutation import apply, apply_process, verify
+from hooks.edits.mutation import apply, apply_process
 from hooks.edits.plan import Device, File, LinkDirectory, Mount, Plan, ProcFile
+from hooks.edits.verification import verify
 from hooks.errors import DeviceConflict, MalformedSpec, VerificationFailed
 
 GPU = Device("/dev/nvidia0", 195, 0, reason="GPU 0")

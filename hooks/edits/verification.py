@@ -1,0 +1,298 @@
+"""Checking an edited OCI spec against its plan, independently of what edited it.
+
+:func:`verify` believes nothing of what :mod:`hooks.edits.mutation` did. It takes the old spec, the
+new one and the plan, and checks the invariants from outside:
+
+- everything that was in the spec still is, in the same order, and lists only grew at the end;
+  but every hook of NVIDIA's is gone;
+- nothing but what that module lists has changed: no namespace, no masked or read-only path, no
+  seccomp, AppArmor or SELinux setting, no capability, no argument; and no hook, resource control
+  or interface unless the plan has any;
+- what was added is in the plan; the devices are of known types and majors; the sources of mounts
+  are below the driver root or our staging directory and not in the image; no destination is
+  below /proc or /sys; of procfs, only files below /proc/driver are to be covered, and none of
+  the kernel's is to be written; a hook runs a program that the operator allows, with an
+  environment of its own.
+
+:func:`verify_bounds` holds each vendor's part of the plan to what that vendor promised: what one
+may bring, another may not.
+
+Source: OCI runtime specification, config.md and config-linux.md.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from hooks.edits.entries import (
+    RULED_KINDS,
+    device_node,
+    device_rule,
+    hook_entry,
+    mount_entry,
+    moved_interfaces,
+    resource_control,
+)
+from hooks.errors import VerificationFailed
+from hooks.requests.glance import HOOK_LISTS, is_nvidia_hook
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from hooks.edits.plan import Contribution, Plan
+
+    Json: TypeAlias = dict[str, Any]
+
+__all__ = ["verify", "verify_bounds"]
+
+# The lists that may grow, by their path in the spec; everything else stays as it was.
+_GROWING: Final = (
+    ("process", "env"),
+    ("process", "user", "additionalGids"),
+    ("mounts",),
+    ("linux", "devices"),
+    ("linux", "resources", "devices"),
+)
+_HANDS_OFF: Final = ("/proc", "/sys")
+_OF_DRIVERS: Final = "/proc/driver/"
+
+
+def verify(
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    plan: Plan,
+    *,
+    source_roots: Collection[str],
+    forbidden_roots: Collection[str] = (),
+    majors: Collection[int],
+    block_majors: Collection[int] = (),
+    mount_kinds: Collection[str] = ("bind",),
+    hook_programs: Collection[str] = (),
+) -> None:
+    """Checks that a mutated spec is what a plan allows, whoever mutated it.
+
+    Args:
+        before: the spec as it came.
+        after: the spec as it is to go.
+        plan: all edits that were to be made.
+        source_roots: directories of the host that sources of mounts may be below.
+        forbidden_roots: directories of the host that they may not be below: the image.
+        majors: the major numbers that added character devices may have.
+        block_majors: the major numbers that added block devices may have.
+        mount_kinds: the types that added mounts may have.
+        hook_programs: the programs that added hooks may run.
+
+    Raises:
+        VerificationFailed: an invariant of this module's head does not hold.
+    """
+    before = _without_nvidia_hooks(before)
+    growing = (*_GROWING, *(("hooks", kind) for kind in {hook.kind for hook in plan.hooks}))
+    added = {path: _growth(before, after, path) for path in growing}
+    settings = _settings(plan)
+    _expect(
+        _without(before, (*growing, *settings)) == _without(after, (*growing, *settings)),
+        "something other than devices, mounts, environment and groups has changed",
+    )
+    for path, wanted in settings.items():
+        _verify_setting(_at(before, path), _at(after, path), wanted, ".".join(path))
+    _verify_process(added["process", "env"], added["process", "user", "additionalGids"], plan)
+    _verify_mounts(added["mounts",], plan, source_roots, forbidden_roots, mount_kinds)
+    _verify_files(plan)
+    known = {"c": majors, "b": block_majors}
+    nodes, rules = added["linux", "devices"], added["linux", "resources", "devices"]
+    _verify_devices(nodes, rules, plan, known)
+    for path in growing:
+        if path[0] == "hooks":
+            _verify_hooks(path[1], added[path], plan, hook_programs)
+
+
+def _verify_mounts(
+    mounts: list[Any],
+    plan: Plan,
+    source_roots: Collection[str],
+    forbidden_roots: Collection[str],
+    kinds: Collection[str],
+) -> None:
+    allowed = {mount.destination: mount_entry(mount) for mount in plan.mounts}
+    for mount in mounts:
+        _expect(isinstance(mount, dict), "no object", mount)
+        _expect(
+            mount == allowed.get(mount.get("destination")), "a mount that is not planned", mount
+        )
+        source, destination = mount["source"], mount["destination"]
+        _expect(mount["type"] in kinds, "a mount of another kind", mount)
+        _expect(_is_clean(destination), "a path not normal", mount)
+        _expect(
+            not _is_below_any(destination, _HANDS_OFF),
+            "a mount over the kernel's files",
+            destination,
+        )
+        if _is_bind(mount):
+            _expect(_is_clean(source), "a path not normal", mount)
+            _expect(_is_below_any(source, source_roots), "a source elsewhere", source)
+            _expect(not _is_below_any(source, forbidden_roots), "a source in the image", source)
+
+
+def _verify_files(plan: Plan) -> None:
+    for path in (*(f.path for f in plan.files), *(d.path for d in plan.link_directories)):
+        _expect(_is_clean(path), "a path not normal", path)
+        _expect(not _is_below_any(path, _HANDS_OFF), "a file of the kernel's", path)
+    for covered in plan.proc_files:
+        of_drivers = _is_clean(covered.path) and covered.path.startswith(_OF_DRIVERS)
+        _expect(of_drivers, "a file of procfs that is no driver's", covered.path)
+
+
+def _verify_devices(
+    nodes: list[Any], rules: list[Any], plan: Plan, known: Mapping[str, Collection[int]]
+) -> None:
+    planned = {device.path: device_node(device) for device in plan.devices}
+    for node in nodes:
+        _expect(isinstance(node, dict), "no object", node)
+        _expect(node == planned.get(node.get("path")), "a device that is not planned", node)
+        _expect(_is_clean(node["path"]), "a path not normal", node)
+        _expect(not _is_below_any(node["path"], _HANDS_OFF), "a file of the kernel's", node)
+    allowed = [device_rule(device) for device in plan.devices]
+    for rule in rules:
+        _expect(rule in allowed, "a device rule that is not planned", rule)
+        _expect(rule["type"] in RULED_KINDS and rule["access"], "a rule for no device", rule)
+    for entry in (*nodes, *rules):
+        _verify_number(entry["type"], entry["major"], known, entry)
+
+
+def _verify_number(
+    kind: str, major: int, known: Mapping[str, Collection[int]], what: object
+) -> None:
+    if kind == "p":
+        return  # a FIFO has no numbers, and is the container's own
+    _expect(kind in known, "no device", what)
+    _expect(major in known[kind], "a device of another driver", what)
+
+
+def _verify_hooks(kind: str, hooks: list[Any], plan: Plan, programs: Collection[str]) -> None:
+    planned = [hook_entry(hook) for hook in plan.hooks if hook.kind == kind]
+    for hook in hooks:
+        _expect(hook in planned, "a hook that is not planned", hook)
+        _expect(hook["path"] in programs, "a hook that is not allowed", hook)
+        _expect(hook["env"], "a hook with the image's environment", hook)
+
+
+def verify_bounds(contribution: Contribution, forbidden_roots: Collection[str]) -> None:
+    """Checks that a vendor's part of a plan is what that vendor may bring.
+
+    Args:
+        contribution: the part, and its bounds.
+        forbidden_roots: directories of the host that sources may not be below: the image.
+
+    Raises:
+        VerificationFailed: it is not.
+    """
+    plan = contribution.plan
+    known = {"c": contribution.majors, "b": contribution.block_majors}
+    for device in plan.devices:
+        _verify_number(device.kind, device.major, known, device)
+    for mount in plan.mounts:
+        _expect(mount.kind in contribution.mount_kinds, "a mount of another kind", mount)
+        if _is_bind(mount_entry(mount)):
+            source = mount.source
+            elsewhere = not _is_below_any(source, contribution.source_roots)
+            _expect(not elsewhere, "a source elsewhere", source)
+            _expect(not _is_below_any(source, forbidden_roots), "a source in the image", source)
+    for hook in plan.hooks:
+        _expect(hook.path in contribution.hook_programs, "a hook that is not allowed", hook)
+
+
+def _verify_process(environment: list[Any], gids: list[Any], plan: Plan) -> None:
+    variables = [f"{name}={value}" for name, value in plan.environment]
+    for entry in environment:
+        _expect(entry in variables, "a variable that is not planned", entry)
+    for gid in gids:
+        _expect(gid in plan.additional_gids and gid != 0, "a group that is not planned", gid)
+
+
+def _without_nvidia_hooks(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The spec as it has to be kept: NVIDIA's hook is what may, and has to, go."""
+    expected = dict(spec)
+    for name in HOOK_LISTS:
+        entries = _at(spec, ("hooks", name))
+        if isinstance(entries, list):
+            kept = [hook for hook in entries if not is_nvidia_hook(hook)]
+            expected["hooks"] = {**expected["hooks"], name: kept}
+    return expected
+
+
+def _growth(
+    before: Mapping[str, Any], after: Mapping[str, Any], path: tuple[str, ...]
+) -> list[Any]:
+    """What was added to a list, at whose beginning the old one still has to be."""
+    old, new = _at(before, path) or [], _at(after, path) or []
+    name = ".".join(path)
+    _expect(isinstance(old, list) and isinstance(new, list), "no list any more", name)
+    _expect(new[: len(old)] == old, "an entry was changed or removed", name)
+    return list(new[len(old) :])
+
+
+def _at(spec: Any, path: Iterable[str]) -> Any:
+    for name in path:
+        spec = spec.get(name) if isinstance(spec, dict) else None
+    return spec
+
+
+def _settings(plan: Plan) -> dict[tuple[str, ...], Json]:
+    """What a plan may set where nothing was set before, by its path in the spec."""
+    settings: dict[tuple[str, ...], Json] = {}
+    if plan.intel_rdt:
+        settings["linux", "intelRdt"] = resource_control(plan.intel_rdt[-1])
+    if plan.net_devices:
+        settings["linux", "netDevices"] = moved_interfaces(plan.net_devices)
+    return settings
+
+
+def _verify_setting(old: Any, new: Any, wanted: Json, name: str) -> None:
+    if name == "linux.netDevices":
+        before, after = old or {}, new or {}
+        _expect(isinstance(after, dict) and isinstance(before, dict), "no object any more", name)
+        _expect(after == {**wanted, **before}, "an interface that is not planned", name)
+    else:
+        _expect(new == (wanted if old is None else old), "a setting that is not planned", name)
+
+
+def _is_bind(mount: Mapping[str, Any]) -> bool:
+    return mount["type"] == "bind" or not {"bind", "rbind"}.isdisjoint(mount["options"])
+
+
+def _without(spec: Mapping[str, Any], paths: Collection[tuple[str, ...]]) -> Json:
+    """The spec without what may change, and without objects that are then empty."""
+
+    def strip(value: Mapping[str, Any], paths: Collection[tuple[str, ...]]) -> Json:
+        rest = {}
+        for name, entry in value.items():
+            below = [path[1:] for path in paths if path[0] == name]
+            if () in below:
+                continue
+            if below and (entry is None or isinstance(entry, dict)):
+                kept = strip(entry or {}, below)
+                if kept:
+                    rest[name] = kept
+                continue
+            rest[name] = entry
+        return rest
+
+    return strip(spec, paths)
+
+
+def _is_clean(path: str) -> bool:
+    return path.startswith("/") and posixpath.normpath(path) == path
+
+
+def _is_below_any(path: str, roots: Iterable[str]) -> bool:
+    return any(path == root or path.startswith(f"{root.rstrip('/')}/") for root in roots)
+
+
+def _expect(holds: object, otherwise: str, what: object = "") -> None:
+    if not holds:
+        raise VerificationFailed(
+            "to verify the edited spec",
+            found=f"{otherwise}: {what}" if what else otherwise,
+            do="nothing was started; report this, it is a defect of the shim",
+        )
