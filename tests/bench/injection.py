@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 NODES: Final = {"one": "1 GPU", "eight": "8 GPUs", "sixteen": "16 GPUs", "mig": "1 GPU, 10 MIG"}
 """The scenarios that are measured, and what each is called."""
 
+DECIDED: Final = "plan to files"
+"""The sum of what the engine does once it knows request and node: plan, apply, verify, files."""
+
 _ASKED: Final = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all")
 
 
@@ -101,6 +104,7 @@ class Injection:
             config=self._config,
         )
         laps |= injection.record["milliseconds"]
+        laps[DECIDED] = sum(injection.record["milliseconds"].values())
         began = time.perf_counter()
         bundle.write(
             os.path.join(self._directory, bundle.RECORD), json.dumps(injection.record).encode()
@@ -183,9 +187,15 @@ def print_injections(
     line(f"\n{'an inventory taken anew, without NVML (ms)':<46}{'median':>9}{'min':>9}\n")
     for name, what in NODES.items():
         line(f"  {what:<44}{cold[name].median:>9.2f}{cold[name].least:>9.2f}\n")
+    line(f"\n{'of it plan, apply, verify and files (ms)':<46}{'median':>9}{'min':>9}\n")
+    for name, what in NODES.items():
+        series = steps[name][DECIDED]
+        line(f"  {what:<44}{series.median:>9.2f}{series.least:>9.2f}\n")
     heads = "".join(f"{what:>16}" for what in NODES.values())
     line(f"\n{'by step: median (ms)':<24}{heads}\n")
     for step in steps["eight"]:
+        if step == DECIDED:
+            continue
         values = "".join(f"{steps[name][step].median:>16.2f}" for name in NODES)
         line(f"  {step:<22}{values}\n")
 
