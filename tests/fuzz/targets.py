@@ -44,7 +44,7 @@ from hooks.requests.request import parse_capabilities, read_request
 from hooks.requests.requirements import parse_requirement
 from hooks.vendors.names import parse as parse_vendor
 from shim import bundle, criu
-from tests.unit.rootfs.images import debian
+from tests.unit.hooks.image.images import debian
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

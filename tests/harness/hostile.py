@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from integration.images import glibc, unpack
 from tests.harness import api
 from tests.harness.runtime import OURS, new_name
-from tests.unit.rootfs.images import tree
+from tests.unit.hooks.image.images import tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -50,7 +50,7 @@ RACES: Final = (
     f"{CONTAINERS}::test_a_rootfs_that_another_container_changes_leads_nowhere",
     f"{IMAGES}::test_a_directory_that_becomes_a_link_at_any_moment_leads_nowhere",
     (
-        "unit/rootfs/test_directory_changes.py::"
+        "unit/hooks/image/test_directory_changes.py::"
         "test_what_is_put_in_the_place_of_a_new_thing_is_not_given_away"
     ),
 )
@@ -65,15 +65,15 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
     ),
     "CVE-2024-0134": (
         *LINKS,
-        "unit/rootfs/test_placement.py::test_links_that_are_no_plain_names_are_refused",
+        "unit/hooks/image/test_placement.py::test_links_that_are_no_plain_names_are_refused",
     ),
     "CVE-2024-0135": (
         f"{CONTAINERS}::test_programs_of_the_host_cannot_be_overwritten",
-        "unit/hooks/test_mutation.py::test_result_with_any_other_change_does_not_leave",
+        "unit/hooks/edits/test_mutation.py::test_result_with_any_other_change_does_not_leave",
     ),
     "CVE-2024-0136": (
         "unit/hooks/test_config.py::test_mistake_is_named",
-        "unit/hooks/test_mutation.py::test_planned_device_of_another_driver_does_not_leave",
+        "unit/hooks/edits/test_mutation.py::test_planned_device_of_another_driver_does_not_leave",
     ),
     "CVE-2024-0137": (
         f"{HERE}::test_nothing_is_executed_but_by_the_one_function_for_it",
@@ -89,7 +89,7 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
     "CVE-2026-24260": (
         *RACES,
         (
-            "unit/rootfs/test_only_rootfs_touches_images.py::"
+            "unit/hooks/image/test_only_rootfs_touches_images.py::"
             "test_nothing_is_put_behind_the_path_of_a_rootfs"
         ),
     ),
@@ -110,7 +110,7 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
     "CVE-2024-45310": RACES,
     "CVE-2025-31133, -52565, -52881": (
         f"{CONTAINERS}::test_a_link_at_every_directory_leads_nowhere",
-        "unit/hooks/test_mutation.py::test_planned_mount_outside_the_rules_does_not_leave",
+        "unit/hooks/edits/test_mutation.py::test_planned_mount_outside_the_rules_does_not_leave",
     ),
     "CVE-2026-41579": (f"{CONTAINERS}::test_dev_that_is_a_link_leads_nowhere",),
     "CVE-2026-47766": (f"{CONTAINERS}::test_dev_that_is_a_link_leads_nowhere",),

@@ -28,7 +28,7 @@ from hooks.errors import RootfsError
 from hooks.image.layout import read_layout
 from hooks.image.placement import place
 from hooks.image.rootfs import Rootfs
-from tests.unit.rootfs.images import debian, link, put, tree
+from tests.unit.hooks.image.images import debian, link, put, tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable

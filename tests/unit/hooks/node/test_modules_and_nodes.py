@@ -16,7 +16,7 @@ from hooks.node.modules import load_commands
 from hooks.node.nodes import MadeNodes, make_missing
 from hooks.requests.request import CAPABILITIES, DEFAULT_CAPABILITIES, Capability
 from tests.unit.hooks.fake_node import CAPS, NVIDIA, UVM, nvml_gpu, nvml_mig
-from tests.unit.hooks.test_inventory_cache import answer
+from tests.unit.hooks.node.test_inventory_cache import answer
 
 if TYPE_CHECKING:
     from pathlib import Path

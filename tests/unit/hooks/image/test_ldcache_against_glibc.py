@@ -17,7 +17,7 @@ import pytest
 
 from hooks.edits.plan import Arch, CachedLibrary
 from hooks.image.ldcache import FLAGS, Cache, parse, serialise
-from tests.unit.ldcache.programs import (
+from tests.unit.hooks.image.loader_programs import (
     ARCH,
     answers_in_chroot,
     can_compile,

@@ -12,7 +12,7 @@ import pytest
 from hooks.edits.plan import Arch
 from hooks.image.layout import Layout, Libc, read_layout
 from hooks.image.rootfs import Rootfs
-from tests.unit.rootfs.images import alpine, debian, elf_header, fedora, link, put, scratch
+from tests.unit.hooks.image.images import alpine, debian, elf_header, fedora, link, put, scratch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

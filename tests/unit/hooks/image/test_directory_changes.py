@@ -17,7 +17,7 @@ from hooks.image.rootfs_errors import (
     PathRefused,
     RootfsIo,
 )
-from tests.unit.rootfs.images import link, put, tree
+from tests.unit.hooks.image.images import link, put, tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

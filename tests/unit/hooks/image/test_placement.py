@@ -16,7 +16,7 @@ from hooks.image.ldcache import Cache, parse, serialise
 from hooks.image.placement import Placed, place
 from hooks.image.rootfs import Rootfs
 from hooks.image.rootfs_errors import DirectoryInTheWay, FileTooLarge, PathRefused
-from tests.unit.rootfs.images import alpine, debian, fedora, link, put, scratch, tree
+from tests.unit.hooks.image.images import alpine, debian, fedora, link, put, scratch, tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -14,7 +14,7 @@ from hooks.image.ldcache import parse
 from hooks.image.placement import Placed, place
 from hooks.image.rootfs import Rootfs
 from hooks.image.rootfs_errors import PathRefused
-from tests.unit.rootfs.images import alpine, debian, put, tree
+from tests.unit.hooks.image.images import alpine, debian, put, tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

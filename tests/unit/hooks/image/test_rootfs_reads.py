@@ -16,7 +16,7 @@ from hooks.image.rootfs_errors import (
     PathRefused,
     RootfsUnavailable,
 )
-from tests.unit.rootfs.images import link, put
+from tests.unit.hooks.image.images import link, put
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hooks.edits.plan import Arch
 from hooks.image.elf import Elf, elf_of_bytes, elf_of_fd
 from hooks.image.rootfs_errors import MalformedElf
-from tests.unit.rootfs.images import elf_header
+from tests.unit.hooks.image.images import elf_header
 
 if TYPE_CHECKING:
     from pathlib import Path

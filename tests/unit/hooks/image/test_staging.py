@@ -16,7 +16,8 @@ from hooks.image.ldcache import parse
 from hooks.image.placement import Placed, place
 from hooks.image.rootfs import Rootfs
 from hooks.image.rootfs_errors import RootfsReadOnly
-from tests.unit.ldcache.programs import (
+from tests.unit.hooks.image.images import alpine, debian, put, tree
+from tests.unit.hooks.image.loader_programs import (
     ARCH,
     answers,
     can_compile,
@@ -24,7 +25,6 @@ from tests.unit.ldcache.programs import (
     ldconfig,
     make_root,
 )
-from tests.unit.rootfs.images import alpine, debian, put, tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
