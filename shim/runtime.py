@@ -1,7 +1,8 @@
 """The low-level OCI runtime (runc or crun) as a program that is called.
 
 Both take the same arguments and report errors as JSON objects in a log file of our choosing;
-the last one is what a person needs to read.
+the last one is what a person needs to read. One that crashes, or does not even begin, writes to
+its stderr instead, which is read unless a process of the container has inherited it.
 
 Source: opencontainers/runtime-tools command line interface; runc(8), crun(1).
 """
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from api.errors import Status
+from api.errors import Status, one_line
 from shim import bundle as bundle_files
 from shim.errors import ProcessFinished, ProgramTimeout, RuntimeFailed
 from shim.spawn import run, spawn
@@ -42,10 +43,15 @@ _GONE: Final = (
 _OF_A_CONTAINER: Final = frozenset({"start", "kill", "pause", "resume", "update", "delete"})
 
 _LOG_LIMIT: Final = 1 << 16
+_STDERR: Final = 2
+_STDERR_LIMIT: Final = 1 << 12
 
 # An entry begins a line. runc's ends with it; crun, where it writes with json-c, takes several.
 _OBJECT: Final = re.compile(r"^\{", re.MULTILINE)
 _DECODER: Final = json.JSONDecoder()
+
+# The verbs whose children go on when the call has ended.
+_STARTS_PROCESSES: Final = frozenset({"create", "exec", "restore"})
 
 # Seconds that a runtime may take to print its help.
 _HELP_TIMEOUT: Final = 5.0
@@ -192,20 +198,30 @@ class LowLevelRuntime:
         fds: Mapping[int, int] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
+        fds = fds or {}
         log = bundle_files.begin_call(self._bundle, f"{verb}.{next(self._calls)}")
         argv = [self._options.binary_name, "--root", self._root, "--log", log]
         argv += ["--log-format", "json"]
         if self._options.systemd_cgroup:
             argv.append("--systemd-cgroup")
+        # Init and execs inherit stderr, but for those with a terminal; and what they write is
+        # nobody's to keep in memory.
+        inherited = verb in _STARTS_PROCESSES and "--console-socket" not in arguments
+        stderr = None if inherited else _memory()
         try:
             child = spawn(
-                self._reaper, [*argv, verb, *arguments], fds=fds or {}, environment=environment
+                self._reaper,
+                [*argv, verb, *arguments],
+                fds=fds if stderr is None else {**fds, _STDERR: stderr},
+                environment=environment,
             )
             exit_ = await self._end_of(child, verb)
             if exit_.status:
-                raise self._error(verb, exit_.status, log)
+                raise self._error(verb, exit_.status, log, stderr, shown=_STDERR in fds)
         finally:
             bundle_files.remove(log)
+            if stderr is not None:
+                os.close(stderr)
 
     async def _end_of(self, child: Child, verb: str) -> Exit:
         self._under_way[child] = verb
@@ -232,14 +248,32 @@ class LowLevelRuntime:
             if verb in _POINTLESS and child.exit is None:
                 os.kill(child.pid, signals.SIGKILL)
 
-    def _error(self, verb: str, status: int, log: str) -> RuntimeFailed | ProcessFinished:
+    def _error(
+        self, verb: str, status: int, log: str, stderr: int | None, *, shown: bool
+    ) -> RuntimeFailed | ProcessFinished:
+        """The error of a call that has failed.
+
+        Args:
+            verb: of the call.
+            status: its exit status.
+            log: its log.
+            stderr: what it wrote to stderr; None if that is not ours.
+            shown: whether its stderr is that of the container's process.
+        """
         binary = os.path.basename(self._options.binary_name)
         asked = f"{binary} {verb} of {self._id}"
-        said = last_error(log) or f"exit status {status}, and {self._silence()}"
+        said, do, code = last_error(log), "", Status.UNKNOWN
+        if said:
+            code = _status_of(verb, said)
+        else:
+            word = _first_line(stderr)
+            said = f"exit status {status}, and {word or self._silence()}"
+            if not word and shown:
+                do = "see the container's stderr, which is that of the call"
         # crun begins the same words with a capital letter.
         if verb in _OF_A_CONTAINER and any(text in said.lower() for text in _GONE):
             return ProcessFinished(asked, found=said)
-        return RuntimeFailed(asked, found=said, status=_status_of(verb, said))
+        return RuntimeFailed(asked, found=said, do=do, status=code)
 
     def _silence(self) -> str:
         """Why a runtime that failed has left no word in its log."""
@@ -252,6 +286,20 @@ class LowLevelRuntime:
             if full
             else ("no word why")
         )
+
+
+def _memory() -> int | None:
+    """A descriptor for what a call writes to stderr; None if there can't be one."""
+    try:
+        return os.memfd_create("stderr")
+    except OSError:  # also where the kernel is told to refuse them (vm.memfd_noexec)
+        return None
+
+
+def _first_line(fd: int | None) -> str:
+    """What a call began to say on stderr: of a crash, the rest is for its programmers."""
+    text = b"" if fd is None else os.pread(fd, _STDERR_LIMIT, 0)
+    return one_line((text.decode(errors="replace").strip().splitlines() or [""])[0])
 
 
 def last_error(path: str) -> str:

@@ -146,6 +146,13 @@ _LOG = 'echo \'{"level":"error","msg":"%s"}\' > "$4"; exit 1'
         (_LOG % "os: process already finished", ProcessFinished, Status.NOT_FOUND, "finished"),
         ("exit 3", RuntimeFailed, Status.UNKNOWN, "exit status 3"),
         ("kill -9 $$", RuntimeFailed, Status.UNKNOWN, "exit status 137"),
+        (
+            "printf '\\nruntime: out of memory\\n\\ngoroutine 1\\n' >&2; exit 2",
+            RuntimeFailed,
+            Status.UNKNOWN,
+            "found: exit status 2, and runtime: out of memory",
+        ),
+        ("echo 'container does not exist' >&2; exit 1", ProcessFinished, 5, "not exist"),
         ('head -c 100000 /dev/urandom > "$4"; exit 1', RuntimeFailed, Status.UNKNOWN, "status 1"),
     ],
 )
@@ -159,6 +166,35 @@ async def test_a_failure_is_told_in_the_runtimes_own_words(
     assert "\n" not in str(caught.value)
     assert getattr(caught.value, "status", None) == status
     assert os.listdir(tmp_path) == ["runc"], "the log of the call is removed"
+
+
+async def test_what_a_process_of_the_container_would_inherit_is_left_to_it(
+    reaper: Reaper, tmp_path: Path
+) -> None:
+    lost = "libseccomp.so.2: No such file or directory"
+    script = f'readlink /proc/$$/fd/2 >> "$(dirname "$0")/stderr"; echo "{lost}" >&2; exit 127'
+    runtime = _runtime(reaper, tmp_path, script)
+    said = []
+    container = os.open(tmp_path / "container.log", os.O_WRONLY | os.O_CREAT)
+    try:
+        for stdio in (
+            ChildStdio(stderr=container),
+            ChildStdio(),
+            ChildStdio(console_socket="/c.sock"),
+        ):
+            with pytest.raises(RuntimeFailed) as caught:
+                await runtime.create(stdio, pid_file="/p")
+            said.append(str(caught.value))
+    finally:
+        os.close(container)
+    assert (tmp_path / "container.log").read_text() == f"{lost}\n"
+    assert (tmp_path / "stderr").read_text().splitlines() == [
+        str(tmp_path / "container.log"), os.devnull, "/memfd:stderr (deleted)",
+    ]  # fmt: skip
+    assert "status 127, and no word why; do: see the container's stderr" in said[0]
+    assert said[1].endswith("status 127, and no word why")
+    assert said[2].endswith(f"status 127, and {lost}")
+    assert caught.value.status == Status.UNKNOWN, "it is no file of the image"
 
 
 @pytest.mark.parametrize(
