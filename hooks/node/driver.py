@@ -37,7 +37,7 @@ from hooks.image.elf import elf_of_fd
 from hooks.image.rootfs_errors import MalformedElf
 from hooks.node.driver_layouts import DISTRIBUTION, layout_named
 from hooks.node.driver_version import module_version
-from hooks.node.roots import choose
+from hooks.node.roots import choose, names_in
 from hooks.node.witness import Witness
 
 if TYPE_CHECKING:
@@ -303,7 +303,7 @@ def _firmware(root: Root, row: Firmware) -> Iterator[DriverFile]:
     for place in _places(row, root.layout, root.version):
         inside = place.rpartition("/")[0]
         host = root.eyes.directory(inside)
-        names = _matches(row.name, os.listdir(host)) if host is not None else []
+        names = _matches(row.name, names_in(host)) if host is not None else []
         for name in sorted(names):
             source = root.eyes.file(f"{inside}/{name}")
             if source is not None:

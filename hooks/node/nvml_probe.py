@@ -22,6 +22,8 @@ import sys
 from typing import Any
 
 _MIG_ENABLED = 1
+# nvmlReturn_t; older releases of pynvml have no names for them.
+_ARGUMENT_VERSION_MISMATCH, _DEPRECATED = 25, 26
 
 
 def main(seconds: str, library: str, modules: str) -> None:
@@ -108,7 +110,11 @@ def _mig_devices(nvml: Any, handle: Any) -> list[dict[str, Any]]:
 
 
 def _or_none(nvml: Any, call: Any, *arguments: Any) -> Any:
-    """The call's answer; None if this GPU or driver has no such thing."""
+    """The call's answer; None if this GPU or driver has no such thing.
+
+    A GPU that could do without the answer is not lost for the lack of it. Drivers have more than
+    one word for that: the last two are those of an interface that has changed.
+    """
     try:
         return call(*arguments)
     except nvml.NVMLError as error:
@@ -117,6 +123,10 @@ def _or_none(nvml: Any, call: Any, *arguments: Any) -> Any:
             nvml.NVML_ERROR_NOT_FOUND,
             nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
             nvml.NVML_ERROR_NO_PERMISSION,
+            nvml.NVML_ERROR_NO_DATA,
+            nvml.NVML_ERROR_INVALID_ARGUMENT,
+            _ARGUMENT_VERSION_MISMATCH,
+            _DEPRECATED,
         )
         if error.value in absent:
             return None

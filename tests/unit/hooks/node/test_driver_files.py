@@ -71,6 +71,21 @@ def test_programs_configuration_firmware_and_modules_are_found(node: Node) -> No
     }
 
 
+def test_firmware_that_goes_while_it_is_looked_at_is_none(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    firmware = node.write(node.driver / f"lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin", "x")
+    listdir = os.listdir
+
+    def removed(path: str) -> list[str]:
+        if path == str(firmware.parent):
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", removed)
+    assert str(firmware) not in {file.source for file in found(node).files}
+
+
 def test_absolute_links_of_a_driver_container_stay_in_its_root(node: Node) -> None:
     real = node.write(node.driver / "usr/lib/nvidia/535/nvidia-smi", "x")
     (node.driver / "etc/alternatives").mkdir(parents=True)

@@ -127,8 +127,12 @@ int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 const char *nvmlErrorString(int e) { return "Driver Not Loaded"; }
 int nvmlSystemGetDriverVersion(char *v, unsigned n) { strncpy(v, VERSION, n); return 0; }
 int nvmlSystemGetCudaDriverVersion(int *v) { *v = 12020; return 0; }
-int nvmlDeviceGetCudaComputeCapability(handle d, int *a, int *b) { *a = 9; *b = 0; return 0; }
-int nvmlDeviceGetBrand(handle d, unsigned *b) { *b = 14; return 0; }
+#ifndef REFUSES
+#define REFUSES 0
+#endif
+int nvmlDeviceGetCudaComputeCapability(handle d, int *a, int *b) {
+    *a = 9; *b = 0; return REFUSES; }
+int nvmlDeviceGetBrand(handle d, unsigned *b) { *b = 14; return REFUSES; }
 int nvmlDeviceGetCount_v2(unsigned *n) { *n = 1; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, handle *d) { *d = &gpu; return 0; }
 int nvmlDeviceGetUUID(handle d, char *u, unsigned n) {
@@ -184,6 +188,22 @@ def test_child_reports_what_the_driver_roots_library_says(node: Node) -> None:
     assert [(d.uuid, d.profile) for d in told.gpus[0].mig_devices] == [
         (uuid_of(0x110, "MIG"), "1g.10gb")
     ]
+
+
+@pytest.mark.parametrize("word", [2, 3, 13, 21, 25, 26])
+def test_gpu_of_which_something_is_not_to_be_had_is_not_lost(node: Node, word: int) -> None:
+    install_nvml(node, f"-DREFUSES={word}")
+    told = parse_report(run_probe(node).stdout)
+    assert told.lost == ()
+    assert [(gpu.uuid, gpu.brand, gpu.compute_capability) for gpu in told.gpus] == [
+        (uuid_of(0), "", "")
+    ]
+
+
+def test_gpu_that_says_it_is_lost_in_any_call_is(node: Node) -> None:
+    install_nvml(node, "-DREFUSES=15")
+    with pytest.raises(NvmlFailed, match="NVMLError"):
+        parse_report(run_probe(node).stdout)
 
 
 def test_child_says_why_nvml_failed(node: Node) -> None:
