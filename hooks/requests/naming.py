@@ -163,15 +163,17 @@ class _List:
 
     def _named(self) -> Devices:
         found: dict[DeviceName, None] = {}
+        named = 0
         for (kind, name), explicit in self._gpus.items():
             devices = _devices(name, aliases=explicit)
+            named += len(devices)  # ranges that overlap cost as much as others
             if devices:
                 found.update(dict.fromkeys(devices))
             elif explicit and not kind.startswith(_LIVE_VENDOR) and _is_name(name):
                 self._cdi[f"{kind}={name}"] = None
             else:
                 raise self.malformed(name)
-            self._bound(len(found) + len(self._cdi))
+            self._bound(named + len(self._cdi))
         return NamedDevices(tuple(found)) if found else Void()
 
     def _bound(self, count: int) -> None:

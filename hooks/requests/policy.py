@@ -19,11 +19,13 @@ strict        no                 no                  no
 Rules
 - In a trusted namespace the environment is believed, whatever the mode: the operator said so.
 - A list is believed as a whole or not at all; one author wrote it.
-- What follows the GPUs (IMEX channels, GDS, MOFED, GDRCOPY, NVSwitch) is granted with GPUs, or by
-  whom is believed anyway. Management devices, which are all there are, need a word that is
-  believed and, in Kubernetes, a privileged container or a trusted namespace (mode ``nvidia``
-  asks neither). Steering MIG needs a privileged container, everywhere, or is an error, as with
-  NVIDIA's runtime.
+- What follows the GPUs (numbered IMEX channels, GDS, MOFED, GDRCOPY) is granted with GPUs, or by
+  whom is believed anyway: device plugins ask for it by variables. Every IMEX channel, and
+  NVSwitch, none of them asks for so: these need a word that is believed.
+- Management devices, which are all there are, need a word that is believed and, in Kubernetes, a
+  privileged container or a trusted namespace (mode ``nvidia`` asks neither).
+- Steering MIG needs a privileged container, everywhere, or is an error, as with NVIDIA's runtime.
+- A container is of a pod by the annotations of a CRI, or by a cgroup of the kubelet's.
 - Other vendors' devices that the environment names need an environment that is believed.
 - A container that may not have what it asks starts without it, and nothing of the driver is in
   it; or it fails, as configured. Either way it is said.
@@ -52,6 +54,7 @@ from hooks.requests.policy_errors import PrivilegeNeeded, RequestDenied, Unsuppo
 from hooks.requests.request import (
     CAPABILITIES,
     DEFAULT_CAPABILITIES,
+    IMEX,
     AllDevices,
     Feature,
     NamedDevices,
@@ -124,6 +127,8 @@ _OF_CRI: Final = "io.kubernetes.cri"
 _TYPES: Final = ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")
 _NAMESPACES: Final = ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri-o.Namespace")
 _SANDBOX: Final = "sandbox"
+# In the name of the kubelet's cgroup, or slice, of all pods; it cannot be configured.
+_OF_KUBELET: Final = "kubepods"
 _ADMIN: Final = "CAP_SYS_ADMIN"
 
 
@@ -142,11 +147,20 @@ def read_container(spec: Mapping[str, Any]) -> Container:
     annotations = _part(spec, "annotations", dict)
     namespace = next((annotations[name] for name in _NAMESPACES if name in annotations), "")
     return Container(
-        kubernetes=any(name.startswith(_OF_CRI) for name in annotations),
+        kubernetes=any(name.startswith(_OF_CRI) for name in annotations) or _is_in_pod(spec),
         sandbox=any(annotations.get(name) == _SANDBOX for name in _TYPES),
         namespace=str(namespace),
         privileged=_is_privileged(spec),
     )
+
+
+def _is_in_pod(spec: Mapping[str, Any]) -> bool:
+    """Whether the cgroup is one of a kubelet's, as for a pod whose containers Docker makes.
+
+    cri-dockerd starts them so, and Docker writes nothing else of Kubernetes into the spec.
+    """
+    path = _part(spec, "linux", dict).get("cgroupsPath")
+    return isinstance(path, str) and _OF_KUBELET in path
 
 
 def _is_privileged(spec: Mapping[str, Any]) -> bool:
@@ -200,6 +214,12 @@ def judge(request: Request, container: Container, config: Config) -> Verdict:
     return Verdict(container, config.mode, request, allowed, tuple(case.denials), tuple(case.notes))
 
 
+_NOTHING_OF_NVIDIA: Final[dict[str, Any]] = {
+    "devices": Void(),
+    "features": frozenset(),
+    "imex_channels": (),
+    "only_variables": frozenset(),
+}
 _STEERING_MIG: Final = frozenset({Feature.MIG_CONFIG, Feature.MIG_MONITOR})
 _DO: Final = (
     "ask the kubelet for the GPU (a device plugin names its UUID), or let [policy] believe this "
@@ -233,7 +253,7 @@ class _Case:
         changes: dict[str, Any] = {}
         if not self._may_have_devices(believed):
             self._deny(_asked(request))
-            changes |= {"devices": Void(), "features": frozenset(), "imex_channels": ()}
+            changes |= _NOTHING_OF_NVIDIA
         else:
             changes |= self._beside_devices(believed)
         if request.cdi_devices and not self._believes(request.cdi_origin):
@@ -278,6 +298,8 @@ class _Case:
             named = [*sorted(features), *(["IMEX channels"] if channels != () else [])]
             self._deny(f"{', '.join(named)} without a GPU")
             return {"features": frozenset(), "imex_channels": ()}
+        if not self._environment:
+            features, channels = self._without_what_no_kubelet_says(features, channels, believed)
         if Feature.MANAGEMENT in features and not self._may_manage(believed):
             self._deny("management devices", _NOT_MANAGER if believed else "")
             features -= {Feature.MANAGEMENT}
@@ -290,6 +312,25 @@ class _Case:
                 "NVIDIA_MIG_MONITOR_DEVICES away",
             )
         return {"features": features, "imex_channels": channels}
+
+    def _without_what_no_kubelet_says(
+        self,
+        features: frozenset[str],
+        channels: tuple[int, ...] | None,
+        believed: bool,  # noqa: FBT001 - as above
+    ) -> tuple[frozenset[str], tuple[int, ...] | None]:
+        """What is left if only the environment asks, and that is not believed."""
+
+        def only_environment(what: str) -> bool:
+            return not believed or what in self._request.only_variables
+
+        if Feature.NVSWITCH in features and only_environment(Feature.NVSWITCH):
+            self._deny(Feature.NVSWITCH)
+            features -= {Feature.NVSWITCH}
+        if channels is None and only_environment(IMEX):
+            self._deny("every IMEX channel")
+            channels = ()
+        return features, channels
 
     def _may_manage(self, believed: bool) -> bool:  # noqa: FBT001 - as above
         container = self._container
@@ -332,10 +373,8 @@ _OTHER_VENDORS: Final = {
 def _nothing(request: Request) -> Request:
     return _changed(
         request,
-        devices=Void(),
+        **_NOTHING_OF_NVIDIA,
         capabilities=frozenset(),
-        features=frozenset(),
-        imex_channels=(),
         requirements=(),
         cdi_devices=(),
         amd_devices="",

@@ -1,7 +1,8 @@
 """What a container asks for, and who says so: read from its spec.
 
 Where devices are named; the first that names one decides which of NVIDIA's the container asks
-for, and likewise which of other vendors' by CDI name. How they are named:
+for, and likewise which of other vendors' by CDI name. A GPU of NVIDIA's that a CDI file gives
+(``k8s.device-plugin.nvidia.com/gpu=…``) decides as well. How they are named:
 :mod:`hooks.requests.naming`.
 
 ============================================  ===========  ==================================
@@ -19,7 +20,8 @@ NVIDIA_REQUIRE_CUDA and the above are not
 ============================================  ===========  ==================================
 
 Docker's ``--gpus`` sets NVIDIA_VISIBLE_DEVICES, and adds NVIDIA's hook to the prestart hooks:
-that hook makes a request of the environment one of origin docker. Wherever the hook is, it is
+that hook makes a request of the environment one of origin docker, in which that variable comes
+before a swarm's. Wherever the hook is, it is
 taken out of the spec, even if nothing is asked (:func:`hooks.edits.mutation.apply`).
 
 What is honoured if anything of NVIDIA's is asked, wherever it was:
@@ -98,6 +100,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CAPABILITIES",
     "DEFAULT_CAPABILITIES",
+    "IMEX",
     "AllDevices",
     "Capability",
     "DeviceName",
@@ -145,6 +148,10 @@ CAPABILITIES: Final = frozenset(
 DEFAULT_CAPABILITIES: Final = frozenset({Capability.UTILITY, Capability.COMPUTE})
 
 
+IMEX: Final = "imex-channels"
+"""The word for IMEX channels beside those of :class:`Feature`."""
+
+
 class Request(Value):
     """What a container asks for, and who said so.
 
@@ -157,6 +164,8 @@ class Request(Value):
             ("cuda>=12.4 brand=tesla,driver>=535"), by the variable that has them.
         cdi_devices: fully qualified CDI names ("amd.com/gpu=0") whose meaning is in a CDI file.
         cdi_origin: who said these, of :class:`Origin`.
+        only_variables: what of ``features`` no list of devices names, but variables alone; and
+            :data:`IMEX`, if the channels are theirs. Another may have written the list.
         amd_devices: what AMD_VISIBLE_DEVICES asks; "" for nothing.
         intel_devices: what INTEL_VISIBLE_DEVICES asks; "" for nothing.
         hooked: whether NVIDIA's own hook is in the spec, and is to be taken out.
@@ -173,6 +182,7 @@ class Request(Value):
         "requirements",
         "cdi_devices",
         "cdi_origin",
+        "only_variables",
         "amd_devices",
         "intel_devices",
         "hooked",
@@ -186,6 +196,7 @@ class Request(Value):
     requirements: tuple[tuple[str, str], ...]
     cdi_devices: tuple[str, ...]
     cdi_origin: str
+    only_variables: frozenset[str]
     amd_devices: str
     intel_devices: str
     hooked: bool
@@ -202,6 +213,7 @@ class Request(Value):
         requirements: tuple[tuple[str, str], ...] = (),
         cdi_devices: tuple[str, ...] = (),
         cdi_origin: str = Origin.NOBODY,
+        only_variables: frozenset[str] = frozenset(),
         amd_devices: str = "",
         intel_devices: str = "",
         hooked: bool = False,
@@ -216,6 +228,7 @@ class Request(Value):
         put(self, "requirements", requirements)
         put(self, "cdi_devices", cdi_devices)
         put(self, "cdi_origin", cdi_origin)
+        put(self, "only_variables", only_variables)
         put(self, "amd_devices", amd_devices)
         put(self, "intel_devices", intel_devices)
         put(self, "hooked", hooked)
@@ -250,6 +263,7 @@ _MIG_ACCESS: Final = {
     "NVIDIA_MIG_CONFIG_DEVICES": Feature.MIG_CONFIG,
     "NVIDIA_MIG_MONITOR_DEVICES": Feature.MIG_MONITOR,
 }
+_DRA_VENDOR: Final = "k8s.gpu.nvidia.com"  # of NVIDIA's DRA driver, whose classes are claims
 # What Go's strconv.ParseBool takes for true.
 _TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 
@@ -281,7 +295,8 @@ def read_request(spec: Mapping[str, Any], config: Config | None = None) -> Reque
     for said in _said(spec, variables, hooks, config):
         if said.names.cdi_devices and others is None:
             others = said
-        if said.names.of_nvidia or not said.names.cdi_devices:
+        names = said.names
+        if names.of_nvidia or not names.cdi_devices or any(map(_is_nvidia_gpu, names.cdi_devices)):
             nvidia = said
             break
     first = nvidia or others
@@ -302,6 +317,16 @@ def read_request(spec: Mapping[str, Any], config: Config | None = None) -> Reque
     if nvidia is None or not nvidia.names.of_nvidia:
         return request
     return _with_all_of_nvidia(request, nvidia.names, variables)
+
+
+def _is_nvidia_gpu(cdi_device: str) -> bool:
+    """Whether a CDI file gives a GPU of NVIDIA's by this name, as its device plugins write them.
+
+    Who got one so is not to get those as well that its image wants.
+    """
+    vendor, _, rest = cdi_device.partition("/")
+    of_nvidia = vendor == "nvidia.com" or vendor.endswith(".nvidia.com")
+    return of_nvidia and (rest.startswith("gpu=") or vendor == _DRA_VENDOR)
 
 
 def _said(
@@ -354,14 +379,17 @@ def parse_capabilities(value: str | None, *, legacy: bool = False) -> frozenset[
 def _with_all_of_nvidia(request: Request, names: Names, variables: Mapping[str, str]) -> Request:
     """A request with what is honoured if anything of NVIDIA's is asked."""
     legacy = is_legacy(variables)
-    channels = names.imex_channels
+    channels, by_variables = names.imex_channels, _features(variables)
+    only_variables = by_variables - names.features
     if channels == ():
         value = variables.get(_IMEX_CHANNELS, "")
         channels = parse_channels(items_of(value), asked=f"{_IMEX_CHANNELS}={value}")
+        only_variables |= {IMEX} if channels != () else frozenset()
     fields = {name: getattr(request, name) for name in Request.__slots__}
     fields |= {
         "capabilities": parse_capabilities(variables.get(_CAPABILITIES), legacy=legacy),
-        "features": names.features | _features(variables),
+        "features": names.features | by_variables,
+        "only_variables": only_variables,
         "imex_channels": channels,
         "requirements": _requirements(variables, legacy=legacy),
     }

@@ -158,8 +158,10 @@ def in_environment(
         RequestError: they cannot be understood.
     """
     origin = Origin.DOCKER if "prestart" in hooks else Origin.ENVIRONMENT
+    usual = [DEVICES] if DEVICES in variables else []
     swarm = [name for name in config.swarm_resources if name in variables]
-    chosen = swarm or ([DEVICES] if DEVICES in variables else [])
+    # Docker's --gpus writes the usual one, and any other may be the image's.
+    chosen = (usual or swarm) if origin == Origin.DOCKER else (swarm or usual)
     if not chosen:
         if not is_legacy(variables):
             return None

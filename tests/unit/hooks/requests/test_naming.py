@@ -160,6 +160,7 @@ def test_item_of_no_known_form_is_named_in_the_error(item: str) -> None:
     "value",
     [
         ",".join(map(str, range(1025))),
+        "0-255,1-255,00-255,01-255,000-255,001-255",
         ",".join(f"{256 * k}-{256 * k + 255}" for k in range(3000)),
         ",".join(f"amd.com/gpu={k}" for k in range(1025)),
         ",".join(f"nvidia.com/gpu=n{k}n" for k in range(1025)),

@@ -14,6 +14,7 @@ from hooks.requests.policy_errors import PrivilegeNeeded, RequestDenied, Unsuppo
 from hooks.requests.request import (
     CAPABILITIES,
     DEFAULT_CAPABILITIES,
+    IMEX,
     AllDevices,
     Feature,
     GpuIndex,
@@ -151,7 +152,7 @@ def test_line_break_of_an_image_stays_out_of_the_log() -> None:
     assert "\n" not in denial
 
 
-BESIDE = frozenset({Feature.GDS, Feature.MOFED, Feature.GDRCOPY, Feature.NVSWITCH})
+BESIDE = frozenset({Feature.GDS, Feature.MOFED, Feature.GDRCOPY})
 
 
 @pytest.mark.parametrize(
@@ -170,12 +171,48 @@ BESIDE = frozenset({Feature.GDS, Feature.MOFED, Feature.GDRCOPY, Feature.NVSWITC
 def test_what_follows_the_gpus_is_given_with_them(
     devices: Any, origin: str, container: Container, answer: bool
 ) -> None:
-    request = asked(devices, origin, features=BESIDE, imex_channels=None)
+    request = asked(devices, origin, features=BESIDE, imex_channels=(0,))
     verdict = judge(request, container, Config())
     assert verdict.allowed.devices == devices
     assert (verdict.allowed.features == BESIDE) is answer
-    assert (verdict.allowed.imex_channels is None) is answer
+    assert (verdict.allowed.imex_channels == (0,)) is answer
     assert bool(verdict.denials) is not answer
+
+
+ALL_BESIDE = BESIDE | {Feature.NVSWITCH}
+ITS_OWN = frozenset({Feature.NVSWITCH, IMEX})
+
+
+@pytest.mark.parametrize(
+    ("devices", "origin", "container", "settings", "answer"),
+    [
+        (UUIDS, ENVIRONMENT, POD, {}, False),
+        (UUIDS, MOUNTS, POD, {}, False),
+        (UUIDS, ANNOTATIONS, POD, {}, False),
+        (UUIDS, DOCKER, DESKTOP, {"mode": Mode.STRICT}, False),
+        (UUIDS, DOCKER, DESKTOP, {}, True),
+        (UUIDS, ENVIRONMENT, POD, {"trusted_namespaces": ("team",)}, True),
+        (UUIDS, ENVIRONMENT, POD, {"mode": Mode.NVIDIA}, True),
+        (ALL, ENVIRONMENT, PRIVILEGED_POD, {}, True),
+    ],
+    ids=str,
+)
+def test_image_with_a_gpu_gets_no_switch_and_not_every_channel_by_its_variables(
+    devices: Any, origin: str, container: Container, settings: dict[str, Any], answer: bool
+) -> None:
+    beside = {"features": ALL_BESIDE, "imex_channels": None}
+    request = asked(devices, origin, **beside, only_variables=ITS_OWN | ALL_BESIDE)
+    verdict = judge(request, container, Config(**settings))
+    assert verdict.allowed.devices == devices
+    assert verdict.allowed.features == (ALL_BESIDE if answer else BESIDE)
+    assert verdict.allowed.imex_channels == (None if answer else ())
+    assert len(verdict.denials) == (0 if answer else 2)
+
+
+@pytest.mark.parametrize("origin", [MOUNTS, ANNOTATIONS])
+def test_switch_and_every_channel_of_a_list_that_is_believed_are_given(origin: str) -> None:
+    request = asked(UUIDS, origin, features=ALL_BESIDE, imex_channels=None)
+    assert judge(request, POD, Config()).allowed == request
 
 
 def test_requests_of_imex_channels_are_ignored_if_that_is_set() -> None:
@@ -266,8 +303,9 @@ REQUESTS = st.builds(
     Request,
     DEVICES,
     st.sampled_from([CAPABILITIES, DEFAULT_CAPABILITIES, frozenset({"utility"})]),
-    features=st.frozensets(st.sampled_from(sorted(BESIDE | {Feature.MANAGEMENT}))),
+    features=st.frozensets(st.sampled_from(sorted(ALL_BESIDE | {Feature.MANAGEMENT}))),
     imex_channels=st.none() | st.just(()) | st.just((0, 3)),
+    only_variables=st.frozensets(st.sampled_from(sorted(ALL_BESIDE | ITS_OWN))),
     cdi_devices=st.sampled_from([(), ("amd.com/gpu=0",)]),
     amd_devices=st.sampled_from(["", "all"]),
     intel_devices=st.sampled_from(["", "0"]),
@@ -343,6 +381,9 @@ ADMIN = {"bounding": ["CAP_CHOWN", "CAP_SYS_ADMIN"]}
          replace(POD, sandbox=True)),
         ({"annotations": {"io.kubernetes.cri-o.ContainerType": "sandbox",
                           "io.kubernetes.cri-o.Namespace": "team"}}, replace(POD, sandbox=True)),
+        ({"linux": {"cgroupsPath": "/kubepods/burstable/pod12/abc"}}, Container(kubernetes=True)),
+        ({"linux": {"cgroupsPath": "kubepods-pod12.slice:docker:abc"}}, Container(kubernetes=True)),
+        ({"linux": {"cgroupsPath": "system.slice:docker:abc"}}, DESKTOP),
         ({"process": {"capabilities": ADMIN}}, PRIVILEGED_DESKTOP),
         ({"annotations": CRI, "process": {"capabilities": ADMIN}}, PRIVILEGED_POD),
         ({"process": {"capabilities": {"effective": ["CAP_SYS_ADMIN"]}}}, DESKTOP),

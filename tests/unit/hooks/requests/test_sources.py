@@ -23,6 +23,7 @@ from hooks.requests.names import (
 from hooks.requests.request import (
     CAPABILITIES,
     DEFAULT_CAPABILITIES,
+    IMEX,
     Origin,
     Request,
     read_request,
@@ -173,6 +174,31 @@ def test_devices_of_other_vendors_are_those_of_the_first_place_that_names_any() 
     assert not alone.wants_driver
 
 
+@pytest.mark.parametrize(
+    "named",
+    [
+        "k8s.device-plugin.nvidia.com/gpu=GPU-8ef4a8d0",
+        "nvidia.com/gpu=of-a-file",
+        "k8s.gpu.nvidia.com/claim=7-0",
+    ],
+)
+def test_image_of_a_container_that_cdi_gives_a_gpu_gets_no_other(named: str) -> None:
+    for place in ({"annotations": {CDI: named}}, {"mounts": [f"cdi/{named}"]}):
+        request = read(f"{DEVICES}=all", **place)
+        assert (request.devices, request.cdi_devices) == (Void(), (named,))
+    # What is no GPU takes none away.
+    other = read(f"{DEVICES}=0", annotations={CDI: "k8s.device-plugin.nvidia.com/imex-channel=0"})
+    assert other.devices == gpus(0)
+
+
+def test_swarm_variable_of_an_image_is_not_what_dockers_gpus_asked() -> None:
+    config = Config(swarm_resources=("DOCKER_RESOURCE_GPU",))
+    variables = ("DOCKER_RESOURCE_GPU=all", f"{DEVICES}=0")
+    assert read(*variables, config=config).devices == AllDevices()
+    hooked = read(*variables, config=config, hooks={"prestart": [hook()]})
+    assert (hooked.devices, hooked.origin) == (gpus(0), Origin.DOCKER)
+
+
 def test_mount_that_is_no_name_of_a_device_is_none() -> None:
     spec = spec_of()
     spec["mounts"] += [
@@ -188,6 +214,15 @@ def test_mount_that_is_no_name_of_a_device_is_none() -> None:
         {"destination": "/var//run/./nvidia-container-devices/3/", "source": "/dev/null"}
     ]
     assert read_request(spec).devices == gpus(3)
+
+
+def test_what_variables_alone_ask_for_is_told_from_what_a_list_names() -> None:
+    variables = ("NVIDIA_NVSWITCH=enabled", "NVIDIA_GDS=enabled", "NVIDIA_IMEX_CHANNELS=all")
+    own = frozenset({Feature.NVSWITCH, Feature.GDS, IMEX})
+    assert read(*variables, mounts=["0"]).only_variables == own
+    request = read(*variables, mounts=["0", "imex/0", "cdi/nvidia.com/nvswitch/all"])
+    assert request.only_variables == {Feature.GDS}
+    assert request.imex_channels == (0,)
 
 
 def test_channels_of_mounts_come_before_those_of_the_variable() -> None:
