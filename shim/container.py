@@ -20,11 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from api.proto import events_pb2
 from shim import bundle as bundle_files
 from shim import cgroup, mounts, oom
 from shim.errors import (
-    BundleUnusable,
     ContainerLeft,
     InvalidSignal,
     NvshimError,
@@ -39,8 +37,10 @@ from shim.errors import (
     WrongProcessState,
 )
 from shim.injection import Injector
+from shim.ocispec import has_own_pid_namespace, root_of
 from shim.options import with_cgroup_driver
 from shim.process import Event, Process, State, StdioUris, Underway
+from shim.reports import Reports
 from shim.runtime import LowLevelRuntime
 from shim.stdio import open_stdio
 
@@ -113,6 +113,7 @@ class Container:
         self.id = container_id
         self.bundle = bundle
         self.init = Process(container_id, "", uris)
+        self.reports = Reports(shim.publisher, container_id)
         self._shim = shim
         self._execs: dict[str, Process] = {}
         self._exec_specs: dict[str, dict[str, Any]] = {}
@@ -163,13 +164,11 @@ class Container:
             spec = bundle_files.read_spec(self.bundle)
             if self._shim.sandbox is not None and self._shim.sandbox.admit(spec):
                 bundle_files.write_spec(self.bundle, spec)
-            self._own_pid_namespace = _has_own_pid_namespace(spec)
+            self._own_pid_namespace = has_own_pid_namespace(spec)
             self._use(with_cgroup_driver(self._options, spec))
             self._record_for_cleanup()
             mounts.mount_rootfs(rootfs_mounts, self._rootfs)
-            await self._injector.inject(
-                spec, _root_of(spec, self.bundle), self._options.binary_name
-            )
+            await self._injector.inject(spec, root_of(spec, self.bundle), self._options.binary_name)
             stdio = await self._open_stdio(self.init)
             if self._saved is None:
                 await self._make_init(stdio)
@@ -257,7 +256,7 @@ class Container:
 
     def _init_started(self) -> None:
         self.init.advance(Event.STARTED)
-        self._publish(events_pb2.TaskStart(container_id=self.id, pid=self.init.pid))
+        self.reports.started(self.init)
 
     # -- checkpoint and restore --------------------------------------------------------------
 
@@ -290,7 +289,7 @@ class Container:
             finally:
                 if self.init.child is not None and self.init.child.exit is None:
                     await self._injector.cover_proc(self.init.pid)
-            self._publish(events_pb2.TaskCheckpointed(container_id=self.id, checkpoint=path))
+            self.reports.checkpointed(path)
 
     async def _restore(self, stdio: Stdio) -> None:
         ours = not self._runtime_has_it()
@@ -354,7 +353,7 @@ class Container:
         self._refuse_unless_running()
         self._exec_specs[exec_id] = self._injector.edit_process(spec)
         self._execs[exec_id] = Process(self.id, exec_id, uris)
-        self._publish(events_pb2.TaskExecAdded(container_id=self.id, exec_id=exec_id))
+        self.reports.exec_added(exec_id)
 
     async def _start_exec(self, process: Process) -> None:
         self._refuse_unless_running()
@@ -379,11 +378,7 @@ class Container:
             for file in (process_file, pid_file):
                 bundle_files.remove(file)
         process.advance(Event.STARTED)
-        self._publish(
-            events_pb2.TaskExecStarted(
-                container_id=self.id, exec_id=process.exec_id, pid=process.pid
-            )
-        )
+        self.reports.exec_started(process)
         self._shim.tasks.start_soon(self._publish_exit_of_exec, process)
 
     # -- what is asked of a running container ------------------------------------------------
@@ -469,7 +464,7 @@ class Container:
                 self._pausing = False
             if self.init.state is State.RUNNING:  # it may have died meanwhile
                 self.init.advance(Event.PAUSED)
-                self._publish(events_pb2.TaskPaused(container_id=self.id))
+                self.reports.paused()
 
     async def _freeze(self, asked: str) -> None:
         try:
@@ -493,7 +488,7 @@ class Container:
             await self._runtime.resume()
             if self.init.state is State.PAUSED:
                 self.init.advance(Event.RESUMED)
-                self._publish(events_pb2.TaskResumed(container_id=self.id))
+                self.reports.resumed()
 
     def pids(self) -> dict[int, str]:
         """The pids in the container, each with the id of the exec that it is, or empty.
@@ -651,52 +646,12 @@ class Container:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def publish_create(self, rootfs_mounts: Sequence[mounts.Mount], checkpoint: str) -> None:
-        """Tell containerd that the container exists."""
-        uris = self.init.uris
-        event = events_pb2.TaskCreate(
-            container_id=self.id,
-            bundle=self.bundle,
-            io=events_pb2.TaskIO(
-                stdin=uris.stdin, stdout=uris.stdout, stderr=uris.stderr, terminal=uris.terminal
-            ),
-            checkpoint=checkpoint,
-            pid=self.init.pid,
-        )
-        for kind, source, target, options in rootfs_mounts:
-            event.rootfs.add(type=kind, source=source, target=target, options=options)
-        self._publish(event)
-
-    def publish_delete(self) -> None:
-        """Tell containerd that the container is gone."""
-        exit_ = self.init.exit
-        event = events_pb2.TaskDelete(container_id=self.id, pid=self.init.pid)
-        if exit_ is not None:
-            event.exit_status = exit_.status
-            event.exited_at.FromNanoseconds(exit_.at)
-        self._publish(event)
-
-    def _publish(self, event: Any) -> None:
-        self._shim.publisher.publish(self.id, event)
-
-    def _publish_exit(self, process: Process) -> None:
-        child = process.child
-        if child is None or child.exit is None:
-            message = "an exit is published after it happened"
-            raise AssertionError(message)
-        event = events_pb2.TaskExit(
-            container_id=self.id, id=process.id, pid=child.pid, exit_status=child.exit.status
-        )
-        event.exited_at.FromNanoseconds(child.exit.at)
-        self._publish(event)
-        process.finish(child.exit)
-
     async def _publish_exit_of_exec(self, process: Process) -> None:
         if process.child is not None:
             exit_ = await process.child.wait()
             if exit_.status == _KILLED and self._out_of_memory():
-                self._publish_oom()
-        self._publish_exit(process)
+                self.reports.out_of_memory()
+        self.reports.exited(process)
         if process.stdio is not None:
             await self._as_far_as_possible(process.stdio.let_go())
 
@@ -714,7 +669,7 @@ class Container:
         async with self._checkpointing:
             pass
         if out_of_memory:
-            self._publish_oom()
+            self.reports.out_of_memory()
         if not self._own_pid_namespace:
             await self._kill_remains()
         execs = list(self._execs.values())
@@ -728,7 +683,7 @@ class Container:
             await process.wait()
         if self.init.stdio is not None:
             await self._as_far_as_possible(self.init.stdio.ended())
-        self._publish_exit(self.init)
+        self.reports.exited(self.init)
 
     async def _as_far_as_possible(self, last_words: Awaitable[None]) -> None:
         """What is done for output must not keep an exit from being told (no descriptor is free)."""
@@ -759,15 +714,12 @@ class Container:
 
     async def _follow_memory(self, watch: OomWatch) -> None:
         with self._watching:
-            await oom.follow(watch, self._publish_oom)
+            await oom.follow(watch, self.reports.out_of_memory)
 
     def _out_of_memory(self, *, init_killed: bool = False) -> bool:
         if self._oom is None or self._init_reaped:
             return False
         return self._oom.news(init_killed=init_killed)
-
-    def _publish_oom(self) -> None:
-        self._publish(events_pb2.TaskOOM(container_id=self.id))
 
     async def _kill_remains(self) -> None:
         try:
@@ -864,40 +816,3 @@ def _kill(child: Child | None) -> None:
     """End a process that was not reaped yet; so its pid is still its own."""
     if child is not None and child.exit is None:
         os.kill(child.pid, signal.SIGKILL)
-
-
-def _root_of(spec: dict[str, Any], bundle: str) -> str:
-    """The directory that the container's processes will see as /.
-
-    Raises:
-        BundleUnusable: the spec names none, or it is not there.
-    """
-    root = spec.get("root")
-    path = root.get("path") if isinstance(root, dict) else None
-    if not isinstance(path, str) or not path:
-        raise BundleUnusable(
-            f"the rootfs of {bundle}", found="no root.path in config.json", do="name one there"
-        )
-    path = os.path.join(bundle, path)
-    if not os.path.isdir(path):
-        raise BundleUnusable(
-            f"the rootfs {path}", found="no such directory", do="check the snapshot or --rootfs"
-        )
-    return path
-
-
-def _has_own_pid_namespace(spec: dict[str, Any]) -> bool:
-    """Whether the spec asks for a new pid namespace: then init's death kills all in it.
-
-    Raises:
-        BundleUnusable: the spec's namespaces are not what the OCI spec says they are.
-    """
-    linux = spec.get("linux") or {}
-    namespaces = linux.get("namespaces") if isinstance(linux, dict) else None
-    if not isinstance(namespaces, list | None) or not all(
-        isinstance(n, dict) for n in namespaces or []
-    ):
-        raise BundleUnusable(
-            "the namespaces in config.json", found=f"{namespaces!r}", do="make a list of objects"
-        )
-    return any(n.get("type") == "pid" and not n.get("path") for n in namespaces or [])

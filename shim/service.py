@@ -166,7 +166,7 @@ class TaskService:
             raise
         self._shutdown_deferred = False
         self._containers[request.id] = container
-        container.publish_create(rootfs_mounts, checkpoint)
+        container.reports.created(container.init, container.bundle, rootfs_mounts, checkpoint)
         container.watch_init()
         return task_pb2.CreateTaskResponse(pid=pid)
 
@@ -188,7 +188,7 @@ class TaskService:
             self._containers.pop(request.id, None)
             self._turn()
             # Before anything that can fail: nobody can ask a second time.
-            container.publish_delete()
+            container.reports.deleted(container.init)
             if self._shim.sandbox is not None:
                 self._shim.sandbox.leave(request.id)
         response = task_pb2.DeleteResponse(pid=process.pid)
