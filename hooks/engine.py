@@ -18,6 +18,7 @@ module loads everything that an injection needs.
 
 from __future__ import annotations
 
+import marshal
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -473,6 +474,8 @@ class _Check:
         rootfs: str,
     ) -> None:
         self._spec = spec
+        # Editing must not change it, and what is compared must not be what was edited.
+        self._before = marshal.dumps(dict(spec))
         self._majors: frozenset[int] = frozenset()
         self._block_majors: frozenset[int] = frozenset()
         self._mount_kinds: frozenset[str] = frozenset({"bind"})
@@ -490,7 +493,7 @@ class _Check:
     def edited(self, plan: Plan) -> dict[str, Any]:
         edited = apply(self._spec, plan)
         verify(
-            self._spec,
+            marshal.loads(self._before),  # noqa: S302 - our own, of a moment ago
             edited,
             plan,
             source_roots=self._source_roots,

@@ -11,7 +11,8 @@ grant           the GPUs, MIG devices and capabilities that were given, and what
 vendors         what was given of devices that are not NVIDIA's, and what was not
 node            driver version, its root and why that one, and what did not fit together
 image           architecture, libc and library directory of each loader found in it
-edits           devices, mounts, links, libraries, files; each with its reason
+edits           devices, mounts, links, libraries, files; each with its reason; and hooks,
+                resource control and interfaces if a CDI file brought any
 process         variables and groups of every process: what :func:`process_edits` reads
 proc_files      files of procfs that are covered before the start: their content on the host,
                 and ``state``, what came of it
@@ -28,6 +29,7 @@ milliseconds    how long each step took
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from hooks.edits.plan import NVIDIA
@@ -142,6 +144,7 @@ def make_record(
                 {"path": d.path, "links": dict(d.links), "reason": d.reason}
                 for d in plan.link_directories
             ],
+            **_of_cdi_files(plan),
         },
         "proc_files": [
             {"path": path, "source": source, "reason": _reason(path, plan), "state": PLANNED}
@@ -215,6 +218,22 @@ def _made(nodes: MadeNodes | None) -> dict[str, Any]:
     return {"made": list(nodes.made), "failed": dict(nodes.failed)}
 
 
+def _of_cdi_files(plan: Plan) -> dict[str, Any]:
+    """The edits that only a CDI file brings; nothing for most containers."""
+    edits = {
+        "hooks": [
+            {"stage": h.kind, "path": h.path, "args": list(h.args), "reason": h.reason}
+            for h in plan.hooks
+        ],
+        "intel_rdt": [
+            {**asdict(control), "schemata": list(control.schemata)}
+            for control in plan.intel_rdt[-1:]
+        ],
+        "net_devices": [{"host_name": d.host_name, "name": d.name} for d in plan.net_devices],
+    }
+    return {kind: entries for kind, entries in edits.items() if entries}
+
+
 def _reason(path: str, plan: Plan) -> str:
     return next(file.reason for file in plan.proc_files if file.path == path)
 
@@ -226,6 +245,7 @@ def _requested(request: Request) -> dict[str, Any]:
         "capabilities": sorted(request.capabilities),
         "features": sorted(request.features),
         "imex_channels": "all" if channels is None else list(channels),
+        "only_variables": sorted(request.only_variables),
         "requirements": [list(each) for each in request.requirements],
         "cdi_devices": list(request.cdi_devices),
         "amd_devices": request.amd_devices,

@@ -42,8 +42,15 @@ def tell(record: Mapping[str, Any]) -> str:
 def _titled(key: str, lines: Iterable[str]) -> Iterator[str]:
     title = key.replace("_", " ")
     for line in lines:
-        yield f"{title:<{_WIDTH}} {line}".rstrip()
+        yield f"{title:<{_WIDTH}} {_printable(line)}".rstrip()
         title = ""
+
+
+def _printable(line: str) -> str:
+    """A line that stays one, and moves no cursor: much of it is what an image's author wrote."""
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def _request(value: Mapping[str, Any]) -> Iterator[str]:

@@ -191,6 +191,7 @@ class _Work:
             block_majors=frozenset(device.major for device in devices if device.kind == "b"),
             mount_kinds=MOUNT_KINDS,
             hook_programs=frozenset(self._config.cdi_allow_hooks),
+            host_settings=True,
         )
 
     def _device(self, node: DeviceNode, whose: str) -> Device:

@@ -267,6 +267,7 @@ class Contribution:
         block_majors: the major numbers that its block devices may have.
         mount_kinds: the types that its mounts may have.
         hook_programs: the programs that its hooks may run.
+        host_settings: whether it may set resource control, and move interfaces of the host.
     """
 
     plan: Plan
@@ -278,6 +279,7 @@ class Contribution:
     block_majors: frozenset[int] = frozenset()
     mount_kinds: frozenset[str] = frozenset({"bind"})
     hook_programs: frozenset[str] = frozenset()
+    host_settings: bool = False
 
 
 def united(plans: Iterable[Plan]) -> Plan:

@@ -200,6 +200,8 @@ def verify_bounds(contribution: Contribution, forbidden_roots: Collection[str]) 
             _expect(not _is_below_any(source, forbidden_roots), "a source in the image", source)
     for hook in plan.hooks:
         _expect(hook.path in contribution.hook_programs, "a hook that is not allowed", hook)
+    for setting in (*plan.intel_rdt, *plan.net_devices):
+        _expect(contribution.host_settings, "a setting of the host's", setting)
 
 
 def _verify_process(environment: list[Any], gids: list[Any], plan: Plan) -> None:

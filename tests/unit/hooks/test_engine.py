@@ -11,7 +11,14 @@ import pytest
 
 from api.errors import NvshimError
 from hooks import engine
-from hooks.errors import DeviceConflict, DriverNotFound, MalformedSpec, UnknownDevice
+from hooks.edits.mutation import apply
+from hooks.errors import (
+    DeviceConflict,
+    DriverNotFound,
+    MalformedSpec,
+    UnknownDevice,
+    VerificationFailed,
+)
 from hooks.requests.policy_errors import RequirementUnmet
 from tests.unit.hooks.fake_node import VERSION, nvml_gpu
 
@@ -232,6 +239,28 @@ def test_what_fails_leaves_nothing_behind(
         injected(node, rootfs, spec)
     assert tree(rootfs) == before
     assert not (node.base / "staging").exists()
+
+
+def test_edit_of_the_spec_in_place_does_not_verify(
+    node: Node, rootfs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = spec_with("NVIDIA_VISIBLE_DEVICES=0")
+
+    def careless(spec: Any, plan: Any) -> Any:
+        spec["process"]["args"] = ["/evil"]
+        return apply(spec, plan)
+
+    monkeypatch.setattr(engine, "apply", careless)
+    inventory = engine.take_inventory(node.config, b"")
+    with pytest.raises(VerificationFailed):
+        engine.inject(
+            spec,
+            engine.read_request(spec),
+            inventory,
+            rootfs=str(rootfs),
+            staging=str(node.base / "staging"),
+            config=node.config,
+        )
 
 
 def test_missing_rootfs_is_a_typed_error(node: Node) -> None:

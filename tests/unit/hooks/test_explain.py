@@ -219,6 +219,19 @@ def test_a_story_leaves_nothing_of_a_record_out() -> None:
         assert word in story, word
 
 
+def test_an_image_forges_no_line_and_moves_no_cursor() -> None:
+    forged = "AMD_VISIBLE_DEVICES=0\ngrant      GPU 0\x1b[2J\x9b2J\u202e\r"
+    record = {
+        "request": {"devices": "void", "capabilities": [], "source": forged, "x": [[forged]]},
+        "policy": None,
+        "else": [forged],
+    }
+    lines = tell(record).split("\n")
+    assert len(lines) == 5
+    assert all(line.isprintable() for line in lines)
+    assert "\\ngrant" in lines[0]
+
+
 def test_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert set(COMMANDS) <= set(capsys.readouterr().out.split())

@@ -451,7 +451,14 @@ def test_everything_a_spec_may_say_is_in_its_place(
 ) -> None:
     bare_node.config = replace(bare_node.config, cdi_allow_hooks=("/opt/vendor/hook",))
     write(specs, {"0": EVERYTHING})
-    done = injected(bare_node, rootfs, oci(), f"{KIND}=0").spec
+    injection = injected(bare_node, rootfs, oci(), f"{KIND}=0")
+    assert json.loads(json.dumps(injection.record)) == injection.record
+    told = injection.record["edits"]
+    assert [hook["path"] for hook in told["hooks"]] == ["/opt/vendor/hook"]
+    assert told["hooks"][0]["reason"]
+    assert told["net_devices"] == [{"host_name": "eth1", "name": "net0"}]
+    assert told["intel_rdt"][0]["clos_id"] == "gold"
+    done = injection.spec
     assert done["process"]["env"][1:] == ["VENDOR=yes"]
     assert done["process"]["user"]["additionalGids"] == [44]
     assert [(d["path"], d["type"], d["major"]) for d in done["linux"]["devices"]] == [
@@ -713,6 +720,8 @@ def test_what_one_vendor_may_bring_another_may_not() -> None:
         Plan(mounts=(Mount("/usr/x", "/x"),)),
         Plan(mounts=(Mount("tmpfs", "/x", (), kind="tmpfs"),)),
         Plan(hooks=PLAN.hooks),
+        Plan(net_devices=(NetDevice("eth0", "eth1"),)),
+        Plan(intel_rdt=(IntelRdt("class"),)),
     ):
         with pytest.raises(VerificationFailed):
             verify_bounds(replace(nvidia, plan=plan), ())
