@@ -201,7 +201,7 @@ def inject(
     made = MadeNodes()
     if inventory is not None:
         made = make_missing(config, inventory, request.capabilities)
-        if made.made:
+        if made.made or made.found:
             inventory = look_again(config, inventory)
     clock.lap("nodes")
     with Rootfs.open(rootfs) as image:

@@ -58,10 +58,13 @@ class MadeNodes:
     Attributes:
         made: paths of those that were made, on the host.
         failed: what stood in the way, by the path.
+        found: paths of devices that were not there when the inventory's nodes were looked at, and
+            are now: another shim was as quick, or this one has made them for an earlier attempt.
     """
 
     made: tuple[str, ...] = ()
     failed: tuple[tuple[str, str], ...] = ()
+    found: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,8 @@ def make_missing(config: Config, inventory: Inventory, capabilities: Iterable[st
         capabilities: that the container has asked for.
 
     Returns:
-        What was done. If anything was made, the inventory's nodes have to be looked at anew.
+        What was done. If anything was made or found, the inventory's nodes have to be looked at
+        anew.
     """
     faults = inventory.nodes.faults
     if not config.make_nodes or not faults or not inventory.parameters:
@@ -98,17 +102,20 @@ def make_missing(config: Config, inventory: Inventory, capabilities: Iterable[st
     majors = read_majors(config) if wanted else {}
     made: list[str] = []
     failed: list[tuple[str, str]] = []
+    found: list[str] = []
     for node in wanted:
         host = config.dev + node.path.removeprefix("/dev")
         major = next((majors[driver] for driver in node.drivers if driver in majors), None)
-        if major is None or os.path.lexists(host):
+        if major is None:
             continue
         try:
-            if _make(host, node, os.makedev(major, node.minor)):
+            if not os.path.lexists(host) and _make(host, node, os.makedev(major, node.minor)):
                 made.append(host)
+            elif _is_device(host):
+                found.append(host)
         except OSError as error:
             failed.append((host, error.strerror or str(error)))
-    return MadeNodes(tuple(made), tuple(failed))
+    return MadeNodes(tuple(made), tuple(failed), tuple(found))
 
 
 def _wanted(
@@ -148,6 +155,10 @@ def _wanted(
 def _mode(text: str) -> int:
     number = int(text) if text.isascii() and text.isdecimal() else _CAPABILITY_MODE
     return number if number <= _PERMISSIONS else _CAPABILITY_MODE
+
+
+def _is_device(host: str) -> bool:
+    return stat.S_ISCHR(os.lstat(host).st_mode)
 
 
 def _make(host: str, node: _Wanted, number: int) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hooks import engine
 from hooks.node.inventory import look_again, take_inventory
 from hooks.node.modules import load_commands
 from hooks.node.nodes import MadeNodes, make_missing
@@ -129,6 +130,21 @@ def test_missing_nodes_are_made_as_the_module_says(node: Node) -> None:
     assert look_again(node.config, inventory).nodes.faults == {}
     assert [name for name in os.listdir(node.dev) if name.startswith(".")] == []
     assert make(node) == MadeNodes()
+
+
+def test_node_that_another_shim_has_made_meanwhile_counts(node: Node, tmp_path: Path) -> None:
+    (node.dev / "nvidia1").unlink()
+    slower = take_inventory(node.config, None)
+    assert make(node).made == (f"{node.dev}/nvidia1",)
+    made = make_missing(node.config, slower, DEFAULT_CAPABILITIES)
+    assert made == MadeNodes(found=(f"{node.dev}/nvidia1",))
+    (tmp_path / "rootfs").mkdir()
+    spec = {"process": {"env": ["NVIDIA_VISIBLE_DEVICES=1"]}, "linux": {}}
+    injection = engine.inject(
+        spec, engine.read_request(spec, node.config), slower,
+        rootfs=str(tmp_path / "rootfs"), staging=str(tmp_path / "staging"), config=node.config,
+    )  # fmt: skip
+    assert "/dev/nvidia1" in {device["path"] for device in injection.spec["linux"]["devices"]}
 
 
 def test_nodes_of_excluded_gpus_are_not_made(node: Node) -> None:
