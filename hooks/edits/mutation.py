@@ -147,7 +147,8 @@ def _apply_devices(linux: Json, devices: Iterable[Device]) -> Json:
     for device in devices:
         other = by_path.get(device.path)
         if other is None:
-            new_nodes.append(device_node(device))
+            by_path[device.path] = device_node(device)
+            new_nodes.append(by_path[device.path])
         elif not _is_same(other, device):
             raise DeviceConflict(
                 f"{device.path} ({device.reason})",

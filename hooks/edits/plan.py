@@ -290,7 +290,9 @@ def united(plans: Iterable[Plan]) -> Plan:
 
     Returns:
         A plan with all their edits. Directories of links at one path are one directory, since
-        a mount of one would hide the other.
+        a mount of one would hide the other. Of mounts at one place the last holds, and of nodes
+        of one device at one place the first; another device there stays, for whoever writes the
+        plan into a spec to refuse. Mounts of several plans are in order of depth.
     """
     each = tuple(plans)
     merged = {
@@ -300,6 +302,13 @@ def united(plans: Iterable[Plan]) -> Plan:
         for entry in fields(Plan)
     }
     merged["link_directories"] = _one_per_path(merged["link_directories"])
+    if len(each) > 1:
+        devices, mounts = merged["devices"], merged["mounts"]
+        nodes = {(d.path, d.kind, d.major, d.minor): d for d in reversed(devices)}
+        merged["devices"] = tuple(reversed(nodes.values()))
+        places = {mount.destination: mount for mount in mounts}
+        deep = sorted(places.values(), key=lambda mount: mount.destination.count("/"))
+        merged["mounts"] = tuple(deep)
     return Plan(**merged)
 
 

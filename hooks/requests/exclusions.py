@@ -25,7 +25,7 @@ from hooks.node.witness import Witness
 from hooks.requests.policy_errors import GpuExcluded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from hooks.config import Config
     from hooks.edits.plan import Device
@@ -125,13 +125,27 @@ def _numbers(config: Config, inventory: Inventory | None) -> Iterator[tuple[tupl
     # Of a GPU of another vendor, sysfs knows the address alone.
     addresses = {gpu.bus_id: str(gpu) for gpu in excluded}
     addresses |= {name: f"the GPU at {name}" for name in config.excluded_gpus if ":" in name}
-    for address, owner in addresses.items():
-        for name in _names(f"{config.sys}/bus/pci/devices/{address}/drm"):
-            try:
-                number = os.stat(f"{config.dev}/dri/{name}").st_rdev
-            except OSError:
-                continue
-            yield (os.major(number), os.minor(number)), owner
+    nodes = [
+        (name, owner)
+        for address, owner in addresses.items()
+        for name in _names(f"{config.sys}/bus/pci/devices/{address}/drm")
+    ]
+    for name, owner in (*nodes, *_of_partitions(config, addresses)):
+        try:
+            number = os.stat(f"{config.dev}/dri/{name}").st_rdev
+        except OSError:
+            continue
+        yield (os.major(number), os.minor(number)), owner
+
+
+def _of_partitions(config: Config, owners: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The DRM nodes of AMD's GPUs, whose partitions but the first are no PCI devices."""
+    from hooks.vendors import amd  # noqa: PLC0415 - few nodes exclude anything
+
+    for gpu in amd.find(config)[0]:
+        if gpu.address in owners:
+            for name in gpu.device.minors:
+                yield name, owners[gpu.address]
 
 
 def _names(directory: str) -> list[str]:

@@ -12,6 +12,8 @@ import pytest
 from hooks import engine, vendors
 from hooks.__main__ import main
 from hooks.config import Config, load_config
+from hooks.edits.plan import Device
+from hooks.requests.exclusions import refuse_excluded
 from hooks.requests.names import Void
 from hooks.requests.policy_errors import GpuExcluded
 from hooks.requests.request import Request
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
     from hooks.edits.plan import Contribution
     from hooks.errors import InventoryError, RequestError
+    from hooks.vendors.gpus import VendorGpu
 
     MakeNode = Callable[..., SimulatedNode]
 
@@ -260,6 +263,22 @@ def test_excluded_gpu_is_in_no_all_with_all_its_partitions(mixed: SimulatedNode)
     with pytest.raises(NoVendorGpus, match="excluded by the configuration and 1 more") as raised:
         vendors.contribute(Request(Void(), amd_devices="all"), config)
     assert raised.value.do == ""
+
+
+def test_cdi_file_gives_no_partition_of_an_excluded_gpu(mixed: SimulatedNode) -> None:
+    config = replace(config_of(mixed), excluded_gpus=("0000:61:00.0",))
+    gpus, _ = amd.find(config)
+
+    def refuse(gpu: VendorGpu) -> None:
+        for name in gpu.device.minors:
+            number = os.stat(f"{mixed.dev}/dri/{name}").st_rdev
+            planned = Device("/dev/x", os.major(number), os.minor(number))
+            refuse_excluded([planned], config, None)
+
+    refuse(gpus[0])
+    for partition in gpus[1:]:
+        with pytest.raises(GpuExcluded, match="0000:61:00"):
+            refuse(partition)
 
 
 @pytest.mark.parametrize("variable", ["AMD_VISIBLE_DEVICES", "INTEL_VISIBLE_DEVICES"])

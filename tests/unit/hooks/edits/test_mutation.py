@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hooks.edits.mutation import apply, apply_process
-from hooks.edits.plan import Device, File, LinkDirectory, Mount, Plan, ProcFile
+from hooks.edits.plan import Device, File, LinkDirectory, Mount, Plan, ProcFile, united
 from hooks.edits.verification import verify
 from hooks.errors import DeviceConflict, MalformedSpec, VerificationFailed
 
@@ -194,6 +194,22 @@ def test_variable_is_added_behind_another_value_and_not_behind_the_same() -> Non
 def test_groups_are_united() -> None:
     process = {"user": {"gid": 7, "additionalGids": [44]}}
     assert apply_process(process, (), (44, 7, 9))["user"]["additionalGids"] == [44, 9]
+
+
+def test_what_two_vendors_bring_to_one_place_is_there_once() -> None:
+    udev = Mount("/driver/udev", "/run/udev", reason="gds")
+    again = Mount("/driver/udev", "/run/udev", ("ro",), reason="of a CDI file")
+    inside = Mount("/driver/data", "/run/udev/data")
+    gpu = Device("/dev/nvidia0", 195, 0, mode=0o660, reason="of a CDI file")
+    plan = united((Plan((CTL, GPU), mounts=(inside, udev)), Plan((gpu,), mounts=(again,))))
+    after = apply(spec(), plan)
+    check(spec(), after, plan)
+    assert [mount.destination for mount in plan.mounts] == ["/run/udev", "/run/udev/data"]
+    assert after["mounts"][-2]["options"] == ["ro"]
+    assert [node["path"] for node in after["linux"]["devices"]] == [CTL.path, GPU.path]
+    other = Plan((Device(GPU.path, 195, 1),))
+    with pytest.raises(DeviceConflict, match="195:0"):
+        apply(spec(), united((PLAN, other)))
 
 
 @pytest.mark.parametrize(
