@@ -129,9 +129,15 @@ async def _in_container(pid: int, tasks: Tasks, done: str) -> dict[str, str]:
     if namespace is None or why:
         _close(fd for fd in (namespace, *tasks.values()))
         return dict.fromkeys(tasks, why)
-    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    ends: tuple[int, ...] = ()
     try:
+        ends = reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         _thread.start_new_thread(_enter, (namespace, tasks, done, writing))
+    except (OSError, RuntimeError) as error:
+        # There may be no room for a thread where the shim is.
+        _close((namespace, *tasks.values(), *ends))
+        return dict.fromkeys(tasks, forked.reason(error))
+    try:
         report = await _read_report(reading)
     finally:
         os.close(reading)
@@ -157,14 +163,15 @@ def _open_namespace(pid: int) -> tuple[int | None, str]:
 
 def _has_procfs(pid: int) -> bool:
     """Whether a procfs is what a process sees at /proc: nobody else's code answers there."""
-    last = ("", "")
-    with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+    last = (b"", b"")
+    # Read as bytes: a mount point may have a carriage return in it.
+    with open(f"/proc/{pid}/mountinfo", "rb") as file:
         for line in file:
-            of_mount, _, of_system = line.partition(" - ")
-            words = of_mount.split(" ")
-            if words[4] == "/proc":
-                last = (words[3], of_system.split(" ", 1)[0])
-    return last == ("/", "proc")
+            of_mount, _, of_system = line.partition(b" - ")
+            words = of_mount.split(b" ")
+            if words[4] == b"/proc":
+                last = (words[3], of_system.split(b" ", 1)[0])
+    return last == (b"/", b"proc")
 
 
 async def _read_report(reading: int) -> bytes:

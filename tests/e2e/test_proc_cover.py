@@ -182,6 +182,32 @@ async def test_container_reads_what_was_staged_and_cannot_write_it(
     assert real() == before
 
 
+def strange_mount_point(spec: dict[str, Any], rootfs: str) -> None:
+    os.mkdir(os.path.join(rootfs, "a\rb"))
+    spec["mounts"].append({"destination": "/a\rb", "type": "tmpfs", "source": "tmpfs"})
+
+
+async def test_mount_point_with_a_carriage_return_is_one_like_others(
+    runtime: str, tmp_path: Path, staged: str
+) -> None:
+    with created(runtime, tmp_path, strange_mount_point) as container:
+        assert await cover(container.pid, {FILE: staged}) == {FILE: COVERED}
+
+
+async def test_no_room_for_a_thread_is_told_and_leaves_nothing(
+    runtime: str, tmp_path: Path, staged: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with created(runtime, tmp_path) as container:
+        before = left_in_here()
+        monkeypatch.setattr("_thread.start_new_thread", refuse)
+        told = await cover(container.pid, {FILE: staged})
+        assert told == {FILE: "can't start new thread"}
+        assert left_in_here() == before
+
+
 async def test_what_is_covered_can_be_uncovered_and_covered_again(
     runtime: str, tmp_path: Path, staged: str
 ) -> None:
