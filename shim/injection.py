@@ -81,7 +81,8 @@ class Injector:
             self._log.warning("it does not get what it asks for", container=container, why=denied)
         needed = engine.needs_inventory(verdict.allowed, config)
         for command in engine.module_commands(config, verdict.allowed):
-            await self._load_module(command)
+            if not await self._load_module(command):
+                break
         inventory = engine.load_inventory(config) if needed else None
         if needed and inventory is None:
             inventory = await self._take_inventory(config)
@@ -232,20 +233,22 @@ class Injector:
             return _NO_VERSION
         return str(version)
 
-    async def _load_module(self, command: Sequence[str]) -> None:
-        from hooks.node.modules import TIMEOUT  # noqa: PLC0415 - see inject
+    async def _load_module(self, command: Sequence[str]) -> bool:
+        """Load one, or say why not; whether it makes sense to try the next."""
+        from hooks.node.modules import DRIVER, TIMEOUT  # noqa: PLC0415 - see inject
 
         name = command[-1]
         try:
             done = await run(self._reaper, command, timeout=TIMEOUT)
         except (ProgramNotFound, ProgramTimeout) as error:
             self._log.warning("a kernel module is not loaded", module=name, why=str(error))
-            return
+            return False
         if done.exit.status:
             why = f"{command[0]} ended with status {done.exit.status}"
             self._log.warning("a kernel module is not loaded", module=name, why=why)
-        else:
-            self._log.info("a kernel module was loaded", module=name)
+            return name != DRIVER  # without which no other can be
+        self._log.info("a kernel module was loaded", module=name)
+        return True
 
     async def _take_inventory(self, config: Config) -> Inventory:
         from hooks import engine  # noqa: PLC0415 - see inject

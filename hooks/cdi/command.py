@@ -189,9 +189,16 @@ _MODE: Final = 0o644
 
 
 def _write(path: str, text: str) -> None:
-    """Puts a file in place in one step: whoever reads the directory sees all of it, or none."""
+    """Puts a file in place in one step: whoever reads the directory sees all of it, or none.
+
+    What is there and is no file (/dev/stdout, /dev/null, a FIFO) is written to, and stays.
+    """
     directory, name = os.path.split(os.path.abspath(path))
     try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            with open(path, "w", encoding="utf-8") as there:
+                there.write(text)
+            return
         os.makedirs(directory, mode=0o755, exist_ok=True)
         # Its name must not end as those of spec files do.
         fd, aside = tempfile.mkstemp(prefix=f".{name}.", dir=directory)

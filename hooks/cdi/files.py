@@ -7,6 +7,8 @@ Rules
 - The directory and the file belong to root, or to the user that we are, and others may not write
   them; a directory that others may write counts if it is sticky, since they can then only add
   files of their own. Group's writing is the operator's choice.
+- A link in a directory belongs to root or to us as well: another's could make a spec of any file of
+  root's, one in an image among them.
 - The file is a regular one, of at most 4 MiB; nothing that blocks or acts is ever opened for
   reading. It may be a link: then that is said of what it leads to.
 - A file whose text begins with a brace is JSON, whatever its name: most YAML files that programs
@@ -17,13 +19,10 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from hooks.cdi.errors import CdiFileUnusable, CdiSpecInvalid
 from hooks.cdi.tree import BadTree, of_json, of_yaml
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["SUFFIXES", "Content", "is_json", "names_in", "open_directory", "read", "tree_of"]
 
@@ -73,10 +72,23 @@ def open_directory(path: str) -> int | None:
     return fd
 
 
-def names_in(fd: int) -> Iterator[str]:
-    """The names of the spec files in an open directory, in order."""
-    names = sorted(os.listdir(fd))
-    yield from [name for name in names if name.endswith(SUFFIXES)][:MOST_NAMES]
+def names_in(fd: int, path: str) -> list[str]:
+    """The names of the spec files in an open directory, in order.
+
+    Args:
+        fd: the directory.
+        path: of it, for messages.
+
+    Raises:
+        CdiFileUnusable: it cannot be read.
+    """
+    try:
+        names = sorted(os.listdir(fd))
+    except FileNotFoundError:
+        return []  # it was removed meanwhile
+    except OSError as error:
+        raise CdiFileUnusable(f"the CDI specs in {path}", found=str(error.strerror)) from error
+    return [name for name in names if name.endswith(SUFFIXES)][:MOST_NAMES]
 
 
 def read(path: str, *, dir_fd: int | None = None, name: str | None = None) -> Content | None:
@@ -106,6 +118,8 @@ def read(path: str, *, dir_fd: int | None = None, name: str | None = None) -> Co
             if not stat.S_ISREG(seen.st_mode):
                 raise CdiFileUnusable(asked, found="it is no regular file")
             _check_owner(asked, seen)
+            if name is not None:
+                _check_link(asked, os.lstat(name, dir_fd=dir_fd))
             fd = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
         finally:
             os.close(place)
@@ -149,6 +163,14 @@ def tree_of(data: bytes, path: str) -> Any:
         raise CdiSpecInvalid(
             f"the CDI spec {path}", found=str(error), do="have the vendor's program write it anew"
         ) from error
+
+
+def _check_link(asked: str, seen: os.stat_result) -> None:
+    # Whatever it is now: who owns the name may have changed it since it was followed.
+    if seen.st_uid not in {0, os.geteuid()}:
+        raise CdiFileUnusable(
+            asked, found=f"it is a link of user {seen.st_uid}", do="make it root's: chown -h root"
+        )
 
 
 def _check_owner(asked: str, seen: os.stat_result) -> None:

@@ -124,8 +124,10 @@ class Registry:
             if fd is None:
                 continue
             try:
-                for name in files.names_in(fd):
+                for name in files.names_in(fd, directory):
                     registry._load(os.path.join(directory, name), priority, fd, name, only)
+            except CdiFileUnusable as error:
+                registry.faults.append(Fault(directory, error))
             finally:
                 os.close(fd)
         return registry

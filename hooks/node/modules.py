@@ -15,7 +15,7 @@ Rules
 - That a module could not be loaded is no error here: whatever needs it says what is missing.
 
 The engine runs nothing. The caller runs each command to its end, one after the other, and has
-them end within :data:`TIMEOUT`.
+each end within :data:`TIMEOUT`. After one that does not, and without ``nvidia``, it tries no more.
 
 Source: nvidia-modprobe, modprobe-utils/nvidia-modprobe-utils.c; libnvidia-container,
 src/nvc.c; modprobe(8); Documentation/ABI/testing/sysfs-bus-pci of the kernel.
@@ -34,14 +34,15 @@ if TYPE_CHECKING:
 
     from hooks.config import Config
 
-__all__ = ["TIMEOUT", "load_commands"]
+__all__ = ["DRIVER", "TIMEOUT", "load_commands"]
 
 TIMEOUT: Final = 60.0
 """Seconds that a command may take: a module wakes every GPU of the node."""
 
 _VENDOR: Final = "0x10de"
 _DISPLAY: Final = "0x03"
-_DRIVER: Final = "nvidia"
+DRIVER: Final = "nvidia"
+"""The module that all others need."""
 
 
 def load_commands(config: Config, capabilities: Iterable[str]) -> tuple[tuple[str, ...], ...]:
@@ -76,7 +77,7 @@ def is_loaded(config: Config, module: str) -> bool:
 
 def _needed(capabilities: Iterable[str]) -> list[str]:
     nodes = nodes_of(capabilities)
-    needed = [_DRIVER]
+    needed = [DRIVER]
     if UVM in nodes:
         needed.append("nvidia-uvm")
     if MODESET in nodes:

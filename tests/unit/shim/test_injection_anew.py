@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from hooks.errors import MigModeGpu, UnknownDevice
 from hooks.node.inventory import load_inventory, take_inventory
+from shim.errors import ProgramTimeout
 from shim.injection import Injector
+from shim.spawn import Completed
 from tests.unit.hooks.fake_node import VERSION, Elves, Node, nvml_gpu
 
 if TYPE_CHECKING:
@@ -111,6 +115,42 @@ async def test_refusal_that_is_founded_anew_stands(
         "rootfs",
     ]
     assert list((tmp_path / "bundle/rootfs").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("loads", "tried"),
+    [
+        ({}, ["nvidia", "nvidia-uvm"]),
+        ({"nvidia": 1}, ["nvidia"]),
+        ({"nvidia": None}, ["nvidia"]),
+        ({"nvidia-uvm": 1}, ["nvidia", "nvidia-uvm"]),
+    ],
+)
+async def test_module_that_fails_or_hangs_holds_nobody_up_twice(
+    node: Node,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    loads: dict[str, int | None],
+    tried: list[str],
+) -> None:
+    """The status that modprobe ends with, by the module; None if it does not end in time."""
+    bus = node.sys / "bus/pci/devices/0000:10:00.0"
+    node.write(bus / "vendor", "0x10de\n")
+    node.write(bus / "class", "0x030200\n")
+    asked: list[str] = []
+
+    async def run(_: object, command: list[str], *, timeout: float) -> Completed:
+        asked.append(command[-1])
+        status = loads.get(command[-1], 0)
+        if status is None:
+            raise ProgramTimeout("to run it", found=f"it had not ended after {timeout} s")
+        return Completed(cast("Any", SimpleNamespace(status=status)), b"")
+
+    monkeypatch.setattr("shim.injection.run", run)
+    made = injector(tmp_path, Asked(node, answer(nvml_gpu(0))), monkeypatch)
+    monkeypatch.setattr(made, "_log", Mock())
+    await made.inject(spec_of(tmp_path, "all"), str(tmp_path / "bundle/rootfs"))
+    assert asked == tried
 
 
 async def test_refusal_of_what_was_just_looked_at_is_not_founded_twice(

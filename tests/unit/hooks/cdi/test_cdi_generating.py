@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import stat
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -150,6 +152,19 @@ def test_spec_is_as_the_reader_wants_it_in_both_forms(
     words = ["cdi", "--config", str(config), "generate", "--format", "json", "--vendor", "x.y"]
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out)["kind"] == "x.y/gpu"
+    # Root may name a device or a pipe, and it is not replaced by a file.
+    reading, writing = os.pipe()
+    words = ["cdi", "--config", str(config), "generate", "--output", f"/dev/fd/{writing}"]
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 1 << 20)
+    assert main(words) == 0, capsys.readouterr().err
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        assert pipe.read() == (tmp_path / "a/nvidia.yaml").read_bytes()
+    full = tmp_path / "full"
+    os.mknod(full, stat.S_IFCHR | 0o600, os.makedev(1, 7))
+    assert main([*words[:-1], str(full)]) == 1
+    assert "No space left" in capsys.readouterr().err
+    assert full.is_char_device()
 
 
 def test_wish_that_is_no_kind_is_an_error(node: Node, inventory: Inventory) -> None:

@@ -155,6 +155,34 @@ def test_directory_that_everybody_may_write_counts_only_if_it_is_sticky(tmp_path
     assert found_in([directory], "vendor.com/device=0") == "a.json"
 
 
+def test_link_of_another_user_counts_for_nothing(tmp_path: Path) -> None:
+    elsewhere = write(tmp_path / "image" / "evil.json", "0")
+    directory = tmp_path / "specs"
+    directory.mkdir(mode=0o1777)
+    (directory / "a.json").symlink_to(elsewhere)
+    assert found_in([directory], "vendor.com/device=0") == "a.json"
+    os.chown(directory / "a.json", 1234, 1234, follow_symlinks=False)
+    with pytest.raises(CdiDeviceUnknown, match="a link of user 1234"):
+        found_in([directory], "vendor.com/device=0")
+
+
+def test_directory_that_is_removed_meanwhile_has_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "specs"
+    directory.mkdir()
+    opened = files.open_directory
+
+    def open_and_remove(path: str) -> int | None:
+        fd = opened(path)
+        directory.rmdir()
+        return fd
+
+    monkeypatch.setattr(files, "open_directory", open_and_remove)
+    registry = Registry.of([str(directory)])
+    assert (registry.files, registry.faults) == ([], [])
+
+
 def test_directory_that_is_a_file_is_a_fault(tmp_path: Path) -> None:
     (tmp_path / "specs").write_text("")
     with pytest.raises(CdiFileUnusable):
