@@ -7,6 +7,7 @@ Rules
   that are not said are those of the container's user. Its group is not added to the process:
   ``additionalGids`` does that.
 - A source of a mount has to be there, and so has a device node that is looked up.
+- A mount for which an image that takes no writes has no room is an error.
 - Nothing is mounted over /, or below /proc and /sys. Bind mounts, and file systems that live in
   memory (tmpfs, hugetlbfs), are the kinds there are.
 - A network interface is moved only by a runtime that says it knows how: another would pass over
@@ -310,7 +311,7 @@ def _mount(wanted: SpecMount, whose: str) -> Mount:
                 found=str(error.strerror),
                 do="have the vendor's program write the CDI spec anew",
             ) from error
-    return Mount(source, destination, options, whose, kind)
+    return Mount(source, destination, options, whose, kind, required=True)
 
 
 def _clean(path: str, whose: str) -> str:

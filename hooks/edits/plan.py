@@ -71,6 +71,8 @@ class Mount:
         options: mount options as the OCI spec writes them.
         reason: why it is there, for people.
         kind: the mount's type; only a foreign CDI spec brings others than "bind".
+        required: whether a container that has no room for it is not to be made. What it does
+            without a foreign CDI spec's mount nobody knows; the driver's own are known.
     """
 
     source: str
@@ -78,6 +80,7 @@ class Mount:
     options: tuple[str, ...] = ("ro", "nosuid", "nodev", "rbind", "rprivate")
     reason: str = ""
     kind: str = "bind"
+    required: bool = False
 
 
 @dataclass(frozen=True, slots=True)

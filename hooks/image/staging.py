@@ -11,7 +11,7 @@ Rules
   be covered. If not, LD_LIBRARY_PATH is the last resort.
 - A mount of the plan that has no mount point in the image, and a link that is not in it, are
   omitted. Libraries are what a container cannot be started without: if there is no tmpfs for
-  them, that is an error.
+  them, that is an error, and so it is of a mount that is required.
 - The staging directory is private to us (0700), what is mounted from it is readable to all.
 """
 
@@ -29,6 +29,8 @@ from hooks.image.loader_files import MUSL_PATHS, loader_files
 from hooks.image.rootfs_errors import RootfsReadOnly
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from hooks.edits.plan import Link, Plan
     from hooks.image.journal import Journal
     from hooks.image.layout import Layout, Loader
@@ -110,10 +112,19 @@ def _fill_homes(
 ) -> list[str]:
     """Makes mount points and links in staging; returns what there is no room for."""
     omitted = []
+    taken: list[Mount] = []
     for mount in plan.mounts:
         inside = homes.staged(mount.destination)
         if inside is None:
-            if not _takes(rootfs, layout, mount):
+            if _takes(rootfs, layout, mount) or _is_in_one(mount, taken):
+                taken.append(mount)
+            elif mount.required:
+                raise RootfsReadOnly(
+                    f"a mount at {mount.destination} for {mount.reason}",
+                    found="a read-only rootfs that has nothing there to mount over",
+                    do="use a writable snapshot, or an image that has it",
+                )
+            else:
                 omitted.append(mount.destination)
         elif is_on_directory(mount):
             journal.directory(inside)
@@ -168,6 +179,15 @@ def _takes(rootfs: Rootfs, layout: Layout, mount: Mount) -> bool:
     except RootfsError:
         return False
     return found is not None and stat.S_ISDIR(found.st_mode) == is_on_directory(mount)
+
+
+def _is_in_one(mount: Mount, others: Iterable[Mount]) -> bool:
+    """Whether the mount point of ``mount`` is in another mount, or can be made there."""
+    for other in others:
+        if mount.destination.startswith(f"{other.destination}/"):
+            below = mount.destination.removeprefix(other.destination)
+            return other.kind != "bind" or os.path.lexists(other.source + below)
+    return False
 
 
 def _has(rootfs: Rootfs, link: Link) -> bool:

@@ -143,6 +143,31 @@ def test_musl_is_told_by_its_path_file_if_there_is_one(image: Any, has_path: boo
         assert placed.environment == (("LD_LIBRARY_PATH", HOME),)
 
 
+def test_mount_that_is_required_has_room_or_is_an_error(image: Any, tmp_path: Path) -> None:
+    root = image(lambda root: os.makedirs(f"{root}/opt/vendor"))
+
+    def of_a_file(source: str, destination: str, kind: str = "bind") -> Mount:
+        return Mount(source, destination, reason="v.com/d=0", kind=kind, required=True)
+
+    file, below = "/etc/hostname", of_a_file("/etc/hostname", "/opt/vendor/hostname")
+    for mounts in (
+        (of_a_file("/etc", "/opt/vendor"), below),
+        (of_a_file("tmpfs", "/opt/vendor", "tmpfs"), below),
+        (of_a_file(file, "/run/vendor/x"),),
+    ):
+        placed = stage(root, Plan(mounts=mounts), [DEV, RUN])
+        assert placed.omitted == ()
+    for mounts in (
+        (below,),
+        (of_a_file("/usr", "/opt/vendor"), below),
+        (of_a_file(file, "/opt/vendor"),),
+    ):
+        shutil.rmtree(f"{root}-staging")
+        with pytest.raises(RootfsReadOnly, match=r"v\.com/d=0"):
+            stage(root, Plan(mounts=mounts, links=(Link("/run/a", "b"),)), [DEV, RUN])
+        assert tree(f"{root}-staging") == {}
+
+
 def test_what_has_no_mount_point_is_omitted(image: Any) -> None:
     def build(root: str) -> None:
         debian(root)
