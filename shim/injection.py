@@ -52,7 +52,8 @@ class Injector:
         """Give the container what it asks for and may have.
 
         Writes the changed spec to the bundle, and files into the rootfs and the bundle's
-        staging directory. Nothing is written if nothing is asked for, or if anything fails.
+        staging directory. Nothing is written if nothing is asked for, or if it cannot be given;
+        after any other failure :meth:`undo` takes back what is in the bundle.
 
         Args:
             spec: the OCI spec as containerd wrote it.
@@ -100,9 +101,10 @@ class Injector:
             # The spec stays as it is, and later execs have nothing to get.
             self._keep(injection.record)
             return
-        self._original = bundle_files.read(self._config, bundle_files.LONGEST_SPEC)
+        original = bundle_files.read(self._config, bundle_files.LONGEST_SPEC)
         self._keep(injection.record)
         bundle_files.write_spec(self._bundle, injection.spec)
+        self._original = original
         self._record = injection.record
 
     async def _decided(
@@ -180,11 +182,12 @@ class Injector:
             NvshimError: config.json could not be put back.
             OSError: a file of ours could not be removed.
         """
+        # First what gives room back: a full disk may be why we are here.
+        bundle_files.remove(os.path.join(self._bundle, bundle_files.RECORD))
         bundle_files.remove_staging(self._bundle)
         if self._original is not None:
             mode = stat.S_IMODE(os.stat(self._config).st_mode)
             bundle_files.write(self._config, self._original, mode=mode)
-        bundle_files.remove(os.path.join(self._bundle, bundle_files.RECORD))
 
     @property
     def _config(self) -> str:

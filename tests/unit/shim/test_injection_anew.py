@@ -12,7 +12,8 @@ import pytest
 
 from hooks.errors import MigModeGpu, UnknownDevice
 from hooks.node.inventory import load_inventory, take_inventory
-from shim.errors import ProgramTimeout
+from shim import bundle as bundle_files
+from shim.errors import BundleUnusable, ProgramTimeout
 from shim.injection import Injector
 from shim.spawn import Completed
 from tests.unit.hooks.fake_node import VERSION, Elves, Node, nvml_gpu
@@ -162,3 +163,26 @@ async def test_refusal_of_what_was_just_looked_at_is_not_founded_twice(
     with pytest.raises(MigModeGpu):
         await made.inject(spec_of(tmp_path, "0"), str(tmp_path / "bundle/rootfs"))
     assert asked.times == 1
+
+
+@pytest.mark.parametrize("full", ["nvidia.json", "config.json"])
+async def test_bundle_on_a_full_disk_is_left_as_it_was(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    write = bundle_files.write
+
+    def written(path: str, content: bytes, *, mode: int = 0o600) -> None:
+        if path.endswith(f"/{full}"):
+            raise BundleUnusable(f"to write {path}", found="no space left on device")
+        write(path, content, mode=mode)
+
+    monkeypatch.setattr(bundle_files, "write", written)
+    made = injector(tmp_path, Asked(node, answer(nvml_gpu(0))), monkeypatch)
+    spec = spec_of(tmp_path, "0")
+    bundle = tmp_path / "bundle"
+    inode = (bundle / "config.json").stat().st_ino
+    with pytest.raises(BundleUnusable, match=full):
+        await made.inject(spec, str(bundle / "rootfs"))
+    made.undo()
+    assert sorted(path.name for path in bundle.iterdir()) == ["config.json", "rootfs"]
+    assert (bundle / "config.json").stat().st_ino == inode
