@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -29,8 +30,9 @@ LISTED: Final = re.compile(r"\(UUID: (GPU-[0-9a-f-]+)\)")
 
 @pytest.fixture(scope="module")
 def node(workshop: str) -> Iterator[SimulatedNode]:
-    """A node with two GPUs."""
-    with SimulatedNode.create(f"{workshop}/cri-policy", Scenario.load("two")) as node:
+    """A node with two GPUs, a switch and IMEX channels."""
+    scenario = replace(Scenario.load("two"), imex_channels=(0, 3), beside=("gdrcopy", "nvswitch"))
+    with SimulatedNode.create(f"{workshop}/cri-policy", scenario) as node:
         yield node
 
 
@@ -111,6 +113,32 @@ def test_kubelet_operator_and_privilege_are_believed(
     pod = pods.run(security=pb.LinuxSandboxSecurityContext(privileged=True))
     mine = pb.LinuxContainerSecurityContext(privileged=True)
     assert _listed(pod.start(*IDLE, image=WANTS_ALL, security=mine)) == every
+
+
+def test_with_one_gpu_an_image_gets_no_switch_and_not_every_channel(
+    pods: Pods, node: SimulatedNode, set_policy: Callable[..., None]
+) -> None:
+    greedy = {
+        **_env(node.scenario.gpus[0].uuid),
+        "NVIDIA_IMEX_CHANNELS": "all",
+        "NVIDIA_NVSWITCH": "enabled",
+        "NVIDIA_GDRCOPY": "enabled",
+    }
+    show = ("sh", "-c", "cd /dev; ls -d nvidia[0-9] nvidia-* gdrdrv nvidia-caps*/* 2>/dev/null")
+    pod = pods.run()
+    container = pod.start(*IDLE, image=GLIBC, env=greedy)
+    assert container.exec(*show).lines == ["gdrdrv", "nvidia0"]
+    denied = _record(container)["policy"]["denied"]
+    assert [line.partition(":")[0] for line in denied] == ["nvswitch", "every IMEX channel"]
+    # A device plugin names the channels that it gives by the same variable.
+    numbered = pod.start(*IDLE, image=GLIBC, env={**greedy, "NVIDIA_IMEX_CHANNELS": "3"})
+    assert "nvidia-caps-imex-channels/channel3" in numbered.exec(*show).lines
+    _expect_refusal(
+        pod, "NVSHIM-E0223", "mig-config", env={**greedy, "NVIDIA_MIG_CONFIG_DEVICES": "all"}
+    )
+    set_policy('trusted-namespaces = ["tests"]')
+    seen = pod.start(*IDLE, image=GLIBC, env=greedy).exec(*show).lines
+    assert {"nvidia-nvswitchctl", "nvidia-caps-imex-channels/channel0"} <= set(seen)
 
 
 def test_denied_container_fails_in_one_line_if_that_is_set(
