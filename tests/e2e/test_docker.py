@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from typing import TYPE_CHECKING, Any, Final
@@ -12,6 +13,7 @@ from integration.containerd import PrivateContainerd
 from integration.images import glibc
 from integration.parts import Parts
 from integration.simulated import Scenario, SimulatedNode
+from integration.traces import cgroup_hierarchies
 from tests.harness.containerds import nothing_left
 from tests.harness.docker import DockerParts, PrivateDocker
 from tests.harness.runtime import OURS, new_name
@@ -120,6 +122,27 @@ def test_environment_asks_and_a_mount_of_null_comes_before_it(docker: PrivateDoc
     mount = "--volume=/dev/null:/var/run/nvidia-container-devices/0"
     by_mount, _ = shown(docker.run(mount, "--", "sh", "-c", SHOW, image="asks"))
     assert by_mount == by_user
+
+
+@pytest.fixture
+def pods_cgroup(daemon: tuple[PrivateDocker, PrivateContainerd]) -> Iterator[str]:
+    """A cgroup that is named as a kubelet's; runtimes leave it behind."""
+    name = f"{daemon[1].namespace}-kubepods"
+    yield f"/{name}"
+    for hierarchy in cgroup_hierarchies():
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.join(hierarchy, name))
+
+
+def test_neither_a_volume_of_its_own_nor_an_image_in_a_pod_of_docker_is_a_grant(
+    docker: PrivateDocker, pods_cgroup: str
+) -> None:
+    show = ("sh", "-c", f"{SHOW}; true")
+    volume = "--volume=/var/run/nvidia-container-devices/all"  # as VOLUME of an image does
+    assert shown(docker.run(volume, "--", *show))[0] == []
+    # As cri-dockerd starts the containers of a pod.
+    pod = f"--cgroup-parent={pods_cgroup}"
+    assert shown(docker.run(pod, "--", *show, image="asks")) == ([], {DEVICES: "1"})
 
 
 def test_program_sees_the_gpus_and_loads_the_driver(
