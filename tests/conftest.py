@@ -27,7 +27,7 @@ from tests.harness.low_level import crun_for_this_host
 from tests.harness.runtime import OURS, Runtime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from integration.containerd import PrivateContainerd
 
@@ -48,6 +48,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="needs root"))
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
 @pytest.fixture(scope="session")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A directory for what the whole session uses."""
@@ -62,11 +67,25 @@ def shim_directory(workshop: str) -> str:
 
 @pytest.fixture(scope="session")
 def shim_config(workshop: str) -> str:
-    """The shim's configuration; a test that needs another writes it and puts this one back."""
+    """The shim's configuration; ``configure`` exchanges it for one test."""
     path = os.path.join(workshop, "config.toml")
     with open(path, "w", encoding="utf-8") as file:
         file.write(f'[node]\nstate = "{workshop}/state"\n')
     return path
+
+
+@pytest.fixture
+def configure(shim_config: str) -> Iterator[Callable[[str], None]]:
+    """Give the shim another configuration, which it reads for each container."""
+    with open(shim_config, encoding="utf-8") as file:
+        before = file.read()
+
+    def write(text: str) -> None:
+        with open(shim_config, "w", encoding="utf-8") as file:
+            file.write(text)
+
+    yield write
+    write(before)
 
 
 @pytest.fixture(scope="session")

@@ -10,11 +10,12 @@ import pytest
 
 from integration.containerd_errors import CriuUnusable
 from integration.criu import find_criu
+from integration.simulated import Scenario, SimulatedNode
 from tests.harness.node import node_of
 from tests.harness.shim import shim_by_hand
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
     from contextlib import AbstractAsyncContextManager
 
     from integration.parts import Parts
@@ -22,11 +23,6 @@ if TYPE_CHECKING:
     from tests.harness.shim import ShimByHand
 
     StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture
@@ -49,6 +45,13 @@ def criu() -> str:
         return find_criu()
     except CriuUnusable as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def two_gpus(workshop: str) -> Iterator[SimulatedNode]:
+    """A simulated node with two GPUs, for tests that leave it as it is."""
+    with SimulatedNode.create(f"{workshop}/two", Scenario.load("two")) as node:
+        yield node
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from integration.simulated import Scenario, SimulatedNode
 from tests.harness.runtime import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from integration.containerd import Completed
@@ -30,27 +30,27 @@ def node(workshop: str) -> Iterator[SimulatedNode]:
 
 @pytest.fixture
 def specs(
-    runtime: Runtime, node: SimulatedNode, shim_config: str, tmp_path: Path
-) -> Iterator[Specs]:
+    runtime: Runtime, node: SimulatedNode, configure: Callable[[str], None], tmp_path: Path
+) -> Specs:
     """A directory of CDI specs that the shim reads."""
     if not runtime.is_ours:
         pytest.skip("containerd's own shim knows nothing of CDI")
-    with open(shim_config) as file:
-        before = file.read()
-    yield Specs(runtime, node, shim_config, tmp_path)
-    with open(shim_config, "w") as file:
-        file.write(before)
+    return Specs(runtime, node, configure, tmp_path)
 
 
 class Specs:
     """A directory of CDI specs, and the shim's configuration that names it."""
 
     def __init__(
-        self, runtime: Runtime, node: SimulatedNode, shim_config: str, directory: Path
+        self,
+        runtime: Runtime,
+        node: SimulatedNode,
+        write: Callable[[str], None],
+        directory: Path,
     ) -> None:
         self._runtime = runtime
         self._node = node
-        self._config = shim_config
+        self._write_config = write
         self.directory = directory
         self.configure("")
 
@@ -58,8 +58,7 @@ class Specs:
         """Write the configuration, with further keys in [cdi]."""
         with open(self._node.config_path) as file:
             of_node = file.read()
-        with open(self._config, "w") as file:
-            file.write(f'{of_node}\n[cdi]\nspec-dirs = ["{self.directory}/specs"]\n{more}\n')
+        self._write_config(f'{of_node}\n[cdi]\nspec-dirs = ["{self.directory}/specs"]\n{more}\n')
 
     def write(self, name: str, text: str) -> None:
         """Write a spec file."""

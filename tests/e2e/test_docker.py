@@ -12,7 +12,6 @@ import pytest
 from integration.containerd import PrivateContainerd
 from integration.images import glibc
 from integration.parts import Parts
-from integration.simulated import Scenario, SimulatedNode
 from integration.traces import cgroup_hierarchies
 from tests.harness.containerds import nothing_left
 from tests.harness.docker import DockerParts, PrivateDocker
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from integration.containerd import Completed
+    from integration.simulated import SimulatedNode
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 CDI_DIRECTORY: Final = "cdi"
@@ -32,9 +32,9 @@ SHOW: Final = "ls /dev | grep ^nvidia; env | grep ^NVIDIA_"
 
 
 @pytest.fixture(scope="module")
-def node(workshop: str) -> Iterator[SimulatedNode]:
-    with SimulatedNode.create(f"{workshop}/docker-node", Scenario.load("two")) as node:
-        yield node
+def node(two_gpus: SimulatedNode) -> SimulatedNode:
+    """A node with two GPUs."""
+    return two_gpus
 
 
 @pytest.fixture(scope="module")

@@ -30,11 +30,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def _is_forked_by(pid: int, server: int) -> bool:
     # Where the arguments lie is drawn by lot at exec, and kept by fork.
     def arguments(pid: int) -> str:

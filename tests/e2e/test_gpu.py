@@ -55,6 +55,12 @@ HOSTILE: Final = {
 
 
 @pytest.fixture(scope="module")
+def node(two_gpus: SimulatedNode) -> SimulatedNode:
+    """A node with two GPUs."""
+    return two_gpus
+
+
+@pytest.fixture(scope="module")
 def canary(workshop: str) -> str:
     """A directory of the host that no container may change."""
     directory = os.path.join(workshop, "canary")
@@ -94,31 +100,10 @@ def _images(session_containerd: PrivateContainerd, workshop: str, canary: str) -
 
 
 @pytest.fixture(scope="module")
-def node(workshop: str) -> Iterator[SimulatedNode]:
-    """A node with two GPUs."""
-    with SimulatedNode.create(f"{workshop}/two", Scenario.load("two")) as node:
-        yield node
-
-
-@pytest.fixture(scope="module")
 def mig_node(workshop: str) -> Iterator[SimulatedNode]:
     """A node with GPUs in MIG mode."""
     with SimulatedNode.create(f"{workshop}/mig", Scenario.load("mig")) as node:
         yield node
-
-
-@pytest.fixture
-def configure(shim_config: str) -> Iterator[Any]:
-    """Give the shim another configuration; it reads it for each container."""
-    with open(shim_config) as file:
-        before = file.read()
-
-    def write(text: str) -> None:
-        with open(shim_config, "w") as file:
-            file.write(text)
-
-    yield write
-    write(before)
 
 
 @pytest.fixture

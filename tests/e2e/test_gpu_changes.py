@@ -61,22 +61,18 @@ def gpus(runtime: Runtime) -> Runtime:
 
 
 @pytest.fixture
-def make(workshop: str, shim_config: str) -> Iterator[Callable[..., SimulatedNode]]:
+def make(workshop: str, configure: Callable[[str], None]) -> Iterator[Callable[..., SimulatedNode]]:
     """Make the node of the test, which the shim is then configured for."""
-    with open(shim_config) as file:
-        before = file.read()
     made: list[SimulatedNode] = []
 
     def make(scenario: Scenario, *, settings: str = "", **more: Any) -> SimulatedNode:
         node = SimulatedNode.create(f"{workshop}/changing", scenario, **more)
         made.append(node)
-        with open(node.config_path) as file, open(shim_config, "w") as configured:
-            configured.write(file.read() + settings)
+        with open(node.config_path) as file:
+            configure(file.read() + settings)
         return node
 
     yield make
-    with open(shim_config, "w") as file:
-        file.write(before)
     for node in made:
         node.remove()
 

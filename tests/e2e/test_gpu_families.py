@@ -31,20 +31,6 @@ def node(workshop: str) -> Iterator[SimulatedNode]:
 
 
 @pytest.fixture
-def configure(shim_config: str) -> Iterator[Callable[[str], None]]:
-    """Give the shim another configuration; it reads it for each container."""
-    with open(shim_config) as file:
-        before = file.read()
-
-    def write(text: str) -> None:
-        with open(shim_config, "w") as file:
-            file.write(text)
-
-    yield write
-    write(before)
-
-
-@pytest.fixture
 def gpus(runtime: Runtime, node: SimulatedNode, configure: Callable[[str], None]) -> Runtime:
     """The runtime on that node."""
     if not runtime.is_ours:

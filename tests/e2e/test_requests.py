@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from integration.images import GLIBC
-from integration.simulated import Scenario, SimulatedNode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
+    from integration.simulated import SimulatedNode
     from tests.harness.runtime import Runtime
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
@@ -21,26 +21,19 @@ ANNOTATION: Final = "cdi.k8s.io/nvidia-device-plugin_1"
 
 
 @pytest.fixture(scope="module")
-def node(workshop: str) -> Iterator[SimulatedNode]:
+def node(two_gpus: SimulatedNode) -> SimulatedNode:
     """A node with two GPUs."""
-    with SimulatedNode.create(f"{workshop}/requests-two", Scenario.load("two")) as node:
-        yield node
+    return two_gpus
 
 
 @pytest.fixture
-def gpus(runtime: Runtime, node: SimulatedNode, shim_config: str) -> Iterator[Runtime]:
+def gpus(runtime: Runtime, node: SimulatedNode, configure: Callable[[str], None]) -> Runtime:
     """The runtime on that node, where a swarm's variable is configured."""
     if not runtime.is_ours:
         pytest.skip("containerd's own shim knows nothing of GPUs")
-    with open(shim_config) as file:
-        before = file.read()
     with open(node.config_path) as file:
-        ours = file.read()
-    with open(shim_config, "w") as file:
-        file.write(f'{ours}\n[requests]\nswarm-resources = ["DOCKER_RESOURCE_GPU"]\n')
-    yield runtime
-    with open(shim_config, "w") as file:
-        file.write(before)
+        configure(f'{file.read()}\n[requests]\nswarm-resources = ["DOCKER_RESOURCE_GPU"]\n')
+    return runtime
 
 
 def env(value: str, name: str = DEVICES) -> list[str]:

@@ -14,7 +14,6 @@ import pytest
 
 from integration.images import GLIBC, busybox, glibc
 from integration.parts import INSTALLED, Parts
-from integration.simulated import Scenario, SimulatedNode
 from tests.conftest import LOW_LEVEL, PARTS, RUNTIME
 from tests.harness import api
 from tests.harness.containerds import containerd_with_images
@@ -32,9 +31,10 @@ from tests.harness.terminal import Terminal
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from integration.containerd import PrivateContainerd
+    from integration.simulated import SimulatedNode
 
 # Debian 13 has containerd 1.7, sid has 2.x; crun of both is newer than the installed one.
 RELEASES: Final = ("trixie", "sid")
@@ -125,25 +125,16 @@ def test_container_and_its_exec_have_terminals(either: Runtime) -> None:
 
 
 def test_granted_gpu_is_in_the_container_and_the_other_is_not(
-    either: Runtime, shim_config: str, workshop: str
+    either: Runtime, configure: Callable[[str], None], two_gpus: SimulatedNode
 ) -> None:
     if not either.is_ours:
         pytest.skip("containerd's own shim knows nothing of GPUs")
-    with open(shim_config) as file:
-        before = file.read()
-    with SimulatedNode.create(os.path.join(workshop, new_name("node")), Scenario.load("two")) as n:
-        with open(n.config_path) as file:
-            text = file.read()
-        with open(shim_config, "w") as file:
-            file.write(text)
-        try:
-            container = either.start_idle(image=GLIBC, flags=["--env", "NVIDIA_VISIBLE_DEVICES=1"])
-            listed = container.exec("sh", "-c", "echo /dev/nvidia[0-9]*; : </dev/nvidia1")
-            smi = container.exec("nvidia-smi", "-L")
-            container.remove()
-        finally:
-            with open(shim_config, "w") as file:
-                file.write(before)
+    with open(two_gpus.config_path) as file:
+        configure(file.read())
+    container = either.start_idle(image=GLIBC, flags=["--env", "NVIDIA_VISIBLE_DEVICES=1"])
+    listed = container.exec("sh", "-c", "echo /dev/nvidia[0-9]*; : </dev/nvidia1")
+    smi = container.exec("nvidia-smi", "-L")
+    container.remove()
     assert listed.stdout == "/dev/nvidia1\n"
     # Nothing is behind the node; what matters is that the cgroup lets it be opened.
     assert "not permitted" not in listed.stderr

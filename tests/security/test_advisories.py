@@ -275,11 +275,6 @@ def test_volume_that_an_image_declares_is_no_grant(source: str) -> None:
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def launcher(shim_directory: str) -> str:
     return os.path.join(shim_directory, "containerd-shim-nvidia-v1")
 

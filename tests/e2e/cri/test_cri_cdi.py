@@ -15,13 +15,14 @@ from integration.cri.client import Cri
 from integration.cri.plugin import CriPlugin
 from integration.images import GLIBC, PAUSE, glibc, pause, write_archive
 from integration.parts import Parts
-from integration.simulated import Scenario, SimulatedNode
 from tests.harness.containerds import nothing_left
 from tests.harness.pods import IDLE, Pods, import_image
 from tests.harness.runtime import OURS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from integration.simulated import SimulatedNode
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 NODES: Final = ("nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
@@ -30,9 +31,9 @@ HANDLER: Final = {"runtime_type": OURS, "container_annotations": ["cdi.k8s.io/*"
 
 
 @pytest.fixture(scope="module")
-def node(workshop: str) -> Iterator[SimulatedNode]:
-    with SimulatedNode.create(f"{workshop}/cdi-node", Scenario.load("two")) as node:
-        yield node
+def node(two_gpus: SimulatedNode) -> SimulatedNode:
+    """A node with two GPUs."""
+    return two_gpus
 
 
 @pytest.fixture(scope="module")

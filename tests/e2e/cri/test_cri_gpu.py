@@ -11,12 +11,12 @@ import pytest
 from api.proto import cri_pb2 as pb
 from integration.cri.errors import CriRefused
 from integration.images import GLIBC
-from integration.simulated import Scenario, SimulatedNode
 from tests.harness.pods import IDLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
+    from integration.simulated import SimulatedNode
     from tests.harness.pods import Pods
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
@@ -25,26 +25,19 @@ LISTED: Final = re.compile(r"\(UUID: (GPU-[0-9a-f-]+)\)")
 
 
 @pytest.fixture(scope="module")
-def node(workshop: str) -> Iterator[SimulatedNode]:
+def node(two_gpus: SimulatedNode) -> SimulatedNode:
     """A node with two GPUs."""
-    with SimulatedNode.create(f"{workshop}/cri-two", Scenario.load("two")) as node:
-        yield node
+    return two_gpus
 
 
 @pytest.fixture
-def gpus(pods: Pods, node: SimulatedNode, shim_config: str) -> Iterator[Pods]:
+def gpus(pods: Pods, node: SimulatedNode, configure: Callable[[str], None]) -> Pods:
     """Pods on that node."""
     if not pods.is_ours:
         pytest.skip("containerd's own shim knows nothing of GPUs")
-    with open(shim_config) as file:
-        before = file.read()
     with open(node.config_path) as file:
-        ours = file.read()
-    with open(shim_config, "w") as file:
-        file.write(ours)
-    yield pods
-    with open(shim_config, "w") as file:
-        file.write(before)
+        configure(file.read())
+    return pods
 
 
 def test_containers_of_a_pod_have_different_gpus(gpus: Pods, node: SimulatedNode) -> None:

@@ -49,23 +49,20 @@ def _image(cri_containerd: PrivateContainerd, workshop: str) -> None:
 
 
 @pytest.fixture
-def set_policy(pods: Pods, node: SimulatedNode, shim_config: str) -> Iterator[Callable[..., None]]:
+def set_policy(
+    pods: Pods, node: SimulatedNode, configure: Callable[[str], None]
+) -> Callable[..., None]:
     """Writes a policy into the configuration, which is read for each container."""
     if not pods.is_ours:
         pytest.skip("containerd's own shim knows nothing of GPUs")
-    with open(shim_config) as file:
-        before = file.read()
     with open(node.config_path) as file:
         ours = file.read()
 
     def write(*lines: str) -> None:
-        with open(shim_config, "w") as file:
-            file.write("\n".join([ours, "[policy]", *lines, ""]))
+        configure("\n".join([ours, "[policy]", *lines, ""]))
 
     write()
-    yield write
-    with open(shim_config, "w") as file:
-        file.write(before)
+    return write
 
 
 def test_image_that_wants_all_gpus_starts_without_any_and_it_is_said(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-import anyio
 import pytest
 
 from shim import criu
@@ -21,12 +19,12 @@ from shim.errors import (
     RestoreFailed,
 )
 from shim.options import RuntimeOptions
-from shim.reaper import Reaper
 from shim.runtime import ChildStdio, LowLevelRuntime
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from shim.reaper import Reaper
 
 pytestmark = pytest.mark.anyio
 
@@ -48,27 +46,6 @@ echo '(00.1) Error (criu/x.c:1): something is in the way' >"$4/dump.log"
 cp "$4/dump.log" "$4/restore.log"
 exit 1
 """
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-async def reaper() -> AsyncIterator[Reaper]:
-    reaper = Reaper()
-
-    async def reap(*, task_status: anyio.abc.TaskStatus[None]) -> None:
-        with anyio.open_signal_receiver(signal.SIGCHLD) as signals:
-            task_status.started()
-            async for _ in signals:
-                reaper.reap()
-
-    async with anyio.create_task_group() as tasks:
-        await tasks.start(reap)
-        yield reaper
-        tasks.cancel_scope.cancel()
 
 
 @pytest.fixture

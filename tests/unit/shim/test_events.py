@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_one_event_of_memory_stands_for_all_that_would_follow_it(tmp_path: Path) -> None:
     # pytest's own directory may be too long for a socket's address.
     path = os.path.relpath(tmp_path / "events")

@@ -52,11 +52,6 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     return node
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Asked:
     """How often NVML was asked, and what it says."""
 

@@ -29,11 +29,6 @@ V1 = "/sys/fs/cgroup/memory"
 GREEDY = ("tail", "/dev/zero")
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def _write(directory: str, name: str, content: str) -> None:
     with open(os.path.join(directory, name), "w", encoding="ascii") as file:
         file.write(content)

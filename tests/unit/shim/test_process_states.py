@@ -12,11 +12,6 @@ from shim.errors import WrongProcessState
 from shim.process import TRANSITIONS, Event, Process, State, StdioUris, Underway
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def _process(state: State) -> Process:
     process = Process("c1", "", StdioUris("", "", "", terminal=False))
     process.state = state

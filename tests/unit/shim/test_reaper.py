@@ -21,11 +21,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @contextmanager
 def _subreaper() -> Iterator[None]:
     syscalls.set_child_subreaper()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,35 +16,15 @@ from api.errors import Status
 from shim import runtime as runtime_module
 from shim.errors import ProcessFinished, ProgramNotFound, ProgramTimeout, RuntimeFailed
 from shim.options import RuntimeOptions
-from shim.reaper import Reaper
 from shim.runtime import ChildStdio, LowLevelRuntime, last_error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
+    from shim.reaper import Reaper
+
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-async def reaper() -> AsyncIterator[Reaper]:
-    reaper = Reaper()
-
-    async def reap(*, task_status: anyio.abc.TaskStatus[None]) -> None:
-        with anyio.open_signal_receiver(signal.SIGCHLD) as signals:
-            task_status.started()
-            async for _ in signals:
-                reaper.reap()
-
-    async with anyio.create_task_group() as tasks:
-        await tasks.start(reap)
-        yield reaper
-        tasks.cancel_scope.cancel()
 
 
 _DEFAULTS = RuntimeOptions()

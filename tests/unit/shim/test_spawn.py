@@ -15,19 +15,14 @@ import pytest
 
 from shim.errors import ProgramNotFound, ProgramTimeout
 from shim.programs import fixed_environment
-from shim.reaper import Reaper
 from shim.spawn import run, spawn
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from shim.reaper import Reaper
+
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture(autouse=True)
@@ -37,22 +32,6 @@ def _only_our_own_descriptors() -> None:
         if fd > 2:
             with contextlib.suppress(OSError):
                 os.set_inheritable(fd, False)
-
-
-@pytest.fixture
-async def reaper() -> AsyncIterator[Reaper]:
-    reaper = Reaper()
-
-    async def reap(*, task_status: anyio.abc.TaskStatus[None]) -> None:
-        with anyio.open_signal_receiver(signal.SIGCHLD) as signals:
-            task_status.started()
-            async for _ in signals:
-                reaper.reap()
-
-    async with anyio.create_task_group() as tasks:
-        await tasks.start(reap)
-        yield reaper
-        tasks.cancel_scope.cancel()
 
 
 async def test_a_child_has_exactly_the_descriptors_meant_for_it(reaper: Reaper) -> None:

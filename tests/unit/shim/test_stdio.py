@@ -34,11 +34,6 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def log(tmp_path: Path) -> Log:
     """A log that nobody reads."""
     return Log(str(tmp_path / "nowhere"), debug=False)

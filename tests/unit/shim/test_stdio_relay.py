@@ -23,11 +23,6 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 async def tasks() -> AsyncIterator[TaskGroup]:
     async with anyio.create_task_group() as tasks:
         yield tasks

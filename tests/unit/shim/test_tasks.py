@@ -12,11 +12,6 @@ from shim.tasks import GuardedTasks
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_a_failure_is_logged_and_the_others_go_on() -> None:
     told: list[tuple[str, dict[str, Any]]] = []
     ended = anyio.Event()

@@ -61,11 +61,6 @@ _DESCRIPTOR = _describe()
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def descriptor() -> ServiceDescriptor:
     """A service with a method of every kind; all messages are StringValue."""
     return _DESCRIPTOR
