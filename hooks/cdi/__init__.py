@@ -11,7 +11,8 @@ A vendor describes its devices in files (CDI specs); a container names them as
 
 - :mod:`hooks.cdi.names`: how vendors, classes and devices may be called.
 - :mod:`hooks.cdi.spec`: a spec as values.
-- :mod:`hooks.cdi.schema`: which fields there are, and since which version.
+- :mod:`hooks.cdi.schema`: which fields there are, and since which version;
+  :mod:`hooks.cdi.reading`: how a tree is read by such tables.
 - :mod:`hooks.cdi.tree`: JSON and YAML, bounded.
 - :mod:`hooks.cdi.files`: a file of the operator's, opened with care.
 - :mod:`hooks.cdi.kept`: what was read of YAML, so that it need not be parsed for each container.
