@@ -59,10 +59,10 @@ def specs(workshop: str, node: SimulatedNode) -> str:
     }
     devices = [{"name": "1", "containerEdits": edits}]
     spec = {"cdiVersion": "0.6.0", "kind": "nvidia.com/gpu", "devices": devices}
-    os.makedirs(f"{workshop}/cdi")
-    with open(f"{workshop}/cdi/nvidia.json", "w") as file:
+    os.makedirs(f"{workshop}/cri-cdi")
+    with open(f"{workshop}/cri-cdi/nvidia.json", "w") as file:
         json.dump(spec, file)
-    return f"{workshop}/cdi"
+    return f"{workshop}/cri-cdi"
 
 
 @pytest.fixture
