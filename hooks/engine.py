@@ -49,7 +49,13 @@ from hooks.node import nvml
 from hooks.node.char_links import CharLinks, link_nodes
 from hooks.node.driver import find_driver
 from hooks.node.identity import identity_of
-from hooks.node.inventory import Inventory, load_inventory, look_again, take_inventory
+from hooks.node.inventory import (
+    NOT_KEPT,
+    Inventory,
+    load_inventory,
+    look_again,
+    take_inventory,
+)
 from hooks.node.modules import load_commands
 from hooks.node.nodes import MadeNodes, make_missing
 from hooks.node.witness import Witness
@@ -74,6 +80,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FOUNDED_ON_INVENTORY",
+    "NOT_KEPT",
     "Injection",
     "Inventory",
     "RuntimeUnasked",

@@ -265,4 +265,11 @@ class Injector:
         except ProgramTimeout as error:
             # A hung driver must not hold the container up: procfs knows the whole GPUs.
             self._log.warning("NVML did not answer", why=str(error))
-        return engine.take_inventory(config, report)
+        inventory = engine.take_inventory(config, report)
+        if report is not None and inventory.nvml_failure:
+            self._log.warning("NVML is of no use", why=inventory.nvml_failure)
+        for note in inventory.notes:
+            if note.startswith(engine.NOT_KEPT):
+                # Nothing fails, but NVML holds up each container from now on.
+                self._log.warning("every container looks at the node anew", why=note)
+        return inventory

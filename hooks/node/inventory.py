@@ -26,12 +26,15 @@ if TYPE_CHECKING:
     from hooks.node.gpus import Gpu, MigDevice, Nodes
     from hooks.node.nvml import NvmlReport
 
-__all__ = ["Inventory", "load_inventory", "look_again", "survey", "take_inventory"]
+__all__ = ["NOT_KEPT", "Inventory", "load_inventory", "look_again", "survey", "take_inventory"]
 
 RETRY_AFTER: Final = 60.0
 """Seconds until NVML is asked again after it failed, or after it said what procfs cannot confirm
 (the kernel does not tell of MIG mode without instances, nor of a GPU that came back): a create
 must not wait for it each time."""
+
+NOT_KEPT: Final = "the inventory was not kept"
+"""How the note begins that says why the next container cannot use this one's inventory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,7 @@ def take_inventory(config: Config, nvml_report: bytes | None) -> Inventory:
     witness = Witness(config.host_root)
     kept = _look(witness, config, nvml_report)
     fault = cache.store(config, kept, witness.observations)
-    return _complete(config, kept, *([f"the inventory was not kept: {fault}"] if fault else []))
+    return _complete(config, kept, *([f"{NOT_KEPT}: {fault}"] if fault else []))
 
 
 def survey(config: Config) -> Inventory:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -17,9 +18,6 @@ from shim.errors import BundleUnusable, ProgramTimeout
 from shim.injection import Injector
 from shim.spawn import Completed
 from tests.unit.hooks.fake_node import VERSION, Elves, Node, nvml_gpu
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
 
@@ -181,3 +179,23 @@ async def test_bundle_on_a_full_disk_is_left_as_it_was(
     made.undo()
     assert sorted(path.name for path in bundle.iterdir()) == ["config.json", "rootfs"]
     assert (bundle / "config.json").stat().st_ino == inode
+
+
+async def test_log_says_why_each_container_waits_for_nvml(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(node.config.state)
+    Path(node.config.state).write_text("no directory")
+
+    async def run(_: object, __: object, *, timeout: float) -> Completed:
+        assert timeout > 0
+        return Completed(cast("Any", SimpleNamespace(status=1)), b'{"error": "Driver Not Loaded"}')
+
+    monkeypatch.setattr("shim.injection.run", run)
+    log = Mock()
+    (tmp_path / "bundle/rootfs").mkdir(parents=True)
+    made = Injector(cast("Any", None), str(tmp_path / "bundle"), log)
+    await made.inject(spec_of(tmp_path, "0"), str(tmp_path / "bundle/rootfs"))
+    said = [call.kwargs["why"] for call in log.warning.call_args_list]
+    assert said[0] == "Driver Not Loaded"
+    assert said[1].startswith("the inventory was not kept: ")
