@@ -68,7 +68,8 @@ class Container:
 
     def _call(self, verb: str, *words: str, said: Any = None) -> None:
         argv = [self._runtime, "--root", f"{self._directory}/state", verb, *words, self.name]
-        subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said, check=True)
+        # Not /dev/null: crun 1.8 gives it to the user whom the container runs as.
+        subprocess.run(argv, input=b"", stdout=said, stderr=said, check=True)
 
     def run(self) -> list[str]:
         """Let it run to its end; returns the lines that it said."""
