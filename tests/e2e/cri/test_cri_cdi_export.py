@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # Debian 13 has containerd 1.7, sid has 2.x.
 RELEASES: Final = ("trixie", "sid")
+LOADS: Final = "probe dlopen libcuda.so.1 libcuda.so libnvidia-ml.so.1"
 LISTED: Final = re.compile(r"\(UUID: (GPU|MIG)-[0-9a-f-]+\)")
 
 pytestmark = pytest.mark.skipif(
@@ -76,14 +77,10 @@ def look_into_containers(pods: Pods, node: SimulatedNode) -> None:
     for device, kinds in (("3", ["GPU"]), ("0:0", ["GPU", "MIG"])):
         named: dict[str, Any] = {"annotations": {"cdi.k8s.io/test": f"nvidia.com/gpu={device}"}}
         container = pod.start(*IDLE, image=GLIBC, **named)
-        listed = container.exec("nvidia-smi", "-L")
-        assert listed.code == 0, listed.stdout + listed.stderr
-        assert LISTED.findall(listed.stdout) == kinds
-        assert (node.scenario.gpus[3].uuid in listed.stdout) == (kinds == ["GPU"])
-        loaded = container.exec(
-            "probe", "dlopen", "libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"
-        )
-        assert loaded.code == 0, loaded.stdout
-        opened = container.exec("probe", "open", "/dev/nvidia1", "/dev/nvidiactl")
-        assert opened.stdout == "/dev/nvidia1 ENOENT\n/dev/nvidiactl ENXIO\n"
-        assert "NVIDIA_VISIBLE_DEVICES=void" in container.exec("env").stdout.splitlines()
+        script = f"{LOADS} && nvidia-smi -L && env; probe open /dev/nvidia1 /dev/nvidiactl"
+        shown = container.exec("sh", "-c", script)
+        assert LISTED.findall(shown.stdout) == kinds, shown.stdout + shown.stderr
+        assert (node.scenario.gpus[3].uuid in shown.stdout) == (kinds == ["GPU"])
+        lines = shown.stdout.splitlines()
+        assert "NVIDIA_VISIBLE_DEVICES=void" in lines
+        assert lines[-2:] == ["/dev/nvidia1 ENOENT", "/dev/nvidiactl ENXIO"]

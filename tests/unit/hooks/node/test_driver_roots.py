@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from hooks.config import Config
     from tests.unit.hooks.fake_node import Node
 
 OTHER = "550.54.14"
@@ -269,12 +268,6 @@ def test_loader_cache_that_is_none_is_passed_over(host: Node, damage: bytes) -> 
     os.mkfifo(host.driver / "etc/ld.so.conf")
     with pytest.raises(DriverNotFound):
         found(host)
-
-
-CONFIGURED: dict[str, Callable[[Config, Path], Config]] = {
-    "as the root of a file system": lambda c, root: replace(c, driver_root=f"{root}/{CONTAINER}"),
-    "as the host's root": lambda c, root: replace(c, driver_root=str(root)),
-}
 
 
 def test_configured_directory_may_hold_the_driver_itself(host: Node) -> None:
