@@ -377,9 +377,8 @@ def _decide(asked: _Asked, look: _Look, places: tuple[str, str], clock: _Clock) 
         if not isinstance(asked.request.devices, Void):
             plan = make_plan(grant, inventory, layout)
             compat = _compat_of(asked, grant, plan, layout)
-            roots = (inventory.driver.root,)
             plan = with_compat(plan, compat)
-            contributions.append(Contribution(plan, inventory.nodes.majors, roots))
+            contributions.append(Contribution(plan, inventory.nodes.majors, inventory.sources))
         contributions += _beside_gpus(asked, inventory, layout, contributions)
     elif asked.request.wants_driver:
         contributions.append(platforms.contribute(asked.spec, asked.request, asked.config, layout))

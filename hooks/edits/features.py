@@ -172,7 +172,7 @@ def contribute(
             missing=(*files.missing, *look.missing),
         ),
         majors=look.majors | (inventory.nodes.majors if files.devices else frozenset()),
-        source_roots=(inventory.driver.root, *(mount.source for mount in look.mounts)),
+        source_roots=(*inventory.sources, *(mount.source for mount in look.mounts)),
     )
 
 

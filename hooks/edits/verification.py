@@ -9,10 +9,10 @@ new one and the plan, and checks the invariants from outside:
   seccomp, AppArmor or SELinux setting, no capability, no argument; and no hook, resource control
   or interface unless the plan has any;
 - what was added is in the plan; the devices are of known types and majors; the sources of mounts
-  are below the driver root or our staging directory and not in the image; no destination is
-  below /proc or /sys; of procfs, only files below /proc/driver are to be covered, and none of
-  the kernel's is to be written; a hook runs a program that the operator allows, with an
-  environment of its own.
+  are where the driver's files are, or in our staging directory, and not in the image; no
+  destination is below /proc or /sys; of procfs, only files below /proc/driver are to be covered,
+  and none of the kernel's is to be written; a hook runs a program that the operator allows, with
+  an environment of its own.
 
 :func:`verify_bounds` holds each vendor's part of the plan to what that vendor promised: what one
 may bring, another may not.
@@ -23,6 +23,7 @@ Source: OCI runtime specification, config.md and config-linux.md.
 from __future__ import annotations
 
 import posixpath
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from hooks.edits.entries import (
@@ -288,7 +289,13 @@ def _is_clean(path: str) -> bool:
 
 
 def _is_below_any(path: str, roots: Iterable[str]) -> bool:
-    return any(path == root or path.startswith(f"{root.rstrip('/')}/") for root in roots)
+    each = tuple(roots)
+    return path in each or path.startswith(_as_prefixes(each))
+
+
+@lru_cache(maxsize=16)
+def _as_prefixes(directories: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{directory.rstrip('/')}/" for directory in directories)
 
 
 def _expect(holds: object, otherwise: str, what: object = "") -> None:

@@ -68,6 +68,17 @@ class Inventory:
     cuda_version: str = ""
     kept: bool = field(default=False, compare=False)
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """What of the host may be mounted: the sockets, and where the driver's files are.
+
+        The driver's root does not say so much: it may be that of the host.
+        """
+        files = [file.source for file in self.driver.libraries]
+        files += [file.source for file in self.driver.files]
+        directories = dict.fromkeys(file.rpartition("/")[0] for file in files)
+        return (*directories, *self.sockets.values())
+
 
 def load_inventory(config: Config) -> Inventory | None:
     """The inventory that was kept, if it is still true.

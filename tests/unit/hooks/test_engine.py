@@ -12,6 +12,7 @@ import pytest
 from api.errors import NvshimError
 from hooks import engine
 from hooks.edits.mutation import apply
+from hooks.edits.plan import Mount, Plan
 from hooks.errors import (
     DeviceConflict,
     DriverNotFound,
@@ -239,6 +240,18 @@ def test_what_fails_leaves_nothing_behind(
         injected(node, rootfs, spec)
     assert tree(rootfs) == before
     assert not (node.base / "staging").exists()
+
+
+def test_file_of_the_host_that_is_no_drivers_does_not_verify(
+    node: Node, rootfs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def greedy(*given: Any) -> Plan:
+        # Below the driver's root, as everything is where that is the host's.
+        return Plan(mounts=(Mount(f"{node.config.driver_root}/etc/shadow", "/etc/shadow"),))
+
+    monkeypatch.setattr(engine, "make_plan", greedy)
+    with pytest.raises(VerificationFailed, match="source elsewhere"):
+        injected(node, rootfs, spec_with("NVIDIA_VISIBLE_DEVICES=0"))
 
 
 def test_edit_of_the_spec_in_place_does_not_verify(
