@@ -37,7 +37,7 @@ from shim.errors import (
     WrongProcessState,
 )
 from shim.injection import Injector
-from shim.ocispec import has_own_pid_namespace, root_of
+from shim.ocispec import has_own_pid_namespace, has_user_namespace, root_of
 from shim.options import with_cgroup_driver
 from shim.process import Event, Process, State, StdioUris, Underway
 from shim.reports import Reports
@@ -165,7 +165,7 @@ class Container:
             if self._shim.sandbox is not None and self._shim.sandbox.admit(spec):
                 bundle_files.write_spec(self.bundle, spec)
             self._own_pid_namespace = has_own_pid_namespace(spec)
-            self._use(with_cgroup_driver(self._options, spec))
+            self._use(with_cgroup_driver(self._options, spec), mapped=has_user_namespace(spec))
             self._record_for_cleanup()
             mounts.mount_rootfs(rootfs_mounts, self._rootfs)
             await self._injector.inject(spec, root_of(spec, self.bundle), self._options.binary_name)
@@ -179,7 +179,7 @@ class Container:
             raise
         return self.init.pid
 
-    def _use(self, options: RuntimeOptions) -> None:
+    def _use(self, options: RuntimeOptions, *, mapped: bool = False) -> None:
         self._options = options
         self._runtime = LowLevelRuntime(
             self._shim.reaper,
@@ -187,6 +187,7 @@ class Container:
             container_id=self.id,
             root=self._root,
             bundle=self.bundle,
+            mapped=mapped,
         )
 
     async def _make_init(self, stdio: Stdio) -> None:

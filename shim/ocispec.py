@@ -10,7 +10,7 @@ from typing import Any
 
 from shim.errors import BundleUnusable
 
-__all__ = ["has_own_pid_namespace", "root_of"]
+__all__ = ["has_own_pid_namespace", "has_user_namespace", "root_of"]
 
 
 def root_of(spec: dict[str, Any], bundle: str) -> str:
@@ -39,6 +39,19 @@ def has_own_pid_namespace(spec: dict[str, Any]) -> bool:
     Raises:
         BundleUnusable: the spec's namespaces are not what the OCI spec says they are.
     """
+    return any(n.get("type") == "pid" and not n.get("path") for n in _namespaces(spec))
+
+
+def has_user_namespace(spec: dict[str, Any]) -> bool:
+    """Whether the container's root is somebody else on the host.
+
+    Raises:
+        BundleUnusable: the spec's namespaces are not what the OCI spec says they are.
+    """
+    return any(n.get("type") == "user" for n in _namespaces(spec))
+
+
+def _namespaces(spec: dict[str, Any]) -> list[dict[str, Any]]:
     linux = spec.get("linux") or {}
     namespaces = linux.get("namespaces") if isinstance(linux, dict) else None
     if not isinstance(namespaces, list | None) or not all(
@@ -47,4 +60,4 @@ def has_own_pid_namespace(spec: dict[str, Any]) -> bool:
         raise BundleUnusable(
             "the namespaces in config.json", found=f"{namespaces!r}", do="make a list of objects"
         )
-    return any(n.get("type") == "pid" and not n.get("path") for n in namespaces or [])
+    return namespaces or []

@@ -93,18 +93,27 @@ class LowLevelRuntime:
         container_id: the container, as the runtime knows it.
         root: the directory of the runtime's state for the container's namespace.
         bundle: the container's bundle; log files of the calls are made there.
+        mapped: whether the container has a user namespace.
     """
 
     _calls = itertools.count()
 
     def __init__(
-        self, reaper: Reaper, options: RuntimeOptions, *, container_id: str, root: str, bundle: str
+        self,
+        reaper: Reaper,
+        options: RuntimeOptions,
+        *,
+        container_id: str,
+        root: str,
+        bundle: str,
+        mapped: bool = False,
     ) -> None:
         self._reaper = reaper
         self._options = options
         self._id = container_id
         self._root = root
         self._bundle = bundle
+        self._mapped = mapped
         self._under_way: dict[Child, str] = {}
 
     async def create(self, stdio: ChildStdio, *, pid_file: str) -> None:
@@ -198,7 +207,7 @@ class LowLevelRuntime:
         fds: Mapping[int, int] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        fds = fds or {}
+        fds = dict(fds or {})
         log = bundle_files.begin_call(self._bundle, f"{verb}.{next(self._calls)}")
         argv = [self._options.binary_name, "--root", self._root, "--log", log]
         argv += ["--log-format", "json"]
@@ -208,6 +217,10 @@ class LowLevelRuntime:
         # nobody's to keep in memory.
         inherited = verb in _STARTS_PROCESSES and "--console-socket" not in arguments
         stderr = None if inherited else _memory()
+        shown = _STDERR in fds
+        null = self._null_for(verb, fds)
+        if null is not None:
+            fds = {0: null, 1: null, _STDERR: null, **fds}
         try:
             child = spawn(
                 self._reaper,
@@ -217,11 +230,27 @@ class LowLevelRuntime:
             )
             exit_ = await self._end_of(child, verb)
             if exit_.status:
-                raise self._error(verb, exit_.status, log, stderr, shown=_STDERR in fds)
+                raise self._error(verb, exit_.status, log, stderr, shown=shown)
         finally:
             bundle_files.remove(log)
-            if stderr is not None:
-                os.close(stderr)
+            for fd in (stderr, null):
+                if fd is not None:
+                    os.close(fd)
+
+    def _null_for(self, verb: str, fds: Mapping[int, int]) -> int | None:
+        """What stands for /dev/null in a container with a user namespace, if it needs one.
+
+        crun before 1.28 gives the container's root its stdin, stdout and stderr, whatever they
+        are; as the owner of the host's /dev/null it could take it from everybody.
+        """
+        if not self._mapped or verb not in _STARTS_PROCESSES or len(fds) > _STDERR:
+            return None
+        from shim import syscalls  # noqa: PLC0415 - few containers come here
+
+        try:
+            return syscalls.null_device()
+        except OSError:  # without the right to mount: then nobody can be given the host's either
+            return None
 
     async def _end_of(self, child: Child, verb: str) -> Exit:
         self._under_way[child] = verb

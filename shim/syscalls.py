@@ -3,7 +3,7 @@
 Each raises OSError with the kernel's errno. Importing this module costs 4 ms (ctypes), so
 the verbs import it only when there is something to mount, unmount or schedule.
 
-Source: mount(2), umount(2), open_tree(2), move_mount(2), mount_setattr(2), fstatfs(2),
+Source: mount(2), umount(2), fsopen(2), open_tree(2), move_mount(2), mount_setattr(2), fstatfs(2),
 prctl(2), unshare(2), setns(2), clone(2), pivot_root(2), seccomp(2).
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,6 +68,9 @@ _PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}
 # The newer ones have the same number on every machine.
 _OPEN_TREE: Final = 428
 _MOVE_MOUNT: Final = 429
+_FSOPEN: Final = 430
+_FSCONFIG: Final = 431
+_FSMOUNT: Final = 432
 _MOUNT_SETATTR: Final = 442
 
 MOUNT_ATTR_RDONLY: Final = 0x1
@@ -80,6 +84,8 @@ _AT_FDCWD: Final = -100
 _AT_SYMLINK_NOFOLLOW: Final = 0x100
 _AT_EMPTY_PATH: Final = 0x1000
 _OPEN_TREE_CLONE: Final = 1
+_FSOPEN_CLOEXEC, _FSMOUNT_CLOEXEC, _FSCONFIG_CMD_CREATE = 1, 1, 6
+_NULL: Final = os.makedev(1, 3)
 _MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_EMPTY_PATH = 0x4, 0x40
 # struct statfs has 120 bytes on 64-bit machines, of which the first long is the type.
 _STATFS_LONGS: Final = 32
@@ -122,6 +128,31 @@ def umount(target: str, flags: int = UMOUNT_NOFOLLOW) -> None:
         flags: ``MNT_DETACH``, ``UMOUNT_NOFOLLOW``.
     """
     _check(_libc.umount2(os.fsencode(target), flags))
+
+
+def null_device() -> int:
+    """A null device like /dev/null, but nobody else's: on a tmpfs that is attached nowhere.
+
+    Whoever gets it may change its owner and mode, and changes nothing of the host's.
+
+    Returns:
+        A descriptor, for reading and writing; with the last copy of it all of it is gone.
+    """
+    context = _call(_FSOPEN, ctypes.c_char_p(b"tmpfs"), ctypes.c_long(_FSOPEN_CLOEXEC))
+    try:
+        nothing = ctypes.c_void_p(None)
+        create = ctypes.c_long(_FSCONFIG_CMD_CREATE)
+        _call(_FSCONFIG, ctypes.c_long(context), create, nothing, nothing, ctypes.c_long(0))
+        flags = ctypes.c_long(_FSMOUNT_CLOEXEC)
+        root = _call(_FSMOUNT, ctypes.c_long(context), flags, ctypes.c_long(0))
+    finally:
+        os.close(context)
+    try:
+        os.mknod("null", stat.S_IFCHR | 0o600, _NULL, dir_fd=root)
+        os.chmod("null", 0o666, dir_fd=root)  # noqa: S103 - as /dev/null; mknod has a umask
+        return os.open("null", os.O_RDWR | os.O_CLOEXEC, dir_fd=root)
+    finally:
+        os.close(root)
 
 
 def clone_mount(path: str) -> int:

@@ -9,7 +9,6 @@ import json
 import os
 import select
 import subprocess
-import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -116,9 +115,22 @@ def mounts_of_host() -> list[str]:
         return sorted(line.split(" ", 2)[2] for line in file if "/proc/version" in line)
 
 
+def _threads() -> set[str]:
+    return set(os.listdir("/proc/self/task"))
+
+
+_OTHERS: set[str] = set()
+
+
+@pytest.fixture(autouse=True)
+def _others() -> None:
+    """Threads that there are already, such as those of other tests' libraries."""
+    _OTHERS.update(_threads())
+
+
 def left_in_here() -> tuple[int, str, str]:
     """What entering a container could leave behind in this process."""
-    eventually(lambda: len(os.listdir("/proc/self/task")) == threading.active_count(), "it ended")
+    eventually(lambda: not _threads() - _OTHERS, "it ended")
     namespace, root = os.readlink("/proc/self/ns/mnt"), os.readlink("/proc/self/root")
     return len(os.listdir("/proc/self/fd")), namespace, root
 

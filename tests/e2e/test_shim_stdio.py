@@ -13,12 +13,16 @@ import pytest
 
 from api import typeurl
 from api.proto import runc_options_pb2
+from tests.harness.low_level import crun_for_this_host
 from tests.harness.shim import content_of, gone, shell
+from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
 
+    from integration.parts import Parts
     from tests.harness.shim import ShimByHand
 
     StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
@@ -373,6 +377,39 @@ async def test_output_in_a_user_namespace_can_be_opened_again(
             os.close(reader)
         if exec_id:
             await shim.end("c1")
+        await gone(shim, "c1")
+
+
+async def test_the_hosts_null_device_is_nobody_elses_in_a_user_namespace(
+    start_shim: StartShim, parts: Parts, tmp_path: Path
+) -> None:
+    """crun before 1.28 gives its stdin, stdout and stderr to the container's root."""
+    host = os.stat(os.devnull)
+    crun = crun_for_this_host(str(tmp_path), parts.crun)
+    script = "echo to nobody; cat; stat -L -c %t:%T /proc/self/fd/0 /proc/self/fd/2 > /seen"
+    async with start_shim("c1", "sh", "-c", f"{script}; sleep 1000") as shim:
+        spec = shim.spec("c1")
+        mapping = [{"containerID": 0, "hostID": 200_000, "size": 65_536}]
+        spec["linux"]["namespaces"].append({"type": "user"})
+        spec["linux"].update(uidMappings=mapping, gidMappings=mapping)
+        shim.write_spec("c1", spec)
+        bundle = f"{shim.directory}/c1"
+        for directory in (shim.directory, bundle):
+            os.chmod(directory, 0o711)
+        shell(f"chown --recursive 200000:200000 {bundle}/rootfs").wait()
+        try:
+            await shim.run("c1", options=typeurl.pack(runc_options_pb2.Options(binary_name=crun)))
+            eventually(lambda: os.path.getsize(f"{bundle}/rootfs/seen"), "both were looked at")
+            await shim.exec("c1", "e1", "true")
+            await shim.call("Start", id="c1", exec_id="e1")
+            assert (await shim.call("Wait", id="c1", exec_id="e1")).exit_status == 0
+            await shim.call("Delete", id="c1", exec_id="e1")
+            now = os.stat(os.devnull)
+        finally:
+            os.chown(os.devnull, host.st_uid, host.st_gid)
+        assert (now.st_uid, now.st_gid, now.st_mode) == (host.st_uid, host.st_gid, host.st_mode)
+        assert set(content_of(f"{bundle}/rootfs/seen").split()) == {b"1:3"}
+        await shim.end("c1")
         await gone(shim, "c1")
 
 
