@@ -434,11 +434,11 @@ def _of_others(asked: _Asked, layout: Layout) -> tuple[Contribution, ...]:
 
 
 def _compat_finder(image: Rootfs | None, layout: Layout) -> Callable[[Plan, Host], Compat] | None:
-    """Decides for an image, by what a CDI spec tells of the node; None if it is not seen."""
-    if image is None:
+    """Decides for an image, by what a CDI spec tells of the node; None if nothing can be."""
+    arches = arches_of(None, None)
+    if image is None or not arches:
         return None
-    arch = arches_of(None, None)[0]
-    return lambda plan, host: find_compat(image, plan, layout, host, arch)
+    return lambda plan, host: find_compat(image, plan, layout, host, arches[0])
 
 
 def apply_to_process(process: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:

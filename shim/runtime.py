@@ -218,10 +218,11 @@ class LowLevelRuntime:
         inherited = verb in _STARTS_PROCESSES and "--console-socket" not in arguments
         stderr = None if inherited else _memory()
         shown = _STDERR in fds
-        null = self._null_for(verb, fds)
-        if null is not None:
-            fds = {0: null, 1: null, _STDERR: null, **fds}
+        null = None
         try:
+            null = self._null_for(verb, fds)
+            if null is not None:
+                fds = {0: null, 1: null, _STDERR: null, **fds}
             child = spawn(
                 self._reaper,
                 [*argv, verb, *arguments],
@@ -249,8 +250,8 @@ class LowLevelRuntime:
 
         try:
             return syscalls.null_device()
-        except OSError:  # without the right to mount: then nobody can be given the host's either
-            return None
+        except PermissionError:
+            return None  # who may not mount cannot give the host's away either
 
     async def _end_of(self, child: Child, verb: str) -> Exit:
         self._under_way[child] = verb

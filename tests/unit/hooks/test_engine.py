@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +21,8 @@ from hooks.errors import (
     UnknownDevice,
     VerificationFailed,
 )
+from hooks.image.layout import unseen_layout
+from hooks.image.rootfs import Rootfs
 from hooks.requests.policy_errors import RequirementUnmet
 from tests.unit.hooks.fake_node import VERSION, nvml_gpu
 
@@ -329,3 +332,11 @@ def test_gpu_that_another_has_injected_is_not_injected_again(node: Node, rootfs:
     assert not untouched.wants_injection
     named = {**first, "annotations": {"cdi.k8s.io/plugin": "nvidia.com/gpu=0"}}
     assert injected(node, rootfs, named).spec == named
+
+
+def test_on_another_machine_no_image_is_asked_for_its_libcuda(
+    rootfs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="riscv64"))
+    with Rootfs.open(str(rootfs)) as image:
+        assert engine._compat_finder(image, unseen_layout(())) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import replace
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from api.errors import Status
 from shim import runtime as runtime_module
+from shim import syscalls
 from shim.errors import ProcessFinished, ProgramNotFound, ProgramTimeout, RuntimeFailed
 from shim.options import RuntimeOptions
 from shim.runtime import ChildStdio, LowLevelRuntime, last_error
@@ -281,3 +283,24 @@ async def test_only_what_can_do_nothing_any_more_is_ended_with_init(
         assert sorted(verb for _, verb in runtime.calls()) == ["delete", "start"]
         runtime.end_pointless_calls()
     assert outcomes == {"start": "exit status 137, and no word why", "delete": ""}
+
+
+@pytest.mark.parametrize("failure", [errno.EMFILE, errno.EPERM])
+async def test_the_hosts_null_device_is_for_who_may_not_mount_and_for_no_shortage(
+    reaper: Reaper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: int
+) -> None:
+    def refuse() -> int:
+        raise OSError(failure, os.strerror(failure))
+
+    monkeypatch.setattr(syscalls, "null_device", refuse)
+    runtime = _runtime(reaper, tmp_path, 'stat -L -c %t:%T /dev/fd/0 >"$(dirname "$0")/seen"')
+    runtime._mapped = True
+    before = os.listdir("/proc/self/fd")
+    if failure == errno.EPERM:
+        await runtime.create(ChildStdio(), pid_file="/b/init.pid")
+        assert (tmp_path / "seen").read_text() == "1:3\n"
+    else:
+        with pytest.raises(OSError, match="Too many open files"):
+            await runtime.create(ChildStdio(), pid_file="/b/init.pid")
+        assert os.listdir(tmp_path) == ["runc"]
+    assert os.listdir("/proc/self/fd") == before
