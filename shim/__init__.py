@@ -16,7 +16,7 @@ interpreter's cheapest modules only; ``tests/unit/verbs`` names which:
 - :mod:`shim.launcher`: writes the program that containerd executes.
 
 The **server** (:mod:`shim.server`) is what ``start`` forks, by way of :mod:`shim.detach`. It
-lives as long as the pod, and may import anyio, protobuf and structlog.
+lives as long as the pod, and may import protobuf. It runs on :mod:`api.aio`.
 
 Both share :mod:`shim.bundle` (the files they leave for each other), :mod:`shim.errors` and
 :mod:`shim.syscalls`.

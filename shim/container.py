@@ -18,8 +18,7 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any, Final
 
-import anyio
-
+from api import aio
 from shim import bundle as bundle_files
 from shim import cgroup, mounts, oom
 from shim.errors import (
@@ -125,14 +124,14 @@ class Container:
         self._cgroup: Cgroup | None = None
         self._init_reaped = False
         self._pausing = False
-        self._freezing = anyio.Lock()
-        self._deleting = anyio.Lock()
-        self._updating = anyio.Lock()
+        self._freezing = aio.Lock()
+        self._deleting = aio.Lock()
+        self._updating = aio.Lock()
         self._kills = Underway()
         self._oom: OomWatch | None = None
-        self._watching = anyio.CancelScope()
+        self._watching = aio.CancelScope()
         # Held by Checkpoint, so that the exit that it may end with is told after it.
-        self._checkpointing = anyio.Lock()
+        self._checkpointing = aio.Lock()
         self._saved: Saved | None = None
 
     # -- create and start ------------------------------------------------------------------
@@ -174,7 +173,7 @@ class Container:
                 await self._make_init(stdio)
         except BaseException as error:
             self._shim.log.error("create failed", id=self.id, error=str(error))
-            with anyio.CancelScope(shield=True):
+            with aio.CancelScope(shield=True):
                 await self._undo_create(delete=ours and self._runtime_has_it())
             raise
         return self.init.pid
@@ -298,7 +297,7 @@ class Container:
             await self._make_init(stdio)
         except BaseException as error:
             self._shim.log.error("restore failed", id=self.id, error=str(error))
-            with anyio.CancelScope(shield=True):
+            with aio.CancelScope(shield=True):
                 await self._undo_restore(delete=ours and self._runtime_has_it())
             raise
 
@@ -457,7 +456,7 @@ class Container:
             # A runtime that is frozen in the middle of an exec would not return before Resume.
             self._pausing = True
             try:
-                with anyio.move_on_after(_LATE):
+                with aio.move_on_after(_LATE):
                     await _none_is_starting(list(self._execs.values()))
                 self._require_init(State.RUNNING, asked)
                 await self._freeze(asked)
@@ -594,7 +593,7 @@ class Container:
                 raise TaskNotFound(f"task {self.id}", found="it was deleted a moment ago")
             # A client that is told of the exit deletes at once, and closes the connection under
             # a Kill whose runtime has done its work and not ended yet.
-            with anyio.move_on_after(_LATE):
+            with aio.move_on_after(_LATE):
                 await self._kills.none()
             async with self.init.starting:
                 await self._delete_from_runtime()
@@ -642,7 +641,7 @@ class Container:
         child = self.init.child
         if child is not None:
             _kill(child)
-            with anyio.move_on_after(_DYING):
+            with aio.move_on_after(_DYING):
                 await child.wait()
 
     # -- inside --------------------------------------------------------------------------------
@@ -698,7 +697,7 @@ class Container:
 
         Init has ended, so it has succeeded or will fail; a runtime that hangs is not waited for.
         """
-        with anyio.move_on_after(_LATE) as patience:
+        with aio.move_on_after(_LATE) as patience:
             await _none_is_starting(processes)
         if patience.cancelled_caught:
             self._runtime.end_pointless_calls()

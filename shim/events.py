@@ -21,18 +21,17 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-import anyio
 from google.protobuf.empty_pb2 import Empty
 
-from api import typeurl
+from api import aio, typeurl
 from api.errors import Status
 from api.proto import events_pb2, events_service_pb2, types_pb2
 from api.ttrpc import Client, MessageTooLarge, RemoteError, TtrpcError, connect
 
 if TYPE_CHECKING:
-    from anyio.abc import TaskGroup, TaskStatus
     from google.protobuf.message import Message
 
+    from api.aio.scopes import Tasks, TaskStatus
     from shim.log import Log
 
 _SERVICE: Final = "containerd.services.events.ttrpc.v1.Events"
@@ -67,15 +66,15 @@ class Publisher:
         log: where failures are told, once per outage.
     """
 
-    def __init__(self, address: str, namespace: str, tasks: TaskGroup, log: Log) -> None:
+    def __init__(self, address: str, namespace: str, tasks: Tasks, log: Log) -> None:
         self._address = address
         self._namespace = namespace
         self._tasks = tasks
         self._log = log
         self._queues: dict[str, deque[types_pb2.Envelope]] = {}
         self._client: Client | None = None
-        self._connecting = anyio.Lock()
-        self._idle = anyio.Event()
+        self._connecting = aio.Lock()
+        self._idle = aio.Event()
         self._idle.set()
 
     def publish(self, container_id: str, event: Message) -> None:
@@ -98,7 +97,7 @@ class Publisher:
             queue.append(envelope)
             return
         if not self._queues:
-            self._idle = anyio.Event()
+            self._idle = aio.Event()
         self._queues[container_id] = deque([envelope])
         self._tasks.start_soon(self._deliver, container_id)
 
@@ -116,7 +115,7 @@ class Publisher:
         Returns:
             Whether it was.
         """
-        with anyio.move_on_after(seconds):
+        with aio.move_on_after(seconds):
             await self._idle.wait()
         return not self._queues
 
@@ -138,7 +137,7 @@ class Publisher:
                     continue
                 if pause == _FIRST_PAUSE:
                     self._log.warning("an event waits for containerd", why=str(error))
-                await anyio.sleep(pause)
+                await aio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
             else:
                 queue.popleft()

@@ -196,8 +196,6 @@ def _import_everything() -> None:
     gc.disable()
     import tomllib  # noqa: F401, PLC0415 - what a container with GPUs needs besides
 
-    import anyio._backends._asyncio  # noqa: F401, PLC0415
-
     import hooks.config  # noqa: PLC0415
     import hooks.engine  # noqa: F401, PLC0415
     import shim.delete  # noqa: PLC0415

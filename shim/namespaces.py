@@ -30,8 +30,7 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Final, NoReturn
 
-import anyio
-
+from api import aio
 from shim import forked, holder, syscalls
 from shim.errors import NamespacesUnavailable
 from shim.pod import sysctl_path
@@ -110,7 +109,7 @@ async def hold(reaper: Reaper, pod: Pod) -> Child:
     if failure or child is None or _has_ended(child):
         if child is not None:
             _kill(child)
-            with anyio.move_on_after(_DYING):
+            with aio.move_on_after(_DYING):
                 await child.wait()
         reason = (failure or report).removeprefix(forked.FAILED).decode(errors="replace").strip()
         raise NamespacesUnavailable(
@@ -144,12 +143,12 @@ def _open_network(pod: Pod) -> int:
 async def _read_report(fd: int) -> bytes:
     report = bytearray()
     try:
-        with anyio.fail_after(_TIMEOUT):
+        with aio.fail_after(_TIMEOUT):
             while len(report) < _LONGEST_REPORT:
                 try:
                     chunk = os.read(fd, _LONGEST_REPORT)
                 except BlockingIOError:
-                    await anyio.wait_readable(fd)
+                    await aio.wait_readable(fd)
                     continue
                 if not chunk:
                     break

@@ -27,7 +27,7 @@ import os
 import select
 from typing import TYPE_CHECKING, Final, Protocol
 
-import anyio
+from api import aio
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,13 +107,13 @@ async def follow(watch: OomWatch, tell: Callable[[], None]) -> None:
     """
     try:
         while not watch.over:
-            await anyio.wait_readable(watch.fileno())
+            await aio.wait_readable(watch.fileno())
             if watch.news():
                 tell()
             for pause in _AGAIN:
                 if not watch.unsure:
                     break
-                await anyio.sleep(pause)
+                await aio.sleep(pause)
                 if watch.news():
                     tell()
             if not watch.over:

@@ -38,8 +38,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Final
 
-import anyio
-
+from api import aio
 from api.errors import one_line
 from hooks.image.openat2 import open_without_links
 from shim import forked, syscalls
@@ -176,12 +175,12 @@ def _has_procfs(pid: int) -> bool:
 
 async def _read_report(reading: int) -> bytes:
     report = bytearray()
-    with anyio.move_on_after(_TIMEOUT):
+    with aio.move_on_after(_TIMEOUT):
         while len(report) < _LONGEST_REPORT:
             try:
                 chunk = os.read(reading, _LONGEST_REPORT)
             except BlockingIOError:
-                await anyio.wait_readable(reading)
+                await aio.wait_readable(reading)
                 continue
             if not chunk:
                 break

@@ -22,8 +22,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
-import anyio
-
+from api import aio
 from shim.errors import NvshimError, WrongProcessState
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class Underway:
 
     def __init__(self) -> None:
         self._count = 0
-        self._none = anyio.Event()
+        self._none = aio.Event()
 
     def __enter__(self) -> None:
         self._count += 1
@@ -79,7 +78,7 @@ class Underway:
         self._count -= 1
         if not self._count:
             self._none.set()
-            self._none = anyio.Event()
+            self._none = aio.Event()
 
     async def none(self) -> None:
         """Return when nothing is under way, which may be at once."""
@@ -124,8 +123,8 @@ class Process:
         self.stdio: Stdio | None = None
         # Held by Start, so that an exit that comes meanwhile is told after the start, and a
         # Delete judges what the start has made of the process.
-        self.starting = anyio.Lock()
-        self._settled = anyio.Event()
+        self.starting = aio.Lock()
+        self._settled = aio.Event()
         self._no_exit: NvshimError | None = None
         self._input_ended = False
         self._size: tuple[int, int] | None = None
@@ -171,7 +170,7 @@ class Process:
         """It is being started, perhaps again: there may be an exit after all."""
         if self._no_exit is not None:
             self._no_exit = None
-            self._settled = anyio.Event()
+            self._settled = aio.Event()
 
     async def wait(self) -> Exit:
         """How it ended, once that is published.

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import anyio
+from api import aio
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +53,7 @@ class Child:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.exit: Exit | None = None
-        self._done = anyio.Event()
+        self._done = aio.Event()
 
     async def wait(self) -> Exit:
         """How the process ended, once it has."""

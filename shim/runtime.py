@@ -17,8 +17,7 @@ import signal as signals
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import anyio
-
+from api import aio
 from api.errors import Status, one_line
 from shim import bundle as bundle_files
 from shim.errors import ProcessFinished, ProgramTimeout, RuntimeFailed
@@ -256,7 +255,7 @@ class LowLevelRuntime:
     async def _end_of(self, child: Child, verb: str) -> Exit:
         self._under_way[child] = verb
         try:
-            with anyio.move_on_after(_PATIENCE.get(verb)) as patience:
+            with aio.move_on_after(_PATIENCE.get(verb)) as patience:
                 return await child.wait()
             if patience.cancelled_caught and child.exit is None:
                 os.kill(child.pid, signals.SIGKILL)

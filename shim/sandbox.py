@@ -28,8 +28,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-import anyio
-
+from api import aio
 from shim import bundle as bundle_files
 from shim import mounts, namespaces, remains
 from shim.errors import NvshimError, PodFilesUnusable, WrongSandboxState
@@ -89,8 +88,8 @@ class Sandbox:
         self._shm = os.path.join(bundle, bundle_files.ROOTFS)
         self._files = os.path.join(bundle, bundle_files.POD)
         self._holder: Child | None = None
-        self._changing = anyio.Lock()
-        self._ended = anyio.Event()
+        self._changing = aio.Lock()
+        self._ended = aio.Event()
 
     # -- its life --------------------------------------------------------------------------
 
@@ -119,7 +118,7 @@ class Sandbox:
                 self.pid = self._holder.pid
                 bundle_files.write_holder(self._bundle, self.pid, remains.start_time_of(self.pid))
             except BaseException:
-                with anyio.CancelScope(shield=True):
+                with aio.CancelScope(shield=True):
                     await self._end_holder()
                     self._remove_files()
                 self.pid, self._holder = 0, None
@@ -140,7 +139,7 @@ class Sandbox:
             if self._holder is None:
                 self._finish(None)
             else:
-                with anyio.move_on_after(_DYING):
+                with aio.move_on_after(_DYING):
                     await self._ended.wait()
             mounts.unmount_rootfs(self._shm)
             bundle_files.remove_tree(self._files)
@@ -166,7 +165,7 @@ class Sandbox:
         holder = self._holder
         if holder is not None and holder.exit is None:
             os.kill(holder.pid, signal.SIGKILL)  # not reaped, so the pid is still its own
-            with anyio.move_on_after(_DYING):
+            with aio.move_on_after(_DYING):
                 await holder.wait()
 
     # -- its files -------------------------------------------------------------------------

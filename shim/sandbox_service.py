@@ -22,9 +22,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-import anyio
-
-from api import typeurl
+from api import aio, typeurl
 from api.proto import sandbox_pb2, task_pb2
 from api.ttrpc import Service, ShuttingDown
 from shim.errors import (
@@ -220,7 +218,7 @@ class SandboxService:
         return response
 
     async def _stop(self, sandbox: Sandbox, grace: float) -> None:
-        async with anyio.create_task_group() as ends:
+        async with aio.create_task_group() as ends:
             for container in self._tasks.containers:
                 ends.start_soon(self._end, container, grace)
         await sandbox.stop()
@@ -233,11 +231,11 @@ class SandboxService:
                 await container.resume()
             if grace and init.state is ProcessState.RUNNING:
                 await container.kill("", signal.SIGTERM, everyone=False)
-                with anyio.move_on_after(grace):
+                with aio.move_on_after(grace):
                     await init.wait()
             if init.exit is None:
                 await container.kill("", signal.SIGKILL, everyone=False)
-                with anyio.move_on_after(_DYING):
+                with aio.move_on_after(_DYING):
                     await init.wait()
         except (NvshimError, OSError) as error:
             # It has ended meanwhile; or it has not, and then its Delete will say why.

@@ -12,8 +12,7 @@ import signal
 import socket
 from typing import TYPE_CHECKING, Final, NoReturn
 
-import anyio
-
+from api import aio
 from api.ttrpc import DeferredService, Server
 from shim import sockets, syscalls
 from shim.container import Surroundings
@@ -25,6 +24,7 @@ from shim.spawn import reserve_numbers
 from shim.tasks import GuardedTasks
 
 if TYPE_CHECKING:
+    from api.aio.scopes import TaskStatus
     from api.ttrpc import Service
 
 _SANDBOX: Final = "containerd.runtime.sandbox.v1.Sandbox"
@@ -61,7 +61,7 @@ def main(
     own_socket = OwnSocket(socket_path, sockets.identity(socket_path))
     try:
         syscalls.set_child_subreaper()
-        anyio.run(
+        aio.run(
             _serve,
             socket.socket(fileno=listener_fd),
             own_socket,
@@ -85,7 +85,7 @@ async def _serve(
     log: Log,
 ) -> None:
     reaper = Reaper()
-    async with anyio.create_task_group() as tasks:
+    async with aio.create_task_group() as tasks:
         publisher = Publisher(ttrpc_address, namespace, tasks, log)
         surroundings = Surroundings(
             namespace=namespace,
@@ -94,7 +94,7 @@ async def _serve(
             tasks=GuardedTasks(tasks, log),
             log=log,
         )
-        ended = anyio.Event()
+        ended = aio.Event()
         service = TaskService(surroundings, own_socket, ended.set)
         sandboxes = DeferredService(_SANDBOX, lambda: _sandbox_service(surroundings, service))
         services = [*service.services(), sandboxes]
@@ -106,7 +106,7 @@ async def _serve(
         # While it still listens: see sockets.retire.
         own_socket.remove()
         # A request that waits for its runtime goes on when it is cancelled, and that may hang.
-        with anyio.move_on_after(_HANGING):
+        with aio.move_on_after(_HANGING):
             await server.shutdown(_GRACE)
         if not await publisher.drain(_EVENTS):
             log.warning("events were not delivered before the end")
@@ -121,7 +121,7 @@ def _sandbox_service(surroundings: Surroundings, tasks: TaskService) -> Service:
     return SandboxService(surroundings, tasks).service()
 
 
-async def _serve_until(server: Server, listener: socket.socket, ended: anyio.Event) -> None:
+async def _serve_until(server: Server, listener: socket.socket, ended: aio.Event) -> None:
     try:
         await server.serve(listener)
     finally:
@@ -131,12 +131,12 @@ async def _serve_until(server: Server, listener: socket.socket, ended: anyio.Eve
 async def _handle_signals(
     reaper: Reaper,
     service: TaskService,
-    ended: anyio.Event,
+    ended: aio.Event,
     log: Log,
     *,
-    task_status: anyio.abc.TaskStatus[None],
+    task_status: TaskStatus[None],
 ) -> None:
-    with anyio.open_signal_receiver(*_SIGNALS) as signals:
+    with aio.open_signal_receiver(*_SIGNALS) as signals:
         task_status.started()
         async for number in signals:
             if number == signal.SIGCHLD:
@@ -151,5 +151,5 @@ async def _handle_signals(
 def _tell_what_runs(service: TaskService, log: Log) -> None:
     for line in service.describe():
         log.info("process", **line)
-    for task in anyio.get_running_tasks():
+    for task in aio.get_running_tasks():
         log.info("task", name=task.name, at=repr(task.coro))

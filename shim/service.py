@@ -13,10 +13,9 @@ import errno
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-import anyio
 from google.protobuf.empty_pb2 import Empty
 
-from api import typeurl
+from api import aio, typeurl
 from api.errors import Status
 from api.proto import runc_options_pb2, task_pb2, task_types_pb2
 from api.ttrpc import Service, ShuttingDown
@@ -98,7 +97,7 @@ class TaskService:
         # Shutdown was asked for while all there was were tasks in the making.
         self._shutdown_deferred = False
         # Set, and replaced, when a task or the sandbox comes and when one is gone.
-        self._turned = anyio.Event()
+        self._turned = aio.Event()
 
     def services(self) -> list[Service]:
         """The service under both of its names."""
@@ -347,7 +346,7 @@ class TaskService:
         """
         while True:
             turned = self._turned
-            with anyio.move_on_after(None if self._in_use else UNUSED):
+            with aio.move_on_after(None if self._in_use else UNUSED):
                 await turned.wait()
             if not turned.is_set() and self._shim.publisher.idle:
                 self._end_if_empty()
@@ -357,7 +356,7 @@ class TaskService:
         return bool(self._containers) or self._shim.sandbox is not None
 
     def _turn(self) -> None:
-        turned, self._turned = self._turned, anyio.Event()
+        turned, self._turned = self._turned, aio.Event()
         turned.set()
 
     def _end_if_empty(self) -> None:
@@ -380,7 +379,7 @@ def shielded(
     """A handler that goes on when its client hangs up: it would leave something half done."""
 
     async def finish(context: Context, request: Any) -> Any:
-        with anyio.CancelScope(shield=True):
+        with aio.CancelScope(shield=True):
             return await handler(context, request)
 
     return finish

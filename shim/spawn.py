@@ -25,8 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import anyio
-
+from api import aio
 from shim import programs
 from shim.errors import ProgramNotFound, ProgramTimeout
 
@@ -216,7 +215,7 @@ async def run(
             child = spawn(reaper, argv, fds={**(fds or {}), 1: writing})
         finally:
             os.close(writing)
-        with anyio.fail_after(timeout):
+        with aio.fail_after(timeout):
             while chunk := await _read_when_ready(reading):
                 output += chunk[: limit - len(output)]
             return Completed(await child.wait(), bytes(output))
@@ -239,4 +238,4 @@ async def _read_when_ready(fd: int) -> bytes:
         try:
             return os.read(fd, _CHUNK)
         except BlockingIOError:
-            await anyio.wait_readable(fd)
+            await aio.wait_readable(fd)

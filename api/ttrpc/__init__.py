@@ -2,7 +2,7 @@
 
 ttrpc is gRPC for processes of one machine: the same services and protobuf messages, without
 HTTP/2, over a unix socket. This package speaks version 1.2 of the protocol (unary calls and
-streams), on anyio, in one thread.
+streams), on anyio or on a small loop of our own (:mod:`api.aio`), in one thread.
 
 **A server** is services on a listening socket::
 

@@ -12,9 +12,9 @@ import math
 import socket
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import anyio
 from google.protobuf.message import DecodeError, Message
 
+from api import aio
 from api.errors import Status
 from api.ttrpc.errors import (
     ConnectFailed,
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Final, Self
 
-    from anyio.abc import TaskGroup
-
+    from api.aio.scopes import Tasks
     from api.ttrpc.errors import ConnectionClosed
     from api.ttrpc.multiplexer import Answer
     from api.ttrpc.service import Method
@@ -65,18 +64,18 @@ async def dial(path: str, *, timeout: float = _CONNECT) -> socket.socket:
     path = path.removeprefix("unix://")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.setblocking(False)
-    deadline = anyio.current_time() + timeout
+    deadline = aio.current_time() + timeout
     try:
         while True:
             try:
                 sock.connect(path)
             except BlockingIOError:
                 # A unix socket whose backlog is full says EAGAIN and cannot be polled.
-                if anyio.current_time() >= deadline:
+                if aio.current_time() >= deadline:
                     raise ConnectFailed(
                         f"connect to {path}", found=f"a backlog still full after {timeout:g} s"
                     ) from None
-                await anyio.sleep(_PAUSE)
+                await aio.sleep(_PAUSE)
             except OSError as error:
                 raise ConnectFailed(
                     f"connect to {path}",
@@ -98,7 +97,7 @@ class Client:
         tasks: where the connection is read, from now until it is closed or this group cancelled.
     """
 
-    def __init__(self, sock: socket.socket, tasks: TaskGroup) -> None:
+    def __init__(self, sock: socket.socket, tasks: Tasks) -> None:
         self._multiplexer = Multiplexer(sock, tasks)
 
     @property
@@ -156,7 +155,7 @@ class Client:
             State.UNARY,
         )
         answer: ResponseReceived | None = None
-        with anyio.CancelScope(deadline=_deadline(timeout)):
+        with aio.CancelScope(deadline=_deadline(timeout)):
             answer = await self._exchange(asked)
         if answer is None:
             raise DeadlineExceeded(str(asked), found=f"no answer in {timeout:g} s")
@@ -223,7 +222,7 @@ class _UnaryCall:
     outcome: ResponseReceived | TtrpcError
 
     def __init__(self) -> None:
-        self.done = anyio.Event()
+        self.done = aio.Event()
 
     async def take(self, answer: Answer) -> None:
         """The answer; never data, which the core does not let through to a unary stream."""
@@ -258,7 +257,7 @@ class ClientStream:
         self._stream_id = 0
 
     async def __aenter__(self) -> Self:
-        self._scope = anyio.CancelScope(deadline=_deadline(self._timeout))
+        self._scope = aio.CancelScope(deadline=_deadline(self._timeout))
         self._scope.__enter__()
         try:
             self._stream_id = await self._multiplexer.open(self._asked, self)
@@ -314,7 +313,7 @@ class ClientStream:
         """The server's next message; of a method that does not stream its answer, the answer.
 
         Raises:
-            anyio.EndOfStream: there are no more, and the call succeeded.
+            aio.EndOfStream: there are no more, and the call succeeded.
             RemoteError: there are no more, and the call failed.
             DeadlineExceeded: the server ran out of the call's time.
             ConnectionClosed: the connection was lost.
@@ -328,7 +327,7 @@ class ClientStream:
     async def __anext__(self) -> Any:
         try:
             return await self.receive()
-        except anyio.EndOfStream:
+        except aio.EndOfStream:
             raise StopAsyncIteration from None
 
     async def take(self, answer: Answer) -> None:
@@ -377,7 +376,7 @@ class _Connected:
 
     async def __aenter__(self) -> Client:
         sock = await dial(self._path, timeout=self._timeout)
-        self._tasks = anyio.create_task_group()
+        self._tasks = aio.create_task_group()
         await self._tasks.__aenter__()
         self._client = Client(sock, self._tasks)
         return self._client
@@ -389,7 +388,7 @@ class _Connected:
         where: TracebackType | None,
     ) -> bool | None:
         self._client.close()
-        if kind is not None and issubclass(kind, anyio.get_cancelled_exc_class()):
+        if kind is not None and issubclass(kind, aio.get_cancelled_exc_class()):
             return await self._tasks.__aexit__(kind, error, where)
         # The group has one task, which raises nothing: what the block raised is passed on as it
         # is, and not in an ExceptionGroup that nobody would expect of a connection.
@@ -412,7 +411,7 @@ def connect(path: str, *, timeout: float = _CONNECT) -> _Connected:
 
 
 def _deadline(timeout: float | None) -> float:
-    return math.inf if timeout is None else anyio.current_time() + timeout
+    return math.inf if timeout is None else aio.current_time() + timeout
 
 
 def _nanoseconds(timeout: float | None) -> int:

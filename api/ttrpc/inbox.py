@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-import anyio
+from api import aio
 
 if TYPE_CHECKING:
     from typing import Final
@@ -36,7 +36,7 @@ class Holdings:
     def __init__(self, limit: int = _BYTES_PER_CONNECTION) -> None:
         self._limit = limit
         self._held = 0
-        self._released: anyio.Event | None = None
+        self._released: aio.Event | None = None
 
     @property
     def full(self) -> bool:
@@ -57,7 +57,7 @@ class Holdings:
     async def released(self) -> None:
         """Wait until something is released."""
         if self._released is None:
-            self._released = anyio.Event()
+            self._released = aio.Event()
         await self._released.wait()
 
 
@@ -76,7 +76,7 @@ class Inbox:
         self._bytes = 0
         self._ended = False
         self._error: Exception | None = None
-        self._arrived: anyio.Event | None = None
+        self._arrived: aio.Event | None = None
 
     @property
     def full(self) -> bool:
@@ -115,14 +115,14 @@ class Inbox:
         """The next message, encoded.
 
         Raises:
-            anyio.EndOfStream: there will be none.
+            aio.EndOfStream: there will be none.
             Exception: what :meth:`end` was given.
         """
         while not self._messages:
             if self._ended:
-                raise self._error or anyio.EndOfStream
+                raise self._error or aio.EndOfStream
             if self._arrived is None:
-                self._arrived = anyio.Event()
+                self._arrived = aio.Event()
             await self._arrived.wait()
         message = self._messages.popleft()
         self._bytes -= len(message)
@@ -135,7 +135,7 @@ class Inbox:
         Returns:
             Whether it has.
         """
-        with anyio.move_on_after(PATIENCE):
+        with aio.move_on_after(PATIENCE):
             while self.full:
                 await self._holdings.released()
         return not self.full

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
-import anyio
-
+from api import aio
 from api.ttrpc.connection import ClientConnection
 from api.ttrpc.errors import ConnectionClosed
 from api.ttrpc.events import DataReceived, Ended, ResponseReceived, StreamFailed
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
     import socket
     from typing import Final
 
-    from anyio.abc import TaskGroup
-
+    from api.aio.scopes import Tasks
     from api.ttrpc.streams import State
 
 Answer: TypeAlias = "ResponseReceived | DataReceived | StreamFailed"
@@ -61,14 +59,14 @@ class Multiplexer:
         tasks: where the connection is read.
     """
 
-    def __init__(self, sock: socket.socket, tasks: TaskGroup) -> None:
+    def __init__(self, sock: socket.socket, tasks: Tasks) -> None:
         self.holdings = Holdings()
-        self.over = anyio.Event()
+        self.over = aio.Event()
         self._connection = ClientConnection()
         self._transport = Transport(sock, tasks)
         self._calls: dict[int, tuple[str, Call]] = {}
         self._why = ""
-        self._reading = anyio.CancelScope()
+        self._reading = aio.CancelScope()
         tasks.start_soon(self._read)
 
     async def open(self, request: Request, call: Call) -> int:

@@ -12,8 +12,7 @@ import os
 from traceback import format_exception
 from typing import TYPE_CHECKING
 
-import anyio
-
+from api import aio
 from api.ttrpc.connection import MAX_STREAMS
 from api.ttrpc.errors import LocalProtocolError, PeerRejected
 from api.ttrpc.session import Session
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Final
 
+    from api.aio import TaskGroup
     from api.ttrpc.service import Service
 
 # accept(2) fails with these for a lack that passes; the connection stays in the backlog.
@@ -84,7 +84,7 @@ class Server:
         listener.setblocking(False)
         failure: OSError | None = None
         try:
-            async with anyio.create_task_group() as tasks:
+            async with aio.create_task_group() as tasks:
                 self._serving = _Serving(tasks.cancel_scope)
                 with self._serving.accepting:
                     if not self._closing:
@@ -93,7 +93,7 @@ class Server:
                 # From here a client is refused at once, rather than left waiting unaccepted.
                 listener.close()
                 scope = tasks.cancel_scope
-                scope.deadline = min(scope.deadline, anyio.current_time() + self._grace)
+                scope.deadline = min(scope.deadline, aio.current_time() + self._grace)
         finally:
             listener.close()
             if self._serving is not None:
@@ -133,13 +133,13 @@ class Server:
         serving = self._serving
         if serving is not None:
             scope = serving.everything
-            scope.deadline = min(scope.deadline, anyio.current_time() + grace)
+            scope.deadline = min(scope.deadline, aio.current_time() + grace)
             await serving.stopped.wait()
 
-    async def _accept(self, listener: socket.socket, tasks: anyio.abc.TaskGroup) -> OSError:
+    async def _accept(self, listener: socket.socket, tasks: TaskGroup) -> OSError:
         """Accept connections until the listener fails, and say how it did."""
         while True:
-            await anyio.wait_readable(listener)
+            await aio.wait_readable(listener)
             try:
                 sock, _ = listener.accept()
             except (BlockingIOError, InterruptedError):
@@ -147,7 +147,7 @@ class Server:
             except OSError as error:
                 if error.errno in _PASSING:
                     self._log("cannot accept a connection now", {"error": str(error)})
-                    await anyio.sleep(_PAUSE)
+                    await aio.sleep(_PAUSE)
                 elif error.errno not in _ABORTED:
                     return error
                 continue
@@ -187,10 +187,10 @@ class _Serving:
 
     __slots__ = ("accepting", "everything", "stopped")
 
-    def __init__(self, everything: anyio.CancelScope) -> None:
+    def __init__(self, everything: aio.CancelScope) -> None:
         self.everything = everything
-        self.accepting = anyio.CancelScope()
-        self.stopped = anyio.Event()
+        self.accepting = aio.CancelScope()
+        self.stopped = aio.Event()
 
 
 def _drop(_: str, __: Mapping[str, object]) -> None:

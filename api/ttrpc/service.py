@@ -52,7 +52,7 @@ class Context:
         method: the method's name.
         metadata: pairs of key and value in the order on the wire; keys may repeat.
         timeout: seconds that the client gave the call, None for no limit.
-        deadline: when they are over, on anyio's clock; ``inf`` for no limit.
+        deadline: when they are over, on the loop's clock; ``inf`` for no limit.
         peer: the client's process.
     """
 
@@ -92,7 +92,7 @@ class Stream(Protocol):
         """The client's next message.
 
         Raises:
-            anyio.EndOfStream: the client has sent its last one.
+            aio.EndOfStream: the client has sent its last one.
             UndecodableMessage: it is not of the method's request type.
         """
 

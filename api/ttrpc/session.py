@@ -4,7 +4,7 @@ Rules
 - Every request runs in a task of its own, so a slow one holds up nobody; those of immediate
   handlers, which cannot be slow, are answered while they are read.
 - When the client is gone its handlers are cancelled. What must not be left half done shields
-  itself (``anyio.CancelScope(shield=True)``).
+  itself (``aio.CancelScope(shield=True)``).
 - An exception of a handler is an answer, never the end of the connection.
 - A client that does not read its answers is not read from either, so what we keep for it stays
   bounded: by :mod:`api.ttrpc.transport` on the way out, by :mod:`api.ttrpc.inbox` on the way in.
@@ -16,9 +16,9 @@ import math
 import traceback
 from typing import TYPE_CHECKING, Any
 
-import anyio
 from google.protobuf.message import DecodeError, Message
 
+from api import aio
 from api.errors import NvshimError
 from api.ttrpc.connection import ServerConnection
 from api.ttrpc.errors import (
@@ -86,7 +86,7 @@ class Call(Asked):
         self.handler = handler
         self.payload = payload
         self.inbox = inbox
-        self.scope = anyio.CancelScope(deadline=context.deadline)
+        self.scope = aio.CancelScope(deadline=context.deadline)
 
 
 class Session:
@@ -115,13 +115,13 @@ class Session:
         self._connection = ServerConnection(max_streams)
         self._holdings = Holdings()
         self._calls: dict[int, Call] = {}
-        self._reading = anyio.CancelScope()
+        self._reading = aio.CancelScope()
         self._draining = False
 
     async def run(self) -> None:
         """Serve the connection until its client is gone or, after :meth:`drain`, is answered."""
         try:
-            async with anyio.create_task_group() as tasks:
+            async with aio.create_task_group() as tasks:
                 self._tasks = tasks
                 self._transport = Transport(self._sock, tasks)
                 with self._reading:
@@ -195,7 +195,7 @@ class Session:
         timeout, deadline = None, math.inf
         if event.timeout_nano:
             timeout = event.timeout_nano / _NANOSECONDS
-            deadline = anyio.current_time() + timeout
+            deadline = aio.current_time() + timeout
         return Context(
             event.service,
             event.method,
@@ -298,9 +298,9 @@ class Session:
             return _encode(response, call)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is its answer
             return self._failure(call, error)
-        except anyio.get_cancelled_exc_class():
+        except aio.get_cancelled_exc_class():
             # Ours has to go on; one that the handler let escape from a task of its own has not.
-            if anyio.current_effective_deadline() == -math.inf:
+            if aio.current_effective_deadline() == -math.inf:
                 raise
             return self._failure(call, RuntimeError("something it waited for was cancelled"))
 
@@ -398,7 +398,7 @@ class ServerStream:
     async def __anext__(self) -> Any:
         try:
             return await self.receive()
-        except anyio.EndOfStream:
+        except aio.EndOfStream:
             raise StopAsyncIteration from None
 
 

@@ -15,8 +15,7 @@ from collections import deque
 from struct import Struct
 from typing import TYPE_CHECKING
 
-import anyio
-
+from api import aio
 from api.ttrpc.errors import ConnectionClosed
 from api.ttrpc.service import Credentials
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from typing import Final
 
-    from anyio.abc import TaskGroup
+    from api.aio.scopes import Tasks
 
 # One read; below glibc's threshold for a mapping of its own.
 _READ_SIZE: Final = 64 << 10
@@ -65,13 +64,13 @@ class Transport:
         "_waiting",
     )
 
-    def __init__(self, sock: socket.socket, tasks: TaskGroup) -> None:
+    def __init__(self, sock: socket.socket, tasks: Tasks) -> None:
         sock.setblocking(False)
         self._sock = sock
         self._tasks = tasks
         self._unsent: deque[bytes | memoryview] = deque()
         self._kept = 0
-        self._drained: anyio.Event | None = None
+        self._drained: aio.Event | None = None
         # Why nothing can be sent any more. What the peer sent before may still be there to read.
         self._broken = ""
         self._closed = False
@@ -82,7 +81,7 @@ class Transport:
         """What has arrived, waiting for it; ``b""`` at the end or when the connection is lost."""
         # Waiting comes first even if there is something to read: a peer that always has something
         # to say must not keep the loop from the others.
-        while await self._ready(anyio.wait_readable):
+        while await self._ready(aio.wait_readable):
             try:
                 return self._sock.recv(_READ_SIZE)
             except (BlockingIOError, InterruptedError):
@@ -168,13 +167,13 @@ class Transport:
 
     async def _progress(self) -> None:
         if self._drained is None:
-            self._drained = anyio.Event()
+            self._drained = aio.Event()
         await self._drained.wait()
 
     async def _finish(self) -> None:
         """Send what is kept; ends when nothing is."""
         unsent = self._unsent
-        while unsent and await self._ready(anyio.wait_writable):
+        while unsent and await self._ready(aio.wait_writable):
             try:
                 while unsent:
                     sent = self._sock.send(unsent[0], socket.MSG_NOSIGNAL)

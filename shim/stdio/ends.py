@@ -9,8 +9,7 @@ import stat
 import termios
 from typing import Final
 
-import anyio
-
+from api import aio
 from shim.errors import StdioUnavailable
 
 # Seconds that a client is waited for which has not opened its end when the process has ended.
@@ -83,9 +82,9 @@ class KeptEnd:
         fd = self._fd
         poll = select.poll()
         poll.register(fd, 0)
-        with anyio.move_on_after(0 if self._missed else _READER_SECONDS):
+        with aio.move_on_after(0 if self._missed else _READER_SECONDS):
             while poll.poll(0):
-                await anyio.sleep(_READER_POLL_SECONDS)
+                await aio.sleep(_READER_POLL_SECONDS)
                 if self._fd != fd:
                     return  # closed meanwhile; the number may be another file's by now
         self._missed = bool(poll.poll(0))
@@ -95,9 +94,9 @@ class KeptEnd:
 
     async def close_when_empty(self) -> None:
         """Close it as soon as nothing is in the fifo; if that takes long, it stays open."""
-        with anyio.move_on_after(_READER_SECONDS):
-            while self._fd is not None and waiting_bytes(self._fd):  # noqa: ASYNC110 - as above
-                await anyio.sleep(_READER_POLL_SECONDS)
+        with aio.move_on_after(_READER_SECONDS):
+            while self._fd is not None and waiting_bytes(self._fd):
+                await aio.sleep(_READER_POLL_SECONDS)
             if not self._awaited:  # or it is closed when that is over
                 self.close()
 
@@ -107,9 +106,9 @@ class KeptEnd:
         containerd before 1.6.22 closes its end when it is told of a container's exit, read or not.
         """
         left, stalled = waiting_bytes(fd), 0
-        with anyio.move_on_after(_TAKING_SECONDS):
+        with aio.move_on_after(_TAKING_SECONDS):
             while left and stalled < _STALLED:
-                await anyio.sleep(_READER_POLL_SECONDS)
+                await aio.sleep(_READER_POLL_SECONDS)
                 if self._fd != fd:
                     return
                 before, left = left, waiting_bytes(fd)

@@ -16,10 +16,7 @@ import select
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-import anyio
-import anyio.from_thread
-import anyio.to_thread
-
+from api import aio
 from shim.stdio.ends import Descriptors
 
 if TYPE_CHECKING:
@@ -47,7 +44,7 @@ class FileRelay:
         *,
         at_failure: Callable[[OSError], None] | None = None,
     ) -> None:
-        self.done = anyio.Event()
+        self.done = aio.Event()
         self._ours = Descriptors()
         self._source = self._ours.keep(source)
         self._sink = self._ours.keep(sink)
@@ -82,9 +79,8 @@ class FileRelay:
             os.eventfd_write(self._wake, 1)
 
     async def _run(self) -> None:
-        limiter = anyio.CapacityLimiter(1)  # not one shared with others, who may wait long
         try:
-            await anyio.to_thread.run_sync(self._work, limiter=limiter, abandon_on_cancel=True)
+            await aio.run_in_thread(self._work)
         except BaseException:
             if self._at_work:
                 self.stop()
@@ -127,4 +123,4 @@ class FileRelay:
         except OSError as error:
             if self._at_failure is not None:
                 tell, self._at_failure = self._at_failure, None
-                anyio.from_thread.run_sync(partial(tell, error))
+                aio.call_in_loop(partial(tell, error))

@@ -32,8 +32,7 @@ import signal
 import stat
 from typing import TYPE_CHECKING, Final
 
-import anyio
-
+from api import aio
 from shim import bundle as bundle_files
 from shim.errors import LoggerFailed, LoggerNotAllowed, LoggerNotReady
 from shim.programs import fixed_environment
@@ -122,7 +121,7 @@ async def start_logger(shim: Surroundings, uri: LoggerUri, process_id: str, bund
         await _until_ready(uri, child, ready)
     except BaseException:
         logger.kill()
-        with anyio.CancelScope(shield=True), anyio.move_on_after(_DYING_SECONDS):
+        with aio.CancelScope(shield=True), aio.move_on_after(_DYING_SECONDS):
             await child.wait()
         logger.forget()
         raise
@@ -206,21 +205,21 @@ class Logger:
         """Wait until it has taken what was written, and end it; the process has ended."""
         self._ending = True
         try:
-            with anyio.move_on_after(DRAIN_SECONDS):
+            with aio.move_on_after(DRAIN_SECONDS):
                 # An exec may leave a daemon behind that keeps the pipe open: its end is not
                 # waited for, only what is in it.
-                while any(map(waiting_bytes, self._sources)) and self._child.exit is None:  # noqa: ASYNC110 - a pipe tells nobody that it is empty
-                    await anyio.sleep(_POLL_SECONDS)
-            with anyio.move_on_after(_OWN_END_SECONDS):
+                while any(map(waiting_bytes, self._sources)) and self._child.exit is None:
+                    await aio.sleep(_POLL_SECONDS)
+            with aio.move_on_after(_OWN_END_SECONDS):
                 await self._child.wait()
             self._signal(signal.SIGTERM)
-            with anyio.move_on_after(_TERM_SECONDS):
+            with aio.move_on_after(_TERM_SECONDS):
                 await self._child.wait()
         finally:
             if self._child.exit is None:
                 self._log.warning("a logger did not end, and is killed", logger=self._name)
                 self._signal(signal.SIGKILL)
-        with anyio.move_on_after(_DYING_SECONDS):
+        with aio.move_on_after(_DYING_SECONDS):
             await self._child.wait()
 
     def close(self) -> None:
@@ -279,8 +278,8 @@ class Logger:
 
 
 async def _until_ready(uri: LoggerUri, child: Child, ready: int) -> None:
-    with anyio.move_on_after(READY_SECONDS) as waiting:
-        await anyio.wait_readable(ready)
+    with aio.move_on_after(READY_SECONDS) as waiting:
+        await aio.wait_readable(ready)
     if waiting.cancelled_caught:
         raise LoggerNotReady(
             f"the logger {uri.path}",
@@ -290,7 +289,7 @@ async def _until_ready(uri: LoggerUri, child: Child, ready: int) -> None:
     if os.read(ready, 1):
         return
     if child.exit is not None or _is_ending(child.pid):
-        with anyio.move_on_after(_DYING_SECONDS):
+        with aio.move_on_after(_DYING_SECONDS):
             await child.wait()
         status = child.exit.status if child.exit is not None else "unknown"
         raise _failed(uri, f"it ended before it was ready, with status {status}")

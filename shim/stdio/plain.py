@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final, Protocol
 
-import anyio
-
+from api import aio
 from shim.runtime import ChildStdio
 from shim.stdio import ends
 from shim.stdio.ends import Descriptors, KeptEnd, Opening
@@ -26,7 +25,7 @@ _NOBODY: Final = (0, 0)
 class Flow(Protocol):
     """What passes something on."""
 
-    done: anyio.Event
+    done: aio.Event
 
     def start(self, tasks: Tasks) -> None:
         """Begin."""
@@ -135,7 +134,7 @@ class PlainStdio:
         if self._started:
             for flow in self._flows:
                 flow.finish()
-            with anyio.move_on_after(DRAIN_SECONDS):
+            with aio.move_on_after(DRAIN_SECONDS):
                 for flow in self._flows:
                     await flow.done.wait()
             await self.ended()

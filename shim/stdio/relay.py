@@ -16,9 +16,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Final
 
-import anyio
-import anyio.lowlevel
-
+from api import aio
 from shim.stdio.ends import Descriptors, waiting_bytes
 
 if TYPE_CHECKING:
@@ -53,7 +51,7 @@ class Relay:
     """
 
     def __init__(self, source: int, sink: int, *, last: Callable[[], bytes] | None = None) -> None:
-        self.done = anyio.Event()
+        self.done = aio.Event()
         self._ours = Descriptors()
         self._source = self._ours.keep(source)
         self._sink = self._ours.keep(sink)
@@ -68,8 +66,8 @@ class Relay:
         self._sink_is_full = False
         self._finishing = False
         self._running = False
-        self._whole = anyio.CancelScope()
-        self._waiting: anyio.CancelScope | None = None
+        self._whole = aio.CancelScope()
+        self._waiting: aio.CancelScope | None = None
 
     def start(self, tasks: Tasks) -> None:
         """Begin."""
@@ -118,7 +116,7 @@ class Relay:
             count += passed
             steps += 1
             if count >= _TURN_BYTES or steps >= _TURN_STEPS:
-                await anyio.lowlevel.checkpoint()
+                await aio.checkpoint()
                 count = steps = 0
 
     def _step(self) -> int:
@@ -143,12 +141,12 @@ class Relay:
     async def _until_ready(self) -> bool:
         """Wait for what was not ready; says whether there can be more."""
         if self._sink_is_full:
-            await anyio.wait_writable(self._sink)
+            await aio.wait_writable(self._sink)
         elif self._finishing:
             return False
         else:
-            with anyio.CancelScope() as self._waiting:
-                await anyio.wait_readable(self._source)
+            with aio.CancelScope() as self._waiting:
+                await aio.wait_readable(self._source)
             self._waiting = None
         return True
 

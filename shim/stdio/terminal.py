@@ -19,8 +19,7 @@ import struct
 import termios
 from typing import TYPE_CHECKING, Final
 
-import anyio
-
+from api import aio
 from shim.errors import StdioUnavailable
 from shim.runtime import ChildStdio
 from shim.stdio import ends
@@ -140,7 +139,7 @@ class TerminalStdio:
     async def ended(self) -> None:
         """Pass on what was written, and wait a moment for a client that is not there yet."""
         if self._output is not None:
-            with anyio.move_on_after(_LAST_WORDS_SECONDS):
+            with aio.move_on_after(_LAST_WORDS_SECONDS):
                 await self._output.done.wait()
             if self._kept_end is not None and self._output.done.is_set():
                 await self._kept_end.wait_for_reader()
@@ -159,7 +158,7 @@ class TerminalStdio:
         """Pass on what has been written, but wait neither for a daemon nor for ever."""
         if self._output is not None:
             self._output.finish()
-            with anyio.move_on_after(DRAIN_SECONDS):
+            with aio.move_on_after(DRAIN_SECONDS):
                 await self._output.done.wait()
             await self.ended()
             if self._logger is not None:
@@ -183,7 +182,7 @@ class TerminalStdio:
         if self._logger is not None:
             self._logger.close()
 
-    async def _watch_output(self, done: anyio.Event) -> None:
+    async def _watch_output(self, done: aio.Event) -> None:
         await done.wait()
         # Nobody is left to read what a client may still type.
         if self._input is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from api import aio
 from api.ttrpc.inbox import Holdings, Inbox
 
 pytestmark = pytest.mark.anyio
@@ -18,7 +19,7 @@ async def test_messages_come_out_in_order_and_then_the_end() -> None:
     inbox.put(b"too late")
     assert [await inbox.get() for _ in range(3)] == [b"a", b"", b"c"]
     for _ in range(2):
-        with pytest.raises(anyio.EndOfStream):
+        with pytest.raises(aio.EndOfStream):
             await inbox.get()
 
 
@@ -38,7 +39,7 @@ async def test_a_reader_that_waits_is_woken(put: bytes | None) -> None:
     async def read() -> None:
         try:
             got.append(await inbox.get())
-        except anyio.EndOfStream:
+        except aio.EndOfStream:
             got.append(None)
 
     async with anyio.create_task_group() as tasks:

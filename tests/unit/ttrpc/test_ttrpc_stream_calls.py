@@ -10,6 +10,7 @@ import anyio
 import pytest
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
+from api import aio
 from api.errors import NvshimError, Status
 from api.proto import ttrpc_pb2
 from api.ttrpc import (
@@ -56,7 +57,7 @@ async def collect(_: Context, stream: Stream) -> StringValue:
 
 async def count(_: Context, stream: Stream) -> None:
     request = await stream.receive()
-    with pytest.raises(anyio.EndOfStream):
+    with pytest.raises(aio.EndOfStream):
         await stream.receive()
     for number in range(int(request.value)):
         await stream.send(StringValue(value=str(number)))
@@ -83,7 +84,7 @@ async def test_a_client_that_streams_gets_one_answer(
             await stream.send(StringValue(value=word))
         await stream.finish()
         assert (await stream.receive()).value == "one two  four"
-        with pytest.raises(anyio.EndOfStream):
+        with pytest.raises(aio.EndOfStream):
             await stream.receive()
 
 

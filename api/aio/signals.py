@@ -1,0 +1,73 @@
+"""Signals as something to wait for.
+
+The interpreter's own handler writes the number of each signal into a pipe.
+
+Source: signal(7), signal-safety(7); Python's signal.set_wakeup_fd.
+"""
+
+from __future__ import annotations
+
+import os
+
+from api.aio import loop as loops
+
+TYPE_CHECKING = False
+# The C module: the public one imports enum and makes classes of it, which costs milliseconds.
+if TYPE_CHECKING:
+    import signal as _signal
+    from collections.abc import Sequence
+    from types import TracebackType
+    from typing import Final, Self
+else:
+    import _signal
+
+_MANY: Final = 256
+
+
+class SignalReceiver:
+    """Receives signals while it is entered, in the main thread; iterates over their numbers.
+
+    Args:
+        numbers: of the signals.
+    """
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._numbers = numbers
+        self._received: list[int] = []
+        self._reading = self._writing = self._before = -1
+        self._handlers: list[object] = []
+
+    def __enter__(self) -> Self:
+        self._reading, self._writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._before = _signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        self._handlers = [_signal.signal(number, _handle) for number in self._numbers]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        raised: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in zip(self._numbers, self._handlers, strict=True):
+            _signal.signal(number, handler)  # type: ignore[arg-type]
+        _signal.set_wakeup_fd(self._before)
+        os.close(self._reading)
+        os.close(self._writing)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> int:
+        while not self._received:
+            await loops.wait_readable(self._reading)
+            try:
+                read = os.read(self._reading, _MANY)
+            except BlockingIOError:
+                continue
+            self._received = [number for number in read if number in self._numbers]
+        return self._received.pop(0)
+
+
+def _handle(_: int, __: object) -> None:
+    """What has to be done is done by who reads the pipe."""
