@@ -11,20 +11,28 @@ import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-import anyio
-from google.protobuf.empty_pb2 import Empty
-
-from api.proto import task_pb2
-from api.ttrpc import ConnectionClosed, connect
-from tests.harness.runtime import is_alive, new_name
+from tests.bench.interleaving import Series, interleave
+from tests.bench.results import Comparison, Results, Row
+from tests.bench.rpc import CallFailed, Shim
+from tests.bench.runs import end_fork_server
+from tests.bench.stage import progress
+from tests.harness.runtime import STOCK, Runtime, is_alive, new_name
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
-    from integration.containerd import PrivateContainerd
+    from collections.abc import Callable
 
-_SERVICE = "containerd.task.v2.Task"
+    from integration.containerd import PrivateContainerd
+    from tests.bench.stage import Stage
+
+_ROWS: Final = {
+    "stock": ("containerd-shim-runc-v2", None),
+    "again": ("the same again (the noise)", "stock"),
+    "ours": ("containerd-shim-nvidia-v1", "stock"),
+    "cold": ("the same, the first on a node", "stock"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,65 +40,94 @@ class Start:
     """One start.
 
     Attributes:
-        verb: seconds until ``start`` had answered and ended.
-        answered: seconds until the first call was answered.
+        verb: milliseconds until ``start`` had answered and ended.
+        answered: milliseconds until the first call was answered.
     """
 
     verb: float
     answered: float
 
 
-def measure_start(
-    containerd: PrivateContainerd, program: str, spec: dict[str, Any], environment: dict[str, str]
-) -> Start:
+def measure_starts(stage: Stage) -> Results:
+    """The verb, and the first answer; warm and cold."""
+    rounds = stage.sizes.rounds
+    spec = Runtime(stage.warm, STOCK).spec("true")
+    starts: dict[str, list[Start]] = {name: [] for name in _ROWS}
+
+    def start(name: str, containerd: PrivateContainerd, program: str) -> Callable[[], float]:
+        def once() -> float:
+            starts[name].append(measure_start(containerd, program, spec))
+            if name == "cold":
+                end_fork_server(containerd)
+            return starts[name][-1].answered
+
+        return once
+
+    stock = stage.warm.parts.shim
+    cases = {
+        "stock": start("stock", stage.warm, stock),
+        "again": start("again", stage.warm, stock),
+        "ours": start("ours", stage.warm, stage.launcher),
+        "cold": start("cold", stage.cold, stage.launcher),
+    }
+    answers = interleave(cases, rounds=rounds, tell=progress("start to first call", rounds))
+    verbs = {
+        name: Series(tuple(each.verb for each in all_[-rounds:])) for name, all_ in starts.items()
+    }
+    return Results(
+        comparisons={
+            "start": _comparison("the verb `start`", verbs),
+            "first-call": _comparison("from `start` to the first answered call", answers),
+        }
+    )
+
+
+def measure_start(containerd: PrivateContainerd, program: str, spec: dict[str, Any]) -> Start:
     """Start a shim by hand, call it once, and let it end.
 
     Args:
         containerd: the one that the shim believes to belong to.
         program: the shim's path.
         spec: what config.json holds.
-        environment: more variables for the verb.
     """
     name = new_name("start")
     with tempfile.TemporaryDirectory(prefix="nvshim-bench-") as bundle:
-        with open(os.path.join(bundle, "config.json"), "w") as file:
+        with open(os.path.join(bundle, "config.json"), "w", encoding="utf-8") as file:
             json.dump(spec, file)
         log = os.path.join(bundle, "log")
         os.mkfifo(log, 0o700)
         # containerd holds it open in both directions, so that no shim waits for a reader.
         reader = os.open(log, os.O_RDWR | os.O_NONBLOCK)
         try:
-            return anyio.run(_start, containerd, program, name, bundle, environment)
+            return _start(containerd, program, name, bundle)
         finally:
             os.close(reader)
 
 
-async def _start(
-    containerd: PrivateContainerd, program: str, name: str, bundle: str, more: dict[str, str]
-) -> Start:
+def _start(containerd: PrivateContainerd, program: str, name: str, bundle: str) -> Start:
     argv = [
         program, "-namespace", containerd.namespace, "-address", containerd.address,
-        "-publish-binary", "/usr/bin/containerd", "-id", name, "start",
+        "-publish-binary", containerd.parts.containerd, "-id", name, "start",
     ]  # fmt: skip
-    environment = {
-        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        "TTRPC_ADDRESS": containerd.ttrpc_address,
-        **more,
-    }
+    environment = {"PATH": containerd.path, "TTRPC_ADDRESS": containerd.ttrpc_address}
+    # By its name, for the sweep at the end, should this not get to Shutdown.
+    containerd.know(name)
     begin = time.perf_counter()
-    # Nothing else runs in this loop, and a thread or a child watcher would be measured too.
-    done = subprocess.run(  # noqa: ASYNC221
+    done = subprocess.run(
         argv, cwd=bundle, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=True
     )
     verb = time.perf_counter() - begin
-    address = done.stdout.decode()
-    async with connect(address) as client:
-        request = task_pb2.ConnectRequest(id=name)
-        answer = await client.call(_SERVICE, "Connect", request, task_pb2.ConnectResponse)
+    with Shim(done.stdout.decode()) as shim:
+        pid = shim.call("Connect", id=name).shim_pid
         answered = time.perf_counter() - begin
         try:
-            await client.call(_SERVICE, "Shutdown", task_pb2.ShutdownRequest(id=name), Empty)
-        except ConnectionClosed:
+            shim.call("Shutdown", id=name)
+        except CallFailed:
             pass  # containerd's own shim ends before it has answered
-    eventually(lambda: not is_alive(answer.shim_pid), "the shim ends")
-    return Start(verb, answered)
+    eventually(lambda: not is_alive(pid), "the shim ends")
+    return Start(verb * 1000, answered * 1000)
+
+
+def _comparison(title: str, measured: dict[str, Series]) -> Comparison:
+    rows = {name: Row(what, measured[name].values, base) for name, (what, base) in _ROWS.items()}
+    return Comparison(title, "ms", rows)

@@ -14,7 +14,7 @@ _UNIFIED: Final = "/sys/fs/cgroup/unified"
 _WITHOUT_UNIFIED: Final = f"""\
 #!/bin/sh
 exec unshare --mount --propagation slave sh -c \\
-  'umount -l {_UNIFIED} && exec {{crun}} "$@"' crun "$@"
+  'umount -l {_UNIFIED} && exec {{program}} "$@"' {{name}} "$@"
 """
 
 
@@ -28,10 +28,24 @@ def crun_for_this_host(directory: str, crun: str) -> str:
     Returns:
         Its path; its name is "crun".
     """
+    return without_second_cgroups(directory, crun)
+
+
+def without_second_cgroups(directory: str, program: str) -> str:
+    """A program that does not see version 2 of cgroups beside version 1, nor do its children.
+
+    Args:
+        directory: where it is written, if it has to be.
+        program: the program's own path.
+
+    Returns:
+        Its path, of the same name; the program's own if there is nothing to hide.
+    """
     if is_v2() or not os.path.ismount(_UNIFIED):
-        return crun
-    path = os.path.join(directory, "crun")
+        return program
+    name = os.path.basename(program)
+    path = os.path.join(directory, name)
     with open(path, "w", encoding="utf-8") as file:
-        file.write(_WITHOUT_UNIFIED.format(crun=crun))
+        file.write(_WITHOUT_UNIFIED.format(program=program, name=name))
     os.chmod(path, 0o755)
     return path

@@ -1,0 +1,155 @@
+"""``python -m tests.bench.report JSON…``: tables in Markdown of what was measured.
+
+They are all made here, so that what documents say is what was measured. Of several files, a later
+one's word counts. ``--targets`` prints the table of what is to be reached alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Final
+
+from tests.bench.fitting import exponent
+from tests.bench.results import Results
+from tests.bench.targets import TARGETS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from tests.bench.results import Comparison, Curve, Figures
+
+_NOTHING: Final = ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read, and print."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.report", description=__doc__)
+    parser.add_argument("files", nargs="+", metavar="JSON", help="written by python -m tests.bench")
+    parser.add_argument("--targets", action="store_true", help="the table of targets alone")
+    asked = parser.parse_args(arguments)
+    results = Results()
+    for path in asked.files:
+        results = results.joined(Results.read(path))
+    sys.stdout.write(targets(results) if asked.targets else report(results))
+    return 0
+
+
+def report(results: Results) -> str:
+    """Everything, as Markdown."""
+    parts = [_machine(results), targets(results)]
+    parts += [_comparison(comparison) for comparison in results.comparisons.values()]
+    parts += [_figures(figures) for figures in results.figures.values()]
+    parts += [_curve(curve) for curve in results.curves.values()]
+    return "\n".join(part for part in parts if part)
+
+
+def targets(results: Results) -> str:
+    """What is to be reached, and what was seen."""
+    lines = []
+    for target in TARGETS:
+        seen = target.found(results)
+        if seen is None:
+            verdict = "not measured"
+        elif seen <= target.aim:
+            verdict = "better than aimed at" if seen < target.aim else "as aimed at"
+        elif target.must is None:
+            verdict = "told"
+        else:
+            verdict = "reached" if seen <= target.must else "**missed**"
+        must = "reported" if target.must is None else f"≤ {_ratio(target.must)}"
+        found = _NOTHING if seen is None else _ratio(seen)
+        lines.append((target.title, must, _ratio(target.aim), found, verdict))
+    return table(("to reach", "must", "aim", "seen", ""), lines)
+
+
+def table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown whose columns are aligned for those who read the text itself.
+
+    Args:
+        heads: of the columns; the first column is text, the others are aligned to the right.
+        lines: a text for each column.
+    """
+    rows = [tuple(heads), *(tuple(line) for line in lines)]
+    widths = [max(3, *(len(row[column]) for row in rows)) for column in range(len(heads))]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    padded = [
+        [
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        for row in rows
+    ]
+    padded.insert(1, rule)
+    return "".join(f"| {' | '.join(row)} |\n" for row in padded)
+
+
+def _machine(results: Results) -> str:
+    facts = ", ".join(f"{name} {value}" for name, value in results.machine.items())
+    return f"{facts}\n" if facts else ""
+
+
+def _comparison(comparison: Comparison) -> str:
+    unit = f", {comparison.unit}" if comparison.unit else ""
+    lines = []
+    for key, row in comparison.rows.items():
+        series, ratios = comparison.series(key), comparison.ratios(key)
+        told = (_NOTHING, _NOTHING)
+        if ratios is not None:
+            low, high = ratios.quartiles()
+            told = (f"{ratios.median:.2f}", f"{low:.2f}-{high:.2f}")
+        lines.append((row.title, _short(series.median), _short(series.least), *told))
+    heads = (f"{comparison.title}{unit}", "median", "least", "ratio", "half of the rounds")
+    return table(heads, lines)
+
+
+def _figures(figures: Figures) -> str:
+    others = [column for column in figures.columns if figures.base and column != figures.base]
+    heads = [figures.title, *figures.columns.values()]
+    heads += [f"÷ {figures.columns[figures.base]}" for _ in others] if figures.base else []
+    lines = []
+    for key, row in figures.rows.items():
+        unit = f" {row.unit}" if row.unit else ""
+        values = [
+            f"{_short(row.values[column])}{unit}" if column in row.values else _NOTHING
+            for column in figures.columns
+        ]
+        ratios = [figures.ratio(key, column) for column in others]
+        told = [_NOTHING if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+        lines.append((row.title, *values, *told))
+    return table(heads, lines)
+
+
+def _curve(curve: Curve) -> str:
+    heads = [
+        f"{curve.title}, {curve.unit}, by {curve.axis}",
+        *(_short(place) for place in curve.places),
+        "last ÷ first",
+        "grows with the power of",
+    ]
+    lines = []
+    for line in curve.lines.values():
+        first, last = line.values[0], line.values[-1]
+        fitted = exponent(curve.places, line.values)
+        lines.append(
+            (line.title, *(_short(value) for value in line.values),
+             f"{last / first:.2f}" if first else _NOTHING,
+             _NOTHING if fitted is None else f"{fitted:.2f}")
+        )  # fmt: skip
+    return table(heads, lines)
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2f}" if value else "0"
+
+
+def _short(value: float) -> str:
+    """With as many digits as say something."""
+    size = abs(value)
+    if value == int(value) and size < 1e6:
+        return f"{value:.0f}"
+    return f"{value:.2f}" if size < 10 else f"{value:.1f}" if size < 100 else f"{value:.0f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

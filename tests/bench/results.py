@@ -1,0 +1,207 @@
+"""What was measured, as values: to be told, drawn, judged, and kept in a file.
+
+Three kinds are enough. A :class:`Comparison` has what was measured again and again, side by
+side. :class:`Figures` were read once, of each of two things or more. A :class:`Curve` is what
+something costs as something else grows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+from tests.bench.interleaving import Series
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One thing that was measured in each round.
+
+    Attributes:
+        title: what it is called in a table.
+        values: what was measured, in the order of the rounds.
+        base: the key of the row that it is compared with; None for no comparison.
+    """
+
+    title: str
+    values: tuple[float, ...]
+    base: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Things that were measured side by side, round by round.
+
+    Attributes:
+        title: what was done.
+        unit: of the values.
+        rows: by their keys.
+    """
+
+    title: str
+    unit: str
+    rows: Mapping[str, Row]
+
+    def series(self, key: str) -> Series:
+        """What was measured of one of them."""
+        return Series(self.rows[key].values)
+
+    def ratios(self, key: str, base: str | None = None) -> Series | None:
+        """One of them over another, round by round.
+
+        Args:
+            key: the one.
+            base: the other; the row's own base if None.
+
+        Returns:
+            The ratios; None for a row that is compared with nothing.
+        """
+        base = base or self.rows[key].base
+        return None if base is None else self.series(key).over(self.series(base))
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One line of a table of figures.
+
+    Attributes:
+        title: what it says.
+        unit: of the values.
+        values: by the key of their column; not every column has one.
+    """
+
+    title: str
+    unit: str
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A table of figures.
+
+    Attributes:
+        title: what they are of.
+        columns: the heading of each column, by its key.
+        base: the column that others are divided by; None for no ratios.
+        rows: by their keys.
+    """
+
+    title: str
+    columns: Mapping[str, str]
+    base: str | None
+    rows: Mapping[str, Figure]
+
+    def ratio(self, row: str, column: str) -> float | None:
+        """A figure over that of the base; None if there is nothing to divide by."""
+        values = self.rows[row].values
+        if self.base is None or column == self.base or column not in values:
+            return None
+        divisor = values.get(self.base, 0)
+        return values[column] / divisor if divisor else None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a curve: its title, and a value for each place on the axis."""
+
+    title: str
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """What something costs, as something else grows.
+
+    Attributes:
+        title: what costs.
+        axis: what grows.
+        unit: of the values.
+        places: how much of it there is, rising.
+        lines: by their keys; each has a value for each place.
+    """
+
+    title: str
+    axis: str
+    unit: str
+    places: tuple[float, ...]
+    lines: Mapping[str, Line]
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """All that one run of the benchmark found out, or a part of it.
+
+    Attributes:
+        machine: what it ran on, and when: a word or two by their names.
+        comparisons: by their keys.
+        figures: by their keys.
+        curves: by their keys.
+    """
+
+    machine: Mapping[str, str] = field(default_factory=dict)
+    comparisons: Mapping[str, Comparison] = field(default_factory=dict)
+    figures: Mapping[str, Figures] = field(default_factory=dict)
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+
+    def joined(self, other: Results) -> Results:
+        """This and another part of a run; where both have something, the other's."""
+        return Results(
+            {**self.machine, **other.machine},
+            {**self.comparisons, **other.comparisons},
+            {**self.figures, **other.figures},
+            {**self.curves, **other.curves},
+        )
+
+    def write(self, path: str) -> None:
+        """Write it as JSON; the file is replaced as a whole."""
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        unfinished = f"{path}.{os.getpid()}"
+        with open(unfinished, "w", encoding="utf-8") as file:
+            json.dump(asdict(self), file, indent=1)
+            file.write("\n")
+        os.rename(unfinished, path)
+
+    @classmethod
+    def read(cls, path: str) -> Self:
+        """What :meth:`write` wrote.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is no JSON.
+            KeyError: it is not from this benchmark, or from another version of it.
+        """
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+        return cls(
+            found["machine"],
+            {key: _comparison(value) for key, value in found["comparisons"].items()},
+            {key: _figures(value) for key, value in found["figures"].items()},
+            {key: _curve(value) for key, value in found["curves"].items()},
+        )
+
+
+def _comparison(found: dict[str, Any]) -> Comparison:
+    rows = {
+        key: Row(row["title"], tuple(row["values"]), row["base"])
+        for key, row in found["rows"].items()
+    }
+    return Comparison(found["title"], found["unit"], rows)
+
+
+def _figures(found: dict[str, Any]) -> Figures:
+    rows = {
+        key: Figure(row["title"], row["unit"], row["values"]) for key, row in found["rows"].items()
+    }
+    return Figures(found["title"], found["columns"], found["base"], rows)
+
+
+def _curve(found: dict[str, Any]) -> Curve:
+    lines = {
+        key: Line(line["title"], tuple(line["values"])) for key, line in found["lines"].items()
+    }
+    return Curve(found["title"], found["axis"], found["unit"], tuple(found["places"]), lines)

@@ -1,0 +1,102 @@
+"""Calls to a shim, one after the other, by a client that costs as little as a client can.
+
+No event loop: what is measured is the shim.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from api.proto import task_pb2
+from api.ttrpc.connection import ClientConnection
+from api.ttrpc.events import ResponseReceived
+from integration.patience import PATIENCE
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from google.protobuf.message import Message
+
+    from tests.harness.runtime import Container
+
+SERVICE: Final = "containerd.task.v2.Task"
+"""The service that every shim of containerd 1.6 and later has."""
+
+_PATIENCE: Final = 20.0 * PATIENCE
+
+
+class CallFailed(Exception):
+    """A shim answered with an error, or not at all."""
+
+
+class Shim:
+    """A connection to a shim.
+
+    Args:
+        address: of its socket, as ``start`` says it and as it stands in the bundle.
+
+    Raises:
+        OSError: nobody listens there.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._protocol = ClientConnection()
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            self._socket.settimeout(_PATIENCE)
+            self._socket.connect(address.removeprefix("unix://"))
+        except BaseException:
+            self._socket.close()
+            raise
+
+    @classmethod
+    def of(cls, container: Container) -> Self:
+        """The one that serves a container."""
+        bundle = container.runtime.containerd.bundle(container.name)
+        with open(os.path.join(bundle, "address"), encoding="ascii") as file:
+            return cls(file.read())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._socket.close()
+
+    def call(self, method: str, **fields: Any) -> Any:
+        """Call a method of the Task service.
+
+        Args:
+            method: its name.
+            fields: of its request.
+
+        Returns:
+            Its response.
+
+        Raises:
+            CallFailed: the shim says so, or ended the connection.
+        """
+        described = task_pb2.DESCRIPTOR.services_by_name["Task"].methods_by_name[method]
+        request: Message = getattr(task_pb2, described.input_type.name)(**fields)
+        payload = self.exchange(method, request.SerializeToString())
+        # Empty is not among the messages of the Task service.
+        kind = getattr(task_pb2, described.output_type.name, None)
+        return None if kind is None else kind.FromString(payload)
+
+    def exchange(self, method: str, payload: bytes) -> bytes:
+        """Call a method with an encoded request; return the encoded response."""
+        stream, frame = self._protocol.send_request(SERVICE, method, payload)
+        self._socket.sendall(frame)
+        while True:
+            for event in self._protocol.receive_data(self._socket.recv(65536)):
+                if not isinstance(event, ResponseReceived) or event.stream_id != stream:
+                    raise CallFailed(f"{method}: {event}")
+                if event.code:
+                    raise CallFailed(f"{method}: {event.message}")
+                return event.payload

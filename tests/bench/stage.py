@@ -1,0 +1,182 @@
+"""What measurements need, made when the first of them asks: a node, images, containerds.
+
+Everything is removed at the end, also after a failure or a signal that ends the benchmark.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from integration.containerd import PrivateContainerd
+from integration.cri.client import Cri
+from integration.cri.plugin import CriPlugin
+from integration.images import BUSYBOX, GLIBC, PAUSE, busybox, glibc, pause, write_archive
+from integration.parts import Parts
+from integration.simulated import Scenario, SimulatedNode
+from tests.bench.processor import Meter
+from tests.harness.launcher import make_launcher
+from tests.harness.low_level import without_second_cgroups
+from tests.harness.pods import import_image
+from tests.harness.runtime import OURS, STOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType, TracebackType
+
+GPUS: Final = ("--env", "NVIDIA_VISIBLE_DEVICES=all", "--env", "NVIDIA_DRIVER_CAPABILITIES=all")
+"""The flags of ``ctr run`` that ask for every GPU with every capability."""
+
+HANDLERS: Final = {STOCK: "runc", OURS: "nvidia"}
+"""The runtime handler of pods, by the runtime."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much of everything is measured.
+
+    Attributes:
+        rounds: of each comparison.
+        shims: idle at the same time.
+        many: containers that run at once, each time.
+        execs: in one shim, to see what they leave.
+        pods: on the node at once.
+        watch: seconds that idle shims are watched for wake-ups.
+    """
+
+    rounds: int
+    shims: int
+    many: tuple[int, ...]
+    execs: int
+    pods: int
+    watch: float
+
+
+class Stage:
+    """Where it all happens. As a context: what was made is removed at its end.
+
+    Args:
+        sizes: how much is measured.
+    """
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
+        self._cleanup = ExitStack()
+        self._signals: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        # Python ends at these without a word, and a hundred shims would stay behind.
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            self._signals[number] = signal.signal(number, _interrupt)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # Whoever has no patience with the cleaning up would have to do it by hand.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            before = signal.signal(number, signal.SIG_IGN)
+            self._signals.setdefault(number, before)
+        try:
+            self._cleanup.close()
+        finally:
+            for number, handler in self._signals.items():
+                signal.signal(number, handler)
+
+    @cached_property
+    def directory(self) -> str:
+        """For whatever a measurement wants to write."""
+        return self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="nvshim-bench-"))
+
+    @cached_property
+    def node(self) -> SimulatedNode:
+        """A node with two simulated GPUs."""
+        return self._cleanup.enter_context(
+            SimulatedNode.create(f"{self.directory}/node", Scenario.load("two"), say=say)
+        )
+
+    @cached_property
+    def launcher(self) -> str:
+        """The path of this shim."""
+        return make_launcher(f"{self.directory}/bin")
+
+    @cached_property
+    def warm(self) -> PrivateContainerd:
+        """A containerd whose shims are forked from a fork server."""
+        return self._containerd()
+
+    @cached_property
+    def cold(self) -> PrivateContainerd:
+        """One whose fork server is ended over and over by a measurement."""
+        return self._containerd()
+
+    @cached_property
+    def metered(self) -> Meter:
+        """One whose processor time is metered, with that of all that it starts."""
+        return Meter(self._containerd()).begin()
+
+    @cached_property
+    def for_crun(self) -> PrivateContainerd:
+        """One whose mounts crun understands."""
+        parts = Parts.installed()
+        program = without_second_cgroups(self.directory, parts.containerd)
+        return self._containerd(parts=replace(parts, containerd=program))
+
+    @cached_property
+    def serving_pods(self) -> PrivateContainerd:
+        """One that serves the CRI; its handlers are :data:`HANDLERS`."""
+        handlers = {handler: {"runtime_type": runtime} for runtime, handler in HANDLERS.items()}
+        return self._containerd(cri=CriPlugin(handlers, sandbox_image=PAUSE))
+
+    @cached_property
+    def _archive(self) -> str:
+        return write_archive(f"{self.directory}/images.tar", [busybox(), glibc(), pause()])
+
+    def _containerd(self, **options: Any) -> PrivateContainerd:
+        containerd = self._cleanup.enter_context(
+            PrivateContainerd(
+                shim_directory=os.path.dirname(self.launcher),
+                shim_config=self.node.config_path,
+                debug=False,
+                **options,
+            )
+        )
+        if containerd.serves_cri:
+            with Cri(containerd.address) as cri:
+                import_image(cri, containerd, self._archive, BUSYBOX, GLIBC, PAUSE)
+        else:
+            containerd.ctr("images", "import", self._archive)
+        return containerd
+
+
+def say(line: str) -> None:
+    """Tell a person what goes on; the results alone go to stdout."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+def progress(what: str, rounds: int) -> Callable[[int], None]:
+    """Tell a person that something begins, and, at a terminal, how far it is."""
+    say(f"{what}, {rounds} rounds")
+    if not sys.stderr.isatty():
+        return lambda _: None
+
+    def tell(done: int) -> None:
+        if done > 0:
+            end = "\n" if done == rounds else ""
+            sys.stderr.write(f"\r{what}: round {done} of {rounds}{end}")
+
+    return tell
+
+
+def _interrupt(number: int, _: FrameType | None) -> None:
+    raise KeyboardInterrupt(signal.Signals(number).name)

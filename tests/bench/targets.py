@@ -1,0 +1,88 @@
+"""What is to be reached, and whether it is: each a figure beside that of containerd's own shim.
+
+A target is met if the median of the ratios within a round is at or below it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.bench.results import Results
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One thing to reach.
+
+    Attributes:
+        title: what is measured.
+        must: the highest value that is good enough; None where it is only told.
+        aim: the value that is wished for.
+        seen: finds the value among results; raises KeyError if it was not measured.
+    """
+
+    title: str
+    must: float | None
+    aim: float
+    seen: Callable[[Results], float]
+
+    def found(self, results: Results) -> float | None:
+        """The value; None if it was not measured."""
+        try:
+            return self.seen(results)
+        except KeyError:
+            return None
+
+
+def _compared(key: str, row: str, base: str) -> Callable[[Results], float]:
+    def seen(results: Results) -> float:
+        ratios = results.comparisons[key].ratios(row, base)
+        if ratios is None:
+            raise KeyError(base)
+        return ratios.median
+
+    return seen
+
+
+def _figure(key: str, row: str, column: str, *, divided: bool = True) -> Callable[[Results], float]:
+    def seen(results: Results) -> float:
+        figures = results.figures[key]
+        value = figures.ratio(row, column) if divided else figures.rows[row].values[column]
+        if value is None:
+            raise KeyError(column)
+        return value
+
+    return seen
+
+
+TARGETS: Final = (
+    Target("`ctr run --rm true`, no GPU, warm, ÷ stock shim", 0.95, 0.80,
+           _compared("runs", "ours", "stock")),
+    Target("the same, cold (the first on a node)", 1.6, 1.35,
+           _compared("runs", "cold", "stock")),
+    Target("with 2 simulated GPUs, all capabilities, warm, ÷ stock shim without GPU", 1.05, 0.92,
+           _compared("runs", "gpus", "stock-glibc")),
+    Target("the same with crun ÷ stock shim with crun", 1.10, 1.00,
+           _compared("crun", "gpus", "stock-glibc")),
+    Target("`start` to first RPC, warm, ÷ stock", 1.0, 0.7,
+           _compared("first-call", "ours", "stock")),
+    Target("CPU per lifecycle, warm, ÷ stock", 0.9, 0.6,
+           _compared("cpu", "ours", "stock")),
+    Target("ten at once, wall, ÷ stock", 0.8, 0.6,
+           _compared("at-once-10", "ours", "stock")),
+    Target("PSS of a running idle shim among many, with GPUs, ÷ stock without", 1.5, 1.0,
+           _figure("idle", "pss", "gpus")),
+    Target("idle wake-ups per minute", 0, 0,
+           _figure("idle", "wakeups", "gpus", divided=False)),
+    Target("pods on one node: total memory ÷ stock", None, 1.0,
+           _figure("pods", "pss", "ours")),
+    Target("the same: time to create them ÷ stock", None, 1.0,
+           _figure("pods", "create", "ours")),
+    Target("the same: time to remove them ÷ stock", None, 1.0,
+           _figure("pods", "remove", "ours")),
+)  # fmt: skip
+"""In the order in which they are told."""

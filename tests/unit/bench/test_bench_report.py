@@ -1,0 +1,112 @@
+"""What was measured is kept without a loss, and told in tables that say what was reached."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.bench.report import main, report, table, targets
+from tests.bench.results import Comparison, Curve, Figure, Figures, Line, Results, Row
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STOCK, OURS = (100.0, 200.0, 120.0), (80.0, 160.0, 132.0)
+
+
+def _results(ours: tuple[float, ...] = OURS) -> Results:
+    runs = Comparison("runs", "ms", {"stock": Row("a", STOCK), "ours": Row("b", ours, "stock")})
+    idle = Figures(
+        "idle",
+        {"stock": "runc-v2", "gpus": "GPUs"},
+        "stock",
+        {
+            "pss": Figure("PSS", "MB", {"stock": 2.0, "gpus": 3.5}),
+            "wakeups": Figure("wake-ups", "", {"stock": 120.0, "gpus": 0.0}),
+            "server": Figure("server", "MB", {"gpus": 9.0}),
+        },
+    )
+    curve = Curve("a start", "GPUs", "ms", (1, 8, 16), {"ours": Line("ours", (100, 170, 250))})
+    return Results({"Linux": "6"}, {"runs": runs}, {"idle": idle}, {"gpus": curve})
+
+
+def _line(text: str, title: str) -> list[str]:
+    (found,) = [line for line in text.splitlines() if line.startswith(f"| {title} ")]
+    return [cell.strip() for cell in found.strip("|").split("|")]
+
+
+def test_results_survive_the_file(tmp_path: Path) -> None:
+    path = str(tmp_path / "below" / "bench.json")
+    _results().write(path)
+    assert Results.read(path) == _results()
+    assert [entry.name for entry in (tmp_path / "below").iterdir()] == ["bench.json"]
+
+
+def test_file_of_another_kind_is_no_result(tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text('{"run_ms": {}}')
+    with pytest.raises(KeyError):
+        Results.read(str(path))
+
+
+def test_ratio_is_the_median_of_ratios_within_a_round() -> None:
+    # The ratio of medians would be 132 ÷ 120.
+    assert _line(report(_results()), "b")[3] == "0.80"
+
+
+@pytest.mark.parametrize(
+    ("times", "verdict"),
+    [
+        (0.79, "better than aimed at"),
+        (0.80, "as aimed at"),
+        (0.81, "reached"),
+        (0.95, "reached"),
+        (0.96, "**missed**"),
+    ],
+)
+def test_verdict_is_by_must_and_aim(times: float, verdict: str) -> None:
+    told = targets(_results(tuple(value * times for value in STOCK)))
+    assert _line(told, "`ctr run --rm true`, no GPU, warm, ÷ stock shim")[1:] == [
+        "≤ 0.95", "0.80", f"{times:.2f}", verdict,
+    ]  # fmt: skip
+
+
+def test_figures_are_judged_too_and_what_was_not_measured_is_said() -> None:
+    told = targets(_results())
+    title = "PSS of a running idle shim among many, with GPUs, ÷ stock without"
+    assert _line(told, title)[3:] == ["1.75", "**missed**"]
+    assert _line(told, "idle wake-ups per minute")[3:] == ["0", "as aimed at"]
+    assert _line(told, "ten at once, wall, ÷ stock")[3:] == ["", "not measured"]
+    assert targets(Results()).count("not measured") == targets(Results()).count("\n") - 2
+
+
+def test_figure_without_a_base_has_no_ratio() -> None:
+    assert _line(report(_results()), "server") == ["server", "", "9 MB", ""]
+    assert _line(report(_results()), "wake-ups") == ["wake-ups", "120", "0", "0.00"]
+
+
+def test_curve_tells_how_it_grows() -> None:
+    cells = _line(report(_results()), "ours")
+    assert cells[1:5] == ["100", "170", "250", "2.50"]
+    assert float(cells[5]) == pytest.approx(1, abs=0.01)
+
+
+def test_table_is_aligned_markdown() -> None:
+    lines = table(("what", "ms"), [("a", "1"), ("longer", "12345")]).splitlines()
+    assert lines[1] == "| ------ | ----: |"
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_later_file_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [str(tmp_path / name) for name in ("a.json", "b.json")]
+    _results().write(paths[0])
+    later = Results({"Linux": "7"}, {"runs": _results(STOCK).comparisons["runs"]})
+    later.write(paths[1])
+    assert main(paths) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("Linux 7\n")
+    assert _line(told, "b")[3] == "1.00"
+    assert "PSS" in told
+    assert json.loads((tmp_path / "a.json").read_text())["machine"] == {"Linux": "6"}
