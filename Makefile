@@ -177,7 +177,7 @@ $(CACHE)/.parts: $(VENV)/.ready integration/parts.py tests/harness/docker.py
 	$(VENV)/bin/python -m tests.harness.docker bookworm sid
 	@touch $@
 
-$(LAUNCHER): $(SITE)/.ready shim/launcher.py shim/launcher.c
+$(LAUNCHER): $(SITE)/.ready shim/launcher.py $(wildcard shim/*.[ch])
 	@mkdir -p $(@D)
 	$(PYTHON) -m shim.launcher $@ --interpreter $(PYTHON) --compiler gcc \
 	  --library '$(CURDIR)' --library '$(CURDIR)/$(SITE)'

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from api.ttrpc import connect
 from tests.harness.node import words_of
 from tests.harness.runtime import is_alive
 from tests.harness.shim import content_of
@@ -65,6 +66,18 @@ async def test_with_a_fork_server_a_verb_executes_no_interpreter(node: Node) -> 
         node.launcher,
         f"{node.launcher}.py",
     ]
+
+
+async def test_after_an_end_in_good_order_no_interpreter_is_needed_to_say_so(node: Node) -> None:
+    shim = await node.start("c1", wait=False)
+    async with connect(node.sockets[0]) as node.shims.client:
+        await node.shims.run("c1")
+        await node.shims.end("c1")
+        # Its shim lives: there is a socket to look at.
+        assert len(_executed(node, "delete", _environment(**COLD))) > 1
+        await node.shims.call("Shutdown", id="c1")
+    eventually(lambda: not is_alive(shim), "the shim ends")
+    assert _executed(node, "delete", _environment(**COLD)) == [node.launcher]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import signal
 import socket
@@ -79,9 +80,10 @@ class Node:
         while any(map(is_alive, [*self.servers(), *self.pids])) and time.monotonic() < deadline:
             time.sleep(0.01)
         self.shims.clean()
-        for path in self.sockets:
-            if os.path.exists(path):
-                os.unlink(path)
+        for socket_path in self.sockets:
+            for path in (socket_path, *glob.glob(f"{socket_path}.*")):
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
 
 
 def words_of(pid: int) -> list[str]:
