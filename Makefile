@@ -82,7 +82,7 @@ soak: setup ## A day's work in minutes, with a look at what stays of it; MINUTES
 
 .PHONY: proto
 proto: $(VENV)/.ready ## Re-make the modules of api/proto from the .proto files
-	$(VENV)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. api/proto/*.proto
+	$(VENV)/bin/python -m integration.protos
 
 .PHONY: lock
 lock: $(VENV)/.ready ## Pin the dependencies anew, with hashes

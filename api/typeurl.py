@@ -15,10 +15,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, TypeVar
 
-from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import DecodeError, Message
 
 from api.ttrpc.errors import TypeMismatch
+from api.wellknown import Any as AnyMessage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -21,12 +21,11 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from google.protobuf.empty_pb2 import Empty
-
 from api import aio, typeurl
 from api.errors import Status
 from api.proto import events_pb2, events_service_pb2, types_pb2
 from api.ttrpc import Client, MessageTooLarge, RemoteError, TtrpcError, connect
+from api.wellknown import Empty
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

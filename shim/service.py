@@ -13,12 +13,11 @@ import errno
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-from google.protobuf.empty_pb2 import Empty
-
 from api import aio, typeurl
 from api.errors import Status
 from api.proto import runc_options_pb2, task_pb2, task_types_pb2
 from api.ttrpc import Service, ShuttingDown
+from api.wellknown import Empty
 from shim import sockets
 from shim.container import Container, Surroundings
 from shim.errors import SystemRefused, TaskExists, TaskNotFound

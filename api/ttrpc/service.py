@@ -25,14 +25,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
-from google.protobuf.message_factory import GetMessageClass
-
+from api.messages import message_class
 from api.ttrpc.errors import LocalProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
-    from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+    from google.protobuf.descriptor import Descriptor, MethodDescriptor, ServiceDescriptor
     from google.protobuf.message import Message
 
 
@@ -111,14 +110,46 @@ Handler: TypeAlias = "Callable[[Context, Any], Awaitable[Message | None]]"
 ImmediateHandler: TypeAlias = "Callable[[Context, Any], Message]"
 
 
-class Method(NamedTuple):
-    """One method of a service: its name, its messages' classes, and which side streams."""
+class Method:
+    """One method of a service.
 
-    name: str
-    request: type[Message]
-    response: type[Message]
-    client_streaming: bool = False
-    server_streaming: bool = False
+    Args:
+        name: its name.
+        request: the class of what it takes, or what describes it.
+        response: likewise, of what it gives.
+        client_streaming: whether the client sends any number of messages.
+        server_streaming: whether the server does.
+    """
+
+    __slots__ = ("_request", "_response", "client_streaming", "name", "server_streaming")
+
+    def __init__(
+        self,
+        name: str,
+        request: type[Message] | Descriptor,
+        response: type[Message] | Descriptor,
+        client_streaming: bool = False,  # noqa: FBT001, FBT002 - as the descriptor has them
+        server_streaming: bool = False,  # noqa: FBT001, FBT002
+    ) -> None:
+        self.name = name
+        self._request = request
+        self._response = response
+        self.client_streaming = client_streaming
+        self.server_streaming = server_streaming
+
+    @property
+    def request(self) -> type[Message]:
+        """The class of what it takes."""
+        if not isinstance(self._request, type):
+            self._request = message_class(self._request)
+        return self._request
+
+    @property
+    def response(self) -> type[Message]:
+        """The class of what it gives."""
+        if not isinstance(self._response, type):
+            self._response = message_class(self._response)
+        return self._response
 
     @property
     def streaming(self) -> bool:
@@ -134,8 +165,8 @@ class Method(NamedTuple):
         """
         return cls(
             descriptor.name,
-            GetMessageClass(descriptor.input_type),
-            GetMessageClass(descriptor.output_type),
+            descriptor.input_type,
+            descriptor.output_type,
             descriptor.client_streaming,
             descriptor.server_streaming,
         )

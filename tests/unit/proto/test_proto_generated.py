@@ -21,11 +21,8 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if importlib.util.find_spec("grpc_tools") is None:
         pytest.skip("needs grpcio-tools")
     directory = tmp_path_factory.mktemp("generated")
-    argv = [
-        sys.executable, "-m", "grpc_tools.protoc", "-I.",
-        f"--python_out={directory}", f"--pyi_out={directory}",
-        *(str(source.relative_to(REPOSITORY)) for source in SOURCES),
-    ]  # fmt: skip
+    (directory / "api" / "proto").mkdir(parents=True)
+    argv = [sys.executable, "-m", "integration.protos", "--output", str(directory)]
     subprocess.run(argv, cwd=REPOSITORY, check=True)
     return directory / "api" / "proto"
 
