@@ -198,6 +198,7 @@ class Container:
             else:
                 await self._criu().restore(self._saved, stdio.child(), pid_file=pid_file)
             self.init.child = self._adopt(pid_file)
+        self._runtime.made(self.init.child)
         await self._injector.cover_proc(self.init.pid)
         await stdio.started()
         self._cgroup = cgroup.of(self.init.pid)

@@ -22,6 +22,7 @@ from api.errors import Status, one_line
 from shim import bundle as bundle_files
 from shim.errors import ProcessFinished, ProgramTimeout, RuntimeFailed
 from shim.spawn import run, spawn
+from shim.standins import StandIns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -114,6 +115,11 @@ class LowLevelRuntime:
         self._bundle = bundle
         self._mapped = mapped
         self._under_way: dict[Child, str] = {}
+        self._stand_ins = StandIns(
+            options.binary_name,
+            os.path.join(root, container_id),
+            systemd_cgroup=options.systemd_cgroup,
+        )
 
     async def create(self, stdio: ChildStdio, *, pid_file: str) -> None:
         """Make the container and its init process, which waits for :meth:`start`."""
@@ -124,9 +130,18 @@ class LowLevelRuntime:
             arguments.append("--no-new-keyring")
         await self._call("create", [*arguments, *_console(stdio), self._id], stdio.fds())
 
+    def made(self, init: Child) -> None:
+        """The container has been made: some calls about it may not be needed.
+
+        Args:
+            init: its init process, which waits for :meth:`start`.
+        """
+        self._stand_ins.recognise(init)
+
     async def start(self) -> None:
         """Let the init process execute its program."""
-        await self._call("start", [self._id])
+        if not await self._stand_ins.start():
+            await self._call("start", [self._id])
 
     async def execute(self, stdio: ChildStdio, *, process_file: str, pid_file: str) -> None:
         """Run a further process in the container; returns when it runs."""
@@ -196,6 +211,8 @@ class LowLevelRuntime:
 
     async def delete(self, *, force: bool = False) -> None:
         """Remove the container's cgroup and state; kill what is left of it if forced."""
+        if not force and await self._stand_ins.delete():
+            return
         arguments = ["--force"] if force else []
         await self._call("delete", [*arguments, self._id])
 

@@ -54,7 +54,11 @@ _SECOND_CGROUPS: Final = "/sys/fs/cgroup/unified"
 _HIDE_SECOND_CGROUPS: Final = f"""
 exec unshare --mount sh -c 'umount {_SECOND_CGROUPS}; exec crun "$@"' crun "$@"
 """
-_RUNC_ROOT: Final = f"/run/containerd/runc/{NAMESPACE}"
+_WITHOUT_SECOND_CGROUPS: Final = (
+    "unshare", "--mount", "--propagation", "slave", "sh", "-c",
+    f'umount -l {_SECOND_CGROUPS} && exec "$@"', "shim",
+)  # fmt: skip
+RUNC_ROOT: Final = f"/run/containerd/runc/{NAMESPACE}"
 
 _EVENTS: Final = {
     name.full_name: getattr(events_pb2, name.name)
@@ -149,6 +153,8 @@ class ShimByHand:
         self.socket_path = ""
         # Nobody would end a fork server that is left behind for a single test.
         self.environment = {"NVSHIM_FORK_SERVER": "0"}
+        # Whether the shim itself sees a host that crun knows, so that crun needs no wrapper.
+        self.for_crun = False
         self._launcher = launcher
         self._bootstrap = bootstrap
         self._ids: list[str] = []
@@ -216,6 +222,8 @@ class ShimByHand:
             stdin = params.SerializeToString()
         argv = [self._launcher, "-namespace", NAMESPACE, "-address", address]
         argv += ["-publish-binary", "/bin/false", "-id", container_id, "start"]
+        if self.for_crun and _has_second_cgroups():
+            argv = [*_WITHOUT_SECOND_CGROUPS, *argv]
         done = subprocess.run(
             argv,
             cwd=os.path.join(self.directory, container_id),
@@ -287,7 +295,7 @@ class ShimByHand:
             before: shell commands that are run before it, with the runtime's verb in ``$verb``
                 and its arguments in ``$@``; ``$binary`` is the runtime.
         """
-        if binary == "crun" and os.path.exists(f"{_SECOND_CGROUPS}/cgroup.controllers"):
+        if binary == "crun" and _has_second_cgroups():
             before += _HIDE_SECOND_CGROUPS
         if before:
             path = os.path.join(self.directory, f"runtime-{self._runtimes}")
@@ -363,7 +371,7 @@ class ShimByHand:
                 left += [f"cgroup {folder}/{name}" for name in names]
         with suppress(FileNotFoundError):
             # What begins with a dot is crun's own, for all containers.
-            names = [name for name in os.listdir(_RUNC_ROOT) if not name.startswith(".")]
+            names = [name for name in os.listdir(RUNC_ROOT) if not name.startswith(".")]
             left += [f"runtime state {name}" for name in names]
         if self.socket_path and os.path.exists(self.socket_path):
             left.append(f"socket {self.socket_path}")
@@ -385,7 +393,7 @@ class ShimByHand:
                 os.kill(self.pid, signal.SIGKILL)
         for container_id in self._ids:
             for binary in ("runc", "crun"):
-                argv = [binary, "--root", _RUNC_ROOT, "delete", "--force", container_id]
+                argv = [binary, "--root", RUNC_ROOT, "delete", "--force", container_id]
                 subprocess.run(argv, capture_output=True, check=False)
         for mount in self._mounts():
             subprocess.run(["umount", "-l", mount], check=True)
@@ -397,7 +405,7 @@ class ShimByHand:
             if os.path.basename(CGROUP) in names:
                 with suppress(OSError):
                     os.rmdir(folder + CGROUP)
-        shutil.rmtree(_RUNC_ROOT, ignore_errors=True)
+        shutil.rmtree(RUNC_ROOT, ignore_errors=True)
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
@@ -409,6 +417,7 @@ async def shim_by_hand(
     bootstrap: bool = False,
     environment: Mapping[str, str] | None = None,
     sandbox: bool = False,
+    for_crun: bool = False,
     **bundle: Any,
 ) -> AsyncIterator[ShimByHand]:
     """A shim that was started for a first container, or a sandbox, which is not created yet.
@@ -422,11 +431,13 @@ async def shim_by_hand(
         bootstrap: see :class:`ShimByHand`.
         environment: further variables for the shim.
         sandbox: whether the first is a sandbox.
+        for_crun: whether the shim's host is to be one that crun knows.
         bundle: see :meth:`ShimByHand.bundle`.
     """
     # Not below pytest's directory: the paths of unix sockets are short.
     shim = ShimByHand(tempfile.mkdtemp(prefix="nvshim-"), launcher, bootstrap=bootstrap)
     shim.environment.update(environment or {})
+    shim.for_crun = for_crun
     try:
         async with anyio.create_task_group() as tasks:
             await tasks.start(shim.events.serve)
@@ -442,6 +453,10 @@ async def shim_by_hand(
             tasks.cancel_scope.cancel()
     finally:
         shim.clean()
+
+
+def _has_second_cgroups() -> bool:
+    return os.path.exists(f"{_SECOND_CGROUPS}/cgroup.controllers")
 
 
 def wait_for_file(path: str, *, seconds: float = 10) -> str:

@@ -1,0 +1,302 @@
+"""What stands in for a call of runc or crun leaves the same as the call.
+
+Each test lives the same lives twice: once with every call made, once with stand-ins. What a
+client is told, what is on the machine afterwards and what the runtime itself says on the way must
+not differ. That no call was made is seen from a runtime that is not there any more.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import pytest
+
+from api import typeurl
+from api.proto import runc_options_pb2
+from api.ttrpc import RemoteError
+from integration.parts import INSTALLED, Parts
+from tests.conftest import PARTS
+from tests.harness.shim import CGROUP, RUNC_ROOT, ShimByHand, gone
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(PARTS != INSTALLED, reason="chooses its runtimes itself"),
+]
+
+WITHOUT: Final = {"NVSHIM_STAND_INS": "0"}
+LIFE: Final = ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
+
+
+_EXTREMES: Final = pytest.mark.parametrize(
+    "program",
+    [f"{runtime} {release}" for runtime in ("runc", "crun") for release in (INSTALLED, "sid")],
+    indirect=True,
+)
+
+
+@pytest.fixture(
+    params=[
+        f"{runtime} {release}"
+        for runtime in ("runc", "crun")
+        for release in (INSTALLED, "trixie", "sid")
+    ]
+)
+def program(request: pytest.FixtureRequest) -> str:
+    """A runc or a crun, of every version that there is here."""
+    runtime, release = request.param.split()
+    return str(getattr(Parts.named(release), runtime))
+
+
+@dataclass
+class Lives:
+    """One shim, in which containers live with a runtime, and what was seen of them."""
+
+    shim: ShimByHand
+    program: str
+    seen: list[Any] = field(default_factory=list)
+
+    async def create(self, container_id: str, *args: str, **spec: Any) -> None:
+        if container_id != "c0":
+            self.shim.bundle(container_id, *args, shared_pids=spec.pop("shared_pids", False))
+        _add_rubbish(os.path.join(self.shim.directory, container_id, "rootfs", "bin"))
+        document = self.shim.spec(container_id)
+        document.update(spec)
+        self.shim.write_spec(container_id, document)
+        options = typeurl.pack(runc_options_pb2.Options(binary_name=self.program))
+        await self.shim.create(container_id, options=options)
+        self.look(container_id)
+
+    async def call(self, method: str, container_id: str, **fields: Any) -> Any:
+        """Call, and note how it ended."""
+        try:
+            answer = await self.shim.call(method, id=container_id, **fields)
+        except RemoteError as error:
+            said = re.sub(r"\d+", "N", str(error))
+            self.seen.append((container_id, method, int(error.status), said))
+            return None
+        self.seen.append((container_id, method, getattr(answer, "exit_status", None)))
+        return answer
+
+    def look(self, container_id: str) -> None:
+        """Note what the runtime keeps and says of a container."""
+        directory = os.path.join(RUNC_ROOT, container_id)
+        files = sorted(os.listdir(directory)) if os.path.isdir(directory) else None
+        said = self.by_hand("state", container_id)
+        status = json.loads(said.stdout)["status"] if said.returncode == 0 else "none"
+        self.seen.append((container_id, files, status))
+
+    def by_hand(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Call the runtime as a person would, on the host that the shim sees."""
+        argv = ["nsenter", "--mount", f"--target={self.shim.pid}", self.program]
+        return subprocess.run(
+            [*argv, "--root", RUNC_ROOT, *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=20,
+        )
+
+    async def end(self, *container_ids: str) -> None:
+        """Note the events of containers that are deleted, and what they leave."""
+        await self.shim.events.until("TaskDelete", count=len(container_ids))
+        for container_id in container_ids:
+            self.look(container_id)
+            self.seen.append((container_id, self.shim.events.of(container_id)))
+        ours = ("socket ", "process ")  # the shim's, which lives on
+        self.seen.append([left for left in self.shim.leftovers() if not left.startswith(ours)])
+        await gone(self.shim, container_ids[0])
+
+
+async def _both_ways(
+    start_shim: StartShim,
+    program: str,
+    live: Callable[[Lives], Awaitable[None]],
+    *args: str,
+) -> list[Any]:
+    """Live twice, and return what was seen, which is the same."""
+    seen = []
+    for environment in (WITHOUT, {}):
+        for_crun = os.path.basename(program) == "crun"
+        async with start_shim("c0", *args, environment=environment, for_crun=for_crun) as shim:
+            lives = Lives(shim, program)
+            await live(lives)
+            seen.append(lives.seen)
+    assert seen[1] == seen[0]
+    return seen[1]
+
+
+async def test_lives_go_and_leave_the_same_as_with_every_call(
+    start_shim: StartShim, program: str
+) -> None:
+    async def live(lives: Lives) -> None:
+        # A short life.
+        await lives.create("c0")
+        await lives.call("Start", "c0")
+        await lives.call("Wait", "c0")
+        await lives.call("Delete", "c0")
+        # One that is looked at by hand, and killed.
+        await lives.create("c1", "sleep", "1000")
+        await lives.call("Start", "c1")
+        lives.look("c1")
+        await lives.call("Start", "c1")
+        assert lives.by_hand("exec", "c1", "true").returncode == 0
+        assert "c1" in lives.by_hand("list").stdout
+        assert lives.by_hand("kill", "c1", "KILL").returncode == 0
+        await lives.call("Wait", "c1")
+        await lives.call("Delete", "c1")
+        # One that is never started.
+        await lives.create("c2", "true")
+        await lives.call("Delete", "c2")
+        # One that has died before it is started.
+        await lives.create("c3", "true")
+        await lives.call("Kill", "c3", signal=signal.SIGKILL)
+        await lives.call("Wait", "c3")
+        await lives.call("Start", "c3")
+        await lives.call("Delete", "c3")
+        # One whose program cannot be executed, and one whose processes outlive init.
+        await lives.create("c4", "/bin/no-program")
+        await lives.call("Start", "c4")
+        await lives.call("Wait", "c4")
+        await lives.call("Delete", "c4")
+        await lives.create("c5", "sh", "-c", "sleep 1000 & sleep 1000 & exit 5", shared_pids=True)
+        await lives.call("Start", "c5")
+        await lives.call("Wait", "c5")
+        await lives.call("Delete", "c5")
+        await lives.end("c0", "c1", "c2", "c3", "c4", "c5")
+
+    seen = await _both_ways(start_shim, program, live, "sh", "-c", "exit 7")
+    assert ("c0", "Wait", 7) in seen
+    assert any(entry[0] == "c1" and entry[2] == "running" for entry in seen if len(entry) == 3)
+    assert ("c0", LIFE) in seen
+    assert ("c5", LIFE) in seen
+    assert [] in seen  # left on the machine
+
+
+@_EXTREMES
+async def test_hooks_are_run_as_often_and_in_the_same_order(
+    start_shim: StartShim, program: str, tmp_path: Path
+) -> None:
+    told = tmp_path / "told"
+    runs = []
+
+    async def live(lives: Lives) -> None:
+        told.write_text("")
+        hooks = {
+            kind: [{"path": "/bin/sh", "args": ["sh", "-c", f"echo {kind} >> {told}"]}]
+            for kind in ("poststart", "poststop")
+        }
+        await lives.create("c0", hooks=hooks)
+        for method in ("Start", "Wait", "Delete"):
+            await lives.call(method, "c0")
+        await lives.end("c0")
+        runs.append(told.read_text().split())
+
+    await _both_ways(start_shim, program, live, "true")
+    assert runs == [["poststart", "poststop"]] * 2
+
+
+async def test_the_runtime_is_not_needed_any_more_once_it_has_made_the_container(
+    start_shim: StartShim, program: str, tmp_path: Path
+) -> None:
+    name = os.path.basename(program)
+    copy = str(tmp_path / name)
+    shutil.copy2(program, copy)
+    async with start_shim("c0", "sh", "-c", "exit 7", for_crun=name == "crun") as shim:
+        lives = Lives(shim, copy)
+        await lives.create("c0")
+        os.unlink(copy)
+        for method in ("Start", "Wait", "Delete"):
+            await shim.call(method, id="c0")
+        await shim.events.until("TaskDelete")
+        assert shim.events.of("c0") == LIFE
+        await gone(shim, "c0")
+
+
+async def test_a_wrapper_of_a_runtime_is_called_for_everything(
+    start_shim: StartShim, tmp_path: Path
+) -> None:
+    calls = tmp_path / "calls"
+    wrapper = tmp_path / "runc"
+    wrapper.write_text(f'#!/bin/sh\necho "$7" >> {calls}\nexec runc "$@"\n')
+    wrapper.chmod(0o755)
+    async with start_shim("c0", "true") as shim:
+        options = typeurl.pack(runc_options_pb2.Options(binary_name=str(wrapper)))
+        await shim.create("c0", options=options)
+        for method in ("Start", "Wait", "Delete"):
+            await shim.call(method, id="c0")
+        assert calls.read_text().split() == ["create", "start", "delete"]
+        await gone(shim, "c0")
+
+
+@_EXTREMES
+async def test_one_that_a_person_starts_and_one_in_a_busy_cgroup_are_the_runtime_s(
+    start_shim: StartShim, program: str
+) -> None:
+    async def live(lives: Lives) -> None:
+        await lives.create("c0")
+        assert lives.by_hand("start", "c0").returncode == 0
+        await lives.call("Start", "c0")
+        await lives.call("Kill", "c0", signal=signal.SIGKILL)
+        await lives.call("Wait", "c0")
+        await lives.call("Delete", "c0")
+        # A cgroup of the container's own making, as nested runtimes leave them.
+        await lives.create("c1", "sleep", "1000")
+        await lives.call("Start", "c1")
+        for directory in _cgroups_of("c1"):
+            os.makedirs(os.path.join(directory, "inner", "most"))
+        await lives.call("Kill", "c1", signal=signal.SIGKILL)
+        await lives.call("Wait", "c1")
+        await lives.call("Delete", "c1")
+        await lives.end("c0", "c1")
+
+    await _both_ways(start_shim, program, live, "sleep", "1000")
+
+
+async def test_an_init_that_stands_still_is_waited_for_and_let_go_when_killed(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c0", "true") as shim:
+        lives = Lives(shim, Parts.installed().runc)
+        await lives.create("c0")
+        pid = (await shim.call("State", id="c0")).pid
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(Exception, match="deadline"):
+            await shim.call("Start", id="c0", timeout=0.5)
+        os.kill(pid, signal.SIGKILL)
+        assert (await shim.call("Wait", id="c0")).exit_status == 137
+        with anyio.fail_after(10):
+            await shim.call("Delete", id="c0")
+        assert "TaskStart" not in shim.events.of("c0")
+        await gone(shim, "c0")
+
+
+def _add_rubbish(directory: str) -> None:
+    """An executable file that the kernel cannot execute."""
+    path = os.path.join(directory, "no-program")
+    with open(path, "wb") as file:
+        file.write(b"\0" * 64)
+    os.chmod(path, 0o755)
+
+
+def _cgroups_of(container_id: str) -> list[str]:
+    found = glob.glob(f"/sys/fs/cgroup/*{CGROUP}/{container_id}")
+    found += glob.glob(f"/sys/fs/cgroup{CGROUP}/{container_id}")
+    assert found
+    return found
