@@ -17,11 +17,14 @@ from typing import TYPE_CHECKING, Final
 from tests.bench.first_rpc import measure_starts
 from tests.bench.footprint import measure_idle
 from tests.bench.growth import measure_growth
+from tests.bench.injection import measure_injection
 from tests.bench.lifecycles import measure_lifecycles
 from tests.bench.machine import describe
+from tests.bench.pods import measure_pods
 from tests.bench.report import report
 from tests.bench.results import Results
 from tests.bench.runs import measure_runs, measure_runs_with_crun
+from tests.bench.scaling import measure_scaling
 from tests.bench.stage import Sizes, Stage, say
 from tests.bench.together import measure_together
 from tests.bench.work import measure_calls, measure_execs, measure_output
@@ -40,7 +43,10 @@ PARTS: Final[dict[str, Callable[[Stage], Results]]] = {
     "calls": measure_calls,
     "output": measure_output,
     "growth": measure_growth,
+    "scaling": measure_scaling,
+    "injection": measure_injection,
     "idle": measure_idle,
+    "pods": measure_pods,
 }
 """What can be measured, by the word that asks for it, in the order in which it is done."""
 
@@ -59,12 +65,17 @@ def main() -> int:
     results = Results()
     if asked.merge and os.path.exists(asked.json):
         results = Results.read(asked.json)
-    with Stage(_sizes(asked)) as stage:
-        for part in asked.only:
-            results = results.joined(PARTS[part](stage))
-            # What comes next may fail; what is known is known.
-            results = results.joined(Results(describe(asked.rounds or stage.sizes.rounds, load)))
-            results.write(asked.json)
+    sizes = _sizes(asked)
+    try:
+        with Stage(sizes) as stage:
+            for part in asked.only:
+                results = results.joined(PARTS[part](stage))
+                # What comes next may fail; what is known is known.
+                results = results.joined(Results(describe(sizes.rounds, load)))
+                results.write(asked.json)
+    except KeyboardInterrupt:
+        say("bench: interrupted; what was measured before is in " + asked.json)
+        return 130
     sys.stdout.write(report(results))
     say(f"{time.monotonic() - began:.0f} s in all; every value is in {asked.json}")
     return 0

@@ -27,18 +27,24 @@ from integration.images import glibc, unpack
 from integration.simulated import Scenario, SimulatedNode
 from shim import bundle
 from tests.bench.interleaving import Series, interleave
+from tests.bench.report import report
+from tests.bench.results import Curve, Figure, Figures, Line, Results
+from tests.bench.stage import progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hooks.config import Config
     from hooks.node.inventory import Inventory
+    from tests.bench.stage import Stage
 
 NODES: Final = {"one": "1 GPU", "eight": "8 GPUs", "sixteen": "16 GPUs", "mig": "1 GPU, 10 MIG"}
 """The scenarios that are measured, and what each is called."""
 
 DECIDED: Final = "plan to files"
 """The sum of what the engine does once it knows request and node: plan, apply, verify, files."""
+
+_GROWING: Final = {1: "one", 8: "eight", 16: "sixteen"}
 
 _ASKED: Final = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all")
 
@@ -172,32 +178,43 @@ def main() -> int:
     if os.geteuid() != 0:
         sys.stderr.write("bench: must be root\n")
         return 1
-    print_injections(*measure_injections(asked.rounds))
+    sys.stdout.write(report(injection_results(*measure_injections(asked.rounds))))
     return 0
 
 
-def print_injections(
+def measure_injection(stage: Stage) -> Results:
+    """What the engine takes alone, on nodes of all sizes: the steps of an injection."""
+    rounds = 2 * stage.sizes.rounds
+    warm, cold, steps = measure_injections(rounds, tell=progress("injections", rounds))
+    return injection_results(warm, cold, steps)
+
+
+def injection_results(
     warm: dict[str, Series], cold: dict[str, Series], steps: dict[str, dict[str, Series]]
-) -> None:
-    """Print what :func:`measure_injections` returned."""
-    line = sys.stdout.write
-    line(f"\n{'GPUs, all capabilities: the engine alone (ms)':<46}{'median':>9}{'min':>9}\n")
-    for name, what in NODES.items():
-        line(f"  {what:<44}{warm[name].median:>9.2f}{warm[name].least:>9.2f}\n")
-    line(f"\n{'an inventory taken anew, without NVML (ms)':<46}{'median':>9}{'min':>9}\n")
-    for name, what in NODES.items():
-        line(f"  {what:<44}{cold[name].median:>9.2f}{cold[name].least:>9.2f}\n")
-    line(f"\n{'of it plan, apply, verify and files (ms)':<46}{'median':>9}{'min':>9}\n")
-    for name, what in NODES.items():
-        series = steps[name][DECIDED]
-        line(f"  {what:<44}{series.median:>9.2f}{series.least:>9.2f}\n")
-    heads = "".join(f"{what:>16}" for what in NODES.values())
-    line(f"\n{'by step: median (ms)':<24}{heads}\n")
-    for step in steps["eight"]:
-        if step == DECIDED:
-            continue
-        values = "".join(f"{steps[name][step].median:>16.2f}" for name in NODES)
-        line(f"  {step:<22}{values}\n")
+) -> Results:
+    """What :func:`measure_injections` returned, as tables and a curve."""
+
+    def row(title: str, found: dict[str, Series]) -> Figure:
+        return Figure(title, "ms", {name: series.median for name, series in found.items()})
+
+    rows = {
+        "all": row("injection, warm inventory: all of it", warm),
+        "decided": row(
+            "of it plan, apply, verify, files", {name: steps[name][DECIDED] for name in NODES}
+        ),
+        **{
+            step: row(f"step: {step}", {name: steps[name][step] for name in NODES})
+            for step in steps["eight"]
+            if step not in {DECIDED, "all"}
+        },
+        "cold": row("an inventory taken anew, without NVML", cold),
+    }
+    line = Line("nvidia-v1", tuple(warm[name].median for name in _GROWING.values()))
+    places = tuple(map(float, _GROWING))
+    return Results(
+        figures={"injection": Figures("the engine alone, medians", NODES, None, rows)},
+        curves={"injection": Curve("the engine alone", "GPUs", "ms", places, {"ours": line})},
+    )
 
 
 def _spec(directory: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -24,17 +24,16 @@ from tests.bench.processor import Meter
 from tests.harness.launcher import make_launcher
 from tests.harness.low_level import without_second_cgroups
 from tests.harness.pods import import_image
-from tests.harness.runtime import OURS, STOCK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import FrameType, TracebackType
 
 GPUS: Final = ("--env", "NVIDIA_VISIBLE_DEVICES=all", "--env", "NVIDIA_DRIVER_CAPABILITIES=all")
 """The flags of ``ctr run`` that ask for every GPU with every capability."""
 
-HANDLERS: Final = {STOCK: "runc", OURS: "nvidia"}
-"""The runtime handler of pods, by the runtime."""
+HANDLER: Final = "measured"
+"""The runtime handler of pods."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,42 +111,54 @@ class Stage:
     @cached_property
     def warm(self) -> PrivateContainerd:
         """A containerd whose shims are forked from a fork server."""
-        return self._containerd()
+        return self.containerd()
 
     @cached_property
     def cold(self) -> PrivateContainerd:
         """One whose fork server is ended over and over by a measurement."""
-        return self._containerd()
+        return self.containerd()
 
     @cached_property
     def metered(self) -> Meter:
         """One whose processor time is metered, with that of all that it starts."""
-        return Meter(self._containerd()).begin()
+        return Meter(self.containerd()).begin()
 
     @cached_property
     def for_crun(self) -> PrivateContainerd:
         """One whose mounts crun understands."""
         parts = Parts.installed()
         program = without_second_cgroups(self.directory, parts.containerd)
-        return self._containerd(parts=replace(parts, containerd=program))
+        return self.containerd(parts=replace(parts, containerd=program))
 
-    @cached_property
-    def serving_pods(self) -> PrivateContainerd:
-        """One that serves the CRI; its handlers are :data:`HANDLERS`."""
-        handlers = {handler: {"runtime_type": runtime} for runtime, handler in HANDLERS.items()}
-        return self._containerd(cri=CriPlugin(handlers, sandbox_image=PAUSE))
+    @contextmanager
+    def containerd_with_pods(self, runtime: str) -> Iterator[PrivateContainerd]:
+        """One that serves the CRI, and is removed at the end of the context.
+
+        Args:
+            runtime: the runtime of its only handler, which has the name :data:`HANDLER`.
+        """
+        plugin = CriPlugin(
+            {HANDLER: {"runtime_type": runtime}}, sandbox_image=PAUSE, default_handler=HANDLER
+        )
+        with ExitStack() as cleanup:
+            yield self.containerd(cleanup, cri=plugin)
 
     @cached_property
     def _archive(self) -> str:
         return write_archive(f"{self.directory}/images.tar", [busybox(), glibc(), pause()])
 
-    def _containerd(self, **options: Any) -> PrivateContainerd:
-        containerd = self._cleanup.enter_context(
+    def containerd(self, cleanup: ExitStack | None = None, **options: Any) -> PrivateContainerd:
+        """Another one, with the images.
+
+        Args:
+            cleanup: where its removal is noted; the stage's own end if None.
+            options: of :class:`PrivateContainerd`, besides what all have here.
+        """
+        containerd = (cleanup or self._cleanup).enter_context(
             PrivateContainerd(
                 shim_directory=os.path.dirname(self.launcher),
-                shim_config=self.node.config_path,
                 debug=False,
-                **options,
+                **{"shim_config": self.node.config_path, **options},
             )
         )
         if containerd.serves_cri:

@@ -81,8 +81,8 @@ TARGETS: Final = (
     Target("pods on one node: total memory ÷ stock", None, 1.0,
            _figure("pods", "pss", "ours")),
     Target("the same: time to create them ÷ stock", None, 1.0,
-           _figure("pods", "create", "ours")),
+           _compared("pods-create", "ours", "stock")),
     Target("the same: time to remove them ÷ stock", None, 1.0,
-           _figure("pods", "remove", "ours")),
+           _compared("pods-remove", "ours", "stock")),
 )  # fmt: skip
 """In the order in which they are told."""

@@ -6,16 +6,17 @@ import pytest
 
 from tests.bench.fitting import exponent
 
-PLACES = (1, 8, 16, 64)
+PLACES = (0, 8, 16, 64)
 
 
-@pytest.mark.parametrize("power", [0.5, 1, 2])
+@pytest.mark.parametrize("power", [0.5, 1, 2, 3])
 @pytest.mark.parametrize("constant", [0, 140])
 def test_power_of_what_grows_is_found(power: float, constant: float) -> None:
-    values = [constant + 3 * (place - 1) ** power for place in PLACES]
-    if constant == 0:
-        values[0] = 1e-9
-    assert exponent(PLACES, values) == pytest.approx(power, abs=0.01)
+    assert exponent(PLACES, [constant + 3 * place**power for place in PLACES]) == power
+
+
+def test_noise_does_not_make_a_line_a_parabola() -> None:
+    assert exponent(PLACES, [140, 158, 170, 260]) == pytest.approx(1, abs=0.15)
 
 
 def test_what_does_not_grow_has_power_zero() -> None:
@@ -25,8 +26,3 @@ def test_what_does_not_grow_has_power_zero() -> None:
 
 def test_two_places_say_nothing() -> None:
     assert exponent((1, 8), (1, 8)) is None
-
-
-def test_values_below_the_first_are_left_out() -> None:
-    assert exponent((1, 2, 3, 5), (10, 9, 12, 14)) == pytest.approx(1, abs=0.01)
-    assert exponent((1, 2, 3), (10, 9, 12)) is None

@@ -1,0 +1,200 @@
+"""What many pods cost on one node: memory, and the time to create and to remove them.
+
+As a kubelet asks for them, through the CRI: a pause container and two more in each pod, several
+pods at a time. Each shim has a containerd of its own. They take turns with a batch of pods each,
+so that what slows the machine down for a while slows both; what the last batches take longer
+than the first is the cost of a full node.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from api.proto import cri_pb2 as pb
+from integration import traces
+from integration.memory import pss_and_uss
+from tests.bench.results import Comparison, Curve, Figure, Figures, Line, Results, Row
+from tests.bench.stage import HANDLER, say
+from tests.harness.pods import IDLE, Pods
+from tests.harness.runtime import OURS, STOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from integration.containerd import PrivateContainerd
+    from tests.bench.stage import Stage
+    from tests.harness.pods import Pod
+
+# As many as a kubelet starts at the same time on a small node.
+_AT_ONCE: Final = 4
+_CONTAINERS: Final = 2
+_BATCHES: Final = 10
+_SETTLE: Final = 1.0
+
+_COLUMNS: Final = {"stock": "runc-v2", "ours": "nvidia-v1"}
+
+
+@dataclass(slots=True)
+class _Side:
+    """The pods of one shim, and what they have cost so far.
+
+    Attributes:
+        pods: the CRI of its containerd.
+        running: those that run.
+        created: milliseconds for each pod of a batch, batch by batch.
+        removed: likewise.
+        pss: KiB of all shims and fork servers, after each batch.
+        taken: KiB that the machine had less to give away after each batch than before it.
+    """
+
+    pods: Pods
+    running: list[Pod] = field(default_factory=list)
+    created: list[float] = field(default_factory=list)
+    removed: list[float] = field(default_factory=list)
+    pss: list[float] = field(default_factory=list)
+    taken: list[float] = field(default_factory=list)
+
+
+def measure_pods(stage: Stage) -> Results:
+    """As many pods as the sizes say, of each shim."""
+    size = max(_AT_ONCE, stage.sizes.pods // _BATCHES)
+    count = stage.sizes.pods // size
+    say(f"{count * size} pods of {_CONTAINERS} containers, in {count} batches")
+    with ExitStack() as cleanup:
+        sides = {
+            key: _Side(cleanup.enter_context(_pods(stage, runtime)))
+            for key, runtime in (("stock", STOCK), ("ours", OURS))
+        }
+        workers = cleanup.enter_context(ThreadPoolExecutor(_AT_ONCE))
+        for side in sides.values():
+            # The first of a node pays for what the others find.
+            _run(side.pods).remove()
+        for number in range(count):
+            for side in _in_turn(sides, number):
+                _create(side, size, workers)
+        for number in range(count):
+            for side in _in_turn(sides, number):
+                _remove(side, size, workers)
+    return _results(sides, count * size, size)
+
+
+@contextmanager
+def _pods(stage: Stage, runtime: str) -> Iterator[Pods]:
+    with stage.containerd_with_pods(runtime) as containerd:
+        pods = Pods(containerd, HANDLER)
+        try:
+            yield pods
+        finally:
+            # What is still there after a failure, containerd's removal sweeps faster.
+            pods.cri.close()
+
+
+def _in_turn(sides: dict[str, _Side], number: int) -> list[_Side]:
+    both = list(sides.values())
+    return both if number % 2 else both[::-1]
+
+
+def _create(side: _Side, size: int, workers: ThreadPoolExecutor) -> None:
+    before = _available()
+    begin = time.perf_counter()
+    side.running += workers.map(_run, [side.pods] * size)
+    side.created.append((time.perf_counter() - begin) * 1000 / size)
+    time.sleep(_SETTLE)
+    side.taken.append(before - _available())
+    side.pss.append(sum(_memory(side.pods.containerd)))
+
+
+def _remove(side: _Side, size: int, workers: ThreadPoolExecutor) -> None:
+    going, side.running = side.running[:size], side.running[size:]
+    begin = time.perf_counter()
+    list(workers.map(_end, going))
+    side.removed.append((time.perf_counter() - begin) * 1000 / size)
+    for pod in going:
+        pod.forget()
+
+
+def _run(pods: Pods) -> Pod:
+    """A pod on the network of the node: a bridge has too few ports for so many."""
+    pod = pods.run(namespaces=pb.NamespaceOption(network=pb.NODE, pid=pb.CONTAINER))
+    for _ in range(_CONTAINERS):
+        pod.start(*IDLE)
+    return pod
+
+
+def _end(pod: Pod) -> None:
+    cri = pod.pods.cri
+    cri.stop_pod_sandbox(pb.StopPodSandboxRequest(pod_sandbox_id=pod.id))
+    cri.remove_pod_sandbox(pb.RemovePodSandboxRequest(pod_sandbox_id=pod.id))
+
+
+def _memory(containerd: PrivateContainerd) -> Iterator[int]:
+    """KiB of PSS of each shim and fork server."""
+    for pid in {*containerd.shim_pids(), *traces.fork_servers(containerd.marks)}:
+        yield pss_and_uss(pid)[0]
+
+
+def _available() -> int:
+    """KiB that the machine can still give away."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("MemAvailable:"))
+
+
+def _results(sides: dict[str, _Side], count: int, size: int) -> Results:
+    def compared(title: str, attribute: str) -> Comparison:
+        rows = {
+            key: Row(_COLUMNS[key], tuple(getattr(side, attribute)), None)
+            for key, side in sides.items()
+        }
+        rows["ours"] = Row(rows["ours"].title, rows["ours"].values, "stock")
+        return Comparison(title, "ms", rows)
+
+    def row(title: str, unit: str, values: dict[str, float]) -> Figure:
+        return Figure(title, unit, values)
+
+    figures = {
+        "pss": row(
+            "PSS of all shims and fork servers",
+            "MB",
+            {key: side.pss[-1] / 1024 for key, side in sides.items()},
+        ),
+        "taken": row(
+            "memory that the machine has less",
+            "MB",
+            {key: sum(side.taken) / 1024 for key, side in sides.items()},
+        ),
+        "rate": row(
+            "pods created in a second",
+            "",
+            {key: 1000 * len(side.created) / sum(side.created) for key, side in sides.items()},
+        ),
+        "end": row(
+            "seconds to remove them all",
+            "s",
+            {key: sum(side.removed) * size / 1000 for key, side in sides.items()},
+        ),
+    }
+    places = tuple(float(size * number) for number in range(1, len(sides["ours"].created) + 1))
+
+    def curve(title: str, unit: str, attribute: str, divisor: float = 1) -> Curve:
+        lines = {
+            key: Line(_COLUMNS[key], tuple(v / divisor for v in getattr(side, attribute)))
+            for key, side in sides.items()
+        }
+        return Curve(title, "pods", unit, places, lines)
+
+    title = f"{count} pods of {_CONTAINERS} containers"
+    return Results(
+        comparisons={
+            "pods-create": compared(f"{title}: to create one", "created"),
+            "pods-remove": compared(f"{title}: to remove one", "removed"),
+        },
+        figures={"pods": Figures(title, _COLUMNS, "stock", figures)},
+        curves={
+            "pods-create": curve("to create one more pod", "ms", "created"),
+            "pods-memory": curve("PSS of all shims", "MB", "pss", 1024),
+        },
+    )
