@@ -68,8 +68,8 @@ lint: $(VENV)/.ready ## Check style, types and the directions of imports
 	$(VENV)/bin/lint-imports
 
 .PHONY: bench
-bench: setup ## Measure side by side with Debian's containerd-shim-runc-v2
-	@$(VENV)/bin/python -m tests.bench
+bench: setup ## Measure side by side with containerd's own shim; BENCH=--help tells how
+	@$(VENV)/bin/python -m tests.bench $(if $(BENCH),$(BENCH),--charts $(CACHE)/bench)
 
 .PHONY: gpu-bundle
 gpu-bundle: setup ## Collect all that a bare machine with a GPU needs into dist/gpu-bundle

@@ -14,6 +14,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from tests.bench.charts import write_charts
 from tests.bench.first_rpc import measure_starts
 from tests.bench.footprint import measure_idle
 from tests.bench.growth import measure_growth
@@ -77,6 +78,8 @@ def main() -> int:
         say("bench: interrupted; what was measured before is in " + asked.json)
         return 130
     sys.stdout.write(report(results))
+    if asked.charts:
+        write_charts(results, asked.charts)
     say(f"{time.monotonic() - began:.0f} s in all; every value is in {asked.json}")
     return 0
 
@@ -93,6 +96,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--pods", type=int, help=f"on the node at once; {_USUAL.pods}")
     parser.add_argument("--watch", type=float, help=f"seconds for wake-ups; {_USUAL.watch:g}")
     parser.add_argument("--json", default=os.path.join(REPOSITORY, ".cache", "bench.json"))
+    parser.add_argument("--charts", metavar="DIRECTORY", help="where to draw them; nowhere")
     parser.add_argument("--merge", action="store_true", help="keep the file's other parts")
     return parser.parse_args()
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # Growth that is less than this part of the first value is not told from noise.
-_NOISE: Final = 0.1
+_NOISE: Final = 0.25
 _POWERS: Final = tuple(n / 20 for n in range(5, 81))
 
 

@@ -12,7 +12,7 @@ PLACES = (0, 8, 16, 64)
 @pytest.mark.parametrize("power", [0.5, 1, 2, 3])
 @pytest.mark.parametrize("constant", [0, 140])
 def test_power_of_what_grows_is_found(power: float, constant: float) -> None:
-    assert exponent(PLACES, [constant + 3 * place**power for place in PLACES]) == power
+    assert exponent(PLACES, [constant + 8 * place**power for place in PLACES]) == power
 
 
 def test_noise_does_not_make_a_line_a_parabola() -> None:
