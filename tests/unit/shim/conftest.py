@@ -10,9 +10,17 @@ import anyio.abc
 import pytest
 
 from shim.reaper import Reaper
+from tests.harness import aio_backend
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+
+@pytest.fixture(params=["asyncio", aio_backend.OURS])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    """The loop that a shim runs, and a program's, on which the same has to hold."""
+    aio_backend.register()
+    return str(request.param)
 
 
 @pytest.fixture

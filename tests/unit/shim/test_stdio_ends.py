@@ -39,10 +39,12 @@ async def test_an_end_may_be_closed_while_a_reader_is_waited_for(tmp_path: Path)
 async def test_a_relay_without_a_thread_gives_its_descriptors_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def refuse(*_: Any, **__: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError("can't start new thread")
 
+    await anyio.to_thread.run_sync(int)  # what a loop needs for threads it keeps
     monkeypatch.setattr(anyio.to_thread, "run_sync", refuse)
+    monkeypatch.setattr("api.aio.loop.start_new_thread", refuse)
     before = os.listdir("/proc/self/fd")
     source, writing = os.pipe()
     sink = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)

@@ -14,6 +14,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 from api.proto import ttrpc_pb2
 from api.ttrpc import Method, Server, Service
 from api.ttrpc.frames import REQUEST, RESPONSE, Frame, FrameReader, encode
+from tests.harness import aio_backend
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -58,6 +59,13 @@ def _describe() -> ServiceDescriptor:
 
 
 _DESCRIPTOR = _describe()
+
+
+@pytest.fixture(params=["asyncio", aio_backend.OURS])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    """A program's loop, and the one that a shim runs."""
+    aio_backend.register()
+    return str(request.param)
 
 
 @pytest.fixture

@@ -7,9 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import anyio
+import anyio.to_thread
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
@@ -71,7 +72,8 @@ async def test_only_our_user_with_our_group_is_served_and_others_get_not_a_byte(
             sys.executable, "-I", "-S", "-c", _STRANGER,
             serving.path, str(uid), str(gid), encode(1, REQUEST, 0, request).hex(),
         ]  # fmt: skip
-        done = await anyio.run_process(argv, stderr=subprocess.STDOUT)
+        ask = partial(subprocess.run, argv, capture_output=True, check=True)
+        done = await anyio.to_thread.run_sync(ask)
         answered = int(done.stdout)
         assert (answered > 0) is served
         assert serving.calls == int(served)
