@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from api.values import value
 from shim.folders import at_and_below
 from shim.mountinfo import unescape
 
@@ -37,7 +37,7 @@ _POINT_FIELD: Final = 4  # of mountinfo
 _COMMON: Final = ("pids", "devices", "memory", "freezer")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Hierarchies:
     """Where the kernel's hierarchies are mounted.
 
@@ -69,7 +69,7 @@ class Hierarchies:
         return point + path[len(root) :].rstrip("/")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Cgroup:
     """The cgroup of one container.
 

@@ -21,13 +21,12 @@ sd_booted(3); runc docs/systemd.md.
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.message import DecodeError
 
+from api import values
 from api.proto import runc_options_pb2, runtimeoptions_pb2
 from shim.errors import InvalidRuntimeOptions, SystemdNotRunning
 from shim.handleroptions import read_file
@@ -41,7 +40,7 @@ DEFAULT_BINARY: Final = "runc"
 DEFAULT_ROOT: Final = "/run/containerd/runc"
 
 
-@dataclass(frozen=True, slots=True)
+@values.value
 class RuntimeOptions:
     """How the low-level runtime is to be called.
 
@@ -153,7 +152,7 @@ def with_cgroup_driver(options: RuntimeOptions, spec: dict[str, Any]) -> Runtime
     linux = spec.get("linux")
     path = linux.get("cgroupsPath") if isinstance(linux, dict) else None
     if runs and isinstance(path, str) and _is_of_systemd(path):
-        return dataclasses.replace(options, systemd_cgroup=True)
+        return values.changed(options, systemd_cgroup=True)
     return options
 
 
@@ -212,7 +211,7 @@ def _from_toml(options: runtimeoptions_pb2.Options) -> RuntimeOptions:
 
 
 def _from_table(table: dict[str, Any], where: str) -> RuntimeOptions:
-    values: dict[str, Any] = {}
+    taken: dict[str, Any] = {}
     for written, value in table.items():
         key = _BY_LOWER_CASE.get(written.lower())
         if key is None:
@@ -224,11 +223,11 @@ def _from_table(table: dict[str, Any], where: str) -> RuntimeOptions:
             value = int(value)  # noqa: PLW2901 - the same number
         if type(value) is not kind:
             raise _invalid(where, f"{key} is a {type(value).__name__}, not a {kind.__name__}")
-        if field in values:
+        if field in taken:
             raise _invalid(where, f"{key} is there twice")
         if value != "":
-            values[field] = value
-    return RuntimeOptions(**values)
+            taken[field] = value
+    return RuntimeOptions(**taken)
 
 
 def _checked(options: RuntimeOptions, where: str) -> RuntimeOptions:

@@ -14,11 +14,11 @@ import json
 import os
 import re
 import signal as signals
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from api import aio
 from api.errors import Status, one_line
+from api.values import value
 from shim import bundle as bundle_files
 from shim.errors import ProcessFinished, ProgramTimeout, RuntimeFailed
 from shim.spawn import run, spawn
@@ -64,7 +64,7 @@ _PATIENCE: Final = {"kill": 15, "pause": 30, "resume": 30, "update": 30, "delete
 _POINTLESS: Final = frozenset({"start", "exec", "pause", "resume", "update"})
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ChildStdio:
     """The three descriptors that a container's process gets, and its console socket.
 

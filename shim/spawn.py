@@ -22,10 +22,10 @@ import os
 import signal
 from _posixsubprocess import fork_exec
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from api import aio
+from api.values import value
 from shim import programs
 from shim.errors import ProgramNotFound, ProgramTimeout
 
@@ -174,7 +174,7 @@ def _fork_exec(
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Completed:
     """What a program left: how it ended, and what it wrote to stdout."""
 

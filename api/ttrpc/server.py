@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-from traceback import format_exception
 from typing import TYPE_CHECKING
 
 from api import aio
@@ -177,6 +176,8 @@ class Server:
         try:
             await session.run()
         except Exception as error:  # noqa: BLE001 - a bug that one client meets is not for all to pay
+            from traceback import format_exception  # noqa: PLC0415 - ten modules, for a bug
+
             self._log("a connection failed", {"traceback": "".join(format_exception(error))})
         finally:
             self._sessions.discard(session)

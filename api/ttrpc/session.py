@@ -13,7 +13,6 @@ Rules
 from __future__ import annotations
 
 import math
-import traceback
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError, Message
@@ -314,6 +313,8 @@ class Session:
             return error
         if not isinstance(error, HandlerFailed):
             error = HandlerFailed(str(asked), found=f"{type(error).__name__}: {error}")
+        import traceback  # noqa: PLC0415 - ten modules, for what nobody foresaw
+
         self._log(
             "a handler failed",
             {

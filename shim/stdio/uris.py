@@ -19,9 +19,9 @@ Source: containerd cmd/containerd-shim-runc-v2/process/io.go, io_util.go; net/ur
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+from api import values
 from shim.errors import InvalidLogUri, StdioUnsupported
 
 _LOGGERS: Final = frozenset({"binary", "binary-v2"})
@@ -32,21 +32,21 @@ CONTAINER_ID: Final = "CONTAINER_ID"
 CONTAINER_NAMESPACE: Final = "CONTAINER_NAMESPACE"
 
 
-@dataclass(frozen=True, slots=True)
+@values.value
 class Fifo:
     """A fifo, or another file that is there."""
 
     path: str
 
 
-@dataclass(frozen=True, slots=True)
+@values.value
 class LogFile:
     """A file to append to."""
 
     path: str
 
 
-@dataclass(frozen=True, slots=True)
+@values.value
 class LoggerUri:
     """A program that takes output.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from api.values import changed
 from shim import criu
 from shim.checkpoint import Calls, Saved
 from shim.errors import (
@@ -61,7 +61,7 @@ def _calls(
     binary = bundle.parent / "runc"
     binary.write_text(f"#!/bin/sh\n{script}\n")
     binary.chmod(0o755)
-    options = replace(options or RuntimeOptions(), binary_name=str(binary))
+    options = changed(options or RuntimeOptions(), binary_name=str(binary))
     runtime = LowLevelRuntime(reaper, options, container_id="c1", root="/run/r", bundle=str(bundle))
     return Calls(runtime, options, "c1", str(bundle))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -14,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.errors import Status
+from api.values import changed
 from shim import runtime as runtime_module
 from shim import syscalls
 from shim.errors import ProcessFinished, ProgramNotFound, ProgramTimeout, RuntimeFailed
@@ -45,7 +45,7 @@ def _runtime(
     binary.chmod(0o755)
     return LowLevelRuntime(
         reaper,
-        replace(options, binary_name=str(binary)),
+        changed(options, binary_name=str(binary)),
         container_id="c1",
         root="/run/r",
         bundle=str(directory),
