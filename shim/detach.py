@@ -109,6 +109,20 @@ def prepare_fork_server(address: str) -> None:
     _set_command_line([PROGRAM, "-address", address, "fork-server"])
 
 
+def prepare_orphan(address: str, mask: set[int]) -> None:
+    """Make this process, just forked from a fork server, one of its own.
+
+    Args:
+        address: containerd's gRPC address, shown in the command line.
+        mask: the signals that are blocked.
+    """
+    os.setpgid(0, 0)
+    for number in (_signal.SIGTERM, _signal.SIGCHLD):
+        _signal.signal(number, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
+    _set_command_line([PROGRAM, "-address", address, "-spare", "fork-server"])
+
+
 def oom_score_adj_below(pid: int) -> int | None:
     """The score that makes a process die before another one does.
 

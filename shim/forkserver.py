@@ -8,11 +8,10 @@ Rules
 - It ends by itself when nobody has asked for long, and when a file that it has imported has
   changed: a shim must be of the version that is installed. SIGTERM ends it at any time. Shims
   are not its children, so nothing of this concerns them.
+- It reads nothing of what is asked: a connection is handed to a process that is forked for it
+  (:mod:`shim.orphans`), so that nobody who is slow, or stopped, holds up others.
 - A request that cannot be served is closed without an answer; the verb then forks by itself,
   the launcher becomes an interpreter.
-- A shim is asked for by a verb in Python, with the listener; a verb by the launcher, with what
-  :mod:`shim.warmverb` says. The first has found us by its surroundings; those of the second are
-  compared here.
 - What is imported is frozen out of the garbage collector's sight before the first fork, so
   that shims share its pages for as long as they live.
 
@@ -29,31 +28,25 @@ import signal
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 from shim import sockets
-from shim.detach import become_server, prepare_fork_server
-from shim.warmstart import (
-    GO,
-    LENGTH,
-    Request,
-    lock_path,
-    peer_is_another,
-    peer_process,
-    server_path,
-)
-from shim.warmverb import VerbRequest, become_verb, link_name
+from shim.detach import prepare_fork_server
+from shim.installation import Installation
+from shim.orphans import Spare, fork_orphan, serve
+from shim.warmstart import lock_path, peer_is_another
+from shim.warmverb import link_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from typing import NoReturn
 
 # Seconds without a request after which it ends.
 IDLE: Final = 600.0
 
 # Seconds that it lets pass before it imports: the shim that is started meanwhile comes first.
 _COURTESY: Final = 0.3
-_PATIENCE: Final = 1.0
-_LONGEST_REQUEST: Final = 1 << 18
+# Seconds without a request after which a spare is forked: who has just been served comes first.
+_REFILL: Final = 0.02
 
 
 def main(path: str, address: str) -> NoReturn:
@@ -69,8 +62,11 @@ def main(path: str, address: str) -> NoReturn:
         # Blocked since before exec, so that it never ends us without what follows.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         time.sleep(_COURTESY)
+        program = os.path.abspath(sys.argv[0])
+        installation = Installation(program)
         _import_everything()
-        _serve_until_idle(path, address)
+        if installation.is_imported(program):
+            _serve_until_idle(path, address, installation)
     except SystemExit:
         pass
     finally:
@@ -82,25 +78,16 @@ def _end(_: int, __: object) -> NoReturn:
     raise SystemExit
 
 
-def _serve_until_idle(path: str, address: str) -> None:
-    imported = _modules()
+def _serve_until_idle(path: str, address: str, installation: Installation) -> None:
     listener_fd = sockets.listen(path)
     if listener_fd is None:
         return
     identity = sockets.identity(path)
-    # Verbs that are forked are nobody's to wait for.
+    # Who is forked is nobody's to wait for.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     link = _leave_link(path, address)
     try:
-        listener = socket.socket(fileno=listener_fd)
-        poll = select.poll()
-        poll.register(listener_fd, select.POLLIN)
-        while poll.poll(IDLE * 1000):
-            connection, _ = listener.accept()
-            with connection:
-                if _modules() != imported:
-                    return  # unanswered: the verb starts cold, and leaves our successor behind
-                _serve(connection, path, address)
+        _serve(socket.socket(fileno=listener_fd), address, installation)
     finally:
         with contextlib.suppress(OSError):
             if os.readlink(link) == os.path.basename(path):
@@ -117,79 +104,37 @@ def _leave_link(path: str, address: str) -> str:
     return link
 
 
-def _serve(connection: socket.socket, path: str, address: str) -> None:
-    """Fork one shim or one verb, if the request is one of ours."""
-    connection.settimeout(_PATIENCE)
-    fds: list[int] = []
+def _serve(listener: socket.socket, address: str, installation: Installation) -> None:
+    poll = select.poll()
+    poll.register(listener, select.POLLIN)
+    if installation.descriptor >= 0:
+        poll.register(installation.descriptor, select.POLLIN)
+    spare = _spare(address)
+    wanted = False
+    while (ready := poll.poll((_REFILL if wanted else IDLE) * 1000)) or wanted:
+        if not ready:
+            spare, wanted = _spare(address), False
+            continue
+        if installation.has_changed():
+            return  # unanswered: the verb starts cold, and leaves our successor behind
+        if (listener.fileno(), select.POLLIN) in ready:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                if not peer_is_another(connection):
+                    _hand_over(connection, spare, address)
+                    spare, wanted = None, True
+
+
+def _hand_over(connection: socket.socket, spare: Spare | None, address: str) -> None:
+    if spare is None or not spare.give(connection):
+        fork_orphan(connection, address, lambda: serve(connection))
+
+
+def _spare(address: str) -> Spare | None:
     try:
-        if peer_is_another(connection):
-            return
-        head, fds, flags, _ = socket.recv_fds(
-            connection, LENGTH.size, 2, socket.MSG_CMSG_CLOEXEC | socket.MSG_WAITALL
-        )
-        if len(head) != LENGTH.size or flags & socket.MSG_CTRUNC:
-            return
-        (length,) = LENGTH.unpack(head)
-        if length > _LONGEST_REQUEST:
-            return
-        content = _receive(connection, length)
-        if len(fds) == 1:
-            _fork_orphan(connection, fds[0], Request.decode(content))
-        elif not fds and os.fork() == 0:
-            _become_verb(connection, content, path, address)
-    except (OSError, ValueError):
-        return
-    finally:
-        for fd in fds:
-            os.close(fd)
-
-
-def _receive(connection: socket.socket, length: int) -> bytes:
-    """The whole of a request; MSG_WAITALL means nothing on a socket with a timeout."""
-    content = b""
-    while len(content) < length:
-        chunk = connection.recv(length - len(content))
-        if not chunk:
-            message = "the end of the connection in a request"
-            raise ValueError(message)
-        content += chunk
-    return content
-
-
-def _fork_orphan(connection: socket.socket, listener_fd: int, request: Request) -> None:
-    """Fork a shim that is nobody's child, as one is that the verb forks and leaves."""
-    if os.fork():
-        return
-    try:
-        pid = os.fork()
-        if pid:
-            connection.send(str(pid).encode())
-            os._exit(0)
-        # However long it takes: a verb that has lost patience closes its end.
-        connection.settimeout(None)
-        if connection.recv(len(GO)) == GO:
-            become_server(listener_fd, request)
-    finally:
-        os._exit(1)
-
-
-def _become_verb(connection: socket.socket, content: bytes, path: str, address: str) -> NoReturn:
-    # All that takes time is done here: a hundred may be waiting for the fork server.
-    try:
-        request = VerbRequest.decode(content)
-        asker = peer_process(connection)
-        alike = server_path(os.path.dirname(path), address, process=asker) == path
-        if alike and request.program == os.path.abspath(sys.argv[0]):
-            become_verb(connection, request, parent=_parent_of(asker))
-    except (OSError, ValueError):
-        pass  # unanswered, as all that cannot be served
-    finally:
-        os._exit(1)
-
-
-def _parent_of(pid: int) -> int:
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        return int(file.read().rpartition(b")")[2].split()[1])
+        return Spare(address)
+    except OSError:
+        return None  # there is no room for a process now
 
 
 def _import_everything() -> None:
@@ -205,24 +150,6 @@ def _import_everything() -> None:
 
     gc.collect()
     gc.freeze()
-
-
-def _modules() -> Mapping[str, tuple[int, int, int]]:
-    """The files of our own modules that are loaded, and what tells that they changed.
-
-    The program is one: it says where the others are.
-    """
-    found = {}
-    for name, module in sys.modules.items():
-        file = getattr(module, "__file__", None)
-        if file and name.partition(".")[0] in ("__main__", "api", "hooks", "shim"):
-            try:
-                status = os.stat(file)
-            except OSError:
-                found[name] = (0, 0, 0)
-            else:
-                found[name] = (status.st_dev, status.st_ino, status.st_mtime_ns)
-    return found
 
 
 def _remove(path: str) -> None:

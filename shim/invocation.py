@@ -17,8 +17,8 @@ from shim.errors import InvalidIdentifier, InvalidInvocation
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Final
+    from collections.abc import Callable, Sequence
+    from typing import Final, NoReturn
 
 VERBS: Final = ("start", "delete")
 
@@ -68,10 +68,12 @@ class Invocation:
         help: whether a person asks how it is called.
         parent: the process that asks; 0 before :func:`shim.verbs.main` has looked.
         warm: whether this process was forked from one that has the server's modules.
+        afterwards: what this process does once the verb has answered; None if it ends.
     """
 
     __slots__ = (
         "address",
+        "afterwards",
         "bundle",
         "container_id",
         "debug",
@@ -100,6 +102,7 @@ class Invocation:
         self.help = False
         self.parent = 0
         self.warm = False
+        self.afterwards: Callable[[], NoReturn] | None = None
 
 
 def parse(arguments: Sequence[str]) -> Invocation:

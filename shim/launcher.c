@@ -44,8 +44,9 @@
 
 extern char **environ;
 
-static char content[LONGEST];
-static size_t length;
+/* The length of the texts, then the texts. */
+static char content[sizeof(uint32_t) + LONGEST];
+static size_t length = sizeof(uint32_t);
 
 /* Add a text and its end to what is sent; 0 if there is no room for it. */
 static int add(const char *text)
@@ -161,11 +162,10 @@ static int ready(int fd, pid_t server)
 /* Send the request: its length, then its content. */
 static int send_request(int fd)
 {
-    uint32_t head = length;
+    uint32_t head = length - sizeof head;
     size_t sent = 0;
 
-    if (send(fd, &head, sizeof head, MSG_NOSIGNAL) != sizeof head)
-        return 0;
+    memcpy(content, &head, sizeof head);
     while (sent < length) {
         ssize_t now = send(fd, content + sent, length - sent, MSG_NOSIGNAL);
 

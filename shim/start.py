@@ -176,10 +176,17 @@ def _start_shim(
         oom_score_adj=oom_score_adj_below(invocation.parent),
         environment=dict(os.environ),
     )
-    pid = 0
-    if os.environ.get("SCHED_CORE"):
+    isolated = bool(os.environ.get("SCHED_CORE"))
+    if isolated:
         _isolate_core()  # which a fork server has not done for its children
-    elif warmstart.enabled() and not invocation.warm:
+    if invocation.warm:
+        # It was forked to be the shim, and has nothing to do but this verb before.
+        if cgroup:
+            join_cgroup(cgroup, os.getpid())
+        invocation.afterwards = lambda: become_server(listener, request)
+        return
+    pid = 0
+    if not isolated and warmstart.enabled():
         server = warmstart.server_path(os.path.dirname(socket_path), grpc_address)
         pid = warmstart.ask(server, listener, request) if server else 0
         if server and not pid:

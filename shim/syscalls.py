@@ -4,7 +4,7 @@ Each raises OSError with the kernel's errno. Importing this module costs 4 ms (c
 the verbs import it only when there is something to mount, unmount or schedule.
 
 Source: mount(2), umount(2), fsopen(2), open_tree(2), move_mount(2), mount_setattr(2), fstatfs(2),
-prctl(2), unshare(2), setns(2), clone(2), pivot_root(2), seccomp(2).
+prctl(2), unshare(2), setns(2), clone(2), pivot_root(2), seccomp(2), inotify(7).
 """
 
 from __future__ import annotations
@@ -60,6 +60,10 @@ _PIDTYPE_PGID: Final = 2
 _SECCOMP_MODE_FILTER: Final = 2
 _SECBIT_NOROOT, _SECBIT_NOROOT_LOCKED = 1, 2
 _SOCK_FILTER_SIZE: Final = 8
+
+# IN_MODIFY, IN_ATTRIB, IN_CLOSE_WRITE, IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE,
+# IN_DELETE_SELF, IN_MOVE_SELF, IN_ONLYDIR
+_IN_CHANGES: Final = 0x2 | 0x4 | 0x8 | 0x40 | 0x80 | 0x100 | 0x200 | 0x400 | 0x800 | 0x1000000
 
 # System calls without a function in libc, by machine.
 _CLONE: Final = {"x86_64": 56, "aarch64": 220}
@@ -265,6 +269,21 @@ def clone_sibling() -> int:
     zeros = (ctypes.c_long(0),) * 4
     number = ctypes.c_long(_CLONE[os.uname().machine])
     return _check(call(number, ctypes.c_long(CLONE_PARENT | signal.SIGCHLD), *zeros))
+
+
+def inotify_init() -> int:
+    """A descriptor by which the kernel tells of changes; it is not inherited, and never blocks."""
+    return _check(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+
+
+def inotify_watch_changes(fd: int, directory: str) -> None:
+    """Be told of each file that is made, written, changed, moved or removed in a directory.
+
+    Args:
+        fd: what :func:`inotify_init` returned.
+        directory: its path. It is told too if the directory itself is moved or removed.
+    """
+    _check(_libc.inotify_add_watch(fd, os.fsencode(directory), _IN_CHANGES))
 
 
 def die_with_parent(signum: int) -> None:

@@ -31,7 +31,7 @@ def main(
     arguments: Sequence[str] | None = None,
     *,
     revision: str = "",
-    leave: Callable[[int], NoReturn] | None = None,
+    tell: Callable[[int], None] | None = None,
     parent: int = 0,
     warm: bool = False,
 ) -> NoReturn:
@@ -40,12 +40,13 @@ def main(
     Args:
         arguments: the words after the program's name; None takes them from the process.
         revision: the commit that this program was built from.
-        leave: ends the process with a status, if that is not simply done.
+        tell: told the status, if it is not by it that the process ends.
         parent: the process that asks; 0 if it is this one's parent.
         warm: whether this process has imported the server's modules already.
     """
     stderr = _STDERR
     status = 1
+    asked = None
     try:
         _occupy_standard_descriptors()
         asked = parse(sys.argv[1:] if arguments is None else arguments)
@@ -59,8 +60,13 @@ def main(
         _say(stderr, str(error))
     except BaseException as error:  # noqa: BLE001 - no traceback may get into the answer
         _say(stderr, _describe(error))
-    # Not by a default, which would be bound before a test can look.
-    (leave or os._exit)(status)
+    if tell is not None:
+        if stderr != _STDERR:
+            os.close(stderr)
+        tell(status)
+    if asked is not None and asked.afterwards is not None:
+        asked.afterwards()
+    os._exit(status)
 
 
 def _answer(asked: Invocation, revision: str) -> bytes:

@@ -54,6 +54,8 @@ LOCK_FD: Final = 3
 _ROOM_FOR_NAMES: Final = "-room=" + "." * 320
 
 _NAMESPACES: Final = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")
+_LINKS: Final = (*(f"ns/{name}" for name in _NAMESPACES), "root")
+_CHUNK: Final = 1 << 13
 _STATUS_LINES: Final = (
     b"Uid:", b"Gid:", b"Groups:", b"Cap", b"NoNewPrivs:", b"Seccomp", b"Cpus_allowed:",
     b"Mems_allowed:", b"THP_enabled:",
@@ -146,18 +148,18 @@ def enabled() -> bool:
     return os.environ.get(SWITCH, "1") != "0"
 
 
-def server_path(directory: str, address: str, *, process: int = 0) -> str:
-    """Where the fork server for a process's surroundings listens.
+def server_path(directory: str, address: str) -> str:
+    """Where the fork server for our surroundings listens.
 
     Args:
         directory: the directory of sockets, which is ours alone.
         address: containerd's gRPC address.
-        process: its pid; 0 for this one.
 
     Returns:
         The path; empty if it would not fit a socket's address.
     """
-    path = os.path.join(directory, "f" + digest(_surroundings(address, process))[:40])
+    named = [os.fsencode(address), os.fsencode(os.path.abspath(sys.argv[0])), *surroundings()]
+    path = os.path.join(directory, "f" + digest(b"\0".join(named))[:40])
     return path if len(os.fsencode(path)) <= _LONGEST_PATH else ""
 
 
@@ -261,31 +263,40 @@ def lock_path(path: str) -> str:
     return f"{path}.lock"
 
 
-def _surroundings(address: str, process: int) -> bytes:
-    """What a process hands on to its children and cannot, or should not, change for them."""
+def surroundings(process: int = 0) -> list[bytes]:
+    """What a process hands on to its children and cannot, or should not, change for them.
+
+    Args:
+        process: its pid; 0 for this one.
+    """
     folder = f"/proc/{process or 'self'}"
-    parts = [os.fsencode(address), os.fsencode(os.path.abspath(sys.argv[0]))]
-    parts += [os.fsencode(_link(f"{folder}/ns/{name}")) for name in _NAMESPACES]
-    parts += [os.fsencode(_link(f"{folder}/root"))]
+    parts = [_link(f"{folder}/{name}") for name in _LINKS]
     parts += [_content(f"{folder}/{name}") for name in ("cgroup", "limits", "attr/current")]
-    parts += [
-        line for line in _content(f"{folder}/status").splitlines() if line.startswith(_STATUS_LINES)
-    ]
+    status = _content(f"{folder}/status").splitlines()
+    parts += [line for line in status if line.startswith(_STATUS_LINES)]
     scheduling = os.sched_getscheduler(process), os.getpriority(os.PRIO_PROCESS, process)
     parts.append("{} {}".format(*scheduling).encode())
-    return b"\0".join(parts)
+    return parts
 
 
-def _link(path: str) -> str:
+def _link(path: str) -> bytes:
     try:
-        return os.readlink(path)
+        return os.fsencode(os.readlink(path))
     except OSError:
-        return ""
+        return b""
 
 
 def _content(path: str) -> bytes:
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return b""  # this kernel has no such file
+    try:
+        content = b""
+        while chunk := os.read(fd, _CHUNK):
+            content += chunk
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+    return content

@@ -7,7 +7,7 @@ them on, and does the verb as an interpreter started for it would.
 What is sent is a length, then texts, each with a zero after it: the Python program that would do
 the verb otherwise, the number of words, the words, the environment. The fork says ``READY``, and
 does nothing until it reads ``GO``, with which come four descriptors (directory, 0, 1, 2). At the
-end it says a byte, the verb's status.
+end it says a byte, the verb's status. If a shim is to be started, it then becomes that.
 
 A caller that is killed, as containerd kills a verb that takes too long, takes the fork with it.
 
@@ -16,6 +16,7 @@ Source: unix(7) SCM_RIGHTS; fcntl(2) O_ASYNC.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -103,14 +104,27 @@ def become_verb(connection: socket.socket, request: VerbRequest, *, parent: int)
                 os.dup2(descriptor, number)
             os.environ.clear()
             os.environ.update(request.environment)
-
-            def leave(status: int) -> NoReturn:
-                connection.send(bytes([status]))
-                os._exit(status)
-
-            verbs.main(request.words, leave=leave, parent=parent, warm=True)
+            verbs.main(
+                request.words,
+                tell=lambda status: _tell(connection, status),
+                parent=parent,
+                warm=True,
+            )
     finally:
         os._exit(1)
+
+
+def _tell(connection: socket.socket, status: int) -> None:
+    """Tell the launcher the verb's status; from here on this process does not end with it."""
+    flags = fcntl.fcntl(connection, fcntl.F_GETFL)
+    fcntl.fcntl(connection, fcntl.F_SETFL, flags & ~os.O_ASYNC)
+    # Whoever waits for the end of the launcher's output shall not wait for ours.
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    with contextlib.suppress(OSError):  # it was killed in this moment
+        connection.send(bytes([status]))
+    connection.close()
 
 
 def _end_with(connection: socket.socket) -> None:

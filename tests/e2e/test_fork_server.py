@@ -30,13 +30,14 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-def _is_forked_by(pid: int, server: int) -> bool:
-    # Where the arguments lie is drawn by lot at exec, and kept by fork.
-    def arguments(pid: int) -> str:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[45]
+def _arguments(pid: int) -> str:
+    """Where a process's arguments lie: drawn by lot at exec, and kept by fork."""
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[45]
 
-    return arguments(pid) == arguments(server)
+
+def _is_forked_by(pid: int, server: int) -> bool:
+    return _arguments(pid) == _arguments(server)
 
 
 async def test_the_first_start_leaves_one_behind_and_the_next_ones_come_from_it(
@@ -169,8 +170,9 @@ async def test_it_ends_when_its_files_have_changed(tmp_path: Path, file: str) ->
     async with node_of(str(launcher)) as node:
         await node.start("c1")
         (server,) = node.servers()
+        arguments = _arguments(server)
         os.utime(tmp_path / file)
-        assert not _is_forked_by(await node.start("c2", wait=False), server)
+        assert _arguments(await node.start("c2", wait=False)) != arguments
         eventually(lambda: not is_alive(server), "the old one ends")
 
 

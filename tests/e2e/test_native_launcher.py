@@ -9,7 +9,8 @@ import signal
 import socket
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
@@ -123,7 +124,7 @@ async def test_a_caller_that_is_killed_takes_its_verb_with_it(node: Node) -> Non
         _argv(node, "start", container_id="c2"),
         cwd=bundle, env=_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     ) as caller:  # fmt: skip
-        (verb,) = eventually(lambda: _children(server), "the verb is being done")
+        verb = eventually(lambda: _reader_of(caller.stdin), "the verb is being done")
         caller.kill()
         eventually(lambda: not is_alive(verb), "the verb ends")
     assert is_alive(server)
@@ -149,7 +150,7 @@ async def test_a_malformed_request_for_a_verb_is_not_answered_and_harms_nobody(
         connection.sendall(len(content).to_bytes(4, "little") + content)
         assert connection.recv(1) == b""
     assert node.servers() == [server]
-    eventually(lambda: not _children(server), "the fork that read it ends")
+    eventually(lambda: len(node.spares()) <= 1, "the fork that read it ends")
 
 
 def _request(node: Node, *words: str, **environment: str) -> bytes:
@@ -259,14 +260,12 @@ def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
 
-def _children(parent: int) -> list[int]:
-    found = []
+def _reader_of(pipe: IO[bytes] | None) -> int:
+    """Which process of a fork server's has a pipe for standard input; 0 if none."""
+    assert pipe is not None
+    inode = os.fstat(pipe.fileno()).st_ino
     for pid in _pids():
-        try:
-            with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
-                fields = file.read().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == parent and fields[0] != "Z":
-            found.append(pid)
-    return found
+        with suppress(OSError):
+            if os.stat(f"/proc/{pid}/fd/0").st_ino == inode and "-spare" in words_of(pid):
+                return pid
+    return 0

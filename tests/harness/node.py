@@ -46,10 +46,22 @@ class Node:
 
     def servers(self) -> list[int]:
         """The pids of the fork servers of this node."""
+        # A process that one has just forked looks like it for a moment.
+        deadline = time.monotonic() + 0.5
+        while len(found := self._named_so(spare=False)) > 1 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return found
+
+    def spares(self) -> list[int]:
+        """The pids of what the fork servers have forked and is no shim yet."""
+        return self._named_so(spare=True)
+
+    def _named_so(self, *, spare: bool) -> list[int]:
         found = []
         for pid in filter(str.isdecimal, os.listdir("/proc")):
             words = words_of(int(pid))
-            if words[-1:] == ["fork-server"] and self.address in words:
+            ours = words[-1:] == ["fork-server"] and self.address in words
+            if ours and ("-spare" in words) == spare:
                 found.append(int(pid))
         return found
 
@@ -72,12 +84,13 @@ class Node:
             return bool(path) and probe.connect_ex(path) == 0
 
     def close(self) -> None:
-        for pid in [*self.servers(), *self.pids]:
+        for pid in [*self.servers(), *self.spares(), *self.pids]:
             if is_alive(pid):
                 os.kill(pid, signal.SIGCONT)
                 os.kill(pid, signal.SIGTERM)
         deadline = time.monotonic() + 5
-        while any(map(is_alive, [*self.servers(), *self.pids])) and time.monotonic() < deadline:
+        ending = [*self.servers(), *self.spares(), *self.pids]
+        while any(map(is_alive, ending)) and time.monotonic() < deadline:
             time.sleep(0.01)
         self.shims.clean()
         for socket_path in self.sockets:
@@ -102,5 +115,6 @@ async def node_of(launcher: str) -> AsyncIterator[Node]:
         yield node
     finally:
         node.close()
+    assert [pid for pid in (*node.servers(), *node.spares()) if is_alive(pid)] == []
     left = [p for own in node.server_sockets for p in (own, f"{own}.lock") if os.path.exists(p)]
     assert left == []
