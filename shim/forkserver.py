@@ -47,6 +47,8 @@ IDLE: Final = 600.0
 _COURTESY: Final = 0.3
 # Seconds without a request after which a spare is forked: who has just been served comes first.
 _REFILL: Final = 0.02
+# How often bytecode is executed until the interpreter has fitted all of it to what it meets.
+_REHEARSALS: Final = 20
 
 
 def main(path: str, address: str) -> NoReturn:
@@ -64,7 +66,7 @@ def main(path: str, address: str) -> NoReturn:
         time.sleep(_COURTESY)
         program = os.path.abspath(sys.argv[0])
         installation = Installation(program)
-        _import_everything()
+        _import_everything(path)
         if installation.is_imported(program):
             _serve_until_idle(path, address, installation)
     except SystemExit:
@@ -137,7 +139,7 @@ def _spare(address: str) -> Spare | None:
         return None  # there is no room for a process now
 
 
-def _import_everything() -> None:
+def _import_everything(path: str) -> None:
     gc.disable()
     import tomllib  # noqa: F401, PLC0415 - what a container with GPUs needs besides
 
@@ -147,7 +149,10 @@ def _import_everything() -> None:
     import shim.proc_cover  # noqa: PLC0415
     import shim.server  # noqa: PLC0415
     import shim.start  # noqa: F401, PLC0415
+    from shim.rehearsal import rehearse  # noqa: PLC0415
 
+    for _ in range(_REHEARSALS):
+        rehearse(f"{path}.{os.getpid()}")
     gc.collect()
     gc.freeze()
 

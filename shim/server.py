@@ -24,6 +24,8 @@ from shim.spawn import reserve_numbers
 from shim.tasks import GuardedTasks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from api.aio.scopes import TaskStatus
     from api.ttrpc import Service
 
@@ -62,12 +64,12 @@ def main(
     try:
         syscalls.set_child_subreaper()
         aio.run(
-            _serve,
+            serve,
             socket.socket(fileno=listener_fd),
             own_socket,
-            namespace,
-            ttrpc_address,
+            (namespace, ttrpc_address),
             log,
+            lambda: os._exit(0),
         )
     except BaseException:  # noqa: BLE001 - there is nobody above to raise it to
         import traceback  # noqa: PLC0415 - 5 ms that a shim that goes well does not pay
@@ -77,13 +79,23 @@ def main(
     os._exit(1)
 
 
-async def _serve(
+async def serve(
     listener: socket.socket,
     own_socket: OwnSocket,
-    namespace: str,
-    ttrpc_address: str,
+    addressed: tuple[str, str],
     log: Log,
+    leave: Callable[[], None],
 ) -> None:
+    """Serve until the end, and take it in good order.
+
+    Args:
+        listener: the listening socket.
+        own_socket: its file.
+        addressed: containerd's namespace, and where events are sent.
+        log: where is told what goes wrong.
+        leave: ends the process.
+    """
+    namespace, ttrpc_address = addressed
     reaper = Reaper()
     async with aio.create_task_group() as tasks:
         publisher = Publisher(ttrpc_address, namespace, tasks, log)
@@ -112,7 +124,7 @@ async def _serve(
             log.warning("events were not delivered before the end")
         # Not by leaving the group, which would wait for such a request. What is half made is
         # found by the delete verb.
-        os._exit(0)
+        leave()
 
 
 def _sandbox_service(surroundings: Surroundings, tasks: TaskService) -> Service:
