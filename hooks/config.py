@@ -9,6 +9,7 @@ One TOML file, read when a container asks for a GPU or names a logger::
     proc = "/proc"
     sys = "/sys"
     state = "/run/containerd-shim-nvidia"
+    layers = "/var/lib/containerd-shim-nvidia/layers"  # of files that containers share
     nvml-timeout = 5         # seconds that NVML may take
     platform = "auto"        # or "nvml", "tegra", "wsl" (hooks.platforms)
     csv-directory = "/etc/nvidia-container-runtime/host-files-for-container.d"  # on Tegra
@@ -122,6 +123,8 @@ class Config:
         proc: where procfs is.
         sys: where sysfs is.
         state: a directory of our own for what must not outlive a boot.
+        layers: a directory of our own for layers of files that containers share; it is used
+            where it is on the file system of their snapshots.
         platform: what NVIDIA's driver is like, of :class:`Platform`.
         csv_directory: the files that list what a Tegra machine has, within the driver root.
         nvml_timeout: how long NVML may take to answer, in seconds.
@@ -176,6 +179,7 @@ class Config:
     cdi_skip_hooks: bool = False
     load_modules: bool = True
     make_nodes: bool = True
+    layers: str = "/var/lib/containerd-shim-nvidia/layers"
     source: str = field(default="", compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
 
@@ -312,6 +316,7 @@ _TABLES: Final[dict[str, dict[str, tuple[str, Callable[[object], object], str]]]
         "proc": ("proc", values.path, _A_PATH),
         "sys": ("sys", values.path, _A_PATH),
         "state": ("state", values.path, _A_PATH),
+        "layers": ("layers", values.path, _A_PATH),
         "platform": (
             "platform",
             values.one_of(Platform.AUTO, Platform.NVML, Platform.TEGRA, Platform.WSL),

@@ -12,6 +12,12 @@
         injection = inject(spec, verdict.allowed, inventory, rootfs=…, staging=…, config=config,
                            verdict=verdict)
 
+Where the image is one that others share, and its files can be made once for all of them::
+
+    key = placement_key(spec, verdict.allowed, inventory, config)
+    prepared = prepare(spec, verdict.allowed, inventory, layer, …)    # or kept from an earlier time
+    injection = inject(…, prepared=prepared)
+
 A caller that must be light asks :func:`hooks.requests.glance.may_ask` first: this
 module loads everything that an injection needs.
 """
@@ -43,7 +49,7 @@ from hooks.errors import (
 )
 from hooks.image.compat import Compat, find_compat, host_of, with_compat
 from hooks.image.layout import read_layout, unseen_layout
-from hooks.image.placement import Placed, place
+from hooks.image.placement import Placed, place, place_inside, stage_beside
 from hooks.image.rootfs import Rootfs
 from hooks.node import nvml
 from hooks.node.char_links import CharLinks, link_nodes
@@ -59,6 +65,7 @@ from hooks.node.inventory import (
 from hooks.node.modules import load_commands
 from hooks.node.nodes import MadeNodes, make_missing
 from hooks.node.witness import Witness
+from hooks.prepared import Prepared, key_of
 from hooks.record import make_denial, make_record, process_edits
 from hooks.requests import policy
 from hooks.requests.exclusions import refuse_excluded
@@ -83,6 +90,7 @@ __all__ = [
     "NOT_KEPT",
     "Injection",
     "Inventory",
+    "Prepared",
     "RuntimeUnasked",
     "apply_to_process",
     "explain",
@@ -90,8 +98,11 @@ __all__ = [
     "judge",
     "load_config",
     "load_inventory",
+    "make_nodes",
     "module_commands",
     "needs_inventory",
+    "placement_key",
+    "prepare",
     "probe_command",
     "read_request",
     "take_inventory",
@@ -160,6 +171,63 @@ def needs_inventory(request: Request, config: Config) -> bool:
     return request.wants_driver and platforms.platform_of(config) == Platform.NVML
 
 
+def make_nodes(
+    request: Request, inventory: Inventory, config: Config
+) -> tuple[Inventory, MadeNodes]:
+    """Makes the driver's device nodes that a container needs and nobody has made, on the host.
+
+    Args:
+        request: what is to be given.
+        inventory: what the node has.
+        config: where the nodes are, and whether they may be made.
+
+    Returns:
+        The inventory with the nodes as they are now, and what was done.
+    """
+    made = make_missing(config, inventory, request.capabilities)
+    return (look_again(config, inventory) if made.made or made.found else inventory), made
+
+
+placement_key = key_of
+
+
+def prepare(
+    spec: Mapping[str, Any],
+    request: Request,
+    inventory: Inventory,
+    layer: Rootfs,
+    *,
+    rootfs: str,
+    staging: tuple[str, str],
+    config: Config,
+) -> Prepared:
+    """Writes what a container gets into a layer of its image, for all that ask the same.
+
+    Args:
+        spec: config.json, decoded, with a :func:`placement_key`.
+        request: what is to be given.
+        inventory: what the node has, its nodes made.
+        layer: the image, as a container of its own would see it; what is written is the layer.
+        rootfs: where the root of this container will be.
+        staging: a directory for files to be mounted from there, and the path that it will have
+            when they are. It need not exist, and goes with the layer.
+        config: where the driver is.
+
+    Returns:
+        What :func:`inject` needs of it.
+
+    Raises:
+        NvshimError: it cannot be done; :func:`inject` without it would say the same.
+    """
+    look = partial(read_layout, layer, spec_mounts=_mounts(spec))
+    asked = _Asked(spec, request, inventory, config, image=layer)
+    decision = _decide(asked, look, (staging[1], rootfs), _Clock())
+    inside = place_inside(layer, decision.plan, decision.layout)
+    placed = stage_beside(inside, decision.plan, *staging)
+    plan = _as_placed(decision.plan, placed)
+    return Prepared(decision.layout, decision.compat, plan, placed)
+
+
 def inject(
     spec: Mapping[str, Any],
     request: Request,
@@ -170,6 +238,8 @@ def inject(
     config: Config,
     oci_version: str = "",
     verdict: Verdict | None = None,
+    prepared: Prepared | None = None,
+    made_nodes: MadeNodes | None = None,
 ) -> Injection:
     """Gives a container what it asks for.
 
@@ -184,11 +254,15 @@ def inject(
         inventory: what the node has; None only if none is needed (:func:`needs_inventory`).
         rootfs: the mounted root of the container; nothing of it runs yet.
         staging: a directory of this container's bundle for files to be mounted from there. It
-            need not exist, and goes with the bundle.
+            need not exist, and goes with the bundle. If there is ``prepared``, the one that
+            belongs to that.
         config: where the driver is.
         oci_version: the latest version of the OCI runtime specification that the low-level
             runtime knows; "" if it was not asked. Few CDI specs need it, and say so.
         verdict: what :func:`judge` said, for the record.
+        prepared: what :func:`prepare` has written into the image, under the same key; then
+            nothing more is, and the image is not looked at.
+        made_nodes: what :func:`make_nodes` did, of which ``inventory`` came; None to do it here.
 
     Returns:
         The edited spec, and the record. If nothing is to be given, the spec as it is; then there
@@ -205,23 +279,31 @@ def inject(
     if not request.wants_injection:
         return Injection(dict(spec), _unedited(verdict))
     clock = _Clock()
-    made = MadeNodes()
-    if inventory is not None:
-        made = make_missing(config, inventory, request.capabilities)
-        if made.made or made.found:
-            inventory = look_again(config, inventory)
+    made = made_nodes or MadeNodes()
+    if inventory is not None and made_nodes is None:
+        inventory, made = make_nodes(request, inventory, config)
     clock.lap("nodes")
-    with Rootfs.open(rootfs) as image:
-        look = partial(read_layout, image, spec_mounts=_mounts(spec))
-        asked = _Asked(spec, request, inventory, config, oci_version, image, config.state)
-        decision = _decide(asked, look, (staging, rootfs), clock)
-        plan, edited = decision.plan, decision.spec
-        placed = place(image, plan, decision.layout, staging, library_path=_library_path(spec))
+    asked = _Asked(spec, request, inventory, config, oci_version, state=config.state)
+    if prepared is not None and inventory is not None:
+        decision = _decided_before(asked, inventory, prepared, (staging, rootfs), clock)
+        plan, edited, placed = decision.plan, decision.spec, prepared.placed
+    else:
+        with Rootfs.open(rootfs) as image:
+            look = partial(read_layout, image, spec_mounts=_mounts(spec))
+            decision = _decide(replace(asked, image=image), look, (staging, rootfs), clock)
+            placed = place(
+                image,
+                decision.plan,
+                decision.layout,
+                staging,
+                library_path=_library_path(spec),
+            )
         clock.lap("place")
-    if placed.mounts or placed.environment or placed.omitted:
-        plan = _as_placed(plan, placed)
-        edited = decision.check.edited(plan)
-    clock.lap("apply")
+        plan, edited = decision.plan, decision.spec
+        if placed.mounts or placed.environment or placed.omitted:
+            plan = _as_placed(plan, placed)
+            edited = decision.check.edited(plan)
+        clock.lap("apply")
     nodes = [device for device in plan.devices if device.kind == "c"]
     char_links = CharLinks()
     if config.char_links:
@@ -241,6 +323,7 @@ def inject(
         milliseconds=clock.laps,
         made_nodes=made,
         verdict=verdict,
+        layered=prepared is not None,
     )
     return Injection(edited, record)
 
@@ -390,6 +473,26 @@ def _decide(asked: _Asked, look: _Look, places: tuple[str, str], clock: _Clock) 
     edited = check.edited(plan)
     clock.lap("check")
     return _Decision(grant, layout, compat, contributions, plan, edited, check)
+
+
+def _decided_before(
+    asked: _Asked,
+    inventory: Inventory,
+    prepared: Prepared,
+    places: tuple[str, str],
+    clock: _Clock,
+) -> _Decision:
+    """What :func:`_decide` said when the image was prepared; its bounds are those of now."""
+    grant = decide(asked.request, inventory)
+    clock.lap("grant")
+    plan = prepared.plan
+    refuse_excluded(plan.devices, asked.config, inventory)
+    sources = (*inventory.sources, places[0])
+    contribution = Contribution(plan, inventory.nodes.majors, sources)
+    check = _Check(asked.spec, [contribution], *places)
+    edited = check.edited(plan)
+    clock.lap("check")
+    return _Decision(grant, prepared.layout, prepared.compat, [contribution], plan, edited, check)
 
 
 def _compat_of(asked: _Asked, grant: Grant, plan: Plan, layout: Layout) -> Compat:

@@ -18,7 +18,8 @@ proc_files      files of procfs that are covered before the start: their content
                 and ``state``, what came of it
 missing         what the driver should have and has not, with the places searched
 left_out        destinations for which the image has no room
-written         files and links that were written into the image
+written         files and links that were written into the image, or into a layer of it
+layered         whether they are in a layer that other containers of the image share
 nodes           device nodes of the host that were made, and that could not be made
 char_links      links in /dev/char of the host that were made, and that could not be made
 cuda_compat     the image's directory whose libcuda comes first, or why none does
@@ -72,6 +73,7 @@ def make_record(
     identity: Mapping[str, Any] | None,
     milliseconds: Mapping[str, float],
     verdict: Verdict | None = None,
+    layered: bool = False,
 ) -> dict[str, Any]:
     """The record of an injection, of values that JSON has.
 
@@ -89,6 +91,7 @@ def make_record(
         identity: what :func:`hooks.node.identity.identity_of` says; None without a driver.
         milliseconds: how long each step took.
         verdict: what policy said of the request.
+        layered: whether what was written is in a layer of the image.
 
     Returns:
         The record, by the table in this module's head.
@@ -157,6 +160,7 @@ def make_record(
         "missing": [{"what": m.what, "sought": list(m.sought)} for m in plan.missing],
         "left_out": list(placed.omitted),
         "written": list(placed.written),
+        "layered": layered,
         "nodes": _made(made_nodes),
         "char_links": {"made": list(char_links.made), "failed": dict(char_links.failed)},
         "cuda_compat": {

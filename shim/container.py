@@ -24,6 +24,7 @@ from shim import cgroup, mounts, oom
 from shim.errors import (
     ContainerLeft,
     InvalidSignal,
+    MountFailed,
     NvshimError,
     ProcessExists,
     ProcessFinished,
@@ -166,7 +167,7 @@ class Container:
             self._own_pid_namespace = has_own_pid_namespace(spec)
             self._use(with_cgroup_driver(self._options, spec), mapped=has_user_namespace(spec))
             self._record_for_cleanup()
-            mounts.mount_rootfs(rootfs_mounts, self._rootfs)
+            await self._mount_rootfs(spec, rootfs_mounts)
             await self._injector.inject(spec, root_of(spec, self.bundle), self._options.binary_name)
             stdio = await self._open_stdio(self.init)
             if self._saved is None:
@@ -177,6 +178,19 @@ class Container:
                 await self._undo_create(delete=ours and self._runtime_has_it())
             raise
         return self.init.pid
+
+    async def _mount_rootfs(self, spec: dict[str, Any], wanted: Sequence[mounts.Mount]) -> None:
+        """Mount what containerd wants, with a layer of what the container is given on top."""
+        layered = await self._injector.prepare(spec, wanted)
+        if layered is not None:
+            try:
+                mounts.mount_rootfs(layered, self._rootfs)
+            except MountFailed as error:
+                self._shim.log.warning("mounted without a layer", id=self.id, why=str(error))
+                self._injector.forgo_layer()
+            else:
+                return
+        mounts.mount_rootfs(wanted, self._rootfs)
 
     def _use(self, options: RuntimeOptions, *, mapped: bool = False) -> None:
         self._options = options
@@ -604,6 +618,7 @@ class Container:
             if self.init.stdio is not None:
                 await self.init.stdio.drain()
             mounts.unmount_rootfs(self._rootfs)
+            self._injector.forgo_layer()
             self.init.advance(Event.DELETED)
         for process in (self.init, *self._execs.values()):
             process.close_stdio()
@@ -798,6 +813,7 @@ class Container:
                 self._shim.log.warning("undoing create: delete", id=self.id, why=str(error))
         try:
             mounts.unmount_rootfs(self._rootfs)
+            self._injector.forgo_layer()
         except (NvshimError, OSError) as error:
             self._shim.log.warning("undoing create: unmount", id=self.id, why=str(error))
         try:

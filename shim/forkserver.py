@@ -146,6 +146,7 @@ def _import_everything(path: str) -> None:
     import hooks.config  # noqa: PLC0415
     import hooks.engine  # noqa: F401, PLC0415
     import shim.delete  # noqa: PLC0415
+    import shim.layered  # noqa: PLC0415
     import shim.proc_cover  # noqa: PLC0415
     import shim.server  # noqa: PLC0415
     import shim.start  # noqa: F401, PLC0415

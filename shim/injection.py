@@ -9,26 +9,41 @@ from __future__ import annotations
 import json
 import os
 import stat
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from hooks.requests.glance import find_places, may_ask
 from shim import bundle as bundle_files
-from shim.errors import ProgramNotFound, ProgramTimeout
+from shim.errors import NvshimError, ProgramNotFound, ProgramTimeout
 from shim.spawn import run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from hooks.config import Config
-    from hooks.engine import Injection
+    from hooks.engine import Injection, Prepared
     from hooks.node.inventory import Inventory
+    from hooks.node.nodes import MadeNodes
+    from hooks.requests.policy import Verdict
+    from shim.layers import Layer
     from shim.log import Log
+    from shim.mounts import Mount
     from shim.reaper import Reaper
 
 
 _FEATURES_TIMEOUT: Final = 10.0
 _NO_VERSION: Final = "0.0.0"
+
+
+class _Asked:
+    """What a container asks for and may have, and the node that it asks."""
+
+    __slots__ = ("config", "inventory", "made", "verdict")
+
+    def __init__(self, config: Config, verdict: Verdict) -> None:
+        self.config = config
+        self.verdict = verdict
+        self.inventory: Inventory | None = None
+        self.made: MadeNodes | None = None
 
 
 class Injector:
@@ -47,6 +62,56 @@ class Injector:
         self._record: dict[str, Any] | None = None
         self._original: bytes | None = None
         self._told_change = False
+        self._asked: _Asked | None = None
+        self._is_asked = False
+        self._layer: Layer | None = None
+        self._prepared: Prepared | None = None
+
+    async def prepare(
+        self, spec: dict[str, Any], rootfs_mounts: Sequence[Mount]
+    ) -> Sequence[Mount] | None:
+        """Find or make a layer of the image that has the files of what the container is given.
+
+        Args:
+            spec: the OCI spec as containerd wrote it.
+            rootfs_mounts: what containerd wants mounted as its rootfs.
+
+        Returns:
+            What is to be mounted in their place; None if there is no such layer. Then
+            :meth:`inject` writes the files into the container's own snapshot.
+
+        Raises:
+            NvshimError: the request cannot be met; the message says why.
+        """
+        self._asked, self._is_asked = await self._ask(spec), True
+        asked = self._asked
+        if asked is None or asked.inventory is None:
+            return None
+        from shim import layered  # noqa: PLC0415 - see _ask
+
+        try:
+            found = layered.prepare(
+                self._bundle,
+                spec,
+                rootfs_mounts,
+                request=asked.verdict.allowed,
+                inventory=asked.inventory,
+                config=asked.config,
+            )
+        except (NvshimError, OSError) as error:
+            # If the container is the reason, it will be said without a layer as well.
+            self._log.info("there is no layer for it", bundle=self._bundle, why=str(error))
+            return None
+        if found is None:
+            return None
+        mount, self._layer, self._prepared = found
+        return (mount,)
+
+    def forgo_layer(self) -> None:
+        """Let go of the layer of :meth:`prepare`: nothing of it is mounted, or not any more."""
+        if self._layer is not None:
+            self._layer.close()
+        self._layer = self._prepared = None
 
     async def inject(self, spec: dict[str, Any], rootfs: str, runtime: str = "runc") -> None:
         """Give the container what it asks for and may have.
@@ -63,41 +128,11 @@ class Injector:
         Raises:
             NvshimError: the request cannot be met; the message says why.
         """
-        places = find_places()
-        if not may_ask(spec, places):
-            if places.failure:
-                self._log.warning("the configuration may name more places", why=places.failure)
+        asked = self._asked if self._is_asked else await self._ask(spec)
+        if asked is None:
             return
-        # Everything below costs a container without GPU nothing, not even an import.
-        from hooks import engine  # noqa: PLC0415
-        from hooks.config import load_config  # noqa: PLC0415
-
-        config = load_config()
-        request = engine.read_request(spec, config)
-        if not request.wants_injection:
-            return
-        verdict = engine.judge(spec, request, config)
-        for denied in verdict.denials:
-            container = os.path.basename(self._bundle)
-            self._log.warning("it does not get what it asks for", container=container, why=denied)
-        needed = engine.needs_inventory(verdict.allowed, config)
-        for command in engine.module_commands(config, verdict.allowed):
-            if not await self._load_module(command):
-                break
-        inventory = engine.load_inventory(config) if needed else None
-        if needed and inventory is None:
-            inventory = await self._take_inventory(config)
-        inject = partial(
-            engine.inject,
-            spec,
-            verdict.allowed,
-            rootfs=rootfs,
-            staging=os.path.join(self._bundle, bundle_files.STAGING),
-            config=config,
-            verdict=verdict,
-        )
-        injection = await self._decided(inject, inventory, config, runtime)
-        if not verdict.allowed.wants_injection:
+        injection = await self._decided(spec, rootfs, runtime, asked)
+        if not asked.verdict.allowed.wants_injection:
             # The spec stays as it is, and later execs have nothing to get.
             self._keep(injection.record)
             return
@@ -107,20 +142,61 @@ class Injector:
         self._original = original
         self._record = injection.record
 
+    async def _ask(self, spec: dict[str, Any]) -> _Asked | None:
+        """What is asked and may be had, and the node; None if nothing is asked."""
+        places = find_places()
+        if not may_ask(spec, places):
+            if places.failure:
+                self._log.warning("the configuration may name more places", why=places.failure)
+            return None
+        # Everything below costs a container without GPU nothing, not even an import.
+        from hooks import engine  # noqa: PLC0415
+        from hooks.config import load_config  # noqa: PLC0415
+
+        config = load_config()
+        request = engine.read_request(spec, config)
+        if not request.wants_injection:
+            return None
+        verdict = engine.judge(spec, request, config)
+        for denied in verdict.denials:
+            container = os.path.basename(self._bundle)
+            self._log.warning("it does not get what it asks for", container=container, why=denied)
+        asked = _Asked(config, verdict)
+        needed = engine.needs_inventory(verdict.allowed, config)
+        for command in engine.module_commands(config, verdict.allowed):
+            if not await self._load_module(command):
+                break
+        if needed:
+            inventory = engine.load_inventory(config)
+            if inventory is None:
+                inventory = await self._take_inventory(config)
+            asked.inventory, asked.made = engine.make_nodes(verdict.allowed, inventory, config)
+        return asked
+
     async def _decided(
-        self,
-        inject: Callable[..., Injection],
-        inventory: Inventory | None,
-        config: Config,
-        runtime: str,
+        self, spec: dict[str, Any], rootfs: str, runtime: str, asked: _Asked
     ) -> Injection:
         """What is injected, by as much as has to be known for it; most need one try."""
-        from hooks import engine  # noqa: PLC0415 - see inject
+        from hooks import engine  # noqa: PLC0415 - see _ask
 
-        version = ""
+        inventory, made, version = asked.inventory, asked.made, ""
+        staging = os.path.join(self._bundle, bundle_files.STAGING)
+        if self._layer is not None:
+            staging = self._layer.staging
         while True:
             try:
-                return inject(inventory, oci_version=version)
+                return engine.inject(
+                    spec,
+                    asked.verdict.allowed,
+                    inventory,
+                    rootfs=rootfs,
+                    staging=staging,
+                    config=asked.config,
+                    oci_version=version,
+                    verdict=asked.verdict,
+                    prepared=self._prepared,
+                    made_nodes=made,
+                )
             except engine.RuntimeUnasked:
                 if version:
                     raise
@@ -130,7 +206,9 @@ class Injector:
                 # earlier.
                 if inventory is None or not inventory.kept or inventory.nvml_failure:
                     raise
-                inventory = await self._take_inventory(config)
+                if self._layer is not None:
+                    raise  # what is mounted was decided by this inventory
+                inventory, made = await self._take_inventory(asked.config), None
 
     def _keep(self, record: dict[str, Any]) -> None:
         path = os.path.join(self._bundle, bundle_files.RECORD)
@@ -149,7 +227,7 @@ class Injector:
         """
         files = self._proc_files()
         if files:
-            from shim.proc_cover import cover  # noqa: PLC0415 - see inject
+            from shim.proc_cover import cover  # noqa: PLC0415 - see _ask
 
             sources = {file["path"]: file["source"] for file in files}
             self._note(files, await cover(pid, sources))
@@ -160,7 +238,7 @@ class Injector:
         Args:
             pid: the container's init, which has not been reaped.
         """
-        from shim import proc_cover  # noqa: PLC0415 - see inject
+        from shim import proc_cover  # noqa: PLC0415 - see _ask
 
         files = [file for file in self._proc_files() if file["state"] == proc_cover.COVERED]
         paths = [file["path"] for file in files]
@@ -203,7 +281,7 @@ class Injector:
             NvshimError: it has; the message says what of it.
         """
         if self._record is not None:
-            from hooks.node.identity import refuse_changed  # noqa: PLC0415 - see inject
+            from hooks.node.identity import refuse_changed  # noqa: PLC0415 - see _ask
 
             refuse_changed(self._record, name)
 
@@ -216,8 +294,8 @@ class Injector:
         """
         if self._record is None:
             return process
-        from hooks import engine  # noqa: PLC0415 - see inject
-        from hooks.node.identity import what_changed  # noqa: PLC0415 - see inject
+        from hooks import engine  # noqa: PLC0415 - see _ask
+        from hooks.node.identity import what_changed  # noqa: PLC0415 - see _ask
 
         # An exec is how people find out what is wrong in there.
         changed = "" if self._told_change else what_changed(self._record)
@@ -238,7 +316,7 @@ class Injector:
 
     async def _load_module(self, command: Sequence[str]) -> bool:
         """Load one, or say why not; whether it makes sense to try the next."""
-        from hooks.node.modules import DRIVER, TIMEOUT  # noqa: PLC0415 - see inject
+        from hooks.node.modules import DRIVER, TIMEOUT  # noqa: PLC0415 - see _ask
 
         name = command[-1]
         try:
@@ -254,7 +332,7 @@ class Injector:
         return True
 
     async def _take_inventory(self, config: Config) -> Inventory:
-        from hooks import engine  # noqa: PLC0415 - see inject
+        from hooks import engine  # noqa: PLC0415 - see _ask
 
         report: bytes | None = None
         try:

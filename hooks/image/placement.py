@@ -39,10 +39,10 @@ from hooks.image.staging import fill_staging, is_on_directory
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from hooks.edits.plan import Mount, Plan
+    from hooks.edits.plan import File, LinkDirectory, Mount, Plan
     from hooks.image.layout import Layout
 
-__all__ = ["Placed", "place"]
+__all__ = ["Inside", "Placed", "place", "place_inside", "stage_beside"]
 
 _DEV = "/dev"
 
@@ -66,6 +66,21 @@ class Placed:
     written: tuple[str, ...] = ()
     omitted: tuple[str, ...] = ()
     proc_files: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """What was done in an image that takes writes, and what is left to do beside it.
+
+    Attributes:
+        written: as in :class:`Placed`.
+        omitted: as in :class:`Placed`.
+        mounted: what is to be mounted from staging, by where.
+    """
+
+    written: tuple[str, ...] = ()
+    omitted: tuple[str, ...] = ()
+    mounted: tuple[tuple[str, File | LinkDirectory], ...] = ()
 
 
 def place(
@@ -93,6 +108,51 @@ def place(
     if layout.writable:
         return _into_image(rootfs, plan, layout, staging_dir)
     return _into_staging(rootfs, plan, layout, staging_dir, library_path)
+
+
+def place_inside(rootfs: Rootfs, plan: Plan, layout: Layout) -> Inside:
+    """The part of :func:`place` that is done in an image.
+
+    Args:
+        rootfs: the image, which takes writes.
+        plan: whose libraries are in the directories of ``layout``.
+        layout: of this image, read just before.
+
+    Returns:
+        What was done; :func:`stage_beside` does the rest.
+
+    Raises:
+        RootfsError: it could not be done; the image is as it was.
+    """
+    _check(plan)
+    with Journal(rootfs) as journal:
+        return _write(journal, rootfs, plan, layout)
+
+
+def stage_beside(inside: Inside, plan: Plan, staging_dir: str, name: str = "") -> Placed:
+    """Puts into staging what a plan has mounted from there, beside what is in the image.
+
+    Args:
+        inside: what is in the image.
+        plan: whose files of procfs are staged.
+        staging_dir: as for :func:`place`.
+        name: the path that the directory will have when it is used; "" for the one it has.
+
+    Returns:
+        What :func:`place` would have returned.
+
+    Raises:
+        RootfsError: it could not be done; nothing of it is left.
+    """
+    placed = Placed(written=inside.written, omitted=inside.omitted)
+    if not inside.mounted and not plan.proc_files:
+        return placed
+    with _staging(staging_dir) as staging:
+        return replace(
+            placed,
+            mounts=stage(staging, inside.mounted, name or staging_dir),
+            proc_files=stage_proc_files(staging, plan.proc_files, name or staging_dir),
+        )
 
 
 def _check(plan: Plan) -> None:
@@ -127,33 +187,29 @@ def _refuse_linked_dev(rootfs: Rootfs) -> None:
 
 
 def _into_image(rootfs: Rootfs, plan: Plan, layout: Layout, staging_dir: str) -> Placed:
+    with Journal(rootfs) as journal:
+        return stage_beside(_write(journal, rootfs, plan, layout), plan, staging_dir)
+
+
+def _write(journal: Journal, rootfs: Rootfs, plan: Plan, layout: Layout) -> Inside:
     ways = _Ways(rootfs, layout)
     omitted = []
-    with Journal(rootfs) as journal:
-        if plan.devices:
-            journal.directory_itself(_DEV)
-        _make_mount_points(journal, plan.mounts, ways)
-        for link in plan.links:
-            if ways.is_covered(link.path):
-                omitted.append(link.path)
-            else:
-                journal.link(link.path, link.target)
-        for path, content in loader_files(rootfs, plan, layout).items():
-            journal.file(path, content)
-        small = in_image(plan, layout, ways.is_open)
-        for file in small.written:
-            journal.file(file.path, file.content, file.mode)
-        for path in small.mount_points:
-            journal.directory(path)
-        placed = Placed(omitted=(*omitted, *small.omitted))
-        if small.mounted or plan.proc_files:
-            with _staging(staging_dir) as staging:
-                placed = replace(
-                    placed,
-                    mounts=stage(staging, small.mounted, staging_dir),
-                    proc_files=stage_proc_files(staging, plan.proc_files, staging_dir),
-                )
-    return replace(placed, written=tuple(journal.written))
+    if plan.devices:
+        journal.directory_itself(_DEV)
+    _make_mount_points(journal, plan.mounts, ways)
+    for link in plan.links:
+        if ways.is_covered(link.path):
+            omitted.append(link.path)
+        else:
+            journal.link(link.path, link.target)
+    for path, content in loader_files(rootfs, plan, layout).items():
+        journal.file(path, content)
+    small = in_image(plan, layout, ways.is_open)
+    for file in small.written:
+        journal.file(file.path, file.content, file.mode)
+    for path in small.mount_points:
+        journal.directory(path)
+    return Inside(tuple(journal.written), (*omitted, *small.omitted), small.mounted)
 
 
 def _make_mount_points(journal: Journal, mounts: Iterable[Mount], ways: _Ways) -> None:

@@ -37,6 +37,7 @@ _ROOTS: Final = {
     "proc": "proc",
     "sys": "sys",
     "state": "state",
+    "layers": "layers",
 }
 
 

@@ -195,6 +195,8 @@ MAY_START: Final = {
     ("shim/launcher.py", "subprocess.run"): "the compiler, when the shim is installed",
     ("hooks/engine.py", "marshal.dumps"): "the spec as it came, kept in memory",
     ("hooks/engine.py", "marshal.loads"): "the same, to compare with; bytes of nobody else's",
+    ("hooks/prepared.py", "marshal.dumps"): "what was decided for an image, as values",
+    ("hooks/prepared.py", "marshal.loads"): "the same, of a directory of root's; nothing is called",
 }
 
 

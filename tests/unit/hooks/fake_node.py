@@ -101,6 +101,7 @@ class Node:
             proc=str(self.proc),
             sys=str(self.sys),
             state=str(base / "state"),
+            layers=str(base / "layers"),
             nvml_timeout=5.0,
         )
         for directory in (self.driver, self.dev, self.proc, self.sys):

@@ -1,0 +1,287 @@
+"""Layers of files that containers of one image share, and what keeps each of them.
+
+Where containers of the same image are given the same, the files for it are the same too. They are
+made once, in a directory that then is one more layer of each container's overlay. Nothing is
+written per container, and nothing of it is in the container's own snapshot::
+
+    DIRECTORY/                   of root's alone
+        BOOT-KEY/                a layer; KEY is a digest of all that it depends on
+            fs/                  its files
+            staging/             what is mounted from the host with them
+            note                 what its maker has to say of it
+        .new-RANDOM/             one in the making
+        .old-RANDOM/             one that is being removed
+
+Rules
+- A layer is made under another name and renamed when it is complete. Of two who make the same, the
+  first wins, and the other uses it. Nothing is synced: a layer is used in the boot that it was
+  made in and in no other.
+- Whoever uses a layer holds a shared lock on its directory, as long as its container is mounted.
+  The kernel lets go of it when a shim is killed; therefore a layer that is part of a mount is
+  in use as well.
+- A layer that nobody uses is removed when another is made, if there are more than :data:`MOST`,
+  the least recently used first; one of another boot, and what a killed maker left, always.
+- It is made by mounting an overlay of the image's layers with the new one on top. The mount is
+  detached at once: nobody else sees it, and it ends with its descriptor.
+- Whatever fails, fails for the layer alone: :func:`find` and :func:`make` say None, and the
+  container is made without one. What stood in the way is told.
+
+Source: flock(2), rename(2), mount(2); Documentation/filesystems/overlayfs.rst of the kernel.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import time
+from typing import TYPE_CHECKING, Final
+
+from shim import bundle, mounts, syscalls
+from shim.errors import NvshimError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shim.overlay import Overlay
+
+    Fill = Callable[[int, tuple[str, str]], bytes]
+
+MOST: Final = 128
+"""Layers that are kept; each has about a hundred names and a few hundred kilobytes."""
+
+_FILES: Final = "fs"
+_STAGING: Final = "staging"
+_NOTE: Final = "note"
+_NEW: Final = ".new-"
+_OLD: Final = ".old-"
+_LONGEST_NOTE: Final = 4 << 20
+_BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
+_BOOT_DIGITS: Final = 8
+_OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+# Seconds for which nobody needs to know that a layer was used again.
+_RECENTLY: Final = 60.0
+
+
+class Layer:
+    """A layer that is held: nobody removes it before :meth:`close`.
+
+    Attributes:
+        files: the directory with its files.
+        staging: the directory with what is mounted from the host.
+        note: what its maker had to say.
+    """
+
+    __slots__ = ("_fd", "files", "note", "staging")
+
+    def __init__(self, fd: int, path: str, note: bytes) -> None:
+        self._fd = fd
+        self.files = os.path.join(path, _FILES)
+        self.staging = os.path.join(path, _STAGING)
+        self.note = note
+
+    def close(self) -> None:
+        """Let go of it; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def name_of(key: str) -> str:
+    """The name of a layer in its directory.
+
+    Args:
+        key: a digest of what it depends on.
+    """
+    return f"{_boot()}-{key}"
+
+
+def find(directory: str, name: str) -> Layer | None:
+    """Take hold of a layer that is there.
+
+    Args:
+        directory: of all layers.
+        name: of the layer.
+
+    Returns:
+        The layer; None if there is none, or none that can be used.
+    """
+    path = os.path.join(directory, name)
+    try:
+        if not _is_ours(os.stat(directory, follow_symlinks=False)):
+            return None
+        fd = os.open(path, _OPEN)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        seen = os.fstat(fd)
+        # It may have been removed before it was locked.
+        if _is_ours(seen) and os.path.samestat(seen, os.stat(path, follow_symlinks=False)):
+            note = bundle.read(os.path.join(path, _NOTE), _LONGEST_NOTE)
+            if time.time() - seen.st_mtime > _RECENTLY:
+                os.utime(fd)
+            return Layer(fd, path, note)
+    except (OSError, NvshimError):
+        pass  # somebody removes it
+    os.close(fd)
+    return None
+
+
+def make(directory: str, name: str, overlay: Overlay, fill: Fill) -> Layer | None:
+    """Make a layer, and take hold of it.
+
+    Args:
+        directory: of all layers; it is made if it is not there.
+        name: of the layer.
+        overlay: of the container that it is first made for.
+        fill: writes into the root that it is given a descriptor of, and owns: what it writes is
+            the layer, and what it returns the note. And the staging directory, which it makes if
+            it needs one, by the path that it has now and by the one that it will have.
+
+    Returns:
+        The layer; None if layers and the overlay's upper directory cannot be on one file system,
+        whose numbers of devices and inodes a container would see change.
+
+    Raises:
+        OSError: it could not be made; nothing is left of it.
+        NvshimError: ``fill`` failed; likewise.
+    """
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    seen = os.stat(directory, follow_symlinks=False)
+    if not _is_ours(seen) or seen.st_dev != overlay.upper.st_dev:
+        return None
+    path = os.path.join(directory, f"{_NEW}{os.urandom(8).hex()}")
+    final = os.path.join(directory, name)
+    os.mkdir(path, 0o700)
+    fd = -1
+    try:
+        fd = os.open(path, _OPEN)
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        note = _fill(path, final, overlay, fill)
+        bundle.write(os.path.join(path, _NOTE), note)
+        if _take_name(path, final):
+            return Layer(fd, final, note)
+    except BaseException:
+        _discard(path, fd)
+        raise
+    _discard(path, fd)
+    return find(directory, name)
+
+
+def _take_name(path: str, name: str) -> bool:
+    """Give a complete layer its name; False if another has it."""
+    try:
+        os.rename(path, name)
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+            return False
+        raise
+    return True
+
+
+def _fill(path: str, final: str, overlay: Overlay, fill: Fill) -> bytes:
+    """Write a layer's files through an overlay that has it on top."""
+    files, work, root = (os.path.join(path, name) for name in (_FILES, "work", "root"))
+    for each in (files, work, root):
+        os.mkdir(each, 0o700)
+    # What is made at the top of a tree belongs to whom the tree belongs.
+    os.chown(files, overlay.upper.st_uid, overlay.upper.st_gid)
+    os.chmod(files, stat.S_IMODE(overlay.upper.st_mode))
+    options = ",".join(overlay.options("", files, work))
+    try:
+        # A layer is not synced, and neither is the disk because of it: that takes milliseconds.
+        syscalls.mount("overlay", root, "overlay", 0, f"{options},volatile")
+    except OSError:
+        syscalls.mount("overlay", root, "overlay", 0, options)
+    try:
+        tree = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    finally:
+        syscalls.umount(root, syscalls.UMOUNT_NOFOLLOW | syscalls.MNT_DETACH)
+    note = fill(tree, (os.path.join(path, _STAGING), os.path.join(final, _STAGING)))
+    bundle.remove_tree(work)
+    os.rmdir(root)
+    return note
+
+
+def collect(directory: str, most: int = MOST) -> None:
+    """Remove layers that nobody uses.
+
+    Args:
+        directory: of all layers.
+        most: how many of this boot are kept, used or not.
+
+    Raises:
+        OSError: something could not be looked at or removed; the rest stays for another time.
+        NvshimError: likewise.
+    """
+    boot = f"{_boot()}-"
+    names = sorted(os.listdir(directory), key=lambda name: _used(directory, name), reverse=True)
+    kept = [name for name in names if name.startswith(boot)]
+    unwanted = [*kept[most:], *(name for name in names if not name.startswith(boot))]
+    if unwanted:
+        table = _mount_table()
+        for name in unwanted:
+            _remove(directory, name, table)
+
+
+def _remove(directory: str, name: str, table: bytes) -> None:
+    """Remove one, unless somebody uses it."""
+    path = os.path.join(directory, name)
+    for fd in _opened(path):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        if name.startswith(_NEW):
+            mounts.unmount_rootfs(path)  # its maker was killed at the one moment when it shows
+        elif os.fsencode(name) in table:
+            continue
+        aside = os.path.join(directory, f"{_OLD}{os.urandom(8).hex()}")
+        os.rename(path, aside)
+        bundle.remove_tree(aside)
+
+
+def _opened(path: str) -> Iterator[int]:
+    """A descriptor of a directory, for the time of a loop's body, if it is still there."""
+    try:
+        fd = os.open(path, _OPEN)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _discard(path: str, fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)
+    try:
+        bundle.remove_tree(path)
+    except OSError:
+        pass  # what made it fail is what has to be told; the next collection removes it
+
+
+def _used(directory: str, name: str) -> float:
+    try:
+        return os.stat(os.path.join(directory, name), follow_symlinks=False).st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _is_ours(seen: os.stat_result) -> bool:
+    is_directory = stat.S_ISDIR(seen.st_mode)
+    return is_directory and seen.st_uid == os.geteuid() and not seen.st_mode & _OTHERS_MAY_WRITE
+
+
+def _boot() -> str:
+    with open(_BOOT_ID, encoding="ascii") as file:
+        return file.read(_BOOT_DIGITS)
+
+
+def _mount_table() -> bytes:
+    with open("/proc/thread-self/mountinfo", "rb") as file:
+        return file.read()

@@ -1,0 +1,88 @@
+"""Containers of an image that are given the same share a layer with the files for it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from integration.images import GLIBC
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from integration.simulated import SimulatedNode
+    from tests.harness.runtime import Container, Runtime
+
+GPUS: Final = ("--env", "NVIDIA_VISIBLE_DEVICES=all", "--env", "NVIDIA_DRIVER_CAPABILITIES=all")
+LOOK: Final = "grep ' / / ' /proc/self/mountinfo; nvidia-smi -L; ldconfig -p | grep libcuda.so.1"
+
+
+@pytest.fixture
+def gpus(
+    runtime: Runtime, two_gpus: SimulatedNode, configure: Callable[[str], None], tmp_path: Path
+) -> Runtime:
+    """The runtime on a node with two GPUs, and with layers of the test's own."""
+    if not runtime.is_ours:
+        pytest.skip("containerd's own shim knows nothing of GPUs")
+    with open(two_gpus.config_path) as file:
+        lines = [line for line in file if not line.startswith("layers =")]
+    at = lines.index("[node]\n") + 1
+    configure("".join([*lines[:at], f'layers = "{tmp_path}/layers"\n', *lines[at:]]))
+    return runtime
+
+
+def test_second_container_uses_the_layer_of_the_first(gpus: Runtime, tmp_path: Path) -> None:
+    seen = [gpus.run("sh", "-c", LOOK, image=GLIBC, flags=GPUS) for _ in range(2)]
+    (layer,) = os.listdir(tmp_path / "layers")
+    for done in seen:
+        assert done.code == 0, done.stderr
+        assert f"lowerdir={tmp_path}/layers/{layer}/fs:" in done.stdout
+        assert done.stdout.count("UUID: GPU-") == 2
+        assert "libcuda.so.1 (libc6,x86-64)" in done.stdout
+
+
+def test_snapshot_holds_what_the_container_wrote_and_nothing_of_ours(
+    gpus: Runtime, tmp_path: Path
+) -> None:
+    container = gpus.start("sh", "-c", "rm /etc/ld.so.cache; touch /mine; sleep 1000",
+                           image=GLIBC, flags=GPUS)  # fmt: skip
+    upper = _upper_of(container, gpus)
+    eventually(lambda: os.path.exists(f"{upper}/mine"), "the container has written")
+    assert sorted(os.listdir(upper)) == ["etc", "mine"]
+    assert os.listdir(f"{upper}/etc") == ["ld.so.cache"]  # a whiteout
+    # Another one has what this one has removed.
+    done = gpus.run("sh", "-c", LOOK, image=GLIBC, flags=GPUS)
+    assert "libcuda.so.1 (libc6,x86-64)" in done.stdout
+    # And so has this one when its task is made anew, in the snapshot that has its whiteout.
+    container.kill()
+    container.exit_code()
+    gpus.containerd.ctr("tasks", "start", "--detach", "--null-io", container.name)
+    assert "libcuda.so.1 (libc6,x86-64)" in container.exec("sh", "-c", LOOK).stdout
+    assert "layers/" not in container.exec("sh", "-c", LOOK).stdout
+    assert len(os.listdir(tmp_path / "layers")) == 1
+
+
+def test_layers_that_cannot_be_are_done_without(gpus: Runtime, tmp_path: Path) -> None:
+    (tmp_path / "layers").mkdir()
+    os.chown(tmp_path / "layers", 7, 7)
+    done = gpus.run("sh", "-c", LOOK, image=GLIBC, flags=GPUS)
+    assert done.code == 0, done.stderr
+    assert done.stdout.count("UUID: GPU-") == 2
+    assert "libcuda.so.1 (libc6,x86-64)" in done.stdout
+    assert os.listdir(tmp_path / "layers") == []
+
+
+def _upper_of(container: Container, runtime: Runtime) -> str:
+    with open(f"/proc/{container.pid}/mountinfo") as file:
+        (root,) = (line for line in file if " / / " in line)
+    (upper,) = (
+        option.removeprefix("upperdir=")
+        for option in root.split()[-1].split(",")
+        if option.startswith("upperdir=")
+    )
+    assert upper.startswith(runtime.containerd.directory)
+    return upper
