@@ -48,8 +48,8 @@ def test_second_container_uses_the_layer_of_the_first(gpus: Runtime, tmp_path: P
 def test_snapshot_holds_what_the_container_wrote_and_nothing_of_ours(
     gpus: Runtime, tmp_path: Path
 ) -> None:
-    container = gpus.start("sh", "-c", "rm /etc/ld.so.cache; touch /mine; sleep 1000",
-                           image=GLIBC, flags=GPUS)  # fmt: skip
+    script = "test -e /mine || rm /etc/ld.so.cache; touch /mine; sleep 1000"
+    container = gpus.start("sh", "-c", script, image=GLIBC, flags=GPUS)
     upper = _upper_of(container, gpus)
     eventually(lambda: os.path.exists(f"{upper}/mine"), "the container has written")
     assert sorted(os.listdir(upper)) == ["etc", "mine"]
