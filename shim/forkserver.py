@@ -34,7 +34,7 @@ from shim import sockets
 from shim.detach import prepare_fork_server
 from shim.installation import Installation
 from shim.orphans import Spare, fork_orphan, serve
-from shim.warmstart import lock_path, peer_is_another
+from shim.warmstart import ACCEPTED, lock_path, peer_is_another
 from shim.warmverb import link_name
 
 if TYPE_CHECKING:
@@ -123,8 +123,9 @@ def _serve(listener: socket.socket, address: str, installation: Installation) ->
             connection, _ = listener.accept()
             with connection, contextlib.suppress(OSError):
                 if not peer_is_another(connection):
-                    _hand_over(connection, spare, address)
-                    spare, wanted = None, True
+                    connection.send(ACCEPTED)
+                    taken, spare, wanted = spare, None, True
+                    _hand_over(connection, taken, address)
 
 
 def _hand_over(connection: socket.socket, spare: Spare | None, address: str) -> None:

@@ -33,13 +33,15 @@
 /* As shim/warmverb.py and shim/warmstart.py have them. */
 #define DIRECTORY "/run/containerd/s"
 #define SWITCH "NVSHIM_FORK_SERVER"
+#define ACCEPTED ','
 #define READY '.'
 #define GO '!'
 #define LONGEST (1 << 18)
 #define GONE " (deleted)" /* after the name of a program that was replaced while it runs */
 /* Milliseconds. A hundred callers at once wait for seconds, and starting a hundred interpreters
- * instead would take longer; but containerd gives `delete` five seconds in all. */
-#define STEP 250
+ * instead would take longer; but containerd gives `delete` five seconds in all. A fork server that
+ * does not even accept, and does not run either, is frozen: that is seen in two steps. */
+#define STEP 100
 #define PATIENCE 4000
 
 extern char **environ;
@@ -122,39 +124,55 @@ static int reach(const char *address, const char *script, pid_t *server)
     return -1;
 }
 
-/* Whether a process is stopped, as by a debugger: it may be so for hours. */
-static int stopped(pid_t pid)
+static int read_of(pid_t pid, const char *file, char text[256])
 {
-    char name[32], text[256], *state = NULL;
+    char name[32];
     ssize_t got;
     int fd;
 
-    snprintf(name, sizeof name, "/proc/%d/stat", (int)pid);
+    snprintf(name, sizeof name, "/proc/%d/%s", (int)pid, file);
     fd = open(name, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
+    got = fd < 0 ? -1 : read(fd, text, 255);
+    if (fd >= 0)
+        close(fd);
+    text[got < 0 ? 0 : got] = 0;
+    return got > 0;
+}
+
+/* Whether a process waits for a processor, or has had one since it was asked about last. */
+static int moves(pid_t pid)
+{
+    static char before[256];
+    char now[256], *state;
+
+    if (!read_of(pid, "stat", now))
+        return 0;
+    state = strrchr(now, ')');
+    if (state && state[1] && state[2] == 'R')
         return 1;
-    got = read(fd, text, sizeof text - 1);
-    close(fd);
-    if (got > 0) {
-        text[got] = 0;
-        state = strrchr(text, ')');
-    }
-    return !state || !state[1] || strchr("TtZX", state[2]);
+    if (!read_of(pid, "schedstat", now) || !strcmp(before, now))
+        return 0;
+    strcpy(before, now);
+    return 1;
 }
 
 /* Wait until a fork of the fork server is there, unless that takes too long. */
 static int ready(int fd, pid_t server)
 {
+    int accepted = 0;
+
     for (int waited = 0; waited < PATIENCE; waited += STEP) {
         char byte;
         ssize_t got = recv(fd, &byte, 1, 0);
 
-        if (got >= 0)
+        if (got == 1 && byte == ACCEPTED)
+            accepted = 1;
+        else if (got >= 0)
             return got == 1 && byte == READY;
-        if (errno == EINTR)
-            continue;
-        if (errno != EAGAIN || stopped(server))
+        else if (errno != EINTR && errno != EAGAIN)
             return 0;
+        else if (errno == EAGAIN && !accepted && !moves(server))
+            return 0; /* who does not sleep is woken by a connection */
     }
     return 0;
 }

@@ -114,8 +114,7 @@ def _wait(channel: socket.socket) -> NoReturn:
 def serve(connection: socket.socket) -> NoReturn:
     """Do what a connection asks for, in a process that is forked for it.
 
-    A shim is asked for by a verb in Python, which sends the listener, and has found the fork server
-    by its surroundings. A verb is asked for by the launcher; its surroundings are compared here.
+    A shim is asked for by a verb in Python, which sends the listener; a verb by the launcher.
 
     Args:
         connection: its peer is one of our own user.
@@ -123,23 +122,27 @@ def serve(connection: socket.socket) -> NoReturn:
     try:
         connection.settimeout(_PATIENCE)
         content, fds = _receive(connection)
-        if len(fds) == 1:
-            request = Request.decode(content)
-            connection.send(str(os.getpid()).encode())
-            # However long it takes: a verb that has lost patience closes its end.
-            connection.settimeout(None)
-            if connection.recv(len(GO)) == GO:
-                detach.become_server(fds[0], request)
-        elif not fds:
-            verb = VerbRequest.decode(content)
-            asker = peer_process(connection)
-            ours = verb.program == os.path.abspath(sys.argv[0])
-            if ours and surroundings(asker) == surroundings():
-                become_verb(connection, verb, parent=_parent_of(asker))
+        asker = peer_process(connection)
+        # The fork server was found by its surroundings, or by less; and they can be changed.
+        if surroundings(asker) == surroundings():
+            if len(fds) == 1:
+                _start_shim(connection, fds[0], Request.decode(content))
+            elif not fds:
+                request = VerbRequest.decode(content)
+                if request.program == os.path.abspath(sys.argv[0]):
+                    become_verb(connection, request, parent=_parent_of(asker))
     except (OSError, ValueError):
         pass  # unanswered, as all that cannot be served
     finally:
         os._exit(1)
+
+
+def _start_shim(connection: socket.socket, listener: int, request: Request) -> None:
+    connection.send(str(os.getpid()).encode())
+    # However long it takes: a verb that has lost patience closes its end.
+    connection.settimeout(None)
+    if connection.recv(len(GO)) == GO:
+        detach.become_server(listener, request)
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:

@@ -39,11 +39,14 @@ SWITCH: Final = "NVSHIM_FORK_SERVER"
 
 # Seconds. A fork takes some milliseconds; this is for a machine that hardly moves.
 _PATIENCE: Final = 1.0
+# Until a connection is accepted; for that a fork server need not even fork.
+_STEP: Final = 0.2
 _LONGEST_PATH: Final = 106
 _CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
 LENGTH: Final = struct.Struct("=I")
 FD_SIZE: Final = 4
+ACCEPTED: Final = b","
 GO: Final = b"!"
 
 # The descriptor under which the fork server finds the lock that makes it the only one.
@@ -187,6 +190,9 @@ def ask(path: str, listener: int, request: Request) -> int:
             [LENGTH.pack(len(content))], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)]
         )
         connection.sendall(content)
+        if not _accepted(connection):
+            return 0
+        connection.settimeout(_PATIENCE)
         pid = int(connection.recv(16) or b"0")
         if pid > 0:
             connection.sendall(GO)
@@ -196,6 +202,19 @@ def ask(path: str, listener: int, request: Request) -> int:
         return pid
     finally:
         connection.close()
+
+
+def _accepted(connection: _socket.socket) -> bool:
+    """Whether a connection is taken; one that is frozen does not, and is not waited for."""
+    connection.settimeout(_STEP)
+    for _ in range(round(_PATIENCE / _STEP)):
+        try:
+            return connection.recv(len(ACCEPTED)) == ACCEPTED
+        except TimeoutError:
+            state = _content(f"/proc/{peer_process(connection)}/stat").rpartition(b")")[2]
+            if not state.startswith(b" R"):
+                return False
+    return False
 
 
 def peer_is_another(connection: _socket.socket) -> bool:

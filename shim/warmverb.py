@@ -5,7 +5,8 @@ what a verb has of its own: words, environment, directory and standard descripto
 them on, and does the verb as an interpreter started for it would.
 
 What is sent is a length, then texts, each with a zero after it: the Python program that would do
-the verb otherwise, the number of words, the words, the environment. The fork says ``READY``, and
+the verb otherwise, the number of words, the words, the environment. The fork server says
+``ACCEPTED`` as soon as it has the connection. The fork says ``READY``, and
 does nothing until it reads ``GO``, with which come four descriptors (directory, 0, 1, 2). At the
 end it says a byte, the verb's status. If a shim is to be started, it then becomes that.
 

@@ -64,8 +64,10 @@ def _observed(pid: int) -> dict[str, Any]:
         "Seccomp", "Seccomp_filters", "Cpus_allowed", "Mems_allowed", "Threads", "CoreDumping",
     )  # fmt: skip
     seen: dict[str, Any] = {key: status.get(key) for key in kept}
-    for name in ("limits", "cgroup", "oom_score_adj", "comm", "personality", "coredump_filter"):
-        with open(f"/proc/{pid}/{name}") as file:
+    for name in ("limits", "cgroup", "oom_score_adj", "comm", "personality", "coredump_filter",
+        "timerslack_ns", "loginuid", "sessionid", "attr/current", "timens_offsets",
+    ):  # fmt: skip
+        with suppress(OSError), open(f"/proc/{pid}/{name}") as file:
             seen[name] = file.read()
     for name in sorted(os.listdir(f"/proc/{pid}/ns")):
         seen[f"ns {name}"] = os.readlink(f"/proc/{pid}/ns/{name}")
@@ -150,7 +152,7 @@ async def test_one_that_does_not_answer_is_not_waited_for_and_forks_nothing_late
     os.kill(server, signal.SIGSTOP)
     began = time.monotonic()
     pid = await node.start("c2", wait=False)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 1.5
     assert not _is_forked_by(pid, server)
     os.kill(server, signal.SIGCONT)
     await anyio.sleep(0.3)
@@ -193,6 +195,7 @@ async def test_a_malformed_request_is_not_answered_and_harms_nobody(
         client.sendall(garbage)
         with suppress(ConnectionResetError):  # it closed with some of the garbage unread
             client.shutdown(socket.SHUT_WR)
+            assert client.recv(1) in {b",", b""}
             assert client.recv(16) == b""
     assert _is_forked_by(await node.start("c2"), server)
 

@@ -21,6 +21,7 @@ from tests.harness.shim import content_of
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.harness.node import Node
@@ -98,21 +99,76 @@ async def test_warm_and_cold_verbs_fail_with_the_same_words(
     assert (warm.returncode, warm.stdout, warm.stderr) == (1, cold.stdout, cold.stderr)
 
 
-async def test_a_caller_in_other_surroundings_gets_an_interpreter_of_its_own(node: Node) -> None:
-    await node.start("c1")
-    servers = node.servers()
-    few = (300, 300)
+async def _start_elsewhere(node: Node, *before: str) -> int:
+    """Start c2 by a caller in other surroundings; returns the shim's pid."""
     bundle = node.shims.bundle("c2", "sleep", "1000")
-    argv = [*_argv(node, "start", container_id="c2")]
-    done = _verb(argv, bundle, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, few))
+    done = _verb([*before, *_argv(node, "start", container_id="c2")], bundle)
+    assert (done.returncode, done.stderr) == (0, b"")
     node.sockets.append(done.stdout.decode().removeprefix("unix://"))
     (shim,) = eventually(
         lambda: [p for p in _pids() if {"c2", node.address} <= set(words_of(p))], "the shim"
     )
     node.pids.append(shim)
+    return shim
+
+
+@pytest.fixture
+def other_cgroup() -> Iterator[str]:
+    """The file by which one gets into a cgroup of a version 1 hierarchy, or of version 2."""
+    root = "/sys/fs/cgroup"
+    parent = root if os.path.exists(f"{root}/cgroup.controllers") else f"{root}/pids"
+    path = f"{parent}/nvshim-elsewhere-{os.getpid()}"
+    os.mkdir(path)
+    try:
+        yield f"{path}/cgroup.procs"
+    finally:
+        eventually(lambda: not content_of(f"{path}/cgroup.procs"), "the cgroup is empty")
+        os.rmdir(path)
+
+
+async def test_a_caller_with_other_limits_gets_a_shim_of_its_own_surroundings(node: Node) -> None:
+    await node.start("c1")
+    servers = node.servers()
+    shim = await _start_elsewhere(node, "prlimit", "--nofile=300:300")
     limits = content_of(f"/proc/{shim}/limits").decode().splitlines()
     assert any(line.split()[3:5] == ["300", "300"] for line in limits)
-    eventually(lambda: set(node.servers()) - set(servers), "one of the other surroundings is left")
+    eventually(lambda: set(_all_servers(node)) - set(servers), "one of those is left")
+
+
+async def test_a_caller_in_another_mount_namespace_gets_a_shim_of_that(node: Node) -> None:
+    await node.start("c1")
+    shim = await _start_elsewhere(node, "unshare", "--mount")
+    assert os.readlink(f"/proc/{shim}/ns/mnt") != os.readlink("/proc/self/ns/mnt")
+
+
+async def test_a_caller_in_another_cgroup_gets_a_shim_in_that(
+    node: Node, other_cgroup: str
+) -> None:
+    await node.start("c1")
+    enter = f'echo 0 > {other_cgroup}; exec "$@"'
+    shim = await _start_elsewhere(node, "sh", "-c", enter, "sh")
+    assert str(shim) in content_of(other_cgroup).decode().split()
+    node.close()
+
+
+async def test_a_fork_server_whose_surroundings_were_changed_forks_nothing_more(
+    node: Node,
+) -> None:
+    await node.start("c1")
+    eventually(node.spares, "there is a spare")
+    for pid in (*node.servers(), *node.spares()):
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (300, 300))
+    shim = await _start_elsewhere(node)
+    limits = content_of(f"/proc/{shim}/limits").decode().splitlines()
+    assert not any(line.split()[3:5] == ["300", "300"] for line in limits)
+
+
+def _all_servers(node: Node) -> list[int]:
+    return [
+        pid
+        for pid in _pids()
+        if node.address in (words := words_of(pid)) and words[-1:] == ["fork-server"]
+    ]
 
 
 async def test_a_caller_that_is_killed_takes_its_verb_with_it(node: Node) -> None:
@@ -148,6 +204,7 @@ async def test_a_malformed_request_for_a_verb_is_not_answered_and_harms_nobody(
         connection.settimeout(5)
         connection.connect(node.server_socket())
         connection.sendall(len(content).to_bytes(4, "little") + content)
+        assert connection.recv(1) == b","
         assert connection.recv(1) == b""
     assert node.servers() == [server]
     eventually(lambda: len(node.spares()) <= 1, "the fork that read it ends")
@@ -180,6 +237,7 @@ async def test_a_caller_that_is_held_up_has_its_verb_done_all_the_same(
         connection.settimeout(5)
         connection.connect(node.server_socket())
         connection.sendall(_request(node, "-help", "start"))
+        assert connection.recv(1) == b","
         assert connection.recv(1) == b"."
         # As long as a machine without time for it lets it wait.
         time.sleep(1.5)  # noqa: ASYNC251 - nothing else runs in this loop
@@ -201,6 +259,7 @@ async def test_a_request_that_comes_in_pieces_is_taken_whole_or_not_at_all(
         connection.sendall(request[:300])
         time.sleep(0.2)  # noqa: ASYNC251 - nothing else runs in this loop
         connection.sendall(request[300:])
+        assert connection.recv(1) == b","
         assert connection.recv(1) == b"."
         assert _go(connection, out.fileno()) == 0
     with socket.socket(socket.AF_UNIX) as connection:
@@ -208,6 +267,7 @@ async def test_a_request_that_comes_in_pieces_is_taken_whole_or_not_at_all(
         connection.connect(node.server_socket())
         connection.sendall(request[:300])
         connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(1) == b","
         assert connection.recv(1) == b""
 
 
@@ -224,8 +284,38 @@ async def test_a_stopped_fork_server_is_not_waited_for(node: Node) -> None:
     await node.start("c1")
     (server,) = node.servers()
     os.kill(server, signal.SIGSTOP)
+    began = time.monotonic()
     assert _executed(node, "delete")[:2] == [node.launcher, f"{node.launcher}.py"]
+    assert time.monotonic() - began < 1.5
     os.kill(server, signal.SIGCONT)
+
+
+async def test_a_frozen_fork_server_is_not_waited_for(node: Node) -> None:
+    """As the cgroup freezer does it: no signal, and a state like that of one that waits."""
+    hierarchy = "/sys/fs/cgroup/freezer"
+    if not os.path.isdir(hierarchy):
+        pytest.skip("needs a freezer of cgroup version 1")
+    await node.start("c1")
+    path = f"{hierarchy}/nvshim-frozen-{os.getpid()}"
+    os.mkdir(path)
+    try:
+        for pid in node.servers():
+            _write(f"{path}/cgroup.procs", str(pid))
+        _write(f"{path}/freezer.state", "FROZEN")
+        eventually(lambda: content_of(f"{path}/freezer.state") == b"FROZEN\n", "it is frozen")
+        began = time.monotonic()
+        await node.start("c2", wait=False)
+        assert time.monotonic() - began < 1.5
+    finally:
+        _write(f"{path}/freezer.state", "THAWED")
+        node.close()
+        eventually(lambda: not content_of(f"{path}/cgroup.procs"), "the cgroup is empty")
+        os.rmdir(path)
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
 
 
 def test_a_launcher_without_its_program_says_so_in_one_line(

@@ -70,12 +70,10 @@ class Node:
         with open("/proc/net/unix") as file:
             paths = {words[6]: words[7] for line in file if len(words := line.split()) == 8}
         for pid in self.servers():
-            with suppress(FileNotFoundError):
-                for fd in os.listdir(f"/proc/{pid}/fd"):
-                    inode = os.readlink(f"/proc/{pid}/fd/{fd}").removeprefix("socket:[")[:-1]
-                    if inode in paths:
-                        self.server_sockets.add(paths[inode])
-                        return paths[inode]
+            for inode in _sockets_of(pid):
+                if inode in paths:
+                    self.server_sockets.add(paths[inode])
+                    return paths[inode]
         return ""
 
     def server_listens(self) -> bool:
@@ -97,6 +95,16 @@ class Node:
             for path in (socket_path, *glob.glob(f"{socket_path}.*")):
                 with suppress(FileNotFoundError):
                     os.unlink(path)
+
+
+def _sockets_of(pid: int) -> list[str]:
+    found = []
+    with suppress(FileNotFoundError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(FileNotFoundError):  # closed meanwhile
+                target = os.readlink(f"/proc/{pid}/fd/{fd}")
+                found.append(target.removeprefix("socket:[")[:-1])
+    return found
 
 
 def words_of(pid: int) -> list[str]:
