@@ -71,6 +71,10 @@ lint: $(VENV)/.ready ## Check style, types and the directions of imports
 bench: setup ## Measure side by side with containerd's own shim; BENCH=--help tells how
 	@$(VENV)/bin/python -m tests.bench $(if $(BENCH),$(BENCH),--charts $(CACHE)/bench)
 
+.PHONY: flamegraph
+flamegraph: setup $(CACHE)/.profile ## Draw where the shim's time goes into docs/performance
+	@$(VENV)/bin/python -m tests.bench.flamegraph docs/performance
+
 .PHONY: gpu-bundle
 gpu-bundle: setup ## Collect all that a bare machine with a GPU needs into dist/gpu-bundle
 	@$(VENV)/bin/python -m integration.gpu.bundle dist/gpu-bundle \
@@ -96,6 +100,9 @@ lock: $(VENV)/.ready ## Pin the dependencies anew, with hashes
 	echo 'atheris>=3' | $(VENV)/bin/pip-compile -q --upgrade --generate-hashes --no-strip-extras \
 	  --no-header --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-annotate \
 	  -o requirements-fuzz.txt -
+	echo 'py-spy>=0.4' | $(VENV)/bin/pip-compile -q --upgrade --generate-hashes --no-header \
+	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-annotate \
+	  -o requirements-profile.txt -
 
 .PHONY: install
 install: $(CACHE)/.packages ## Install below PREFIX (/opt/containerd-shim-nvidia) and link it into BINDIR
@@ -161,6 +168,10 @@ $(VENV)/.ready: requirements-dev.txt $(CACHE)/.packages
 $(CACHE)/.fuzz: requirements-fuzz.txt $(VENV)/.ready
 	$(VENV)/bin/pip install -q --disable-pip-version-check --require-hashes --only-binary :all: \
 	  -r requirements-fuzz.txt || echo 'no atheris for this Python' >&2
+	@touch $@
+
+$(CACHE)/.profile: requirements-profile.txt $(VENV)/.ready
+	$(VENV)/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements-profile.txt
 	@touch $@
 
 # What the shim itself imports, apart from the tools of development: structlog would import
