@@ -10,7 +10,10 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Final
 
+from tests.bench.costs import cost_lines
+from tests.bench.documents import fill
 from tests.bench.fitting import exponent
+from tests.bench.numbers import ratio, short
 from tests.bench.results import Results
 from tests.bench.targets import TARGETS
 
@@ -23,16 +26,46 @@ _NOTHING: Final = ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Read, and print."""
+    """Read, and print or write."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.report", description=__doc__)
     parser.add_argument("files", nargs="+", metavar="JSON", help="written by python -m tests.bench")
-    parser.add_argument("--targets", action="store_true", help="the table of targets alone")
+    parser.add_argument("--into", nargs="+", metavar="DOCUMENT", default=(), help="to be changed")
     asked = parser.parse_args(arguments)
     results = Results()
     for path in asked.files:
         results = results.joined(Results.read(path))
-    sys.stdout.write(targets(results) if asked.targets else report(results))
+    found = tables(results)
+    for path in asked.into:
+        with open(path, encoding="utf-8") as file:
+            document = file.read()
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(fill(document, found))
+    if not asked.into:
+        sys.stdout.write(report(results))
     return 0
+
+
+def tables(results: Results) -> dict[str, str]:
+    """The tables by the names that documents have for them.
+
+    Those are ``machine``, ``targets``, ``costs``, ``curves`` and the keys of comparisons and
+    figures; what was not measured is not there.
+    """
+    found = {
+        "machine": _machine(results),
+        "targets": targets(results),
+        "costs": costs(results),
+        "curves": "\n".join(_curve(curve) for curve in results.curves.values()),
+        **{key: _comparison(comparison) for key, comparison in results.comparisons.items()},
+        **{f"{key}-figures": _figures(figures) for key, figures in results.figures.items()},
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def costs(results: Results) -> str:
+    """What is asked first, beside containerd's own shim."""
+    lines = cost_lines(results)
+    return table(("", "runc-v2", "nvidia-v1", "ratio"), lines) if lines else _NOTHING
 
 
 def report(results: Results) -> str:
@@ -57,9 +90,9 @@ def targets(results: Results) -> str:
             verdict = "told"
         else:
             verdict = "reached" if seen <= target.must else "**missed**"
-        must = "reported" if target.must is None else f"≤ {_ratio(target.must)}"
-        found = _NOTHING if seen is None else _ratio(seen)
-        lines.append((target.title, must, _ratio(target.aim), found, verdict))
+        must = "reported" if target.must is None else f"≤ {ratio(target.must)}"
+        found = _NOTHING if seen is None else ratio(seen)
+        lines.append((target.title, must, ratio(target.aim), found, verdict))
     return table(("to reach", "must", "aim", "seen", ""), lines)
 
 
@@ -98,7 +131,7 @@ def _comparison(comparison: Comparison) -> str:
         if ratios is not None:
             low, high = ratios.quartiles()
             told = (f"{ratios.median:.2f}", f"{low:.2f}-{high:.2f}")
-        lines.append((row.title, _short(series.median), _short(series.least), *told))
+        lines.append((row.title, short(series.median), short(series.least), *told))
     heads = (f"{comparison.title}{unit}", "median", "least", "ratio", "half of the rounds")
     return table(heads, lines)
 
@@ -111,11 +144,11 @@ def _figures(figures: Figures) -> str:
     for key, row in figures.rows.items():
         unit = f" {row.unit}" if row.unit else ""
         values = [
-            f"{_short(row.values[column])}{unit}" if column in row.values else _NOTHING
+            f"{short(row.values[column])}{unit}" if column in row.values else _NOTHING
             for column in figures.columns
         ]
         ratios = [figures.ratio(key, column) for column in others]
-        told = [_NOTHING if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+        told = [_NOTHING if each is None else f"{each:.2f}" for each in ratios]
         lines.append((row.title, *values, *told))
     return table(heads, lines)
 
@@ -123,7 +156,7 @@ def _figures(figures: Figures) -> str:
 def _curve(curve: Curve) -> str:
     heads = [
         f"{curve.title}, {curve.unit}, by {curve.axis}",
-        *(_short(place) for place in curve.places),
+        *(short(place) for place in curve.places),
         "last ÷ first",
         "grows with the power of",
     ]
@@ -132,23 +165,11 @@ def _curve(curve: Curve) -> str:
         first, last = line.values[0], line.values[-1]
         fitted = exponent(curve.places, line.values)
         lines.append(
-            (line.title, *(_short(value) for value in line.values),
+            (line.title, *(short(value) for value in line.values),
              f"{last / first:.2f}" if first else _NOTHING,
              _NOTHING if fitted is None else f"{fitted:.2f}")
         )  # fmt: skip
     return table(heads, lines)
-
-
-def _ratio(value: float) -> str:
-    return f"{value:.2f}" if value else "0"
-
-
-def _short(value: float) -> str:
-    """With as many digits as say something."""
-    size = abs(value)
-    if value == int(value) and size < 1e6:
-        return f"{value:.0f}"
-    return f"{value:.2f}" if size < 10 else f"{value:.1f}" if size < 100 else f"{value:.0f}"
 
 
 if __name__ == "__main__":

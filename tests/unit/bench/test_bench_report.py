@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.bench.report import main, report, table, targets
+from tests.bench.documents import fill, places
+from tests.bench.report import costs, main, report, table, targets
 from tests.bench.results import Comparison, Curve, Figure, Figures, Line, Results, Row
+from tests.harness.launcher import REPOSITORY
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+# What a whole run of the benchmark makes, by the names that documents have for it.
+KNOWN = {
+    "machine", "targets", "costs", "curves", "runs", "crun", "start", "first-call", "cpu",
+    "at-once-10", "at-once-30", "exec", "state", "connect", "output", "growth-figures",
+    "injection-figures", "idle-figures", "pods-create", "pods-remove", "pods-figures",
+}  # fmt: skip
 STOCK, OURS = (100.0, 200.0, 120.0), (80.0, 160.0, 132.0)
 
 
@@ -110,3 +119,38 @@ def test_later_file_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert _line(told, "b")[3] == "1.00"
     assert "PSS" in told
     assert json.loads((tmp_path / "a.json").read_text())["machine"] == {"Linux": "6"}
+
+
+def test_costs_are_told_with_both_values_and_their_ratio() -> None:
+    told = costs(_results())
+    assert _line(told, "`ctr run --rm` of `true`, no GPU")[1:] == ["120 ms", "132 ms", "0.80"]
+    assert _line(told, "the same; ours with two GPUs")[1:] == ["2 MB", "3.50 MB", "1.75"]
+    assert "crun" not in told
+    assert costs(Results()) == ""
+
+
+def test_document_gets_its_tables_and_keeps_the_rest() -> None:
+    before = (
+        "a\n<!-- bench: targets -->\nold\n<!-- bench: end -->\nb\n"
+        "<!-- bench: unknown -->\nkept\n<!-- bench: end -->\nc\n"
+    )
+    after = fill(before, {"targets": "| new |\n"})
+    assert after == before.replace("old", "\n| new |\n")
+    assert fill(after, {"targets": "| new |\n"}) == after
+    assert places(before) == ["targets", "unknown"]
+
+
+def test_report_is_written_into_documents(tmp_path: Path) -> None:
+    path, document = str(tmp_path / "a.json"), tmp_path / "README.md"
+    _results().write(path)
+    document.write_text("# a\n<!-- bench: costs -->\n<!-- bench: end -->\n")
+    assert main([path, "--into", str(document)]) == 0
+    assert "| 132 ms |" in document.read_text()
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/performance.md"])
+def test_tables_of_our_documents_are_ones_that_are_made(name: str) -> None:
+    with open(os.path.join(REPOSITORY, name), encoding="utf-8") as file:
+        found = places(file.read())
+    assert found
+    assert set(found) <= KNOWN
