@@ -145,7 +145,7 @@ def test_report_is_written_into_documents(tmp_path: Path) -> None:
     _results().write(path)
     document.write_text("# a\n<!-- bench: costs -->\n<!-- bench: end -->\n")
     assert main([path, "--into", str(document)]) == 0
-    assert "| 132 ms |" in document.read_text()
+    assert "132 ms |" in document.read_text()
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/performance.md"])
