@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from api import aio
 from shim import bundle as bundle_files
-from shim import cgroup, mounts, oom
+from shim import cgroup, detaching, mounts, oom
 from shim.errors import (
     ContainerLeft,
     InvalidSignal,
@@ -121,6 +121,7 @@ class Container:
         self._use(options)
         self._injector = Injector(shim.reaper, bundle, shim.log)
         self._rootfs = os.path.join(bundle, bundle_files.ROOTFS)
+        self._mounted: Sequence[mounts.Mount] = ()
         self._own_pid_namespace = True
         self._cgroup: Cgroup | None = None
         self._init_reaped = False
@@ -189,8 +190,10 @@ class Container:
                 self._shim.log.warning("mounted without a layer", id=self.id, why=str(error))
                 self._injector.forgo_layer()
             else:
+                self._mounted = layered
                 return
         mounts.mount_rootfs(wanted, self._rootfs)
+        self._mounted = wanted
 
     def _use(self, options: RuntimeOptions, *, mapped: bool = False) -> None:
         self._options = options
@@ -617,12 +620,18 @@ class Container:
                 await self.init.wait()
             if self.init.stdio is not None:
                 await self.init.stdio.drain()
+            overlay = detaching.detach(self._rootfs, self._mounted)
+            if overlay is not None:
+                self._shim.tasks.start_soon(_close, overlay)
             mounts.unmount_rootfs(self._rootfs)
             self._injector.forgo_layer()
             self.init.advance(Event.DELETED)
         for process in (self.init, *self._execs.values()):
-            process.close_stdio()
             process.never_ends(self._no_exec(process.exec_id))
+            # A fifo whose names are gone ends with its last descriptor, on its disk. Nobody has
+            # to wait for that.
+            if process.stdio is not None:
+                self._shim.tasks.start_soon(_close_stdio, process)
 
     async def _delete_from_runtime(self) -> None:
         if self.init.state in (State.RUNNING, State.PAUSED):
@@ -827,6 +836,18 @@ async def _none_is_starting(processes: Sequence[Process]) -> None:
     for process in processes:
         async with process.starting:
             pass
+
+
+async def _close_stdio(process: Process) -> None:
+    process.close_stdio()
+
+
+async def _close(descriptor: int) -> None:
+    """Close what it may take long to close."""
+    try:
+        await aio.run_in_thread(lambda: os.close(descriptor))
+    except RuntimeError:  # no thread is to be had
+        os.close(descriptor)
 
 
 def _kill(child: Child | None) -> None:

@@ -38,6 +38,7 @@ MS_RELATIME: Final = 1 << 21
 MS_STRICTATIME: Final = 1 << 24
 
 MNT_DETACH: Final = 2
+MNT_EXPIRE: Final = 4
 UMOUNT_NOFOLLOW: Final = 8
 
 CLONE_FS: Final = 0x200
@@ -129,7 +130,7 @@ def umount(target: str, flags: int = UMOUNT_NOFOLLOW) -> None:
 
     Args:
         target: the mount point.
-        flags: ``MNT_DETACH``, ``UMOUNT_NOFOLLOW``.
+        flags: ``MNT_DETACH``, ``MNT_EXPIRE``, ``UMOUNT_NOFOLLOW``.
     """
     _check(_libc.umount2(os.fsencode(target), flags))
 

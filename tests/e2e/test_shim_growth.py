@@ -120,8 +120,10 @@ async def test_containers_leave_no_descriptor_task_or_memory(start_shim: StartSh
                 await shim.call("Shutdown", id="c1")
 
         await lives(10)
+        await shim.events.until("TaskDelete", count=10)
         before = shim.open_files(), await _tasks(shim), _memory(shim)
         await lives(40)
+        await shim.events.until("TaskDelete", count=50)
         assert shim.open_files() == before[0]
         assert await _tasks(shim) == before[1]
         assert _memory(shim) - before[2] < 500
