@@ -55,6 +55,15 @@ class Child:
         self.exit: Exit | None = None
         self._done = aio.Event()
 
+    def runs(self) -> bool:
+        """Whether the process has not ended, also where nobody has collected it yet."""
+        if self.exit is not None:
+            return False
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:
+            return False
+
     async def wait(self) -> Exit:
         """How the process ended, once it has."""
         await self._done.wait()

@@ -150,6 +150,8 @@ class LowLevelRuntime:
 
     async def kill(self, signal: int, *, everyone: bool = False) -> None:
         """Signal the init process, or every process of the container."""
+        if not everyone and self._stand_ins.kill(signal):
+            return
         arguments = ["--all"] if everyone else []
         await self._call("kill", [*arguments, self._id, str(signal)])
 

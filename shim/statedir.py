@@ -93,6 +93,7 @@ class RuntimeState:
         pid: its init process.
         start_time: when that started, in clock ticks since boot.
         hooks: the kinds of hooks that it has.
+        own_pids: whether its processes end with its init.
         cgroups: the directories of its cgroup.
         plain: whether nothing but those directories and the state itself is the runtime's to
             remove: its processes end with its init, and neither systemd nor resctrl knows it.
@@ -102,6 +103,7 @@ class RuntimeState:
     pid: int
     start_time: int
     hooks: frozenset[str]
+    own_pids: bool
     cgroups: tuple[str, ...]
     plain: bool
 
@@ -155,15 +157,15 @@ def _of_runc(state: dict[str, Any]) -> RuntimeState | None:
         for key, value in config.items()
     )
     pids = [n for n in config["namespaces"] if n["type"] == "NEWPID"]
+    own_pids = len(pids) == 1 and not pids[0]["path"]
     plain = (
         not (state["rootless"] or by_systemd or with_resctrl)
-        and len(pids) == 1
-        and not pids[0]["path"]
+        and own_pids
         and all(_is_below_cgroups(path) for path in cgroups)
     )
     hooks = frozenset(_kinds_of(config["Hooks"]))
     pid, start_time = int(state["init_process_pid"]), int(state["init_process_start"])
-    return RuntimeState(Kind.RUNC, pid, start_time, hooks, cgroups, plain)
+    return RuntimeState(Kind.RUNC, pid, start_time, hooks, own_pids, cgroups, plain)
 
 
 def _of_crun(status: dict[str, Any], spec: dict[str, Any]) -> RuntimeState | None:
@@ -171,17 +173,18 @@ def _of_crun(status: dict[str, Any], spec: dict[str, Any]) -> RuntimeState | Non
         return None
     annotations = spec.get("annotations") or {}
     path = status["cgroup-path"]
+    own_pids = has_own_pid_namespace(spec)
     plain = (
         not (status["systemd-cgroup"] or status.get("scope") or status.get("intelrdt"))
         and not (spec.get("linux") or {}).get("intelRdt")
         and not any(name.startswith(_CRUN_ANNOTATIONS) for name in annotations)
-        and has_own_pid_namespace(spec)
+        and own_pids
         and ".." not in path.split("/")
     )
     cgroups = tuple(_below_each_hierarchy(path)) if path else ()
     hooks = frozenset(_kinds_of(spec.get("hooks")))
     pid, start_time = int(status["pid"]), int(status["process-start-time"])
-    return RuntimeState(Kind.CRUN, pid, start_time, hooks, cgroups, plain)
+    return RuntimeState(Kind.CRUN, pid, start_time, hooks, own_pids, cgroups, plain)
 
 
 def _kinds_of(hooks: dict[str, Any] | None) -> list[str]:

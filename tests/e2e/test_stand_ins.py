@@ -158,9 +158,20 @@ async def test_lives_go_and_leave_the_same_as_with_every_call(
         await lives.call("Start", "c1")
         assert lives.by_hand("exec", "c1", "true").returncode == 0
         assert "c1" in lives.by_hand("list").stdout
+        await lives.call("Kill", "c1", signal=signal.SIGWINCH)
+        lives.look("c1")
         assert lives.by_hand("kill", "c1", "KILL").returncode == 0
         await lives.call("Wait", "c1")
+        await lives.call("Kill", "c1", signal=signal.SIGKILL)
         await lives.call("Delete", "c1")
+        # One that is frozen when it is killed, which is known to the runtime alone.
+        await lives.create("c6", "sleep", "1000")
+        await lives.call("Start", "c6")
+        assert lives.by_hand("pause", "c6").returncode == 0
+        await lives.call("Kill", "c6", signal=signal.SIGKILL)
+        lives.by_hand("resume", "c6")
+        await lives.call("Wait", "c6")
+        await lives.call("Delete", "c6")
         # One that is never started.
         await lives.create("c2", "true")
         await lives.call("Delete", "c2")
@@ -179,7 +190,7 @@ async def test_lives_go_and_leave_the_same_as_with_every_call(
         await lives.call("Start", "c5")
         await lives.call("Wait", "c5")
         await lives.call("Delete", "c5")
-        await lives.end("c0", "c1", "c2", "c3", "c4", "c5")
+        await lives.end("c0", "c1", "c2", "c3", "c4", "c5", "c6")
 
     seen = await _both_ways(start_shim, program, live, "sh", "-c", "exit 7")
     assert ("c0", "Wait", 7) in seen
@@ -218,12 +229,15 @@ async def test_the_runtime_is_not_needed_any_more_once_it_has_made_the_container
     name = os.path.basename(program)
     copy = str(tmp_path / name)
     shutil.copy2(program, copy)
-    async with start_shim("c0", "sh", "-c", "exit 7", for_crun=name == "crun") as shim:
+    async with start_shim("c0", "sleep", "1000", for_crun=name == "crun") as shim:
         lives = Lives(shim, copy)
         await lives.create("c0")
         os.unlink(copy)
-        for method in ("Start", "Wait", "Delete"):
-            await shim.call(method, id="c0")
+        await shim.call("Start", id="c0")
+        await shim.call("Kill", id="c0", signal=signal.SIGKILL)
+        assert (await shim.call("Wait", id="c0")).exit_status == 137
+        await shim.call("Delete", id="c0")
+        assert not any("without the runtime" in line for line in await shim.log_lines("c0"))
         await shim.events.until("TaskDelete")
         assert shim.events.of("c0") == LIFE
         await gone(shim, "c0")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import os
+import signal
+import subprocess
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
@@ -172,14 +174,14 @@ def test_a_further_file_or_a_fifo_that_is_none_is_not_known(tmp_path: Path) -> N
 
 
 def _stand_ins(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    directory: Path, monkeypatch: pytest.MonkeyPatch, name: str, *, pid: int = 4_000_000
 ) -> tuple[Child, StandIns]:
     """Of a container whose runtime is a file of that name, which its init is taken to execute."""
     program = directory.parent / name
     program.write_text("")
     program.chmod(0o755)
     monkeypatch.setattr(standins, "_executes", lambda *_: True)
-    init = Child(4_000_000)
+    init = Child(pid)
     made = StandIns(str(program), str(directory), systemd_cgroup=False)
     made.recognise(init)
     return init, made
@@ -276,6 +278,52 @@ async def test_only_what_has_ended_is_deleted_and_only_if_it_is_ours(
     (_runc if name == "runc" else _crun)(directory)
     assert await stand_ins.delete()
     assert not directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "freezer", "is_done"),
+    [
+        ("runc", {}, "THAWED", True),
+        ("crun", {}, "THAWED", True),
+        ("runc", {}, "FROZEN", False),
+        ("runc", {}, "FREEZING", False),
+        ("runc", {"config/namespaces": []}, "THAWED", False),
+        ("runc", {"init_process_pid": 4_000_000}, "THAWED", False),
+    ],
+)
+def test_init_is_signalled_where_a_runtime_would_do_no_more(
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    change: dict[str, Any],
+    freezer: str,
+    is_done: bool,
+) -> None:
+    process = subprocess.Popen(["sleep", "1000"])
+    try:
+        init, stand_ins = _stand_ins(directory, monkeypatch, name, pid=process.pid)
+        cgroup = directory.parent / "cgroup"
+        cgroup.mkdir()
+        (cgroup / "freezer.state").write_text(f"{freezer}\n")
+        state = _with(_RUNC, "init_process_pid", init.pid)
+        state["cgroup_paths"] = {"freezer": str(cgroup)}
+        for path, value in change.items():
+            state = _with(state, path, value)
+        if name == "runc":
+            _runc(directory, state)
+        else:
+            _crun(directory, _with(_CRUN, "pid", init.pid))
+        assert stand_ins.kill(signal.SIGKILL) == is_done
+        if is_done:
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            # It has ended, and nobody has collected it yet.
+            assert not stand_ins.kill(signal.SIGKILL)
+            assert process.wait() == -signal.SIGKILL
+        else:
+            assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
 
 
 async def test_a_setting_has_every_call_made(
