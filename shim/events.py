@@ -30,7 +30,7 @@ from api.wellknown import Empty
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-    from api.aio.scopes import Tasks, TaskStatus
+    from api.aio.groups import Tasks, TaskStatus
     from shim.log import Log
 
 _SERVICE: Final = "containerd.services.events.ttrpc.v1.Events"

@@ -26,7 +26,7 @@ from shim.tasks import GuardedTasks
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from api.aio.scopes import TaskStatus
+    from api.aio.groups import TaskStatus
     from api.ttrpc import Service
 
 _SANDBOX: Final = "containerd.runtime.sandbox.v1.Sandbox"

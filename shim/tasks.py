@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from api.aio.scopes import TaskGroup
+    from api.aio.groups import TaskGroup
     from shim.log import Log
 
 

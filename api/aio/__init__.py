@@ -5,11 +5,25 @@ own loop. A shim runs once per pod, and starts for each: there :func:`run` runs 
 loop of our own (:mod:`api.aio.loop`), and neither anyio nor asyncio is even imported. That is a
 hundred modules, half of a cold start, and two megabytes in every shim that was forked warm.
 
-What differs from anyio on our own loop:
+What differs on our own loop from anyio on asyncio:
 
-- What need not wait does not give up its turn: an event that is set, a lock that is free. It is
-  a point of cancellation all the same.
+- What need not wait does not give up its turn: an event that is set, a lock that is free, a group
+  without tasks. All but the last are points of cancellation all the same.
 - A task cannot be cancelled but by a scope; there is one loop in a process, in its main thread.
+- A task that is started in a group whose scope is cancelled, from behind a shield, is cancelled
+  when it waits, as with trio. On asyncio it may be overlooked.
+- A task that :meth:`TaskGroup.start` has started, and that is cancelled with its group before it
+  has begun while the one who waits is not in that group, is a RuntimeError to them, as with trio.
+- KeyboardInterrupt and SystemExit of a task are its group's, as any exception is. What a signal's
+  handler raises while all wait cancels everything, and is raised by :func:`run`.
+- A second wait for the same side of a descriptor is a RuntimeError; nobody is told of a
+  descriptor's closing, so who closes one ends the waits for it before.
+- A scope is entered once. It does not look for a cancellation inside an exception group: groups
+  never put one there.
+- :func:`call_in_loop` does not wait for the call, whose exception ends the loop.
+- There is one contextvars context, that of the thread, for all tasks.
+- Nobody finishes an asynchronous generator that is left: it is closed at once, and must not wait
+  then. ``contextlib.aclosing`` does it in time.
 - :class:`EndOfStream` is our own class on either.
 
 Source: anyio's documentation, "Cancellation and timeouts" and "Creating and managing tasks".
@@ -23,8 +37,10 @@ from api.aio import loop as _loop
 from api.aio import scopes as _scopes
 from api.aio import signals as _signals
 from api.aio import sync as _sync
+from api.aio import threads as _threads
+from api.aio import timers as _timers
+from api.aio.groups import TaskGroup
 from api.aio.loop import run
-from api.aio.scopes import TaskGroup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -103,7 +119,7 @@ def move_on_after(delay: float | None, *, shield: bool = False) -> CancelScope:
     if not _loop.running():
         scope: CancelScope = _anyio().move_on_after(delay, shield=shield)
         return scope
-    deadline = math.inf if delay is None else _loop.now() + delay
+    deadline = math.inf if delay is None else _timers.now() + delay
     return _scopes.CancelScope(deadline=deadline, shield=shield)
 
 
@@ -116,7 +132,7 @@ def fail_after(delay: float | None) -> AbstractContextManager[CancelScope]:
     if not _loop.running():
         guard: AbstractContextManager[CancelScope] = _anyio().fail_after(delay)
         return guard
-    return _scopes.FailAfter(math.inf if delay is None else _loop.now() + delay)
+    return _scopes.FailAfter(math.inf if delay is None else _timers.now() + delay)
 
 
 async def sleep(delay: float) -> None:
@@ -146,7 +162,7 @@ async def wait_writable(what: socket.socket | int) -> None:
 
 def current_time() -> float:
     """The loop's clock, in seconds."""
-    now: float = _loop.now() if _loop.running() else _anyio().current_time()
+    now: float = _timers.now() if _loop.running() else _anyio().current_time()
     return now
 
 
@@ -189,7 +205,7 @@ async def run_in_thread(function: Callable[[], Result]) -> Result:
         RuntimeError: no thread is to be had.
     """
     if _loop.running():
-        return await _loop.run_in_thread(function)
+        return await _threads.run_in_thread(function)
     import anyio.to_thread  # noqa: PLC0415 - see _anyio
 
     limiter = anyio.CapacityLimiter(1)  # not one shared with others, who may wait long
@@ -197,9 +213,17 @@ async def run_in_thread(function: Callable[[], Result]) -> Result:
 
 
 def call_in_loop(function: Callable[[], object]) -> None:
-    """Have a function called in the loop, from a thread of :func:`run_in_thread`."""
-    if _loop.exists():
-        _loop.call_from_thread(function)
+    """Have a function called in the loop, from a thread of :func:`run_in_thread`.
+
+    Args:
+        function: must not raise: that would end the loop.
+
+    Raises:
+        RuntimeError: the loop is over.
+    """
+    loop = _threads.loop_of_thread()
+    if loop is not None:
+        loop.call_from_thread(function)
     else:
         import anyio.from_thread  # noqa: PLC0415 - see _anyio
 

@@ -1,33 +1,40 @@
-"""The loop: tasks that take turns, waits for descriptors, times, and threads.
+"""The loop: tasks that take turns, and wait for descriptors, times and threads.
 
 A task is a coroutine that runs until it *parks*: it yields a function that takes it out of
-whatever it waits for, and somebody schedules it again. Cancelling a parked task calls that
-function and lets :class:`Cancelled` arise where it waits; as long as a scope around it is
-cancelled, every further wait ends so at once.
+whatever it waits for. It is parked until :meth:`Loop.schedule` has it go on. Cancelling a parked
+task calls the function and lets :class:`Cancelled` arise where it waits; as long as a scope around
+it is cancelled, every further wait ends so at once.
 
-Descriptors are waited for with EPOLLONESHOT: one system call per wait, and one that is closed
-and opened again as another file is noticed when it is waited for next.
+These hold, and make that each wait ends once:
 
-Source: epoll(7), eventfd(2).
+- A task is in one of four states: about to run, in the queue exactly once; running; parked,
+  which is when ``park`` is set; over.
+- Only a parked task can be scheduled; in any other state it makes no difference. So what was
+  scheduled and is cancelled before its turn goes on with what it has got, and learns of the
+  cancellation when it waits next.
+- Who wakes a task forgets it, and so does the function that takes it out: nobody is left who could
+  end its next wait in place of the one that is over.
+- When a task ends, nothing of it is left in a cycle: a shim runs the collector seldom.
+
+Source: eventfd(2).
 """
 
 from __future__ import annotations
 
 import math
 import os
-import select
-import time
-from _heapq import heapify, heappop, heappush
-from _thread import get_ident, start_new_thread
+from _thread import allocate_lock, get_ident
 from collections import deque
 
+from api.aio import timers
+from api.aio.descriptors import Descriptors
 from api.aio.scopes import CancelScope
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Coroutine, Generator
-    from typing import Any, Final, Protocol, TypeVar
+    from typing import Any, Protocol, TypeVar
 
     Result = TypeVar("Result")
 
@@ -43,17 +50,6 @@ if TYPE_CHECKING:
             """Its coroutine."""
 
 
-_READ: Final = select.EPOLLIN | select.EPOLLRDHUP
-_WRITE: Final = select.EPOLLOUT
-# An end and an error are news for both who would read and who would write.
-_ENDS: Final = select.EPOLLHUP | select.EPOLLERR
-
-# So many timers that mean nothing any more may lie among those that do, and as many again.
-_STALE: Final = 64
-
-now = time.monotonic
-
-
 class Cancelled(BaseException):
     """Arises in a task that is cancelled. To be let through."""
 
@@ -65,7 +61,7 @@ class Task:
         coro: the coroutine.
         name: what it does.
         scope: the innermost scope that it is in.
-        park: takes it out of what it waits for; None while it runs or is about to.
+        park: takes it out of what it waits for; None unless it is parked.
         ended: called when it is over, with what it raised.
         result: what it returned.
     """
@@ -100,34 +96,6 @@ class _Park:
         yield self._take_out
 
 
-class Timer:
-    """Something to do at a time, unless it is stopped before.
-
-    Args:
-        when: on the loop's clock.
-        function: what to call.
-    """
-
-    __slots__ = ("function", "when")
-
-    def __init__(self, when: float, function: Callable[[], object]) -> None:
-        self.when = when
-        self.function: Callable[[], object] | None = function
-
-    def __lt__(self, other: Timer) -> bool:
-        return self.when < other.when
-
-
-class _Waits:
-    """Who waits for a descriptor."""
-
-    __slots__ = ("reader", "writer")
-
-    def __init__(self) -> None:
-        self.reader: Task | None = None
-        self.writer: Task | None = None
-
-
 class Loop:
     """See the module."""
 
@@ -135,33 +103,41 @@ class Loop:
         self.current: Task | None = None
         self.tasks: set[Task] = set()
         self.thread = get_ident()
+        self.descriptors = Descriptors()
+        self.timers = timers.Timers()
         self._ready: deque[tuple[Task, BaseException | None]] = deque()
-        self._timers: list[Timer] = []
-        self._stopped = 0
-        self._epoll = select.epoll()
-        self._waits: dict[int, _Waits] = {}
-        # Descriptors that epoll has seen, and perhaps under other files.
-        self._seen: set[int] = set()
         self._calls: deque[Callable[[], object]] = deque()
         self._waker = -1
+        self._waker_guard = allocate_lock()
 
     def close(self) -> None:
         """Release what the loop has of the kernel."""
-        self._epoll.close()
-        if self._waker >= 0:
-            os.close(self._waker)
+        self.descriptors.close()
+        with self._waker_guard:
+            waker, self._waker = self._waker, -1
+        if waker >= 0:
+            os.close(waker)
 
-    def run(self, main: Task) -> BaseException | None:
+    def run(self, main: Task) -> Any:
         """Run tasks until one of them is over.
 
         Returns:
-            What it raised.
+            What it returned.
+
+        Raises:
+            BaseException: what it raised; or what a handler of a signal has.
         """
         over: list[BaseException | None] = []
         main.ended = over.append
         while not over:
             self._turn()
-        return over[0]
+        raised = over.pop()
+        if raised is not None:
+            try:
+                raise raised
+            finally:
+                del raised  # its traceback has this frame
+        return main.result
 
     def start(self, task: Task) -> None:
         """Let a new task have its first turn."""
@@ -169,27 +145,32 @@ class Loop:
         self._ready.append((task, None))
 
     def schedule(self, task: Task, error: BaseException | None = None) -> None:
-        """Let a parked task go on.
+        """Let a task go on, if it is parked.
 
         Args:
             task: the task.
             error: what is to arise where it waits.
         """
-        task.park = None
-        self._ready.append((task, error))
+        if task.park is not None:
+            task.park = None
+            self._ready.append((task, error))
 
     def cancel(self, task: Task) -> None:
         """Cancel the wait of a task, if it waits."""
-        if task.park is not None and task.park is not unyielding:
-            task.park()
+        take_out = task.park
+        if take_out is not None and take_out is not unyielding:
+            take_out()
             self.schedule(task, Cancelled())
 
     def _turn(self) -> None:
         ready = self._ready
-        for fd, events in self._epoll.poll(0 if ready else self._patience()):
-            self._awaited(fd, events)
-        if self._timers:
-            self._ring()
+        for fd, events in self.descriptors.poll(0 if ready else self.timers.patience()):
+            if fd == self._waker:
+                self._call()
+            else:
+                for task in self.descriptors.ready(fd, events):
+                    self.schedule(task)
+        self.timers.ring()
         for _ in range(len(ready)):
             self._step(*ready.popleft())
 
@@ -203,158 +184,51 @@ class Loop:
         except BaseException as raised:  # noqa: BLE001 - whose group it is has to say
             self._over(task, raised)
         else:
-            if take_out is not _scheduled:
+            if take_out is _another_turn:
+                self._ready.append((task, None))
+            else:
                 task.park = take_out
                 if task.scope.effectively_cancelled:
                     self.cancel(task)
         finally:
             self.current = None
+            del error  # its traceback has this frame
 
     def _over(self, task: Task, raised: BaseException | None) -> None:
         self.tasks.discard(task)
         task.scope.give(task)
         task.ended(raised)
 
-    # -- times -----------------------------------------------------------------------------
-
-    def at(self, when: float, function: Callable[[], object]) -> Timer:
-        """Call a function at a time."""
-        timer = Timer(when, function)
-        heappush(self._timers, timer)
-        return timer
-
-    def stop(self, timer: Timer) -> None:
-        """Do not call it after all."""
-        if timer.function is None:
-            return
-        timer.function = None
-        self._stopped += 1
-        if self._stopped > _STALE + len(self._timers) // 2:
-            self._timers = [timer for timer in self._timers if timer.function is not None]
-            heapify(self._timers)
-            self._stopped = 0
-
-    def _patience(self) -> float | None:
-        """How long to wait for descriptors, in seconds; None for ever."""
-        timers = self._timers
-        while timers and timers[0].function is None:
-            heappop(timers)
-            self._stopped -= 1
-        return max(0.0, timers[0].when - now()) if timers else None
-
-    def _ring(self) -> None:
-        timers, clock = self._timers, now()
-        while timers and (timers[0].function is None or timers[0].when <= clock):
-            timer = heappop(timers)
-            function, timer.function = timer.function, None
-            if function is None:
-                self._stopped -= 1
-            else:
-                function()
-
-    # -- descriptors -----------------------------------------------------------------------
-
-    def wait(self, fd: int, *, writing: bool) -> _Park:
-        """What the current task awaits until a descriptor is ready."""
-        task = self.current
-        if fd < 0:
-            message = "to wait for a descriptor that is closed"
-            raise ValueError(message)
-        waits = self._waits.get(fd)
-        if waits is None:
-            waits = self._waits[fd] = _Waits()
-        if (waits.writer if writing else waits.reader) is not None:
-            message = f"two tasks wait for descriptor {fd}"
-            raise RuntimeError(message)
-        if writing:
-            waits.writer = task
-        else:
-            waits.reader = task
-        try:
-            self._arm(fd, waits)
-        except OSError:
-            self._leave(fd, waits, writing=writing)
-            raise
-
-        def take_out() -> None:
-            self._leave(fd, waits, writing=writing)
-            try:
-                self._arm(fd, waits)
-            except OSError:
-                self._seen.discard(fd)  # closed meanwhile
-
-        return _Park(take_out)
-
-    def _leave(self, fd: int, waits: _Waits, *, writing: bool) -> None:
-        if writing:
-            waits.writer = None
-        else:
-            waits.reader = None
-        if waits.reader is None and waits.writer is None and self._waits.get(fd) is waits:
-            del self._waits[fd]
-
-    def _arm(self, fd: int, waits: _Waits) -> None:
-        wanted = _READ if waits.reader is not None else 0
-        if waits.writer is not None:
-            wanted |= _WRITE
-        if not wanted:
-            self._seen.discard(fd)
-            self._epoll.unregister(fd)
-            return
-        wanted |= select.EPOLLONESHOT
-        if fd in self._seen:
-            try:
-                self._epoll.modify(fd, wanted)
-            except FileNotFoundError:
-                pass  # another file has the number now
-            else:
-                return
-        self._epoll.register(fd, wanted)
-        self._seen.add(fd)
-
-    def _awaited(self, fd: int, events: int) -> None:
-        if fd == self._waker:
-            self._called()
-            return
-        waits = self._waits.get(fd)
-        if waits is None:
-            return
-        woken = []
-        if waits.reader is not None and events & (_READ | _ENDS):
-            woken.append(waits.reader)
-            waits.reader = None
-        if waits.writer is not None and events & (_WRITE | _ENDS):
-            woken.append(waits.writer)
-            waits.writer = None
-        if waits.reader is None and waits.writer is None:
-            del self._waits[fd]
-        else:
-            self._arm(fd, waits)
-        for task in woken:
-            self.schedule(task)
-
     # -- threads ---------------------------------------------------------------------------
 
     def expect_calls(self) -> None:
         """Get ready for :meth:`call_from_thread`, in the loop's own thread."""
         if self._waker < 0:
-            waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            # A semaphore: one call a turn, so that one that raises keeps no other from its turn.
+            waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
             try:
-                self._epoll.register(waker, select.EPOLLIN)
+                self.descriptors.watch(waker)
             except OSError:
                 os.close(waker)
                 raise
             self._waker = waker
 
     def call_from_thread(self, function: Callable[[], object]) -> None:
-        """Call a function in the loop's thread."""
-        self._calls.append(function)
-        os.eventfd_write(self._waker, 1)
+        """Call a function in the loop's thread.
 
-    def _called(self) -> None:
+        Raises:
+            RuntimeError: the loop is over.
+        """
+        with self._waker_guard:  # or the number might be another file's
+            if self._waker < 0:
+                message = "the loop is over"
+                raise RuntimeError(message)
+            self._calls.append(function)
+            os.eventfd_write(self._waker, 1)
+
+    def _call(self) -> None:
         os.eventfd_read(self._waker)
-        while self._calls:
-            self._calls.popleft()()
+        self._calls.popleft()()
 
 
 _current: Loop | None = None
@@ -364,18 +238,13 @@ def unyielding() -> None:
     """Parks a task where it cannot be cancelled."""
 
 
-def _scheduled() -> None:
-    """Parks a task that is scheduled already."""
+def _another_turn() -> None:
+    """Does not park a task: it has its next turn after the others."""
 
 
 def running() -> bool:
     """Whether this thread runs a loop of ours."""
     return _current is not None and _current.thread == get_ident()
-
-
-def exists() -> bool:
-    """Whether any thread does."""
-    return _current is not None
 
 
 def current() -> Loop:
@@ -426,22 +295,28 @@ def raise_if_cancelled() -> None:
 async def checkpoint() -> None:
     """Let the others have their turn."""
     raise_if_cancelled()
-    loop = current()
-    loop.schedule(current_task())
-    await _Park(_scheduled)
+    await _Park(_another_turn)
+    raise_if_cancelled()
 
 
 async def sleep(delay: float) -> None:
-    """Wait for some seconds."""
-    if delay <= 0:
+    """Wait for some seconds.
+
+    Raises:
+        ValueError: they are less than none, or no number.
+    """
+    if delay == 0:
         await checkpoint()
         return
-    loop, task = current(), current_task()
     if delay == math.inf:
         await _Park(_nothing)
         return
-    timer = loop.at(now() + delay, lambda: loop.schedule(task))
-    await _Park(lambda: loop.stop(timer))
+    if not delay > 0:
+        message = "to sleep for less than no time"
+        raise ValueError(message)
+    loop, task = current(), current_task()
+    timer = loop.timers.at(timers.now() + delay, lambda: loop.schedule(task))
+    await _Park(lambda: loop.timers.stop(timer))
 
 
 def _nothing() -> None:
@@ -450,50 +325,25 @@ def _nothing() -> None:
 
 async def wait_readable(what: socket.socket | int) -> None:
     """Wait until there is something to read."""
-    fd = what if isinstance(what, int) else what.fileno()
-    await current().wait(fd, writing=False)
+    await _wait(what, writing=False)
 
 
 async def wait_writable(what: socket.socket | int) -> None:
     """Wait until something can be written."""
+    await _wait(what, writing=True)
+
+
+def _wait(what: socket.socket | int, *, writing: bool) -> _Park:
+    raise_if_cancelled()
     fd = what if isinstance(what, int) else what.fileno()
-    await current().wait(fd, writing=True)
+    descriptors = current().descriptors
+    descriptors.wait(fd, current_task(), writing=writing)
+    return _Park(lambda: descriptors.forget(fd, writing=writing))
 
 
 def running_tasks() -> list[Task]:
     """The tasks that are not over."""
     return list(current().tasks)
-
-
-async def run_in_thread(function: Callable[[], Result]) -> Result:
-    """Call a function in a thread of its own; if the task is cancelled, the thread goes on."""
-    loop, task = current(), current_task()
-    loop.expect_calls()
-    results: list[Result] = []
-    errors: list[BaseException] = []
-    waiting = [task]
-
-    def work() -> None:
-        try:
-            results.append(function())
-        except BaseException as error:  # noqa: BLE001 - it arises where the thread is waited for
-            errors.append(error)
-        loop.call_from_thread(finish)
-
-    def finish() -> None:
-        if waiting:
-            loop.schedule(waiting.pop())
-
-    start_new_thread(work, ())
-    await _Park(waiting.clear)
-    if errors:
-        raise errors[0]
-    return results[0]
-
-
-def call_from_thread(function: Callable[[], object]) -> None:
-    """Have a function called in the loop's thread."""
-    current().call_from_thread(function)
 
 
 def run(function: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any) -> Result:
@@ -508,6 +358,8 @@ def run(function: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any) -
 
     Raises:
         RuntimeError: a loop is running already.
+        BaseException: what it raises. What a signal's handler raises while nobody has the turn
+            (KeyboardInterrupt) is raised after everything was cancelled, and has ended.
     """
     global _current  # noqa: PLW0603 - there is one loop in a process
     if _current is not None:
@@ -516,12 +368,19 @@ def run(function: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any) -
     loop = Loop()
     _current = loop
     try:
-        main = Task(function(*arguments), "main", CancelScope(), _ignore)
+        everything = CancelScope()
+        main = Task(function(*arguments), "main", everything, _ignore)
         loop.start(main)
-        raised = loop.run(main)
-        if raised is not None:
-            raise raised
-        result: Result = main.result
+        try:
+            result: Result = loop.run(main)
+        except BaseException:
+            if main in loop.tasks:
+                everything.cancel()
+                try:
+                    loop.run(main)
+                except Cancelled:
+                    pass
+            raise
         return result
     finally:
         _current = None

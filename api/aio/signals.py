@@ -35,12 +35,17 @@ class SignalReceiver:
         self._numbers = numbers
         self._received: list[int] = []
         self._reading = self._writing = self._before = -1
-        self._handlers: list[object] = []
+        self._handlers: list[tuple[int, object]] = []
 
     def __enter__(self) -> Self:
         self._reading, self._writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._before = _signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
-        self._handlers = [_signal.signal(number, _handle) for number in self._numbers]
+        try:
+            self._before = _signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+            for number in self._numbers:
+                self._handlers.append((number, _signal.signal(number, _handle)))
+        except BaseException:
+            self._restore()
+            raise
         return self
 
     def __exit__(
@@ -49,8 +54,11 @@ class SignalReceiver:
         raised: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for number, handler in zip(self._numbers, self._handlers, strict=True):
-            _signal.signal(number, handler)  # type: ignore[arg-type]
+        self._restore()
+
+    def _restore(self) -> None:
+        while self._handlers:  # the last one first: a number may have been given twice
+            _signal.signal(*self._handlers.pop())  # type: ignore[arg-type]
         _signal.set_wakeup_fd(self._before)
         os.close(self._reading)
         os.close(self._writing)
@@ -59,6 +67,7 @@ class SignalReceiver:
         return self
 
     async def __anext__(self) -> int:
+        loops.raise_if_cancelled()
         while not self._received:
             await loops.wait_readable(self._reading)
             try:

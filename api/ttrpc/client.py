@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Final, Self
 
-    from api.aio.scopes import Tasks
+    from api.aio.groups import Tasks
     from api.ttrpc.errors import ConnectionClosed
     from api.ttrpc.multiplexer import Answer
     from api.ttrpc.service import Method

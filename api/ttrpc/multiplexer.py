@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import socket
     from typing import Final
 
-    from api.aio.scopes import Tasks
+    from api.aio.groups import Tasks
     from api.ttrpc.streams import State
 
 Answer: TypeAlias = "ResponseReceived | DataReceived | StreamFailed"

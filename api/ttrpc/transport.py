@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from typing import Final
 
-    from api.aio.scopes import Tasks
+    from api.aio.groups import Tasks
 
 # One read; below glibc's threshold for a mapping of its own.
 _READ_SIZE: Final = 64 << 10

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 
-@pytest.fixture(params=["asyncio", aio_backend.OURS])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """The loop that a shim runs, and a program's, on which the same has to hold."""
+@pytest.fixture
+def anyio_backend() -> str:
+    """The loop that a shim runs."""
     aio_backend.register()
-    return str(request.param)
+    return aio_backend.OURS
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ async def test_a_relay_without_a_thread_gives_its_descriptors_back(
 
     await anyio.to_thread.run_sync(int)  # what a loop needs for threads it keeps
     monkeypatch.setattr(anyio.to_thread, "run_sync", refuse)
-    monkeypatch.setattr("api.aio.loop.start_new_thread", refuse)
+    monkeypatch.setattr("api.aio.threads.start_new_thread", refuse)
     before = os.listdir("/proc/self/fd")
     source, writing = os.pipe()
     sink = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)

@@ -1,0 +1,88 @@
+"""Threads, for what can be waited for in no other way."""
+
+from __future__ import annotations
+
+from _thread import _local, start_new_thread
+
+from api.aio import loop as loops
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    from api.aio.loop import Loop, Task
+
+    Result = TypeVar("Result")
+
+
+class _Here(_local):
+    """Of a thread: the loop that has started it."""
+
+    loop: Loop | None = None
+
+
+_here = _Here()
+
+
+class _Work:
+    """A function that a thread calls, and who waits for it."""
+
+    __slots__ = ("error", "function", "loop", "result", "waiting")
+
+    def __init__(self, function: Callable[[], object], loop: Loop, waiting: Task) -> None:
+        self.function = function
+        self.loop = loop
+        self.waiting: Task | None = waiting
+        self.result: object = None
+        self.error: BaseException | None = None
+
+    def work(self) -> None:
+        """In the thread."""
+        _here.loop = self.loop
+        try:
+            self.result = self.function()
+        except BaseException as error:  # noqa: BLE001 - it arises where the thread is waited for
+            self.error = error
+        try:
+            self.loop.call_from_thread(self.finish)
+        except RuntimeError:
+            self.error = None  # the loop is over, and with it whoever waited
+
+    def finish(self) -> None:
+        """In the loop, when the thread has nothing more to do."""
+        task, self.waiting = self.waiting, None
+        if task is None:
+            self.error = None  # nobody waits any more. Its traceback has this object
+        else:
+            self.loop.schedule(task)
+
+    def forget(self) -> None:
+        """In the loop: nobody waits any more."""
+        self.waiting = None
+
+
+async def run_in_thread(function: Callable[[], Result]) -> Result:
+    """Call a function in a thread of its own; if the task is cancelled, the thread goes on.
+
+    Raises:
+        RuntimeError: no thread is to be had.
+    """
+    loops.raise_if_cancelled()
+    loop = loops.current()
+    loop.expect_calls()
+    work = _Work(function, loop, loops.current_task())
+    start_new_thread(work.work, ())
+    await loops.park(work.forget)
+    error, work.error = work.error, None
+    if error is not None:
+        try:
+            raise error
+        finally:
+            del error  # its traceback has this frame
+    return work.result  # type: ignore[return-value] # what the function has returned
+
+
+def loop_of_thread() -> Loop | None:
+    """The loop that has started the current thread."""
+    return _here.loop

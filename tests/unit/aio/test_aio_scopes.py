@@ -1,0 +1,267 @@
+"""Who is cancelled, when, and who catches it: on our own loop as on asyncio."""
+
+# ruff: noqa: PT012 - what a group or a scope raises, it raises when it is left
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from api import aio
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_every_further_wait_in_a_cancelled_scope_ends_at_once() -> None:
+    ended = 0
+    with aio.CancelScope() as scope:
+        scope.cancel()
+        for _ in range(3):
+            try:
+                await aio.sleep(10)
+            except aio.get_cancelled_exc_class():
+                ended += 1
+        await aio.sleep(10)
+    assert ended == 3
+    assert scope.cancelled_caught
+
+
+async def test_a_scope_that_is_cancelled_before_it_is_entered_cancels_the_first_wait() -> None:
+    scope = aio.CancelScope()
+    scope.cancel()
+    with scope:
+        before = True
+        await aio.sleep(10)
+    assert before
+    assert scope.cancelled_caught
+
+
+async def test_a_scope_without_a_wait_has_caught_nothing() -> None:
+    with aio.CancelScope() as scope:
+        scope.cancel()
+    assert scope.cancel_called
+    assert not scope.cancelled_caught
+
+
+async def test_of_two_cancelled_scopes_the_outer_one_catches() -> None:
+    after = False
+    with aio.CancelScope() as outer:
+        with aio.CancelScope() as inner:
+            inner.cancel()
+            outer.cancel()
+            await aio.sleep(10)
+        after = True
+    assert (outer.cancelled_caught, inner.cancelled_caught, after) == (True, False, False)
+
+
+async def test_a_shield_that_is_cancelled_itself_catches_in_a_cancelled_scope() -> None:
+    # What follows a shielded clean-up whose time is over still happens.
+    after = False
+    with aio.CancelScope() as outer:
+        outer.cancel()
+        with aio.move_on_after(0.01, shield=True) as inner:
+            await aio.sleep(10)
+        after = True
+        await aio.sleep(10)
+    assert (outer.cancelled_caught, inner.cancelled_caught, after) == (True, True, True)
+
+
+async def test_a_shield_keeps_off_what_is_cancelled_outside_until_it_is_lowered() -> None:
+    order: list[str] = []
+
+    async def lower(shield: Any) -> None:
+        await aio.sleep(0.01)
+        order.append("lowered")
+        shield.shield = False
+
+    async with aio.create_task_group() as tasks:
+        with aio.CancelScope() as outer, aio.CancelScope(shield=True) as shield:
+            tasks.start_soon(lower, shield)
+            outer.cancel()
+            await aio.checkpoint()
+            order.append("kept off")
+            await aio.sleep(10)
+        assert outer.cancelled_caught
+        assert not shield.cancelled_caught
+    assert order == ["kept off", "lowered"]
+
+
+async def test_a_deadline_can_be_moved_either_way_while_somebody_waits() -> None:
+    async def move(scope: Any, seconds: float) -> None:
+        scope.deadline = aio.current_time() + seconds
+
+    async with aio.create_task_group() as tasks:
+        with aio.move_on_after(10) as scope:
+            tasks.start_soon(move, scope, 0.01)
+            await aio.sleep(5)
+        assert scope.cancelled_caught
+        with aio.move_on_after(0.01) as scope:
+            tasks.start_soon(move, scope, math.inf)
+            await aio.sleep(0.05)
+        assert not scope.cancel_called
+        with aio.move_on_after(10) as scope:
+            tasks.start_soon(move, scope, -1)
+            await aio.sleep(5)
+        assert scope.cancelled_caught
+
+
+async def test_a_deadline_that_is_over_cancels_at_the_first_wait() -> None:
+    with aio.move_on_after(0) as scope:
+        assert aio.current_effective_deadline() == -math.inf
+        await aio.sleep(10)
+    assert scope.cancelled_caught
+
+
+async def test_the_effective_deadline_is_the_nearest_that_no_shield_keeps_off() -> None:
+    assert aio.current_effective_deadline() == math.inf
+    with aio.move_on_after(1) as near, aio.move_on_after(10) as far:
+        assert aio.current_effective_deadline() == near.deadline
+        with aio.CancelScope(shield=True):
+            assert aio.current_effective_deadline() == math.inf
+        near.cancel()
+        assert aio.current_effective_deadline() == -math.inf
+        far.shield = True
+        assert aio.current_effective_deadline() == far.deadline
+
+
+async def test_fail_after_raises_only_for_its_own_deadline() -> None:
+    with pytest.raises(TimeoutError), aio.fail_after(0.01):
+        await aio.sleep(10)
+    with aio.fail_after(10) as scope:
+        scope.cancel()
+        await aio.sleep(10)
+    with aio.move_on_after(0.01) as outer, aio.fail_after(10):
+        await aio.sleep(10)
+    assert outer.cancelled_caught
+
+
+async def test_a_scope_is_not_entered_again_from_inside() -> None:
+    with aio.CancelScope() as scope, pytest.raises(RuntimeError), scope:
+        pass
+
+
+async def test_an_error_on_the_way_out_of_a_cancelled_scope_is_not_caught() -> None:
+    with pytest.raises(ValueError, match="on the way"), aio.CancelScope() as scope:
+        scope.cancel()
+        try:
+            await aio.sleep(10)
+        finally:
+            raise ValueError("on the way")
+    assert not scope.cancelled_caught
+
+
+async def test_an_event_and_a_cancellation_in_the_same_turn() -> None:
+    order: list[str] = []
+
+    async def wait(event: Any, scope: Any) -> None:
+        with scope:
+            await event.wait()
+            order.append("woken")
+            await aio.sleep(10)
+        order.append(f"caught {scope.cancelled_caught}")
+
+    async with aio.create_task_group() as tasks:
+        for first in ("set", "cancel"):
+            event, scope = aio.Event(), aio.CancelScope()
+            tasks.start_soon(wait, event, scope)
+            await aio.sleep(0.01)
+            if first == "set":
+                event.set()
+                scope.cancel()
+            else:
+                scope.cancel()
+                event.set()
+            await aio.sleep(0.01)
+    assert order == ["woken", "caught True", "caught True"]
+
+
+async def test_a_lock_that_is_handed_to_who_is_cancelled_in_the_same_turn_is_not_lost() -> None:
+    lock = aio.Lock()
+    order: list[str] = []
+
+    async def take(name: str, scope: Any) -> None:
+        with scope:
+            async with lock:
+                order.append(name)
+                await aio.sleep(0.01)
+
+    for first in ("release", "cancel"):
+        scope = aio.CancelScope()
+        async with aio.create_task_group() as tasks:
+            await lock.acquire()
+            tasks.start_soon(take, "cancelled", scope)
+            await aio.sleep(0.005)
+            tasks.start_soon(take, "next", aio.CancelScope())
+            await aio.sleep(0.005)
+            if first == "release":
+                lock.release()
+                scope.cancel()
+            else:
+                scope.cancel()
+                lock.release()
+        async with lock:
+            order.append("free")
+    assert order == ["cancelled", "next", "free", "next", "free"]
+
+
+async def test_a_lock_is_given_in_order_and_to_none_who_holds_it() -> None:
+    lock = aio.Lock()
+    order: list[int] = []
+
+    async def take(number: int) -> None:
+        async with lock:
+            order.append(number)
+            await aio.sleep(0.001)
+
+    async with aio.create_task_group() as tasks, lock:
+        with pytest.raises(RuntimeError):
+            await lock.acquire()
+        for number in range(5):
+            tasks.start_soon(take, number)
+        await aio.sleep(0.005)
+    assert order == [0, 1, 2, 3, 4]
+    with pytest.raises(RuntimeError):
+        lock.release()
+
+
+async def test_what_need_not_wait_is_a_point_of_cancellation() -> None:
+    event, lock = aio.Event(), aio.Lock()
+    event.set()
+    for wait in (event.wait, lock.acquire, aio.checkpoint, lambda: aio.sleep(0)):
+        with aio.CancelScope() as scope:
+            scope.cancel()
+            await wait()
+        assert scope.cancelled_caught, wait
+    assert not lock.locked()
+
+
+async def test_no_thread_is_begun_by_who_is_cancelled() -> None:
+    begun: list[int] = []
+    with aio.CancelScope() as scope:
+        scope.cancel()
+        await aio.run_in_thread(lambda: begun.append(1))
+    assert scope.cancelled_caught
+    await aio.sleep(0.02)
+    assert begun == []
+
+
+@pytest.mark.parametrize("delay", [-1, math.nan, -math.inf])
+async def test_a_time_that_is_none_is_refused(delay: float) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        await aio.sleep(delay)
+
+
+async def test_a_checkpoint_is_cancelled_by_who_has_the_turn_in_between() -> None:
+    async with aio.create_task_group() as tasks:
+        with aio.CancelScope() as scope:
+            tasks.start_soon(_cancel, scope)
+            await aio.checkpoint()
+            await aio.checkpoint()
+            raise AssertionError
+    assert scope.cancelled_caught
+
+
+async def _cancel(scope: Any) -> None:
+    scope.cancel()
