@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import select
+from _thread import allocate_lock
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -56,7 +57,9 @@ class FileRelay:
         self._at_failure = at_failure
         self._stopping = False
         self._running = False
-        self._at_work = False
+        # Whoever takes it has the descriptors to see to: the thread, or the task if that is
+        # cancelled before the thread has begun, or none could be had.
+        self._care = allocate_lock()
         self._ended = False
         os.set_blocking(source, False)
 
@@ -82,10 +85,10 @@ class FileRelay:
         try:
             await aio.run_in_thread(self._work)
         except BaseException:
-            if self._at_work:
-                self.stop()
+            if self._care.acquire(blocking=False):
+                self._end()
             else:
-                self._end()  # no thread could be had: nobody else gives them back
+                self.stop()
             raise
         # The thread is done with them. One that hangs in a write keeps them.
         self._end()
@@ -96,7 +99,8 @@ class FileRelay:
         self.done.set()
 
     def _work(self) -> None:
-        self._at_work = True
+        if not self._care.acquire(blocking=False):
+            return
         poll = select.poll()
         poll.register(self._source, select.POLLIN)
         poll.register(self._wake, select.POLLIN)

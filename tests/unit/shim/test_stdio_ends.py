@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -57,4 +58,33 @@ async def test_a_relay_without_a_thread_gives_its_descriptors_back(
     relay.finish()
     relay.stop()
     os.close(writing)
+    assert os.listdir("/proc/self/fd") == before
+
+
+async def test_a_relay_that_is_cancelled_before_its_thread_has_begun_is_ended_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late: list[Any] = []
+
+    def begin_late(work: Any, arguments: Any) -> None:
+        late.append(partial(work, *arguments))
+
+    await anyio.to_thread.run_sync(int)
+    monkeypatch.setattr("api.aio.threads.start_new_thread", begin_late)
+    before = os.listdir("/proc/self/fd")
+    source, writing = os.pipe()
+    sink = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
+    relay = FileRelay(source, sink)
+    async with anyio.create_task_group() as tasks:
+        relay.start(tasks)
+        await anyio.sleep(0.001)
+        tasks.cancel_scope.cancel()
+    assert relay.done.is_set()
+    other, their_writing = os.pipe()  # the numbers that the relay had
+    os.write(their_writing, b"somebody else's")
+    assert source in {other, their_writing}
+    late.pop()()
+    assert os.read(other, 99) == b"somebody else's"
+    for fd in (writing, other, their_writing):
+        os.close(fd)
     assert os.listdir("/proc/self/fd") == before
