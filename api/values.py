@@ -26,7 +26,8 @@ def value(cls: Kind) -> Kind:
     """Make a class of annotated fields, perhaps with defaults, one of immutable values.
 
     Args:
-        cls: the class; what it inherits is no value.
+        cls: the class; what it inherits is no value. Fields that are named in its ``_apart``
+            are neither compared nor hashed.
 
     Returns:
         A class of the same name that is created by position or by name, compared and hashed by
@@ -48,6 +49,7 @@ class _Value:
 
     __slots__ = ()
     _defaults: dict[str, Any] = {}  # noqa: RUF012 - each class has its own, never written to
+    _apart: tuple[str, ...] = ()
 
     def __init__(self, *values: Any, **named: Any) -> None:
         names: tuple[str, ...] = self.__slots__
@@ -82,10 +84,14 @@ class _Value:
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        return _fields(self) == _fields(other)
+        return self._compared() == other._compared()
 
     def __hash__(self) -> int:
-        return hash(_fields(self))
+        return hash(self._compared())
+
+    def _compared(self) -> tuple[Any, ...]:
+        names: tuple[str, ...] = self.__slots__
+        return tuple(getattr(self, name) for name in names if name not in self._apart)
 
     def __repr__(self) -> str:
         names: tuple[str, ...] = self.__slots__
@@ -99,6 +105,12 @@ class _Value:
 
 def _fields(of: Any) -> tuple[Any, ...]:
     return tuple(getattr(of, name) for name in of.__slots__)
+
+
+def defaults_of(of: object) -> dict[str, Any]:
+    """The defaults of a value's fields, by name, for those that have one."""
+    found: dict[str, Any] = of._defaults  # type: ignore[attr-defined] # noqa: SLF001 - of ours
+    return found
 
 
 def changed(of: Kept, **fields: Any) -> Kept:

@@ -57,9 +57,9 @@ Rules
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from api.values import changed, value
 from hooks import config_values as values
 from hooks.errors import ConfigMalformed, ConfigUnreadable, UnknownConfigKey, WrongConfigValue
 from hooks.requests.request import CAPABILITIES
@@ -111,7 +111,7 @@ class Denied:
     FAIL: Final = "fail"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Config:
     """The configuration, checked.
 
@@ -180,8 +180,9 @@ class Config:
     load_modules: bool = True
     make_nodes: bool = True
     layers: str = "/var/lib/containerd-shim-nvidia/layers"
-    source: str = field(default="", compare=False)
-    notes: tuple[str, ...] = field(default=(), compare=False)
+    source: str = ""
+    notes: tuple[str, ...] = ()
+    _apart = ("source", "notes")
 
 
 def load_config(path: str | None = None) -> Config:
@@ -261,7 +262,7 @@ def parse_config(content: bytes, file: str) -> Config:
                 do=f"write a table, [{name}]",
             )
         fields |= _fields(name, table, file)
-    return replace(Config(), **fields, source=file)
+    return changed(Config(), **fields, source=file)
 
 
 def parse_toml(content: bytes, file: str) -> dict[str, Any]:
@@ -288,7 +289,7 @@ def parse_toml(content: bytes, file: str) -> dict[str, Any]:
 def _fields(name: str, table: Mapping[str, Any], file: str) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     keys = _TABLES[name]
-    for key, value in table.items():
+    for key, given in table.items():
         if key not in keys:
             raise UnknownConfigKey(
                 f"configuration {file}",
@@ -296,11 +297,11 @@ def _fields(name: str, table: Mapping[str, Any], file: str) -> dict[str, Any]:
                 do=f"use {', '.join(keys)}",
             )
         field, check, wanted = keys[key]
-        checked = check(value)
+        checked = check(given)
         if checked is None:
             raise WrongConfigValue(
                 f"{key} in [{name}] of configuration {file}",
-                found=f"{value!r}",
+                found=f"{given!r}",
                 do=f"write {wanted}",
             )
         fields[field] = None if (key, checked) == ("driver-root", values.LOOK) else checked

@@ -27,10 +27,10 @@ from __future__ import annotations
 import marshal
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from api.values import changed, value
 from hooks import platforms
 from hooks.cdi.errors import RuntimeUnasked
 from hooks.config import Platform, load_config
@@ -117,7 +117,7 @@ _NOWHERE: Final = "/dev/null"
 _NEW_ENOUGH: Final = "1.3.0"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Injection:
     """What came of a request.
 
@@ -290,7 +290,7 @@ def inject(
     else:
         with Rootfs.open(rootfs) as image:
             look = partial(read_layout, image, spec_mounts=_mounts(spec))
-            decision = _decide(replace(asked, image=image), look, (staging, rootfs), clock)
+            decision = _decide(changed(asked, image=image), look, (staging, rootfs), clock)
             placed = place(
                 image,
                 decision.plan,
@@ -409,7 +409,7 @@ def _unedited(verdict: Verdict | None) -> dict[str, Any]:
     return make_denial(verdict) if verdict is not None and verdict.reasons else {}
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Decision:
     """What is to be done for a request; nothing is written yet."""
 
@@ -422,7 +422,7 @@ class _Decision:
     check: _Check
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Asked:
     """A container's spec, what it asks for, the node that it asks, and its image if seen.
 
@@ -631,7 +631,7 @@ class _Clock:
 def _as_placed(plan: Plan, placed: Placed) -> Plan:
     """The plan with what placing its files added to it and left out of it."""
     omitted = frozenset(placed.omitted)
-    return replace(
+    return changed(
         plan,
         mounts=(*placed.mounts, *(m for m in plan.mounts if m.destination not in omitted)),
         environment=(*plan.environment, *placed.environment),

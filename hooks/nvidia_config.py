@@ -15,9 +15,9 @@ Source: nvidia-container-toolkit, internal/config, up to version 1.20; its defau
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from api.values import changed
 from hooks import config_values as values
 from hooks.config import Config, Mode, Platform, parse_toml
 from hooks.errors import UnknownConfigKey, WrongConfigValue
@@ -66,7 +66,7 @@ def parse_nvidia_config(content: bytes, file: str) -> Config:
         fields |= meant
     why = "since there is no configuration of our own"
     policy = f"policy is NVIDIA's (mode {fields['mode']}): {file} is read, {why}"
-    return replace(Config(), **fields, source=file, notes=(policy, *notes))
+    return changed(Config(), **fields, source=file, notes=(policy, *notes))
 
 
 class _Row:

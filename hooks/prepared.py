@@ -20,9 +20,9 @@ Rules
 from __future__ import annotations
 
 import marshal
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from api.values import value
 from hooks.edits.plan import (
     Arch,
     CachedLibrary,
@@ -115,7 +115,7 @@ def _seen(mount: Mapping[str, Any]) -> object:
     return mount.get("destination"), mount.get("type"), read_only
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Prepared:
     """What was decided for an image, and done in a layer of it.
 

@@ -30,7 +30,6 @@ milliseconds    how long each step took
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from hooks.edits.plan import NVIDIA
@@ -230,7 +229,8 @@ def _of_cdi_files(plan: Plan) -> dict[str, Any]:
             for h in plan.hooks
         ],
         "intel_rdt": [
-            {**asdict(control), "schemata": list(control.schemata)}
+            {name: getattr(control, name) for name in control.__match_args__}
+            | {"schemata": list(control.schemata)}
             for control in plan.intel_rdt[-1:]
         ],
         "net_devices": [{"host_name": d.host_name, "name": d.name} for d in plan.net_devices],

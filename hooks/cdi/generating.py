@@ -39,9 +39,10 @@ Source: NVIDIA Container Toolkit, pkg/nvcdi, for kinds and names; ld.so(8).
 from __future__ import annotations
 
 import posixpath
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from api.values import changed
 from hooks.cdi import schema
 from hooks.cdi.errors import CdiNotGenerated
 from hooks.cdi.spec import DeviceNode, Edits, SpecDevice, SpecFile, SpecMount
@@ -213,7 +214,7 @@ class _Work:
         one_by_one = [
             SpecDevice(
                 str(device.minor),
-                _edits(replace(plan, devices=(device,), additional_gids=groups_of((device,)))),
+                _edits(changed(plan, devices=(device,), additional_gids=groups_of((device,)))),
             )
             for device in plan.devices
         ]
@@ -262,7 +263,7 @@ def _for_all(plans: Sequence[Plan]) -> Plan:
         variables.setdefault(name, {})[value] = None
     # Only NVIDIA_CTK_LIBCUDA_DIR differs between them, and it is a list of directories.
     told = tuple((name, ":".join(values)) for name, values in variables.items())
-    return replace(plan, environment=told)
+    return changed(plan, environment=told)
 
 
 _MOST_LINKS: Final = 8
@@ -280,8 +281,8 @@ def _without_links(plan: Plan) -> Plan:
                 break
             end = posixpath.normpath(posixpath.join(posixpath.dirname(end), links[end]))
         if end in at:
-            mounts.setdefault(path, replace(at[end], destination=path))
-    return replace(plan, mounts=tuple(mounts.values()), links=())
+            mounts.setdefault(path, changed(at[end], destination=path))
+    return changed(plan, mounts=tuple(mounts.values()), links=())
 
 
 def _edits(plan: Plan, *variables: tuple[str, str]) -> Edits:

@@ -35,9 +35,10 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from api.values import changed
 from hooks.cdi.errors import CdiHookMalformed
 from hooks.edits.plan import CachedLibrary, Link, LinkDirectory
 from hooks.errors import RootfsError
@@ -182,7 +183,7 @@ def perform(calls: Iterable[Call], plan: Plan, config: Config) -> tuple[Plan, tu
     at_dev = [path for path in links if posixpath.dirname(path) == _DEV.rstrip("/")]
     notes += [f"no link can be made directly below /dev: {path}" for path in at_dev]
     return (
-        replace(
+        changed(
             plan,
             links=(*plan.links, *plain),
             link_directories=(*plan.link_directories, *directories),

@@ -8,9 +8,10 @@ have the way back, ``tree``.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
+from api.values import defaults_of
 from hooks.cdi.errors import CdiSpecInvalid
 from hooks.cdi.tree import Plain
 
@@ -231,12 +232,12 @@ class Object:
 
     def tree(self, value: Any) -> dict[str, Any]:
         """What is read as this value, without what is absent."""
-        absent = {each.name: each.default for each in fields(value)}
+        absent = defaults_of(value)
         made = {}
         for name, row in self._table.items():
             entry = getattr(value, row.attribute)
             shown = _tree(row.read, entry) if entry is not None else None
-            if row.required or (entry != absent[row.attribute] and not _is_empty(shown)):
+            if row.required or (entry != absent.get(row.attribute) and not _is_empty(shown)):
                 made[name] = shown
         return made
 

@@ -5,8 +5,9 @@ Source: CDI specification 1.1.0, "CDI JSON Specification".
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+
+from api.values import value
 
 if TYPE_CHECKING:
     from hooks.edits.plan import IntelRdt, NetDevice
@@ -25,7 +26,7 @@ NO_PERMISSIONS: Final = "none"
 """``permissions`` of a device node that the device cgroup is not to allow."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DeviceNode:
     """A device node; what is None or "" is to be looked up on the host."""
 
@@ -40,7 +41,7 @@ class DeviceNode:
     gid: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SpecMount:
     """A mount, with what the file says and no more."""
 
@@ -50,7 +51,7 @@ class SpecMount:
     kind: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SpecHook:
     """An OCI hook; ``name`` is the list that it is of."""
 
@@ -61,7 +62,7 @@ class SpecHook:
     timeout: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Edits:
     """``containerEdits``, of one device or of all devices of a file."""
 
@@ -74,7 +75,7 @@ class Edits:
     net_devices: tuple[NetDevice, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SpecDevice:
     """A device that a container may name."""
 
@@ -83,7 +84,7 @@ class SpecDevice:
     annotations: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SpecFile:
     """All of one file.
 
@@ -98,5 +99,5 @@ class SpecFile:
     version: str
     kind: str
     devices: tuple[SpecDevice, ...]
-    edits: Edits = field(default_factory=Edits)
+    edits: Edits = Edits()
     annotations: tuple[tuple[str, str], ...] = ()

@@ -34,9 +34,9 @@ lists; the installer's manifest (.manifest) of the driver packages.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
+from api.values import value
 from hooks.requests.request import CAPABILITIES, Capability
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Library:
     """A shared library.
 
@@ -74,14 +74,14 @@ class Library:
     directory: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Program:
     """A program, mounted at /usr/bin."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ConfigFile:
     """A file of configuration that other people's libraries look for.
 
@@ -94,7 +94,7 @@ class ConfigFile:
     below: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class XorgModule:
     """A module of the X server.
 
@@ -109,14 +109,14 @@ class XorgModule:
     links: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Firmware:
     """Firmware that user space reads: ``name`` below /lib/firmware/nvidia/{v}."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Socket:
     """A host service's socket, or a directory of its pipes, at the same path inside."""
 
@@ -127,7 +127,7 @@ class Socket:
 Row: TypeAlias = Library | Program | ConfigFile | XorgModule | Firmware | Socket
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ControlNode:
     """A device node that belongs to no single GPU.
 

@@ -35,9 +35,10 @@ libnvidia-container, src/nvc_mount.c; the MIG user guide, "Device Nodes and Capa
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from api.values import changed
 from hooks.edits.feature_errors import ImexChannelMissing, MigCapabilityMissing
 from hooks.edits.grant import Grant
 from hooks.edits.plan import Contribution, Device, Missing, Mount, Plan, device_of, groups_of
@@ -164,7 +165,7 @@ def contribute(
     found = {device.path: device for device in (*files.devices, *look.devices)}
     devices = tuple(device for path, device in found.items() if path not in given)
     return Contribution(
-        replace(
+        changed(
             files,
             devices=devices,
             mounts=(*files.mounts, *look.mounts),

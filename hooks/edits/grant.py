@@ -17,9 +17,9 @@ Policy (who may have what) will narrow a grant; it can only ever take away.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from api.values import value
 from hooks.edits.capabilities import CONTROL
 from hooks.errors import (
     DeviceNodeMissing,
@@ -56,7 +56,7 @@ __all__ = ["Grant", "decide"]
 _Found = TypeVar("_Found", "Gpu", "MigDevice")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Grant:
     """What a container gets.
 

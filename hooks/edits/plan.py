@@ -10,9 +10,10 @@ Paths: ``source`` is a path on the host; every other path is absolute inside the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from enum import Enum
 from typing import TYPE_CHECKING
+
+from api.values import value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,7 +34,7 @@ class Arch(Enum):
     ARM = "arm"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Device:
     """A device the container may open.
 
@@ -61,7 +62,7 @@ class Device:
     kind: str = "c"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Mount:
     """A mount, nearly always a bind mount of one host file or directory.
 
@@ -83,7 +84,7 @@ class Mount:
     required: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Link:
     """A symbolic link in the rootfs: ``path`` → ``target``.
 
@@ -96,7 +97,7 @@ class Link:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class File:
     """A small file that is written into the rootfs.
 
@@ -113,7 +114,7 @@ class File:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LinkDirectory:
     """A directory of links that is made in staging and mounted read-only.
 
@@ -130,7 +131,7 @@ class LinkDirectory:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ProcFile:
     """A file of procfs that is covered by another content, read-only.
 
@@ -148,7 +149,7 @@ class ProcFile:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Hook:
     """An OCI hook of a foreign CDI spec that the operator allows.
 
@@ -169,7 +170,7 @@ class Hook:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class IntelRdt:
     """Resource control (cache, memory bandwidth) that a foreign CDI spec puts a container in.
 
@@ -186,7 +187,7 @@ class IntelRdt:
     enable_mbm: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NetDevice:
     """A network interface of the host that a foreign CDI spec moves into the container.
 
@@ -199,7 +200,7 @@ class NetDevice:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CachedLibrary:
     """One line of ld.so.cache: ``soname`` is found at ``path`` for programs of ``arch``."""
 
@@ -208,7 +209,7 @@ class CachedLibrary:
     arch: Arch
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Missing:
     """A file the plan would have had: what, where it was sought. Told by ``explain``."""
 
@@ -216,7 +217,7 @@ class Missing:
     sought: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Plan:
     """Everything that is added to one container.
 
@@ -256,7 +257,7 @@ class Plan:
     net_devices: tuple[NetDevice, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Contribution:
     """A plan of one vendor's, and the bounds that it promises to keep.
 
@@ -299,10 +300,8 @@ def united(plans: Iterable[Plan]) -> Plan:
     """
     each = tuple(plans)
     merged = {
-        entry.name: tuple(
-            dict.fromkeys(edit for plan in each for edit in getattr(plan, entry.name))
-        )
-        for entry in fields(Plan)
+        name: tuple(dict.fromkeys(edit for plan in each for edit in getattr(plan, name)))
+        for name in Plan.__match_args__
     }
     merged["link_directories"] = _one_per_path(merged["link_directories"])
     if len(each) > 1:

@@ -35,9 +35,9 @@ import json
 import os
 import re
 import stat
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from api.values import changed, value
 from hooks.edits.plan import CachedLibrary
 from hooks.errors import RootfsError
 from hooks.image.elf import elf_of_fd, text_notes_of_fd
@@ -77,7 +77,7 @@ _MOST_LISTED: Final = 256
 _CONSUMER: Final = {"geforce": frozenset({5, 15}), "titan": frozenset({6, 16})}
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Note:
     """What a libcuda says of where it works.
 
@@ -92,7 +92,7 @@ class Note:
     brands: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Candidate:
     """A directory of an image with exactly one newer or older libcuda.
 
@@ -107,7 +107,7 @@ class Candidate:
     note: Note | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Host:
     """What the node has.
 
@@ -122,7 +122,7 @@ class Host:
     models: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Compat:
     """What was decided.
 
@@ -173,7 +173,7 @@ def with_compat(plan: Plan, compat: Compat) -> Plan:
     """A plan in which the image's libraries come before the driver's, if that was decided."""
     if not compat.directory:
         return plan
-    return replace(
+    return changed(
         plan,
         libraries=(*compat.libraries, *plan.libraries),
         first_directories=(compat.directory, *plan.first_directories),

@@ -18,10 +18,10 @@ Source: System V gABI chapters 4 and 5; LSB "NT_GNU_ABI_TAG"; <elf.h>.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from api.values import value
 from hooks.edits.plan import Arch
 from hooks.image.rootfs_errors import MalformedElf
 
@@ -42,7 +42,7 @@ _ARCHES: Final = {
 """(EI_CLASS, e_machine) → architecture."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Shape:
     """Where the fields are in one of the two classes.
 
@@ -102,7 +102,7 @@ _SECTION_FIELDS: Final = 6
 _ABI: Final = Struct("<IIII")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Elf:
     """What was read of one file.
 
@@ -264,10 +264,10 @@ def _soname(
     data = read(offset, min(size, _LONGEST_DYNAMIC))
     whole = len(data) - len(data) % shape.dynamic.size
     tags: dict[int, int] = {}
-    for tag, value in shape.dynamic.iter_unpack(data[:whole]):
+    for tag, number in shape.dynamic.iter_unpack(data[:whole]):
         if tag == _DT_NULL:
             break
-        tags.setdefault(tag, value)
+        tags.setdefault(tag, number)
     if _DT_SONAME not in tags:
         return None
     where = tags[_DT_SONAME]

@@ -27,10 +27,10 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
+from api.values import value
 from hooks.edits.plan import Arch
 from hooks.errors import RootfsError
 from hooks.image.elf import elf_of_fd
@@ -55,7 +55,7 @@ class Libc(Enum):
     NONE = "none"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Loader:
     """The dynamic loader for one architecture, and where it finds libraries.
 
@@ -72,7 +72,7 @@ class Loader:
     searched: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Layout:
     """What matters about an image for placing libraries into it.
 
@@ -111,7 +111,7 @@ class Layout:
         return bool(over) and max(over, key=len) in self.fresh
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Abi:
     """What the ABI of an architecture fixes, and the directories that distributions chose.
 

@@ -43,10 +43,10 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from api.values import value
 from hooks.edits.plan import Arch
 from hooks.image.rootfs_errors import MalformedCache
 
@@ -113,7 +113,7 @@ class Entry(NamedTuple):
         return self.hwcap & _HWCAP_KIND == _HWCAP_EXTENSION
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Cache:
     """What a cache says.
 

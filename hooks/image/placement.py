@@ -26,9 +26,9 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from api.values import changed, value
 from hooks.image.journal import Journal
 from hooks.image.loader_files import NOT_IN_A_DIRECTORY, loader_files
 from hooks.image.rootfs import Rootfs, components
@@ -47,7 +47,7 @@ __all__ = ["Inside", "Placed", "place", "place_inside", "stage_beside"]
 _DEV = "/dev"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Placed:
     """What was done for a plan, and what is left for the spec.
 
@@ -68,7 +68,7 @@ class Placed:
     proc_files: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Inside:
     """What was done in an image that takes writes, and what is left to do beside it.
 
@@ -148,7 +148,7 @@ def stage_beside(inside: Inside, plan: Plan, staging_dir: str, name: str = "") -
     if not inside.mounted and not plan.proc_files:
         return placed
     with _staging(staging_dir) as staging:
-        return replace(
+        return changed(
             placed,
             mounts=stage(staging, inside.mounted, name or staging_dir),
             proc_files=stage_proc_files(staging, plan.proc_files, name or staging_dir),

@@ -20,9 +20,9 @@ content for files of procfs, which are covered when the container has a procfs
 from __future__ import annotations
 
 import stat
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from api.values import value
 from hooks.edits.plan import File, LinkDirectory, Mount
 from hooks.errors import RootfsError
 from hooks.image.rootfs import components
@@ -42,7 +42,7 @@ _FILES: Final = "/files"
 _PROC_FILES: Final = "/proc-files"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Small:
     """What is to be done with each file and directory of links of a plan.
 

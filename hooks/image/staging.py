@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from api.values import value
 from hooks.edits.plan import Mount
 from hooks.errors import RootfsError
 from hooks.image.layout import CACHE, Libc
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Staged", "fill_staging", "is_on_directory"]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Staged:
     """What staging offers to the container.
 

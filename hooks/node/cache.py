@@ -16,9 +16,9 @@ from __future__ import annotations
 import json
 import os
 import stat
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from api.values import value
 from hooks.edits.plan import Arch
 from hooks.node.driver import Driver, DriverFile, LibraryFile
 from hooks.node.gpus import Gpu, MigDevice
@@ -39,7 +39,7 @@ _MOST_BYTES: Final = 16 << 20
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Kept:
     """The part of an inventory that is kept.
 
@@ -109,16 +109,16 @@ def store(config: Config, kept: Kept, observations: Mapping[tuple[str, str], Any
         "format": FORMAT,
         "config": _surroundings(config),
         "observations": [[kind, path, seen] for (kind, path), seen in observations.items()],
-        "driver": asdict(kept.driver),
-        "gpus": [asdict(gpu) for gpu in kept.gpus],
-        "mig_devices": [asdict(device) for device in kept.mig_devices],
+        "driver": kept.driver,
+        "gpus": kept.gpus,
+        "mig_devices": kept.mig_devices,
         "notes": kept.notes,
         "nvml_failure": kept.nvml_failure,
         "taken": kept.taken,
         "unsettled": kept.unsettled,
         "cuda_version": kept.cuda_version,
     }
-    content = json.dumps(document, default=_arch_name, separators=(",", ":")).encode()
+    content = json.dumps(document, default=_as_json, separators=(",", ":")).encode()
     try:
         os.makedirs(config.state, mode=0o700, exist_ok=True)
         directory = _open_directory(config.state)
@@ -197,10 +197,12 @@ def _replace(directory: int, content: bytes) -> None:
         raise
 
 
-def _arch_name(value: object) -> str:
-    if isinstance(value, Arch):
-        return value.value
-    raise TypeError(f"{value!r} is not written to JSON")
+def _as_json(thing: object) -> object:
+    if isinstance(thing, Arch):
+        return thing.value
+    if isinstance(thing, Driver | LibraryFile | DriverFile | Gpu | MigDevice):
+        return {name: getattr(thing, name) for name in thing.__match_args__}
+    raise TypeError(f"{thing!r} is not written to JSON")
 
 
 def _kept(document: Any) -> Kept:

@@ -31,8 +31,9 @@ import contextlib
 import errno
 import os
 import stat
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from api.values import value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -44,7 +45,7 @@ __all__ = ["CharLinks", "link_nodes"]
 _DIRECTORY: Final = "char"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CharLinks:
     """What came of making links.
 

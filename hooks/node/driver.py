@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from api.values import value
 from hooks.edits.capabilities import (
     ConfigFile,
     Firmware,
@@ -63,7 +63,7 @@ _COMPATIBLE_32: Final = {Arch.X86_64: Arch.I386, Arch.AARCH64: Arch.ARM}
 _PREFERENCE: Final = (Arch.X86_64, Arch.AARCH64)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LibraryFile:
     """A library of the driver.
 
@@ -82,7 +82,7 @@ class LibraryFile:
     soname: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DriverFile:
     """A file of the driver that is no library.
 
@@ -97,7 +97,7 @@ class DriverFile:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Driver:
     """The user-space driver.
 

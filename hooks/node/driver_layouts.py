@@ -27,13 +27,14 @@ extensions of Talos; Bottlerocket's kmod packages.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from api.values import value
 
 __all__ = ["DISTRIBUTION", "LAYOUTS", "LOADER", "DriverLayout", "layout_named", "prefix"]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DriverLayout:
     """One way to install the driver.
 

@@ -23,9 +23,9 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from api.values import changed, value
 from hooks.edits.capabilities import CONTROL, FRONTEND, MODESET, UVM, UVM_TOOLS
 from hooks.node.witness import read_text
 
@@ -56,7 +56,7 @@ CAPS: Final = ("nvidia-caps",)
 DRM: Final = ("drm",)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Gpu:
     """A GPU.
 
@@ -102,7 +102,7 @@ class Gpu:
         return f"GPU {self.index} ({self.uuid or self.bus_id})"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MigDevice:
     """A MIG device: a compute instance of a GPU instance.
 
@@ -143,7 +143,7 @@ def cap_path(minor: int) -> str:
     return f"/dev/nvidia-caps/nvidia-cap{minor}"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Node:
     """A device node of the host.
 
@@ -163,10 +163,11 @@ class Node:
     mode: int
     uid: int
     gid: int
-    host: str = field(default="", compare=False)
+    host: str = ""
+    _apart = ("host",)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Nodes:
     """The device nodes as they are at this moment.
 
@@ -250,7 +251,7 @@ def _numbered(found: list[Gpu], report: NvmlReport | None) -> tuple[Gpu, ...]:
         return tuple(found)  # they cannot all be true
     free = iter(sorted(set(range(len(found))) - numbers))
     numbered = [
-        replace(gpu, index=taken[gpu.bus_id] if gpu.bus_id in taken else next(free))
+        changed(gpu, index=taken[gpu.bus_id] if gpu.bus_id in taken else next(free))
         for gpu in found
     ]
     return tuple(sorted(numbered, key=lambda gpu: gpu.index))
@@ -363,7 +364,7 @@ def look_at_nodes(
     majors = read_majors(config)
     usable: dict[str, Node] = {}
     faults = {**_lost(config, gpus), **_withheld(gpus, mig)}
-    elsewhere = replace(config, dev=other_dev) if other_dev is not None else None
+    elsewhere = changed(config, dev=other_dev) if other_dev is not None else None
     for path, drivers, minor in _expected(gpus, mig):
         if path in faults:
             continue

@@ -8,9 +8,9 @@ the driver's services, is looked at anew each time an inventory is loaded.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from api.values import changed, value
 from hooks.errors import NvmlFailed
 from hooks.node import cache
 from hooks.node.driver import find_driver, find_sockets
@@ -37,7 +37,7 @@ NOT_KEPT: Final = "the inventory was not kept"
 """How the note begins that says why the next container cannot use this one's inventory."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Inventory:
     """What this node has.
 
@@ -66,7 +66,8 @@ class Inventory:
     nvml_failure: str = ""
     parameters: str = ""
     cuda_version: str = ""
-    kept: bool = field(default=False, compare=False)
+    kept: bool = False
+    _apart = ("kept",)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -94,7 +95,7 @@ def load_inventory(config: Config) -> Inventory | None:
         return None
     if _is_too_old(kept):
         return None
-    return replace(_complete(config, kept), kept=True)
+    return changed(_complete(config, kept), kept=True)
 
 
 def _is_too_old(kept: cache.Kept) -> bool:
@@ -185,7 +186,7 @@ def look_again(config: Config, inventory: Inventory) -> Inventory:
         A new inventory.
     """
     nodes = _nodes(config, inventory.driver.root, inventory.gpus, inventory.mig_devices)
-    return replace(inventory, nodes=nodes)
+    return changed(inventory, nodes=nodes)
 
 
 def _nodes(

@@ -30,9 +30,9 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from api.values import value
 from hooks.edits.capabilities import FRONTEND, MODESET, nodes_of
 from hooks.node.gpus import CAPS, cap_path, read_majors
 from hooks.node.modules import is_loaded
@@ -51,7 +51,7 @@ _CAPABILITY_MODE: Final = 0o444
 _PERMISSIONS: Final = 0o777
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MadeNodes:
     """What came of making nodes.
 
@@ -67,7 +67,7 @@ class MadeNodes:
     found: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Wanted:
     """A node that is missing."""
 

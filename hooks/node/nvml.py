@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from api.values import value
 from hooks.errors import NvmlFailed
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _MOST_GPUS: Final = 256
 _LONGEST_TEXT: Final = 128
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MigReport:
     """A MIG device as NVML tells of it; the fields are those of :class:`gpus.MigDevice`."""
 
@@ -41,7 +41,7 @@ class MigReport:
     profile: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NvmlGpu:
     """A GPU as NVML tells of it.
 
@@ -70,7 +70,7 @@ class NvmlGpu:
     brand: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NvmlReport:
     """All that NVML told.
 

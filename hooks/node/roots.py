@@ -27,9 +27,9 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from api.values import changed, value
 from hooks.errors import DriverMismatch, DriverNotFound
 from hooks.image.ldcache import parse
 from hooks.image.rootfs_errors import MalformedCache
@@ -59,7 +59,7 @@ _LARGEST_CONF: Final = 64 << 10
 _FIRST_OF_USERS: Final = 1000
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Root:
     """The place that was chosen.
 
@@ -99,7 +99,7 @@ def choose(witness: Witness, config: Config, module: str | None) -> Root:
     for root, layout in _candidates(config):
         eyes = witness.at(root)
         if layout is LOADER:
-            layout = replace(layout, libraries=_loader_directories(eyes))  # noqa: PLW2901
+            layout = changed(layout, libraries=_loader_directories(eyes))  # noqa: PLW2901
         if layout.homes and not any(eyes.directory(home) for home in layout.homes):
             continue
         directories = _library_directories(eyes, layout)

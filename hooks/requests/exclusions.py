@@ -16,9 +16,9 @@ Source: procfs and sysfs, as in :mod:`hooks.node.gpus`.
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from api.values import changed
 from hooks.edits.capabilities import FRONTEND
 from hooks.node.gpus import CAPS, cap_minors, find_gpus, read_majors
 from hooks.node.witness import Witness
@@ -59,7 +59,7 @@ def mark_excluded(
         if not named and doubtful and not gpu.uuid:
             notes.append(f"{gpu} is excluded: its UUID is not known, and may be one to exclude")
             named = True
-        marked.append(replace(gpu, excluded=named))
+        marked.append(changed(gpu, excluded=named))
     return tuple(marked), notes
 
 

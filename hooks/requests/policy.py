@@ -44,10 +44,10 @@ cmd/nvidia-container-runtime-hook; containerd, internal/cri/annotations.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import one_line
+from api.values import value
 from hooks.config import Denied, Mode
 from hooks.errors import MalformedSpec
 from hooks.requests.policy_errors import PrivilegeNeeded, RequestDenied, UnsupportedCapability
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 __all__ = ["Container", "Verdict", "judge", "read_container"]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Container:
     """Who asks.
 
@@ -96,7 +96,7 @@ class Container:
         return f"{kind} container of a pod{whose}"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Verdict:
     """What is allowed of a request.
 

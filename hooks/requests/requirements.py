@@ -30,9 +30,9 @@ from __future__ import annotations
 
 import operator
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from api.values import value
 from hooks.requests.policy_errors import MalformedRequirement, RequirementUnclear, RequirementUnmet
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def cuda_of_branch(driver: str) -> str:
     return next((cuda for first, cuda in _CUDA_OF_BRANCH if int(branch) >= first), "")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Comparison:
     """A property, how it is compared, and with what."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from api.values import changed, value
+from api.values import changed, defaults_of, value
 
 
 @value
@@ -32,6 +32,21 @@ class Model:
 @value
 class Nothing:
     """No fields."""
+
+
+@value
+class Found:
+    what: int
+    where: str = "here"
+    _apart = ("where",)
+
+
+def test_what_is_set_apart_makes_no_difference() -> None:
+    assert Found(1) == Found(1, "there")
+    assert hash(Found(1)) == hash(Found(1, "there"))
+    assert Found(1) != Found(2)
+    assert repr(Found(1)) == "Found(what=1, where='here')"
+    assert defaults_of(Found(1, "there")) == {"where": "here"}
 
 
 def test_it_is_made_compared_hashed_and_shown_as_a_dataclass_is() -> None:

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from api.values import changed
 from hooks import config
 from hooks.config import Config, load_config
 from hooks.errors import (
@@ -202,4 +202,4 @@ def test_every_key_is_documented_and_none_else(tmp_path: Path) -> None:
 
 def test_documented_values_are_the_defaults(tmp_path: Path) -> None:
     file, _ = documented(tmp_path)
-    assert replace(load_config(file), loggers=None) == Config()
+    assert changed(load_config(file), loggers=None) == Config()

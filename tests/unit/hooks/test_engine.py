@@ -4,13 +4,13 @@ import copy
 import json
 import os
 import subprocess
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from api.errors import NvshimError
+from api.values import changed
 from hooks import engine
 from hooks.edits.mutation import apply
 from hooks.edits.plan import Mount, Plan
@@ -172,7 +172,7 @@ def test_requirement_is_checked_unless_the_operator_says_no(node: Node, rootfs: 
     with pytest.raises(RequirementUnmet):
         injected(node, rootfs, spec)
     assert tree(rootfs) == before
-    node.config = replace(node.config, disable_require=True)
+    node.config = changed(node.config, disable_require=True)
     assert injected(node, rootfs, spec).record["grant"]["gpus"]
 
 

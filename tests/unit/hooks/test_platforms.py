@@ -6,12 +6,12 @@ import json
 import os
 import shutil
 import stat
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from api.values import changed
 from hooks import platforms
 from hooks.__main__ import main
 from hooks.config import Config, Platform, load_config, parse_config
@@ -163,9 +163,9 @@ def test_platform_is_found_by_what_is_there(
 
 
 def test_platform_can_be_configured(tegra: SimulatedNode, node: Node) -> None:
-    config = replace(config_of(tegra), platform=Platform.NVML)
+    config = changed(config_of(tegra), platform=Platform.NVML)
     assert platforms.platform_of(config) == Platform.NVML
-    assert platforms.platform_of(replace(node.config, platform=Platform.WSL)) == Platform.WSL
+    assert platforms.platform_of(changed(node.config, platform=Platform.WSL)) == Platform.WSL
 
 
 def test_tegra_machine_without_lists_is_like_any_other(tegra: SimulatedNode) -> None:
@@ -342,7 +342,7 @@ def test_gpu_that_a_tegra_machine_has_not_is_a_typed_error(
 
 
 def test_tegra_machine_that_lists_nothing_is_a_typed_error(tegra: SimulatedNode) -> None:
-    config = replace(config_of(tegra), platform=Platform.TEGRA, csv_directory="/no/such")
+    config = changed(config_of(tegra), platform=Platform.TEGRA, csv_directory="/no/such")
     with pytest.raises(CsvFilesMissing, match="/no/such"):
         given(config)
 
@@ -436,7 +436,7 @@ def thor(tegra: SimulatedNode, node: Node) -> Config:
     lists.mkdir(parents=True)
     lines = ["dev, /dev/nvmap", "dev, /dev/nvidia0", "dev, /dev/nvidiactl", "dev, /dev/dri/*"]
     (lists / "devices.csv").write_text("\n".join(lines))
-    return replace(
+    return changed(
         node.config,
         platform=Platform.TEGRA,
         driver_root=str(node.driver),
@@ -469,14 +469,14 @@ def test_third_gpu_of_two_is_a_typed_error(thor: Config) -> None:
 
 
 def test_excluded_gpu_is_in_no_all_and_cannot_be_named(thor: Config) -> None:
-    config = replace(thor, excluded_gpus=("0009:01:00.0",))
+    config = changed(thor, excluded_gpus=("0009:01:00.0",))
     contribution = given(config)
     assert contribution.granted == ("GPU 0",)
     paths = devices(contribution.plan)
     assert not paths & {"/dev/nvidia2", "/dev/dri/card2", "/dev/dri/renderD130"}
     with pytest.raises(GpuExcluded):
         given(config, "1")
-    config = replace(thor, excluded_gpus=("0009:01:00.0", uuid_of(0)))
+    config = changed(thor, excluded_gpus=("0009:01:00.0", uuid_of(0)))
     with pytest.raises(NoGpus, match="exclude-gpus"):
         given(config)
 
@@ -587,7 +587,7 @@ def test_windows_without_its_device_is_a_typed_error(wsl: SimulatedNode, instead
         path.touch()
     elif instead == "another device":
         os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(10, 200))
-    config = replace(config_of(wsl), platform=Platform.WSL)
+    config = changed(config_of(wsl), platform=Platform.WSL)
     with pytest.raises(PlatformNodeMissing):
         given(config)
     assert given(config, "none").plan.devices == ()

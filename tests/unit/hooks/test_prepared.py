@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import marshal
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from api.values import changed
 from hooks import engine
 from hooks.edits.plan import (
     Arch,
@@ -130,15 +130,15 @@ def test_whatever_files_depend_on_changes_the_key(node: Node, inventory: Invento
     kinds += [
         key(node, changed, spec_with(ALL))
         for changed in (
-            replace(inventory, gpus=inventory.gpus[:1]),
-            replace(inventory, parameters="x"),
-            replace(inventory, sockets={"/run/x": "/run/x"}),
-            replace(inventory, driver=replace(inventory.driver, version="1.2")),
-            replace(inventory, nodes=replace(inventory.nodes, faults={"/dev/x": "absent"})),
+            changed(inventory, gpus=inventory.gpus[:1]),
+            changed(inventory, parameters="x"),
+            changed(inventory, sockets={"/run/x": "/run/x"}),
+            changed(inventory, driver=changed(inventory.driver, version="1.2")),
+            changed(inventory, nodes=changed(inventory.nodes, faults={"/dev/x": "absent"})),
         )
     ]
     request = engine.read_request(spec_with(ALL))
-    kinds.append(key_of(spec_with(ALL), request, inventory, replace(node.config, dev="/x")))
+    kinds.append(key_of(spec_with(ALL), request, inventory, changed(node.config, dev="/x")))
     assert None not in kinds
     assert len(set(kinds)) == len(kinds)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from api.values import changed
 from hooks import engine, vendors
 from hooks.__main__ import main
 from hooks.config import Config, load_config
@@ -242,7 +242,7 @@ def test_gpu_without_its_render_node_is_left_out_of_all_and_refused_by_name(
 
 def test_excluded_gpu_is_left_out_of_all_and_refused_by_name(mixed: SimulatedNode) -> None:
     first, second = intel.find(config_of(mixed))
-    config = replace(config_of(mixed), excluded_gpus=(second.address,))
+    config = changed(config_of(mixed), excluded_gpus=(second.address,))
     (contribution,) = vendors.contribute(Request(Void(), intel_devices="all"), config)
     assert contribution.granted == (str(first),)
     assert any("excluded" in note for note in contribution.notes)
@@ -252,21 +252,21 @@ def test_excluded_gpu_is_left_out_of_all_and_refused_by_name(mixed: SimulatedNod
 
 
 def test_excluded_gpu_is_in_no_all_with_all_its_partitions(mixed: SimulatedNode) -> None:
-    config = replace(config_of(mixed), excluded_gpus=("0000:61:00.0",))
+    config = changed(config_of(mixed), excluded_gpus=("0000:61:00.0",))
     (contribution,) = vendors.contribute(Request(Void(), amd_devices="all"), config)
     assert [name.split(" (")[0] for name in contribution.granted] == ["AMD GPU 0"]
     assert len(contribution.notes) == 8
     for named in ("1", "0-3", "renderD136", "0000:61:00.0"):
         with pytest.raises(GpuExcluded):
             vendors.contribute(Request(Void(), amd_devices=named), config)
-    config = replace(config, excluded_gpus=("0000:60:00.0", "0000:61:00.0"))
+    config = changed(config, excluded_gpus=("0000:60:00.0", "0000:61:00.0"))
     with pytest.raises(NoVendorGpus, match="excluded by the configuration and 1 more") as raised:
         vendors.contribute(Request(Void(), amd_devices="all"), config)
     assert raised.value.do == ""
 
 
 def test_cdi_file_gives_no_partition_of_an_excluded_gpu(mixed: SimulatedNode) -> None:
-    config = replace(config_of(mixed), excluded_gpus=("0000:61:00.0",))
+    config = changed(config_of(mixed), excluded_gpus=("0000:61:00.0",))
     gpus, _ = amd.find(config)
 
     def refuse(gpu: VendorGpu) -> None:

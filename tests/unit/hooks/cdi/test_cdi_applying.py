@@ -6,13 +6,13 @@ import json
 import os
 import stat
 import subprocess
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.values import changed
 from hooks import engine
 from hooks.cdi import names, schema
 from hooks.cdi.applying import contribute
@@ -55,7 +55,7 @@ KIND = "vendor.com/device"
 def specs(bare_node: Node) -> Path:
     directory = bare_node.base / "cdi"
     directory.mkdir()
-    bare_node.config = replace(bare_node.config, cdi_spec_dirs=(str(directory),))
+    bare_node.config = changed(bare_node.config, cdi_spec_dirs=(str(directory),))
     return directory
 
 
@@ -114,7 +114,7 @@ def test_numbers_and_type_are_looked_up_on_the_host(bare_node: Node, specs: Path
             {"path": "/dev/said//twice/", "hostPath": "/dev/vendor0", "type": "c"},
         ],
     )
-    assert [replace(d, reason="") for d in plan.devices] == [
+    assert [changed(d, reason="") for d in plan.devices] == [
         Device("/dev/vendor0", 10, 200),
         Device("/dev/in/side", 10, 200, access="rw"),
         Device("/dev/disk", 7, 8, 0o640, 1, 2, "", kind="b"),
@@ -240,7 +240,7 @@ def test_hook_is_refused_by_name_of_hook_and_setting(bare_node: Node, specs: Pat
 
 
 def test_hook_is_left_out_and_noted_if_so_configured(bare_node: Node, specs: Path) -> None:
-    bare_node.config = replace(bare_node.config, cdi_skip_hooks=True)
+    bare_node.config = changed(bare_node.config, cdi_skip_hooks=True)
     write(specs, {"0": {"hooks": [HOOK], "env": ["A=b"]}})
     made = contribution(bare_node)
     assert made.plan.hooks == ()
@@ -249,7 +249,7 @@ def test_hook_is_left_out_and_noted_if_so_configured(bare_node: Node, specs: Pat
 
 
 def test_allowed_hook_always_has_an_environment_of_its_own(bare_node: Node, specs: Path) -> None:
-    bare_node.config = replace(bare_node.config, cdi_allow_hooks=("/opt/vendor/hook",))
+    bare_node.config = changed(bare_node.config, cdi_allow_hooks=("/opt/vendor/hook",))
     full = {**HOOK, "path": "/opt/./vendor/hook", "args": ["h", "x"], "env": ["A=b"], "timeout": 2}
     plan = edits_of(bare_node, specs, hooks=[HOOK, full])
     first, second = plan.hooks
@@ -449,7 +449,7 @@ EVERYTHING = {
 def test_everything_a_spec_may_say_is_in_its_place(
     bare_node: Node, specs: Path, rootfs: Path
 ) -> None:
-    bare_node.config = replace(bare_node.config, cdi_allow_hooks=("/opt/vendor/hook",))
+    bare_node.config = changed(bare_node.config, cdi_allow_hooks=("/opt/vendor/hook",))
     write(specs, {"0": EVERYTHING})
     injection = injected(bare_node, rootfs, oci(), f"{KIND}=0")
     assert json.loads(json.dumps(injection.record)) == injection.record
@@ -481,7 +481,7 @@ def test_everything_a_spec_may_say_is_in_its_place(
 
 
 def test_what_the_container_has_already_stays(bare_node: Node, specs: Path, rootfs: Path) -> None:
-    bare_node.config = replace(bare_node.config, cdi_allow_hooks=("/opt/vendor/hook",))
+    bare_node.config = changed(bare_node.config, cdi_allow_hooks=("/opt/vendor/hook",))
     write(specs, {"0": EVERYTHING})
     before = oci(hooks={"createContainer": [{"path": "/bin/mine"}], "poststop": []})
     before["linux"]["intelRdt"] = {"closID": "mine"}
@@ -504,7 +504,7 @@ def test_spec_as_nvidia_ctk_writes_it_makes_a_container_as_ours(
 ) -> None:
     specs = tmp_path / "cdi"
     specs.mkdir()
-    node.config = replace(node.config, cdi_spec_dirs=(str(specs),))
+    node.config = changed(node.config, cdi_spec_dirs=(str(specs),))
     lib = f"usr/lib/x86_64-linux-gnu/libcuda.so.{VERSION}"
     (specs / "nvidia.json").write_text(
         json.dumps(
@@ -555,7 +555,7 @@ def test_newer_libcuda_of_the_image_comes_first_if_a_hook_asks_for_it(
     elves.write(rootfs / "usr/local/cuda/compat/libcuda.so.999.1", "libcuda.so.1")
 
     def first(*words: str, compat: bool = True) -> str:
-        node.config = replace(node.config, cdi_spec_dirs=(str(specs),), cuda_compat=compat)
+        node.config = changed(node.config, cdi_spec_dirs=(str(specs),), cuda_compat=compat)
         more = [nvidia("enable-cuda-compat", *words)] if words else []
         write(specs, {"0": {"mounts": [mount], "hooks": [*hooks, *more]}})
         (rootfs / "etc/ld.so.cache").unlink(missing_ok=True)
@@ -724,6 +724,6 @@ def test_what_one_vendor_may_bring_another_may_not() -> None:
         Plan(intel_rdt=(IntelRdt("class"),)),
     ):
         with pytest.raises(VerificationFailed):
-            verify_bounds(replace(nvidia, plan=plan), ())
+            verify_bounds(changed(nvidia, plan=plan), ())
     with pytest.raises(VerificationFailed, match="image"):
-        verify_bounds(replace(nvidia, plan=Plan(mounts=(Mount("/d/x", "/x"),))), ("/d/x",))
+        verify_bounds(changed(nvidia, plan=Plan(mounts=(Mount("/d/x", "/x"),))), ("/d/x",))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from api.values import changed
 from hooks import engine
 from hooks.edits.feature_errors import ImexChannelMissing, MigCapabilityMissing
 from hooks.edits.features import MOST_CHANNELS
@@ -245,7 +245,7 @@ def test_management_brings_every_node_of_the_driver_and_no_graphics(
 
 
 def test_management_leaves_excluded_gpus_out(full: Node, rootfs: Path) -> None:
-    full.config = replace(full.config, excluded_gpus=(uuid_of(1),))
+    full.config = changed(full.config, excluded_gpus=(uuid_of(1),))
     found = devices(given(full, rootfs, Feature.MANAGEMENT, devices=Void()))
     assert "/dev/nvidia0" in found
     assert "/dev/nvidia1" not in found

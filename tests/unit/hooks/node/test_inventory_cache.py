@@ -5,7 +5,6 @@ import os
 import shutil
 import stat
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from api.values import changed
 from hooks.errors import DriverNotFound
 from hooks.node import inventory as inventories
 from hooks.node.inventory import Inventory, load_inventory, take_inventory
@@ -261,8 +261,8 @@ def test_uses_of_a_gpu_do_not_make_it_stale(node: Node) -> None:
 
 def test_inventory_of_another_configuration_is_stale(node: Node) -> None:
     take(node)
-    assert load_inventory(replace(node.config, dev="/dev")) is None
-    assert load_inventory(replace(node.config, nvml_timeout=1.0)) is None
+    assert load_inventory(changed(node.config, dev="/dev")) is None
+    assert load_inventory(changed(node.config, nvml_timeout=1.0)) is None
 
 
 def test_nodes_and_sockets_are_those_of_now(node: Node) -> None:

@@ -6,11 +6,11 @@ import os
 import shutil
 import stat
 import subprocess
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from api.values import changed
 from hooks import engine
 from hooks.node.inventory import look_again, take_inventory
 from hooks.node.modules import load_commands
@@ -68,7 +68,7 @@ def test_loaded_modules_are_not_loaded_again(node: Node) -> None:
 
 
 def test_nothing_is_loaded_if_the_operator_says_so(node: Node) -> None:
-    assert load_commands(replace(node.config, load_modules=False), CAPABILITIES) == ()
+    assert load_commands(changed(node.config, load_modules=False), CAPABILITIES) == ()
 
 
 @pytest.mark.parametrize(("vendor", "kind"), [("0x1002", "0x030000"), ("0x10de", "0x040300")])
@@ -78,10 +78,10 @@ def test_nothing_is_loaded_on_a_node_without_a_gpu(node: Node, vendor: str, kind
 
 
 def test_modules_are_those_of_the_driver_root(node: Node) -> None:
-    everywhere = replace(node.config, driver_root=None)
+    everywhere = changed(node.config, driver_root=None)
     assert load_commands(everywhere, ())[0] == ("modprobe", "--", "nvidia")
-    assert load_commands(replace(everywhere, driver_root="/"), ()) == load_commands(everywhere, ())
-    commands = load_commands(replace(everywhere, driver_root="/run/nvidia/driver"), ())
+    assert load_commands(changed(everywhere, driver_root="/"), ()) == load_commands(everywhere, ())
+    commands = load_commands(changed(everywhere, driver_root="/run/nvidia/driver"), ())
     assert commands[0] == ("modprobe", "-d", "/run/nvidia/driver", "--", "nvidia")
 
 
@@ -94,7 +94,7 @@ def test_command_is_one_that_modprobe_understands(node: Node, tmp_path: Path) ->
     (modules / "modules.builtin").write_text("kernel/drivers/video/nvidia.ko\n")
     subprocess.run(["depmod", "-b", tmp_path], check=True)
     load(node, "nvidia_uvm")
-    config = replace(node.config, driver_root=str(tmp_path))
+    config = changed(node.config, driver_root=str(tmp_path))
     (command,) = load_commands(config, DEFAULT_CAPABILITIES)
     subprocess.run(command, check=True)
     (modules / "modules.builtin").write_text("")
@@ -150,7 +150,7 @@ def test_node_that_another_shim_has_made_meanwhile_counts(node: Node, tmp_path: 
 def test_nodes_of_excluded_gpus_are_not_made(node: Node) -> None:
     for name in ("nvidia0", "nvidia1"):
         (node.dev / name).unlink()
-    node.config = replace(node.config, excluded_gpus=("0000:11:00.0",))
+    node.config = changed(node.config, excluded_gpus=("0000:11:00.0",))
     assert make(node).made == (f"{node.dev}/nvidia0",)
 
 
@@ -206,7 +206,7 @@ def test_none_is_made_where_the_module_is_not_there_or_says_no(node: Node, text:
 
 def test_none_is_made_if_the_operator_says_so(node: Node) -> None:
     (node.dev / "nvidia0").unlink()
-    config = replace(node.config, make_nodes=False)
+    config = changed(node.config, make_nodes=False)
     inventory = take_inventory(config, None)
     assert make_missing(config, inventory, DEFAULT_CAPABILITIES) == MadeNodes()
 

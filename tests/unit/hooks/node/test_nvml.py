@@ -166,7 +166,7 @@ def install_nvml(node: Node, *flags: str) -> None:
 def run_probe(node: Node, timeout: float = 20.0) -> subprocess.CompletedProcess[bytes]:
     config = Config(
         **{
-            **{name: getattr(node.config, name) for name in Config.__slots__},
+            **{name: getattr(node.config, name) for name in Config.__match_args__},
             "nvml_timeout": timeout,
         }
     )

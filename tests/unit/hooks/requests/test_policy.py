@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.values import changed
 from hooks.config import Config, Denied, Mode
 from hooks.errors import MalformedSpec
 from hooks.requests.policy import Container, judge, read_container
@@ -107,7 +107,7 @@ def test_dockers_gpus_are_a_grant_and_a_hook_in_a_pod_is_none(mode: str) -> None
 @pytest.mark.parametrize("mode", MODES)
 def test_trusted_namespace_is_believed_in_each_mode(mode: str) -> None:
     assert gets(asked(ALL), POD, mode=mode, trusted_namespaces=("other", "team"))
-    elsewhere = replace(POD, namespace="")
+    elsewhere = changed(POD, namespace="")
     assert not gets(asked(ALL), elsewhere, mode=Mode.DEFAULT, trusted_namespaces=("team",))
     # A namespace is Kubernetes' word; nothing else has one.
     assert not gets(asked(ALL), DESKTOP, mode=Mode.STRICT, trusted_namespaces=("",))
@@ -117,7 +117,7 @@ def test_trusted_namespace_is_believed_in_each_mode(mode: str) -> None:
 @pytest.mark.parametrize("origin", [ENVIRONMENT, ANNOTATIONS, MOUNTS])
 def test_sandbox_of_a_pod_gets_nothing_and_does_not_fail(mode: str, origin: str) -> None:
     request = asked(ALL, origin, cdi_devices=("a.b/c=d",), amd_devices="all")
-    sandbox = replace(PRIVILEGED_POD, sandbox=True)
+    sandbox = changed(PRIVILEGED_POD, sandbox=True)
     verdict = judge(request, sandbox, Config(mode=mode, denied=Denied.FAIL))
     assert not verdict.allowed.wants_injection
     assert "sandbox" in verdict.denials[0]
@@ -225,7 +225,7 @@ def test_requests_of_imex_channels_are_ignored_if_that_is_set() -> None:
 @pytest.mark.parametrize("mode", [Mode.DEFAULT, Mode.NVIDIA])
 def test_steering_mig_needs_privilege_everywhere(feature: str, mode: str) -> None:
     request = asked(ALL, features=frozenset({feature}))
-    for container in (DESKTOP, replace(POD, namespace="operator")):
+    for container in (DESKTOP, changed(POD, namespace="operator")):
         config = Config(mode=mode, trusted_namespaces=("operator",))
         with pytest.raises(PrivilegeNeeded, match=feature):
             judge(request, container, config)
@@ -378,9 +378,9 @@ ADMIN = {"bounding": ["CAP_CHOWN", "CAP_SYS_ADMIN"]}
         ({"annotations": CRI}, POD),
         ({"annotations": {"io.kubernetes.cri.sandbox-id": "x"}}, Container(kubernetes=True)),
         ({"annotations": CRI | {"io.kubernetes.cri.container-type": "sandbox"}},
-         replace(POD, sandbox=True)),
+         changed(POD, sandbox=True)),
         ({"annotations": {"io.kubernetes.cri-o.ContainerType": "sandbox",
-                          "io.kubernetes.cri-o.Namespace": "team"}}, replace(POD, sandbox=True)),
+                          "io.kubernetes.cri-o.Namespace": "team"}}, changed(POD, sandbox=True)),
         ({"linux": {"cgroupsPath": "/kubepods/burstable/pod12/abc"}}, Container(kubernetes=True)),
         ({"linux": {"cgroupsPath": "kubepods-pod12.slice:docker:abc"}}, Container(kubernetes=True)),
         ({"linux": {"cgroupsPath": "system.slice:docker:abc"}}, DESKTOP),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from api.values import changed
 from hooks.config import Config
 from hooks.errors import MalformedDevice, MalformedSpec
 from hooks.requests.glance import is_nvidia_hook, may_ask
@@ -240,7 +240,7 @@ def test_configuration_says_where_to_look() -> None:
         accept_mounts=False,
         default_kind="amd.com/gpu",
     )
-    plain = replace(config, default_kind="nvidia.com/gpu")
+    plain = changed(config, default_kind="nvidia.com/gpu")
     swarm = ["DOCKER_RESOURCE_GPU=1", f"{DEVICES}=all", "DOCKER_RESOURCE_B=3"]
     assert read(*swarm, config=plain).devices == gpus(1, 3)
     assert read(*swarm).devices == AllDevices()
