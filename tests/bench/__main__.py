@@ -52,7 +52,7 @@ PARTS: Final[dict[str, Callable[[Stage], Results]]] = {
 """What can be measured, by the word that asks for it, in the order in which it is done."""
 
 _USUAL: Final = Sizes(rounds=25, shims=100, many=(10, 30), execs=300, pods=40, watch=10)
-_QUICK: Final = Sizes(rounds=6, shims=20, many=(10,), execs=100, pods=8, watch=5)
+_QUICK: Final = Sizes(rounds=5, shims=10, many=(10,), execs=50, pods=12, watch=5)
 
 
 def main() -> int:
@@ -70,7 +70,9 @@ def main() -> int:
     try:
         with Stage(sizes) as stage:
             for part in asked.only:
+                before = time.monotonic()
                 results = results.joined(PARTS[part](stage))
+                say(f"{part}: {time.monotonic() - before:.0f} s")
                 # What comes next may fail; what is known is known.
                 results = results.joined(Results(describe(sizes.rounds, load)))
                 results.write(asked.json)

@@ -99,7 +99,7 @@ def _by_cache(stage: Stage) -> Results:
 
 def _by_containers(stage: Stage) -> Results:
     """Containers of one pod: the time of the next one, and the memory of the shim."""
-    rounds = max(2, stage.sizes.rounds // 8)
+    rounds = max(1, stage.sizes.rounds // 8)
     tell = progress("containers in a pod", rounds)
     runtimes = {"stock": Runtime(stage.warm, STOCK), "ours": Runtime(stage.warm, OURS)}
     times: dict[str, list[tuple[float, ...]]] = {key: [] for key in runtimes}
@@ -171,7 +171,7 @@ def _cases(
 
 
 def _measured(stage: Stage, what: str, cases: dict[str, Callable[[], float]]) -> dict[str, Series]:
-    rounds = max(4, stage.sizes.rounds // 2)
+    rounds = max(3, stage.sizes.rounds // 2)
     return interleave(cases, rounds=rounds, warm_up=1, tell=progress(f"by {what}", rounds))
 
 
