@@ -54,6 +54,9 @@ PARTS: Final[dict[str, Callable[[Stage], Results]]] = {
 _USUAL: Final = Sizes(rounds=25, shims=100, many=(10, 30), execs=300, pods=40, watch=10)
 _QUICK: Final = Sizes(rounds=5, shims=10, many=(10,), execs=50, pods=12, watch=5)
 
+# Nothing of what is to be reached, and a third of the time.
+_LONG: Final = ("output", "growth", "scaling", "injection")
+
 
 def main() -> int:
     """Measure and print."""
@@ -69,7 +72,7 @@ def main() -> int:
     sizes = _sizes(asked)
     try:
         with Stage(sizes) as stage:
-            for part in asked.only:
+            for part in asked.only or [part for part in PARTS if _is_usual(part, asked)]:
                 before = time.monotonic()
                 results = results.joined(PARTS[part](stage))
                 say(f"{part}: {time.monotonic() - before:.0f} s")
@@ -88,10 +91,10 @@ def main() -> int:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("--only", type=_parts, default=[], metavar="PART,…", help=", ".join(PARTS))
     parser.add_argument(
-        "--only", type=_parts, default=list(PARTS), metavar="PART,…", help=", ".join(PARTS)
+        "--quick", action="store_true", help=f"small sizes, and not {', '.join(_LONG)}: for a look"
     )
-    parser.add_argument("--quick", action="store_true", help="small sizes, for a look")
     parser.add_argument("--rounds", type=int, help=f"of each comparison; {_USUAL.rounds}")
     parser.add_argument("--shims", type=int, help=f"idle at the same time; {_USUAL.shims}")
     parser.add_argument("--execs", type=int, help=f"to see what they leave; {_USUAL.execs}")
@@ -108,6 +111,10 @@ def _parts(text: str) -> list[str]:
     if unknown := [part for part in parts if part not in PARTS]:
         raise argparse.ArgumentTypeError(f"{unknown[0]}: none of {', '.join(PARTS)}")
     return parts
+
+
+def _is_usual(part: str, asked: argparse.Namespace) -> bool:
+    return not asked.quick or part not in _LONG
 
 
 def _sizes(asked: argparse.Namespace) -> Sizes:

@@ -18,8 +18,8 @@ def describe(rounds: int, load: float) -> dict[str, str]:
         load: the machine's load before anything was measured.
     """
     return {
-        "on": time.strftime("%Y-%m-%d"),
-        "with processors:": str(os.cpu_count()),
+        "measured on": time.strftime("%Y-%m-%d"),
+        "processors": str(os.cpu_count()),
         "memory": f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB",
         "Linux": platform.release(),
         "containerd": _version("containerd", "--version"),

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
     from tests.bench.results import Curve
 
-_WIDTH: Final = 420.0
+_WIDTH: Final = 440.0
 _HEIGHT: Final = 250.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 14.0, 48.0, 42.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 28.0, 48.0, 42.0
 _TICKS: Final = 5
 
 # The colour and the mark of a line, by its key; those of other lines follow.
-_KINDS: Final = {"stock": 3, "ours": 0, "gpus": 1}
+_KINDS: Final = {"stock": 3, "ours": 0, "gpus": 1, "first": 2}
 
 _BAR_LABELS: Final = 190.0
 _BAR_WIDTH: Final = 640.0
@@ -72,7 +72,7 @@ def curve_chart(curve: Curve) -> str:
         picture.text(x, bottom + 17, _number(tick), "small middle")
     picture.text((_LEFT + right) / 2, _HEIGHT - 8, curve.axis, "small middle")
     picture.upright(14, (_TOP + bottom) / 2, curve.unit, "small middle")
-    legend = _LEFT
+    legend = 12.0
     for number, (key, line) in enumerate(curve.lines.items()):
         kind = _KINDS.get(key, number)
         points = [place(x, y) for x, y in zip(curve.places, line.values, strict=True)]
@@ -80,7 +80,7 @@ def curve_chart(curve: Curve) -> str:
         for x, y in [*points, (legend + 5, 32.0)]:
             picture.polygon(_mark(kind, x, y), f"f{kind}")
         picture.text(legend + 14, 36, line.title)
-        legend += 30 + CHARACTER * len(line.title)
+        legend += 26 + CHARACTER * len(line.title)
     return picture.render()
 
 
