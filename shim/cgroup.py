@@ -159,6 +159,23 @@ def pids_in(directory: str) -> list[int]:
     return sorted(pids)
 
 
+def join_those_of(pid: int) -> None:
+    """Put this process in the cgroups of another, in each hierarchy that is mounted.
+
+    Args:
+        pid: the other process.
+
+    Raises:
+        OSError: one of them takes no process.
+    """
+    ours, hierarchies = _paths_of("self"), _mounted()
+    for controller, path in _paths_of(pid).items():
+        directory = hierarchies.directory(controller, path)
+        if directory is not None and ours.get(controller) != path:
+            with open(os.path.join(directory, "cgroup.procs"), "wb", buffering=0) as file:
+                file.write(b"0")
+
+
 def parse_mounts(mountinfo: Iterable[bytes]) -> Hierarchies:
     """The hierarchies that a mountinfo file lists.
 

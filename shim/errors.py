@@ -95,6 +95,26 @@ class ServerNotStarted(ShimError):
     status = Status.UNAVAILABLE
 
 
+class ContainerdNotFound(ShimError):
+    """Nobody listens at the address, so there is nobody to be started beside.
+
+    Raised by :mod:`shim.standing`.
+    """
+
+    code = "NVSHIM-E0700"
+    status = Status.UNAVAILABLE
+
+
+class SurroundingsDiffer(ShimError):
+    """A process would not be forked in surroundings like containerd's.
+
+    Raised by :mod:`shim.standing`.
+    """
+
+    code = "NVSHIM-E0701"
+    status = Status.FAILED_PRECONDITION
+
+
 class ShimCgroupUnusable(ShimError):
     """The cgroup that ``ShimCgroup`` names cannot be joined. Raised by the ``start`` verb."""
 

@@ -1,8 +1,8 @@
 """The fork server: a process that has imported everything, and forks shims and verbs.
 
 One runs for each containerd and each set of surroundings (:mod:`shim.warmstart` names it by
-them). The first cold ``start`` leaves it behind. It is single-threaded and does nothing between
-requests but wait in poll(2).
+them). The first cold ``start`` leaves it behind, or systemd starts it (:mod:`shim.standing`). It
+is single-threaded and does nothing between requests but wait in poll(2).
 
 Rules
 - It ends by itself when nobody has asked for long, and when a file that it has imported has
@@ -51,12 +51,13 @@ _REFILL: Final = 0.02
 _REHEARSALS: Final = 20
 
 
-def main(path: str, address: str) -> NoReturn:
+def main(path: str, address: str, *, stay: bool = False) -> NoReturn:
     """Serve until nobody asks any more.
 
     Args:
         path: where to listen. The lock beside it is held by the caller's descriptor.
         address: containerd's gRPC address, shown in the command line.
+        stay: whether to stay although nobody asks.
     """
     prepare_fork_server(address)
     signal.signal(signal.SIGTERM, _end)
@@ -68,7 +69,7 @@ def main(path: str, address: str) -> NoReturn:
         installation = Installation(program)
         _import_everything(path)
         if installation.is_imported(program):
-            _serve_until_idle(path, address, installation)
+            _serve_until_idle(path, address, installation, None if stay else IDLE * 1000)
     except SystemExit:
         pass
     finally:
@@ -80,7 +81,9 @@ def _end(_: int, __: object) -> NoReturn:
     raise SystemExit
 
 
-def _serve_until_idle(path: str, address: str, installation: Installation) -> None:
+def _serve_until_idle(
+    path: str, address: str, installation: Installation, idle: float | None
+) -> None:
     listener_fd = sockets.listen(path)
     if listener_fd is None:
         return
@@ -89,7 +92,7 @@ def _serve_until_idle(path: str, address: str, installation: Installation) -> No
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     link = _leave_link(path, address)
     try:
-        _serve(socket.socket(fileno=listener_fd), address, installation)
+        _serve(socket.socket(fileno=listener_fd), address, installation, idle)
     finally:
         with contextlib.suppress(OSError):
             if os.readlink(link) == os.path.basename(path):
@@ -106,14 +109,16 @@ def _leave_link(path: str, address: str) -> str:
     return link
 
 
-def _serve(listener: socket.socket, address: str, installation: Installation) -> None:
+def _serve(
+    listener: socket.socket, address: str, installation: Installation, idle: float | None
+) -> None:
     poll = select.poll()
     poll.register(listener, select.POLLIN)
     if installation.descriptor >= 0:
         poll.register(installation.descriptor, select.POLLIN)
     spare = _spare(address)
     wanted = False
-    while (ready := poll.poll((_REFILL if wanted else IDLE) * 1000)) or wanted:
+    while (ready := poll.poll(_REFILL * 1000 if wanted else idle)) or wanted:
         if not ready:
             spare, wanted = _spare(address), False
             continue

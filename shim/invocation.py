@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 VERBS: Final = ("start", "delete")
 
-# What ``start`` calls us by, to leave a fork server behind; containerd never does.
+# What ``start`` calls us by, to leave a fork server behind, and systemd; containerd never does.
 FORK_SERVER: Final = "fork-server"
 
 # Flags with a value, and the attribute that keeps it.
@@ -36,6 +36,7 @@ _VALUES: Final = {
 }
 _SWITCHES: Final = {
     "debug": "debug",
+    "stay": "stay",
     "info": "info",
     "v": "version",
     "version": "version",
@@ -59,7 +60,8 @@ class Invocation:
         namespace: containerd's namespace.
         address: containerd's gRPC address.
         publish_binary: containerd's own path; unused, since events go over ttrpc.
-        socket: where a fork server is to listen.
+        socket: where a fork server is to listen; empty if it is to find that out.
+        stay: whether a fork server stays although nobody asks.
         container_id: the container that the verb is about.
         bundle: its bundle; empty for the current directory.
         debug: whether the shim is to log its steps.
@@ -83,6 +85,7 @@ class Invocation:
         "parent",
         "publish_binary",
         "socket",
+        "stay",
         "verb",
         "version",
         "warm",
@@ -97,6 +100,7 @@ class Invocation:
         self.bundle = ""
         self.socket = ""
         self.debug = False
+        self.stay = False
         self.info = False
         self.version = False
         self.help = False

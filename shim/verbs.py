@@ -94,12 +94,20 @@ def _verb(name: str) -> Callable[[Invocation], bytes]:
 
         return start
     if name == FORK_SERVER:
-        from shim.forkserver import main as fork_server  # noqa: PLC0415
-
-        return lambda asked: fork_server(asked.socket, asked.address)
+        return _fork_server
     from shim.delete import delete  # noqa: PLC0415
 
     return delete
+
+
+def _fork_server(asked: Invocation) -> NoReturn:
+    if not asked.socket:
+        from shim.standing import stand  # noqa: PLC0415
+
+        stand(asked.address)
+    from shim.forkserver import main as fork_server  # noqa: PLC0415
+
+    fork_server(asked.socket, asked.address, stay=asked.stay)
 
 
 def _occupy_standard_descriptors() -> None:

@@ -204,6 +204,14 @@ def ask(path: str, listener: int, request: Request) -> int:
         connection.close()
 
 
+def explain_difference(one: list[bytes], other: list[bytes]) -> str:
+    """What of two processes' surroundings differs, by its name in /proc/PID; empty if nothing."""
+    names = [*_LINKS, "cgroup", "limits", "attr/current"]
+    lines = {line.partition(b":")[0].decode() for line in set(one) ^ set(other) if b":\t" in line}
+    differing = [name for name, a, b in zip(names, one, other, strict=False) if a != b]
+    return ", ".join([*differing, *sorted(lines)]) or ("scheduling" if one != other else "")
+
+
 def _accepted(connection: _socket.socket) -> bool:
     """Whether a connection is taken; one that is frozen does not, and is not waited for."""
     connection.settimeout(_STEP)
@@ -242,9 +250,7 @@ def leave_behind(path: str, address: str) -> None:
         address: containerd's gRPC address, for whoever looks at the process.
     """
     try:
-        lock = os.open(
-            lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-        )
+        lock = open_lock(path)
     except OSError:
         return
     try:
@@ -252,12 +258,20 @@ def leave_behind(path: str, address: str) -> None:
         # Until it can remove its files when it is told to end.
         _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGTERM,))
         if os.fork() == 0:
-            _become_fork_server(path, address, lock)
+            become_fork_server(path, address, lock)
     except OSError:
         return  # another one is there, or there is no room for a process: nobody needs it
 
 
-def _become_fork_server(path: str, address: str, lock: int) -> NoReturn:
+def become_fork_server(path: str, address: str, lock: int, *flags: str) -> NoReturn:
+    """Execute the fork server in this process, which blocks SIGTERM.
+
+    Args:
+        path: where it is to listen.
+        address: containerd's gRPC address, for whoever looks at the process.
+        lock: the descriptor of the locked file beside the path.
+        flags: more of its flags.
+    """
     # An interpreter of its own: nothing of this verb is in the memory that shims will share.
     try:
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -268,13 +282,22 @@ def _become_fork_server(path: str, address: str, lock: int) -> NoReturn:
         os.dup2(high, LOCK_FD)
         os.setpgid(0, 0)
         program = os.path.abspath(sys.argv[0])
-        words = ["-address", address, "-socket", path, _ROOM_FOR_NAMES, "fork-server"]
+        words = ["-address", address, "-socket", path, *flags, _ROOM_FOR_NAMES, "fork-server"]
         os.execv(program, [program, *words])  # noqa: S606 - our own program, and no shell
     finally:
         try:
             os.unlink(lock_path(path))
         finally:
             os._exit(1)
+
+
+def open_lock(path: str) -> int:
+    """Open the file whose lock a fork server holds.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    return os.open(lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 def lock_path(path: str) -> str:

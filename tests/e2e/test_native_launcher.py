@@ -286,7 +286,7 @@ async def test_a_stopped_fork_server_is_not_waited_for(node: Node) -> None:
     os.kill(server, signal.SIGSTOP)
     began = time.monotonic()
     assert _executed(node, "delete")[:2] == [node.launcher, f"{node.launcher}.py"]
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 3
     os.kill(server, signal.SIGCONT)
 
 
@@ -305,7 +305,7 @@ async def test_a_frozen_fork_server_is_not_waited_for(node: Node) -> None:
         eventually(lambda: content_of(f"{path}/freezer.state") == b"FROZEN\n", "it is frozen")
         began = time.monotonic()
         await node.start("c2", wait=False)
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 3
     finally:
         _write(f"{path}/freezer.state", "THAWED")
         node.close()
