@@ -81,14 +81,17 @@ class Node:
         with socket.socket(socket.AF_UNIX) as probe:
             return bool(path) and probe.connect_ex(path) == 0
 
+    def _everybody(self) -> list[int]:
+        # Asked again each time: a spare may just be on its way into the world.
+        return [*self._named_so(spare=False), *self._named_so(spare=True), *self.pids]
+
     def close(self) -> None:
-        for pid in [*self.servers(), *self.spares(), *self.pids]:
+        for pid in self._everybody():
             if is_alive(pid):
                 os.kill(pid, signal.SIGCONT)
                 os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + 5
-        ending = [*self.servers(), *self.spares(), *self.pids]
-        while any(map(is_alive, ending)) and time.monotonic() < deadline:
+        deadline = time.monotonic() + 10
+        while any(map(is_alive, self._everybody())) and time.monotonic() < deadline:
             time.sleep(0.01)
         self.shims.clean()
         for socket_path in self.sockets:
