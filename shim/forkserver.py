@@ -84,6 +84,8 @@ def _end(_: int, __: object) -> NoReturn:
 def _serve_until_idle(
     path: str, address: str, installation: Installation, idle: float | None
 ) -> None:
+    # What is made here is removed below, also if SIGTERM comes at once.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     listener_fd = sockets.listen(path)
     if listener_fd is None:
         return
@@ -92,6 +94,7 @@ def _serve_until_idle(
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     link = _leave_link(path, address)
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         _serve(socket.socket(fileno=listener_fd), address, installation, idle)
     finally:
         with contextlib.suppress(OSError):
