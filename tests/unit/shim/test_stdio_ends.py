@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -80,11 +81,14 @@ async def test_a_relay_that_is_cancelled_before_its_thread_has_begun_is_ended_on
         await anyio.sleep(0.001)
         tasks.cancel_scope.cancel()
     assert relay.done.is_set()
-    other, their_writing = os.pipe()  # the numbers that the relay had
-    os.write(their_writing, b"somebody else's")
-    assert source in {other, their_writing}
+    # The numbers that the relay had are somebody else's from now on, who has something to read.
+    pair = {sock.fileno(): sock for sock in socket.socketpair()}
+    other = pair.pop(source)
+    (another,) = pair.values()
+    another.send(b"not for the relay")
     late.pop()()
-    assert os.read(other, 99) == b"somebody else's"
-    for fd in (writing, other, their_writing):
-        os.close(fd)
+    assert other.recv(99, socket.MSG_DONTWAIT) == b"not for the relay"
+    other.close()
+    another.close()
+    os.close(writing)
     assert os.listdir("/proc/self/fd") == before
