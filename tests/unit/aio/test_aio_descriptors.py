@@ -136,13 +136,12 @@ async def test_a_number_that_is_another_file_now_is_waited_for_as_that() -> None
 @our_loop
 async def test_who_waits_for_a_number_is_not_kept_from_it_by_a_file_that_had_it_before() -> None:
     reading, writing = os.pipe()
-    with aio.move_on_after(0.001):
-        async with aio.create_task_group() as tasks:
-            tasks.start_soon(aio.wait_readable, reading)
-            await aio.sleep(0.0005)
-            other = os.dup(reading)  # keeps the description in epoll
-            os.close(reading)
-            await aio.sleep(1)
+    async with aio.create_task_group() as tasks:
+        tasks.start_soon(aio.wait_readable, reading)
+        await aio.sleep(0.001)
+        other = os.dup(reading)  # keeps the description in epoll
+        os.close(reading)
+        tasks.cancel_scope.cancel()
     new, new_writing = os.pipe()
     assert new == reading
     order: list[str] = []

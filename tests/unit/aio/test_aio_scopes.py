@@ -97,9 +97,9 @@ async def test_a_deadline_can_be_moved_either_way_while_somebody_waits() -> None
             tasks.start_soon(move, scope, 0.01)
             await aio.sleep(5)
         assert scope.cancelled_caught
-        with aio.move_on_after(0.01) as scope:
+        with aio.move_on_after(0.2) as scope:
             tasks.start_soon(move, scope, math.inf)
-            await aio.sleep(0.05)
+            await aio.sleep(0.3)
         assert not scope.cancel_called
         with aio.move_on_after(10) as scope:
             tasks.start_soon(move, scope, -1)
@@ -257,7 +257,6 @@ async def test_a_checkpoint_is_cancelled_by_who_has_the_turn_in_between() -> Non
     async with aio.create_task_group() as tasks:
         with aio.CancelScope() as scope:
             tasks.start_soon(_cancel, scope)
-            await aio.checkpoint()
             await aio.checkpoint()
             raise AssertionError
     assert scope.cancelled_caught
