@@ -139,6 +139,22 @@ def at(path: str) -> Cgroup | None:
     return Cgroup(directories, hierarchies.is_v2) if directories else None
 
 
+def named(path: str) -> list[str]:
+    """The directories of a cgroup that is named as OCI specs do it.
+
+    Args:
+        path: from where the hierarchies are mounted.
+
+    Returns:
+        Those that exist, one for each hierarchy. What has that path inside another cgroup is
+        another's.
+    """
+    below = os.path.normpath(f"/{path}").strip("/")
+    points = dict.fromkeys(point for _, point in _mounted().mounts.values())
+    directories = [os.path.join(point, below) for point in points] if below else []
+    return [d for d in directories if os.path.exists(os.path.join(d, "cgroup.procs"))]
+
+
 def pids_in(directory: str) -> list[int]:
     """The processes in a cgroup and in those below it, in ascending order.
 

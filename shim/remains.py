@@ -379,29 +379,24 @@ def _integer(value: object) -> int:
 
 
 def _below_each_hierarchy(path: str) -> list[str]:
-    below = os.path.normpath("/" + path).lstrip("/")
+    """Where a cgroup is that a spec or crun names; nothing where that cannot be told."""
+    from shim import cgroup  # noqa: PLC0415 - only for what its runtime cannot end
+
     try:
-        roots = [_CGROUPS, *(os.path.join(_CGROUPS, name) for name in os.listdir(_CGROUPS))]
+        return cgroup.named(path)
     except OSError:
         return []
-    candidates = [os.path.join(root, below) for root in roots]
-    return [d for d in candidates if os.path.exists(os.path.join(d, "cgroup.procs"))]
 
 
 def _cgroups_of(pid: int) -> list[str]:
-    """The directories of a process's cgroups, in all hierarchies that are mounted."""
+    """The directories of the cgroups that a process does not share with us."""
+    from shim import cgroup  # noqa: PLC0415 - only for what its runtime cannot end
+
     try:
-        with open(f"/proc/{pid}/cgroup", "rb") as file:
-            lines = [os.fsdecode(line).rstrip("\n").split(":", 2) for line in file]
+        found = cgroup.of(pid)
     except OSError:
         return []
-    directories = []
-    for _, controllers, path in (line for line in lines if len(line) == 3):  # noqa: PLR2004 - ID:CONTROLLERS:PATH
-        name = controllers.removeprefix("name=")
-        names = ("", "unified") if not name else (name,)
-        candidates = [os.path.join(_CGROUPS, n, path.lstrip("/")) for n in names]
-        directories += [d for d in candidates if os.path.exists(os.path.join(d, "cgroup.procs"))]
-    return directories
+    return [*dict.fromkeys(found.directories.values())] if found else []
 
 
 def _is_init_of(container_id: str, pid: int, recorded: Recorded) -> bool:

@@ -1,0 +1,79 @@
+"""Which cgroups are ended with a container, on the kernel's own file systems."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Final
+
+from shim import cgroup
+
+# In a mount namespace in which /sys/fs/cgroup is what argv[1] says: "v2", or what it was.
+_PROGRAM: Final = """
+import os, subprocess, sys
+if sys.argv[1] == "v2":
+    subprocess.run(["umount", "--lazy", "--recursive", "/sys/fs/cgroup"], check=True)
+    subprocess.run(["mount", "-t", "cgroup2", "none", "/sys/fs/cgroup"], check=True)
+from shim import cgroup, remains
+root = cgroup._mounted().mounts[cgroup.UNIFIED][1]
+name = f"nvshim-unit-{os.getpid()}"
+# Somebody else's, in a cgroup whose inside looks like the top, and the container's own.
+others = [os.path.join(root, other, name, "c1") for other in (f"{name}-other", "unified")]
+own = os.path.join(root, name, "c1")
+processes = {}
+try:
+    for path in (*others, own):
+        os.makedirs(path)
+        processes[path] = subprocess.Popen(["sleep", "60"])
+        with open(os.path.join(path, "cgroup.procs"), "w") as file:
+            file.write(str(processes[path].pid))
+    print(remains._cgroups_of(processes[own].pid) == [own])
+    print(remains.end_cgroup(f"/{name}/c1", "c1"))
+    print(processes[own].wait(5), os.path.exists(own))
+    print([processes[path].poll() for path in others])
+finally:
+    for path, process in processes.items():
+        process.kill()
+        process.wait()
+    for path in (*others, own):
+        while path != root:
+            try:
+                os.rmdir(path)
+            except OSError:
+                pass
+            path = os.path.dirname(path)
+"""
+
+
+def _in_a_namespace(version: str) -> list[str]:
+    argv = ["unshare", "--mount", sys.executable, "-c", _PROGRAM, version]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_on_version_2_only_the_container_s_own_cgroup_is_ended() -> None:
+    assert _in_a_namespace("v2") == ["True", "[]", "-9 False", "[None, None]"]
+
+
+def test_on_this_host_only_the_container_s_own_cgroup_is_ended() -> None:
+    if cgroup.UNIFIED not in cgroup._mounted().mounts:
+        return  # nothing of version 2
+    assert _in_a_namespace("host") == ["True", "[]", "-9 False", "[None, None]"]
+
+
+def test_a_cgroup_is_looked_for_where_hierarchies_are_mounted() -> None:
+    assert cgroup.named("") == []
+    assert cgroup.named("/") == []
+    assert cgroup.named("/../..") == []
+    name = f"nvshim-unit-{os.getpid()}"
+    points = {point for _, point in cgroup._mounted().mounts.values()}
+    point = min(points)
+    path = os.path.join(point, name)
+    os.mkdir(path)
+    try:
+        assert cgroup.named(f"/no-such/../{name}") == [path]
+        assert cgroup.named(f"../../{name}/") == [path]
+    finally:
+        os.rmdir(path)
