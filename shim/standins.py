@@ -62,6 +62,9 @@ _LOOK: Final = 0.1
 # The pauses before a cgroup is tried again whose last process the kernel has not taken out yet.
 _BUSY: Final = (0.001, 0.002, 0.004, 0.008, 0.016)
 
+# The links to a directory that has none in it.
+_CHILDLESS: Final = 2
+
 
 class StandIns:
     """What stands in for a runtime's calls about one container.
@@ -78,6 +81,7 @@ class StandIns:
         self._systemd_cgroup = systemd_cgroup
         self._init: Child | None = None
         self._kind: Kind | None = None
+        self._start_time: int | None = None
 
     def recognise(self, init: Child) -> None:
         """Look which program waits to be started. To be called when init has just been made.
@@ -102,6 +106,9 @@ class StandIns:
         state = self._state()
         if init is None or state is None or init.exit is not None or state.hooks & _OF_START:
             return False
+        # runc refuses, and whoever waits for init would wait until somebody thaws it.
+        if _is_frozen(state.cgroups):
+            return False
         path = os.path.join(self._directory, statedir.FIFO)
         try:
             if state.kind is Kind.CRUN:
@@ -123,8 +130,11 @@ class StandIns:
         state = self._state()
         if init is None or state is None or not state.own_pids or not init.runs():
             return False
-        # A process that version 1 has frozen does not die before it is thawed.
-        if signum == signal.SIGKILL and (self._systemd_cgroup or _is_frozen(state.cgroups)):
+        # A process that version 1 has frozen does not die before it is thawed; and some releases
+        # of runc signal none that is.
+        if signum == signal.SIGKILL and self._systemd_cgroup:
+            return False
+        if _is_frozen(state.cgroups):
             return False
         os.kill(init.pid, signum)
         return True
@@ -154,7 +164,10 @@ class StandIns:
         state = statedir.read(self._directory)
         if state is None or state.kind is not self._kind or state.pid != self._init.pid:
             return None
-        return state
+        # Another container of that name, made by hand, may have got the pid of one that was reaped.
+        if self._start_time is None:
+            self._start_time = state.start_time
+        return state if state.start_time == self._start_time else None
 
 
 def _executes(pid: int, program: str) -> bool:
@@ -253,7 +266,8 @@ async def _remove_cgroup(directory: str) -> None:
         except FileNotFoundError:
             return
         except OSError:
-            if pause is None:
+            # What it has made below itself does not go with its processes.
+            if pause is None or os.stat(directory).st_nlink > _CHILDLESS:
                 raise
             await aio.sleep(pause)
         else:

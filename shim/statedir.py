@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final
 
+from api.values import value
 from shim import bundle
 from shim.errors import BundleUnusable
 from shim.ocispec import has_own_pid_namespace
@@ -84,7 +84,7 @@ class Kind(Enum):
     CRUN = auto()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RuntimeState:
     """A container as its runtime knows it.
 
@@ -133,12 +133,15 @@ def read(directory: str) -> RuntimeState | None:
 def remove(directory: str) -> None:
     """Remove a state directory that :func:`read` knows; what tells of the container goes last.
 
+    As with a runtime, whatever else somebody has put there meanwhile goes too: without what tells
+    of the container, no runtime would remove it.
+
     Raises:
-        OSError: there is something else in it.
+        OSError: something in it cannot be removed, or is mounted there.
     """
     for name in (FIFO, _CRUN_SPEC, _CRUN_STATUS, _RUNC_STATE):
         bundle.remove(os.path.join(directory, name))
-    os.rmdir(directory)
+    bundle.remove_tree(directory)
 
 
 def _object(directory: str, name: str) -> dict[str, Any]:

@@ -170,6 +170,16 @@ def test_a_further_file_or_a_fifo_that_is_none_is_not_known(tmp_path: Path) -> N
     assert statedir.read(str(tmp_path)) is None
 
 
+def test_what_came_meanwhile_goes_with_the_directory(tmp_path: Path) -> None:
+    directory = tmp_path / "state"
+    directory.mkdir()
+    _runc(directory)
+    (directory / "state-123456789.json").write_text("")
+    (directory / "notify").mkdir()
+    statedir.remove(str(directory))
+    assert not directory.exists()
+
+
 # -- the fifo -------------------------------------------------------------------------------------
 
 
@@ -265,6 +275,67 @@ async def test_nothing_stands_in_where_hooks_belong_to_the_call(
 
 
 @pytest.mark.parametrize("name", ["runc", "crun"])
+async def test_an_init_that_somebody_has_frozen_is_the_runtime_s(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    _, stand_ins = _stand_ins(directory, monkeypatch, name)
+    cgroup = _frozen(directory, "1" if name == "crun" else "FROZEN")
+    monkeypatch.setattr(statedir, "_below_each_hierarchy", lambda _: [cgroup])
+    if name == "runc":
+        _runc(directory, _with(_RUNC, "cgroup_paths/freezer", cgroup))
+    else:
+        _crun(directory)
+    fd = os.open(directory / statedir.FIFO, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with anyio.fail_after(5):
+            assert not await stand_ins.start()
+        assert not os.read(fd, 1)
+    finally:
+        os.close(fd)
+    assert (directory / statedir.FIFO).exists()
+
+
+@pytest.mark.parametrize("name", ["runc", "crun"])
+async def test_one_of_the_same_name_that_was_made_since_is_left_alone(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    init, stand_ins = _stand_ins(directory, monkeypatch, name)
+    write, base = (_runc, _RUNC) if name == "runc" else (_crun, _CRUN)
+    key = "init_process_start" if name == "runc" else "process-start-time"
+    write(directory, base)
+    assert not await stand_ins.delete()
+    init._finish(Exit(init.pid, 0, 1))
+    write(directory, _with(base, key, 8))
+    assert not await stand_ins.delete()
+    assert directory.exists()
+    write(directory, base)
+    assert await stand_ins.delete()
+
+
+async def test_a_cgroup_with_others_below_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(standins, "_BUSY", (1000,))
+    roots = [f"/sys/fs/cgroup/{name}" for name in ("pids", "")]
+    root = next(r for r in roots if os.path.exists(os.path.join(r, "cgroup.procs")))
+    group = os.path.join(root, f"nvshim-unit-{os.getpid()}")
+    inner = os.path.join(group, "inner")
+    os.makedirs(inner)
+    try:
+        with anyio.fail_after(5):
+            with pytest.raises(OSError, match=r"busy|not empty"):
+                await standins._remove_cgroup(group)
+            await standins._remove_cgroup(inner)
+            await standins._remove_cgroup(group)
+            assert not os.path.exists(group)
+            await standins._remove_cgroup(group)
+    finally:
+        for path in (inner, group):
+            if os.path.exists(path):
+                os.rmdir(path)
+
+
+@pytest.mark.parametrize("name", ["runc", "crun"])
 async def test_only_what_has_ended_is_deleted_and_only_if_it_is_ours(
     directory: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -284,9 +355,11 @@ async def test_only_what_has_ended_is_deleted_and_only_if_it_is_ours(
     ("name", "change", "freezer", "is_done"),
     [
         ("runc", {}, "THAWED", True),
+        ("runc", {}, "0", True),
         ("crun", {}, "THAWED", True),
         ("runc", {}, "FROZEN", False),
         ("runc", {}, "FREEZING", False),
+        ("runc", {}, "1", False),
         ("runc", {"config/namespaces": []}, "THAWED", False),
         ("runc", {"init_process_pid": 4_000_000}, "THAWED", False),
     ],
@@ -302,17 +375,15 @@ def test_init_is_signalled_where_a_runtime_would_do_no_more(
     process = subprocess.Popen(["sleep", "1000"])
     try:
         init, stand_ins = _stand_ins(directory, monkeypatch, name, pid=process.pid)
-        cgroup = directory.parent / "cgroup"
-        cgroup.mkdir()
-        (cgroup / "freezer.state").write_text(f"{freezer}\n")
         state = _with(_RUNC, "init_process_pid", init.pid)
-        state["cgroup_paths"] = {"freezer": str(cgroup)}
+        state["cgroup_paths"] = {"freezer": _frozen(directory, freezer)}
         for path, value in change.items():
             state = _with(state, path, value)
         if name == "runc":
             _runc(directory, state)
         else:
             _crun(directory, _with(_CRUN, "pid", init.pid))
+        assert stand_ins.kill(signal.SIGCONT) == is_done
         assert stand_ins.kill(signal.SIGKILL) == is_done
         if is_done:
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -342,6 +413,15 @@ def test_a_program_is_told_from_its_wrapper_by_what_init_executes(tmp_path: Path
     assert not standins._executes(os.getpid(), "/bin/true")
     assert not standins._executes(4_000_000, own)
     assert not standins._executes(os.getpid(), str(tmp_path / "missing"))
+
+
+def _frozen(directory: Path, state: str) -> str:
+    """A cgroup that says whether it is frozen as version 2 does, in a digit, or as version 1."""
+    cgroup = directory.parent / "cgroup"
+    cgroup.mkdir()
+    name = "cgroup.freeze" if state.isdigit() else "freezer.state"
+    (cgroup / name).write_text(f"{state}\n")
+    return str(cgroup)
 
 
 async def _open_and_close(path: Path) -> None:
