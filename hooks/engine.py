@@ -49,7 +49,7 @@ from hooks.errors import (
 )
 from hooks.image.compat import Compat, find_compat, host_of, with_compat
 from hooks.image.layout import read_layout, unseen_layout
-from hooks.image.placement import Placed, place, place_inside, stage_beside
+from hooks.image.placement import Placed, as_staged, place, place_inside, stage_beside
 from hooks.image.rootfs import Rootfs
 from hooks.node import nvml
 from hooks.node.char_links import CharLinks, link_nodes
@@ -198,7 +198,6 @@ def prepare(
     layer: Rootfs,
     *,
     rootfs: str,
-    staging: tuple[str, str],
     config: Config,
 ) -> Prepared:
     """Writes what a container gets into a layer of its image, for all that ask the same.
@@ -209,8 +208,6 @@ def prepare(
         inventory: what the node has, its nodes made.
         layer: the image, as a container of its own would see it; what is written is the layer.
         rootfs: where the root of this container will be.
-        staging: a directory for files to be mounted from there, and the path that it will have
-            when they are. It need not exist, and goes with the layer.
         config: where the driver is.
 
     Returns:
@@ -221,11 +218,10 @@ def prepare(
     """
     look = partial(read_layout, layer, spec_mounts=_mounts(spec))
     asked = _Asked(spec, request, inventory, config, image=layer)
-    decision = _decide(asked, look, (staging[1], rootfs), _Clock())
+    decision = _decide(asked, look, (_NOWHERE, rootfs), _Clock())
     inside = place_inside(layer, decision.plan, decision.layout)
-    placed = stage_beside(inside, decision.plan, *staging)
-    plan = _as_placed(decision.plan, placed)
-    return Prepared(decision.layout, decision.compat, plan, placed)
+    plan = _as_placed(decision.plan, Placed(omitted=inside.omitted))
+    return Prepared(decision.layout, decision.compat, plan, inside)
 
 
 def inject(
@@ -254,14 +250,14 @@ def inject(
         inventory: what the node has; None only if none is needed (:func:`needs_inventory`).
         rootfs: the mounted root of the container; nothing of it runs yet.
         staging: a directory of this container's bundle for files to be mounted from there. It
-            need not exist, and goes with the bundle. If there is ``prepared``, the one that
-            belongs to that.
+            need not exist, and goes with the bundle. It is of this container alone even if there
+            is ``prepared``: one that may mount can write into what is mounted in it.
         config: where the driver is.
         oci_version: the latest version of the OCI runtime specification that the low-level
             runtime knows; "" if it was not asked. Few CDI specs need it, and say so.
         verdict: what :func:`judge` said, for the record.
         prepared: what :func:`prepare` has written into the image, under the same key; then
-            nothing more is, and the image is not looked at.
+            nothing more is written there, and the image is not looked at.
         made_nodes: what :func:`make_nodes` did, of which ``inventory`` came; None to do it here.
 
     Returns:
@@ -286,7 +282,9 @@ def inject(
     asked = _Asked(spec, request, inventory, config, oci_version, state=config.state)
     if prepared is not None and inventory is not None:
         decision = _decided_before(asked, inventory, prepared, (staging, rootfs), clock)
-        plan, edited, placed = decision.plan, decision.spec, prepared.placed
+        plan, edited = decision.plan, decision.spec
+        placed = stage_beside(prepared.inside, plan, staging)
+        clock.lap("place")
     else:
         with Rootfs.open(rootfs) as image:
             look = partial(read_layout, image, spec_mounts=_mounts(spec))
@@ -485,7 +483,7 @@ def _decided_before(
     """What :func:`_decide` said when the image was prepared; its bounds are those of now."""
     grant = decide(asked.request, inventory)
     clock.lap("grant")
-    plan = prepared.plan
+    plan = _as_placed(prepared.plan, as_staged(prepared.inside, prepared.plan, places[0]))
     refuse_excluded(plan.devices, asked.config, inventory)
     sources = (*inventory.sources, places[0])
     contribution = Contribution(plan, inventory.nodes.majors, sources)

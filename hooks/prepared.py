@@ -37,7 +37,7 @@ from hooks.edits.plan import (
 )
 from hooks.image.compat import Compat
 from hooks.image.layout import Layout, Libc, Loader
-from hooks.image.placement import Placed
+from hooks.image.placement import Inside
 from hooks.requests.request import Request, Void
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Prepared", "key_of"]
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Of what is kept, and of what is decided: to be raised when the same request, node and image
 give other files or other edits than before."""
 
@@ -122,18 +122,18 @@ class Prepared:
     Attributes:
         layout: what the image looks like.
         compat: what was decided of its own libcuda.
-        plan: the edits.
-        placed: what is in the layer, and what is staged beside it.
+        plan: the edits, without those that have to be staged for each container.
+        inside: what is in the layer, and what is to be staged.
     """
 
     layout: Layout
     compat: Compat
     plan: Plan
-    placed: Placed
+    inside: Inside
 
     def encode(self) -> bytes:
         """Its form on disk."""
-        plan, layout, compat, placed = self.plan, self.layout, self.compat, self.placed
+        plan, layout, compat, inside = self.plan, self.layout, self.compat, self.inside
         return marshal.dumps(
             (
                 FORMAT,
@@ -143,8 +143,8 @@ class Prepared:
                 _rows(compat.libraries),
                 {name: _rows(getattr(plan, name)) for name in _ROWS},
                 [getattr(plan, name) for name in _PLAIN],
-                (placed.written, placed.omitted, placed.proc_files),
-                _rows(placed.mounts),
+                (inside.written, inside.omitted),
+                [(over, isinstance(edit, File), _row(edit)) for over, edit in inside.mounted],
             )
         )
 
@@ -162,11 +162,11 @@ class Prepared:
             return None
 
 
-def _decoded(parts: Any) -> tuple[Layout, Compat, Plan, Placed]:
-    loaders, image, compat, compat_libraries, rows, plain, placed, staged = parts
+def _decoded(parts: Any) -> tuple[Layout, Compat, Plan, Inside]:
+    loaders, image, compat, compat_libraries, rows, plain, inside, mounted = parts
     has_cache, covered, fresh = image
     directory, why, compat_version = compat
-    written, omitted, proc_files = placed
+    written, omitted = inside
     layout = Layout(
         loaders=tuple(
             Loader(Arch(arch), Libc(libc), directory, searched)
@@ -181,7 +181,14 @@ def _decoded(parts: Any) -> tuple[Layout, Compat, Plan, Placed]:
         layout,
         Compat(directory, why, compat_version, _all_made(CachedLibrary, compat_libraries)),
         Plan(**edits, **dict(zip(_PLAIN, plain, strict=True))),
-        Placed(_all_made(Mount, staged), (), written, omitted, proc_files),
+        Inside(
+            written,
+            omitted,
+            tuple(
+                (over, _made(File if is_file else LinkDirectory, row))
+                for over, is_file, row in mounted
+            ),
+        ),
     )
 
 

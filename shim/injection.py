@@ -181,8 +181,6 @@ class Injector:
 
         inventory, made, version = asked.inventory, asked.made, ""
         staging = os.path.join(self._bundle, bundle_files.STAGING)
-        if self._layer is not None:
-            staging = self._layer.staging
         while True:
             try:
                 return engine.inject(

@@ -62,17 +62,16 @@ def prepare(
     if overlay is None or not _is_root(spec, bundle, rootfs):
         return None
     key = engine.placement_key(spec, request, inventory, config)
-    if key is None:
+    identity = overlay.identity()
+    if key is None or identity is None:
         return None
 
-    def fill(tree: int, staging: tuple[str, str]) -> bytes:
+    def fill(tree: int) -> bytes:
         with Rootfs(tree) as image:
-            prepared = engine.prepare(
-                spec, request, inventory, image, rootfs=rootfs, staging=staging, config=config
-            )
+            prepared = engine.prepare(spec, request, inventory, image, rootfs=rootfs, config=config)
         return prepared.encode()
 
-    name = layers.name_of(digest(key + _identity(overlay)))
+    name = layers.name_of(digest(key + _surroundings(overlay, identity)))
     layer = layers.find(config.layers, name)
     if layer is None:
         layer = layers.make(config.layers, name, overlay, fill)
@@ -94,10 +93,10 @@ def _used(overlay: Overlay, layer: Layer) -> tuple[Mount, Layer, Prepared] | Non
     return mount, layer, prepared
 
 
-def _identity(overlay: Overlay) -> bytes:
+def _surroundings(overlay: Overlay, identity: list[tuple[str, int, int, int]]) -> bytes:
     """What files depend on besides the engine's key: who makes them, where and upon what."""
     top = stat.S_IMODE(overlay.upper.st_mode), overlay.upper.st_uid, overlay.upper.st_gid
-    return repr((VERSION, top, overlay.identity())).encode("utf-8", "surrogateescape")
+    return repr((VERSION, top, identity)).encode("utf-8", "surrogateescape")
 
 
 def _is_root(spec: dict[str, Any], bundle: str, rootfs: str) -> bool:

@@ -7,7 +7,6 @@ written per container, and nothing of it is in the container's own snapshot::
     DIRECTORY/                   of root's alone
         BOOT-KEY/                a layer; KEY is a digest of all that it depends on
             fs/                  its files
-            staging/             what is mounted from the host with them
             note                 what its maker has to say of it
         .new-RANDOM/             one in the making
         .old-RANDOM/             one that is being removed
@@ -20,9 +19,13 @@ Rules
   The kernel lets go of it when a shim is killed; therefore a layer that is part of a mount is
   in use as well.
 - A layer that nobody uses is removed when another is made, if there are more than :data:`MOST`,
-  the least recently used first; one of another boot, and what a killed maker left, always.
+  the least recently used first; one of another boot, and what a killed maker left, always. What
+  has no name of ours is left alone: the directory may have been somebody else's before.
 - It is made by mounting an overlay of the image's layers with the new one on top. The mount is
   detached at once: nobody else sees it, and it ends with its descriptor.
+- A layer is only ever the lower layer of an overlay, whose kernel writes to no lower layer, as it
+  is with those of the image. Nothing of it is bind mounted: a container that may mount can make
+  such a mount writable, and would write into what others have.
 - Whatever fails, fails for the layer alone: :func:`find` and :func:`make` say None, and the
   container is made without one. What stood in the way is told.
 
@@ -46,19 +49,21 @@ if TYPE_CHECKING:
 
     from shim.overlay import Overlay
 
-    Fill = Callable[[int, tuple[str, str]], bytes]
+    Fill = Callable[[int], bytes]
 
 MOST: Final = 128
 """Layers that are kept; each has about a hundred names and a few hundred kilobytes."""
 
 _FILES: Final = "fs"
-_STAGING: Final = "staging"
 _NOTE: Final = "note"
 _NEW: Final = ".new-"
 _OLD: Final = ".old-"
 _LONGEST_NOTE: Final = 4 << 20
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _BOOT_DIGITS: Final = 8
+_KEY_DIGITS: Final = 64
+_RANDOM_DIGITS: Final = 16
+_HEXADECIMAL: Final = frozenset("0123456789abcdef")
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 # Seconds for which nobody needs to know that a layer was used again.
@@ -70,16 +75,14 @@ class Layer:
 
     Attributes:
         files: the directory with its files.
-        staging: the directory with what is mounted from the host.
         note: what its maker had to say.
     """
 
-    __slots__ = ("_fd", "files", "note", "staging")
+    __slots__ = ("_fd", "files", "note")
 
     def __init__(self, fd: int, path: str, note: bytes) -> None:
         self._fd = fd
         self.files = os.path.join(path, _FILES)
-        self.staging = os.path.join(path, _STAGING)
         self.note = note
 
     def close(self) -> None:
@@ -93,7 +96,7 @@ def name_of(key: str) -> str:
     """The name of a layer in its directory.
 
     Args:
-        key: a digest of what it depends on.
+        key: a SHA-256 of what it depends on, in hexadecimal digits.
     """
     return f"{_boot()}-{key}"
 
@@ -138,8 +141,7 @@ def make(directory: str, name: str, overlay: Overlay, fill: Fill) -> Layer | Non
         name: of the layer.
         overlay: of the container that it is first made for.
         fill: writes into the root that it is given a descriptor of, and owns: what it writes is
-            the layer, and what it returns the note. And the staging directory, which it makes if
-            it needs one, by the path that it has now and by the one that it will have.
+            the layer, and what it returns the note.
 
     Returns:
         The layer; None if layers and the overlay's upper directory cannot be on one file system,
@@ -153,14 +155,14 @@ def make(directory: str, name: str, overlay: Overlay, fill: Fill) -> Layer | Non
     seen = os.stat(directory, follow_symlinks=False)
     if not _is_ours(seen) or seen.st_dev != overlay.upper.st_dev:
         return None
-    path = os.path.join(directory, f"{_NEW}{os.urandom(8).hex()}")
+    path = os.path.join(directory, f"{_NEW}{_random()}")
     final = os.path.join(directory, name)
     os.mkdir(path, 0o700)
     fd = -1
     try:
         fd = os.open(path, _OPEN)
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        note = _fill(path, final, overlay, fill)
+        note = _fill(path, overlay, fill)
         bundle.write(os.path.join(path, _NOTE), note)
         if _take_name(path, final):
             return Layer(fd, final, note)
@@ -182,7 +184,7 @@ def _take_name(path: str, name: str) -> bool:
     return True
 
 
-def _fill(path: str, final: str, overlay: Overlay, fill: Fill) -> bytes:
+def _fill(path: str, overlay: Overlay, fill: Fill) -> bytes:
     """Write a layer's files through an overlay that has it on top."""
     files, work, root = (os.path.join(path, name) for name in (_FILES, "work", "root"))
     for each in (files, work, root):
@@ -200,7 +202,7 @@ def _fill(path: str, final: str, overlay: Overlay, fill: Fill) -> bytes:
         tree = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     finally:
         syscalls.umount(root, syscalls.UMOUNT_NOFOLLOW | syscalls.MNT_DETACH)
-    note = fill(tree, (os.path.join(path, _STAGING), os.path.join(final, _STAGING)))
+    note = fill(tree)
     bundle.remove_tree(work)
     os.rmdir(root)
     return note
@@ -218,16 +220,37 @@ def collect(directory: str, most: int = MOST) -> None:
         NvshimError: likewise.
     """
     boot = f"{_boot()}-"
-    names = sorted(os.listdir(directory), key=lambda name: _used(directory, name), reverse=True)
+    found = [name for name in os.listdir(directory) if _is_name(name)]
+    names = sorted(found, key=lambda name: _used(directory, name), reverse=True)
     kept = [name for name in names if name.startswith(boot)]
-    unwanted = [*kept[most:], *(name for name in names if not name.startswith(boot))]
-    if unwanted:
-        table = _mount_table()
-        for name in unwanted:
-            _remove(directory, name, table)
+    failed: NvshimError | OSError | None = None
+    for name in (*kept[most:], *(name for name in names if not name.startswith(boot))):
+        try:
+            _remove(directory, name)
+        except (NvshimError, OSError) as error:
+            failed = error  # one that cannot be removed must not keep all others
+    if failed is not None:
+        raise failed
 
 
-def _remove(directory: str, name: str, table: bytes) -> None:
+def _is_name(name: str) -> bool:
+    """Whether something is a layer by its name.
+
+    The directory may be somebody else's too, such as the top of a file system with all that a
+    person has on it: of what is not ours by name nothing is touched.
+    """
+    for prefix, digits in ((_NEW, _RANDOM_DIGITS), (_OLD, _RANDOM_DIGITS)):
+        if name.startswith(prefix):
+            return _is_hexadecimal(name.removeprefix(prefix), digits)
+    boot, dash, key = name.partition("-")
+    return bool(dash) and _is_hexadecimal(boot, _BOOT_DIGITS) and _is_hexadecimal(key, _KEY_DIGITS)
+
+
+def _is_hexadecimal(text: str, digits: int) -> bool:
+    return len(text) == digits and _HEXADECIMAL.issuperset(text)
+
+
+def _remove(directory: str, name: str) -> None:
     """Remove one, unless somebody uses it."""
     path = os.path.join(directory, name)
     for fd in _opened(path):
@@ -237,9 +260,10 @@ def _remove(directory: str, name: str, table: bytes) -> None:
             continue
         if name.startswith(_NEW):
             mounts.unmount_rootfs(path)  # its maker was killed at the one moment when it shows
-        elif os.fsencode(name) in table:
+        # Looked at under the lock: who was killed since has mounted it before.
+        elif os.fsencode(name) in _mount_table():
             continue
-        aside = os.path.join(directory, f"{_OLD}{os.urandom(8).hex()}")
+        aside = os.path.join(directory, f"{_OLD}{_random()}")
         os.rename(path, aside)
         bundle.remove_tree(aside)
 
@@ -280,6 +304,10 @@ def _is_ours(seen: os.stat_result) -> bool:
 def _boot() -> str:
     with open(_BOOT_ID, encoding="ascii") as file:
         return file.read(_BOOT_DIGITS)
+
+
+def _random() -> str:
+    return os.urandom(_RANDOM_DIGITS // 2).hex()
 
 
 def _mount_table() -> bytes:

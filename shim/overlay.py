@@ -60,11 +60,16 @@ class Overlay:
         self.layers = layers
         self.upper = upper
 
-    def identity(self) -> list[tuple[str, int, int, int]]:
+    def identity(self) -> list[tuple[str, int, int, int]] | None:
         """What tells its layers from all others.
 
         A snapshot that is committed does not change; another of the same path is another
         directory, made at another time.
+
+        Returns:
+            The identity of each; None if one is on another file system than the upper directory.
+            That may be one for each layer, as lazy snapshotters mount them: their numbers of
+            devices and inodes come again, and their times are what a server says.
 
         Raises:
             OSError: one is not there.
@@ -72,6 +77,8 @@ class Overlay:
         found = []
         for layer in self.layers:
             seen = os.stat(layer)
+            if seen.st_dev != self.upper.st_dev:
+                return None
             found.append((layer, seen.st_dev, seen.st_ino, seen.st_ctime_ns))
         return found
 

@@ -28,12 +28,20 @@ import stat
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from api.values import changed, value
+from api.values import value
 from hooks.image.journal import Journal
 from hooks.image.loader_files import NOT_IN_A_DIRECTORY, loader_files
 from hooks.image.rootfs import Rootfs, components
 from hooks.image.rootfs_errors import DeviceDirectoryUnsafe, PathRefused, RootfsUnavailable
-from hooks.image.small_files import beside_image, check_small, in_image, stage, stage_proc_files
+from hooks.image.small_files import (
+    beside_image,
+    check_small,
+    in_image,
+    mounts_of,
+    proc_files_of,
+    stage,
+    stage_proc_files,
+)
 from hooks.image.staging import fill_staging, is_on_directory
 
 if TYPE_CHECKING:
@@ -42,7 +50,7 @@ if TYPE_CHECKING:
     from hooks.edits.plan import File, LinkDirectory, Mount, Plan
     from hooks.image.layout import Layout
 
-__all__ = ["Inside", "Placed", "place", "place_inside", "stage_beside"]
+__all__ = ["Inside", "Placed", "as_staged", "place", "place_inside", "stage_beside"]
 
 _DEV = "/dev"
 
@@ -129,14 +137,29 @@ def place_inside(rootfs: Rootfs, plan: Plan, layout: Layout) -> Inside:
         return _write(journal, rootfs, plan, layout)
 
 
-def stage_beside(inside: Inside, plan: Plan, staging_dir: str, name: str = "") -> Placed:
+def as_staged(inside: Inside, plan: Plan, staging_dir: str) -> Placed:
+    """What :func:`stage_beside` will return; nothing is written.
+
+    Args:
+        inside: what is in the image.
+        plan: whose files of procfs are to be staged.
+        staging_dir: as for :func:`place`.
+    """
+    return Placed(
+        mounts=mounts_of(inside.mounted, staging_dir),
+        written=inside.written,
+        omitted=inside.omitted,
+        proc_files=proc_files_of(plan.proc_files, staging_dir),
+    )
+
+
+def stage_beside(inside: Inside, plan: Plan, staging_dir: str) -> Placed:
     """Puts into staging what a plan has mounted from there, beside what is in the image.
 
     Args:
         inside: what is in the image.
         plan: whose files of procfs are staged.
         staging_dir: as for :func:`place`.
-        name: the path that the directory will have when it is used; "" for the one it has.
 
     Returns:
         What :func:`place` would have returned.
@@ -144,15 +167,11 @@ def stage_beside(inside: Inside, plan: Plan, staging_dir: str, name: str = "") -
     Raises:
         RootfsError: it could not be done; nothing of it is left.
     """
-    placed = Placed(written=inside.written, omitted=inside.omitted)
-    if not inside.mounted and not plan.proc_files:
-        return placed
-    with _staging(staging_dir) as staging:
-        return changed(
-            placed,
-            mounts=stage(staging, inside.mounted, name or staging_dir),
-            proc_files=stage_proc_files(staging, plan.proc_files, name or staging_dir),
-        )
+    if inside.mounted or plan.proc_files:
+        with _staging(staging_dir) as staging:
+            stage(staging, inside.mounted, staging_dir)
+            stage_proc_files(staging, plan.proc_files, staging_dir)
+    return as_staged(inside, plan, staging_dir)
 
 
 def _check(plan: Plan) -> None:

@@ -36,7 +36,16 @@ if TYPE_CHECKING:
     from hooks.image.layout import Layout
     from hooks.image.rootfs import Rootfs
 
-__all__ = ["Small", "beside_image", "check_small", "in_image", "stage", "stage_proc_files"]
+__all__ = [
+    "Small",
+    "beside_image",
+    "check_small",
+    "in_image",
+    "mounts_of",
+    "proc_files_of",
+    "stage",
+    "stage_proc_files",
+]
 
 _FILES: Final = "/files"
 _PROC_FILES: Final = "/proc-files"
@@ -157,8 +166,8 @@ def stage(
     Raises:
         RootfsError: it cannot be written.
     """
-    mounts = []
-    for destination, edit in mounted:
+    mounted = tuple(mounted)
+    for _, edit in mounted:
         inside = _FILES + edit.path
         if isinstance(edit, File):
             staging.file(inside, edit.content, edit.mode)
@@ -166,8 +175,17 @@ def stage(
             staging.directory(inside)
             for name, target in edit.links:
                 staging.link(f"{inside}/{name}", target)
-        mounts.append(Mount(staging_dir + inside, destination, reason=edit.reason))
-    return tuple(mounts)
+    return mounts_of(mounted, staging_dir)
+
+
+def mounts_of(
+    mounted: Iterable[tuple[str, File | LinkDirectory]], staging_dir: str
+) -> tuple[Mount, ...]:
+    """The mounts that :func:`stage` returns; nothing is made."""
+    return tuple(
+        Mount(staging_dir + _FILES + edit.path, destination, reason=edit.reason)
+        for destination, edit in mounted
+    )
 
 
 def stage_proc_files(
@@ -186,9 +204,12 @@ def stage_proc_files(
     Raises:
         RootfsError: it cannot be written.
     """
-    staged = []
+    proc_files = tuple(proc_files)
     for file in proc_files:
-        inside = _PROC_FILES + file.path
-        staging.file(inside, file.content, 0o444)
-        staged.append((file.path, staging_dir + inside))
-    return tuple(staged)
+        staging.file(_PROC_FILES + file.path, file.content, 0o444)
+    return proc_files_of(proc_files, staging_dir)
+
+
+def proc_files_of(proc_files: Iterable[ProcFile], staging_dir: str) -> tuple[tuple[str, str], ...]:
+    """What :func:`stage_proc_files` returns; nothing is written."""
+    return tuple((file.path, staging_dir + _PROC_FILES + file.path) for file in proc_files)

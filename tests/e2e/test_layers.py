@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from integration.images import GLIBC
+from integration.images import BUSYBOX, GLIBC
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tests.harness.runtime import Container, Runtime
 
 GPUS: Final = ("--env", "NVIDIA_VISIBLE_DEVICES=all", "--env", "NVIDIA_DRIVER_CAPABILITIES=all")
+BY_PATH: Final = "/dev/dri/by-path"
 LOOK: Final = "grep ' / / ' /proc/self/mountinfo; nvidia-smi -L; ldconfig -p | grep libcuda.so.1"
 
 
@@ -74,6 +75,23 @@ def test_layers_that_cannot_be_are_done_without(gpus: Runtime, tmp_path: Path) -
     assert done.stdout.count("UUID: GPU-") == 2
     assert "libcuda.so.1 (libc6,x86-64)" in done.stdout
     assert os.listdir(tmp_path / "layers") == []
+
+
+def test_container_that_may_mount_spoils_nothing_for_others(gpus: Runtime, tmp_path: Path) -> None:
+    """With CAP_SYS_ADMIN a container can make what is mounted in it writable, and write there."""
+    tampering = (
+        f"ls {BY_PATH}; mount -o remount,bind,rw none {BY_PATH}; touch {BY_PATH}/evil;"
+        f" rm {BY_PATH}/pci-0000:18:00.0-card; echo evil > /usr/bin/nvidia-smi; ls {BY_PATH}"
+    )
+    may_mount = (*GPUS, "--cap-add", "CAP_SYS_ADMIN")
+    first, second = (
+        gpus.run("sh", "-c", tampering, image=BUSYBOX, flags=may_mount) for _ in range(2)
+    )
+    # It is able to; what it spoils is its own.
+    assert first.stdout.count("evil") == 1, first.stderr
+    assert second.stdout == first.stdout
+    (layer,) = (tmp_path / "layers").iterdir()
+    assert not list(layer.rglob("evil"))
 
 
 def _upper_of(container: Container, runtime: Runtime) -> str:

@@ -24,7 +24,7 @@ from hooks.edits.plan import (
 )
 from hooks.image.compat import Compat
 from hooks.image.layout import Layout, Libc, Loader
-from hooks.image.placement import Placed
+from hooks.image.placement import Inside
 from hooks.prepared import Prepared, key_of
 from tests.unit.hooks.fake_node import VERSION, nvml_gpu
 
@@ -56,11 +56,13 @@ PREPARED = Prepared(
         link_directories=(LinkDirectory("/dev/dri/by-path", (("n", "../t"),)),),
         proc_files=(ProcFile("/proc/driver/nvidia/params", b"p"),),
     ),
-    placed=Placed(
-        mounts=(Mount("/layers/x/staging/f", "/f"),),
+    inside=Inside(
         written=("/l",),
         omitted=("/o",),
-        proc_files=(("/proc/driver/nvidia/params", "/layers/x/staging/p"),),
+        mounted=(
+            ("/real/f", File("/f", b"\xff\0", 0o600, "why")),
+            ("/dev/dri/by-path", LinkDirectory("/dev/dri/by-path", (("n", "../t"),))),
+        ),
     ),
 )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shim import layers, syscalls
+from shim.address import digest
 from shim.errors import BundleUnusable
 from shim.mountinfo import mount_points_below
 from shim.mounts import mount_rootfs, unmount_rootfs
@@ -42,15 +43,14 @@ def overlay(tmp_path: Path) -> Overlay:
     return found
 
 
-def fill(tree: int, staging: tuple[str, str]) -> bytes:
-    """Write a file beside one of the image, replace that, and stage one."""
+def fill(tree: int) -> bytes:
+    """Write a file beside one of the image, and replace that."""
     try:
         assert os.listdir(f"/proc/self/fd/{tree}/etc") == ["passwd"]
         for name in ("etc/new", "etc/passwd"):
             with open(os.open(name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, dir_fd=tree), "w") as f:
                 f.write("of the layer")
-        os.mkdir(staging[0])
-        return staging[1].encode()
+        return b"what was done"
     finally:
         os.close(tree)
 
@@ -71,8 +71,8 @@ def test_layer_is_what_was_written_and_no_more(
 ) -> None:
     made = make(store, overlay)
     assert contents(store) == [NAME]
-    assert contents(f"{store}/{NAME}") == ["fs", "note", "staging"]
-    assert made.note.decode() == made.staging == f"{store}/{NAME}/staging"
+    assert contents(f"{store}/{NAME}") == ["fs", "note"]
+    assert made.note == b"what was done"
     assert contents(f"{made.files}/etc") == ["new", "passwd"]
     assert stat.S_IMODE(os.stat(f"{store}/{NAME}").st_mode) == 0o700
     assert stat.S_IMODE(os.stat(store).st_mode) == 0o700
@@ -112,7 +112,7 @@ def test_layer_is_found_again(store: str, overlay: Overlay) -> None:
     os.utime(f"{store}/{NAME}", (1, 1))
     found = layers.find(store, NAME)
     assert found is not None
-    assert found.note.decode() == found.staging
+    assert found.note == b"what was done"
     assert os.stat(f"{store}/{NAME}").st_mtime > 1
     found.close()
     found.close()
@@ -122,9 +122,9 @@ def test_layer_is_found_again(store: str, overlay: Overlay) -> None:
 def test_of_two_who_make_the_same_the_first_wins(store: str, overlay: Overlay) -> None:
     first: list[layers.Layer] = []
 
-    def slow(tree: int, staging: tuple[str, str]) -> bytes:
+    def slow(tree: int) -> bytes:
         first.append(make(store, overlay))
-        return fill(tree, staging) + b"of the second"
+        return fill(tree) + b"of the second"
 
     second = layers.make(store, NAME, overlay, slow)
     assert second is not None
@@ -138,8 +138,8 @@ def test_of_two_who_make_the_same_the_first_wins(store: str, overlay: Overlay) -
 def test_nothing_is_left_of_one_that_could_not_be_made(
     store: str, overlay: Overlay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(tree: int, staging: tuple[str, str]) -> bytes:
-        fill(tree, staging)
+    def fail(tree: int) -> bytes:
+        fill(tree)
         raise BundleUnusable("to fill", found="a full disk")
 
     with pytest.raises(BundleUnusable):
@@ -196,7 +196,7 @@ def test_directory_of_somebody_else_or_on_another_file_system_is_not_used(
 def test_least_recently_used_are_removed_and_none_that_is_held(
     store: str, overlay: Overlay
 ) -> None:
-    names = [layers.name_of(str(number)) for number in range(5)]
+    names = [layers.name_of(digest(bytes([number]))) for number in range(5)]
     held = {name: make(store, overlay, name) for name in names}
     for age, name in enumerate(names):
         os.utime(f"{store}/{name}", (1000 - age, 1000 - age))
@@ -214,7 +214,7 @@ def test_least_recently_used_are_removed_and_none_that_is_held(
 def test_layer_of_a_killed_shim_stays_while_it_is_mounted(
     store: str, overlay: Overlay, tmp_path: Path
 ) -> None:
-    name = layers.name_of("x")
+    name = layers.name_of(digest(b"x"))
     made = make(store, overlay, name)
     mount = overlay.with_layer(made.files)
     assert mount is not None
@@ -229,20 +229,77 @@ def test_layer_of_a_killed_shim_stays_while_it_is_mounted(
 
 @in_private_mount_namespace
 def test_what_another_boot_or_a_killed_maker_left_is_removed(store: str, overlay: Overlay) -> None:
-    kept = layers.name_of("x")
+    kept = layers.name_of(digest(b"x"))
     make(store, overlay, kept).close()
-    make(store, overlay, "00000000-x").close()
-    for name in (".new-killed", ".old-killed"):
+    make(store, overlay, f"00000000-{digest(b'x')}").close()
+    killed = f".new-{1:016x}"
+    for name in (killed, f".old-{2:016x}"):
         os.makedirs(f"{store}/{name}/fs/deep")
-    os.mkdir(f"{store}/.new-killed/root")
-    syscalls.mount("tmpfs", f"{store}/.new-killed/root", "tmpfs", 0)
-    os.mkdir(f"{store}/.new-underway")
-    underway = os.open(f"{store}/.new-underway", os.O_RDONLY)
+    os.mkdir(f"{store}/{killed}/root")
+    syscalls.mount("tmpfs", f"{store}/{killed}/root", "tmpfs", 0)
+    os.mkdir(f"{store}/.new-{3:016x}")
+    underway = os.open(f"{store}/.new-{3:016x}", os.O_RDONLY)
     fcntl.flock(underway, fcntl.LOCK_SH)
     layers.collect(store)
-    assert contents(store) == sorted([".new-underway", kept])
+    assert contents(store) == sorted([f".new-{3:016x}", kept])
     os.close(underway)
     assert mount_points_below(store) == []
+
+
+@in_private_mount_namespace
+def test_what_else_is_in_the_directory_stays(store: str, overlay: Overlay) -> None:
+    """A person may name the top of a file system, with everything on it."""
+    make(store, overlay, layers.name_of(digest(b"x"))).close()
+    others = ["io.containerd.content.v1.content", "lost+found", "00000000-backup", ".new-x"]
+    others += [f"00000000-{digest(b'x')}0", f".old-{1:016X}x", f"0000000-{digest(b'x')}"]
+    for name in others:
+        os.makedirs(f"{store}/{name}/blobs")
+    layers.collect(store, most=0)
+    assert contents(store) == sorted(others)
+    assert all(contents(f"{store}/{name}") == ["blobs"] for name in others)
+
+
+@in_private_mount_namespace
+def test_one_that_cannot_be_removed_keeps_no_other(
+    store: str, overlay: Overlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"{number:08x}-{digest(b'x')}" for number in range(3)]
+    for age, name in enumerate(names):
+        make(store, overlay, name).close()
+        os.utime(f"{store}/{name}", (1000 - age, 1000 - age))
+    really = os.rename
+
+    def rename(old: str, new: str) -> None:
+        if old.endswith(names[0]):
+            raise PermissionError(errno.EPERM, "immutable")
+        really(old, new)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(PermissionError):
+        layers.collect(store)
+    assert contents(store) == [names[0]]
+
+
+@in_private_mount_namespace
+def test_layer_stays_that_is_mounted_by_one_who_is_killed_while_it_is_looked_at(
+    store: str, overlay: Overlay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = layers.name_of(digest(b"x"))
+    made = make(store, overlay, name)
+    really = fcntl.flock
+
+    def lock(fd: int, how: int) -> None:
+        """What happens before the collector has its lock."""
+        mount = overlay.with_layer(made.files)
+        assert mount is not None
+        mount_rootfs([mount], str(tmp_path / "rootfs"))
+        made.close()
+        really(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+    layers.collect(store, most=0)
+    assert contents(store) == [name]
+    unmount_rootfs(str(tmp_path / "rootfs"))
 
 
 @in_private_mount_namespace

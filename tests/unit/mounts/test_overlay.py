@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shim import overlay as overlays
+from shim import syscalls
 from shim.overlay import read_overlay
+from tests.unit.mounts.private_mounts import in_private_mount_namespace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,11 +47,23 @@ def test_layers_made_anew_at_their_paths_are_others(plain: Mount, tmp_path: Path
     overlay = read_overlay([plain])
     assert overlay is not None
     before = overlay.identity()
+    assert before is not None
     assert overlay.identity() == before
     (tmp_path / "image/1").rename(tmp_path / "old")
     (tmp_path / "image/1").mkdir()
-    assert overlay.identity()[0] != before[0]
-    assert overlay.identity()[1] == before[1]
+    after = overlay.identity()
+    assert after is not None
+    assert after[0] != before[0]
+    assert after[1] == before[1]
+
+
+@in_private_mount_namespace
+def test_layer_on_a_file_system_of_its_own_has_no_identity(plain: Mount, tmp_path: Path) -> None:
+    """Lazy snapshotters mount one for each; what its server says of it may come again."""
+    overlay = read_overlay([plain])
+    assert overlay is not None
+    syscalls.mount("tmpfs", str(tmp_path / "image/2"), "tmpfs", 0)
+    assert overlay.identity() is None
 
 
 @pytest.mark.parametrize(
