@@ -201,7 +201,7 @@ class Service:
         name: str | None = None,
     ) -> None:
         self.name = descriptor.full_name if name is None else name
-        described = descriptor.methods_by_name
+        described = _methods_of(descriptor)
         at_once = dict(immediate or {})
         unknown = sorted({*handlers, *at_once} - set(described))
         if unknown:
@@ -209,10 +209,10 @@ class Service:
                 f"handlers for {', '.join(unknown)}", found=f"no such method of {self.name}"
             )
         self.methods: dict[str, tuple[Method, Handler]] = {
-            method: (Method.of(described[method]), handler) for method, handler in handlers.items()
+            method: (described[method], handler) for method, handler in handlers.items()
         }
         self.immediate: dict[str, tuple[Method, ImmediateHandler]] = {
-            method: (Method.of(described[method]), handler) for method, handler in at_once.items()
+            method: (described[method], handler) for method, handler in at_once.items()
         }
         for method, handler in self.immediate.values():
             if method.streaming:
@@ -220,6 +220,19 @@ class Service:
                     f"an immediate handler for {method.name}", found="a method that streams"
                 )
             self.methods[method.name] = method, _awaitable(handler)
+
+
+# Of services that were asked for: a process that is forked finds them made.
+_described: dict[str, tuple[ServiceDescriptor, dict[str, Method]]] = {}
+
+
+def _methods_of(descriptor: ServiceDescriptor) -> dict[str, Method]:
+    name = descriptor.full_name
+    known = _described.get(name)
+    if known is None or known[0] is not descriptor:
+        methods = {method.name: Method.of(method) for method in descriptor.methods}
+        known = _described[name] = (descriptor, methods)
+    return known[1]
 
 
 class DeferredService(Service):
