@@ -7,6 +7,8 @@ there is no difference.
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +39,13 @@ def value(cls: Kind) -> Kind:
     body = {name: kept for name, kept in cls.__dict__.items() if name not in _OF_THE_CLASS}
     defaults = {name: body.pop(name) for name in names if name in body}
     body |= {"__slots__": names, "__match_args__": names, "_defaults": defaults}
+    compared = [name for name in names if name not in body.get("_apart", ())]
+    if compared:
+        body["_compared"] = staticmethod(attrgetter(*compared))
     made: Any = type(cls)(cls.__name__, (_Value, *cls.__bases__), body)
+    # What a slot's own descriptor does is done without a look for it by name.
+    keepers = tuple(made.__dict__[name].__set__ for name in names)
+    type.__setattr__(made, "_keepers", keepers)
     return made  # type: ignore[no-any-return]
 
 
@@ -48,31 +56,50 @@ class _Value:
     """What all values have in common."""
 
     __slots__ = ()
-    _defaults: dict[str, Any] = {}  # noqa: RUF012 - each class has its own, never written to
+    # Each class has its own, which are never written to.
+    _defaults: dict[str, Any] = {}  # noqa: RUF012
+    _keepers: tuple[Callable[[Any, Any], None], ...] = ()
     _apart: tuple[str, ...] = ()
 
     def __init__(self, *values: Any, **named: Any) -> None:
+        keepers = self._keepers
+        if named or len(values) != len(keepers):
+            values = self._complete(values, named)
+        for keep, kept in zip(keepers, values, strict=True):
+            keep(self, kept)
+
+    def _complete(self, values: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        """What is given by position, by name and by default, in the order of the fields."""
         names: tuple[str, ...] = self.__slots__
-        if len(values) > len(names):
-            message = f"{type(self).__name__} has {len(names)} fields, not {len(values)}"
+        rest = names[len(values) :]
+        given = {**self._defaults, **named} if self._defaults else named
+        # As many as there are fields, and each of them there: so they are the fields.
+        if len(values) + len(given) != len(names) or values:
+            self._check(values, named, rest)
+        try:
+            return (*values, *[given[name] for name in rest])
+        except KeyError:
+            self._check(values, named, rest)
+            raise
+
+    def _check(self, values: tuple[Any, ...], named: dict[str, Any], rest: tuple[str, ...]) -> None:
+        what = type(self).__name__
+        if len(values) > len(self.__slots__):
+            message = f"{what} has {len(self.__slots__)} fields, not {len(values)}"
             raise TypeError(message)
-        keep = object.__setattr__
-        for name, kept in zip(names, values, strict=False):
-            if name in named:
-                message = f"{type(self).__name__} is given {name} twice"
-                raise TypeError(message)
-            keep(self, name, kept)
-        for name in names[len(values) :]:
-            if name in named:
-                keep(self, name, named.pop(name))
-            elif name in self._defaults:
-                keep(self, name, self._defaults[name])
-            else:
-                message = f"{type(self).__name__} needs {name}"
-                raise TypeError(message)
-        if named:
-            message = f"{type(self).__name__} has no {', '.join(named)}"
+        wrong = named.keys() - set(rest)
+        if wrong:
+            message = f"{what} is given {', '.join(sorted(wrong))} twice, or has no such field"
             raise TypeError(message)
+        missing = [name for name in rest if name not in named and name not in self._defaults]
+        if missing:
+            message = f"{what} needs {', '.join(missing)}"
+            raise TypeError(message)
+
+    @staticmethod
+    def _compared(_: Any) -> Any:
+        """The fields by which values are compared: of a class without fields, none."""
+        return ()
 
     def __setattr__(self, name: str, _: object) -> None:
         message = f"{type(self).__name__}.{name} can't be changed"
@@ -84,14 +111,10 @@ class _Value:
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        return self._compared() == other._compared()
+        return bool(self._compared(self) == self._compared(other))
 
     def __hash__(self) -> int:
-        return hash(self._compared())
-
-    def _compared(self) -> tuple[Any, ...]:
-        names: tuple[str, ...] = self.__slots__
-        return tuple(getattr(self, name) for name in names if name not in self._apart)
+        return hash(self._compared(self))
 
     def __repr__(self) -> str:
         names: tuple[str, ...] = self.__slots__
