@@ -6,6 +6,9 @@ ten classes that a container needs. The modules of :mod:`api.proto` leave it to 
 gives the files' descriptors to the pool of the C implementation, and makes a class when a module is
 asked for it. Who imports protobuf's own modules besides gets the same classes.
 
+In a process that is ours alone (:data:`api.alone`), what protobuf adds to its own messages in
+Python is left out but for the nanoseconds of a timestamp.
+
 Where protobuf runs on another implementation, everything is made as protoc's modules make it.
 
 Source: protobuf, python/google/protobuf/internal/builder.py; PEP 562.
@@ -17,6 +20,8 @@ import sys
 
 from google.protobuf.internal import api_implementation
 from google.protobuf.message import Message
+
+import api
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,10 +40,43 @@ if api_implementation.Type() != "upb":
     _C = None
 
 _WELL_KNOWN: Final = "google/protobuf/"
+_HELPERS: Final = "google.protobuf.internal.well_known_types"
+_BILLION: Final = 10**9
 
 _classes: dict[str, type[Message]] = {}
 # The Python module of each file that was loaded here.
 _modules: dict[str, str] = {}
+
+
+def _forgo_helpers() -> None:
+    """Do without most of what protobuf adds to its own messages in Python, ``ToDatetime`` and such.
+
+    The module that has it imports typing, calendar and datetime, for nanoseconds.
+    """
+    if _HELPERS not in sys.modules:
+        lean = type(sys)(_HELPERS, "See api.messages.")
+        lean.WKTBASES = {"google.protobuf.Timestamp": _Timestamp}  # type: ignore[attr-defined]
+        sys.modules[_HELPERS] = lean
+
+
+class _Timestamp:
+    """What is left of the helpers: a timestamp's nanoseconds since the epoch."""
+
+    __slots__ = ()
+    seconds: int
+    nanos: int
+
+    def FromNanoseconds(self, nanos: int) -> None:  # noqa: N802 - protobuf's name
+        """Set it."""
+        self.seconds, self.nanos = divmod(nanos, _BILLION)  # type: ignore[misc]
+
+    def ToNanoseconds(self) -> int:  # noqa: N802 - protobuf's name
+        """Read it."""
+        return self.seconds * _BILLION + self.nanos
+
+
+if api.alone and _C is not None:
+    _forgo_helpers()
 
 
 def load(

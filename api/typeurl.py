@@ -13,16 +13,18 @@ Source: containerd's typeurl package; its registrations in containerd's oci and 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
 from api.ttrpc.errors import TypeMismatch
 from api.wellknown import Any as AnyMessage
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any, Final
+    from typing import Any, Final, TypeVar
+
+    M = TypeVar("M", bound=Message)
 
 __all__ = [
     "LINUX_RESOURCES",
@@ -41,8 +43,6 @@ _JSON_PREFIX: Final = "types.containerd.io/opencontainers/runtime-spec/1/"
 SPEC: Final = _JSON_PREFIX + "Spec"
 PROCESS: Final = _JSON_PREFIX + "Process"
 LINUX_RESOURCES: Final = _JSON_PREFIX + "LinuxResources"
-
-M = TypeVar("M", bound=Message)
 
 
 def pack(message: Message, *, url: str | None = None) -> AnyMessage:

@@ -7,12 +7,16 @@ there is no difference.
 
 from __future__ import annotations
 
+from collections import namedtuple
 from operator import attrgetter
+
+__all__ = ["Record", "changed", "defaults_of", "value"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TypeVar, dataclass_transform
+    from typing import NamedTuple as Record
 
     Kind = TypeVar("Kind", bound=type)
     Kept = TypeVar("Kept")
@@ -21,6 +25,20 @@ else:
     def dataclass_transform(**_: bool) -> Callable[[Kind], Kind]:
         """Only mypy is told."""
         return lambda function: function
+
+    class _Recorder(type):
+        """Makes named tuples of classes."""
+
+        def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> type:
+            if not bases:
+                return super().__new__(cls, name, bases, body)
+            names = tuple(body["__annotations__"])
+            defaults = [body.pop(name) for name in names if name in body]
+            base = namedtuple(name, names, defaults=defaults, module=body["__module__"])  # noqa: PYI024
+            return type(name, (base,), {**body, "__slots__": ()})
+
+    class Record(metaclass=_Recorder):
+        """What typing.NamedTuple is, without typing: for what is made often."""
 
 
 @dataclass_transform(frozen_default=True)

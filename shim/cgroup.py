@@ -17,14 +17,15 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import TYPE_CHECKING, Final
 
 from api.values import value
 from shim.folders import at_and_below
 from shim.mountinfo import unescape
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from typing import Final
 
 _ROOT: Final = "/sys/fs/cgroup"
 

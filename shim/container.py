@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-from typing import TYPE_CHECKING, Any, Final
 
 from api import aio
 from shim import bundle as bundle_files
@@ -44,8 +42,10 @@ from shim.reports import Reports
 from shim.runtime import LowLevelRuntime
 from shim.stdio import open_stdio
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
+    from typing import Any, Final
 
     from google.protobuf.any_pb2 import Any as AnyMessage
     from google.protobuf.message import Message
@@ -61,11 +61,17 @@ if TYPE_CHECKING:
     from shim.stdio.stdio import Stdio
     from shim.tasks import Tasks
 
+# The C module under signal: the public one makes enumerations of its numbers.
+if TYPE_CHECKING:
+    import signal as _signal
+else:
+    import _signal
+
 _PID_FILE_LIMIT: Final = 32
 
 _SIGNALS: Final = range(1, 65)
 
-_KILLED: Final = 128 + signal.SIGKILL
+_KILLED: Final = 128 + _signal.SIGKILL
 
 # Seconds that a process may take to die of SIGKILL, before the runtime is asked what it thinks.
 _DYING: Final = 10.0
@@ -748,11 +754,11 @@ class Container:
 
     async def _kill_remains(self) -> None:
         try:
-            await self._runtime.kill(signal.SIGKILL, everyone=True)
+            await self._runtime.kill(_signal.SIGKILL, everyone=True)
         except (NvshimError, OSError) as error:
             # crun refuses to signal a container whose init is gone.
             self._shim.log.debug("kill --all failed", id=self.id, why=str(error))
-            self._kill_all_in_cgroup(signal.SIGKILL)
+            self._kill_all_in_cgroup(_signal.SIGKILL)
 
     def _kill_all_in_cgroup(self, signum: int) -> None:
         for pid in self._cgroup.pids() if self._cgroup else ():
@@ -853,4 +859,4 @@ async def _close(descriptor: int) -> None:
 def _kill(child: Child | None) -> None:
     """End a process that was not reaped yet; so its pid is still its own."""
     if child is not None and child.exit is None:
-        os.kill(child.pid, signal.SIGKILL)
+        os.kill(child.pid, _signal.SIGKILL)

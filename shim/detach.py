@@ -14,6 +14,7 @@ import fcntl
 import gc
 import os
 
+import api
 from api.errors import one_line
 from shim import bundle, sockets
 
@@ -69,6 +70,7 @@ def become_server(listener_fd: int, request: Request) -> NoReturn:
         _set_command_line([PROGRAM, *names, "-address", request.address])
         # What is imported stays; looking for garbage among it costs a tenth of the time.
         gc.disable()
+        api.alone = True
         from shim.server import main  # noqa: PLC0415 - after containerd has its answer
 
         gc.freeze()

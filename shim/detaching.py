@@ -19,10 +19,10 @@ Source: umount(2), MNT_EXPIRE; kernel fs/overlayfs/super.c ovl_sync_fs, filesyst
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from shim import syscalls
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final
 
 from api import aio, typeurl
 from api.errors import Status
@@ -27,7 +26,10 @@ from api.proto import events_pb2, events_service_pb2, types_pb2
 from api.ttrpc import Client, MessageTooLarge, RemoteError, TtrpcError, connect
 from api.wellknown import Empty
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Final
+
     from google.protobuf.message import Message
 
     from api.aio.groups import Tasks, TaskStatus

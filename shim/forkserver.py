@@ -30,6 +30,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
+import api
 from shim import sockets
 from shim.detach import prepare_fork_server
 from shim.installation import Installation
@@ -150,6 +151,7 @@ def _spare(address: str) -> Spare | None:
 
 def _import_everything(path: str) -> None:
     gc.disable()
+    api.alone = True
     import tomllib  # noqa: F401, PLC0415 - what a container with GPUs needs besides
 
     import hooks.config  # noqa: PLC0415

@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import os
 import stat
-from typing import TYPE_CHECKING, Any, Final
 
 from hooks.requests.glance import find_places, may_ask
 from shim import bundle as bundle_files
 from shim.errors import NvshimError, ProgramNotFound, ProgramTimeout
 from shim.spawn import run
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any, Final
 
     from hooks.config import Config
     from hooks.engine import Injection, Prepared

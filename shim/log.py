@@ -11,9 +11,11 @@ and it is a third of a cold start.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Final
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Final
+
     from structlog.typing import FilteringBoundLogger
 
 LOG_FILE: Final = "log"

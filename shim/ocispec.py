@@ -6,9 +6,12 @@ Source: OCI runtime specification, config.md (root) and config-linux.md (namespa
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from shim.errors import BundleUnusable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = ["has_own_pid_namespace", "has_user_namespace", "root_of"]
 

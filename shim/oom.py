@@ -25,14 +25,17 @@ import errno
 import itertools
 import os
 import select
-from typing import TYPE_CHECKING, Final, Protocol
 
 from api import aio
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Final, Protocol
 
     from shim.cgroup import Cgroup
+else:
+    Protocol = object
 
 _EVENTS: Final = "memory.events"
 _CONTROL: Final = "memory.oom_control"

@@ -22,7 +22,6 @@ sd_booted(3); runc docs/systemd.md.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.message import DecodeError
 
@@ -31,7 +30,10 @@ from api.proto import runc_options_pb2, runtimeoptions_pb2
 from shim.errors import InvalidRuntimeOptions, SystemdNotRunning
 from shim.handleroptions import read_file
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Final
+
     from google.protobuf.any_pb2 import Any as AnyMessage
 
 DEFAULT_BINARY: Final = "runc"

@@ -20,12 +20,14 @@ whoever is told that a process ended can rely on all that comes before it.
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Final
 
 from api import aio
 from shim.errors import NvshimError, WrongProcessState
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Final
+
     from shim.reaper import Child, Exit
     from shim.stdio.stdio import Stdio
 

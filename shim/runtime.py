@@ -13,8 +13,6 @@ import itertools
 import json
 import os
 import re
-import signal as signals
-from typing import TYPE_CHECKING, Final
 
 from api import aio
 from api.errors import Status, one_line
@@ -24,11 +22,19 @@ from shim.errors import ProcessFinished, ProgramTimeout, RuntimeFailed
 from shim.spawn import run, spawn
 from shim.standins import StandIns
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Final
 
     from shim.options import RuntimeOptions
     from shim.reaper import Child, Exit, Reaper
+
+# The C module under signal: the public one makes enumerations of its numbers.
+if TYPE_CHECKING:
+    import signal as _signal
+else:
+    import _signal
 
 # What runc and crun say of a process that has already ended: containerd expects NOT_FOUND.
 _GONE: Final = (
@@ -277,7 +283,7 @@ class LowLevelRuntime:
             with aio.move_on_after(_PATIENCE.get(verb)) as patience:
                 return await child.wait()
             if patience.cancelled_caught and child.exit is None:
-                os.kill(child.pid, signals.SIGKILL)
+                os.kill(child.pid, _signal.SIGKILL)
             raise ProgramTimeout(
                 f"{os.path.basename(self._options.binary_name)} {verb} of {self._id}",
                 found=f"it had not ended after {_PATIENCE[verb]} s, and was killed",
@@ -294,7 +300,7 @@ class LowLevelRuntime:
         """Kill the calls that cannot succeed since init has ended, and yet do not fail."""
         for child, verb in self._under_way.items():
             if verb in _POINTLESS and child.exit is None:
-                os.kill(child.pid, signals.SIGKILL)
+                os.kill(child.pid, _signal.SIGKILL)
 
     def _error(
         self, verb: str, status: int, log: str, stderr: int | None, *, shown: bool

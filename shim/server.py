@@ -8,9 +8,6 @@ process is doing to the log; SIGPIPE is an error code here and the default in ch
 from __future__ import annotations
 
 import os
-import signal
-import socket
-from typing import TYPE_CHECKING, Final, NoReturn
 
 from api import aio
 from api.ttrpc import DeferredService, Server
@@ -23,11 +20,25 @@ from shim.service import OwnSocket, TaskService
 from shim.spawn import reserve_numbers
 from shim.tasks import GuardedTasks
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Final, NoReturn
 
     from api.aio.groups import TaskStatus
     from api.ttrpc import Service
+
+# The C module under socket: the public one imports selectors and makes enumerations.
+if TYPE_CHECKING:
+    import socket as _socket
+else:
+    import _socket
+
+# The C module under signal: the public one makes enumerations of its numbers.
+if TYPE_CHECKING:
+    import signal as _signal
+else:
+    import _signal
 
 _SANDBOX: Final = "containerd.runtime.sandbox.v1.Sandbox"
 
@@ -36,7 +47,7 @@ _GRACE: Final = 1.0
 _HANGING: Final = 1.5
 _EVENTS: Final = 2.0
 
-_SIGNALS: Final = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_SIGNALS: Final = (_signal.SIGCHLD, _signal.SIGTERM, _signal.SIGINT, _signal.SIGUSR1)
 
 
 def main(
@@ -65,7 +76,7 @@ def main(
         syscalls.set_child_subreaper()
         aio.run(
             serve,
-            socket.socket(fileno=listener_fd),
+            _socket.socket(fileno=listener_fd),
             own_socket,
             (namespace, ttrpc_address),
             log,
@@ -80,7 +91,7 @@ def main(
 
 
 async def serve(
-    listener: socket.socket,
+    listener: _socket.socket,
     own_socket: OwnSocket,
     addressed: tuple[str, str],
     log: Log,
@@ -133,7 +144,7 @@ def _sandbox_service(surroundings: Surroundings, tasks: TaskService) -> Service:
     return SandboxService(surroundings, tasks).service()
 
 
-async def _serve_until(server: Server, listener: socket.socket, ended: aio.Event) -> None:
+async def _serve_until(server: Server, listener: _socket.socket, ended: aio.Event) -> None:
     try:
         await server.serve(listener)
     finally:
@@ -151,12 +162,12 @@ async def _handle_signals(
     with aio.open_signal_receiver(*_SIGNALS) as signals:
         task_status.started()
         async for number in signals:
-            if number == signal.SIGCHLD:
+            if number == _signal.SIGCHLD:
                 reaper.reap()
-            elif number == signal.SIGUSR1:
+            elif number == _signal.SIGUSR1:
                 _tell_what_runs(service, log)
             else:
-                log.info("ends by signal", signal=signal.Signals(number).name)
+                log.info("ends by signal", signal=_name_of(number))
                 ended.set()
 
 
@@ -165,3 +176,9 @@ def _tell_what_runs(service: TaskService, log: Log) -> None:
         log.info("process", **line)
     for task in aio.get_running_tasks():
         log.info("task", name=task.name, at=repr(task.coro))
+
+
+def _name_of(number: int) -> str:
+    from signal import Signals  # noqa: PLC0415 - see _signal
+
+    return Signals(number).name

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING, Any, Final
 
 from api import aio, typeurl
 from api.errors import Status
@@ -25,8 +24,10 @@ from shim.invocation import check_id
 from shim.options import read_options
 from shim.process import Process, State, StdioUris
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from typing import Any, Final
 
     from api.ttrpc import Context
 

@@ -19,20 +19,26 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 from _posixsubprocess import fork_exec
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
 
 from api import aio
 from api.values import value
 from shim import programs
 from shim.errors import ProgramNotFound, ProgramTimeout
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from typing import Final
 
     from shim.reaper import Child, Exit, Reaper
+
+# The C module under signal: the public one makes enumerations of its numbers.
+if TYPE_CHECKING:
+    import signal as _signal
+else:
+    import _signal
 
 _LONGEST_FAILURE: Final = 256
 _CHUNK: Final = 65536
@@ -230,7 +236,7 @@ async def run(
         # Out of time, or nobody wants the answer any more. The pid can't be another
         # process's by now: only our reaper frees it.
         if child is not None and child.exit is None:
-            os.kill(child.pid, signal.SIGKILL)
+            os.kill(child.pid, _signal.SIGKILL)
 
 
 async def _read_when_ready(fd: int) -> bytes:

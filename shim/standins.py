@@ -31,19 +31,25 @@ libcrun_container_start, libcrun_container_kill, libcrun_container_delete; fifo(
 from __future__ import annotations
 
 import os
-import signal
 import stat
-from typing import TYPE_CHECKING, Final
 
 from api import aio
 from shim import programs, statedir
 from shim.statedir import Kind
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Final
 
     from shim.reaper import Child
     from shim.statedir import RuntimeState
+
+# The C module under signal: the public one makes enumerations of its numbers.
+if TYPE_CHECKING:
+    import signal as _signal
+else:
+    import _signal
 
 VARIABLE: Final = "NVSHIM_STAND_INS"
 
@@ -132,7 +138,7 @@ class StandIns:
             return False
         # A process that version 1 has frozen does not die before it is thawed; and some releases
         # of runc signal none that is.
-        if signum == signal.SIGKILL and self._systemd_cgroup:
+        if signum == _signal.SIGKILL and self._systemd_cgroup:
             return False
         if _is_frozen(state.cgroups):
             return False

@@ -20,15 +20,16 @@ from __future__ import annotations
 import os
 import stat
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Final
 
 from api.values import value
 from shim import bundle
 from shim.errors import BundleUnusable
 from shim.ocispec import has_own_pid_namespace
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Any, Final
 
 FIFO: Final = "exec.fifo"
 

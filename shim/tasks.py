@@ -6,13 +6,15 @@ in one container's output must not end its neighbours.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+    from typing import Any, Protocol
 
     from api.aio.groups import TaskGroup
     from shim.log import Log
+else:
+    Protocol = object
 
 
 class Tasks(Protocol):

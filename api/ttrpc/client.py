@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import errno
 import math
-import socket
-from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -30,17 +28,24 @@ from api.ttrpc.inbox import PATIENCE, Inbox
 from api.ttrpc.multiplexer import Multiplexer, Request
 from api.ttrpc.streams import State
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
     from types import TracebackType
-    from typing import Final, Self
+    from typing import Any, Final, Self, TypeVar
 
     from api.aio.groups import Tasks
     from api.ttrpc.errors import ConnectionClosed
     from api.ttrpc.multiplexer import Answer
     from api.ttrpc.service import Method
 
-R = TypeVar("R", bound=Message)
+    R = TypeVar("R", bound=Message)
+
+# The C module under socket: the public one imports selectors and makes enumerations.
+if TYPE_CHECKING:
+    import socket as _socket
+else:
+    import _socket
 
 _CONNECT: Final = 5.0  # seconds
 _PAUSE: Final = 0.01  # seconds, between looks at a full backlog
@@ -48,7 +53,7 @@ _NANOSECONDS: Final = 10**9
 _LONGEST: Final = 9e9  # seconds, 285 years: about what an int64 of nanoseconds holds
 
 
-async def dial(path: str, *, timeout: float = _CONNECT) -> socket.socket:
+async def dial(path: str, *, timeout: float = _CONNECT) -> _socket.socket:
     """A connected socket, for a :class:`Client` in a task group of one's own.
 
     Args:
@@ -62,7 +67,7 @@ async def dial(path: str, *, timeout: float = _CONNECT) -> socket.socket:
         ConnectFailed: nobody listens there, or nobody accepted in time.
     """
     path = path.removeprefix("unix://")
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     sock.setblocking(False)
     deadline = aio.current_time() + timeout
     try:
@@ -97,7 +102,7 @@ class Client:
         tasks: where the connection is read, from now until it is closed or this group cancelled.
     """
 
-    def __init__(self, sock: socket.socket, tasks: Tasks) -> None:
+    def __init__(self, sock: _socket.socket, tasks: Tasks) -> None:
         self._multiplexer = Multiplexer(sock, tasks)
 
     @property

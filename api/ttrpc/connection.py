@@ -30,8 +30,6 @@ same of both.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from google.protobuf.message import DecodeError
 
 from api.errors import Status, one_line
@@ -69,6 +67,7 @@ from api.ttrpc.frames import (
 )
 from api.ttrpc.streams import TRANSITIONS, State
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Final

@@ -6,16 +6,19 @@ counts its start in milliseconds. Tell them apart by class, never by comparing t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from api.values import Record
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from google.protobuf.any_pb2 import Any
 
     from api.ttrpc.errors import TtrpcError
     from api.ttrpc.streams import State
 
 
-class RequestReceived(NamedTuple):
+class RequestReceived(Record):
     """A client has opened a stream (server).
 
     ``timeout_nano`` is in nanoseconds, 0 for none; ``metadata`` in the order on the wire, keys
@@ -31,7 +34,7 @@ class RequestReceived(NamedTuple):
     state: State
 
 
-class DataReceived(NamedTuple):
+class DataReceived(Record):
     """One message on an open stream (both sides); ``payload`` is None for a bare end.
 
     ``end``: the peer sends no more on this stream.
@@ -42,7 +45,7 @@ class DataReceived(NamedTuple):
     end: bool
 
 
-class ResponseReceived(NamedTuple):
+class ResponseReceived(Record):
     """The server's final word on a stream (client); ``code`` 0 is success."""
 
     stream_id: int
@@ -52,7 +55,7 @@ class ResponseReceived(NamedTuple):
     details: tuple[Any, ...]
 
 
-class StreamFailed(NamedTuple):
+class StreamFailed(Record):
     """A stream is over, or was never opened, because the peer broke a rule or sent too much.
 
     The connection lives on. ``reply`` is to be sent as it is; empty on the client's side,
@@ -64,7 +67,7 @@ class StreamFailed(NamedTuple):
     reply: bytes
 
 
-class FrameIgnored(NamedTuple):
+class FrameIgnored(Record):
     """A frame without an effect: late, or of a type that a later protocol may define."""
 
     stream_id: int
@@ -72,7 +75,7 @@ class FrameIgnored(NamedTuple):
     why: str
 
 
-class Ended(NamedTuple):
+class Ended(Record):
     """The connection is over, always the last event; ``error`` is None for an orderly end."""
 
     error: TtrpcError | None

@@ -21,10 +21,11 @@ Source: ttrpc PROTOCOL.md, "Message Frame" and "Message Types".
 from __future__ import annotations
 
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple
 
 from api.ttrpc.errors import MessageTooLarge
+from api.values import Record
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
@@ -44,7 +45,7 @@ _pack: Final = _HEADER.pack
 _unpack_from: Final = _HEADER.unpack_from
 
 
-class Frame(NamedTuple):
+class Frame(Record):
     """One frame with its data; a named tuple because it is made for every message."""
 
     stream_id: int
@@ -53,7 +54,7 @@ class Frame(NamedTuple):
     data: bytes
 
 
-class Oversized(NamedTuple):
+class Oversized(Record):
     """The header of a frame whose data are being thrown away.
 
     ``length`` is in bytes, as announced.

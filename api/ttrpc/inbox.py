@@ -9,10 +9,10 @@ given up, so that it cannot hold up the others for longer. (The Go server waits 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
 
 from api import aio
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 

@@ -6,28 +6,30 @@ them when the connection is lost. :mod:`api.ttrpc.client` is what people use.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
-
 from api import aio
 from api.ttrpc.connection import ClientConnection
 from api.ttrpc.errors import ConnectionClosed
 from api.ttrpc.events import DataReceived, Ended, ResponseReceived, StreamFailed
 from api.ttrpc.inbox import Holdings
 from api.ttrpc.transport import Transport
+from api.values import Record
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from typing import Final
+    from typing import Final, Protocol, TypeAlias
 
     from api.aio.groups import Tasks
     from api.ttrpc.streams import State
+else:
+    Protocol = object
 
 Answer: TypeAlias = "ResponseReceived | DataReceived | StreamFailed"
 
 _CLOSED_HERE: Final = "it was closed on this side"
 
 
-class Request(NamedTuple):
+class Request(Record):
     """What opens a stream; ``timeout_nano`` in nanoseconds, 0 for none."""
 
     service: str

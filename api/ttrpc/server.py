@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING
 
 from api import aio
 from api.ttrpc.connection import MAX_STREAMS
 from api.ttrpc.errors import LocalProtocolError, PeerRejected
 from api.ttrpc.session import Session
-from api.ttrpc.transport import peer_credentials
+from api.ttrpc.transport import accept, peer_credentials
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterable, Mapping
@@ -140,7 +140,7 @@ class Server:
         while True:
             await aio.wait_readable(listener)
             try:
-                sock, _ = listener.accept()
+                sock = accept(listener)
             except (BlockingIOError, InterruptedError):
                 continue
             except OSError as error:

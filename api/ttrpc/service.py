@@ -23,19 +23,23 @@ read, before what follows it on the connection, and costs neither a task nor a t
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from api.messages import message_class
 from api.ttrpc.errors import LocalProtocolError
+from api.values import Record
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from typing import Any, Protocol, TypeAlias
 
     from google.protobuf.descriptor import Descriptor, MethodDescriptor, ServiceDescriptor
     from google.protobuf.message import Message
+else:
+    Protocol = object
 
 
-class Credentials(NamedTuple):
+class Credentials(Record):
     """Who is at the other end of a unix socket, as the kernel wrote down when they connected."""
 
     pid: int

@@ -13,7 +13,6 @@ Rules
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError, Message
 
@@ -40,10 +39,11 @@ from api.ttrpc.service import Context
 from api.ttrpc.streams import State
 from api.ttrpc.transport import Transport
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import AsyncIterator, Callable, Mapping
-    from typing import Final
+    from typing import Any, Final
 
     from api.ttrpc.service import Credentials, Handler, Method, Service
 

@@ -43,8 +43,8 @@ Source: ttrpc PROTOCOL.md, "Streaming" and its state diagrams.
 from __future__ import annotations
 
 from enum import IntEnum, auto
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 

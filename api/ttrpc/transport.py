@@ -10,20 +10,25 @@ waits while too much is kept: whoever produces bytes calls it first.
 from __future__ import annotations
 
 import errno
-import socket
 from collections import deque
 from struct import Struct
-from typing import TYPE_CHECKING
 
 from api import aio
 from api.ttrpc.errors import ConnectionClosed
 from api.ttrpc.service import Credentials
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from typing import Final
 
     from api.aio.groups import Tasks
+
+# The C module under socket: the public one imports selectors and makes enumerations.
+if TYPE_CHECKING:
+    import socket as _socket
+else:
+    import _socket
 
 # One read; below glibc's threshold for a mapping of its own.
 _READ_SIZE: Final = 64 << 10
@@ -33,7 +38,7 @@ _ROOM: Final = 1 << 20
 _UCRED: Final = Struct("iII")
 
 
-def peer_credentials(sock: socket.socket) -> Credentials:
+def peer_credentials(sock: _socket.socket) -> Credentials:
     """Who connected, or whom we connected to.
 
     Args:
@@ -41,8 +46,18 @@ def peer_credentials(sock: socket.socket) -> Credentials:
 
     Source: unix(7), SO_PEERCRED.
     """
-    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    data = sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, _UCRED.size)
     return Credentials(*_UCRED.unpack(data))
+
+
+def accept(listener: _socket.socket) -> _socket.socket:
+    """The next connection to a listening socket, as the public module's ``accept`` takes it.
+
+    Raises:
+        OSError: there is none, or it cannot be taken.
+    """
+    fd, _ = listener._accept()  # type: ignore[attr-defined] # noqa: SLF001 - the C part of accept
+    return _socket.socket(fileno=fd)
 
 
 class Transport:
@@ -64,7 +79,7 @@ class Transport:
         "_waiting",
     )
 
-    def __init__(self, sock: socket.socket, tasks: Tasks) -> None:
+    def __init__(self, sock: _socket.socket, tasks: Tasks) -> None:
         sock.setblocking(False)
         self._sock = sock
         self._tasks = tasks
@@ -106,7 +121,7 @@ class Transport:
             self._kept += len(data)
             return
         try:
-            sent = self._sock.send(data, socket.MSG_NOSIGNAL)
+            sent = self._sock.send(data, _socket.MSG_NOSIGNAL)
         except (BlockingIOError, InterruptedError):
             sent = 0
         except OSError as error:
@@ -144,12 +159,12 @@ class Transport:
         self._broken = self._broken or "it was closed on this side"
         self._forget()
         try:
-            self._sock.shutdown(socket.SHUT_RDWR)  # wakes those who wait for it
+            self._sock.shutdown(_socket.SHUT_RDWR)  # wakes those who wait for it
         except OSError:
             pass  # the peer was faster
         self._close_unless_waiting()
 
-    async def _ready(self, wait: Callable[[socket.socket], Awaitable[None]]) -> bool:
+    async def _ready(self, wait: Callable[[_socket.socket], Awaitable[None]]) -> bool:
         """Wait for the socket; says whether it is still ours when that is over."""
         if self._closed:
             return False
@@ -176,7 +191,7 @@ class Transport:
         while unsent and await self._ready(aio.wait_writable):
             try:
                 while unsent:
-                    sent = self._sock.send(unsent[0], socket.MSG_NOSIGNAL)
+                    sent = self._sock.send(unsent[0], _socket.MSG_NOSIGNAL)
                     self._kept -= sent
                     if sent < len(unsent[0]):
                         unsent[0] = memoryview(unsent[0])[sent:]

@@ -33,12 +33,11 @@ Source: containerd docs/runtime-v2.md (I/O), core/runtime/v2/logging; fifo(7), p
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from shim.stdio.plain import PlainStdio
 from shim.stdio.terminal import TerminalStdio
 from shim.stdio.uris import LoggerUri, parse_outputs, parse_stdin
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from shim.container import Surroundings
     from shim.process import Process

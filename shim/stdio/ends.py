@@ -7,10 +7,13 @@ import os
 import select
 import stat
 import termios
-from typing import Final
 
 from api import aio
 from shim.errors import StdioUnavailable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
 
 # Seconds that a client is waited for which has not opened its end when the process has ended.
 # It may be slow on a loaded machine, and what is in a fifo that nobody has open is lost.

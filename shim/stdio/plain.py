@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final, Protocol
 
 from api import aio
 from shim.runtime import ChildStdio
@@ -13,11 +12,16 @@ from shim.stdio.relay import Relay
 from shim.stdio.stdio import DRAIN_SECONDS
 from shim.stdio.uris import Fifo, LogFile
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Final, Protocol
+
     from shim.log import Log
     from shim.stdio.logger import Logger
     from shim.stdio.uris import Output
     from shim.tasks import Tasks
+else:
+    Protocol = object
 
 _NOBODY: Final = (0, 0)
 

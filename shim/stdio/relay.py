@@ -14,13 +14,14 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from typing import TYPE_CHECKING, Final
 
 from api import aio
 from shim.stdio.ends import Descriptors, waiting_bytes
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Final
 
     from shim.tasks import Tasks
 

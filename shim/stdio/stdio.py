@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Final, Protocol
+
     from shim.runtime import ChildStdio
+else:
+    Protocol = object
 
 # The longest that Delete waits for output that was written and not yet taken.
 DRAIN_SECONDS: Final = 10.0

@@ -17,7 +17,6 @@ import itertools
 import os
 import struct
 import termios
-from typing import TYPE_CHECKING, Final
 
 from api import aio
 from shim.errors import StdioUnavailable
@@ -29,8 +28,10 @@ from shim.stdio.relay import Relay
 from shim.stdio.stdio import DRAIN_SECONDS
 from shim.stdio.uris import Fifo, LogFile
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
+    from typing import Final
 
     from shim.log import Log
     from shim.stdio.logger import Logger

@@ -19,10 +19,12 @@ Source: containerd cmd/containerd-shim-runc-v2/process/io.go, io_util.go; net/ur
 
 from __future__ import annotations
 
-from typing import Final
-
 from api import values
 from shim.errors import InvalidLogUri, StdioUnsupported
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
 
 _LOGGERS: Final = frozenset({"binary", "binary-v2"})
 _VARIABLE: Final = "env."

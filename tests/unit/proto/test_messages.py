@@ -107,3 +107,17 @@ def test_only_the_c_implementation_is_imported() -> None:
         "print(*heavy.intersection(sys.modules))"
     )
     assert _run(program) == ""
+
+
+def test_a_process_of_ours_alone_can_do_without_protobufs_helpers() -> None:
+    program = (
+        "import sys, api; api.alone = True\n"
+        "from api.proto import types_pb2\n"
+        "envelope = types_pb2.Envelope()\n"
+        "for moment in (0, 1, 5_000_000_123, -1):\n"
+        "    envelope.timestamp.FromNanoseconds(moment)\n"
+        "    assert envelope.timestamp.ToNanoseconds() == moment\n"
+        "assert 0 <= envelope.timestamp.nanos < 10**9\n"
+        "print(*{'calendar', 'datetime'}.intersection(sys.modules))"
+    )
+    assert _run(program) == ""

@@ -14,9 +14,10 @@ _SITE = os.path.join(REPOSITORY, ".cache", "site")
 # Each is for something that most shims never do, or belongs to another program.
 NEVER = {
     "anyio", "api.proto.cgroups_v1_pb2", "api.proto.cgroups_v2_pb2", "argparse", "asyncio",
-    "concurrent.futures", "grpc", "hooks.engine", "hooks.node.inventory", "prometheus_client",
-    "pynvml", "rich", "shim.resources", "shim.stats", "shim.stdio.log_file", "shim.stdio.logger",
-    "shim.sandbox", "shim.namespaces", "ssl", "structlog", "tomllib", "urllib.parse",
+    "calendar", "concurrent.futures", "datetime", "grpc", "hooks.engine", "hooks.node.inventory",
+    "prometheus_client", "pynvml", "rich", "shim.resources", "shim.stats", "shim.stdio.log_file",
+    "shim.stdio.logger", "selectors", "shim.sandbox", "shim.namespaces", "signal", "socket", "ssl",
+    "structlog", "tomllib", "traceback", "typing", "urllib.parse",
 }  # fmt: skip
 
 # 187 when this was written; the libraries' own share is theirs to say.
@@ -28,10 +29,15 @@ def loaded() -> set[str]:
     script = f"""
 import sys
 sys.path += [{REPOSITORY!r}, {_SITE!r}]
-from shim.server import Server, aio, signal, socket
+import api
+api.alone = True
+import _signal as signal
+import _socket as socket
+from shim.server import Server, aio
 
 async def serve():
-    with socket.socket(socket.AF_UNIX) as listener, aio.move_on_after(0.1):
+    listener = socket.socket(socket.AF_UNIX)
+    with aio.move_on_after(0.1):
         listener.bind("")  # to a name that the kernel chooses
         listener.listen()
         with aio.open_signal_receiver(signal.SIGCHLD):
