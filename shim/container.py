@@ -630,7 +630,7 @@ class Container:
             if overlay is not None:
                 self._shim.tasks.start_soon(_close, overlay)
             mounts.unmount_rootfs(self._rootfs)
-            self._injector.forgo_layer()
+            self._injector.release()
             self.init.advance(Event.DELETED)
         for process in (self.init, *self._execs.values()):
             process.never_ends(self._no_exec(process.exec_id))

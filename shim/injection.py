@@ -114,6 +114,18 @@ class Injector:
             self._layer.close()
         self._layer = self._prepared = None
 
+    def release(self) -> None:
+        """The container is gone: let go of its layer, and of what was staged for it.
+
+        The delete verb, for which containerd and a user wait, then has nothing to look after.
+        """
+        self.forgo_layer()
+        if self._record is not None:
+            try:
+                bundle_files.remove_staging(self._bundle)
+            except OSError as error:  # containerd removes the whole bundle
+                self._log.warning("staged files are left", bundle=self._bundle, why=str(error))
+
     async def inject(self, spec: dict[str, Any], rootfs: str, runtime: str = "runc") -> None:
         """Give the container what it asks for and may have.
 

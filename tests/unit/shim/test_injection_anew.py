@@ -199,3 +199,16 @@ async def test_log_says_why_each_container_waits_for_nvml(
     said = [call.kwargs["why"] for call in log.warning.call_args_list]
     assert said[0] == "Driver Not Loaded"
     assert said[1].startswith("the inventory was not kept: ")
+
+
+async def test_nothing_is_left_for_the_delete_verb_to_look_after(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = injector(tmp_path, Asked(node, answer(nvml_gpu(0))), monkeypatch)
+    await made.inject(spec_of(tmp_path, "0"), str(tmp_path / "bundle/rootfs"))
+    staging = tmp_path / "bundle" / bundle_files.STAGING
+    staging.mkdir(exist_ok=True)
+    (staging / "params").touch()
+    made.release()
+    assert not staging.exists()
+    assert (tmp_path / "bundle" / bundle_files.RECORD).exists()
