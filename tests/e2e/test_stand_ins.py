@@ -72,9 +72,11 @@ class Lives:
     seen: list[Any] = field(default_factory=list)
 
     async def create(self, container_id: str, *args: str, **spec: Any) -> None:
+        rootfs = os.path.join(self.shim.directory, "c0", "rootfs")
         if container_id != "c0":
-            self.shim.bundle(container_id, *args, shared_pids=spec.pop("shared_pids", False))
-        _add_rubbish(os.path.join(self.shim.directory, container_id, "rootfs", "bin"))
+            shared_pids = spec.pop("shared_pids", False)
+            self.shim.bundle(container_id, *args, shared_pids=shared_pids, rootfs=rootfs)
+        _add_rubbish(os.path.join(rootfs, "bin"))
         document = self.shim.spec(container_id)
         document.update(spec)
         self.shim.write_spec(container_id, document)
@@ -172,6 +174,15 @@ async def test_lives_go_and_leave_the_same_as_with_every_call(
         lives.by_hand("resume", "c6")
         await lives.call("Wait", "c6")
         await lives.call("Delete", "c6")
+        # One that is frozen before it is started, which runc refuses and crun does.
+        await lives.create("c7", "sleep", "1000")
+        assert lives.by_hand("pause", "c7").returncode == 0
+        await lives.call("Start", "c7")
+        assert lives.by_hand("resume", "c7").returncode == 0
+        lives.look("c7")
+        await lives.call("Kill", "c7", signal=signal.SIGKILL)
+        await lives.call("Wait", "c7")
+        await lives.call("Delete", "c7")
         # One that is never started.
         await lives.create("c2", "true")
         await lives.call("Delete", "c2")
@@ -190,7 +201,7 @@ async def test_lives_go_and_leave_the_same_as_with_every_call(
         await lives.call("Start", "c5")
         await lives.call("Wait", "c5")
         await lives.call("Delete", "c5")
-        await lives.end("c0", "c1", "c2", "c3", "c4", "c5", "c6")
+        await lives.end("c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7")
 
     seen = await _both_ways(start_shim, program, live, "sh", "-c", "exit 7")
     assert ("c0", "Wait", 7) in seen

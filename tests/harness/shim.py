@@ -168,16 +168,21 @@ class ShimByHand:
         shared_pids: bool = False,
         annotations: dict[str, str] | None = None,
         image: Image | None = None,
+        rootfs: str = "",
     ) -> str:
-        """Make a bundle as containerd does, of an image or of busybox; returns its path."""
+        """Make a bundle as containerd does, of an image or of busybox; returns its path.
+
+        A ``rootfs`` of another bundle can be used again, which saves most of the time.
+        """
         path = os.path.join(self.directory, container_id)
         os.makedirs(path, mode=0o700)
-        unpack((image or busybox()).tree, os.path.join(path, "rootfs"))
+        if not rootfs:
+            unpack((image or busybox()).tree, os.path.join(path, "rootfs"))
         subprocess.run(["runc", "spec", "--bundle", path], check=True)
         spec = self.spec(container_id)
         spec["process"].update(terminal=False, args=list(args))
         spec["process"]["env"] += env
-        spec["root"]["readonly"] = False
+        spec["root"].update(readonly=False, path=rootfs or "rootfs")
         spec["linux"]["cgroupsPath"] = f"{CGROUP}/{container_id}"
         spec["annotations"] = annotations or {}
         if shared_pids:
