@@ -24,6 +24,7 @@ from api import typeurl
 from api.proto import runc_options_pb2
 from api.ttrpc import RemoteError
 from integration.parts import INSTALLED, Parts
+from integration.patience import PATIENCE
 from tests.conftest import PARTS
 from tests.harness.shim import CGROUP, RUNC_ROOT, ShimByHand, gone
 
@@ -112,7 +113,7 @@ class Lives:
             capture_output=True,
             text=True,
             check=False,
-            timeout=20,
+            timeout=20 * PATIENCE,
         )
 
     async def end(self, *container_ids: str) -> None:
@@ -306,7 +307,7 @@ async def test_an_init_that_stands_still_is_waited_for_and_let_go_when_killed(
             await shim.call("Start", id="c0", timeout=0.5)
         os.kill(pid, signal.SIGKILL)
         assert (await shim.call("Wait", id="c0")).exit_status == 137
-        with anyio.fail_after(10):
+        with anyio.fail_after(10 * PATIENCE):
             await shim.call("Delete", id="c0")
         assert "TaskStart" not in shim.events.of("c0")
         await gone(shim, "c0")

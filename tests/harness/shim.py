@@ -34,6 +34,7 @@ from api.proto import (
 )
 from api.ttrpc import Client, RemoteError, Server, Service, connect
 from integration.images import busybox, unpack
+from integration.patience import PATIENCE
 from tests.harness.runtime import is_alive
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class EventsServer:
                 told.append(type(event).__name__ + suffix)
         return told
 
-    async def until(self, name: str, *, count: int = 1, seconds: float = 10) -> None:
+    async def until(self, name: str, *, count: int = 1, seconds: float = 10 * PATIENCE) -> None:
         """Wait until an event of a kind has come, so many times."""
         with anyio.fail_after(seconds):
             while self.names.count(name) < count:  # noqa: ASYNC110 - seen from outside
@@ -235,7 +236,7 @@ class ShimByHand:
             input=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=10,
+            timeout=10 * PATIENCE,
             check=True,
             env={
                 "PATH": os.environ["PATH"],
@@ -249,7 +250,7 @@ class ShimByHand:
             return str(result.address)
         return done.stdout.decode()
 
-    async def call(self, method: str, *, timeout: float = 20, **fields: Any) -> Any:
+    async def call(self, method: str, *, timeout: float = 20 * PATIENCE, **fields: Any) -> Any:
         """Call a method of the Task service by its name and its request's fields."""
         described = task_pb2.DESCRIPTOR.services_by_name["Task"].methods_by_name[method]
         request = getattr(task_pb2, described.input_type.name)(**fields)
@@ -359,10 +360,10 @@ class ShimByHand:
         argv = [self._launcher, "-namespace", NAMESPACE, "-address", f"{self.directory}/c.sock"]
         argv += ["-publish-binary", "/bin/false", "-id", container_id, "-bundle", bundle, "delete"]
         began = time.monotonic()
-        subprocess.run(argv, cwd=bundle, capture_output=True, timeout=10, check=True)
+        subprocess.run(argv, cwd=bundle, capture_output=True, timeout=10 * PATIENCE, check=True)
         return time.monotonic() - began
 
-    async def until_gone(self, *, seconds: float = 5) -> None:
+    async def until_gone(self, *, seconds: float = 5 * PATIENCE) -> None:
         """Wait until the shim's process has ended."""
         with anyio.fail_after(seconds):
             while is_alive(self.pid):  # noqa: ASYNC110 - seen from outside
