@@ -14,7 +14,8 @@ PACKAGES := busybox-static containerd containernetworking-plugins criu crun gcc 
 # version 2 of cgroups and on systemd.
 VM_PACKAGES := cpio e2fsprogs kmod mmdebstrap qemu-system-x86
 VM_TESTS    := tests/vm tests/e2e/test_metrics.py tests/e2e/test_options.py \
-               tests/e2e/test_checkpoint_images.py
+               tests/e2e/test_checkpoint_images.py tests/e2e/test_stand_ins.py \
+               tests/unit/shim/test_remains.py
 
 VENV     := .venv
 CACHE    := .cache
@@ -52,7 +53,7 @@ test-matrix: setup $(CACHE)/.parts ## Run the end-to-end tests on other containe
 	$(VENV)/bin/python -m tests.matrix
 
 .PHONY: test-vm
-test-vm: setup $(CACHE)/.vm-packages ## Run what depends on cgroup v2 and systemd in virtual machines
+test-vm: setup $(CACHE)/.vm-packages $(CACHE)/.parts ## Run what depends on cgroup v2 and systemd in virtual machines
 	nice -n 10 $(VENV)/bin/python -m integration.vm -- \
 	  python3 -m pytest -o timeout=300 $(VM_TESTS)
 
