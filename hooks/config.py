@@ -205,7 +205,7 @@ def load_config(path: str | None = None) -> Config:
     file = named or DEFAULT_PATH
     content = _read(file, ENVIRONMENT_VARIABLE, needed=bool(named))
     if content is not None:
-        return parse_config(content, file)
+        return _parse_once(content, file)
     named = os.environ.get(NVIDIA_ENVIRONMENT_VARIABLE)
     file = named or NVIDIA_PATH
     content = _read(file, NVIDIA_ENVIRONMENT_VARIABLE, needed=bool(named))
@@ -214,6 +214,17 @@ def load_config(path: str | None = None) -> Config:
     from hooks.nvidia_config import parse_nvidia_config  # noqa: PLC0415 - few nodes have it
 
     return parse_nvidia_config(content, file)
+
+
+# What was parsed last. A process that is forked has it, and the file seldom changes.
+_parsed: tuple[bytes, str, Config] | None = None
+
+
+def _parse_once(content: bytes, file: str) -> Config:
+    global _parsed  # noqa: PLW0603 - of a pure function's results, the last
+    if _parsed is None or _parsed[:2] != (content, file):
+        _parsed = (content, file, parse_config(content, file))
+    return _parsed[2]
 
 
 def _read(file: str, variable: str, *, needed: bool) -> bytes | None:

@@ -154,8 +154,6 @@ def _import_everything(path: str) -> None:
     api.alone = True
     import tomllib  # noqa: F401, PLC0415 - what a container with GPUs needs besides
 
-    import hooks.config  # noqa: PLC0415
-    import hooks.engine  # noqa: F401, PLC0415
     import shim.delete  # noqa: PLC0415
     import shim.layered  # noqa: PLC0415
     import shim.proc_cover  # noqa: PLC0415
@@ -163,10 +161,23 @@ def _import_everything(path: str) -> None:
     import shim.start  # noqa: F401, PLC0415
     from shim.rehearsal import rehearse  # noqa: PLC0415
 
+    _look_at_node()
     for _ in range(_REHEARSALS):
         rehearse(f"{path}.{os.getpid()}")
     gc.collect()
     gc.freeze()
+
+
+def _look_at_node() -> None:
+    """Read what a container with GPUs needs, so that shims find it parsed, as long as it is so."""
+    from api.errors import NvshimError  # noqa: PLC0415
+    from hooks import engine  # noqa: PLC0415
+    from hooks.config import load_config  # noqa: PLC0415
+
+    try:
+        engine.load_inventory(load_config())
+    except (NvshimError, OSError):
+        pass  # whoever asks for a GPU will be told
 
 
 def _remove(path: str) -> None:

@@ -70,6 +70,11 @@ def boot_id_path(config: Config) -> str:
     return f"{config.proc}/sys/kernel/random/boot_id"
 
 
+# What was decoded last: the bytes, their document, and what it says. A process that is forked
+# has it.
+_decoded: tuple[bytes, Any, Kept] | None = None
+
+
 def load(config: Config) -> Kept | None:
     """What was kept, if it is still true.
 
@@ -82,15 +87,19 @@ def load(config: Config) -> Kept | None:
     content = _read(config)
     if content is None:
         return None
+    global _decoded  # noqa: PLW0603 - of a pure function's results, the last
     try:
-        document = json.loads(content)
+        if _decoded is None or _decoded[0] != content:
+            document = json.loads(content)
+            _decoded = (content, document, _kept(document))
+        _, document, kept = _decoded
         if document["format"] != FORMAT or document["config"] != _surroundings(config):
             return None
         if not still_true(document["observations"]):
             return None
-        return _kept(document)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+    return kept
 
 
 def store(config: Config, kept: Kept, observations: Mapping[tuple[str, str], Any]) -> str:

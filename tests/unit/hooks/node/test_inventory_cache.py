@@ -387,3 +387,22 @@ def test_node_without_driver_is_an_error_and_leaves_no_file(bare_node: Node) -> 
     with pytest.raises(DriverNotFound):
         take_inventory(bare_node.config, None)
     assert not kept(bare_node).exists()
+
+
+def test_what_is_parsed_once_is_not_believed_longer_than_its_file(node: Node) -> None:
+    take(node)
+    first = load_inventory(node.config)
+    assert first is not None
+    path = kept(node)
+    with path.open(encoding="utf-8") as file:
+        document = json.load(file)
+    document["cuda_version"] = "99.9"
+    with path.open("w", encoding="utf-8") as file:
+        json.dump(document, file)
+    second = load_inventory(node.config)
+    assert second is not None
+    assert (first.cuda_version, second.cuda_version) != ("99.9", "99.9")
+    assert second.cuda_version == "99.9"
+    with path.open("w", encoding="utf-8") as file:
+        file.write("{")
+    assert load_inventory(node.config) is None
