@@ -198,12 +198,13 @@ def _is_frozen(cgroups: Sequence[str]) -> bool:
     """Whether a cgroup may be frozen, by whichever version."""
     for directory in cgroups:
         for name, thawed in (("freezer.state", b"THAWED"), ("cgroup.freeze", b"0")):
+            path = os.path.join(directory, name)
+            if not os.access(path, os.F_OK):  # most hierarchies have neither
+                continue
             try:
-                with open(os.path.join(directory, name), "rb", buffering=0) as file:
+                with open(path, "rb", buffering=0) as file:
                     if file.read(16).strip() != thawed:
                         return True
-            except FileNotFoundError:
-                continue
             except OSError:
                 return True
     return False
