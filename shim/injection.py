@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 _FEATURES_TIMEOUT: Final = 10.0
 _NO_VERSION: Final = "0.0.0"
+_LONGEST_RECORD: Final = 1 << 24
+
+# What of the record is asked for while the container lives: by Start, by execs, by a checkpoint.
+_FOR_LATER: Final = ("identity", "proc_files", "process")
 
 
 class _Asked:
@@ -153,7 +157,13 @@ class Injector:
         self._keep(injection.record)
         bundle_files.write_spec(self._bundle, injection.spec)
         self._original = original
-        self._record = injection.record
+        # Neither an inventory nor a plan is for a process that idles.
+        self._record = {name: injection.record[name] for name in _FOR_LATER}
+        self._asked = self._prepared = None
+
+    def created(self) -> None:
+        """The container is made: forget what was only for undoing it."""
+        self._original = None
 
     async def _ask(self, spec: dict[str, Any]) -> _Asked | None:
         """What is asked and may be had, and the node; None if nothing is asked."""
@@ -259,10 +269,16 @@ class Injector:
         return [] if self._record is None else self._record["proc_files"]
 
     def _note(self, files: list[dict[str, str]], states: dict[str, str]) -> None:
+        if not files:
+            return
+        path = os.path.join(self._bundle, bundle_files.RECORD)
+        record = bundle_files.read(path, _LONGEST_RECORD)
         for file in files:
+            before = json.dumps(file).encode()
             file["state"] = states[file["path"]]
-        if files and self._record is not None:
-            self._keep(self._record)
+            # As it was written, and nothing else of some fifty thousand bytes has to be.
+            record = record.replace(before, json.dumps(file).encode(), 1)
+        bundle_files.write(path, record)
 
     def undo(self) -> None:
         """Take back what :meth:`inject` wrote to the bundle: the container was not made.

@@ -209,6 +209,7 @@ async def test_nothing_is_left_for_the_delete_verb_to_look_after(
     staging = tmp_path / "bundle" / bundle_files.STAGING
     staging.mkdir(exist_ok=True)
     (staging / "params").touch()
+    made.created()
     made.release()
     assert not staging.exists()
     assert (tmp_path / "bundle" / bundle_files.RECORD).exists()
