@@ -54,6 +54,9 @@ if TYPE_CHECKING:
 MOST: Final = 128
 """Layers that are kept; each has about a hundred names and a few hundred kilobytes."""
 
+AT_ONCE: Final = 8
+"""Layers that are removed when one is made; its container waits, perhaps for a cold disk."""
+
 _FILES: Final = "fs"
 _NOTE: Final = "note"
 _NEW: Final = ".new-"
@@ -209,7 +212,7 @@ def _fill(path: str, overlay: Overlay, fill: Fill) -> bytes:
 
 
 def collect(directory: str, most: int = MOST) -> None:
-    """Remove layers that nobody uses.
+    """Remove layers that nobody uses, at most :data:`AT_ONCE`.
 
     Args:
         directory: of all layers.
@@ -224,9 +227,12 @@ def collect(directory: str, most: int = MOST) -> None:
     names = sorted(found, key=lambda name: _used(directory, name), reverse=True)
     kept = [name for name in names if name.startswith(boot)]
     failed: NvshimError | OSError | None = None
+    removed = 0
     for name in (*kept[most:], *(name for name in names if not name.startswith(boot))):
+        if removed == AT_ONCE:
+            break
         try:
-            _remove(directory, name)
+            removed += _remove(directory, name)
         except (NvshimError, OSError) as error:
             failed = error  # one that cannot be removed must not keep all others
     if failed is not None:
@@ -250,8 +256,8 @@ def _is_hexadecimal(text: str, digits: int) -> bool:
     return len(text) == digits and _HEXADECIMAL.issuperset(text)
 
 
-def _remove(directory: str, name: str) -> None:
-    """Remove one, unless somebody uses it."""
+def _remove(directory: str, name: str) -> bool:
+    """Remove one, unless somebody uses it; whether it was."""
     path = os.path.join(directory, name)
     for fd in _opened(path):
         try:
@@ -266,6 +272,8 @@ def _remove(directory: str, name: str) -> None:
         aside = os.path.join(directory, f"{_OLD}{_random()}")
         os.rename(path, aside)
         bundle.remove_tree(aside)
+        return True
+    return False
 
 
 def _opened(path: str) -> Iterator[int]:

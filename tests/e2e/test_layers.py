@@ -94,6 +94,27 @@ def test_container_that_may_mount_spoils_nothing_for_others(gpus: Runtime, tmp_p
     assert not list(layer.rglob("evil"))
 
 
+def test_package_manager_does_what_it_does_without_a_layer(gpus: Runtime, tmp_path: Path) -> None:
+    """It replaces and removes files that only the layer has, and has the cache made anew."""
+    script = (
+        "set -e; cd /usr/lib/*-linux-gnu; target=$(readlink libcuda.so.1); rm libcuda.so.1; ldconfig -X;"
+        " ln -s $target libcuda.so.new; mv libcuda.so.new libcuda.so.1;"
+        " rm /etc/ld.so.cache; ldconfig; test -s /etc/ld.so.cache; ldconfig;"
+        f" {LOOK}; readlink libcuda.so.1; ls"
+    )
+    seen = [gpus.run("sh", "-c", script, image=GLIBC, flags=GPUS)]
+    assert seen[0].code == 0, seen[0].stderr
+    assert "libcuda.so.1 (libc6,x86-64)" in seen[0].stdout
+    assert seen[0].stdout.count("UUID: GPU-") == 2
+    # The same without layers.
+    (tmp_path / "layers").rename(tmp_path / "away")
+    (tmp_path / "layers").touch()
+    seen.append(gpus.run("sh", "-c", script, image=GLIBC, flags=GPUS))
+    assert "/layers/" not in seen[1].stdout
+    assert seen[1].stdout.splitlines()[1:] == seen[0].stdout.splitlines()[1:]
+    assert seen[1].stderr == seen[0].stderr
+
+
 def _upper_of(container: Container, runtime: Runtime) -> str:
     with open(f"/proc/{container.pid}/mountinfo") as file:
         (root,) = (line for line in file if " / / " in line)

@@ -260,6 +260,18 @@ def test_what_else_is_in_the_directory_stays(store: str, overlay: Overlay) -> No
 
 
 @in_private_mount_namespace
+def test_container_does_not_wait_for_all_of_another_boot(store: str, overlay: Overlay) -> None:
+    make(store, overlay, layers.name_of(digest(b"x"))).close()
+    for number in range(2 * layers.AT_ONCE + 1):
+        os.makedirs(f"{store}/{number:08x}-{digest(b'x')}/fs")
+    left = []
+    for _ in range(3):
+        layers.collect(store)
+        left.append(len(contents(store)) - 1)
+    assert left == [layers.AT_ONCE + 1, 1, 0]
+
+
+@in_private_mount_namespace
 def test_one_that_cannot_be_removed_keeps_no_other(
     store: str, overlay: Overlay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
