@@ -97,7 +97,8 @@ def test_container_that_may_mount_spoils_nothing_for_others(gpus: Runtime, tmp_p
 def test_package_manager_does_what_it_does_without_a_layer(gpus: Runtime, tmp_path: Path) -> None:
     """It replaces and removes files that only the layer has, and has the cache made anew."""
     script = (
-        "set -e; cd /usr/lib/*-linux-gnu; target=$(readlink libcuda.so.1); rm libcuda.so.1; ldconfig -X;"
+        "set -e; cd /usr/lib/*-linux-gnu;"
+        " target=$(readlink libcuda.so.1); rm libcuda.so.1; ldconfig -X;"
         " ln -s $target libcuda.so.new; mv libcuda.so.new libcuda.so.1;"
         " rm /etc/ld.so.cache; ldconfig; test -s /etc/ld.so.cache; ldconfig;"
         f" {LOOK}; readlink libcuda.so.1; ls"
