@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 
 from hooks.requests.glance import find_places, may_ask
 from shim import bundle as bundle_files
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _FEATURES_TIMEOUT: Final = 10.0
 _NO_VERSION: Final = "0.0.0"
+_SOON: Final = 0.1  # seconds
 _LONGEST_RECORD: Final = 1 << 24
 
 # What of the record is asked for while the container lives: by Start, by execs, by a checkpoint.
@@ -49,6 +51,44 @@ class _Asked:
         self.verdict = verdict
         self.inventory: Inventory | None = None
         self.made: MadeNodes | None = None
+
+
+# What look_ahead has seen, and when.
+_ahead: tuple[float, Config, Inventory] | None = None
+
+
+def look_ahead(bundle: str) -> None:
+    """Look at the node's GPUs now, if the container of a bundle will ask for any.
+
+    From a shim's start to its first Create, containerd takes some milliseconds, about as many as
+    this does. What is seen is used once, and soon or not at all.
+
+    Args:
+        bundle: of the container for which the shim was started.
+    """
+    global _ahead  # noqa: PLW0603 - there is one first container
+    try:
+        spec = bundle_files.read_spec(bundle)
+        if not may_ask(spec, find_places()):
+            return
+        from hooks import engine  # noqa: PLC0415 - see Injector._ask
+        from hooks.config import load_config  # noqa: PLC0415
+
+        config = load_config()
+        if engine.read_request(spec, config).wants_injection:
+            inventory = engine.load_inventory(config)
+            if inventory is not None:
+                _ahead = (time.monotonic(), config, inventory)
+    except (NvshimError, OSError):
+        pass  # Create will say so
+
+
+def _seen_ahead(config: Config) -> Inventory | None:
+    global _ahead
+    seen, _ahead = _ahead, None
+    if seen is None or seen[1] != config or time.monotonic() - seen[0] > _SOON:
+        return None
+    return seen[2]
 
 
 class Injector:
@@ -190,7 +230,7 @@ class Injector:
             if not await self._load_module(command):
                 break
         if needed:
-            inventory = engine.load_inventory(config)
+            inventory = _seen_ahead(config) or engine.load_inventory(config)
             if inventory is None:
                 inventory = await self._take_inventory(config)
             asked.inventory, asked.made = engine.make_nodes(verdict.allowed, inventory, config)

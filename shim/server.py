@@ -14,6 +14,7 @@ from api.ttrpc import DeferredService, Server
 from shim import sockets, syscalls
 from shim.container import Surroundings
 from shim.events import Publisher
+from shim.injection import look_ahead
 from shim.log import Log
 from shim.reaper import Reaper
 from shim.service import OwnSocket, TaskService
@@ -74,14 +75,19 @@ def main(
     own_socket = OwnSocket(socket_path, sockets.identity(socket_path))
     try:
         syscalls.set_child_subreaper()
-        aio.run(
-            serve,
-            _socket.socket(fileno=listener_fd),
-            own_socket,
-            (namespace, ttrpc_address),
-            log,
-            lambda: os._exit(0),
-        )
+        listener = _socket.socket(fileno=listener_fd)
+
+        async def serve_bundle() -> None:
+            await serve(
+                listener,
+                own_socket,
+                (namespace, ttrpc_address),
+                log,
+                lambda: os._exit(0),
+                ahead=lambda: look_ahead(os.getcwd()),
+            )
+
+        aio.run(serve_bundle)
     except BaseException:  # noqa: BLE001 - there is nobody above to raise it to
         import traceback  # noqa: PLC0415 - 5 ms that a shim that goes well does not pay
 
@@ -96,6 +102,8 @@ async def serve(
     addressed: tuple[str, str],
     log: Log,
     leave: Callable[[], None],
+    *,
+    ahead: Callable[[], None] | None = None,
 ) -> None:
     """Serve until the end, and take it in good order.
 
@@ -105,6 +113,7 @@ async def serve(
         addressed: containerd's namespace, and where events are sent.
         log: where is told what goes wrong.
         leave: ends the process.
+        ahead: what can be done before anybody calls.
     """
     namespace, ttrpc_address = addressed
     reaper = Reaper()
@@ -125,6 +134,9 @@ async def serve(
         await tasks.start(_handle_signals, reaper, service, ended, log)
         tasks.start_soon(_serve_until, server, listener, ended)
         tasks.start_soon(service.end_when_unused)
+        if ahead is not None:
+            await aio.checkpoint()  # until it listens
+            ahead()
         await ended.wait()
         # While it still listens: see sockets.retire.
         own_socket.remove()

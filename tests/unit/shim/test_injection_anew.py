@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,6 +15,7 @@ import pytest
 from hooks.errors import MigModeGpu, UnknownDevice
 from hooks.node.inventory import load_inventory, take_inventory
 from shim import bundle as bundle_files
+from shim import injection
 from shim.errors import BundleUnusable, ProgramTimeout
 from shim.injection import Injector
 from shim.spawn import Completed
@@ -213,3 +215,34 @@ async def test_nothing_is_left_for_the_delete_verb_to_look_after(
     made.release()
     assert not staging.exists()
     assert (tmp_path / "bundle" / bundle_files.RECORD).exists()
+
+
+@pytest.mark.parametrize(("later", "looks"), [(0.05, 0), (1.0, 1)])
+async def test_what_was_seen_ahead_is_used_soon_or_not_at_all(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: float, looks: int
+) -> None:
+    made = injector(tmp_path, Asked(node, answer(nvml_gpu(0))), monkeypatch)
+    take_inventory(node.config, answer(nvml_gpu(0)))
+    spec = spec_of(tmp_path, "0")
+    injection.look_ahead(str(tmp_path / "bundle"))
+    looked = Mock(side_effect=load_inventory)
+    monkeypatch.setattr("hooks.engine.load_inventory", looked)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + later)
+    await made.inject(spec, str(tmp_path / "bundle/rootfs"))
+    assert looked.call_count == looks
+    # Nor a second time.
+    assert injection._seen_ahead(node.config) is None
+
+
+async def test_a_bundle_that_asks_for_nothing_or_is_broken_is_not_looked_at(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = Mock(side_effect=AssertionError)
+    monkeypatch.setattr("hooks.engine.load_inventory", looked)
+    (tmp_path / "bundle").mkdir()
+    for content in ("{}", "{", '{"process": {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}}'):
+        (tmp_path / "bundle/config.json").write_text(content)
+        injection.look_ahead(str(tmp_path / "bundle"))
+    injection.look_ahead(str(tmp_path / "no bundle"))
+    assert looked.call_count == 0
