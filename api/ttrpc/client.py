@@ -61,7 +61,8 @@ async def dial(path: str, *, timeout: float = _CONNECT) -> _socket.socket:
         timeout: seconds to wait while the server's backlog is full.
 
     Returns:
-        The socket, non-blocking and not inherited by children.
+        The socket, non-blocking and not inherited by children; of the class that the public one
+        extends, and so without its context manager.
 
     Raises:
         ConnectFailed: nobody listens there, or nobody accepted in time.

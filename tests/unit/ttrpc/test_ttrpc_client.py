@@ -97,13 +97,13 @@ async def test_a_full_backlog_is_waited_for(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as waiting:
         listener.bind(path)
         listener.listen(0)
-        waiting.enter_context(await dial(path))
+        waiting.enter_context(contextlib.closing(await dial(path)))
         with pytest.raises(ConnectFailed, match="backlog"):
             await dial(path, timeout=0.03)
         async with anyio.create_task_group() as tasks:
 
             async def connect_in_the_end() -> None:
-                waiting.enter_context(await dial(path, timeout=5))
+                waiting.enter_context(contextlib.closing(await dial(path, timeout=5)))
 
             tasks.start_soon(connect_in_the_end)
             await anyio.sleep(0.03)
