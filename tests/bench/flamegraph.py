@@ -102,7 +102,7 @@ def _cold_start() -> Node:
         f"import sys; sys.path += {[REPOSITORY, SITE]!r}\n"
         "import shim.verbs, shim.start\n"
         f"sys.stderr.write({_MARK!r})\n"
-        "import shim.server\n"
+        "import api; api.alone = True; import shim.server\n"
     )
     argv = [INTERPRETER, "-IS", "-X", "importtime", "-c", program]
     for _ in range(2):  # the first one may have to compile them
