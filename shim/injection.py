@@ -79,8 +79,8 @@ def look_ahead(bundle: str) -> None:
             inventory = engine.load_inventory(config)
             if inventory is not None:
                 _ahead = (time.monotonic(), config, inventory)
-    except (NvshimError, OSError):
-        pass  # Create will say so
+    except Exception:  # noqa: BLE001, S110 - Create does the same, and says what is wrong
+        pass
 
 
 def _seen_ahead(config: Config) -> Inventory | None:
@@ -226,11 +226,13 @@ class Injector:
             self._log.warning("it does not get what it asks for", container=container, why=denied)
         asked = _Asked(config, verdict)
         needed = engine.needs_inventory(verdict.allowed, config)
+        inventory = _seen_ahead(config)
         for command in engine.module_commands(config, verdict.allowed):
+            inventory = None  # a module that is loaded now has changed the node since
             if not await self._load_module(command):
                 break
         if needed:
-            inventory = _seen_ahead(config) or engine.load_inventory(config)
+            inventory = inventory or engine.load_inventory(config)
             if inventory is None:
                 inventory = await self._take_inventory(config)
             asked.inventory, asked.made = engine.make_nodes(verdict.allowed, inventory, config)

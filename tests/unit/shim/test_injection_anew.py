@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -232,6 +232,33 @@ async def test_what_was_seen_ahead_is_used_soon_or_not_at_all(
     await made.inject(spec, str(tmp_path / "bundle/rootfs"))
     assert looked.call_count == looks
     # Nor a second time.
+    assert injection._seen_ahead(node.config) is None
+
+
+async def test_a_module_that_is_loaded_changes_what_was_seen_ahead(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = injector(tmp_path, Asked(node, answer(nvml_gpu(0))), monkeypatch)
+    take_inventory(node.config, answer(nvml_gpu(0)))
+    spec = spec_of(tmp_path, "0")
+    injection.look_ahead(str(tmp_path / "bundle"))
+    looked = Mock(side_effect=load_inventory)
+    monkeypatch.setattr("hooks.engine.load_inventory", looked)
+    monkeypatch.setattr("hooks.engine.module_commands", Mock(return_value=[["modprobe", "nvidia"]]))
+    monkeypatch.setattr(made, "_load_module", AsyncMock(return_value=True))
+    await made.inject(spec, str(tmp_path / "bundle/rootfs"))
+    assert looked.call_count == 1
+
+
+async def test_a_mistake_in_looking_ahead_is_for_create_to_tell(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bundle").mkdir()
+    spec_of(tmp_path, "0")
+    failing = Mock(side_effect=TypeError)
+    monkeypatch.setattr("hooks.engine.read_request", failing)
+    injection.look_ahead(str(tmp_path / "bundle"))
+    assert failing.call_count == 1
     assert injection._seen_ahead(node.config) is None
 
 
