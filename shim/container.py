@@ -308,8 +308,8 @@ class Container:
                 for uri in (uris.stdin, uris.stdout, uris.stderr)
             ]
             files = criu.external_files(self.init.pid, self.pids(), paths)
-            await self._injector.uncover_proc(self.init.pid)
             try:
+                await self._injector.uncover_proc(self.init.pid)
                 await self._criu().save(path, request, files)
             finally:
                 if self.init.child is not None and self.init.child.exit is None:

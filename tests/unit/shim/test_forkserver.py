@@ -1,0 +1,20 @@
+"""What is wrong with a node's GPUs is no reason to have no fork server."""
+
+from __future__ import annotations
+
+from unittest.mock import Mock
+
+import pytest
+
+from api.errors import NvshimError
+from shim import forkserver
+
+
+@pytest.mark.parametrize("error", [NvshimError("a", found="b"), OSError(), TypeError()])
+def test_what_cannot_be_read_of_the_node_is_for_who_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    failing = Mock(side_effect=error)
+    monkeypatch.setattr("hooks.engine.load_inventory", failing)
+    forkserver._look_at_node()
+    assert failing.call_count == 1
