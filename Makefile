@@ -94,10 +94,13 @@ lock: $(VENV)/.ready ## Pin the dependencies anew, with hashes
 	$(VENV)/bin/pip install -q pip-tools
 	$(VENV)/bin/pip-compile -q --upgrade --generate-hashes --strip-extras --allow-unsafe --no-header \
 	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
-	  --extra dev --extra node -o requirements-dev.txt pyproject.toml
+	  --extra cli --extra dev --extra node -o requirements-dev.txt pyproject.toml
 	$(VENV)/bin/pip-compile -q --generate-hashes --strip-extras --no-header \
 	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
 	  -c requirements-dev.txt -o requirements.txt pyproject.toml
+	$(VENV)/bin/pip-compile -q --generate-hashes --strip-extras --no-header \
+	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+	  -c requirements-dev.txt --extra cli --extra node -o requirements-node.txt pyproject.toml
 	echo 'atheris>=3' | $(VENV)/bin/pip-compile -q --upgrade --generate-hashes --no-strip-extras \
 	  --no-header --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-annotate \
 	  -o requirements-fuzz.txt -

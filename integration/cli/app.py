@@ -1,0 +1,137 @@
+"""The table of commands, and how ``nvshim`` ends."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import click
+from click.shell_completion import shell_complete
+
+from api.errors import NvshimError
+from integration.cli import exits
+from integration.cli.output import Format, serialized
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["COMMANDS", "COMPLETION_VARIABLE", "main", "nvshim"]
+
+COMPLETION_VARIABLE: Final = "_NVSHIM_COMPLETE"
+"""Set by the shell's completion, which runs the program to ask what may follow."""
+
+
+class Command(NamedTuple):
+    """Where a command is.
+
+    Attributes:
+        module: that has it, as ``command``.
+        help: one line of what it does.
+    """
+
+    module: str
+    help: str
+
+
+COMMANDS: Final[Mapping[str, Command]] = {
+    "completion": Command("integration.cli.completion", "Print what makes a shell complete nvshim"),
+}
+"""Every command by its name, in the order of the help."""
+
+
+class _Lazy(click.Group):
+    """A group whose commands are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx  # the commands are the same in every context
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        del ctx
+        known = COMMANDS.get(cmd_name)
+        if known is None:
+            return None
+        command = importlib.import_module(known.module).command
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{known.module}.command is no command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        # Without importing one of them.
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.help) for name, command in COMMANDS.items()])
+
+
+def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001, FBT001 - click's signature
+    if not value or ctx.resilient_parsing:
+        return
+    from shim import VERSION  # noqa: PLC0415 - one question in a hundred
+
+    click.echo(f"nvshim {VERSION}")
+    ctx.exit()
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version,
+    help="Say which version this is.",
+)  # fmt: skip
+def nvshim() -> None:
+    """GPUs for containers, without a hook: look at a node, configure it, find what is wrong."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line.
+
+    Args:
+        arguments: without the program's name; by default those of the process.
+
+    Returns:
+        The exit status; see :mod:`integration.cli.exits`.
+    """
+    if instruction := os.environ.get(COMPLETION_VARIABLE):
+        return shell_complete(nvshim, {}, "nvshim", COMPLETION_VARIABLE, instruction)
+    meta: dict[str, Any] = {}
+    try:
+        with nvshim.make_context("nvshim", _given(arguments)) as context:
+            meta = context.meta
+            nvshim.invoke(context)
+            sys.stdout.flush()
+    except NvshimError as error:
+        _tell(error, meta.get("nvshim.format", Format.TABLE))
+        return exits.FAILED
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return exits.INTERRUPTED
+    except BrokenPipeError:
+        # Nor may the interpreter complain of it when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exits.BROKEN_PIPE
+    return exits.OK
+
+
+def _given(arguments: Sequence[str] | None) -> list[str]:
+    return list(sys.argv[1:] if arguments is None else arguments)
+
+
+def _tell(error: NvshimError, form: Format) -> None:
+    if form is Format.TABLE:
+        sys.stderr.write(f"{error}\n")
+        return
+    document = {
+        "error": {
+            "code": error.code,
+            "name": error.slug(),
+            "asked": error.asked,
+            "found": error.found,
+            "do": error.do,
+        }
+    }
+    sys.stderr.write(serialized(document, form))

@@ -1,0 +1,24 @@
+"""``nvshim completion SHELL``: what a shell needs to complete ``nvshim``."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def command(shell: str) -> None:
+    r"""Print what makes SHELL complete nvshim; put it where SHELL reads such things.
+
+    \b
+    bash:  nvshim completion bash >/etc/bash_completion.d/nvshim
+    zsh:   nvshim completion zsh >/usr/local/share/zsh/site-functions/_nvshim
+    fish:  nvshim completion fish >/etc/fish/completions/nvshim.fish
+    """
+    from integration.cli.app import COMPLETION_VARIABLE, nvshim  # noqa: PLC0415 - it has us
+
+    known = get_completion_class(shell)
+    if known is None:  # the choice above leaves only shells that click knows
+        raise click.BadParameter(f"no completion for {shell}")
+    click.echo(known(nvshim, {}, "nvshim", COMPLETION_VARIABLE).source())

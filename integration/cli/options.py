@@ -1,0 +1,59 @@
+"""The options that many commands have, so that they mean the same everywhere."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from integration.cli.output import Format, Output
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["configured", "with_output"]
+
+R = TypeVar("R")
+
+
+def with_output(command: Callable[..., R]) -> Callable[..., R]:
+    """Give a command ``-o/--output table|json|yaml``; it gets an :class:`Output` first.
+
+    Args:
+        command: the function that answers.
+    """
+
+    @click.option(
+        "-o", "--output", "form", type=click.Choice([form.value for form in Format]),
+        default=Format.TABLE.value, show_default=True, help="How to write the answer.",
+    )  # fmt: skip
+    @functools.wraps(command)
+    def answer(*args: Any, form: str, **kwargs: Any) -> R:
+        chosen = Format(form)
+        click.get_current_context().find_root().meta["nvshim.format"] = chosen
+        return command(Output(chosen), *args, **kwargs)
+
+    return answer
+
+
+def configured(command: Callable[..., R]) -> Callable[..., R]:
+    """Give a command ``--config FILE``; it gets the node's :class:`~hooks.config.Config` first.
+
+    Below :func:`with_output` it gets it second, after the :class:`Output`.
+
+    Args:
+        command: the function that needs it.
+    """
+
+    @click.option(
+        "--config", "config_path", metavar="FILE", type=click.Path(dir_okay=False),
+        help="The configuration; by default that of this node.",
+    )  # fmt: skip
+    @functools.wraps(command)
+    def answer(*args: Any, config_path: str | None, **kwargs: Any) -> R:
+        from hooks.config import load_config  # noqa: PLC0415 - after the options have been read
+
+        return command(*args, load_config(config_path), **kwargs)
+
+    return answer

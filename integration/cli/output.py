@@ -1,0 +1,174 @@
+"""One answer, as a table for people or as a document for programs.
+
+A command makes plain values (dicts, lists, strings, numbers, None) and says once how a person
+wants to see them. JSON and YAML show the values themselves: their keys are an interface, and
+are never abbreviated, coloured or translated.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+__all__ = ["Column", "Format", "Output", "is_terminal"]
+
+# A table that nobody looks at is for awk: a line per row, however long.
+_NO_WIDTH: Final = 100_000
+
+
+class Format(StrEnum):
+    """How an answer is written."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        title: its head, in capitals as kubectl's.
+        key: of the row's value in the document.
+        show: makes the cell's text of the value; by default :func:`plain`.
+        right: numbers stand right.
+    """
+
+    title: str
+    key: str
+    show: Callable[[Any], str] | None = None
+    right: bool = False
+
+
+class Output:
+    """Where a command's answer goes.
+
+    Args:
+        form: the form that was asked for.
+        stream: by default stdout as it is when something is shown.
+    """
+
+    def __init__(self, form: Format, stream: TextIO | None = None) -> None:
+        self.form = form
+        self._stream = stream
+
+    @property
+    def stream(self) -> TextIO:
+        """What the answer is written to."""
+        return self._stream or sys.stdout
+
+    def rows(self, rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> None:
+        """Show many things of a kind: a list of objects, or a table with a line for each.
+
+        Args:
+            rows: the objects, with all keys that a program may want.
+            columns: what of them a person sees.
+        """
+        if self.form is not Format.TABLE:
+            self.document([dict(row) for row in rows])
+            return
+        from rich.table import Table  # noqa: PLC0415 - 40 ms that no script pays
+
+        table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
+        for column in columns:
+            justify: Any = "right" if column.right else "left"
+            table.add_column(column.title, justify=justify, no_wrap=not is_terminal(self.stream))
+        for row in rows:
+            table.add_row(*((c.show or plain)(row.get(c.key)) for c in columns))
+        self._print(table)
+
+    def facts(self, facts: Mapping[str, Any], titles: Mapping[str, str]) -> None:
+        """Show one thing: an object, or a line for each of its facts.
+
+        Args:
+            facts: the object, with all keys that a program may want.
+            titles: what of it a person sees, and by which name, in this order.
+        """
+        if self.form is not Format.TABLE:
+            self.document(dict(facts))
+            return
+        from rich.table import Table  # noqa: PLC0415 - 40 ms that no script pays
+
+        table = Table(box=None, pad_edge=False, show_edge=False, show_header=False)
+        table.add_column(no_wrap=True, style="bold")
+        table.add_column(no_wrap=not is_terminal(self.stream))
+        for key, title in titles.items():
+            table.add_row(title, plain(facts.get(key)))
+        self._print(table)
+
+    def text(self, text: str, document: Any) -> None:
+        """Show prose that has a document behind it.
+
+        Args:
+            text: for a person; its end of line is added.
+            document: for a program.
+        """
+        if self.form is Format.TABLE:
+            self.stream.write(text if text.endswith("\n") else f"{text}\n")
+        else:
+            self.document(document)
+
+    def document(self, value: Any) -> None:
+        """Write a value as JSON, or as YAML if that was asked for.
+
+        Args:
+            value: of what JSON knows.
+        """
+        self.stream.write(serialized(value, self.form))
+
+    def _print(self, table: Any) -> None:
+        from rich.console import Console  # noqa: PLC0415 - see above
+
+        width = None if is_terminal(self.stream) else _NO_WIDTH
+        console = Console(file=self.stream, width=width, highlight=False, markup=False, emoji=False)
+        with console.capture() as captured:
+            console.print(table)
+        lines = captured.get().splitlines()
+        self.stream.write("".join(f"{line.rstrip()}\n" for line in lines))
+
+
+def serialized(value: Any, form: Format) -> str:
+    """A value as text.
+
+    Args:
+        value: of what JSON knows.
+        form: YAML, or anything else for JSON.
+    """
+    if form is Format.YAML:
+        import yaml  # noqa: PLC0415 - only who asks for it pays for it
+
+        text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+        return text
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def plain(value: Any) -> str:
+    """A value as a cell of a table: nothing is ``-``, a list is joined by commas."""
+    if value is None or value in ("", []):
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return _joined(value)
+    return str(value)
+
+
+def _joined(values: Iterable[Any]) -> str:
+    return ",".join(plain(value) for value in values)
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person looks at it, with colours or without.
+
+    Args:
+        stream: stdout or stderr.
+    """
+    return stream.isatty() and os.environ.get("TERM") != "dumb"

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+import pytest
+import yaml
+
+from api.errors import NvshimError, Status
+from integration.cli import app, exits
+from integration.cli.options import with_output
+from integration.cli.output import Column, Format, Output
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Unlucky(NvshimError):
+    code = "NVSHIM-E0000"
+    status = Status.INTERNAL
+
+
+@pytest.fixture
+def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs a command that a test makes up, by the name of ``try``."""
+
+    def ask(function: Callable[..., Any], *arguments: str) -> int:
+        module = type(sys)("tests_made_up_command")
+        module.command = click.command("try")(function)  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setattr(app, "COMMANDS", {"try": app.Command(module.__name__, "try it")})
+        return app.main(["try", *arguments])
+
+    return ask
+
+
+def test_every_command_is_where_the_table_says() -> None:
+    for name, command in app.COMMANDS.items():
+        found = importlib.import_module(command.module).command
+        assert isinstance(found, click.Command), name
+        assert found.name == name
+        assert found.get_short_help_str(), name
+
+
+def test_help_names_every_command_and_imports_none() -> None:
+    program = (
+        "import sys; from integration.cli.app import main; main(['--help']); "
+        "ours = ('hooks', 'shim', 'rich', 'integration.cli.c');"
+        "print([module for module in sys.modules if module.startswith(ours)])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.endswith("[]\n")
+    for name, command in app.COMMANDS.items():
+        assert f"  {name} " in done.stdout
+        assert command.help.split()[0] in done.stdout
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["--version"]) == exits.OK
+    assert capsys.readouterr().out.startswith("nvshim 0.")
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["--nonsense"], []])
+def test_a_wrong_command_line_is_two(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.main(arguments) == exits.USAGE
+    seen = capsys.readouterr()
+    assert seen.out == ""
+    assert "Usage: nvshim" in seen.err
+
+
+def test_a_failure_is_one_line_and_one(
+    ask: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise Unlucky("a GPU", found="none", do="buy one")
+
+    assert ask(fail) == exits.FAILED
+    seen = capsys.readouterr()
+    assert (seen.out, seen.err) == (
+        "", "NVSHIM-E0000 unlucky: asked: a GPU; found: none; do: buy one\n"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
+def test_a_failure_is_a_document_for_a_program(
+    form: str, read: Callable[[str], Any], ask: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    @with_output
+    def fail(_: Output) -> None:
+        raise Unlucky("a GPU", found="none")
+
+    assert ask(fail, "-o", form) == exits.FAILED
+    seen = capsys.readouterr()
+    assert seen.out == ""
+    assert read(seen.err) == {
+        "error": {
+            "code": "NVSHIM-E0000", "name": "unlucky", "asked": "a GPU", "found": "none", "do": "",
+        }
+    }  # fmt: skip
+
+
+def test_a_command_chooses_its_status(ask: Callable[..., int]) -> None:
+    def judge() -> None:
+        click.get_current_context().exit(exits.FOUND)
+
+    assert ask(judge) == exits.FOUND
+
+
+def test_an_interrupted_command_is_130(ask: Callable[..., int]) -> None:
+    def wait() -> None:
+        raise KeyboardInterrupt
+
+    assert ask(wait) == exits.INTERRUPTED
+
+
+def test_a_reader_that_goes_away_is_no_failure() -> None:
+    program = """if True:
+        import sys, types, click
+        from integration.cli import app
+        talk = click.command("talk")(lambda: sys.stdout.writelines(["x" * 999] * 9999))
+        sys.modules["talk"] = types.SimpleNamespace(command=talk)
+        app.COMMANDS = {"talk": app.Command("talk", "")}
+        sys.exit(app.main(["talk"]))
+    """
+    line = '"$0" -c "$1" | head -c 1; echo "${PIPESTATUS[0]}"'
+    done = subprocess.run(
+        ["bash", "-c", line, sys.executable, program], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == (f"x{exits.BROKEN_PIPE}\n", "")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_call_nvshim(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["completion", shell]) == exits.OK
+    assert app.COMPLETION_VARIABLE in capsys.readouterr().out
+
+
+def test_bash_is_told_what_may_follow() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "integration.cli"],
+        env={
+            app.COMPLETION_VARIABLE: "bash_complete", "COMP_WORDS": "nvshim comp", "COMP_CWORD": "1"
+        },
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == "plain,completion\n"
+
+
+# -- output ---------------------------------------------------------------------------------
+
+ROWS: list[dict[str, Any]] = [
+    {"name": "a", "gpus": ["0", "1"], "bytes": 7},
+    {"name": "[b]", "gpus": [], "bytes": None},
+]
+COLUMNS = (
+    Column("NAME", "name"),
+    Column("GPUS", "gpus"),
+    Column("BYTES", "bytes", show=lambda value: "?" if value is None else f"{value} B", right=True),
+)
+
+
+def shown(form: Format, show: Callable[[Output], None]) -> str:
+    stream = io.StringIO()
+    show(Output(form, stream))
+    return stream.getvalue()
+
+
+def test_rows_are_a_line_each_without_colours() -> None:
+    assert shown(Format.TABLE, lambda out: out.rows(ROWS, COLUMNS)).splitlines() == [
+        "NAME  GPUS  BYTES",
+        "a     0,1     7 B",
+        "[b]   -         ?",
+    ]
+
+
+def test_a_long_row_is_not_cut_or_wrapped_for_a_program() -> None:
+    rows = [{"name": "x" * 500, "gpus": [], "bytes": 1}]
+    assert len(shown(Format.TABLE, lambda out: out.rows(rows, COLUMNS)).splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("form", "read"), [(Format.JSON, json.loads), (Format.YAML, yaml.safe_load)]
+)
+def test_documents_are_the_values_themselves(form: Format, read: Callable[[str], Any]) -> None:
+    assert read(shown(form, lambda out: out.rows(ROWS, COLUMNS))) == ROWS
+    assert read(shown(form, lambda out: out.facts(ROWS[0], {}))) == ROWS[0]
+    assert read(shown(form, lambda out: out.text("prose", {"a": 1}))) == {"a": 1}
+
+
+def test_facts_are_a_line_each() -> None:
+    text = shown(Format.TABLE, lambda out: out.facts(ROWS[0], {"bytes": "Bytes", "name": "Name"}))
+    assert text.splitlines() == ["Bytes  7", "Name   a"]
+
+
+def test_prose_ends_in_one_line_end() -> None:
+    assert shown(Format.TABLE, lambda out: out.text("prose\n", None)) == "prose\n"
+    assert shown(Format.TABLE, lambda out: out.text("prose", None)) == "prose\n"
