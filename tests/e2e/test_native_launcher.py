@@ -105,11 +105,15 @@ async def _start_elsewhere(node: Node, *before: str) -> int:
     done = _verb([*before, *_argv(node, "start", container_id="c2")], bundle)
     assert (done.returncode, done.stderr) == (0, b"")
     node.sockets.append(done.stdout.decode().removeprefix("unix://"))
-    (shim,) = eventually(
-        lambda: [p for p in _pids() if {"c2", node.address} <= set(words_of(p))], "the shim"
-    )
+    # What has forked it looks like it until it ends.
+    eventually(lambda: len(_shims_of(node, "c2")) == 1, "there is one shim")
+    (shim,) = _shims_of(node, "c2")
     node.pids.append(shim)
     return shim
+
+
+def _shims_of(node: Node, container_id: str) -> list[int]:
+    return [pid for pid in _pids() if {container_id, node.address} <= set(words_of(pid))]
 
 
 @pytest.fixture

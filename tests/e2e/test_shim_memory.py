@@ -70,13 +70,11 @@ async def test_every_killed_process_is_told_while_the_container_runs_on(
     start_shim: StartShim,
 ) -> None:
     async with start_shim(
-        "c1", "sh", "-c", "trap 'tail /dev/zero' USR1; while :; do sleep 0.05; done"
+        "c1", "sh", "-c", "for i in 1 2 3; do sleep 0.3; tail /dev/zero; done; sleep 1000"
     ) as shim:
         _limit(shim, "c1")
         await shim.run("c1")
-        for number in range(3):
-            await shim.call("Kill", id="c1", signal=signal.SIGUSR1)
-            await shim.events.until("TaskOOM", count=number + 1, seconds=10)
+        await shim.events.until("TaskOOM", count=3)
         await anyio.sleep(0.8)  # nothing is told twice
         assert shim.events.names.count("TaskOOM") == 3
         assert await shim.end("c1") == 128 + signal.SIGKILL
