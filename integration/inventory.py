@@ -1,0 +1,76 @@
+"""The node's inventory for programs that are no shim: the same, kept for the next container too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from typing import TYPE_CHECKING, Final
+
+from hooks import engine
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hooks.config import Config
+    from hooks.node.inventory import Inventory
+
+__all__ = ["ask", "inventory_of"]
+
+_POLL: Final = 0.01
+_TO_DIE: Final = 1.0
+
+
+def inventory_of(config: Config) -> Inventory:
+    """What the node has: as it was kept if that is still true, otherwise with NVML's answer.
+
+    Args:
+        config: where to look.
+
+    Returns:
+        The inventory. It is kept, so that the next container does not have to ask.
+
+    Raises:
+        DriverNotFound: there is no driver below the driver root.
+        DriverMismatch: its files are not of the loaded kernel module's version.
+    """
+    kept = engine.load_inventory(config)
+    if kept is not None:
+        return kept
+    return engine.take_inventory(config, ask(engine.probe_command(config), config.nvml_timeout))
+
+
+def ask(command: Sequence[str], seconds: float) -> bytes | None:
+    """Run a program that may hang in the kernel, where no signal reaches it.
+
+    Args:
+        command: the argument list. It gets no environment and no stdin.
+        seconds: that it may take; a second after that it is left alone.
+
+    Returns:
+        What it wrote to stdout; None if it could not be started or did not end in time.
+    """
+    # A pipe would have to be emptied meanwhile.
+    with open(os.memfd_create("answer"), "w+b") as answer:
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=answer, stderr=subprocess.DEVNULL, env={}
+            )
+        except OSError:
+            return None
+        if not _ends(process, seconds):
+            process.kill()
+            _ends(process, _TO_DIE)
+            return None
+        answer.seek(0)
+        return answer.read()
+
+
+def _ends(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Whether it ends in time. ``Popen.wait`` would do, but it sleeps for 50 ms at a time."""
+    deadline = time.monotonic() + seconds
+    while process.poll() is None:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL)
+    return True

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+import pytest
+
+from integration.files import read_file, replace_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_new_file_has_the_mode_that_was_asked_for_and_its_directory(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b"
+    replace_file(str(path), b"one", mode=0o600)
+    assert read_file(str(path)) == b"one"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(tmp_path / "a") == ["b"]
+
+
+def test_a_file_that_is_replaced_keeps_owner_and_mode(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"one")
+    path.chmod(0o640)
+    os.chown(path, 1234, 5678)
+    before = path.stat().st_ino
+    replace_file(str(path), b"two")
+    seen = path.stat()
+    assert path.read_bytes() == b"two"
+    assert (stat.S_IMODE(seen.st_mode), seen.st_uid, seen.st_gid) == (0o640, 1234, 5678)
+    assert seen.st_ino != before
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "real").write_bytes(b"one")
+    (tmp_path / "link").symlink_to("real")
+    replace_file(str(tmp_path / "link"), b"two")
+    assert (tmp_path / "link").readlink() == (tmp_path / "real").relative_to(tmp_path)
+    assert (tmp_path / "real").read_bytes() == b"two"
+
+
+def test_what_is_no_file_is_left_alone(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(FileExistsError):
+        replace_file(str(tmp_path / "fifo"), b"two")
+    assert os.listdir(tmp_path) == ["fifo"]
+
+
+def test_a_failure_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_bytes(b"one")
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        replace_file(str(tmp_path / "a"), b"two")
+    assert os.listdir(tmp_path) == ["a"]
+    assert (tmp_path / "a").read_bytes() == b"one"
+
+
+def test_a_file_that_is_not_there_is_none(tmp_path: Path) -> None:
+    assert read_file(str(tmp_path / "a")) is None
