@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMMANDS: Final = {
-    "cdi": ("hooks.cdi.command", "generate, list and validate CDI specs"),
     "explain": ("hooks.explain", "what a container would be given, and why"),
 }
 """The module of each command, with a function ``main(arguments) -> status``, and what it does."""

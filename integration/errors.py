@@ -20,7 +20,8 @@ Leaves of the tree in :mod:`api.errors`::
         ├── …                E22xx, E23xx  see integration.containerd_errors
         ├── DemoFailed              E2401  the demo
         ├── …                       E242x  see integration.cri.errors
-        └── …                       E246x  see integration.gpu.errors
+        ├── …                       E246x  see integration.gpu.errors
+        └── …                       E253x, E254x  see integration.cdi.errors
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ A vendor describes its devices in files (CDI specs); a container names them as
 - :mod:`hooks.cdi.nvidia_hooks`: what NVIDIA's CDI hooks do, done in process.
 - :mod:`hooks.cdi.generating`: NVIDIA's devices as a CDI spec without hooks, from the plan that
   a container would get.
-- :mod:`hooks.cdi.command`: ``python -m hooks cdi generate|list|validate``.
+
+People work with specs by ``nvshim cdi`` (:mod:`integration.cdi`).
 
 Rules
 -----

@@ -100,7 +100,7 @@ class CdiUnsupported(CdiError):
 
 
 class CdiNotGenerated(CdiError):
-    """A spec could not be made or written. Raised by :mod:`generating` and :mod:`command`."""
+    """The node has nothing that a spec could be made of. Raised by :mod:`generating`."""
 
     code = "NVSHIM-E0611"
 

@@ -51,6 +51,8 @@ from hooks.edits.grant import Grant, decide
 from hooks.edits.plan import Arch, groups_of, united
 from hooks.edits.planning import arches_of, make_plan
 from hooks.image.layout import Layout, Libc, Loader
+from hooks.requests.names import NoDevices
+from hooks.requests.naming import parse_names
 from hooks.requests.request import CAPABILITIES, AllDevices, Capability, Feature, Request, Void
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from hooks.edits.plan import Device, Mount, Plan
     from hooks.node.gpus import Gpu, MigDevice
     from hooks.node.inventory import Inventory
+    from hooks.requests.names import Devices
 
 __all__ = ["DEFAULT_CAPABILITIES", "DIRECTORIES", "KINDS", "STRATEGIES", "Wish", "generate"]
 
@@ -103,6 +106,10 @@ class Wish:
         capabilities: which of the driver's files.
         directories: where libraries go, in place of :data:`DIRECTORIES`; empty for those.
         annotations: of the spec.
+        devices: names of GPUs and MIG devices, as containers write them; empty for all.
+        all_device: whether there is a device ``all``, which has whatever the others have.
+        groups: whether a process gets the groups of nodes that are not everybody's. Runtimes that
+            know no version 0.7.0 of the specification refuse a spec that says so.
     """
 
     kind: str = "gpu"
@@ -112,6 +119,9 @@ class Wish:
     capabilities: frozenset[str] = DEFAULT_CAPABILITIES
     directories: tuple[str, ...] = ()
     annotations: tuple[tuple[str, str], ...] = ()
+    devices: tuple[str, ...] = ()
+    all_device: bool = True
+    groups: bool = True
 
 
 def generate(wish: Wish, inventory: Inventory, config: Config) -> SpecFile:
@@ -128,7 +138,9 @@ def generate(wish: Wish, inventory: Inventory, config: Config) -> SpecFile:
     Raises:
         CdiNotGenerated: the node has none of it.
         CdiSpecInvalid: vendor, class or annotations of the wish are none.
+        MalformedDevice: a device of the wish has none of the known forms.
         NoGpus: GPUs are wanted, and there is none.
+        UnknownDevice: the node has no device of a name.
     """
     work = _Work(wish, inventory, config)
     if wish.kind == "gpu":
@@ -137,6 +149,9 @@ def generate(wish: Wish, inventory: Inventory, config: Config) -> SpecFile:
         devices, common = work.channels(), Edits()
     else:
         devices, common = work.feature(wish.kind), Edits()
+    if not wish.groups:
+        devices = tuple(changed(each, edits=_without_groups(each.edits)) for each in devices)
+        common = _without_groups(common)
     vendor, class_ = KINDS[wish.kind]
     made = SpecFile(
         schema.VERSIONS[-1],
@@ -163,7 +178,7 @@ class _Work:
     def gpus(self) -> tuple[tuple[SpecDevice, ...], Edits]:
         """GPUs and MIG devices by all names, and what comes with any of them."""
         capabilities = self._wish.capabilities
-        everything = decide(Request(AllDevices(), capabilities), self._inventory)
+        everything = decide(Request(self._wanted(), capabilities), self._inventory)
         common = self._flat(lambda layout: self._plan(Grant(capabilities), layout))
         known = frozenset(device.path for device in common.devices)
         devices = []
@@ -173,8 +188,21 @@ class _Work:
         for mig in everything.mig_devices:
             one = Grant(capabilities, mig_devices=(mig,))
             devices += self._named(self._names_of_mig(mig), one, known)
-        devices += self._named((_ALL,), everything, known)
+        if self._wish.all_device:
+            devices += self._named((_ALL,), everything, known)
         return tuple(devices), _edits(common, _VOID)
+
+    def _wanted(self) -> Devices:
+        """Which GPUs and MIG devices the spec is to have."""
+        if not self._wish.devices:
+            return AllDevices()
+        asked = f"a CDI spec of the devices {', '.join(self._wish.devices)}"
+        names = parse_names(self._wish.devices, asked=asked)
+        others = names.cdi_devices or names.features or names.imex_channels != ()
+        if others or isinstance(names.devices, NoDevices | Void):
+            found = "not all of these are GPUs or MIG devices" if others else "these are no devices"
+            raise CdiNotGenerated(asked, found=found, do="name GPUs and MIG devices, or all")
+        return names.devices
 
     def _named(self, names: Iterable[str], grant: Grant, known: frozenset[str]) -> list[SpecDevice]:
         """A device by each of its names, without what all have."""
@@ -267,6 +295,10 @@ def _for_all(plans: Sequence[Plan]) -> Plan:
 
 
 _MOST_LINKS: Final = 8
+
+
+def _without_groups(edits: Edits) -> Edits:
+    return changed(edits, additional_gids=())
 
 
 def _without_links(plan: Plan) -> Plan:

@@ -142,7 +142,7 @@ def _malformed(hook: SpecHook, whose: str, found: str) -> CdiHookMalformed:
     return CdiHookMalformed(
         f"the {hook.name} hook {' '.join((hook.path, *hook.args[1:3]))} of {whose}",
         found=found,
-        do="write the spec without hooks: python -m hooks cdi generate",
+        do="write the spec without hooks: nvshim cdi generate",
     )
 
 

@@ -210,7 +210,7 @@ class Registry:
         return CdiDeviceUnknown(
             f"the CDI device {name}",
             found=found,
-            do="mend that file" if faults else "see what python -m hooks cdi list shows",
+            do="mend that file" if faults else "see what nvshim cdi list shows",
         )
 
 

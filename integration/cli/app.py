@@ -36,6 +36,7 @@ class Command(NamedTuple):
 
 
 COMMANDS: Final[Mapping[str, Command]] = {
+    "cdi": Command("integration.cli.cdi", "Write, list, check and move CDI specs"),
     "completion": Command("integration.cli.completion", "Print what makes a shell complete nvshim"),
 }
 """Every command by its name, in the order of the help."""

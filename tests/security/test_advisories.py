@@ -191,7 +191,6 @@ MAY_START: Final = {
     ("shim/foreground.py", "os.posix_spawn"): "the same for the verbs, which have no loop",
     ("shim/namespaces.py", "os.execve"): "the process that holds a pod's namespaces: our own",
     ("shim/warmstart.py", "os.execv"): "a verb that could not be served warm: our own",
-    ("hooks/cdi/command.py", "subprocess.run"): "NVML, asked by a command that people type",
     ("shim/launcher.py", "subprocess.run"): "the compiler, when the shim is installed",
     ("hooks/engine.py", "marshal.dumps"): "the spec as it came, kept in memory",
     ("hooks/engine.py", "marshal.loads"): "the same, to compare with; bytes of nobody else's",

@@ -1,28 +1,23 @@
-"""NVIDIA's devices as a CDI spec without hooks, and the commands around it."""
+"""NVIDIA's devices as a CDI spec without hooks."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import stat
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hooks.__main__ import main
 from hooks.cdi import generating, schema
 from hooks.cdi.errors import CdiNotGenerated, CdiSpecInvalid
-from hooks.cdi.files import tree_of
 from hooks.cdi.generating import Wish, generate
-from hooks.errors import NoGpus
+from hooks.errors import MalformedDevice, NoGpus, UnknownDevice
 from hooks.node.inventory import take_inventory
 from hooks.requests.request import Capability
 from tests.unit.hooks.fake_node import CAPS, VERSION, nvml_gpu, nvml_mig, uuid_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from api.errors import NvshimError
     from hooks.cdi.spec import SpecDevice, SpecFile
     from hooks.node.inventory import Inventory
     from tests.unit.hooks.fake_node import Node
@@ -125,46 +120,38 @@ def test_there_is_no_hook_and_the_version_is_the_lowest(node: Node, inventory: I
     assert told.version == "0.6.0"
 
 
-def test_spec_is_as_the_reader_wants_it_in_both_forms(
-    node: Node, inventory: Inventory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_only_the_devices_that_are_named(node: Node, inventory: Inventory) -> None:
+    mig = inventory.mig_devices[0].uuid
+    spec = made(node, inventory, devices=("1", "2:0"))
+    devices = {device.name: device for device in spec.devices}
+    assert list(devices) == ["1", uuid_of(0), "2:0", mig, "all"]
+    assert set(paths(devices["all"])) == {*paths(devices["1"]), *paths(devices["2:0"])}
+    alone = made(node, inventory, devices=(uuid_of(0)[:12].upper(),), all_device=False)
+    assert [device.name for device in alone.devices] == ["1", uuid_of(0)]
+    assert made(node, inventory, devices=("all",)) == made(node, inventory)
+
+
+@pytest.mark.parametrize(
+    ("device", "error"),
+    [
+        ("7", UnknownDevice),
+        ("what is this", MalformedDevice),
+        ("none", CdiNotGenerated),
+        ("nvidia.com/gds=all", CdiNotGenerated),
+        ("vendor.example/x=0", CdiNotGenerated),
+    ],
+)
+def test_device_that_cannot_be_described_is_an_error(
+    node: Node, inventory: Inventory, device: str, error: type[NvshimError]
 ) -> None:
-    assert inventory
-    config = tmp_path / "config.toml"
-    keys = {"driver-root": node.driver, "dev": node.dev, "proc": node.proc, "sys": node.sys}
-    lines = [f'{key} = "{value}"\n' for key, value in keys.items()]
-    config.write_text(f'[node]\nstate = "{node.config.state}"\n{"".join(lines)}')
-    specs = {}
-    for name in ("a/nvidia.yaml", "b/nvidia.json"):
-        path = tmp_path / name
-        words = ["cdi", "--config", str(config), "generate", "--output", str(path)]
-        assert main(words) == 0, capsys.readouterr().err
-        assert path.stat().st_mode & 0o777 == 0o644
-        assert os.listdir(path.parent) == [path.name]
-        specs[name] = schema.parse(tree_of(path.read_bytes(), name), name)
-        assert main(["cdi", "validate", str(path)]) == 0
-    assert len(set(specs.values())) == 1
-    capsys.readouterr()
-    directory = str(tmp_path / "a")
-    assert main(["cdi", "list", "--spec-dir", directory]) == 0
-    listed = capsys.readouterr().out.splitlines()
-    assert f"nvidia.com/gpu=2:0\t{directory}/nvidia.yaml" in listed
-    assert len(listed) == 7
-    words = ["cdi", "--config", str(config), "generate", "--format", "json", "--vendor", "x.y"]
-    assert main(words) == 0
-    assert json.loads(capsys.readouterr().out)["kind"] == "x.y/gpu"
-    # Root may name a device or a pipe, and it is not replaced by a file.
-    reading, writing = os.pipe()
-    words = ["cdi", "--config", str(config), "generate", "--output", f"/dev/fd/{writing}"]
-    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 1 << 20)
-    assert main(words) == 0, capsys.readouterr().err
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        assert pipe.read() == (tmp_path / "a/nvidia.yaml").read_bytes()
-    full = tmp_path / "full"
-    os.mknod(full, stat.S_IFCHR | 0o600, os.makedev(1, 7))
-    assert main([*words[:-1], str(full)]) == 1
-    assert "No space left" in capsys.readouterr().err
-    assert full.is_char_device()
+    with pytest.raises(error):
+        made(node, inventory, devices=(device,))
+
+
+def test_without_groups_an_older_reader_understands_it(node: Node, inventory: Inventory) -> None:
+    spec = made(node, inventory, groups=False)
+    assert spec.version == "0.5.0"
+    assert "additionalGids" not in json.dumps(schema.to_tree(spec))
 
 
 def test_wish_that_is_no_kind_is_an_error(node: Node, inventory: Inventory) -> None:
@@ -207,46 +194,3 @@ def test_features_channels_and_management(node: Node) -> None:
     assert {"/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl"} <= set(paths(every))
     assert "/dev/nvidia-fs0" not in paths(every)
     assert f"{HOMES[1]}/libcuda.so.1" in {m.container_path for m in every.edits.mounts}
-
-
-def test_file_that_cannot_be_written_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from hooks.cdi.command import _write  # noqa: PLC0415
-
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CdiNotGenerated, match="to write"):
-        _write(f"{tmp_path}/file/x.json", "{}")
-    (tmp_path / "dir.json").mkdir()
-    with pytest.raises(CdiNotGenerated):
-        _write(f"{tmp_path}/dir.json", "{}")
-    assert sorted(os.listdir(tmp_path)) == ["dir.json", "file"]
-
-
-def test_validate_tells_each_fault_and_fails(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "a.json").write_text("{}")
-    (tmp_path / "b.yaml").write_text("a: [")
-    missing = str(tmp_path / "c.json")
-    words = [str(tmp_path / "a.json"), str(tmp_path / "b.yaml"), missing]
-    assert main(["cdi", "validate", *words]) == 1
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split()[0] for line in lines] == [
-        "NVSHIM-E0602", "NVSHIM-E0602", "NVSHIM-E0601",
-    ]  # fmt: skip
-    assert main(["cdi", "validate", "--spec-dir", str(tmp_path)]) == 1
-    assert len(capsys.readouterr().err.splitlines()) == 2
-
-
-def test_arguments_that_mean_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (
-        ["generate", "--kind", "x"],
-        ["generate", "--annotation", "x"],
-        ["generate", "--library-directory", "x"],
-        [],
-    ):
-        with pytest.raises(SystemExit) as caught:
-            main(["cdi", *words])
-        assert caught.value.code == 2
-    capsys.readouterr()

@@ -1,0 +1,68 @@
+"""Which device is in which file, and which of several files counts.
+
+========  ====================================================================
+state     a container that names the device gets it …
+========  ====================================================================
+used      from this file
+hidden    from a file of a later directory, which wins over this one
+conflict  from nowhere: another file of the same directory has it, too
+========  ====================================================================
+
+Source: the rules of :mod:`hooks.cdi.registry`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from hooks.cdi.registry import Registry
+
+__all__ = ["CONFLICT", "HIDDEN", "USED", "list_devices", "list_faults"]
+
+USED: Final = "used"
+HIDDEN: Final = "hidden"
+CONFLICT: Final = "conflict"
+
+
+def list_devices(registry: Registry) -> list[dict[str, Any]]:
+    """Every device of every file.
+
+    Args:
+        registry: the files.
+
+    Returns:
+        Rows, by name, the file that counts first: ``name``, ``kind``, ``device``, ``file`` and
+        ``state``.
+    """
+    having: dict[str, list[tuple[int, str, str, str]]] = defaultdict(list)
+    for file in registry.files:
+        kind = file.spec.kind
+        for device in file.spec.devices:
+            row = (-file.priority, file.path, kind, device.name)
+            having[f"{kind}={device.name}"].append(row)
+    rows = []
+    for name, places in sorted(having.items()):
+        places.sort()
+        deciding = [place for place in places if place[0] == places[0][0]]
+        for place in places:
+            state = HIDDEN if place not in deciding else CONFLICT if deciding[1:] else USED
+            _, path, kind, own = place
+            rows.append({"name": name, "kind": kind, "device": own, "file": path, "state": state})
+    return rows
+
+
+def list_faults(registry: Registry) -> list[dict[str, str]]:
+    """Every file and directory that cannot be used.
+
+    Args:
+        registry: the files.
+
+    Returns:
+        Objects with ``file``, ``code`` and ``found``.
+    """
+    return [
+        {"file": fault.path, "code": fault.error.code, "found": fault.error.found}
+        for fault in registry.faults
+    ]
