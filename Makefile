@@ -85,6 +85,15 @@ gpu-bundle: setup ## Collect all that a bare machine with a GPU needs into dist/
 soak: setup ## A day's work in minutes, with a look at what stays of it; MINUTES=4
 	@$(VENV)/bin/python -m tests.soak --minutes $(or $(MINUTES),4)
 
+.PHONY: reference
+reference: $(VENV)/.ready ## Re-make those pages of docs/ that say what the code says
+	@$(VENV)/bin/python -m integration.reference
+
+.PHONY: docs
+docs: $(VENV)/.ready ## Build the documentation as a site, in .cache/site-docs
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --quiet --strict
+	@echo 'open $(CURDIR)/$(CACHE)/site-docs/index.html'
+
 .PHONY: proto
 proto: $(VENV)/.ready ## Re-make the modules of api/proto from the .proto files
 	$(VENV)/bin/python -m integration.protos

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_PATH",
     "ENVIRONMENT_VARIABLE",
+    "TABLES",
     "Config",
     "Denied",
     "Mode",
@@ -260,11 +261,11 @@ def parse_config(content: bytes, file: str) -> Config:
     tables = parse_toml(content, file)
     fields: dict[str, Any] = {}
     for name, table in tables.items():
-        if name not in _TABLES:
+        if name not in TABLES:
             raise UnknownConfigKey(
                 f"configuration {file}",
                 found=f"unknown table or key {name}",
-                do=f"use {', '.join(f'[{known}]' for known in _TABLES)}",
+                do=f"use {', '.join(f'[{known}]' for known in TABLES)}",
             )
         if not isinstance(table, dict):
             raise WrongConfigValue(
@@ -299,7 +300,7 @@ def parse_toml(content: bytes, file: str) -> dict[str, Any]:
 
 def _fields(name: str, table: Mapping[str, Any], file: str) -> dict[str, Any]:
     fields: dict[str, Any] = {}
-    keys = _TABLES[name]
+    keys = TABLES[name]
     for key, given in table.items():
         if key not in keys:
             raise UnknownConfigKey(
@@ -320,7 +321,7 @@ def _fields(name: str, table: Mapping[str, Any], file: str) -> dict[str, Any]:
 
 
 _A_PATH: Final = 'an absolute path ("/…")'
-_TABLES: Final[dict[str, dict[str, tuple[str, Callable[[object], object], str]]]] = {
+TABLES: Final[dict[str, dict[str, tuple[str, Callable[[object], object], str]]]] = {
     "node": {
         "driver-root": ("driver_root", values.path_or_look, f'{_A_PATH} or "{values.LOOK}"'),
         "host-root": ("host_root", values.path, _A_PATH),

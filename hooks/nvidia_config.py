@@ -25,7 +25,7 @@ from hooks.errors import UnknownConfigKey, WrongConfigValue
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["parse_nvidia_config"]
+__all__ = ["KEYS", "parse_nvidia_config"]
 
 
 def parse_nvidia_config(content: bytes, file: str) -> Config:
@@ -254,6 +254,9 @@ _KEYS: Final[dict[str, _Set | _Note]] = {
         for name in ("gds", "mofed", "nvswitch", "gdrcopy")
     },
 }
+
+KEYS: Final = {key: row.why if isinstance(row, _Note) else "" for key, row in _KEYS.items()}
+"""Every key that is known, with the names of its tables before it; why it means nothing, or ""."""
 
 _KINDS: Final = {bool: "true or false", str: "a string", list: "a list of strings"}
 

@@ -1,7 +1,6 @@
 """Every known advisory of our kind, and the test here that shows why it is none of ours.
 
-The table is by CVE or by an advisory's own name. A row names tests, as FILE::TEST below this
-repository's tests, each of which has to exist; or, for what is not ours, says why.
+The table is in ``advisories.py``; each test that it names has to exist.
 
 What no test of ours can show: that a runtime below runc 1.3.6, 1.4.3 or crun 1.28 is safe by
 itself (CVE-2024-21626, CVE-2025-31133, -52565, -52881, CVE-2026-41579, -47766 and others are
@@ -27,6 +26,7 @@ from hooks.requests.request import read_request
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.launcher import REPOSITORY
 from tests.harness.shim import shim_by_hand
+from tests.security.advisories import COVERED, MECHANISM, NOT_OURS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,127 +35,6 @@ pytestmark = [
     pytest.mark.security,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
 ]
-
-CONTAINERS: Final = "security/test_hostile_containers.py"
-IMAGES: Final = "security/test_hostile_images.py"
-HERE: Final = "security/test_advisories.py"
-
-LINKS: Final = (
-    f"{CONTAINERS}::test_a_link_at_every_directory_leads_nowhere",
-    f"{CONTAINERS}::test_links_at_all_places_at_once_lead_nowhere",
-    f"{IMAGES}::test_a_link_at_any_place_leads_nowhere_outside",
-)
-RACES: Final = (
-    f"{CONTAINERS}::test_a_volume_that_another_container_changes_leads_nowhere",
-    f"{CONTAINERS}::test_a_rootfs_that_another_container_changes_leads_nowhere",
-    f"{IMAGES}::test_a_directory_that_becomes_a_link_at_any_moment_leads_nowhere",
-    (
-        "unit/hooks/image/test_directory_changes.py::"
-        "test_what_is_put_in_the_place_of_a_new_thing_is_not_given_away"
-    ),
-)
-
-COVERED: Final[dict[str, tuple[str, ...]]] = {
-    # NVIDIA's container toolkit and libnvidia-container
-    "CVE-2024-0132": (*LINKS, *RACES),
-    "CVE-2024-0133": (
-        *LINKS,
-        f"{CONTAINERS}::test_a_file_system_that_takes_no_writes_gets_none",
-        f"{IMAGES}::test_the_kernel_is_only_ever_asked_for_single_names_or_by_openat2",
-    ),
-    "CVE-2024-0134": (
-        *LINKS,
-        "unit/hooks/image/test_placement.py::test_links_that_are_no_plain_names_are_refused",
-    ),
-    "CVE-2024-0135": (
-        f"{CONTAINERS}::test_programs_of_the_host_cannot_be_overwritten",
-        "unit/hooks/edits/test_mutation.py::test_result_with_any_other_change_does_not_leave",
-    ),
-    "CVE-2024-0136": (
-        "unit/hooks/test_config.py::test_mistake_is_named",
-        "unit/hooks/edits/test_mutation.py::test_planned_device_of_another_driver_does_not_leave",
-    ),
-    "CVE-2024-0137": (
-        f"{HERE}::test_nothing_is_executed_but_by_the_one_function_for_it",
-        f"{CONTAINERS}::test_variables_of_the_image_are_nobody_elses",
-    ),
-    "CVE-2025-23359": (*LINKS, *RACES),
-    "CVE-2025-23266": (f"{CONTAINERS}::test_variables_of_the_image_are_nobody_elses",),
-    "CVE-2025-23267": (
-        f"{CONTAINERS}::test_files_of_the_loader_of_any_content_harm_nobody",
-        f"{CONTAINERS}::test_what_is_no_file_blocks_nothing_and_fills_nothing",
-        "fuzz/test_fuzz_corpus.py::test_mutations_of_the_corpus_are_taken_or_refused",
-    ),
-    "CVE-2026-24260": (
-        *RACES,
-        (
-            "unit/hooks/image/test_only_rootfs_touches_images.py::"
-            "test_nothing_is_put_behind_the_path_of_a_rootfs"
-        ),
-    ),
-    "params mount with shared propagation": (
-        f"{CONTAINERS}::test_no_mount_reaches_the_host_whatever_its_propagation",
-    ),
-    "environment of the image as a grant": (
-        f"{HERE}::test_volume_that_an_image_declares_is_no_grant",
-    ),
-    # runc and crun: that we make nothing worse
-    "CVE-2019-5736": (f"{CONTAINERS}::test_programs_of_the_host_cannot_be_overwritten",),
-    "CVE-2021-30465": RACES,
-    "CVE-2024-21626": (
-        f"{CONTAINERS}::test_no_descriptor_is_there_to_stand_in",
-        f"{CONTAINERS}::test_variables_of_the_image_are_nobody_elses",
-        f"{HERE}::test_a_program_has_three_descriptors_whatever_else_is_open",
-    ),
-    "CVE-2024-45310": RACES,
-    "CVE-2025-31133, -52565, -52881": (
-        f"{CONTAINERS}::test_a_link_at_every_directory_leads_nowhere",
-        "unit/hooks/edits/test_mutation.py::test_planned_mount_outside_the_rules_does_not_leave",
-    ),
-    "CVE-2026-41579": (f"{CONTAINERS}::test_dev_that_is_a_link_leads_nowhere",),
-    "CVE-2026-47766": (f"{CONTAINERS}::test_dev_that_is_a_link_leads_nowhere",),
-    # containerd and shims
-    "CVE-2020-15257": (
-        f"{HERE}::test_a_shim_is_reached_by_root_alone_and_leaves_nothing_open_to_others",
-        (
-            "unit/ttrpc/test_ttrpc_peers.py::"
-            "test_only_our_user_with_our_group_is_served_and_others_get_not_a_byte"
-        ),
-    ),
-    "CVE-2024-25621": (
-        f"{HERE}::test_a_shim_is_reached_by_root_alone_and_leaves_nothing_open_to_others",
-        "unit/verbs/test_sockets.py::test_the_directory_is_made_for_us_alone",
-    ),
-    "CVE-2022-23471, -31030, CVE-2025-64329, CVE-2026-53495": (
-        "e2e/test_shim_growth.py::test_execs_and_resizes_leave_no_descriptor_task_or_memory",
-        "e2e/test_shim_growth.py::test_execs_that_nobody_deletes_keep_no_descriptor",
-    ),
-    "CVE-2026-53488": (
-        "e2e/test_shim_loggers.py::test_only_loggers_that_the_operator_allows_are_started",
-    ),
-    "CVE-2026-53492": (f"{HERE}::test_nothing_in_a_checkpoint_is_a_request",),
-    "CVE-2026-53489, -50195": (
-        "unit/shim/test_criu.py::test_checkpoint_with_anything_but_files_in_it_is_refused",
-        "unit/shim/test_criu.py::test_parent_elsewhere_is_followed_only_if_it_is_named",
-    ),
-    "CVE-2026-47262, -46680": (f"{CONTAINERS}::test_a_huge_list_of_users_costs_nothing",),
-    "RUN-003": (
-        f"{HERE}::test_nothing_is_executed_but_by_the_one_function_for_it",
-        (
-            "unit/verbs/test_invocation.py::"
-            "test_an_unsafe_id_or_namespace_is_refused_before_it_can_be_a_path"
-        ),
-        f"{HERE}::test_ids_that_are_paths_are_refused",
-    ),
-}
-
-NOT_OURS: Final = {
-    "KDP#1137": "the device plugin imports the toolkit's packages; we import none of them",
-    "CVE-2026-24187, -24196, -24199": "memory errors of the kernel driver, behind any ioctl",
-    "CVE-2026-30892": "crun exec -u: we give an exec as a file of a process, and no such flag",
-    "CVE-2025-47290, CVE-2021-32760, CVE-2024-40635": "containerd's, when it unpacks an image",
-    "GHSA-rp3h-jf77-q9p4": "containerd's; fixed with CVE-2026-53495",
-}
 
 
 def test_every_row_names_tests_that_there_are() -> None:
@@ -168,6 +47,7 @@ def test_every_row_names_tests_that_there_are() -> None:
                 missing.append((row, test))
     assert missing == []
     assert not COVERED.keys() & NOT_OURS.keys()
+    assert COVERED.keys() == MECHANISM.keys()
 
 
 @functools.cache

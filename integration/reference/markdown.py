@@ -1,0 +1,59 @@
+"""Tables and headings of Markdown, from text that may have anything in it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["code", "prose", "slug", "table"]
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; cells are Markdown, in which a bar is escaped here.
+
+    Args:
+        head: the columns' titles.
+        rows: of as many cells.
+    """
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(_cell(cell) for cell in line)} |\n" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def code(text: str) -> str:
+    """Text as code, whatever quotes are in it."""
+    fence = "``" if "`" in text else "`"
+    space = " " if fence == "``" else ""
+    return f"{fence}{space}{text}{space}{fence}" if text else ""
+
+
+# reStructuredText's roles and literals, which docstrings have.
+_ROLE = re.compile(r":[a-z]+:`~?([^`]+)`")
+_LITERAL = re.compile(r"``([^`]+)``")
+
+
+def prose(text: str) -> str:
+    """Text of a docstring as Markdown: roles become code, and so do literals.
+
+    Args:
+        text: of any number of lines, which become one.
+    """
+    joined = " ".join(text.split())
+    return _LITERAL.sub(r"`\1`", _ROLE.sub(r"`\1`", joined)).replace("<", "&lt;")
+
+
+def slug(heading: str) -> str:
+    """The anchor that a heading gets, as Python-Markdown makes it.
+
+    Args:
+        heading: its Markdown.
+    """
+    plain = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+    words = re.sub(r"[^\w\s-]", "", plain).strip().lower()
+    return re.sub(r"[-\s]+", "-", words)

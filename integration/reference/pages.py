@@ -1,0 +1,109 @@
+"""Which file of docs/ is made of what."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Final
+
+from integration.reference import (
+    advisories,
+    annotation_names,
+    capabilities,
+    commands,
+    configuration,
+    error_codes,
+    migration,
+    variables,
+)
+from integration.reference.errors import BlockMissing
+from integration.reference.picture import draw
+from integration.reference.sources import REPOSITORY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+__all__ = ["BLOCKS", "DOCS", "PAGES", "stale", "write"]
+
+DOCS: Final = os.path.join(REPOSITORY, "docs")
+
+_MADE: Final = "<!-- Made by `make reference` of the code: change that. -->\n\n"
+
+PAGES: Final[Mapping[str, Callable[[], str]]] = {
+    "reference/nvshim.md": commands.page,
+    "reference/configuration.md": configuration.page,
+    "reference/variables.md": variables.page,
+    "reference/annotations.md": annotation_names.page,
+    "reference/capabilities.md": capabilities.page,
+    "reference/errors.md": error_codes.page,
+}
+"""Pages that are made as a whole."""
+
+BLOCKS: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
+    "migration.md": {"keys": migration.keys, "defaults": migration.defaults},
+    "security.md": {"advisories": advisories.covered, "not-ours": advisories.not_ours},
+}
+"""Tables in pages that people write, between ``<!-- made: NAME -->`` and ``<!-- made: end -->``."""
+
+
+def _made() -> Iterator[tuple[str, str]]:
+    """Every file that is made, with what it should have."""
+    for name, page in PAGES.items():
+        yield name, _MADE + page()
+    for name, blocks in BLOCKS.items():
+        yield name, _with_blocks(name, blocks)
+    pictures = os.path.join(DOCS, "pictures")
+    for name in sorted(os.listdir(pictures)):
+        if name.endswith(".mmd"):
+            yield f"pictures/{name.removesuffix('.mmd')}.svg", draw(_read(f"pictures/{name}"))
+
+
+def _with_blocks(name: str, blocks: Mapping[str, Callable[[], str]]) -> str:
+    text = _read(name)
+    for block, make in blocks.items():
+        pattern = rf"(<!-- made: {block} -->\n).*?(<!-- made: end -->)"
+        places = list(re.finditer(pattern, text, re.DOTALL))
+        if len(places) != 1:
+            raise BlockMissing(
+                f"table {block} in docs/{name}",
+                found=f"{len(places)} places for it",
+                do=f"write <!-- made: {block} --> and <!-- made: end --> there, once",
+            )
+        place = places[0]
+        made = f"{place[1]}\n{make()}\n{place[2]}"
+        text = text[: place.start()] + made + text[place.end() :]
+    return text
+
+
+def _read(name: str) -> str:
+    with open(os.path.join(DOCS, name), encoding="utf-8") as file:
+        return file.read()
+
+
+def stale() -> list[str]:
+    """The files of docs/ that are not what the code says."""
+    found = []
+    for name, text in _made():
+        try:
+            fresh = _read(name) == text
+        except FileNotFoundError:
+            fresh = False
+        found += [] if fresh else [name]
+    return found
+
+
+def write() -> list[str]:
+    """Write what is stale.
+
+    Returns:
+        The files that were written.
+    """
+    written = stale()
+    for name, text in _made():
+        if name in written:
+            path = os.path.join(DOCS, name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(f"{path}.new", "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(f"{path}.new", path)
+    return written

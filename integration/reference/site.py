@@ -1,0 +1,43 @@
+"""What mkdocs is told of pages that are read in the repository as well.
+
+A link that leads out of docs/, to the code, has a meaning there and none on the site: there its
+text is left.
+
+Source: mkdocs' documentation of hooks.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["on_page_markdown", "without_links_out"]
+
+_LINK: Final = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Mapping[str, Any]) -> str:
+    """Called by mkdocs for each page."""
+    return without_links_out(markdown, page.file.src_uri)
+
+
+def without_links_out(markdown: str, name: str) -> str:
+    """A page without the links that lead out of docs/.
+
+    Args:
+        markdown: the page.
+        name: its path below docs/.
+    """
+
+    def judged(found: re.Match[str]) -> str:
+        target = found[2]
+        if ":" in target or target.startswith("#"):
+            return found[0]
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
+        return found[1] if path.startswith("..") else found[0]
+
+    return _LINK.sub(judged, markdown)

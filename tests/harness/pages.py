@@ -1,0 +1,173 @@
+"""The pages of the documentation, as tests look at them: headings, links, and commands.
+
+A block of commands is fenced as ``console``. In it
+
+- a line that begins with ``# `` is a command; one that ends with a backslash goes on in the next;
+- any other line is of its output: it has to be there, in this order, with anything for ``…``.
+
+A block that cannot be run in a test has a comment before it that says why, and is listed::
+
+    <!-- not run: there is no systemd here -->
+
+A block whose last command ends with another status than 0 says so::
+
+    <!-- run: ends with 3 -->
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from integration.reference.markdown import slug
+from tests.harness.launcher import REPOSITORY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Block", "Command", "anchors", "blocks", "links", "pages", "read_page"]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of a page.
+
+    Attributes:
+        text: what is typed, on one or several lines.
+        output: the lines that it is shown to print, with ``…`` for anything.
+    """
+
+    text: str
+    output: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block of commands.
+
+    Attributes:
+        page: its file, relative to the repository.
+        line: where it begins.
+        commands: of it.
+        status: with which the last one ends.
+        reason: why it is not run; "" if it is.
+    """
+
+    page: str
+    line: int
+    commands: tuple[Command, ...]
+    status: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def pages() -> list[str]:
+    """Every page that people read, relative to the repository."""
+    found = ["README.md"]
+    for directory, _, names in os.walk(os.path.join(REPOSITORY, "docs")):
+        found += [
+            os.path.relpath(os.path.join(directory, name), REPOSITORY)
+            for name in names
+            if name.endswith(".md")
+        ]
+    return sorted(found)
+
+
+def read_page(name: str) -> str:
+    """A page's text.
+
+    Args:
+        name: relative to the repository.
+    """
+    with open(os.path.join(REPOSITORY, name), encoding="utf-8") as file:
+        return file.read()
+
+
+_FENCE: Final = re.compile(r"^(```+)(\w*)[^\n]*\n(.*?)^\1[ ]*$", re.MULTILINE | re.DOTALL)
+_COMMENT: Final = re.compile(r"<!--\s*(not run|run):\s*((?:(?!-->).)*?)\s*-->\s*\Z", re.DOTALL)
+_STATUS: Final = re.compile(r"ends with (\d+)")
+
+
+def blocks(name: str, text: str | None = None) -> list[Block]:
+    """The blocks of commands of a page.
+
+    Args:
+        name: the page.
+        text: its text; read if not given.
+
+    Raises:
+        ValueError: a comment before a block is not understood, or a block has no command.
+    """
+    text = read_page(name) if text is None else text
+    found = []
+    for fence in _FENCE.finditer(text):
+        if fence[2] != "console":
+            continue
+        line = text.count("\n", 0, fence.start()) + 1
+        status, reason = 0, ""
+        if comment := _COMMENT.search(text[: fence.start()]):
+            if comment[1] == "not run":
+                reason = " ".join(comment[2].split())
+            elif ends := _STATUS.fullmatch(comment[2]):
+                status = int(ends[1])
+            else:
+                raise ValueError(f"{name}:{line}: unknown remark: {comment[2]}")
+        commands = tuple(_commands(fence[3]))
+        if not commands:
+            raise ValueError(f"{name}:{line}: no line begins with '# '")
+        found.append(Block(name, line, commands, status, reason))
+    return found
+
+
+def _commands(text: str) -> Iterator[Command]:
+    typed: list[str] = []
+    output: list[str] = []
+    for line in text.splitlines():
+        if typed and typed[-1].endswith("\\") and not output:
+            typed.append(line)
+        elif line.startswith("# "):
+            if typed:
+                yield Command("\n".join(typed), tuple(output))
+            typed, output = [line[2:]], []
+        elif line.strip():
+            if not typed:
+                raise ValueError(f"output before any command: {line}")
+            output.append(line)
+    if typed:
+        yield Command("\n".join(typed), tuple(output))
+
+
+_LINK: Final = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^)\s]+)\)")
+
+
+def links(text: str) -> list[str]:
+    """What a page links to and shows, without what stands in code.
+
+    Args:
+        text: the page.
+    """
+    return _LINK.findall(re.sub(r"`[^`\n]*`", "", _FENCE.sub("", text)))
+
+
+_HEADING: Final = re.compile(r"^#{1,6} (.+?)\s*$", re.MULTILINE)
+_IDENTIFIER: Final = re.compile(r'\bid="([^"]+)"')
+
+
+def anchors(text: str) -> set[str]:
+    """What of a page can be linked to.
+
+    Args:
+        text: the page.
+    """
+    plain = _FENCE.sub("", text)
+    found: set[str] = set(_IDENTIFIER.findall(plain))
+    for heading in _HEADING.findall(plain):
+        name, count = slug(heading), 1
+        while name in found:
+            name, count = f"{slug(heading)}_{count}", count + 1
+        found.add(name)
+    return found

@@ -1,0 +1,114 @@
+"""The documentation holds together: links lead somewhere, and every command is accounted for."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+import pytest
+
+from integration.reference.site import without_links_out
+from tests.harness.launcher import REPOSITORY
+from tests.harness.pages import anchors, blocks, links, pages, read_page
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PAGES: Final = pages()
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
+def test_every_link_leads_to_a_file_and_to_a_heading_of_it(page: str) -> None:
+    broken = []
+    for link in links(read_page(page)):
+        parts = urlsplit(link)
+        if parts.scheme:
+            leads = parts.scheme == "https" and "." in parts.netloc
+        else:
+            below = os.path.join(os.path.dirname(page), parts.path)
+            target = os.path.normpath(below) if parts.path else page
+            leads = os.path.exists(os.path.join(REPOSITORY, target)) and (
+                not parts.fragment or parts.fragment in anchors(read_page(target))
+            )
+        broken += [] if leads else [link]
+    assert broken == []
+
+
+def test_a_broken_link_is_found() -> None:
+    text = "# One\n\n[a](x.md#one) `[b](y)` ![c](z.svg)\n\n```\n[d](q)\n```\n## A `b`: c, d\n"
+    assert links(text) == ["x.md#one", "z.svg"]
+    assert anchors(text) == {"one", "a-b-c-d"}
+
+
+def test_a_link_out_of_the_documentation_is_text_on_the_site() -> None:
+    text = "[`api`](../api) [page](other.md#x) [far](https://example.com/) [up](../README.md)"
+    assert without_links_out(text, "one.md") == (
+        "`api` [page](other.md#x) [far](https://example.com/) up"
+    )
+    assert without_links_out("[x](../one.md)", "reference/two.md") == "[x](../one.md)"
+
+
+def test_the_site_is_built_without_a_warning_and_asks_nobody_for_anything(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)],
+        cwd=REPOSITORY,
+        env={"PATH": os.defpath, "NO_MKDOCS_2_WARNING": "1", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    built = sorted(site.rglob("*.html"))
+    assert len(built) > len(PAGES) - 1  # README is not in it, a page for errors is
+    # Only a link that a person follows may lead away.
+    fetched = re.compile(r"<(?!a\b)[a-z]+[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
+    for path in built:
+        assert fetched.findall(path.read_text()) == [], path
+
+
+# -- commands -------------------------------------------------------------------------------
+
+# What a page for people who are to run it may be made of.
+KINDS: Final = {"", "console", "toml", "json", "yaml", "ini", "text"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_of_commands_is_one_that_tests_know(page: str) -> None:
+    """Shells' blocks under another name would be run by nobody."""
+    kinds = set(re.findall(r"^```+(\w*)", read_page(page), re.MULTILINE))
+    assert kinds <= KINDS
+    blocks(page)
+
+
+def test_what_is_not_run_says_why() -> None:
+    for block in (block for page in PAGES for block in blocks(page)):
+        if block.reason:
+            warnings = f"{block}: {block.reason}"
+            assert len(block.reason.split()) > 2, warnings
+
+
+def test_a_block_is_read_as_it_is_meant() -> None:
+    text = (
+        "<!-- run: ends with 3 -->\n```console\n# one \\\n    two\n1 … 2\n# three  # why\n```\n"
+        "<!-- not run: there is\nno such thing -->\n\n```console\n# four\n```\n```toml\n# no\n```\n"
+    )
+    first, second = blocks("x.md", text)
+    assert [command.text for command in first.commands] == ["one \\\n    two", "three  # why"]
+    assert first.commands[0].output == ("1 … 2",)
+    assert (first.status, first.reason, first.line) == (3, "", 2)
+    assert (second.status, second.reason) == (0, "there is no such thing")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["```console\nno prompt\n```\n", "<!-- run: maybe -->\n```console\n# x\n```\n"],
+)
+def test_a_block_that_says_nothing_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"x\.md|before"):
+        blocks("x.md", text)

@@ -1,0 +1,199 @@
+"""The reference says what the code does, and leaves nothing out."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import pytest
+
+from integration.reference import annotation_names, commands, pages, variables
+from integration.reference.error_codes import every_error
+from integration.reference.errors import BlockMissing, PictureMalformed
+from integration.reference.markdown import code, prose, slug, table
+from integration.reference.picture import draw, read_flow
+from integration.reference.sources import (
+    Module,
+    modules,
+    remedies,
+    texts,
+    variables_of_c,
+    variables_read,
+)
+from tests.harness.pages import pages as every_page
+from tests.harness.pages import read_page
+
+
+def test_every_page_is_what_the_code_says() -> None:
+    assert pages.stale() == [], "make reference"
+
+
+# -- variables ------------------------------------------------------------------------------
+
+# Modules that read variables by names that are not in them.
+BY_NAMES_OF_OTHERS: Final = {
+    "hooks/requests/glance.py": "of two pairs in the module, which are constants as well",
+    "shim/programs.py": "of a tuple in the module, which are constants as well",
+}
+PREFIXED: Final = re.compile(
+    r"_?(?:NVIDIA|NVSHIM|NVCT|AMD|INTEL|CUDA|DOCKER|CRIU|TTRPC|XDG|DBUS|CONTAINERD)_[A-Z0-9_]*"
+)
+TESTS_OWN: Final = "NVSHIM_TEST_"
+
+
+def _is_declared(name: str) -> bool:
+    known = variables.declared() | variables.ELSEWHERE.keys()
+    return name in known or f"{name}*" in known
+
+
+def test_every_variable_that_the_code_reads_is_in_the_table() -> None:
+    read = [
+        (f"{module.path}:{line}", name)
+        for module in modules()
+        for line, name in variables_read(module)
+        if not (name == "?" and module.path in BY_NAMES_OF_OTHERS)
+    ]
+    read += list(variables_of_c())
+    assert len(read) > 5
+    assert [where for where in read if not _is_declared(where[1])] == []
+
+
+def test_every_name_that_looks_like_a_variable_is_in_the_table() -> None:
+    unknown = {
+        (f"{module.path}:{line}", text)
+        for module in modules()
+        if not module.path.startswith("integration/reference/")
+        for line, text in texts(module)
+        if PREFIXED.fullmatch(text) and not _is_declared(text)
+    }
+    assert unknown == set()
+
+
+def test_nothing_is_in_the_table_that_the_code_has_not() -> None:
+    named = {
+        text
+        for module in modules()
+        if not module.path.startswith("integration/reference/")
+        for _, text in texts(module)
+    }
+    named |= {name for _, name in variables_of_c()}
+    of_libraries = {"NO_COLOR"}  # rich obeys it
+    missing = {
+        name for name in variables.declared() if name.removesuffix("*") not in named | of_libraries
+    }
+    assert missing == set()
+    assert {name for name in variables.ELSEWHERE if name not in named} == set()
+
+
+def test_pages_name_no_variable_of_ours_that_there_is_not() -> None:
+    for page in every_page():
+        for name in re.findall(r"\bNVSHIM_[A-Z_]+\b", read_page(page)):
+            assert name.startswith(TESTS_OWN) or _is_declared(name), (page, name)
+
+
+def test_what_reads_a_variable_is_found() -> None:
+    import ast  # noqa: PLC0415 - one test
+
+    source = (
+        'import os\nA = "ONE"\nos.environ[A]\nos.environ.get("TWO")\nos.getenv("THREE")\n'
+        'def f(x):\n  os.environ.get(x)\noption("--x", envvar="FOUR")\n'
+    )
+    found = [name for _, name in variables_read(Module("x.py", ast.parse(source)))]
+    assert sorted(found) == ["?", "FOUR", "ONE", "THREE", "TWO"]
+
+
+# -- annotations ----------------------------------------------------------------------------
+
+ANNOTATION: Final = re.compile(
+    r"io\.(?:kubernetes|containerd\.runc)[A-Za-z0-9./-]*|cdi\.k8s\.io/.*"
+)
+KIND: Final = re.compile(r"(?:[a-z]+\.)*(?:nvidia|amd|intel)\.com/[a-z-]+")
+DECIDING: Final = ("hooks", "shim")
+
+
+def test_every_annotation_that_the_code_reads_is_in_the_table() -> None:
+    known = {annotation.name.removesuffix("*") for annotation in annotation_names.ANNOTATIONS}
+    read = {
+        text
+        for module in modules(DECIDING)
+        for _, text in texts(module)
+        if ANNOTATION.fullmatch(text)
+    }
+    assert read == known
+
+
+def test_every_kind_of_device_that_is_resolved_live_is_in_the_table() -> None:
+    read = {
+        text for module in modules(DECIDING) for _, text in texts(module) if KIND.fullmatch(text)
+    }
+    assert read == annotation_names.KINDS.keys()
+
+
+# -- errors, commands -----------------------------------------------------------------------
+
+
+def test_every_error_is_on_the_page_with_its_anchor() -> None:
+    page = read_page("docs/reference/errors.md")
+    for error in every_error():
+        assert f'<span id="{error.code.lower()}">' in page
+        assert f"| {error.slug()} |" in page
+    assert len(remedies()) > 100
+
+
+def test_every_code_that_a_page_names_is_an_error() -> None:
+    known = {error.code for error in every_error()}
+    for page in every_page():
+        for name in re.findall(r"\bNVSHIM-E\d{4}\b", read_page(page)):
+            assert name in known, (page, name)
+
+
+def test_every_command_is_on_the_page() -> None:
+    page = read_page("docs/reference/nvshim.md")
+    names = [name for name, _ in commands.walk()]
+    assert names
+    for name in names:
+        assert re.search(rf"^##+ {re.escape(name)}$", page, re.MULTILINE), name
+
+
+# -- how pages are made ---------------------------------------------------------------------
+
+
+def test_a_cell_cannot_end_a_table() -> None:
+    assert table(["a", "b"], [["x|y", "1\n2"]]) == "| a | b |\n| --- | --- |\n| x\\|y | 1 2 |\n"
+    assert code("a`b") == "`` a`b ``"
+    assert prose("see :func:`~a.b` and ``c``\n<d>") == "see `a.b` and `c` &lt;d>"
+    assert slug("[node] and `x`, y") == "node-and-x-y"
+
+
+def test_a_page_without_its_place_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(dict(pages.BLOCKS), "x.md", {})
+    monkeypatch.setattr(pages, "BLOCKS", {"index.md": {"none": lambda: "text"}})
+    with pytest.raises(BlockMissing, match="made: none"):
+        pages.stale()
+
+
+# -- pictures -------------------------------------------------------------------------------
+
+
+def test_a_picture_has_every_box_below_what_leads_to_it() -> None:
+    text = 'a["one<br>two"]\nb[("file")]\nc(["runs"])\na -->|then| b\nb --> c\nc -.-> b\n'
+    picture = draw(f"flowchart TD\n%% title: A & B\n{text}")
+    assert "<title>A &amp; B</title>" in picture
+    assert picture.count("<rect") == 3
+    assert picture.count('<line class="arrow') == 3
+    boxes = read_flow(text).boxes
+    assert boxes["a"].lines == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a -> b", "line 1"),
+        ('a["x"]\na --> b', "no box"),
+        ('a["x"]\nb["x"]\na --> b\nb --> a', "circle"),
+        ('a["x"]\nb["y"]\nc["z"]\na --> b\nb --> c\na --> c', "crosses b"),
+    ],
+)
+def test_a_picture_that_nobody_would_understand_is_refused(text: str, found: str) -> None:
+    with pytest.raises(PictureMalformed, match=found):
+        draw(text)
