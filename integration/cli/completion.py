@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import click
 from click.shell_completion import get_completion_class
 
 
-@click.command("completion")
+_HELP: Final = """Print what makes SHELL complete nvshim; put it where SHELL reads such things.
+
+\b
+bash:  nvshim completion bash >/etc/bash_completion.d/nvshim
+zsh:   nvshim completion zsh >/usr/local/share/zsh/site-functions/_nvshim
+fish:  nvshim completion fish >/etc/fish/completions/nvshim.fish
+"""
+
+
+@click.command("completion", help=_HELP)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> None:
-    r"""Print what makes SHELL complete nvshim; put it where SHELL reads such things.
-
-    \b
-    bash:  nvshim completion bash >/etc/bash_completion.d/nvshim
-    zsh:   nvshim completion zsh >/usr/local/share/zsh/site-functions/_nvshim
-    fish:  nvshim completion fish >/etc/fish/completions/nvshim.fish
-    """
+    """``nvshim completion``: see its help."""
     from integration.cli.app import COMPLETION_VARIABLE, nvshim  # noqa: PLC0415 - it has us
 
     known = get_completion_class(shell)
