@@ -7,7 +7,7 @@ BINDIR  ?= /usr/local/bin
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 # What the demo and the tests run for real, from Debian.
-PACKAGES := busybox-static containerd containernetworking-plugins criu crun gcc iproute2 iptables \
+PACKAGES := binutils busybox-static containerd containernetworking-plugins criu crun gcc iproute2 iptables \
             libc6-dev patchelf procps python3-venv runc strace zstd
 
 # What virtual machines are made and run with, and what runs in them: that which depends on
@@ -80,6 +80,10 @@ flamegraph: setup $(CACHE)/.profile ## Draw where the shim's time goes into docs
 gpu-bundle: setup ## Collect all that a bare machine with a GPU needs into dist/gpu-bundle
 	@$(VENV)/bin/python -m integration.gpu.bundle dist/gpu-bundle \
 	  --revision "$$(git rev-parse --short HEAD 2>/dev/null || true)"
+
+.PHONY: dist
+dist: $(CACHE)/.packages ## Make the self-contained tree and its archives in dist
+	@$(PYTHON) -m integration.dist dist
 
 .PHONY: soak
 soak: setup ## A day's work in minutes, with a look at what stays of it; MINUTES=4

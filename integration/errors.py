@@ -21,7 +21,8 @@ Leaves of the tree in :mod:`api.errors`::
         ├── DemoFailed              E2401  the demo
         ├── …                       E242x  see integration.cri.errors
         ├── …                       E246x  see integration.gpu.errors
-        └── …                       E253x, E254x  see integration.cdi.errors
+        ├── …                       E253x, E254x  see integration.cdi.errors
+        └── …                       E260x  see integration.dist.errors
 """
 
 from __future__ import annotations

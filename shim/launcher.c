@@ -5,7 +5,8 @@
  * and its three standard descriptors. A process forked from the fork server does the verb with
  * them, and this one ends with its status. In every other case, and whatever goes wrong before
  * the verb has begun, it becomes the Python program that lies beside it (this one's path and
- * ".py"), which does the same, only slower.
+ * ".py"), which does the same, only slower. In a self-contained tree (made with -DTREE) that is run
+ * by the tree's own interpreter.
  *
  * A `delete` for which there is nothing left to do needs neither: settled.c answers it.
  *
@@ -29,6 +30,7 @@
 #include <unistd.h>
 
 #include "launcher.h"
+#include "tree.h"
 
 /* As shim/warmverb.py and shim/warmstart.py have them. */
 #define DIRECTORY "/run/containerd/s"
@@ -37,7 +39,8 @@
 #define READY '.'
 #define GO '!'
 #define LONGEST (1 << 18)
-#define GONE " (deleted)" /* after the name of a program that was replaced while it runs */
+#define SUFFIX ".py"
+#define NAME "containerd-shim-nvidia-v1"
 /* Milliseconds. A hundred callers at once wait for seconds, and starting a hundred interpreters
  * instead would take longer; but containerd gives `delete` five seconds in all. A fork server that
  * does not even accept, and does not run either, is frozen: that is seen in two steps. */
@@ -267,18 +270,12 @@ static int ask(int argc, char **argv, const char *script)
 
 int main(int argc, char **argv)
 {
-    static char script[PATH_MAX];
-    ssize_t got = readlink("/proc/self/exe", script, sizeof script - sizeof ".py");
+    char *script, *self = own_path(NAME, sizeof SUFFIX);
     const char *last = argc > 1 ? argv[argc - 1] : "";
     int status;
 
-    if (got < 0) {
-        dprintf(2, "containerd-shim-nvidia-v1: /proc/self/exe: %s; mount /proc", strerror(errno));
+    if (asprintf(&script, "%s" SUFFIX, self) < 0)
         return 1;
-    }
-    if (got > (ssize_t)strlen(GONE) && !memcmp(script + got - strlen(GONE), GONE, strlen(GONE)))
-        got -= strlen(GONE);
-    strcpy(script + got, ".py");
     if (!strcmp(last, "delete") && answer_settled(argc, argv))
         return 0;
     if (!strcmp(last, "start") || !strcmp(last, "delete")) {
@@ -286,9 +283,13 @@ int main(int argc, char **argv)
         if (status >= 0)
             return status;
     }
+#ifdef TREE
+    run_in_tree(above(self, 2), NAME, script, argc > 0 ? argv + 1 : argv);
+#else
     if (argc > 0)
         argv[0] = script;
     execv(script, argv);
-    dprintf(2, "containerd-shim-nvidia-v1: %s: %s; install it again", script, strerror(errno));
+    dprintf(2, NAME ": %s: %s; install it again", script, strerror(errno));
     return 1;
+#endif
 }

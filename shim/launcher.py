@@ -9,6 +9,9 @@ With ``--compiler`` the script gets the name PATH.py, and PATH becomes :file:`la
 that has the verb done by the fork server if there is one, and executes the script if not. A
 ``delete`` that finds nothing to do it answers by itself (:file:`settled.c`).
 
+In a self-contained tree (:mod:`integration.dist`) neither program has a path in it: both find what
+they need beside themselves (:file:`tree.c`).
+
 Run as ``python3 -m shim.launcher PATH --library DIR [--library DIR ...] [--compiler gcc]``.
 
 Source: execve(2), Interpreter scripts; python(1), -I and -S.
@@ -28,9 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Final
 
-_SOURCES: Final = ("launcher.c", "settled.c")
+SOURCES: Final = ("launcher.c", "settled.c", "tree.c")
 # Static: it starts in a third of the time, and runs on hosts with another libc.
 _C_FLAGS: Final = ("-std=gnu11", "-Os", "-Wall", "-Wextra", "-Werror", "-static", "-s")
+_DIRECTORY: Final = os.path.dirname(os.path.abspath(__file__))
 
 # The kernel reads 256 bytes of a script, and needs the end of the first line among them.
 _LONGEST_FIRST_LINE: Final = 255
@@ -40,6 +44,18 @@ _BODY: Final = """\
 import sys
 
 sys.path += {library_paths!r}
+from shim.verbs import main
+
+main(revision={revision!r})
+"""
+
+# The directory lib beside the one that the program is in. It is run by the tree's interpreter, and
+# cannot be executed itself.
+_IN_A_TREE: Final = """\
+# Made by shim.launcher; see there.
+import sys
+
+sys.path.append(__file__.rpartition("/bin/")[0] + "/lib")
 from shim.verbs import main
 
 main(revision={revision!r})
@@ -85,6 +101,15 @@ def launcher_text(interpreter: str, library_paths: Sequence[str], revision: str 
     return _BY_SHELL.format(interpreter=interpreter) + body
 
 
+def tree_text(revision: str = "") -> str:
+    """The program's text in a self-contained tree, where it is ``bin/NAME.py``.
+
+    Args:
+        revision: the commit that it is built from, for ``-v``.
+    """
+    return _IN_A_TREE.format(revision=revision)
+
+
 def write_launcher(
     path: str, *, interpreter: str, library_paths: Sequence[str], revision: str = ""
 ) -> None:
@@ -106,21 +131,25 @@ def write_launcher(
         raise LauncherUnusable(f"to write {path}", found=error.found) from error
 
 
-def compile_native(path: str, *, compiler: str) -> None:
+def compile_native(
+    path: str, *, compiler: str, sources: Sequence[str] = (), define: str = ""
+) -> None:
     """Make the native program that stands before the script, whole or not at all.
 
     Args:
         path: where; the script is beside it, with ``.py`` at the end of its name.
         compiler: a C compiler, with the arguments of gcc.
+        sources: another program's, in place of the launcher's.
+        define: a macro; ``TREE`` for a launcher that is part of a self-contained tree.
 
     Raises:
         LauncherUnusable: it could not be compiled.
     """
     import subprocess  # noqa: PLC0415 - this part is never run by containerd
 
-    directory = os.path.dirname(os.path.abspath(__file__))
-    sources = [os.path.join(directory, name) for name in _SOURCES]
-    argv = [compiler, *_C_FLAGS, "-o", f"{path}.new", *sources]
+    sources = sources or [os.path.join(_DIRECTORY, name) for name in SOURCES]
+    defined = (f"-D{define}",) if define else ()
+    argv = [compiler, *_C_FLAGS, f"-I{_DIRECTORY}", *defined, "-o", f"{path}.new", *sources]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
     except OSError as error:

@@ -283,7 +283,9 @@ def become_fork_server(path: str, address: str, lock: int, *flags: str) -> NoRet
         os.setpgid(0, 0)
         program = os.path.abspath(sys.argv[0])
         words = ["-address", address, "-socket", path, *flags, _ROOM_FOR_NAMES, "fork-server"]
-        os.execv(program, [program, *words])  # noqa: S606 - our own program, and no shell
+        # By this interpreter: in a self-contained tree the program's first line cannot name it.
+        argv = [sys.executable, "-IS", program, *words]
+        os.execv(sys.executable, argv)  # noqa: S606 - our own program, and no shell
     finally:
         try:
             os.unlink(lock_path(path))
