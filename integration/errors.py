@@ -22,7 +22,8 @@ Leaves of the tree in :mod:`api.errors`::
         ├── …                       E242x  see integration.cri.errors
         ├── …                       E246x  see integration.gpu.errors
         ├── …                       E253x, E254x  see integration.cdi.errors
-        └── …                       E260x  see integration.dist.errors
+        ├── …                       E260x  see integration.dist.errors
+        └── …                       E27xx  see integration.node.errors
 """
 
 from __future__ import annotations

@@ -65,6 +65,7 @@ _SOCK_FILTER_SIZE: Final = 8
 # IN_MODIFY, IN_ATTRIB, IN_CLOSE_WRITE, IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE,
 # IN_DELETE_SELF, IN_MOVE_SELF, IN_ONLYDIR
 _IN_CHANGES: Final = 0x2 | 0x4 | 0x8 | 0x40 | 0x80 | 0x100 | 0x200 | 0x400 | 0x800 | 0x1000000
+_IN_WRITTEN: Final = 0x2 | 0x8
 
 # System calls without a function in libc, by machine.
 _CLONE: Final = {"x86_64": 56, "aarch64": 220}
@@ -277,14 +278,17 @@ def inotify_init() -> int:
     return _check(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
 
-def inotify_watch_changes(fd: int, directory: str) -> None:
+def inotify_watch_changes(fd: int, directory: str, *, content: bool = True) -> None:
     """Be told of each file that is made, written, changed, moved or removed in a directory.
 
     Args:
         fd: what :func:`inotify_init` returned.
         directory: its path. It is told too if the directory itself is moved or removed.
+        content: False leaves out that something was written to a file: where device nodes are,
+            that happens with every line for /dev/null.
     """
-    _check(_libc.inotify_add_watch(fd, os.fsencode(directory), _IN_CHANGES))
+    mask = _IN_CHANGES if content else _IN_CHANGES & ~_IN_WRITTEN
+    _check(_libc.inotify_add_watch(fd, os.fsencode(directory), mask))
 
 
 def die_with_parent(signum: int) -> None:

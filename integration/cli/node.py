@@ -1,0 +1,88 @@
+"""``nvshim node``: the node agent (:mod:`integration.node`)."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from integration.cli import exits
+from integration.cli.options import configured
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hooks.config import Config
+
+_SPEC: Final = "nvidia.yaml"
+
+
+@click.command("node")
+@click.option(
+    "--cdi-spec",
+    metavar="FILE",
+    help="The CDI spec to keep; 'none' for none.  [default: nvidia.yaml in the last of the "
+    "configuration's spec-dirs, /var/run/cdi]",
+)
+@click.option(
+    "--poll",
+    type=click.FloatRange(0.1, 86400),
+    default=60,
+    show_default=True,
+    metavar="SECONDS",
+    help="Look that often, also if nothing is heard of a change.",
+)
+@click.option("--once", is_flag=True, help="Look once, bring everything up to date, and end.")
+@click.option(
+    "--ready", is_flag=True, help="Only say by the exit status whether an agent keeps this node."
+)
+@click.option(
+    "--log-format", type=click.Choice(["logfmt", "json"]), default="logfmt", show_default=True,
+    help="How lines on stderr are written.",
+)  # fmt: skip
+@configured
+def command(
+    config: Config, *, cdi_spec: str | None, poll: float, once: bool, ready: bool, log_format: str
+) -> None:
+    """Keep what is told of this node's GPUs true: one agent per node.
+
+    When a driver is installed or replaced, when GPUs or MIG devices come or go, it brings the CDI
+    spec, the inventory, device nodes and the links in /dev/char up to date. It ends on SIGTERM.
+    With --once, the exit status is 3 if something is wrong with the node.
+    """
+    import anyio  # noqa: PLC0415 - readiness is asked every few seconds
+
+    from integration.node.agent import Options, is_ready, serve  # noqa: PLC0415
+
+    if ready:
+        click.get_current_context().exit(exits.OK if is_ready(config) else exits.FOUND)
+    spec = f"{config.cdi_spec_dirs[-1]}/{_SPEC}" if cdi_spec is None else cdi_spec
+    options = Options(spec="" if spec == "none" else spec, poll=poll, prepare=lambda _: ())
+    seen = anyio.run(functools.partial(serve, once=once), config, options, _log(log_format))
+    if once and seen.faults:
+        click.get_current_context().exit(exits.FOUND)
+
+
+def _log(form: str) -> Callable[..., None]:
+    import structlog  # noqa: PLC0415 - see above
+
+    render: Any = (
+        structlog.processors.JSONRenderer()
+        if form == "json"
+        else structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"])
+    )
+    logger = structlog.wrap_logger(
+        structlog.PrintLogger(sys.stderr),
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            render,
+        ],
+    )
+
+    def say(level: str, event: str, **fields: Any) -> None:
+        getattr(logger, level)(event, **fields)
+
+    return say

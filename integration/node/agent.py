@@ -1,0 +1,240 @@
+"""``nvshim node``: one process per node that keeps true what others read about its GPUs.
+
+::
+
+    a change, or the time is up ──▶ refresh ──▶ CDI spec, inventory, nodes and /dev/char links
+                                       │
+                                       └──▶ STATE/node.json: what was seen, when, what is wrong
+
+Rules
+- One agent per node: a lock in its state directory says so, which ends with the process.
+- A look runs in a thread, and what it asks of the driver in a child of it: neither a hung driver
+  nor a hung file system keeps the agent from ending when it is told to.
+- What is wrong with the node is said, in the log when it begins and when it ends, and in the
+  status file for as long as it lasts; it does not end the agent.
+- The status file is written after every look that differs, and its time is touched by every look:
+  that is what readiness goes by.
+
+Source: flock(2).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+
+from integration.files import read_file, replace_file
+from integration.node.changes import Changes
+from integration.node.errors import AgentRunning, AgentStateUnusable
+from integration.node.refresh import Seen, refresh
+from shim import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hooks.config import Config
+
+__all__ = ["Options", "is_ready", "serve", "status_path"]
+
+_STATUS: Final = "node.json"
+_LOCK: Final = "node.lock"
+
+# A look that has not come for so many times the time between two is not going to come.
+_LATE: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the agent is to do.
+
+    Attributes:
+        spec: the path of the CDI spec that it keeps; "" for none.
+        poll: seconds between two looks that nothing gave a reason for.
+        prepare: makes nodes and links; returns what went wrong, a line each.
+    """
+
+    spec: str
+    poll: float
+    prepare: Callable[[Config], tuple[str, ...]]
+
+
+async def serve(
+    config: Config, options: Options, say: Callable[..., None], *, once: bool = False
+) -> Seen:
+    """Keep the node's files true until SIGTERM or SIGINT.
+
+    Args:
+        config: where the node is.
+        options: what is to be done.
+        say: takes the log's lines.
+        once: look once, and end.
+
+    Returns:
+        What was seen last.
+
+    Raises:
+        AgentRunning: another agent has the node.
+        AgentStateUnusable: its directory cannot be used.
+    """
+    with _alone(config), Changes() as changes:
+        async with anyio.create_task_group() as tasks:
+            if not once:
+                await tasks.start(_end_when_told, tasks.cancel_scope, say)
+                say("info", "begins", version=VERSION, spec=options.spec or "none")
+            seen = Seen()
+            first = True
+            deaf: dict[str, str] = {}
+            while True:
+                now = await anyio.to_thread.run_sync(_look, config, options, abandon_on_cancel=True)
+                _tell(say, seen, now, first=first)
+                _note(config, now, options.poll)
+                seen, first = now, False
+                if once:
+                    break
+                unheard = changes.listen_to(now.directories, config.dev)
+                if changes.deaf != deaf:
+                    deaf = dict(changes.deaf)
+                    say("warning", "not all changes are heard, only looked for", **deaf)
+                if not unheard:
+                    await changes.wait(options.poll)
+            tasks.cancel_scope.cancel()
+    return seen
+
+
+def _look(config: Config, options: Options) -> Seen:
+    faults = options.prepare(config)
+    seen = refresh(config, options.spec)
+    return replace(seen, faults=(*seen.faults, *faults))
+
+
+async def _end_when_told(
+    scope: anyio.CancelScope,
+    say: Callable[..., None],
+    *,
+    task_status: anyio.abc.TaskStatus[None],
+) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
+        async for number in signals:
+            say("info", "ends", signal=signal.Signals(number).name)
+            scope.cancel()
+            return
+
+
+def _tell(say: Callable[..., None], before: Seen, now: Seen, *, first: bool) -> None:
+    if first or (before.driver, before.gpus, before.mig_devices) != (
+        now.driver,
+        now.gpus,
+        now.mig_devices,
+    ):
+        say(
+            "info",
+            "the node has",
+            driver=now.driver or "none",
+            gpus=len(now.gpus),
+            mig_devices=len(now.mig_devices),
+        )
+    if now.written:
+        say("info", "CDI spec written" if now.spec else "CDI spec removed", path=now.spec)
+    for fault in now.faults:
+        if fault not in before.faults:
+            say("warning", fault)
+    for fault in before.faults:
+        if fault not in now.faults:
+            say("info", "over", fault=fault)
+
+
+# -- state ------------------------------------------------------------------------------------
+
+
+def status_path(config: Config) -> str:
+    """Where the agent says how it is."""
+    return os.path.join(config.state, _STATUS)
+
+
+def _lock_path(config: Config) -> str:
+    return os.path.join(config.state, _LOCK)
+
+
+def is_ready(config: Config) -> bool:
+    """Whether an agent keeps this node, and has looked at it not long ago.
+
+    Args:
+        config: where the node is.
+    """
+    path = status_path(config)
+    try:
+        content = read_file(path)
+        age = time.time() - os.stat(path).st_mtime
+        fd = os.open(_lock_path(config), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pass  # an agent has it
+    else:
+        return False
+    finally:
+        os.close(fd)
+    try:
+        status: Any = json.loads(content or b"{}")
+        poll = float(status["poll"])
+    except (ValueError, KeyError, TypeError):
+        return False
+    return age < _LATE * poll + config.nvml_timeout
+
+
+def _note(config: Config, seen: Seen, poll: float) -> None:
+    document = {"pid": os.getpid(), "poll": poll, **seen.as_document()}
+    content = (json.dumps(document, indent=2) + "\n").encode()
+    path = status_path(config)
+    try:
+        if read_file(path) == content:
+            os.utime(path)
+        else:
+            replace_file(path, content)
+    except OSError as error:
+        raise AgentStateUnusable(
+            f"to write {path}", found=str(error.strerror), do="make it writable, or free some space"
+        ) from error
+
+
+@contextmanager
+def _alone(config: Config) -> Iterator[None]:
+    """Have the node, as long as this lasts.
+
+    Raises:
+        AgentRunning: another agent has it.
+        AgentStateUnusable: there is no place for the lock.
+    """
+    path = _lock_path(config)
+    try:
+        os.makedirs(config.state, mode=0o711, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise AgentStateUnusable(
+            f"to lock {path}", found=str(error.strerror), do="run it as root"
+        ) from error
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise AgentRunning(
+                "to keep this node's GPUs",
+                found=f"another agent holds {path}",
+                do="stop it first (nvshim ps names it)",
+            ) from error
+        yield
+    finally:
+        os.close(fd)

@@ -1,0 +1,142 @@
+"""One look at the node, and what is kept true by it: the inventory, the CDI spec, nodes and links.
+
+Rules
+- The shim looks for itself when a container is made, and needs nothing of what is kept here. The
+  inventory spares its next container the question to NVML; the CDI spec is for runtimes that are
+  not ours (Podman, CRI-O, Docker's ``--device``).
+- The spec is written when it would differ, in one step. When there is no driver any more it is
+  removed: a spec of what is not there fails containers that could say why.
+- Only a file that we have made is replaced or removed; its first line says so.
+- What is wrong with the node is an answer, not the end of the agent.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from api.errors import NvshimError
+from hooks.cdi import generating, schema
+from integration.files import read_file, replace_file
+from integration.inventory import inventory_of
+
+if TYPE_CHECKING:
+    from hooks.config import Config
+    from hooks.node.inventory import Inventory
+
+__all__ = ["MARK", "Seen", "refresh"]
+
+MARK: Final = b"# Made by nvshim node, which replaces it when the node changes.\n"
+"""The first line of the spec; without it, a file is somebody else's."""
+
+_WISH: Final = generating.Wish(
+    kind="gpu",
+    vendor="",
+    class_="",
+    directories=(),
+    annotations=(),
+    strategies=("index", "uuid"),
+    capabilities=generating.DEFAULT_CAPABILITIES,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the node was like at one look.
+
+    Attributes:
+        driver: its version; "" if there is none.
+        gpus: UUIDs of the GPUs.
+        mig_devices: UUIDs of the MIG devices.
+        directories: of the driver's libraries.
+        spec: the path of the CDI spec; "" if there is none.
+        written: whether the spec was written or removed this time.
+        faults: what is wrong, a line each.
+    """
+
+    driver: str = ""
+    gpus: tuple[str, ...] = ()
+    mig_devices: tuple[str, ...] = ()
+    directories: tuple[str, ...] = ()
+    spec: str = ""
+    written: bool = False
+    faults: tuple[str, ...] = field(default=())
+
+    def as_document(self) -> dict[str, Any]:
+        """For the agent's status file and its log."""
+        return {
+            "driver": self.driver,
+            "gpus": list(self.gpus),
+            "migDevices": list(self.mig_devices),
+            "cdiSpec": self.spec,
+            "faults": list(self.faults),
+        }
+
+
+def refresh(config: Config, spec: str) -> Seen:
+    """Look at the node, and bring the spec up to date.
+
+    Args:
+        config: where the node is.
+        spec: the path of the CDI spec; "" for none.
+
+    Returns:
+        What was seen. Whatever is wrong is one of its faults.
+    """
+    faults: list[str] = []
+    inventory: Inventory | None = None
+    text: bytes | None = None
+    try:
+        inventory = inventory_of(config)
+        if spec:
+            text = _text(inventory, config)
+    except NvshimError as error:
+        faults.append(str(error))
+    written = False
+    if spec:
+        try:
+            written = _put(spec, text)
+        except OSError as error:
+            faults.append(f"{error.filename or spec}: {error.strerror}")
+    if inventory is None:
+        return Seen(written=written, faults=tuple(faults))
+    unanswered = [f"NVML: {inventory.nvml_failure}"] if inventory.nvml_failure else []
+    return Seen(
+        driver=inventory.driver.version,
+        gpus=tuple(gpu.uuid for gpu in inventory.gpus),
+        mig_devices=tuple(device.uuid for device in inventory.mig_devices),
+        directories=inventory.driver.library_directories,
+        spec=spec if text is not None and os.path.exists(spec) else "",
+        written=written,
+        faults=(*faults, *unanswered, *inventory.notes),
+    )
+
+
+def _text(inventory: Inventory, config: Config) -> bytes:
+    tree = schema.to_tree(generating.generate(_WISH, inventory, config))
+    text: str = yaml.safe_dump(tree, sort_keys=False, default_flow_style=False, width=1000)
+    return MARK + b"---\n" + text.encode()
+
+
+def _put(path: str, text: bytes | None) -> bool:
+    """Write the spec, or remove it; whether that was needed.
+
+    Raises:
+        OSError: it could not be done; also if the file there is somebody else's.
+    """
+    there = read_file(path)
+    if there == text:
+        return False
+    if there is not None and not there.startswith(MARK):
+        raise FileExistsError(
+            errno.EEXIST, "is not ours: remove it, or name another with --cdi-spec", path
+        )
+    if text is None:
+        os.unlink(path)
+    else:
+        replace_file(path, text)
+    return True

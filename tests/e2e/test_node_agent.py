@@ -1,0 +1,118 @@
+"""The node agent as a process, on a simulated node that changes under it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from integration.node.refresh import MARK
+from integration.simulated import Scenario, SimulatedNode
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def gpus(tmp_path: Path) -> Iterator[SimulatedNode]:
+    with SimulatedNode.create(str(tmp_path / "node"), Scenario.load("two")) as node:
+        yield node
+
+
+def argv(node: SimulatedNode, spec: str, *more: str) -> list[str]:
+    program = [sys.executable, "-m", "integration.cli", "node"]
+    return [*program, "--config", node.config_path, "--cdi-spec", spec, *more]
+
+
+@contextmanager
+def agent(node: SimulatedNode, spec: str, *more: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(argv(node, spec, *more), stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def devices_of(spec: str) -> list[str]:
+    try:
+        with open(spec, "rb") as file:
+            text = file.read()
+    except FileNotFoundError:
+        return []
+    assert text.startswith(MARK)
+    return [device["name"] for device in yaml.safe_load(text)["devices"]]
+
+
+def status_of(node: SimulatedNode) -> dict[str, Any]:
+    with open(f"{node.state}/node.json", encoding="utf-8") as file:
+        status: dict[str, Any] = json.load(file)
+    return status
+
+
+def test_the_spec_follows_the_node(gpus: SimulatedNode, tmp_path: Path) -> None:
+    spec = str(tmp_path / "cdi" / "nvidia.yaml")
+    # A poll that does not come: what follows is heard.
+    with agent(gpus, spec, "--poll", "1000", "--log-format", "json") as process:
+        eventually(lambda: "1" in devices_of(spec), "two GPUs")
+        assert "2" not in devices_of(spec)
+        gpus.change(Scenario.load("mig"))
+        eventually(lambda: any(":" in name for name in devices_of(spec)), "MIG")
+        for name in os.listdir(f"{gpus.driver_root}/usr/lib/x86_64-linux-gnu"):
+            if name.startswith(("libcuda.so", "libnvidia-ml.so")):
+                os.unlink(f"{gpus.driver_root}/usr/lib/x86_64-linux-gnu/{name}")
+        eventually(lambda: not os.path.exists(spec), "no driver, no spec")
+        eventually(lambda: status_of(gpus)["driver"] == "", "it says so")
+        assert status_of(gpus)["faults"][0].startswith("NVSHIM-E01")
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 0
+    lines = [json.loads(line) for line in said.splitlines()]
+    told = [line["event"] for line in lines if line["event"].startswith("CDI")]
+    assert told[:2] == ["CDI spec written"] * 2
+    assert told[-1] == "CDI spec removed"
+    assert lines[-1]["event"] == "ends"
+
+
+def test_one_agent_per_node_and_readiness(gpus: SimulatedNode, tmp_path: Path) -> None:
+    spec = str(tmp_path / "nvidia.yaml")
+    ready = argv(gpus, spec, "--ready")
+    assert subprocess.run(ready, check=False).returncode == 3
+    with agent(gpus, spec):
+        eventually(lambda: subprocess.run(ready, check=False).returncode == 0, "ready")
+        second = subprocess.run(argv(gpus, spec), capture_output=True, text=True, check=False)
+        assert second.returncode == 1
+        assert second.stderr.startswith("NVSHIM-E2701 agent-running: ")
+    assert subprocess.run(ready, check=False).returncode == 3
+
+
+def test_a_spec_of_somebody_elses_stays(gpus: SimulatedNode, tmp_path: Path) -> None:
+    spec = tmp_path / "nvidia.yaml"
+    spec.write_text("cdiVersion: 0.5.0\n")
+    once = subprocess.run(
+        argv(gpus, str(spec), "--once"), capture_output=True, text=True, check=False
+    )
+    assert once.returncode == 3
+    assert "is not ours" in once.stderr
+    assert spec.read_text() == "cdiVersion: 0.5.0\n"
+
+
+def test_a_driver_that_hangs_does_not_keep_the_agent(gpus: SimulatedNode, tmp_path: Path) -> None:
+    library = f"{gpus.driver_root}/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
+    real = os.path.realpath(library)
+    os.unlink(real)
+    os.mkfifo(real)  # to open it is to wait for a writer that does not come
+    with agent(gpus, str(tmp_path / "nvidia.yaml")) as process:
+        eventually(lambda: os.path.exists(f"{gpus.state}/node.lock"), "it works")
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=20)
+        assert process.returncode == 0
