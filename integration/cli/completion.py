@@ -7,7 +7,6 @@ from typing import Final
 import click
 from click.shell_completion import get_completion_class
 
-
 _HELP: Final = """Print what makes SHELL complete nvshim; put it where SHELL reads such things.
 
 \b

@@ -17,10 +17,9 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-import yaml
-
 from api.errors import NvshimError
 from hooks.cdi import generating, schema
+from integration.cdi.writing import text_of
 from integration.files import read_file, replace_file
 from integration.inventory import inventory_of
 
@@ -118,8 +117,7 @@ def refresh(config: Config, spec: str) -> Seen:
 
 def _text(inventory: Inventory, config: Config) -> bytes:
     tree = schema.to_tree(generating.generate(_WISH, inventory, config))
-    text: str = yaml.safe_dump(tree, sort_keys=False, default_flow_style=False, width=1000)
-    return MARK + b"---\n" + text.encode()
+    return MARK + text_of(tree, "yaml").encode()
 
 
 def _put(path: str, text: bytes | None) -> bool:
