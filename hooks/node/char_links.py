@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from hooks.edits.plan import Device
 
-__all__ = ["CharLinks", "link_nodes"]
+__all__ = ["CharLinks", "is_linked", "link_nodes"]
 
 _DIRECTORY: Final = "char"
 
@@ -82,6 +82,17 @@ def link_nodes(
         except OSError as error:
             failed.append((name, f"{error.filename or dev}: {error.strerror}"))
     return CharLinks(tuple(made), tuple(failed))
+
+
+def is_linked(dev: str, device: Device) -> bool:
+    """Whether a device has a link that is right.
+
+    Args:
+        dev: the directory of the device nodes, the host's.
+        device: which.
+    """
+    link = os.path.join(dev, _DIRECTORY, f"{device.major}:{device.minor}")
+    return _is_device(link, os.makedev(device.major, device.minor))
 
 
 def _link(dev: str, device: Device, name: str, host: str) -> bool:

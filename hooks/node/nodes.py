@@ -40,12 +40,12 @@ from hooks.node.parameters import may_make_nodes, node_owner, parse_parameters
 from hooks.node.witness import read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from hooks.config import Config
     from hooks.node.inventory import Inventory
 
-__all__ = ["MadeNodes", "make_missing"]
+__all__ = ["MadeNodes", "Wanted", "capability_mode", "make_all", "make_missing"]
 
 _CAPABILITY_MODE: Final = 0o444
 _PERMISSIONS: Final = 0o777
@@ -68,8 +68,17 @@ class MadeNodes:
 
 
 @value
-class _Wanted:
-    """A node that is missing."""
+class Wanted:
+    """A node that is to be there.
+
+    Attributes:
+        path: in the container ("/dev/nvidia0").
+        drivers: names of its driver in /proc/devices, of which one has its major number.
+        minor: its minor number.
+        mode: its permission bits.
+        uid: its owner.
+        gid: its group.
+    """
 
     path: str
     drivers: tuple[str, ...]
@@ -99,7 +108,20 @@ def make_missing(config: Config, inventory: Inventory, capabilities: Iterable[st
         return MadeNodes()
     owner = node_owner(parameters)
     wanted = [n for n in _wanted(config, inventory, capabilities, owner) if n.path in faults]
-    majors = read_majors(config) if wanted else {}
+    return make_all(config, wanted) if wanted else MadeNodes()
+
+
+def make_all(config: Config, wanted: Iterable[Wanted]) -> MadeNodes:
+    """Makes those of some nodes that are not there and whose driver is loaded.
+
+    Args:
+        config: where procfs and the device nodes are.
+        wanted: the nodes.
+
+    Returns:
+        What was done.
+    """
+    majors = read_majors(config)
     made: list[str] = []
     failed: list[tuple[str, str]] = []
     found: list[str] = []
@@ -123,17 +145,17 @@ def _wanted(
     inventory: Inventory,
     capabilities: Iterable[str],
     owner: tuple[int, int, int],
-) -> Iterator[_Wanted]:
+) -> Iterator[Wanted]:
     for control in nodes_of(capabilities):
         # The driver's own major is there without this module, and the node would be dead.
         if control.minor is not None and (
             control is not MODESET or is_loaded(config, "nvidia-modeset")
         ):
-            yield _Wanted(control.path, control.drivers, control.minor, *owner)
+            yield Wanted(control.path, control.drivers, control.minor, *owner)
     for gpu in inventory.gpus:
         if gpu.excluded:
             continue
-        yield _Wanted(gpu.path, FRONTEND, gpu.minor, *owner)
+        yield Wanted(gpu.path, FRONTEND, gpu.minor, *owner)
     for device in inventory.mig_devices:
         gpu = inventory.gpus[device.gpu]
         if gpu.excluded:
@@ -148,11 +170,17 @@ def _wanted(
                 continue
             told = parse_parameters(read_text(file) or "")
             if told.get("DeviceFileModify", "1") != "0":
-                mode = _mode(told.get("DeviceFileMode", ""))
-                yield _Wanted(cap_path(minor), CAPS, minor, mode, 0, 0)
+                mode = capability_mode(told)
+                yield Wanted(cap_path(minor), CAPS, minor, mode, 0, 0)
 
 
-def _mode(text: str) -> int:
+def capability_mode(told: Mapping[str, str]) -> int:
+    """The permission bits that a capability's file of procfs says its node is to have.
+
+    Args:
+        told: the file, parsed.
+    """
+    text = told.get("DeviceFileMode", "")
     number = int(text) if text.isascii() and text.isdecimal() else _CAPABILITY_MODE
     return number if number <= _PERMISSIONS else _CAPABILITY_MODE
 
@@ -161,7 +189,7 @@ def _is_device(host: str) -> bool:
     return stat.S_ISCHR(os.lstat(host).st_mode)
 
 
-def _make(host: str, node: _Wanted, number: int) -> bool:
+def _make(host: str, node: Wanted, number: int) -> bool:
     """Makes one node; whether it did, and not somebody else at the same moment."""
     directory, name = os.path.split(host)
     with contextlib.suppress(FileExistsError):

@@ -13,8 +13,7 @@ Leaves of the tree in :mod:`api.errors`, beside those in :mod:`integration.error
         ├── NoCounterpart        E2541
         ├── FlagWithoutMeaning   E2542
         ├── DebugLogUnwritable   E2543
-        ├── ToolkitConfigUnusable  E2544
-        └── DeviceNotListed      E2545
+        └── ToolkitConfigUnusable  E2544
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class DevicesError(IntegrationError):
 class DevicesNotMade(DevicesError):
     """Some node or link could not be made; the others are.
 
-    Raised by :mod:`integration.cli.devices` when it has told of all.
+    Raised by :func:`integration.devices.creating.refuse_failures`.
     """
 
     code = "NVSHIM-E2536"
@@ -75,7 +74,7 @@ class DevicesNotMade(DevicesError):
 class ModulesNotLoaded(DevicesError):
     """modprobe did not load a module that was asked for.
 
-    Raised by :func:`integration.devices.modules.load`.
+    Raised by :func:`integration.devices.creating.create`.
     """
 
     code = "NVSHIM-E2537"

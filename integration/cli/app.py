@@ -37,6 +37,7 @@ class Command(NamedTuple):
 
 COMMANDS: Final[Mapping[str, Command]] = {
     "cdi": Command("integration.cli.cdi", "Write, list, check and move CDI specs"),
+    "devices": Command("integration.cli.devices", "Make device nodes and /dev/char links"),
     "node": Command("integration.cli.node", "Keep what is told of this node's GPUs true"),
     "completion": Command("integration.cli.completion", "Print what makes a shell complete nvshim"),
 }

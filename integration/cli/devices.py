@@ -1,0 +1,79 @@
+"""``nvshim devices``: nodes of NVIDIA's driver, and their links in /dev/char."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from integration.cli import exits
+from integration.cli.options import configured, with_output
+from integration.cli.output import Column, Output
+
+if TYPE_CHECKING:
+    from hooks.config import Config
+    from integration.devices.creating import Step
+
+__all__ = ["command"]
+
+_COLUMNS: Final = (
+    Column("KIND", "kind"),
+    Column("PATH", "path"),
+    Column("NUMBERS", "numbers"),
+    Column("STATE", "state"),
+    Column("REASON", "reason"),
+)
+
+
+@click.group("devices")
+def command() -> None:
+    """Make the driver's device nodes and /dev/char links that are missing."""
+
+
+@command.command("create")
+@with_output
+@configured
+@click.option("--control", "control_only", is_flag=True,
+              help="Only nodes that belong to no GPU and no capability.")  # fmt: skip
+@click.option("--nodes/--no-nodes", default=True, help="Whether nodes are made.")
+@click.option("--links/--no-links", default=True, help="Whether links in dev/char are made.")
+@click.option("--load-kernel-modules", "modules", is_flag=True,
+              help="Load nvidia, nvidia-uvm and nvidia-modeset first.")  # fmt: skip
+@click.option("--dev-root", metavar="PATH", type=click.Path(exists=True, file_okay=False),
+              help="The directory whose dev has the nodes, in place of the "
+              "configuration's.")  # fmt: skip
+@click.option("--driver-root", metavar="PATH", type=click.Path(exists=True, file_okay=False),
+              help="Where kernel modules are looked for, in place of the "
+              "configuration's.")  # fmt: skip
+@click.option("--dry-run", is_flag=True,
+              help="Change nothing; end with 3 if there would be something to make.")  # fmt: skip
+def create(
+    output: Output, config: Config, dev_root: str | None, driver_root: str | None, **wish: Any
+) -> None:
+    """Make what is missing; what is there stays as it is."""
+    from api.values import changed  # noqa: PLC0415 - after the options have been read
+    from integration.devices.creating import State, Wish, refuse_failures  # noqa: PLC0415
+    from integration.devices.creating import create as make  # noqa: PLC0415
+
+    if dev_root is not None:
+        config = changed(config, dev=os.path.join(os.path.abspath(dev_root), "dev"))
+    if driver_root is not None:
+        config = changed(config, driver_root=os.path.abspath(driver_root))
+    steps = make(config, Wish(**wish))
+    output.rows([_row(step) for step in steps], _COLUMNS)
+    sys.stdout.flush()
+    refuse_failures(steps)
+    if wish["dry_run"] and any(step.state == State.ABSENT for step in steps):
+        click.get_current_context().exit(exits.FOUND)
+
+
+def _row(step: Step) -> dict[str, str]:
+    return {
+        "kind": step.kind,
+        "path": step.path,
+        "numbers": step.numbers,
+        "state": step.state,
+        "reason": step.reason,
+    }

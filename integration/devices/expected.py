@@ -1,0 +1,82 @@
+"""Which device nodes NVIDIA's driver has on this node, by what procfs says.
+
+Neither NVML nor the driver's files are asked: nodes are needed before either works.
+
+- Control nodes: nvidiactl, nvidia-modeset, nvidia-uvm, nvidia-uvm-tools.
+- One for each GPU, except one that the driver was told to exclude.
+- One for each capability that there is (of MIG's configuration, monitor, instances; of the
+  fabric), with the mode that the kernel module asks for.
+
+IMEX channels are not among them: which ones a node has is for the IMEX service to say.
+
+Source: nvidia-modprobe, modprobe-utils/nvidia-modprobe-utils.c; kernel-open/nvidia/nv-procfs.c
+and nv-caps.c of NVIDIA's open kernel modules.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from hooks.edits.capabilities import CONTROL, FRONTEND, MODESET, UVM, UVM_TOOLS
+from hooks.node.gpus import CAPS, cap_path, find_gpus
+from hooks.node.nodes import Wanted, capability_mode
+from hooks.node.parameters import may_make_nodes, node_owner, parse_parameters
+from hooks.node.witness import Witness, read_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hooks.config import Config
+
+__all__ = ["MODULES", "expected_nodes", "is_forbidden"]
+
+_CONTROL_NODES: Final = (CONTROL, MODESET, UVM, UVM_TOOLS)
+
+MODULES: Final = {
+    CONTROL.path: "nvidia",
+    MODESET.path: "nvidia-modeset",
+    UVM.path: "nvidia-uvm",
+    UVM_TOOLS.path: "nvidia-uvm",
+}
+"""The kernel module that has to be loaded for a control node to be of use."""
+
+
+def expected_nodes(config: Config, *, control_only: bool = False) -> list[Wanted]:
+    """The nodes that there should be.
+
+    Args:
+        config: where procfs is.
+        control_only: only those that belong to no GPU and to no capability.
+
+    Returns:
+        The nodes, whether or not they are there.
+    """
+    parameters = parse_parameters(read_text(f"{config.proc}/driver/nvidia/params") or "")
+    owner = node_owner(parameters)
+    nodes = [
+        Wanted(control.path, control.drivers, control.minor, *owner)
+        for control in _CONTROL_NODES
+        if control.minor is not None
+    ]
+    if control_only:
+        return nodes
+    gpus, _ = find_gpus(Witness(config.host_root), config, None)
+    nodes += [Wanted(gpu.path, FRONTEND, gpu.minor, *owner) for gpu in gpus]
+    return nodes + sorted(_capabilities(config), key=lambda node: node.minor)
+
+
+def is_forbidden(config: Config) -> bool:
+    """Whether the kernel module's parameters say that its nodes are the administrator's to make."""
+    text = read_text(f"{config.proc}/driver/nvidia/params") or ""
+    return not may_make_nodes(parse_parameters(text))
+
+
+def _capabilities(config: Config) -> Iterator[Wanted]:
+    for directory, _, names in os.walk(f"{config.proc}/driver/nvidia/capabilities"):
+        for name in names:
+            told = parse_parameters(read_text(os.path.join(directory, name)) or "")
+            minor = told.get("DeviceFileMinor", "")
+            if minor.isascii() and minor.isdecimal() and told.get("DeviceFileModify") != "0":
+                number = int(minor)
+                yield Wanted(cap_path(number), CAPS, number, capability_mode(told), 0, 0)

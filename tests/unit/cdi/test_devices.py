@@ -1,0 +1,217 @@
+"""``nvshim devices create``, on a node made of files."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from integration.cdi.errors import DevicesNotMade, ModulesNotLoaded
+from integration.cli import app, exits
+from integration.devices.creating import State, Wish, create, refuse_failures, run_command
+from integration.devices.expected import expected_nodes
+from tests.unit.hooks.fake_node import CAPS, NVIDIA, UVM
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.unit.hooks.fake_node import Node
+
+CONTROL = ("nvidiactl", "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools")
+
+
+@pytest.fixture
+def loaded(node: Node) -> Node:
+    """A node with all modules loaded, parameters, and no device node made."""
+    for module in ("nvidia", "nvidia_uvm", "nvidia_modeset"):
+        (node.sys / "module" / module).mkdir(parents=True)
+    text = "ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 44\nDeviceFileMode: 432\n"
+    node.write(node.proc / "driver/nvidia/params", text)
+    for name in (*CONTROL, "nvidia0", "nvidia1"):
+        (node.dev / name).unlink()
+    below = node.proc / "driver/nvidia/capabilities"
+    for name, minor, mode in (("mig/config", 1, 256), ("gpu1/mig/gi3/access", 21, 292)):
+        told = f"DeviceFileMinor: {minor}\nDeviceFileMode: {mode}\nDeviceFileModify: 1\n"
+        node.write(below / name, told)
+    return node
+
+
+def states(steps: Sequence[Any], kind: str) -> dict[str, str]:
+    return {os.path.basename(step.path): step.state for step in steps if step.kind == kind}
+
+
+def numbers(node: Node, name: str) -> tuple[int, int, int, int]:
+    seen = (node.dev / name).stat()
+    rdev = seen.st_rdev
+    return os.major(rdev), os.minor(rdev), seen.st_mode & 0o777, seen.st_gid
+
+
+def test_every_node_of_the_driver_is_made_once_with_its_mode_and_link(loaded: Node) -> None:
+    steps = create(loaded.config, Wish())
+    names = {*CONTROL, "nvidia0", "nvidia1", "nvidia-cap1", "nvidia-cap21"}
+    assert states(steps, "node") == dict.fromkeys(names, State.MADE)
+    assert numbers(loaded, "nvidiactl") == (NVIDIA, 255, 0o660, 44)
+    assert numbers(loaded, "nvidia1") == (NVIDIA, 1, 0o660, 44)
+    assert numbers(loaded, "nvidia-uvm-tools") == (UVM, 1, 0o660, 44)
+    assert numbers(loaded, "nvidia-caps/nvidia-cap1") == (CAPS, 1, 0o400, 0)
+    assert numbers(loaded, "nvidia-caps/nvidia-cap21") == (CAPS, 21, 0o444, 0)
+    links = states(steps, "link")
+    assert set(links.values()) == {State.MADE}
+    assert len(links) == len(names)
+    assert os.readlink(loaded.dev / f"char/{NVIDIA}:255") == "../nvidiactl"
+    assert os.readlink(loaded.dev / f"char/{CAPS}:21") == "../nvidia-caps/nvidia-cap21"
+    again = create(loaded.config, Wish())
+    assert {step.state for step in again} == {State.PRESENT}
+
+
+def test_a_dry_run_says_the_same_and_changes_nothing(loaded: Node) -> None:
+    before = sorted(os.listdir(loaded.dev))
+    dry = create(loaded.config, Wish(dry_run=True))
+    assert sorted(os.listdir(loaded.dev)) == before
+    made = create(loaded.config, Wish())
+    assert {(step.kind, step.path, step.numbers) for step in dry} == {
+        (step.kind, step.path, step.numbers) for step in made
+    }
+    assert {step.state for step in dry} == {State.ABSENT}
+
+
+def test_control_nodes_alone(loaded: Node) -> None:
+    steps = create(loaded.config, Wish(control_only=True, links=False))
+    assert states(steps, "node") == dict.fromkeys(CONTROL, State.MADE)
+    assert not (loaded.dev / "nvidia0").exists()
+    assert not (loaded.dev / "char").exists()
+
+
+def test_links_of_whatever_nodes_of_the_driver_there_are(node: Node) -> None:
+    node.add_node("nvidia-caps/nvidia-cap9", CAPS, 9)
+    node.add_node("nvidia-nothing-of-the-driver", 7, 7)
+    steps = create(node.config, Wish(nodes=False))
+    assert set(states(steps, "link")) == {
+        *(f"{NVIDIA}:{minor}" for minor in (0, 1, 254, 255)), f"{UVM}:0", f"{UVM}:1", f"{CAPS}:9",
+    }  # fmt: skip
+
+
+def test_links_may_be_in_the_dev_of_another_root(loaded: Node) -> None:
+    other = loaded.base / "host-dev"
+    other.mkdir()
+    create(loaded.config, Wish(link_dev=str(other)))
+    assert os.readlink(other / f"char/{NVIDIA}:0") == f"{loaded.dev}/nvidia0"
+
+
+def test_what_is_wrong_is_told_and_left(loaded: Node) -> None:
+    loaded.add_node("nvidia0", NVIDIA, 9)
+    (loaded.dev / "nvidia1").write_text("a file")
+    steps = create(loaded.config, Wish(links=False))
+    reasons = {os.path.basename(s.path): s.reason for s in steps if s.state == State.FAILED}
+    assert reasons == {
+        "nvidia0": f"{loaded.dev}/nvidia0 is device 195:9, not 195:0",
+        "nvidia1": f"{loaded.dev}/nvidia1 is no character device",
+    }
+    with pytest.raises(DevicesNotMade, match=r"2 of \d+ nodes"):
+        refuse_failures(steps)
+    assert (loaded.dev / "nvidia1").read_text() == "a file"
+
+
+def test_without_a_module_its_nodes_are_unavailable(loaded: Node) -> None:
+    (loaded.sys / "module/nvidia_modeset").rmdir()
+    text = (loaded.proc / "devices").read_text()
+    (loaded.proc / "devices").write_text(text.replace(f"{UVM} nvidia-uvm\n", ""))
+    steps = create(loaded.config, Wish(links=False))
+    unavailable = [s.path for s in steps if s.state == State.UNAVAILABLE]
+    assert [os.path.basename(path) for path in unavailable] == [
+        "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools",
+    ]  # fmt: skip
+    refuse_failures(steps)
+    (loaded.proc / "devices").write_text("Character devices:\n  1 mem\n")
+    for name in ("nvidiactl", "nvidia0", "nvidia1"):
+        (loaded.dev / name).unlink()
+    with pytest.raises(DevicesNotMade, match="lists no nvidia"):
+        refuse_failures(create(loaded.config, Wish(links=False)))
+
+
+def test_the_modules_parameters_may_forbid_it(loaded: Node) -> None:
+    loaded.write(loaded.proc / "driver/nvidia/params", "ModifyDeviceFiles: 0\n")
+    steps = create(loaded.config, Wish(links=False))
+    assert {step.state for step in steps} == {State.FORBIDDEN}
+    assert not (loaded.dev / "nvidiactl").exists()
+
+
+# Modules
+
+
+def pci(node: Node) -> None:
+    device = node.sys / "bus/pci/devices/0000:01:00.0"
+    node.write(device / "vendor", "0x10de\n")
+    node.write(device / "class", "0x030200\n")
+
+
+def test_modules_are_loaded_in_order_and_no_node_is_made_if_one_fails(loaded: Node) -> None:
+    pci(loaded)
+    for module in ("nvidia", "nvidia_uvm", "nvidia_modeset"):
+        (loaded.sys / "module" / module).rmdir()
+    asked = []
+
+    def run(command: Sequence[str]) -> str:
+        asked.append(command[-1])
+        if command[-1] == "nvidia-modeset" and len(asked) == 2:
+            return "no such device"
+        (loaded.sys / "module" / command[-1].replace("-", "_")).mkdir()
+        return ""
+
+    with pytest.raises(ModulesNotLoaded, match=r"nvidia-modeset.*no such device"):
+        create(loaded.config, Wish(modules=True), run)
+    assert asked == ["nvidia", "nvidia-modeset"]
+    assert not (loaded.dev / "nvidiactl").exists()
+    steps = create(loaded.config, Wish(modules=True), run)
+    assert states(steps, "module") == {
+        "nvidia": State.PRESENT, "nvidia-uvm": State.MADE, "nvidia-modeset": State.MADE,
+    }  # fmt: skip
+    dry = create(loaded.config, Wish(modules=True, dry_run=True), run)
+    assert states(dry, "module")["nvidia"] == State.PRESENT
+
+
+def test_a_command_that_fails_says_why() -> None:
+    assert run_command(["true"]) == ""
+    assert run_command(["false"]) == "status 1"
+    assert run_command(["sh", "-c", "echo bad luck >&2; exit 3"]) == "bad luck"
+    assert "No such file" in run_command(["/no/such/program"])
+
+
+def test_expected_nodes_without_a_driver_are_the_control_nodes(bare_node: Node) -> None:
+    assert [node.path for node in expected_nodes(bare_node.config)] == [
+        f"/dev/{name}" for name in CONTROL
+    ]
+
+
+# The command
+
+
+@pytest.mark.usefixtures("config_file")
+def test_command_tells_each_and_ends_with_three_if_it_would_do_something(
+    loaded: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.main(["devices", "create", "--dry-run", "-o", "json"]) == exits.FOUND
+    rows = json.loads(capsys.readouterr().out)
+    assert rows[0] == {
+        "kind": "node",
+        "path": f"{loaded.dev}/nvidiactl",
+        "numbers": f"{NVIDIA}:255",
+        "state": "absent",
+        "reason": "",
+    }
+    assert app.main(["devices", "create"]) == exits.OK
+    assert f"{loaded.dev}/nvidia0" in capsys.readouterr().out
+    assert app.main(["devices", "create", "--dry-run"]) == exits.OK
+    (loaded.dev / "nvidia0").unlink()
+    (loaded.dev / "nvidia0").write_text("")
+    assert app.main(["devices", "create", "-o", "json"]) == exits.FAILED
+    seen = capsys.readouterr()
+    assert json.loads(seen.err)["error"]["code"] == "NVSHIM-E2536"
+    other = loaded.base / "other"
+    (other / "dev").mkdir(parents=True)
+    assert app.main(["devices", "create", "--dev-root", str(other), "--no-links"]) == exits.OK
+    assert sorted(os.listdir(other / "dev")) == sorted(
+        [*CONTROL, "nvidia0", "nvidia1", "nvidia-caps"]
+    )
