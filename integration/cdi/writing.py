@@ -1,11 +1,8 @@
 """A spec as text, put in place in one step.
 
 Rules
-- Whoever reads the directory sees all of the old file or all of the new one: the text is written
-  aside, in the same directory and under a name that no reader of specs takes for one, flushed to
-  the disk and renamed.
-- A file that is there keeps its owner and its mode. One that is a link is written where the link
-  leads, and stays a link.
+- Whoever reads the directory sees all of the old file or all of the new one
+  (:func:`integration.files.replace_file`).
 - What is there and is no file (a device, a FIFO), or open already (/dev/stdout), is written to,
   and stays.
 """
@@ -14,16 +11,14 @@ from __future__ import annotations
 
 import json
 import os
-import stat
-import tempfile
 from typing import Any, Final
 
 from integration.cdi.errors import CdiSpecUnwritten
+from integration.files import replace_file
 
 __all__ = ["FORMATS", "format_of", "text_of", "write"]
 
 FORMATS: Final = ("yaml", "json")
-_MODE: Final = 0o644
 
 
 def format_of(path: str | None) -> str:
@@ -64,7 +59,7 @@ def write(path: str, text: str) -> None:
             with open(path, "wb") as stream:
                 stream.write(text.encode())
         else:
-            _put(os.path.realpath(path), text.encode())
+            replace_file(path, text.encode())
     except OSError as error:
         raise CdiSpecUnwritten(
             f"to write {path}",
@@ -79,28 +74,3 @@ def _is_no_file(path: str) -> bool:
     if os.path.realpath(os.path.dirname(place)).startswith("/proc/"):
         return True  # /dev/stdout, which may well be a file that somebody has opened
     return os.path.exists(path) and not os.path.isfile(path)
-
-
-def _put(path: str, content: bytes) -> None:
-    directory, name = os.path.split(path)
-    try:
-        there = os.stat(path)
-    except FileNotFoundError:
-        there = None
-        os.makedirs(directory, mode=0o755, exist_ok=True)
-    # Its name must not end as those of spec files do.
-    fd, aside = tempfile.mkstemp(prefix=f".{name}.", dir=directory)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(content)
-            if there is None:
-                os.fchmod(fd, _MODE)
-            else:
-                os.fchown(fd, there.st_uid, there.st_gid)
-                os.fchmod(fd, stat.S_IMODE(there.st_mode))
-            file.flush()
-            os.fsync(fd)
-        os.rename(aside, path)
-    except BaseException:
-        os.unlink(aside)
-        raise
