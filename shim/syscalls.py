@@ -210,6 +210,15 @@ def file_system_type(fd: int) -> int:
     return buffer[0]
 
 
+def sync_file_system(fd: int) -> None:
+    """Have all that is written to a file system on its disk.
+
+    Args:
+        fd: an open file of it.
+    """
+    _check(_libc.syncfs(fd))
+
+
 def unshare(flags: int) -> None:
     """Give the calling thread its own copy of what it shares.
 

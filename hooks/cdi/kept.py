@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["load", "store"]
 
-_DIRECTORY: Final = "cdi"
+DIRECTORY: Final = "cdi"
 _SETTLED: Final = 2.0
 _MOST: Final = 32
 
@@ -62,7 +62,7 @@ def store(state: str, content: Content, spec: SpecFile) -> None:
     """
     if not 0 <= content.changed <= time.time() - _SETTLED:
         return
-    directory = os.path.join(state, _DIRECTORY)
+    directory = os.path.join(state, DIRECTORY)
     aside = f"{directory}/.{os.getpid()}-{os.urandom(6).hex()}"
     try:
         os.makedirs(directory, mode=0o700, exist_ok=True)
@@ -76,7 +76,7 @@ def store(state: str, content: Content, spec: SpecFile) -> None:
 
 
 def _place(state: str, content: Content) -> str:
-    return os.path.join(state, _DIRECTORY, "-".join(map(str, content.identity)) + ".json")
+    return os.path.join(state, DIRECTORY, "-".join(map(str, content.identity)) + ".json")
 
 
 def _prune(directory: str) -> None:

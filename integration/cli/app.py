@@ -37,6 +37,9 @@ class Command(NamedTuple):
 
 COMMANDS: Final[Mapping[str, Command]] = {
     "cdi": Command("integration.cli.cdi", "Write, list, check and move CDI specs"),
+    "install": Command("integration.cli.install", "Install a version, or switch to another"),
+    "uninstall": Command("integration.cli.uninstall", "Remove what is installed"),
+    "status": Command("integration.cli.status", "Show which versions are there and in effect"),
     "devices": Command("integration.cli.devices", "Make device nodes and /dev/char links"),
     "node": Command("integration.cli.node", "Keep what is told of this node's GPUs true"),
     "completion": Command("integration.cli.completion", "Print what makes a shell complete nvshim"),

@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -20,19 +19,11 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
-from google.protobuf.empty_pb2 import Empty
 
 from api import typeurl
-from api.errors import Status
-from api.proto import (
-    bootstrap_pb2,
-    events_pb2,
-    events_service_pb2,
-    runc_options_pb2,
-    task_pb2,
-    task_types_pb2,
-)
-from api.ttrpc import Client, RemoteError, Server, Service, connect
+from api.proto import bootstrap_pb2, runc_options_pb2, task_types_pb2
+from api.ttrpc import Client, connect
+from integration.byhand import EventsServer, call, execute_verb, verb_words
 from integration.images import busybox, unpack
 from integration.patience import PATIENCE
 from tests.harness.runtime import is_alive
@@ -41,10 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from google.protobuf.any_pb2 import Any as AnyMessage
-    from google.protobuf.message import Message
 
-    from api.proto import types_pb2
-    from api.ttrpc import Context
     from integration.images import Image
 
 # Of this process alone: two runs of the tests at once must not meet.
@@ -61,80 +49,6 @@ _WITHOUT_SECOND_CGROUPS: Final = (
 )  # fmt: skip
 RUNC_ROOT: Final = f"/run/containerd/runc/{NAMESPACE}"
 
-_EVENTS: Final = {
-    name.full_name: getattr(events_pb2, name.name)
-    for name in events_pb2.DESCRIPTOR.message_types_by_name.values()
-}
-
-
-class EventsServer:
-    """The socket on which containerd takes events; it can go away and come back.
-
-    Attributes:
-        envelopes: what was told, in order.
-        refused: kinds of events that are answered with INVALID_ARGUMENT.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.envelopes: list[types_pb2.Envelope] = []
-        self.refused: set[str] = set()
-        self._path = path
-        self._scope: anyio.CancelScope | None = None
-
-    @property
-    def events(self) -> list[Message]:
-        """What was told, in order."""
-        decoded = []
-        for envelope in self.envelopes:
-            kind = _EVENTS[typeurl.full_name(envelope.event)]
-            decoded.append(typeurl.unpack(envelope.event, kind))
-        return decoded
-
-    @property
-    def names(self) -> list[str]:
-        """The kinds of what was told, in order."""
-        return [type(event).__name__ for event in self.events]
-
-    def of(self, container_id: str) -> list[str]:
-        """The kinds of what was told of one container, in order; execs by their id."""
-        told = []
-        for event in self.events:
-            if event.container_id == container_id:  # type: ignore[attr-defined] # all have it
-                exec_id = getattr(event, "exec_id", "") or getattr(event, "id", "")
-                suffix = f" {exec_id}" if exec_id not in ("", container_id) else ""
-                told.append(type(event).__name__ + suffix)
-        return told
-
-    async def until(self, name: str, *, count: int = 1, seconds: float = 10 * PATIENCE) -> None:
-        """Wait until an event of a kind has come, so many times."""
-        with anyio.fail_after(seconds):
-            while self.names.count(name) < count:  # noqa: ASYNC110 - seen from outside
-                await anyio.sleep(0.01)
-
-    async def serve(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        """Be there, until :meth:`stop`."""
-        with suppress(FileNotFoundError):
-            os.unlink(self._path)
-        with socket.socket(socket.AF_UNIX) as listener, anyio.CancelScope() as self._scope:
-            listener.bind(self._path)
-            listener.listen()
-            descriptor = events_service_pb2.DESCRIPTOR.services_by_name["Events"]
-            server = Server([Service(descriptor, {"Forward": self._forward})])
-            task_status.started()
-            await server.serve(listener)
-
-    def stop(self) -> None:
-        """Go away, as a containerd that is restarted."""
-        if self._scope is not None:
-            self._scope.cancel()
-
-    async def _forward(self, context: Context, request: events_service_pb2.ForwardRequest) -> Empty:
-        assert context.values("containerd-namespace-ttrpc") == [request.envelope.namespace]
-        if typeurl.full_name(request.envelope.event).rpartition(".")[2] in self.refused:
-            raise RemoteError("an event", status=Status.INVALID_ARGUMENT, message="no", details=())
-        self.envelopes.append(request.envelope)
-        return Empty()
-
 
 class ShimByHand:
     """One shim, its bundles, and a client of it.
@@ -147,7 +61,7 @@ class ShimByHand:
 
     def __init__(self, directory: str, launcher: str, *, bootstrap: bool) -> None:
         self.directory = directory
-        self.events = EventsServer(os.path.join(directory, "c.sock.ttrpc"))
+        self.events = EventsServer(os.path.join(directory, "c.sock.ttrpc"), NAMESPACE)
         self.client: Client
         self.pid = 0
         self.service = "containerd.task.v3.Task" if bootstrap else "containerd.task.v2.Task"
@@ -226,24 +140,22 @@ class ShimByHand:
                 containerd_ttrpc_address=f"{address}.ttrpc",
             )
             stdin = params.SerializeToString()
-        argv = [self._launcher, "-namespace", NAMESPACE, "-address", address]
-        argv += ["-publish-binary", "/bin/false", "-id", container_id, "start"]
+        argv = verb_words(
+            self._launcher, "start", namespace=NAMESPACE, address=address, container_id=container_id
+        )
         if self.for_crun and _has_second_cgroups():
             argv = [*_WITHOUT_SECOND_CGROUPS, *argv]
-        done = subprocess.run(
+        done = execute_verb(
             argv,
-            cwd=os.path.join(self.directory, container_id),
-            input=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=10 * PATIENCE,
-            check=True,
-            env={
+            os.path.join(self.directory, container_id),
+            stdin=stdin,
+            environment={
                 "PATH": os.environ["PATH"],
                 "TTRPC_ADDRESS": f"{address}.ttrpc",
                 **self.environment,
             },
         )
+        done.check_returncode()
         if self._bootstrap:
             result = bootstrap_pb2.BootstrapResult.FromString(done.stdout)
             assert (result.version, result.protocol) == (3, "ttrpc")
@@ -252,11 +164,7 @@ class ShimByHand:
 
     async def call(self, method: str, *, timeout: float = 20 * PATIENCE, **fields: Any) -> Any:
         """Call a method of the Task service by its name and its request's fields."""
-        described = task_pb2.DESCRIPTOR.services_by_name["Task"].methods_by_name[method]
-        request = getattr(task_pb2, described.input_type.name)(**fields)
-        name = described.output_type.name
-        response = Empty if name == "Empty" else getattr(task_pb2, name)
-        return await self.client.call(self.service, method, request, response, timeout=timeout)
+        return await call(self.client, method, service=self.service, timeout=timeout, **fields)
 
     async def create(self, container_id: str, **fields: Any) -> int:
         """Create a task in its bundle; returns init's pid."""
@@ -357,8 +265,10 @@ class ShimByHand:
     def delete_verb(self, container_id: str) -> float:
         """Call ``delete`` as containerd does after a shim has died; returns how long it took."""
         bundle = os.path.join(self.directory, container_id)
-        argv = [self._launcher, "-namespace", NAMESPACE, "-address", f"{self.directory}/c.sock"]
-        argv += ["-publish-binary", "/bin/false", "-id", container_id, "-bundle", bundle, "delete"]
+        argv = verb_words(
+            self._launcher, "delete", namespace=NAMESPACE, address=f"{self.directory}/c.sock",
+            container_id=container_id, bundle=bundle,
+        )  # fmt: skip
         began = time.monotonic()
         subprocess.run(argv, cwd=bundle, capture_output=True, timeout=10 * PATIENCE, check=True)
         return time.monotonic() - began

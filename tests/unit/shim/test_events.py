@@ -9,9 +9,9 @@ import anyio
 import pytest
 
 from api.proto import events_pb2
+from integration.byhand import EventsServer
 from shim.events import Publisher
 from shim.log import Log
-from tests.harness.shim import EventsServer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +23,7 @@ async def test_one_event_of_memory_stands_for_all_that_would_follow_it(tmp_path:
     # pytest's own directory may be too long for a socket's address.
     path = os.path.relpath(tmp_path / "events")
     os.mkfifo(tmp_path / "log")
-    server = EventsServer(path)
+    server = EventsServer(path, "ns")
     async with anyio.create_task_group() as tasks:
         publisher = Publisher(path, "ns", tasks, Log(str(tmp_path), debug=False))
         publisher.publish("c1", events_pb2.TaskStart(container_id="c1"))

@@ -1,0 +1,140 @@
+"""``nvshim install``: have a version in effect, and the ones that nobody needs removed."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from integration.cli import exits
+from integration.cli.options import with_output
+from integration.cli.output import is_terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from integration.cli.output import Output
+
+_PREFIX = "/opt/containerd-shim-nvidia"
+_BINDIR = "/usr/local/bin"
+
+
+def with_place(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that say where an installation is."""
+    for option in (
+        click.option(
+            "--no-links", is_flag=True,
+            help="No links; for engines that are given the program's path.",
+        ),
+        click.option(
+            "--bindir", metavar="DIR", default=_BINDIR, show_default=True,
+            help="Where the links to the programs are, on containerd's PATH.",
+        ),
+        click.option(
+            "--prefix", metavar="DIR", default=_PREFIX, show_default=True,
+            help="Below which the versions are.",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def tell(line: str) -> None:
+    """Tell a person at a terminal what is being done."""
+    if is_terminal(sys.stderr):
+        sys.stderr.write(f"{line}\n")
+
+
+@click.command("install")
+@click.option(
+    "--from",
+    "source",
+    metavar="TREE|TARBALL",
+    default="",
+    help="What to install; by default the tree that this nvshim is part of.",
+)
+@click.option("--use", metavar="VERSION", default="", help="Switch to a version that is there.")
+@click.option("--rollback", is_flag=True, help="Switch to the version before.")
+@click.option("--collect", is_flag=True, help="Only remove the versions that nothing needs.")
+@with_place
+@click.option("--no-self-test", is_flag=True, help="Start no container before switching.")
+@click.option("--runtime", metavar="PROGRAM", default="", help="The runc or crun to test with.")
+@click.option(
+    "--keep",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    help="How many versions stay that nothing uses, besides the current one.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@with_output
+def command(
+    output: Output,
+    *,
+    source: str,
+    use: str,
+    rollback: bool,
+    collect: bool,
+    prefix: str,
+    bindir: str,
+    no_links: bool,
+    no_self_test: bool,
+    runtime: str,
+    keep: int,
+    dry_run: bool,
+) -> None:
+    """Install a version, or switch between installed ones.
+
+    The new one starts a container before anything is switched to it. Containers that run are not
+    touched: each keeps the version that it was started with.
+    """
+    if sum(map(bool, (source, use, rollback, collect))) > 1:
+        raise click.UsageError("--from, --use, --rollback and --collect exclude each other")
+    from integration.install import installing  # noqa: PLC0415 - after the options have been read
+    from integration.install.effects import Workshop  # noqa: PLC0415
+    from integration.install.places import Place  # noqa: PLC0415
+
+    place = Place.of(prefix, "" if no_links else bindir)
+    workshop = Workshop(place, say=tell, runtime=runtime)
+    if collect:
+        answer = installing.collect(place, keep=keep, workshop=workshop, dry_run=dry_run)
+    else:
+        answer = installing.install(
+            installing.Installation(
+                place,
+                source=source,
+                use=use,
+                rollback=rollback,
+                test=not no_self_test,
+                runtime=runtime,
+                keep=keep,
+                workshop=workshop,
+            ),
+            dry_run=dry_run,
+        )
+    output.text("\n".join(_lines(answer)), answer)
+    if dry_run and answer["steps"]:
+        raise click.exceptions.Exit(exits.FOUND)
+
+
+def _lines(answer: dict[str, Any]) -> list[str]:
+    if answer["dry_run"]:
+        return answer["steps"] or ["nothing to do"]
+    lines = []
+    if answer["current"]:
+        tested = ", which has started a container" if answer["tested"] else ""
+        news = "is in effect now" if answer["changed"] else "is in effect, as it was"
+        lines.append(f"{answer['current']} below {answer['prefix']} {news}{tested}")
+    else:
+        lines.append(f"no version is in effect below {answer['prefix']}")
+    if answer["previous"]:
+        lines.append(f"{answer['previous']} stays for nvshim install --rollback")
+    lines += [f"removed {name}" for name in answer["collected"]]
+    lines += [
+        f"{each['name']} stays while it is used, by {each['shims']} shims among others"
+        for each in answer["in_use"]
+    ]
+    if answer["unseen_shims"]:
+        lines.append("there are shims that are not seen from here, so no version was removed")
+    return lines

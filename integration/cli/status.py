@@ -1,0 +1,46 @@
+"""``nvshim status``: which versions are there, which is in effect, and who uses which."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from integration.cli import exits
+from integration.cli.install import with_place
+from integration.cli.options import with_output
+from integration.cli.output import Column, Format
+
+if TYPE_CHECKING:
+    from integration.cli.output import Output
+
+_COLUMNS = (
+    Column("NAME", "name"),
+    Column("VERSION", "version"),
+    Column("REVISION", "revision"),
+    Column("ROLE", "role"),
+    Column("SHIMS", "shims", right=True),
+    Column("FORK SERVERS", "fork_servers", right=True),
+    Column("PROBLEM", "problem"),
+)
+
+
+@click.command("status")
+@with_place
+@click.option("--verify", is_flag=True, help="Verify every file of every version.")
+@with_output
+def command(output: Output, *, prefix: str, bindir: str, no_links: bool, verify: bool) -> None:
+    """Show what is installed; the exit status is 3 if something is wrong with it."""
+    from integration.install.places import Place  # noqa: PLC0415 - after the options
+    from integration.install.status import status  # noqa: PLC0415
+
+    answer = status(Place.of(prefix, "" if no_links else bindir), verify=verify)
+    if output.form is Format.TABLE:
+        if answer["versions"]:
+            output.rows(answer["versions"], _COLUMNS)
+        for line in answer["problems"]:
+            click.echo(line)
+    else:
+        output.document(answer)
+    if answer["problems"]:
+        raise click.exceptions.Exit(exits.FOUND)

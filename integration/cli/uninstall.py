@@ -1,0 +1,83 @@
+"""``nvshim uninstall``: take away what running containers do not need."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from integration.cli import exits
+from integration.cli.install import tell, with_place
+from integration.cli.options import configured, with_output
+from integration.cli.output import Format
+
+if TYPE_CHECKING:
+    from hooks.config import Config
+    from integration.cli.output import Output
+
+
+@click.command("uninstall")
+@with_place
+@click.option("--purge", is_flag=True, help="Remove state and configuration, too.")
+@click.option(
+    "--wait",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="Wait so long for containers to end.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@with_output
+@configured
+def command(
+    output: Output,
+    config: Config,
+    *,
+    prefix: str,
+    bindir: str,
+    no_links: bool,
+    purge: bool,
+    wait: float,
+    dry_run: bool,
+) -> None:
+    """Remove all versions, and the links to them.
+
+    Containers that run go on. What they, and a containerd that is restarted, still need of the
+    program stays, and is named; once they have ended a second call removes it.
+    """
+    from integration.install import installing  # noqa: PLC0415 - after the options have been read
+    from integration.install.effects import Workshop  # noqa: PLC0415
+    from integration.install.places import Place  # noqa: PLC0415
+
+    if output.form is Format.YAML:
+        import yaml  # noqa: F401, PLC0415 - the tree may be gone when the answer is written
+
+    place = Place.of(prefix, "" if no_links else bindir)
+    workshop = Workshop(place, say=tell, spare=frozenset({os.getpid()}))
+    answer = installing.uninstall(
+        place, workshop=workshop, wait=wait, purge=config if purge else None, dry_run=dry_run
+    )
+    output.text("\n".join(_lines(answer)), answer)
+    if not answer["complete"] and (answer["steps"] or not dry_run):
+        raise click.exceptions.Exit(exits.FOUND)
+
+
+def _lines(answer: dict[str, Any]) -> list[str]:
+    lines = list(answer["steps"]) if answer["dry_run"] else []
+    if answer["complete"]:
+        lines.append(f"nothing is installed below {answer['prefix']} any more")
+    elif not answer["dry_run"]:
+        running = f"{len(answer['shims'])} shims run" if answer["shims"] else "something uses it"
+        if answer["unseen_shims"]:
+            running = "there are shims that are not seen from here"
+        lines.append(f"not all of it could go: {running}")
+    lines += [f"{path} stays" for path in answer["left"]]
+    if answer["left"] and not answer["dry_run"]:
+        lines.append("once they have ended, run nvshim uninstall again")
+    lines += [f"removed {path}" for path in answer["purged"]]
+    lines += [
+        f"{path} still names the shim: nvshim configure … --remove, or its pods will fail"
+        for path in answer["mentioned_in"]
+    ]
+    return lines or ["nothing to do"]

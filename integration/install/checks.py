@@ -1,0 +1,142 @@
+"""Whether a place is one to install to. All is asked before anything is written."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from integration.install.errors import (
+    LinkTaken,
+    NoSpace,
+    NotRoot,
+    PlaceNotExecutable,
+    PlaceReadOnly,
+    PlaceUnsafe,
+)
+
+if TYPE_CHECKING:
+    from integration.install.places import Place
+    from integration.install.survey import Survey
+
+
+def check_root() -> None:
+    """See that this process is root's.
+
+    Raises:
+        NotRoot: it is not.
+    """
+    if os.geteuid() != 0:
+        raise NotRoot(
+            "to change what is installed",
+            found=f"the user with number {os.geteuid()}",
+            do="run it as root, or with --dry-run",
+        )
+
+
+def check_place(place: Place) -> None:
+    """See that nobody but root decides what will be at a place, and that it can be executed.
+
+    Raises:
+        PlaceUnsafe: a directory above, or the prefix, is another's, or can be written to by others.
+        PlaceReadOnly: a file system is mounted read-only.
+        PlaceNotExecutable: or so that nothing on it is executed.
+    """
+    prefix = _existing(place.prefix)
+    _check_owners(place.prefix)
+    flags = os.statvfs(prefix).f_flag
+    if flags & os.ST_RDONLY:
+        raise PlaceReadOnly(
+            f"to install below {place.prefix}",
+            found="a file system that is mounted read-only",
+            do="choose another --prefix",
+        )
+    if flags & os.ST_NOEXEC:
+        raise PlaceNotExecutable(
+            f"to install below {place.prefix}",
+            found="a file system that is mounted noexec",
+            do="choose another --prefix, or mount it with exec",
+        )
+
+
+def check_links(survey: Survey) -> None:
+    """See that the links can be made, and belong to nobody else.
+
+    Raises:
+        LinkTaken: there is somebody else's file, or a link to elsewhere.
+        PlaceReadOnly: the directory of links cannot be written to.
+    """
+    for link in survey.links:
+        if not link.ours:
+            raise LinkTaken(
+                f"the link {link.path}",
+                found=f"a link to {link.target}" if link.target else "a file of somebody else's",
+                do="remove it, or choose another --bindir",
+            )
+    bindir = survey.place.bindir
+    if all(link.is_right for link in survey.links):
+        return
+    if os.statvfs(_existing(bindir)).f_flag & os.ST_RDONLY:
+        raise PlaceReadOnly(
+            f"links in {bindir}",
+            found="a file system that is mounted read-only",
+            do="choose a --bindir on containerd's PATH, or --no-links and"
+            " nvshim configure … --shim PATH",
+        )
+
+
+def check_space(place: Place, needed: int) -> None:
+    """See that there is room for a tree.
+
+    Args:
+        place: where.
+        needed: bytes.
+
+    Raises:
+        NoSpace: there is not.
+    """
+    status = os.statvfs(_existing(place.prefix))
+    free = status.f_bavail * status.f_frsize
+    if free < needed:
+        raise NoSpace(
+            f"{needed >> 20} MiB below {place.prefix}",
+            found=f"{free >> 20} MiB",
+            do="make room, or choose another --prefix",
+        )
+
+
+def _existing(path: str) -> str:
+    """The nearest directory above a path, or the path, that is there."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def _check_owners(path: str) -> None:
+    path = os.path.realpath(path)
+    while True:
+        try:
+            status = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # it will be ours, or the next one above is no directory
+        else:
+            _check_owner(path, status)
+        if path == "/":
+            return
+        path = os.path.dirname(path)
+
+
+def _check_owner(path: str, status: os.stat_result) -> None:
+    asked = f"a place that only root can change, {path}"
+    if not stat.S_ISDIR(status.st_mode):
+        raise PlaceUnsafe(asked, found="no directory", do="choose another")
+    if status.st_uid not in {0, os.geteuid()}:
+        raise PlaceUnsafe(
+            asked, found=f"it belongs to user {status.st_uid}", do="chown root, or choose another"
+        )
+    # In a sticky directory others can exchange only what is theirs.
+    others = stat.S_IWOTH | (stat.S_IWGRP if status.st_gid else 0)
+    if status.st_mode & others and not status.st_mode & stat.S_ISVTX:
+        raise PlaceUnsafe(
+            asked, found="others may write to it", do=f"chmod go-w {path}, or choose another"
+        )

@@ -1,0 +1,321 @@
+"""From a directory or an archive to a tree that is whole and verified.
+
+Only what the tree's own list names is copied from a directory. From an archive everything has to
+be a file, a directory or a link within the tree, below one directory, under a name that leads
+nowhere else; whatever else is in it makes it none of ours. What an archive says of owners, and of
+modes beyond "executable or not", is not believed. Then the list decides: what is not on it, or
+is not as it says, ends the installation.
+
+Source: tar(5), and the advice in the documentation of Python's tarfile.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+import tarfile
+import tempfile
+import zlib
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from integration.dist.errors import DistError
+from integration.dist.manifest import MANIFEST, read_tree, verify
+from integration.install.errors import ArchiveRefused, NoSpace, SourceBroken, SourceMissing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import IO
+
+    from integration.dist.manifest import Tree
+
+LARGEST: Final = 2 << 30
+"""Bytes that an archive may unpack to."""
+
+MOST: Final = 100_000
+"""Members that an archive may have."""
+
+_DIRECTORY_MODE: Final = 0o755
+_FILE_MODE: Final = 0o644
+_PROGRAM_MODE: Final = 0o755
+_CHUNK: Final = 1 << 20
+_MARGIN: Final = 16 << 20
+_BLOCK: Final = 4096
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_archive(source: str) -> bool:
+    """Whether a source is an archive, and no directory."""
+    return os.path.isfile(source)
+
+
+def look_at(source: str) -> tuple[Tree, int]:
+    """What is to be installed says of itself, and how much room it needs.
+
+    Args:
+        source: a tree's directory, or an archive of one.
+
+    Returns:
+        The tree, and bytes, with some for what the file system adds.
+
+    Raises:
+        SourceMissing: there is none, or no tree.
+        SourceBroken: what it says makes no sense.
+        ArchiveRefused: it is no archive, or none of ours.
+    """
+    if is_archive(source):
+        return _look_into(source)
+    tree = source_tree(source)
+    sizes = [_size(os.path.join(source, name)) for name in tree.files]
+    return tree, sum(sizes) + len(sizes) * _BLOCK + _MARGIN
+
+
+def source_tree(source: str) -> Tree:
+    """What a directory that is to be installed says of itself.
+
+    Raises:
+        SourceMissing: there is none, or no tree.
+        SourceBroken: what it says makes no sense.
+    """
+    if not os.path.exists(os.path.join(source, MANIFEST)):
+        raise SourceMissing(
+            f"to install {source}",
+            found=f"no {MANIFEST} in it" if os.path.isdir(source) else "no such file or directory",
+            do="name a tree, or its archive, that make dist has built",
+        )
+    return _read(source)
+
+
+def copy_tree(tree: Tree, source: str, target: str) -> None:
+    """Copy what a tree's list names, and nothing else.
+
+    Args:
+        tree: what it says of itself.
+        source: its directory.
+        target: an empty directory.
+
+    Raises:
+        SourceBroken: a file is missing, or is none.
+        NoSpace: the file system is full.
+    """
+    links = {name for name, what in tree.files.items() if what.startswith("link:")}
+    with _writing(target):
+        os.chmod(target, _DIRECTORY_MODE)
+        for name in (MANIFEST, *tree.files):
+            if not links.isdisjoint(_parents(name)):
+                raise SourceBroken(f"to copy {source}", found=f"{name!r}, which is below a link")
+            path = os.path.join(target, name)
+            os.makedirs(os.path.dirname(path), mode=_DIRECTORY_MODE, exist_ok=True)
+            _copy(os.path.join(source, name), path)
+
+
+def unpack(archive: str, target: str) -> Tree:
+    """Unpack an archive of a tree.
+
+    Args:
+        archive: its path.
+        target: an empty directory.
+
+    Returns:
+        What the tree says of itself.
+
+    Raises:
+        ArchiveRefused: it is no archive, or none of ours.
+        NoSpace: the file system is full.
+    """
+    with _writing(target), _opened(archive) as members:
+        os.chmod(target, _DIRECTORY_MODE)
+        _unpack(members, archive, target)
+    if not os.path.exists(os.path.join(target, MANIFEST)):
+        raise _refused(archive, f"no {MANIFEST} in its top directory")
+    return _read(target)
+
+
+def verify_copy(tree: Tree, target: str, name: str) -> None:
+    """See that a copy is the tree that was to be copied, the whole of it and nothing more.
+
+    Args:
+        tree: what the source says of itself.
+        target: the copy.
+        name: that it is to have.
+
+    Raises:
+        SourceBroken: it is not.
+    """
+    try:
+        copied = verify(target)
+    except DistError as error:
+        raise SourceBroken(
+            f"to install {name}", found=error.found, do="build or fetch it again"
+        ) from error
+    if copied.digest != tree.digest or not name.startswith(tree.name):
+        raise SourceBroken(
+            f"to install {name}", found=f"another tree by now, {copied.name}", do="run it again"
+        )
+
+
+def _read(path: str) -> Tree:
+    try:
+        return read_tree(path)
+    except DistError as error:
+        raise SourceBroken(
+            f"to install {path}", found=error.found, do="build or fetch it again"
+        ) from error
+
+
+class _Corrupt(Exception):
+    """A compressed stream that ends early, or is none."""
+
+
+def _look_into(archive: str) -> tuple[Tree, int]:
+    size, top, found = _MARGIN, "", False
+    with tempfile.TemporaryDirectory(prefix="nvshim-") as folder, _opened(archive) as members:
+        for member in _members(members):
+            name, top = _name(archive, member, top)
+            size += member.size + _BLOCK
+            if name == MANIFEST and member.isreg() and not found:
+                content = members.extractfile(member)
+                if content is not None:
+                    _write(content, os.path.join(folder, MANIFEST), program=False)
+                    found = True
+        if not found:
+            raise _refused(archive, f"no {MANIFEST} in its top directory")
+        return _read(folder), size
+
+
+def _size(path: str) -> int:
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return 0  # which the copy will find, and say
+
+
+@contextmanager
+def _opened(archive: str) -> Iterator[tarfile.TarFile]:
+    try:
+        with tarfile.open(archive) as members:
+            yield members
+    except (tarfile.TarError, EOFError, _Corrupt) as error:
+        raise ArchiveRefused(
+            f"to unpack {archive}", found=f"it is damaged: {error}", do="fetch it again"
+        ) from error
+
+
+def _unpack(members: tarfile.TarFile, archive: str, target: str) -> None:
+    links: set[str] = set()
+    total = count = 0
+    top = ""
+    for member in _members(members):
+        count += 1
+        total += member.size
+        if count > MOST or total > LARGEST:
+            raise _refused(archive, f"more than {MOST} members or {LARGEST >> 20} MiB")
+        name, first = _name(archive, member, top)
+        top = first
+        if not name:
+            continue
+        path = os.path.join(target, name)
+        if not links.isdisjoint(_parents(name)):
+            raise _refused(archive, f"{member.name!r}, which is below a link")
+        os.makedirs(os.path.dirname(path), mode=_DIRECTORY_MODE, exist_ok=True)
+        if member.isdir():
+            os.makedirs(path, mode=_DIRECTORY_MODE, exist_ok=True)
+        elif member.issym():
+            _check_link(archive, name, member.linkname)
+            links.add(name)
+            os.symlink(member.linkname, path)
+        elif member.isreg():
+            content = members.extractfile(member)
+            if content is None:  # which tarfile says of what is no file
+                raise _refused(archive, f"{member.name!r}, which has no content")
+            _write(content, path, program=bool(member.mode & stat.S_IXUSR))
+        else:
+            raise _refused(archive, f"{member.name!r}, which is no file, directory or link")
+
+
+def _members(members: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    try:
+        yield from members
+    except zlib.error as error:
+        raise _Corrupt(str(error)) from error
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise _Corrupt(str(error)) from error  # gzip's own, which has no number
+
+
+def _name(archive: str, member: tarfile.TarInfo, top: str) -> tuple[str, str]:
+    """A member's name below the one directory at the top, and that directory's."""
+    parts = [part for part in member.name.split("/") if part not in {"", "."}]
+    if member.name.startswith("/") or ".." in parts or "\0" in member.name:
+        raise _refused(archive, f"{member.name!r}, which leads out of it")
+    if not parts:
+        return "", top
+    if top and parts[0] != top:
+        raise _refused(archive, f"{member.name!r} beside {top!r}, where one directory should be")
+    if len(parts) == 1 and not member.isdir():
+        raise _refused(archive, f"{member.name!r} at its top, where a directory should be")
+    return "/".join(parts[1:]), parts[0]
+
+
+def _parents(name: str) -> set[str]:
+    """The directories above a path in a tree."""
+    parts = name.split("/")
+    return {"/".join(parts[:length]) for length in range(1, len(parts))}
+
+
+def _check_link(archive: str, name: str, target: str) -> None:
+    resolved = os.path.normpath(os.path.join(os.path.dirname(name), target))
+    if os.path.isabs(target) or resolved == ".." or resolved.startswith("../"):
+        raise _refused(archive, f"the link {name!r} to {target!r}, which leads out of it")
+
+
+def _refused(archive: str, what: str) -> ArchiveRefused:
+    return ArchiveRefused(f"to unpack {archive}", found=what, do="fetch it from where it was built")
+
+
+def _copy(source: str, target: str) -> None:
+    try:
+        status = os.lstat(source)
+        if stat.S_ISLNK(status.st_mode):
+            os.symlink(os.readlink(source), target)
+            return
+        if not stat.S_ISREG(status.st_mode):
+            raise SourceBroken(f"to copy {source}", found="it is no file", do="build it again")
+        with open(source, "rb") as content:
+            _write(content, target, program=bool(status.st_mode & stat.S_IXUSR))
+    except FileNotFoundError as error:
+        raise SourceBroken(
+            f"to copy {source}", found="it is missing", do="build it again"
+        ) from error
+
+
+def _write(content: IO[bytes], path: str, *, program: bool) -> None:
+    # Exclusively: what is listed twice is no list.
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb") as file:
+        try:
+            shutil.copyfileobj(content, file, _CHUNK)
+        except (EOFError, zlib.error) as error:
+            raise _Corrupt(str(error)) from error
+        os.fchmod(fd, _PROGRAM_MODE if program else _FILE_MODE)
+
+
+@contextmanager
+def _writing(target: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise NoSpace(
+                f"to write {target}",
+                found=os.strerror(error.errno or 0).lower(),
+                do="make room, or choose another --prefix",
+            ) from error
+        if isinstance(error, FileExistsError):
+            raise SourceBroken(
+                f"to write {error.filename}", found="it is there twice", do="build it again"
+            ) from error
+        raise

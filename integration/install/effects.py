@@ -1,0 +1,346 @@
+"""Takes steps, each whole or not at all, under a lock that one installer holds.
+
+What has to outlast a loss of power is on the disk before anything leads to it: the file system is
+synced before a tree gets its name, and a directory after a name in it has changed.
+
+Source: rename(2), syncfs(2), flock(2), pidfd_open(2).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from integration.install import copying, selftest, steps, usage
+from integration.install.errors import (
+    InstallerBusy,
+    LabelFailed,
+    NoSpace,
+    PlaceReadOnly,
+    StepFailed,
+)
+from integration.install.places import (
+    INCOMING,
+    REMOVING,
+    SELF_TEST,
+    new_link,
+    working_name,
+)
+from integration.install.usage import Role
+from integration.patience import PATIENCE
+from shim import syscalls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from integration.install.places import Place
+
+# Seconds that fork servers get to end.
+_END: Final = 3.0 * PATIENCE
+_POLL: Final = 0.02
+_LABEL_TIMEOUT: Final = 120.0
+_SELINUX: Final = "/sys/fs/selinux"
+_SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(slots=True)
+class Done:
+    """What came of the steps.
+
+    Attributes:
+        taken: what was done, one line for each step.
+        collected: names of trees that are gone.
+        in_use: names of trees that should have gone, and are used.
+    """
+
+    taken: list[str] = field(default_factory=list)
+    collected: list[str] = field(default_factory=list)
+    in_use: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """Where and how steps are taken.
+
+    Attributes:
+        place: where.
+        say: told each step before it is taken.
+        runtime: the low-level runtime that a self-test uses; empty for the node's.
+        spare: processes that may use a tree that is removed: the one that removes it.
+        selinux: where SELinux' file system is, if it is on.
+        path: the search path of programs of the node.
+    """
+
+    place: Place
+    say: Callable[[str], None] = lambda _: None
+    runtime: str = ""
+    spare: frozenset[int] = frozenset()
+    selinux: str = _SELINUX
+    path: str = _SYSTEM_PATH
+
+    def take(self, plan: Sequence[steps.Step]) -> Done:
+        """Take steps in their order.
+
+        Args:
+            plan: the steps.
+
+        Raises:
+            InstallError: one could not be taken; those before it are, those after it are not.
+        """
+        done = Done()
+        for step in plan:
+            self.say(str(step))
+            try:
+                self._take(step, done)
+            except OSError as error:
+                raise _failed(step, error) from error
+            done.taken.append(str(step))
+        return done
+
+    def _take(self, step: steps.Step, done: Done) -> None:
+        match step:
+            case steps.Clear(path):
+                self._clear(path)
+            case steps.Put(source, name):
+                self._put(source, name)
+            case steps.Test(name, new):
+                self._test(name, new=new)
+            case steps.Point(link, name):
+                _replace_link(self.place.path(link), name)
+            case steps.Link(path, target):
+                os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+                _replace_link(path, target)
+                self._label(path)
+            case steps.Unlink(path):
+                _unlink(path)
+            case steps.EndForkServers(names):
+                end_fork_servers([self.place.path(name) for name in names])
+            case steps.Collect(name):
+                gone = self._collect(name)
+                (done.collected if gone else done.in_use).append(name)
+            case steps.RemovePrefix(path):
+                with suppress(OSError):  # something is in it, which is said elsewhere
+                    os.rmdir(path)
+
+    def _clear(self, path: str) -> None:
+        if os.path.basename(path).startswith(SELF_TEST):
+            selftest.clean(path)
+        if os.path.islink(path):
+            _unlink(path)
+        else:
+            shutil.rmtree(path, ignore_errors=False)
+
+    def _put(self, source: str, name: str) -> None:
+        incoming = self.place.path(working_name(INCOMING))
+        os.mkdir(incoming, 0o700)
+        try:
+            if copying.is_archive(source):
+                tree = copying.unpack(source, incoming)
+            else:
+                tree = copying.source_tree(source)
+                copying.copy_tree(tree, source, incoming)
+            copying.verify_copy(tree, incoming, name)
+            _sync_file_system(incoming)
+            os.rename(incoming, self.place.path(name))
+        except BaseException:
+            shutil.rmtree(incoming, ignore_errors=True)
+            raise
+        _sync_directory(self.place.prefix)
+        try:
+            self._label(self.place.path(name))
+        except BaseException:
+            self._collect(name)
+            raise
+
+    def _test(self, name: str, *, new: bool) -> None:
+        try:
+            selftest.run(
+                self.place.path(name),
+                self.place.path(working_name(SELF_TEST)),
+                runtime=self.runtime,
+                path=self.path,
+            )
+        except BaseException:
+            if new:
+                self._collect(name)
+            raise
+
+    def _collect(self, name: str) -> bool:
+        """Remove a tree, unless it is used; whether it is gone."""
+        path = self.place.path(name)
+        if not os.path.lexists(path):
+            return True
+        if self._is_used(path):
+            return False
+        # Nobody finds it from here on; who found it a moment ago executes it by now.
+        aside = self.place.path(working_name(REMOVING))
+        os.rename(path, aside)
+        if self._is_used(aside):
+            os.rename(aside, path)
+            return False
+        shutil.rmtree(aside)
+        return True
+
+    def _is_used(self, path: str) -> bool:
+        return any(user.pid not in self.spare for user in usage.users([path]))
+
+    def _label(self, path: str) -> None:
+        """Give new files the labels that SELinux' policy has for their paths, if it is on."""
+        if not os.path.exists(os.path.join(self.selinux, "enforce")):
+            return
+        asked = f"the SELinux labels of {path}"
+        program = shutil.which("restorecon", path=self.path)
+        if program is None:
+            raise LabelFailed(asked, found="no restorecon", do="install policycoreutils")
+        argv = [program, "-R", path]
+        try:
+            done = subprocess.run(
+                argv,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_LABEL_TIMEOUT,
+                check=False,
+                env={"PATH": self.path, "LC_ALL": "C"},
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise LabelFailed(asked, found=str(error)) from error
+        if done.returncode:
+            raise LabelFailed(asked, found=done.stderr.strip() or f"status {done.returncode}")
+
+
+@contextmanager
+def locked(prefix: str, *, make: bool) -> Iterator[None]:
+    """Be the only installer below a prefix.
+
+    Args:
+        prefix: the directory.
+        make: whether to make it if it is not there; else nothing is locked then.
+
+    Raises:
+        InstallerBusy: another one works there.
+    """
+    while True:
+        if make:
+            os.makedirs(prefix, mode=0o755, exist_ok=True)
+        try:
+            fd = os.open(prefix, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if make:
+                continue  # it was removed in this moment
+            yield
+            return
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _is_still(fd, prefix):
+                continue
+            yield
+        except BlockingIOError as error:
+            raise InstallerBusy(
+                f"to work on {prefix}", found="another installer does", do="wait until it has ended"
+            ) from error
+        else:
+            return
+        finally:
+            os.close(fd)
+
+
+def end_fork_servers(trees: Sequence[str], *, proc: str = usage.PROC) -> None:
+    """Tell the fork servers of trees to end, and wait a moment for them.
+
+    What they have forked and is a shim is none of them any more. One that does not end keeps its
+    tree, and nothing else.
+
+    Args:
+        trees: the directories.
+        proc: where procfs is.
+    """
+    waiting = [fd for user in usage.users(trees, proc=proc) if (fd := _told_to_end(user)) >= 0]
+    deadline = time.monotonic() + _END
+    try:
+        while time.monotonic() < deadline:
+            found = usage.users(trees, proc=proc)
+            if not any(user.role is Role.FORK_SERVER for user in found):
+                return
+            time.sleep(_POLL)
+    finally:
+        for fd in waiting:
+            os.close(fd)
+
+
+def _told_to_end(user: usage.User) -> int:
+    """Tell a fork server to end; its pidfd, or -1 if it is none, or gone."""
+    if user.role is not Role.FORK_SERVER:
+        return -1
+    try:
+        fd = os.pidfd_open(user.pid)
+    except ProcessLookupError:
+        return -1
+    # The number may have been given to another process since it was looked at.
+    again = [u for u in usage.users([user.tree]) if u.pid == user.pid]
+    if again == [user]:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(fd, signal.SIGTERM)
+    return fd
+
+
+def _is_still(fd: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _replace_link(path: str, target: str) -> None:
+    new = new_link(path)
+    with suppress(FileNotFoundError):
+        os.unlink(new)
+    os.symlink(target, new)
+    os.rename(new, path)
+    _sync_directory(os.path.dirname(path))
+
+
+def _unlink(path: str) -> None:
+    try:
+        if not stat.S_ISLNK(os.lstat(path).st_mode):
+            return  # somebody has put something else there since
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+    _sync_directory(os.path.dirname(path))
+
+
+def _sync_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _sync_file_system(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        syscalls.sync_file_system(fd)
+    finally:
+        os.close(fd)
+
+
+def _failed(step: steps.Step, error: OSError) -> Exception:
+    asked = f"to {step}"
+    found = f"{error.filename or ''}: {os.strerror(error.errno or 0).lower()}".lstrip(": ")
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return NoSpace(asked, found=found, do="make room, and run it again")
+    if error.errno == errno.EROFS:
+        return PlaceReadOnly(asked, found=found, do="mount it writable, and run it again")
+    return StepFailed(asked, found=found, do="run it again")

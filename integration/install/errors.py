@@ -1,0 +1,152 @@
+"""What can go wrong while trees are put on a node, switched and taken away.
+
+Leaves of the tree in :mod:`api.errors`::
+
+    IntegrationError
+    └── InstallError                E262x-E265x
+        ├── NotRoot                 E2620
+        ├── SourceMissing           E2621
+        ├── SourceBroken            E2622
+        ├── ArchiveRefused          E2623
+        ├── PlaceUnsafe             E2624
+        ├── PlaceReadOnly           E2625
+        ├── PlaceNotExecutable      E2626
+        ├── NoSpace                 E2627
+        ├── LinkTaken               E2628
+        ├── InstallerBusy           E2629
+        ├── SelfTestFailed          E2630
+        ├── NoRuntimeToTest         E2631
+        ├── VersionNotInstalled     E2632
+        ├── NothingToGoBackTo       E2633
+        ├── StepFailed              E2634
+        ├── LabelFailed             E2635
+        └── PurgeFailed             E2636
+"""
+
+from __future__ import annotations
+
+from api.errors import Status
+from integration.errors import IntegrationError
+
+
+class InstallError(IntegrationError):
+    """Base of everything that :mod:`integration.install` raises on purpose."""
+
+
+class NotRoot(InstallError):
+    """Only root may put on a node what root executes."""
+
+    code = "NVSHIM-E2620"
+    status = Status.PERMISSION_DENIED
+
+
+class SourceMissing(InstallError):
+    """There is no tree to install: none was named, and this program is not part of one."""
+
+    code = "NVSHIM-E2621"
+    status = Status.NOT_FOUND
+
+
+class SourceBroken(InstallError):
+    """The tree to install is not what its own list of files says. Nothing of it is installed."""
+
+    code = "NVSHIM-E2622"
+    status = Status.DATA_LOSS
+
+
+class ArchiveRefused(InstallError):
+    """An archive that is none of ours: it would write elsewhere, or has more than files."""
+
+    code = "NVSHIM-E2623"
+    status = Status.INVALID_ARGUMENT
+
+
+class PlaceUnsafe(InstallError):
+    """Somebody else could exchange what root would execute."""
+
+    code = "NVSHIM-E2624"
+    status = Status.FAILED_PRECONDITION
+
+
+class PlaceReadOnly(InstallError):
+    """The prefix or the directory of links cannot be written to."""
+
+    code = "NVSHIM-E2625"
+    status = Status.FAILED_PRECONDITION
+
+
+class PlaceNotExecutable(InstallError):
+    """The prefix is on a file system that executes nothing."""
+
+    code = "NVSHIM-E2626"
+    status = Status.FAILED_PRECONDITION
+
+
+class NoSpace(InstallError):
+    """The file system is full, or would be. Nothing of the tree is left."""
+
+    code = "NVSHIM-E2627"
+    status = Status.RESOURCE_EXHAUSTED
+
+
+class LinkTaken(InstallError):
+    """Where a link has to be there is something that no installation has made."""
+
+    code = "NVSHIM-E2628"
+    status = Status.ALREADY_EXISTS
+
+
+class InstallerBusy(InstallError):
+    """Another installer works on the same prefix now."""
+
+    code = "NVSHIM-E2629"
+    status = Status.ABORTED
+
+
+class SelfTestFailed(InstallError):
+    """The new tree could not run a container. Nothing was switched to it."""
+
+    code = "NVSHIM-E2630"
+    status = Status.INTERNAL
+
+
+class NoRuntimeToTest(InstallError):
+    """There is no runc or crun to try the new tree with."""
+
+    code = "NVSHIM-E2631"
+    status = Status.FAILED_PRECONDITION
+
+
+class VersionNotInstalled(InstallError):
+    """No tree below the prefix, or more than one, is of the version that was named."""
+
+    code = "NVSHIM-E2632"
+    status = Status.NOT_FOUND
+
+
+class NothingToGoBackTo(InstallError):
+    """There is no previous version."""
+
+    code = "NVSHIM-E2633"
+    status = Status.FAILED_PRECONDITION
+
+
+class StepFailed(InstallError):
+    """The system refused a step. What was in effect still is; the next run goes on from here."""
+
+    code = "NVSHIM-E2634"
+    status = Status.INTERNAL
+
+
+class LabelFailed(InstallError):
+    """SELinux is on, and the new tree could not get the labels that its policy wants."""
+
+    code = "NVSHIM-E2635"
+    status = Status.FAILED_PRECONDITION
+
+
+class PurgeFailed(InstallError):
+    """Something of the state could not be removed."""
+
+    code = "NVSHIM-E2636"
+    status = Status.INTERNAL

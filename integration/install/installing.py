@@ -1,0 +1,231 @@
+"""The calls that the commands make: look, plan, and take the steps, under the lock.
+
+Each answers with a dict whose keys are an interface.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from integration.install import checks, copying, leaving, planning, steps
+from integration.install.effects import Workshop, locked
+from integration.install.places import Place
+from integration.install.selftest import find_runtime
+from integration.install.survey import look
+from integration.install.trees import own_tree, problem_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hooks.config import Config
+    from integration.dist.manifest import Tree
+    from integration.install.effects import Done
+    from integration.install.survey import Survey
+
+_POLL: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """What a person wants installed.
+
+    Attributes:
+        place: where.
+        source: a tree or an archive of one; empty for the tree that this program is part of.
+        use: the version of an installed tree instead; empty for none.
+        rollback: the one before instead.
+        test: whether it has to start a container first.
+        runtime: with which runc or crun; empty for the node's.
+        keep: how many other trees stay that nothing uses.
+        workshop: how steps are taken.
+    """
+
+    place: Place
+    source: str = ""
+    use: str = ""
+    rollback: bool = False
+    test: bool = True
+    runtime: str = ""
+    keep: int = planning.KEEP
+    workshop: Workshop = field(default_factory=lambda: Workshop(Place()))
+
+
+def install(wanted: Installation, *, dry_run: bool = False) -> dict[str, Any]:
+    """Have a tree in effect.
+
+    Args:
+        wanted: which, and how.
+        dry_run: whether only to say what would be done.
+
+    Returns:
+        What is in effect now, and what was done for it.
+
+    Raises:
+        InstallError: it could not be done; what was in effect still is.
+    """
+    if not dry_run:
+        checks.check_root()
+    checks.check_place(wanted.place)
+    if dry_run:
+        survey, plan, tree = _planned(wanted)
+        return _answer(wanted.place, survey, plan, None, tree)
+    with locked(wanted.place.prefix, make=True):
+        survey, plan, tree = _planned(wanted)
+        done = wanted.workshop.take(plan)
+        return _answer(wanted.place, look(wanted.place), plan, done, tree)
+
+
+def collect(
+    place: Place, *, keep: int, workshop: Workshop, dry_run: bool = False
+) -> dict[str, Any]:
+    """Remove the trees that nobody needs.
+
+    Args:
+        place: where.
+        keep: how many stay that are not in effect and that nothing uses.
+        workshop: how steps are taken.
+        dry_run: whether only to say what would be done.
+
+    Raises:
+        InstallError: it could not be done.
+    """
+    if dry_run:
+        survey = look(place)
+        return _answer(place, survey, planning.plan_collection(survey, keep), None, None)
+    checks.check_root()
+    with locked(place.prefix, make=False):
+        plan = planning.plan_collection(look(place), keep)
+        done = workshop.take(plan)
+        return _answer(place, look(place), plan, done, None)
+
+
+def uninstall(
+    place: Place,
+    *,
+    workshop: Workshop,
+    wait: float = 0.0,
+    purge: Config | None = None,
+    engines_root: str = "",
+    dry_run: bool = False,
+) -> dict[str, Any]:
+    """Take away what running containers do not need.
+
+    Args:
+        place: where.
+        workshop: how steps are taken.
+        wait: seconds to wait for the containers to end.
+        purge: whose state is removed too; None to leave it.
+        engines_root: where the engines' configuration is; empty for this machine's.
+        dry_run: whether only to say what would be done.
+
+    Returns:
+        What is left, and why.
+
+    Raises:
+        InstallError: it could not be done; a second run goes on.
+    """
+    if not dry_run:
+        checks.check_root()
+        _wait_for_containers(place, wait, workshop.say)
+    with locked(place.prefix, make=False):
+        survey = look(place)
+        plan = planning.plan_uninstallation(survey)
+        shims = [shim for each in survey.installed for shim in each.shims]
+        purged: list[str] = []
+        if not dry_run:
+            workshop.take(plan)
+            if purge is not None:
+                purged = leaving.purge(purge, in_use=bool(shims) or survey.blind)
+        after = survey if dry_run else look(place)
+        return {
+            "prefix": place.prefix,
+            "dry_run": dry_run,
+            "complete": not dry_run and not after.installed and not survey.blind,
+            "steps": [str(step) for step in plan],
+            "shims": sorted(shim.pid for shim in shims),
+            "unseen_shims": survey.blind,
+            "left": [
+                *(place.path(each.name) for each in after.installed),
+                *(place.path(name) for name in after.foreign),
+                *(link.path for link in after.links if link.target and link.ours),
+            ],
+            "needed_by_containerd": sorted(planning.asked_paths(survey)),
+            "purged": purged,
+            "mentioned_in": leaving.mentions(engines_root),
+        }
+
+
+def _planned(wanted: Installation) -> tuple[Survey, Sequence[steps.Step], Tree | None]:
+    survey = look(wanted.place, check=problem_of)
+    checks.check_links(survey)
+    size = 0
+    tree: Tree | None
+    if wanted.use or wanted.rollback:
+        chosen = (
+            planning.previous_version(survey)
+            if wanted.rollback
+            else planning.installed_version(survey, wanted.use)
+        )
+        wish = planning.Wish(name=chosen.name, test=wanted.test, keep=wanted.keep)
+        tree = chosen.tree
+    else:
+        source = os.path.abspath(wanted.source) if wanted.source else own_tree()
+        tree, size = copying.look_at(source)
+        wish = planning.Wish(tree=tree, source=source, test=wanted.test, keep=wanted.keep)
+    plan = planning.plan_installation(survey, wish)
+    if any(isinstance(step, steps.Put) for step in plan):
+        checks.check_space(wanted.place, size)
+    if any(isinstance(step, steps.Test) for step in plan):
+        find_runtime(wanted.workshop.path, wanted.runtime)
+    return survey, plan, tree
+
+
+def _answer(
+    place: Place,
+    survey: Survey,
+    plan: Sequence[steps.Step],
+    done: Done | None,
+    tree: Tree | None,
+) -> dict[str, Any]:
+    dry_run = done is None
+    current = survey.named(survey.current)
+    tree = tree or (current.tree if current else None)
+    kinds = {type(step) for step in plan}
+    return {
+        "prefix": place.prefix,
+        "dry_run": dry_run,
+        "changed": bool(plan) and (dry_run or not _only_kept(plan, done)),
+        "version": tree.version if tree else None,
+        "revision": tree.revision if tree else None,
+        "current": survey.current or None,
+        "previous": survey.previous or None,
+        "tested": steps.Test in kinds,
+        "steps": [str(step) for step in plan],
+        "collected": list(done.collected) if done else [],
+        "in_use": [
+            {"name": each.name, "shims": len(each.shims)}
+            for each in survey.installed
+            if each.name != survey.current and each.holders
+        ],
+        "unseen_shims": survey.blind,
+        "links": [link.path for link in survey.links],
+    }
+
+
+def _only_kept(plan: Sequence[steps.Step], done: Done | None) -> bool:
+    """Whether all that was to be done was to remove trees, and all are used."""
+    tried = [step.name for step in plan if isinstance(step, steps.Collect)]
+    return done is not None and len(tried) == len(plan) and tried == done.in_use
+
+
+def _wait_for_containers(place: Place, seconds: float, say: Callable[[str], None]) -> None:
+    deadline = time.monotonic() + seconds
+    told = False
+    while time.monotonic() < deadline and any(each.shims for each in look(place).installed):
+        if not told:
+            say("wait for containers to end")
+            told = True
+        time.sleep(_POLL)

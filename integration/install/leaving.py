@@ -1,0 +1,117 @@
+"""What stays behind a version: the state of containers, and engines that still name the shim.
+
+Source: shim/layers.py; containerd-config.toml(5), dockerd(8), crio.conf(5).
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from api.errors import NvshimError
+from hooks.cdi import kept
+from hooks.config import DEFAULT_PATH
+from hooks.node import cache
+from integration.install.errors import PurgeFailed
+from shim import layers
+
+if TYPE_CHECKING:
+    from hooks.config import Config
+
+ENGINES: Final = (
+    "/etc/containerd/config.toml",
+    "/etc/containerd/conf.d/*.toml",
+    "/etc/containerd/config.d/*.toml",
+    "/var/lib/rancher/k3s/agent/etc/containerd/*.toml*",
+    "/var/lib/rancher/rke2/agent/etc/containerd/*.toml*",
+    "/etc/k0s/containerd.d/*.toml",
+    "/var/snap/microk8s/current/args/containerd*.toml",
+    "/etc/docker/daemon.json",
+    "/etc/crio/crio.conf",
+    "/etc/crio/crio.conf.d/*",
+)
+"""Where engines have their configuration, as patterns."""
+
+_MARKS: Final = (b"io.containerd.nvidia.v1", b"containerd-shim-nvidia")
+_LONGEST: Final = 4 << 20
+_STATE: Final = (cache.NAME, kept.DIRECTORY)
+_OWN: Final = "containerd-shim-nvidia"
+
+
+def mentions(root: str = "") -> list[str]:
+    """The engines' files that name the shim: a handler without a shim fails its pods.
+
+    Args:
+        root: what the machine's root is; empty for ``/``.
+    """
+    found = []
+    for pattern in ENGINES:
+        for path in sorted(glob.glob(root + pattern)):
+            with suppress(OSError), open(path, "rb") as file:
+                lines = file.read(_LONGEST).splitlines()
+                active = [line for line in lines if not line.lstrip().startswith(b"#")]
+                if any(mark in line for mark in _MARKS for line in active):
+                    found.append(path)
+    return found
+
+
+def purge(config: Config, *, in_use: bool, config_path: str = DEFAULT_PATH) -> list[str]:
+    """Remove the state of this project, but for what running containers use.
+
+    Directories may be anywhere, and may be somebody else's too: what is removed is what has a name
+    that this project gives, and a directory only if it is empty then.
+
+    Args:
+        config: says where it is.
+        in_use: whether shims run, or may run. Then layers that nothing uses are removed, and
+            nothing else.
+        config_path: of the configuration.
+
+    Returns:
+        The paths that are gone.
+
+    Raises:
+        PurgeFailed: something could not be removed.
+    """
+    before = [config.layers, config.state, config_path]
+    before = [path for path in before if os.path.lexists(path)]
+    try:
+        _purge_layers(config.layers)
+        if not in_use:
+            _purge_state(config.state)
+            with suppress(FileNotFoundError):
+                os.unlink(config_path)
+        for directory in (config.layers, config.state):
+            _remove_if_empty(directory)
+        for directory in (os.path.dirname(config.layers), os.path.dirname(config_path)):
+            if os.path.basename(directory) == _OWN:
+                _remove_if_empty(directory)
+    except (OSError, NvshimError) as error:
+        raise PurgeFailed("to remove the state", found=str(error), do="run it again") from error
+    return [path for path in before if not os.path.lexists(path)]
+
+
+def _purge_layers(directory: str) -> None:
+    """Remove the layers that no container uses."""
+    left = -1
+    while os.path.isdir(directory) and (now := len(os.listdir(directory))) != left:
+        left = now
+        layers.collect(directory, most=0)
+
+
+def _remove_if_empty(directory: str) -> None:
+    with suppress(OSError):  # it is not there, or something is in it
+        os.rmdir(directory)
+
+
+def _purge_state(directory: str) -> None:
+    for name in _STATE:
+        path = os.path.join(directory, name)
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        else:
+            with suppress(FileNotFoundError):
+                os.unlink(path)

@@ -1,0 +1,94 @@
+"""Where an installation is, and what its parts are called."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from dataclasses import dataclass
+from typing import Final
+
+PREFIX: Final = "/opt/containerd-shim-nvidia"
+BINDIR: Final = "/usr/local/bin"
+
+SHIM: Final = "containerd-shim-nvidia-v1"
+PROGRAMS: Final = (SHIM, "nvshim")
+"""What is linked into the directory of links."""
+
+CURRENT: Final = "current"
+PREVIOUS: Final = "previous"
+
+INCOMING: Final = ".incoming-"
+REMOVING: Final = ".removing-"
+SELF_TEST: Final = ".self-test-"
+
+_NEW_LINK: Final = ".nvshim-new"
+_NAME: Final = re.compile(r"[0-9][0-9A-Za-z.+~_]*-[0-9a-f]{8}(\.[1-9][0-9]*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An installation's directories.
+
+    Attributes:
+        prefix: below it are the trees; absolute.
+        bindir: where containerd and people find the programs; absolute. Empty for nowhere.
+    """
+
+    prefix: str = PREFIX
+    bindir: str = BINDIR
+
+    @classmethod
+    def of(cls, prefix: str, bindir: str) -> Place:
+        """The place that a person has named.
+
+        Args:
+            prefix: may be relative.
+            bindir: likewise; empty for no links.
+        """
+        return cls(os.path.abspath(prefix), os.path.abspath(bindir) if bindir else "")
+
+    def path(self, name: str) -> str:
+        """The path of something below the prefix."""
+        return os.path.join(self.prefix, name)
+
+    @property
+    def links(self) -> dict[str, str]:
+        """Path and target of each link that leads to the tree in effect."""
+        if not self.bindir:
+            return {}
+        return {
+            os.path.join(self.bindir, name): os.path.join(self.prefix, CURRENT, "bin", name)
+            for name in PROGRAMS
+        }
+
+
+def is_directory_name(name: str) -> bool:
+    """Whether something could be a tree's directory by its name."""
+    return _NAME.fullmatch(name) is not None
+
+
+def is_leftover_name(name: str) -> bool:
+    """Whether something below the prefix is what an installer that was killed has left."""
+    return name.startswith((INCOMING, REMOVING, SELF_TEST)) or name.endswith(_NEW_LINK)
+
+
+def working_name(kind: str) -> str:
+    """A name for what an installer works on.
+
+    Args:
+        kind: :data:`INCOMING`, :data:`REMOVING` or :data:`SELF_TEST`.
+    """
+    return kind + secrets.token_hex(4)
+
+
+def new_link(path: str) -> str:
+    """The name that a link has until it is complete.
+
+    It is always the same, so that the next one takes away what a killed installer left.
+
+    Args:
+        path: of the link.
+    """
+    directory, name = os.path.split(path)
+    return os.path.join(directory, f".{name}{_NEW_LINK}")

@@ -1,0 +1,363 @@
+"""A container through a shim that is not in effect yet.
+
+The new tree's own programs are executed as containerd would execute them, with us in containerd's
+place: ``start``, then Create, Start, Wait, Delete and Shutdown, under the node's own runc or crun
+and with the node's own configuration. The container is a program of a hundred bytes
+(:mod:`~integration.install.probe`) that ends with a status that nobody else has. Its events have to
+come, and nothing may be left.
+
+Everything that a test makes has one name in it, so that whatever becomes of it can be removed, also
+by the next run after this one was killed.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from typing import Any, Final
+
+import anyio
+
+from api import typeurl
+from api.errors import NvshimError
+from api.proto import runc_options_pb2
+from api.ttrpc import connect
+from hooks.config import ENVIRONMENT_VARIABLE, NVIDIA_ENVIRONMENT_VARIABLE
+from integration import traces
+from integration.byhand import EventsServer, call, execute_verb, verb_words
+from integration.install import probe
+from integration.install.errors import NoRuntimeToTest, SelfTestFailed
+from integration.install.places import SELF_TEST, SHIM
+from integration.patience import PATIENCE
+from shim import mountinfo, mounts
+
+__all__ = ["clean", "find_runtime", "run"]
+
+_TIMEOUT: Final = 30.0 * PATIENCE
+_CALL_TIMEOUT: Final = 15.0 * PATIENCE
+_PROGRAM_TIMEOUT: Final = 10.0 * PATIENCE
+_ID: Final = "probe"
+_NAMESPACE: Final = "nvshim-self-test-"
+_EVENTS: Final = ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
+_CONFIGURATION: Final = (ENVIRONMENT_VARIABLE, NVIDIA_ENVIRONMENT_VARIABLE)
+_RUNTIMES: Final = ("runc", "crun")
+
+# Where distributions of Kubernetes have theirs.
+_MORE_PATHS: Final = (
+    "/var/lib/rancher/k3s/data/current/bin",
+    "/var/lib/rancher/rke2/data/*/bin",
+    "/var/lib/rancher/rke2/bin",
+    "/var/lib/k0s/bin",
+    "/snap/microk8s/current/bin",
+    "/opt/bin",
+)
+
+
+def find_runtime(path: str, wanted: str = "") -> str:
+    """The low-level runtime of this node.
+
+    Args:
+        path: the search path of the node's programs.
+        wanted: a name or path; empty for runc, or crun if there is none.
+
+    Raises:
+        NoRuntimeToTest: there is none.
+    """
+    more = [found for pattern in _MORE_PATHS for found in sorted(glob.glob(pattern))]
+    places = ":".join([path, *more])
+    for name in (wanted,) if wanted else _RUNTIMES:
+        found = shutil.which(name, path=places)
+        if found:
+            return found
+    raise NoRuntimeToTest(
+        "to start a container",
+        found=f"no {wanted or ' or '.join(_RUNTIMES)} in {places}",
+        do="install one, name it with --runtime, or give --no-self-test",
+    )
+
+
+def run(tree: str, directory: str, *, runtime: str, path: str) -> None:
+    """Run a container through a tree's shim. Nothing is left of it, however it ends.
+
+    Args:
+        tree: the tree's directory.
+        directory: for what the test needs; its name begins with :data:`SELF_TEST`.
+        runtime: see :func:`find_runtime`.
+        path: likewise.
+
+    Raises:
+        SelfTestFailed: something was not as it should be.
+        NoRuntimeToTest: there is nothing to test with.
+    """
+    runtime = find_runtime(path, runtime)
+    environment = {"PATH": path, "NVSHIM_FORK_SERVER": "0", **_passed_on()}
+    clean(directory)
+    try:
+        _programs_answer(tree, environment)
+        _make_bundle(directory)
+        anyio.run(_run, tree, directory, runtime, environment)
+        left = _left(directory)
+        if left:
+            raise _failed(tree, "at its end", f"{', '.join(left)} is left")
+    except NvshimError as error:
+        if isinstance(error, SelfTestFailed):
+            raise
+        raise _failed(tree, "a container", str(error)) from error
+    except subprocess.TimeoutExpired as error:
+        raise _failed(tree, os.path.basename(error.cmd[0]), "it does not end") from error
+    except OSError as error:
+        raise _failed(tree, str(error.filename or ""), os.strerror(error.errno or 0)) from error
+    finally:
+        clean(directory)
+
+
+def clean(directory: str) -> None:
+    """Remove all that a test has made, whatever became of it.
+
+    Args:
+        directory: the test's; it need not be there.
+    """
+    namespace = _namespace(directory)
+    for pid in _shims(namespace):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    bundle = os.path.join(directory, _ID)
+    state = os.path.join(traces.RUNTIME_STATE, namespace)
+    _kill_init(bundle)
+    for folder in (bundle, directory):
+        if mountinfo.mount_points_below(folder):
+            mounts.unmount_rootfs(folder)
+    for path in _sockets(bundle):
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+    for cgroup in _cgroups(namespace):
+        _remove_cgroup(cgroup)
+    for folder in (state, _socket_directory(directory), directory):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _run(tree: str, directory: str, runtime: str, environment: dict[str, str]) -> None:
+    where = _socket_directory(directory)
+    os.makedirs(where, mode=0o700)
+    events = EventsServer(os.path.join(where, "e"), _namespace(directory))
+    step = "the verb start"
+    try:
+        with anyio.fail_after(_TIMEOUT):
+            async with anyio.create_task_group() as tasks:
+                await tasks.start(events.serve)
+                address = await anyio.to_thread.run_sync(_start, tree, directory, environment)
+                async with connect(address) as client:
+                    bundle = os.path.join(directory, _ID)
+                    options = typeurl.pack(runc_options_pb2.Options(binary_name=runtime))
+                    for method, fields in (
+                        ("Create", {"bundle": bundle, "options": options}),
+                        ("Start", {}),
+                        ("Wait", {}),
+                        ("Delete", {}),
+                    ):
+                        step = method
+                        answer = await call(
+                            client,
+                            method,
+                            timeout=_CALL_TIMEOUT,
+                            id=_ID,
+                            **fields,  # type: ignore[arg-type] # as the method has them
+                        )
+                        if method == "Wait" and answer.exit_status != probe.STATUS:
+                            found = f"status {answer.exit_status} in place of {probe.STATUS}"
+                            raise _failed(tree, "the container's end", found)
+                    step = "events"
+                    await events.until(_EVENTS[-1], seconds=_CALL_TIMEOUT)
+                    if events.of(_ID) != _EVENTS:
+                        raise _failed(tree, "events", ", ".join(events.of(_ID)))
+                    step = "Shutdown"
+                    with suppress(NvshimError):  # it may be gone before it has answered
+                        await call(client, step, timeout=_CALL_TIMEOUT, id=_ID)
+                step = "the end of the shim"
+                while _shims(_namespace(directory)):  # noqa: ASYNC110 - seen from outside
+                    await anyio.sleep(0.01)
+                tasks.cancel_scope.cancel()
+    except TimeoutError as error:
+        raise _failed(tree, step, "no answer in time") from error
+    except BaseExceptionGroup as group:
+        cause = _first(group)
+        if isinstance(cause, SelfTestFailed):
+            raise cause from None
+        found = "no answer in time" if isinstance(cause, TimeoutError) else str(cause)
+        raise _failed(tree, step, found or type(cause).__name__) from cause
+
+
+def _programs_answer(tree: str, environment: dict[str, str]) -> None:
+    """See that both programs start at all, with their own interpreter."""
+    for name, flag in ((SHIM, "-v"), ("nvshim", "--version")):
+        program = os.path.join(tree, "bin", name)
+        done = subprocess.run(
+            [program, flag],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_PROGRAM_TIMEOUT,
+            check=False,
+            env=environment,
+        )
+        if done.returncode:
+            raise _failed(tree, f"{name} {flag}", _text(done))
+
+
+def _start(tree: str, directory: str, environment: dict[str, str]) -> str:
+    """Execute the verb; returns the shim's address."""
+    events = os.path.join(_socket_directory(directory), "e")
+    words = verb_words(
+        os.path.join(tree, "bin", SHIM), "start", namespace=_namespace(directory),
+        address=events, container_id=_ID,
+    )  # fmt: skip
+    done = execute_verb(
+        words, os.path.join(directory, _ID), environment={**environment, "TTRPC_ADDRESS": events}
+    )
+    if done.returncode:
+        raise _failed(tree, "the verb start", _text(done))
+    return done.stdout.decode()
+
+
+def _make_bundle(directory: str) -> None:
+    bundle = os.path.join(directory, _ID)
+    rootfs = os.path.join(bundle, "rootfs")
+    for name in ("proc", "dev"):
+        os.makedirs(os.path.join(rootfs, name), mode=0o755)
+    os.chmod(bundle, 0o700)
+    fd = os.open(os.path.join(rootfs, _ID), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755)
+    with open(fd, "wb") as file:
+        file.write(probe.program())
+    with open(os.path.join(bundle, "config.json"), "w", encoding="utf-8") as text:
+        json.dump(_spec(_namespace(directory)), text)
+    # Where the shim logs to, as containerd makes it; who writes to a fifo needs somebody who reads.
+    with open(os.path.join(bundle, "log"), "wb"):
+        pass
+
+
+def _spec(namespace: str) -> dict[str, Any]:
+    return {
+        "ociVersion": "1.0.2",
+        "process": {
+            "terminal": False,
+            "user": {"uid": 0, "gid": 0},
+            "args": [f"/{_ID}"],
+            "env": ["PATH=/"],
+            "cwd": "/",
+            "noNewPrivileges": True,
+        },
+        "root": {"path": "rootfs", "readonly": True},
+        "hostname": _ID,
+        "mounts": [
+            {"destination": "/proc", "type": "proc", "source": "proc"},
+            {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["mode=755"]},
+        ],
+        "linux": {
+            "cgroupsPath": f"/{namespace}/{_ID}",
+            "resources": {"devices": [{"allow": False, "access": "rwm"}]},
+            "namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount", "network")],
+        },
+    }
+
+
+def _passed_on() -> dict[str, str]:
+    """What of our environment is for the shim: where its configuration is."""
+    return {name: value for name, value in os.environ.items() if name in _CONFIGURATION}
+
+
+def _namespace(directory: str) -> str:
+    return _NAMESPACE + os.path.basename(directory).removeprefix(SELF_TEST)
+
+
+def _socket_directory(directory: str) -> str:
+    """Where the socket for events is: a prefix may be longer than a socket's name."""
+    return os.path.join("/run", _namespace(directory))
+
+
+def _shims(namespace: str) -> list[int]:
+    found = []
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
+            words = file.read().split(b"\0")
+            # A zombie has no command line.
+            if os.fsencode(namespace) in words and b"-namespace" in words:
+                found.append(int(name))
+    return found
+
+
+def _kill_init(bundle: str) -> None:
+    """Kill the container's first process, if it is still that of this bundle."""
+    try:
+        with open(os.path.join(bundle, "init.pid"), encoding="ascii") as file:
+            pid = int(file.read())
+        root = os.stat(os.path.join(bundle, "rootfs"))
+        if os.path.samestat(os.stat(f"/proc/{pid}/root"), root):
+            os.kill(pid, signal.SIGKILL)
+    except (OSError, ValueError):
+        return
+
+
+def _sockets(bundle: str) -> list[str]:
+    with suppress(OSError), open(os.path.join(bundle, "address"), encoding="utf-8") as file:
+        path = file.read().strip().removeprefix("unix://")
+        if path.startswith("/"):
+            return [path, *glob.glob(f"{glob.escape(path)}.*")]
+    return []
+
+
+def _cgroups(namespace: str) -> list[str]:
+    folders = [os.path.join(root, namespace) for root in traces.cgroup_hierarchies()]
+    return [folder for folder in folders if os.path.isdir(folder)]
+
+
+def _remove_cgroup(top: str) -> None:
+    folders = [folder for folder, _, _ in os.walk(top)]
+    for folder in reversed(folders):
+        deadline = time.monotonic() + 1.0
+        with (
+            suppress(OSError),
+            open(os.path.join(folder, "cgroup.procs"), encoding="ascii") as file,
+        ):
+            for pid in file.read().split():
+                os.kill(int(pid), signal.SIGKILL)
+        while time.monotonic() < deadline:
+            try:
+                os.rmdir(folder)
+            except FileNotFoundError:
+                break
+            except OSError:
+                time.sleep(0.01)
+            else:
+                break
+
+
+def _left(directory: str) -> list[str]:
+    bundle = os.path.join(directory, _ID)
+    left = [f"the mount {path}" for path in mountinfo.mount_points_below(bundle)]
+    left += [f"the socket {path}" for path in _sockets(bundle) if os.path.exists(path)]
+    state = os.path.join(traces.RUNTIME_STATE, _namespace(directory), _ID)
+    return left + ([f"the state {state}"] if os.path.exists(state) else [])
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+def _text(done: subprocess.CompletedProcess[bytes]) -> str:
+    said = done.stdout.decode(errors="replace").strip()
+    return f"status {done.returncode}{': ' if said else ''}{said}"
+
+
+def _failed(tree: str, step: str, found: str) -> SelfTestFailed:
+    return SelfTestFailed(
+        f"the self-test of {os.path.basename(tree)}, {step}",
+        found=found,
+        do="what was in effect still is; nvshim doctor may know the reason",
+    )

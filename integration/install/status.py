@@ -1,0 +1,112 @@
+"""What is installed, and whether it is as it should be."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from integration.install import leaving
+from integration.install.places import CURRENT
+from integration.install.survey import look
+from integration.install.trees import problem_of
+from integration.install.usage import Role, count
+
+if TYPE_CHECKING:
+    from integration.install.places import Place
+    from integration.install.survey import Installed, Survey
+
+
+def status(place: Place, *, verify: bool = False, engines_root: str = "") -> dict[str, Any]:
+    """Look at an installation, and judge it.
+
+    Args:
+        place: where.
+        verify: whether to verify every file of every tree.
+        engines_root: where the engines' configuration is; empty for this machine's.
+
+    Returns:
+        What is there; ``problems`` has a line for each thing that is wrong.
+    """
+    survey = look(place, check=problem_of if verify else None)
+    mentioned = leaving.mentions(engines_root)
+    return {
+        "prefix": place.prefix,
+        "bindir": place.bindir or None,
+        "current": survey.current or None,
+        "previous": survey.previous or None,
+        "verified": verify,
+        "versions": [_row(each, survey) for each in reversed(survey.installed)],
+        "links": [
+            {
+                "path": link.path,
+                "target": link.target or None,
+                "wanted": link.wanted,
+                "right": link.is_right,
+            }
+            for link in survey.links
+        ],
+        "unseen_shims": survey.blind,
+        "mentioned_in": mentioned,
+        "problems": problems(survey, mentioned),
+    }
+
+
+def problems(survey: Survey, mentioned: list[str]) -> list[str]:
+    """What is wrong with an installation, one line each, with what to do.
+
+    Args:
+        survey: what is there.
+        mentioned: the engines' files that name the shim.
+    """
+    found = []
+    if not survey.installed:
+        found.append(f"nothing is installed below {survey.place.prefix}")
+    elif not survey.current:
+        found.append(f"no version is in effect: {CURRENT} leads to none; run nvshim install --use")
+    for each in survey.installed:
+        if each.tree is None:
+            found.append(f"{each.name} has no list of its files; install that version again")
+        elif each.problem:
+            found.append(f"{each.name}: {each.problem}; install that version again")
+    if survey.installed:
+        found += [
+            f"{link.path} leads to {link.target}, not to {link.wanted}"
+            if link.target
+            else f"{link.path} is missing"
+            if link.ours
+            else f"{link.path} is somebody else's file"
+            for link in survey.links
+            if not link.is_right
+        ]
+    found += [
+        f"{path} is what an interrupted installation has left; the next one removes it"
+        for path in survey.leftovers
+    ]
+    if not survey.current:
+        found += [f"{path} names a shim that is not there" for path in mentioned]
+    return found
+
+
+def _row(installed: Installed, survey: Survey) -> dict[str, Any]:
+    # Who looks is no user that would be news.
+    counts = count(user for user in installed.users if user.pid != os.getpid())
+    tree = installed.tree
+    return {
+        "name": installed.name,
+        "version": tree.version if tree else None,
+        "revision": (tree.revision or None) if tree else None,
+        "architecture": tree.architecture if tree else None,
+        "python": tree.python if tree else None,
+        "digest": tree.digest if tree else None,
+        "role": _role(installed.name, survey),
+        "shims": counts[Role.SHIM],
+        "fork_servers": counts[Role.FORK_SERVER],
+        "other_processes": counts[Role.OTHER],
+        "problem": installed.problem or None,
+    }
+
+
+def _role(name: str, survey: Survey) -> str | None:
+    if name == survey.current:
+        return "current"
+    return "previous" if name == survey.previous else None

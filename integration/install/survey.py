@@ -1,0 +1,194 @@
+"""What is there of an installation now, as one value."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from integration.install import usage
+from integration.install.places import (
+    CURRENT,
+    PREVIOUS,
+    is_directory_name,
+    is_leftover_name,
+    new_link,
+)
+from integration.install.trees import known_tree
+from integration.install.usage import Role, User
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from integration.dist.manifest import Tree
+    from integration.install.places import Place
+
+__all__ = ["Installed", "Link", "Survey", "look"]
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A tree below the prefix.
+
+    Attributes:
+        name: of its directory.
+        tree: what it says of itself; None if it says nothing that can be read.
+        placed: when it got its name, in nanoseconds since 1970.
+        users: the processes that use it.
+        problem: what is wrong with its files; empty if nothing is, or nobody has looked.
+    """
+
+    name: str
+    tree: Tree | None
+    placed: int = 0
+    users: tuple[User, ...] = ()
+    problem: str = ""
+
+    @property
+    def holders(self) -> tuple[User, ...]:
+        """Who keeps it from being removed: all but fork servers, which end when they are told."""
+        return tuple(user for user in self.users if user.role is not Role.FORK_SERVER)
+
+    @property
+    def shims(self) -> tuple[User, ...]:
+        """The shims among its users."""
+        return tuple(user for user in self.users if user.role is Role.SHIM)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A link that leads to the tree in effect, or should.
+
+    Attributes:
+        path: where it is.
+        wanted: where it should lead.
+        target: where it leads; empty if there is nothing.
+        ours: whether there is nothing, or a link into the prefix.
+    """
+
+    path: str
+    wanted: str
+    target: str
+    ours: bool
+
+    @property
+    def is_right(self) -> bool:
+        """Whether it leads where it should."""
+        return self.target == self.wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """An installation as it is.
+
+    Attributes:
+        place: where.
+        installed: the trees, the oldest first.
+        current: the name of the tree in effect; empty if none is.
+        previous: the name of the one before; likewise.
+        links: those of the directory of links.
+        leftovers: paths of what installers have left that were killed.
+        foreign: names below the prefix that no installer makes.
+        blind: whether there may be shims that are not seen.
+    """
+
+    place: Place
+    installed: tuple[Installed, ...] = ()
+    current: str = ""
+    previous: str = ""
+    links: tuple[Link, ...] = ()
+    leftovers: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
+    blind: bool = False
+
+    def named(self, name: str) -> Installed | None:
+        """The tree in a directory; None if there is none of that name."""
+        return next((each for each in self.installed if each.name == name), None)
+
+
+def look(
+    place: Place,
+    *,
+    check: Callable[[str], str] | None = None,
+    proc: str = usage.PROC,
+    sockets: str = usage.SOCKETS,
+) -> Survey:
+    """Look at an installation.
+
+    Args:
+        place: where.
+        check: says of a tree's path what is wrong with its files; by default nobody looks.
+        proc: where procfs is.
+        sockets: where shims listen.
+    """
+    names = _names(place.prefix)
+    links = tuple(_link(path, wanted, place.prefix) for path, wanted in place.links.items())
+    leftovers = [place.path(name) for name in names if is_leftover_name(name)]
+    leftovers += [stray for link in links if os.path.islink(stray := new_link(link.path))]
+    others = [n for n in names if not is_leftover_name(n) and n not in {CURRENT, PREVIOUS}]
+    current, previous = (_tree_that(place, name) for name in (CURRENT, PREVIOUS))
+    directories = [
+        name
+        for name in others
+        if name in {current, previous}
+        or (is_directory_name(name) and _is_directory(place.path(name)))
+    ]
+    paths = [place.path(name) for name in directories]
+    found = usage.users(paths, proc=proc)
+    installed = [
+        Installed(
+            name=name,
+            tree=known_tree(path),
+            placed=os.lstat(path).st_ctime_ns,
+            users=tuple(user for user in found if user.tree == path),
+            problem=check(path) if check else "",
+        )
+        for name, path in zip(directories, paths, strict=True)
+    ]
+    return Survey(
+        place=place,
+        installed=tuple(sorted(installed, key=lambda each: (each.placed, each.name))),
+        current=current,
+        previous=previous if previous != current else "",
+        links=links,
+        leftovers=tuple(leftovers),
+        foreign=tuple(name for name in others if name not in directories),
+        blind=usage.is_blind(sockets),
+    )
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _tree_that(place: Place, link: str) -> str:
+    """The name of the tree that a link below the prefix leads to; empty if to none."""
+    target = _target(place.path(link)).rstrip("/")
+    name = os.path.basename(target)
+    is_beside = target in {name, place.path(name)}
+    return name if name and is_beside and _is_directory(place.path(name)) else ""
+
+
+def _link(path: str, wanted: str, prefix: str) -> Link:
+    target = _target(path)
+    resolved = os.path.normpath(os.path.join(os.path.dirname(path), target)) if target else ""
+    ours = resolved.startswith(prefix + "/") if target else not os.path.lexists(path)
+    return Link(path, wanted, target, ours)
+
+
+def _target(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def _is_directory(path: str) -> bool:
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False

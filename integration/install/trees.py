@@ -1,0 +1,45 @@
+"""The trees below a prefix, and the one that this program is part of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from integration.dist import manifest
+from integration.dist.errors import DistError
+from integration.install.errors import SourceMissing
+
+if TYPE_CHECKING:
+    from integration.dist.manifest import Tree
+
+
+def known_tree(path: str) -> Tree | None:
+    """What a directory says of itself; None if it is no tree, or one whose list is lost."""
+    try:
+        return manifest.read_tree(path)
+    except DistError:
+        return None
+
+
+def problem_of(path: str) -> str:
+    """What is wrong with the files of a tree, in one line; empty if nothing is."""
+    try:
+        manifest.verify(path)
+    except DistError as error:
+        return error.found
+    return ""
+
+
+def own_tree() -> str:
+    """The directory of the tree that this program is part of.
+
+    Raises:
+        SourceMissing: it is part of none, as in a checkout.
+    """
+    path = manifest.own_tree()
+    if not path:
+        raise SourceMissing(
+            "to install the tree that this nvshim is part of",
+            found="it is part of none",
+            do="build one with make dist, and name it with --from",
+        )
+    return path

@@ -1,0 +1,197 @@
+"""Which processes use which tree: shims, fork servers, and whatever else has files of one.
+
+A process uses a tree if it executes or maps a file of it, or was started with the path of one. A
+shim maps at least one library from its tree, whichever interpreter it has. Files are told by their
+path, and by device and inode: a process in another mount namespace may see them elsewhere, and one
+whose tree was renamed sees them where they are now.
+
+A tree that cannot be ruled out counts as used: a process that cannot be looked at (it has gone) is
+no reason, but a shim in a pid namespace that is not seen from here is (:func:`is_blind`).
+
+Source: proc(5), /proc/PID/maps and exe; unix(7), SO_PEERCRED.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import socket
+import stat
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from integration.install.places import SHIM
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    Identity = tuple[int, int]
+
+PROC: Final = "/proc"
+SOCKETS: Final = "/run/containerd/s"
+
+_FORK_SERVER: Final = "fork-server"
+_VERBS: Final = frozenset({"start", "delete"})
+_ASKED_BY: Final = "shim-binary-path"
+_CREDENTIALS: Final = struct.Struct("iII")
+_LONGEST_PATH: Final = 4096
+# Seconds for a listener that may be stopped.
+_PATIENCE: Final = 0.2
+
+
+class Role(StrEnum):
+    """What a process does with a tree."""
+
+    SHIM = "shim"
+    FORK_SERVER = "fork server"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A process that uses a tree.
+
+    Attributes:
+        pid: the process.
+        role: what it does.
+        tree: the tree's directory.
+        asked_by: of a shim, the path of the program that containerd executes to clean up after it;
+            empty if that is not known.
+    """
+
+    pid: int
+    role: Role
+    tree: str
+    asked_by: str = ""
+
+
+def users(trees: Iterable[str], *, proc: str = PROC) -> list[User]:
+    """The processes that use trees.
+
+    Args:
+        trees: paths of their directories.
+        proc: where procfs is.
+
+    Returns:
+        One for each process and tree, in the order of their pids.
+    """
+    known = {tree: _identities(tree) for tree in trees}
+    found = []
+    for pid in sorted(int(name) for name in os.listdir(proc) if name.isdecimal()):
+        folder = os.path.join(proc, str(pid))
+        words = _words(folder)
+        paths, identities = _files(folder)
+        for tree, own in known.items():
+            below = tree + "/"
+            if any(p.startswith(below) for p in (*paths, *words)) or not own.isdisjoint(identities):
+                role = role_of(words)
+                asked_by = _asked_by(folder) if role is Role.SHIM else ""
+                found.append(User(pid, role, tree, asked_by))
+    return found
+
+
+def role_of(words: list[str]) -> Role:
+    """What a process does, by its command line.
+
+    Args:
+        words: of the command line, without empty ones.
+    """
+    if not words or os.path.basename(words[0]).removesuffix(".py") != SHIM:
+        return Role.OTHER
+    if words[-1] == _FORK_SERVER:
+        return Role.FORK_SERVER
+    return Role.SHIM if "-id" in words and words[-1] not in _VERBS else Role.OTHER
+
+
+def is_blind(sockets: str = SOCKETS) -> bool:
+    """Whether there may be shims that cannot be seen from here.
+
+    A shim of the machine listens in a directory that this process sees although it does not see
+    the shim's pid namespace, as in a container without ``hostPID``.
+
+    Args:
+        sockets: where shims listen.
+    """
+    return any(_has_unseen_listener(path) for path in glob.glob(f"{glob.escape(sockets)}/*"))
+
+
+def _has_unseen_listener(path: str) -> bool:
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            return False
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(_PATIENCE)
+            probe.connect(path)
+            raw = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    except OSError:
+        return False  # nobody listens any more
+    # The kernel names who has listened, dead or alive, by its pid in our namespace; 0 if it has
+    # none there.
+    return int(_CREDENTIALS.unpack(raw)[0]) == 0
+
+
+def _identities(tree: str) -> frozenset[Identity]:
+    """Device and inode of every file that could be executed or mapped."""
+    found = set()
+    for folder, _, names in os.walk(tree):
+        for name in names:
+            with suppress(OSError):
+                status = os.lstat(os.path.join(folder, name))
+                if stat.S_ISREG(status.st_mode):
+                    found.add((status.st_dev, status.st_ino))
+    return frozenset(found)
+
+
+def _files(folder: str) -> tuple[set[str], set[Identity]]:
+    """Paths and identities of the files that a process executes or maps."""
+    paths: set[str] = set()
+    identities: set[Identity] = set()
+    exe = os.path.join(folder, "exe")
+    with suppress(OSError):
+        paths.add(os.readlink(exe))
+        status = os.stat(exe)
+        identities.add((status.st_dev, status.st_ino))
+    for line in _lines(os.path.join(folder, "maps")):
+        # address permissions offset device inode path
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[4] != "0":  # noqa: PLR2004 - as listed above
+            paths.add(fields[5])
+            major, _, minor = fields[3].partition(":")
+            identities.add((os.makedev(int(major, 16), int(minor, 16)), int(fields[4])))
+    return paths, identities
+
+
+def _words(folder: str) -> list[str]:
+    with suppress(OSError), open(os.path.join(folder, "cmdline"), "rb") as file:
+        # A shim's line is padded with what was there before it was a shim.
+        return [word for word in os.fsdecode(file.read()).split("\0") if word]
+    return []
+
+
+def _asked_by(folder: str) -> str:
+    """The program that containerd has noted in the bundle, which is the shim's directory."""
+    with suppress(OSError):
+        fd = os.open(
+            os.path.join(folder, "cwd", _ASKED_BY), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        )
+        try:
+            return os.fsdecode(os.read(fd, _LONGEST_PATH)).strip()
+        finally:
+            os.close(fd)
+    return ""
+
+
+def _lines(path: str) -> Iterator[str]:
+    with suppress(OSError), open(path, encoding="utf-8", errors="surrogateescape") as file:
+        yield from file
+
+
+def count(found: Iterable[User]) -> Mapping[Role, int]:
+    """How many processes there are of each role."""
+    counts = dict.fromkeys(Role, 0)
+    for user in found:
+        counts[user.role] += 1
+    return counts
