@@ -167,6 +167,11 @@ GROUPS: Final = (
                 "`1`",
             ),
             Variable(
+                "SOURCE_DATE_EPOCH",
+                "the time of all files that `make dist` makes, in seconds since 1970",
+                "that of the commit",
+            ),
+            Variable(
                 "NVSHIM_SIMULATED_FAULTS",
                 "of a simulated node's NVML: which functions fail, and how "
                 "(`nvmlInit=hang nvmlDeviceGetUUID=15`)",

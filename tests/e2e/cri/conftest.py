@@ -58,8 +58,8 @@ def pods(cri_containerd: PrivateContainerd) -> Iterator[Pods]:
 
 
 def _handlers(workshop: str, crun: str, low_level: str | None) -> dict[str, Any]:
-    """The runtime handlers: the README's own, others of ours, and containerd's to compare."""
-    with open(os.path.join(REPOSITORY, "README.md"), encoding="utf-8") as file:
+    """The handlers: that of docs/engines.md, others of ours, and containerd's to compare."""
+    with open(os.path.join(REPOSITORY, "docs/engines.md"), encoding="utf-8") as file:
         found = re.search(r"```toml\n(# /etc/containerd/config.toml.*?)```", file.read(), re.DOTALL)
     assert found is not None
     # No systemd runs where the tests do.

@@ -42,7 +42,7 @@ def new_containerd(shim_directory: str, workshop: str, parts: Parts) -> Iterator
     """A containerd that has the sandbox API, without a pause image, on a node with GPUs."""
     if parts.version < (2, 0):
         parts = Parts.of_release("sid")
-    # An options table would be in the way of containerd itself: see the README.
+    # An options table would be in the way of containerd itself: see docs/engines.md.
     handlers = {HANDLER: {"runtime_type": OURS, "sandboxer": "shim"}}
     plugin = CriPlugin(handlers, sandbox_image=PAUSE, default_handler=HANDLER)
     node = SimulatedNode.create(f"{workshop}/cri-sandbox", Scenario.load("two"))

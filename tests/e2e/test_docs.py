@@ -1,0 +1,91 @@
+"""Every command of the documentation does what the page says, in the order of the page.
+
+A page's commands are typed into one shell on a machine of its own (:mod:`tests.harness.world`);
+``make`` is not run there, and its targets have to exist. :mod:`tests.harness.pages` has the
+convention by which a block is not run, or fails as it should.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from integration.dist.build import build
+from integration.dist.inputs import Inputs
+from integration.simulated import Scenario, SimulatedNode
+from tests.harness.launcher import REPOSITORY
+from tests.harness.pages import blocks, pages
+from tests.harness.world import World, matches, write_image
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RUN: Final = [name for name in pages() if any(not block.reason for block in blocks(name))]
+
+# Pages that are about a node on which the project is installed.
+INSTALLED: Final = {"docs/engines.md"}
+
+
+@pytest.fixture(scope="module")
+def image(workshop: str) -> str:
+    return write_image(os.path.join(workshop, "world-image.tar"))
+
+
+@pytest.fixture(scope="module")
+def gpus(workshop: str) -> Iterator[SimulatedNode]:
+    with SimulatedNode.create(f"{workshop}/world-node", Scenario.load("two")) as node:
+        yield node
+
+
+@pytest.fixture(scope="module")
+def tree() -> str:
+    directory = os.path.join(REPOSITORY, ".cache", "dist", "tree")
+    build(directory, Inputs.of(), cache=os.path.join(REPOSITORY, ".cache", "dist"))
+    return directory
+
+
+@pytest.fixture
+def world(gpus: SimulatedNode, image: str, tree: str) -> Iterator[World]:
+    with World(gpus, image) as world:
+        yield world
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_commands_of(page: str, world: World, tree: str) -> None:
+    if page in INSTALLED:
+        done = world.run(
+            f"mkdir -p /opt/containerd-shim-nvidia && cp -a {tree} /opt/containerd-shim-nvidia/x"
+            " && ln -s x /opt/containerd-shim-nvidia/current"
+            " && ln -s /opt/containerd-shim-nvidia/current/bin/*[!y] /usr/local/bin/"
+        )
+        assert done.status == 0, done.output
+    for block in blocks(page):
+        if block.reason:
+            continue
+        for command in block.commands:
+            words = shlex.split(command.text, comments=True)
+            if words[0] == "make":
+                assert _made_of(words[1:]) <= _makefile(), command.text
+                continue
+            ended = world.run(command.text)
+            wanted = block.status if command is block.commands[-1] else 0
+            said = f"{block}: {command.text}\n{ended.output}"
+            assert ended.status == wanted, f"{ended.status} is the status of {said}"
+            missing = matches(command, ended.output)
+            assert missing == [], f"not printed: {missing} by {said}"
+
+
+def _made_of(words: list[str]) -> set[str]:
+    """The targets that a command names, and the variables that it sets, as ``NAME=``."""
+    return {f"{name}{sign}" for name, sign, _ in (word.partition("=") for word in words)}
+
+
+def _makefile() -> set[str]:
+    with open(os.path.join(REPOSITORY, "Makefile"), encoding="utf-8") as file:
+        text = file.read()
+    targets = re.findall(r"^([a-z-]+):", text, re.MULTILINE)
+    return {*targets, *(f"{name}=" for name in re.findall(r"\$\((?:or \$\()?([A-Z]+)\b", text))}

@@ -1,0 +1,247 @@
+"""A machine to type the documentation's commands on, which is this one under a cover.
+
+The commands of a page are those of a node: they write to /etc, /opt and /usr/local, start
+containerd by its usual paths, and install what stays. So they run in namespaces of mounts and
+processes of their own: overlays in memory lie over those directories, /run and containerd's are
+empty, and with the first process everything is gone. The kernel, /dev and cgroups are this
+machine's.
+
+What a world has
+- Debian's containerd, runc and their configuration, as they are installed here; containerd runs.
+- Two simulated GPUs, which the shim's configuration points at. Its [node] table is what a node with
+  a GPU does without.
+- ``systemctl``, a stand-in that knows containerd, and says so of anything else.
+- An image with glibc under the name that pages use, as if it had been pulled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final, Self
+
+from integration.images import glibc, write_archive
+from integration.patience import PATIENCE
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from integration.simulated import SimulatedNode
+    from tests.harness.pages import Command
+
+__all__ = ["Ended", "World", "matches", "write_image"]
+
+IMAGE: Final = "docker.io/library/ubuntu:24.04"
+
+_COVERED: Final = ("etc", "opt", "usr/local", "var/lib", "root")
+_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_TIMEOUT: Final = 40.0 * PATIENCE
+
+# Run as the first process of the namespaces. $1 is a directory of ours.
+_SET_UP: Final = r"""
+set -eu
+base=$1
+mount -t tmpfs -o mode=755 world "$base/cover"
+cd "$base/cover"
+for name in etc opt usr/local var/lib root; do
+    [ -d "/$name" ] || continue
+    mkdir -p "upper/$name" "work/$name"
+    mount -t overlay overlay -o "lowerdir=/$name,upperdir=upper/$name,workdir=work/$name" "/$name"
+done
+mount -t tmpfs -o mode=755 run /run
+mkdir /run/lock
+# An overlay cannot lie on an overlay; and layers are on the file system of snapshots.
+for name in containerd containerd-shim-nvidia; do
+    mkdir -p "own/$name" "/var/lib/$name"
+    mount --bind "own/$name" "/var/lib/$name"
+done
+rm -rf /opt/containerd-shim-nvidia /etc/containerd-shim-nvidia /etc/nvidia-container-runtime \
+    /etc/cdi
+mkdir -p /etc/containerd-shim-nvidia /usr/local/sbin
+cp "$base/config.toml" /etc/containerd-shim-nvidia/config.toml
+cp "$base/systemctl" /usr/local/sbin/systemctl
+cd /root
+systemctl start containerd
+ctr images import "$base/image.tar" >/dev/null
+exec bash --norc --noprofile
+"""
+
+_SYSTEMCTL: Final = r"""#!/bin/sh
+# Stands in for systemd, which does not run here: it starts and stops containerd.
+set -eu
+log=/var/lib/containerd.log pid=/run/containerd.pid
+stop() {
+    [ -e $pid ] || return 0
+    kill "$(cat $pid)" 2>/dev/null || :
+    while kill -0 "$(cat $pid)" 2>/dev/null; do sleep 0.02; done
+    rm -f $pid
+}
+start() {
+    setsid containerd >>$log 2>&1 </dev/null &
+    echo $! >$pid
+    for _ in $(seq 500); do
+        if ctr version >/dev/null 2>&1; then return 0; fi
+        sleep 0.02
+    done
+    tail -n 5 $log >&2
+    return 1
+}
+case "$*" in
+    "start containerd") start ;;
+    "stop containerd") stop ;;
+    "restart containerd") stop; start ;;
+    "is-active containerd") [ -e $pid ] && echo active ;;
+    *) echo "systemctl $*: no systemd here" >&2; exit 1 ;;
+esac
+"""
+
+
+class Ended:
+    """How a command ended.
+
+    Attributes:
+        status: its exit status.
+        output: what it wrote, to stdout and stderr.
+    """
+
+    def __init__(self, status: int, output: str) -> None:
+        self.status = status
+        self.output = output
+
+
+def write_image(path: str) -> str:
+    """Write the image that worlds have, as an archive.
+
+    Args:
+        path: of the archive.
+
+    Returns:
+        The path.
+    """
+    return write_archive(path, [glibc().named(IMAGE)])
+
+
+class World:
+    """A machine of its own; as a context, gone at the end.
+
+    Args:
+        node: whose GPUs it has.
+        image: the archive of :func:`write_image`.
+    """
+
+    def __init__(self, node: SimulatedNode, image: str) -> None:
+        self._node = node
+        self._image = image
+        self._undo = ExitStack()
+        self._directory = ""
+        self._shell: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        with ExitStack() as undo:
+            self._directory = tempfile.mkdtemp(prefix="world-")
+            undo.callback(shutil.rmtree, self._directory, ignore_errors=True)
+            self._fill(self._node)
+            os.symlink(self._image, os.path.join(self._directory, "image.tar"))
+            undo.callback(self._end)
+            self._start()
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._undo.close()
+
+    def _fill(self, node: SimulatedNode) -> None:
+        os.mkdir(os.path.join(self._directory, "cover"))
+        with open(node.config_path, encoding="utf-8") as file:
+            # Its state and layers are where a node's are.
+            lines = [line for line in file if not line.startswith(("state", "layers"))]
+        for name, text in (("config.toml", "".join(lines)), ("systemctl", _SYSTEMCTL)):
+            path = os.path.join(self._directory, name)
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.chmod(path, 0o755 if name == "systemctl" else 0o644)
+
+    def _start(self) -> None:
+        argv = [
+            "unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--mount-proc",
+            "--kill-child", "bash", "-c", _SET_UP, "world", self._directory,
+        ]  # fmt: skip
+        self._shell = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={"PATH": _PATH, "HOME": "/root", "LANG": "C.UTF-8"},
+            start_new_session=True,
+        )
+        ready = self.run("true")
+        assert ready.status == 0, ready.output
+
+    def _end(self) -> None:
+        shell, self._shell = self._shell, None
+        if shell is not None:
+            # unshare's child is the first process of the others: with it, all of them end.
+            shell.send_signal(signal.SIGKILL)
+            shell.wait()
+            for pipe in (shell.stdin, shell.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+
+    def run(self, text: str) -> Ended:
+        """Type a command into the world's one shell.
+
+        Args:
+            text: the command, of any number of lines.
+
+        Raises:
+            AssertionError: it did not end in time, or took the shell with it.
+        """
+        shell = self._shell
+        assert shell is not None
+        assert shell.stdin is not None
+        assert shell.stdout is not None
+        mark = f"--{os.urandom(8).hex()}--"
+        wrapped = f"{{ {text}\n}} </dev/null 2>&1\nprintf '%s%s\\n' {mark} $?\n"
+        shell.stdin.write(wrapped.encode())
+        shell.stdin.flush()
+        read = bytearray()
+        ending = re.compile(rb"%s(\d+)\n\Z" % mark.encode())
+        end = time.monotonic() + _TIMEOUT
+        while not (found := ending.search(read)):
+            left = max(0.0, end - time.monotonic())
+            assert select.select([shell.stdout], [], [], left)[0], f"it goes on and on: {text}"
+            piece = os.read(shell.stdout.fileno(), 1 << 16)
+            assert piece, f"the shell has ended: {read.decode(errors='replace')}"
+            read += piece
+        output = read[: found.start()].decode(errors="replace")
+        return Ended(int(found[1]), output)
+
+
+def matches(command: Command, output: str) -> list[str]:
+    """The lines that a page shows and a command has not printed, in their order.
+
+    Args:
+        command: with the lines.
+        output: what it printed.
+    """
+    lines = iter(output.splitlines())
+    missing = []
+    for wanted in command.output:
+        pattern = re.compile(".*".join(re.escape(part) for part in wanted.strip().split("…")))
+        if not any(pattern.fullmatch(line.strip()) for line in lines):
+            missing.append(wanted)
+    return missing
