@@ -22,6 +22,7 @@ Leaves of the tree in :mod:`api.errors`::
         ├── …                       E242x  see integration.cri.errors
         ├── …                       E246x  see integration.gpu.errors
         ├── …                       E253x, E254x  see integration.cdi.errors
+        ├── …                       E255x, E256x, E257x  see integration.engines.errors
         ├── …                       E260x  see integration.dist.errors
         ├── …                       E262x, E263x  see integration.install.errors
         └── …                       E27xx  see integration.node.errors

@@ -37,6 +37,7 @@ class Command(NamedTuple):
 
 COMMANDS: Final[Mapping[str, Command]] = {
     "cdi": Command("integration.cli.cdi", "Write, list, check and move CDI specs"),
+    "configure": Command("integration.cli.configure", "Tell an engine of the shim"),
     "install": Command("integration.cli.install", "Install a version, or switch to another"),
     "uninstall": Command("integration.cli.uninstall", "Remove what is installed"),
     "status": Command("integration.cli.status", "Show which versions are there and in effect"),

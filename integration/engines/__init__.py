@@ -1,0 +1,84 @@
+"""Configuring container engines for the shim: containerd, Docker and CRI-O.
+
+What is to be done is planned first, as a value that can be shown, and then done::
+
+    options = ContainerdOptions(runtime_name="nvidia", set_default=True)
+    change = plan(options)          # reads only; containerd has validated it
+    print(change.diff(), change.need, change.why)
+    apply(change)                   # each file in one step; a crash leaves old or new ones
+    apply(plan_removal(options))    # the exact inverse
+
+Rules
+- Only our own table is added. What others wrote stays as it is, byte for byte, and the engine
+  itself is asked whether it reads everything else as before.
+- To remove is the exact inverse, also of a part that somebody has edited around since.
+- What somebody has changed of ours, or configured under our name, is an error and not overwritten.
+- Nothing is restarted here (:mod:`integration.engines.restart` does, when a person asks for it); a
+  change says whether the engine needs it.
+
+Modules: ``containerd`` (with ``options``, ``former``, ``wanted``, ``verdict``, ``imports``,
+``dump``), ``docker``, ``crio``; ``tomltext`` and ``jsontext`` edit text, ``marks`` tells ours from
+others', ``files`` replaces files.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from integration.engines import containerd, crio, docker
+from integration.engines.files import Change, FileChange, Need, apply
+from integration.engines.options import Options as ContainerdOptions
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    Options: TypeAlias = ContainerdOptions | docker.Options | crio.Options
+
+__all__ = [
+    "Change",
+    "ContainerdOptions",
+    "FileChange",
+    "Need",
+    "apply",
+    "containerd",
+    "crio",
+    "docker",
+    "plan",
+    "plan_removal",
+]
+
+
+def plan(options: Options) -> Change:
+    """What has to change so that an engine knows our runtime.
+
+    Args:
+        options: of the engine.
+
+    Raises:
+        EnginesError: it cannot be had, or not without changing something else.
+    """
+    match options:
+        case docker.Options():
+            return docker.plan(options)
+        case crio.Options():
+            return crio.plan(options)
+        case _:
+            return containerd.plan(options)
+
+
+def plan_removal(options: Options) -> Change:
+    """What has to change so that nothing of ours is left in an engine's configuration.
+
+    Args:
+        options: of the engine, with the same places as when it was configured.
+
+    Raises:
+        EnginesError: a file cannot be read, or was changed by hand.
+    """
+    match options:
+        case docker.Options():
+            return docker.plan_removal(options)
+        case crio.Options():
+            return crio.plan_removal(options)
+        case _:
+            return containerd.plan_removal(options)

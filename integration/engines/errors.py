@@ -1,0 +1,184 @@
+"""What can go wrong while an engine is configured.
+
+Leaves of the tree in :mod:`api.errors`, beside those in :mod:`integration.errors`::
+
+    IntegrationError
+    └── EnginesError             E2550-E2589  configuration of containerd, Docker and CRI-O
+        ├── EngineNotInstalled   E2550
+        ├── EngineTooOld         E2551
+        ├── ConfigUnreadable     E2552
+        ├── ConfigInvalid        E2553
+        ├── ConfigRefused        E2554
+        ├── ConfigDiffers        E2555
+        ├── ConfigIgnored        E2556
+        ├── ConfigGenerated      E2557
+        ├── CriDisabled          E2558
+        ├── HandlerTaken         E2559
+        ├── HandlerNameInvalid   E2560
+        ├── DropInReplaces       E2561
+        ├── NotOurs              E2562
+        ├── ChangedByHand        E2563
+        ├── EditImpossible       E2564
+        ├── ConfigLocked         E2565
+        ├── ChangedMeanwhile     E2566
+        ├── WriteFailed          E2567
+        ├── RestartRefused       E2568
+        ├── RestartFailed        E2569
+        └── RecordInvalid        E2570
+"""
+
+from __future__ import annotations
+
+from api.errors import Status
+from integration.errors import IntegrationError
+
+
+class EnginesError(IntegrationError):
+    """Base of what can go wrong while an engine is configured."""
+
+
+class EngineNotInstalled(EnginesError):
+    """The engine's program, which is to check what is written for it, is not found."""
+
+    code = "NVSHIM-E2550"
+    status = Status.FAILED_PRECONDITION
+
+
+class EngineTooOld(EnginesError):
+    """This release of the engine cannot be told of a shim."""
+
+    code = "NVSHIM-E2551"
+    status = Status.FAILED_PRECONDITION
+
+
+class ConfigUnreadable(EnginesError):
+    """A file of the engine's configuration cannot be read: permission, not text, no file."""
+
+    code = "NVSHIM-E2552"
+    status = Status.PERMISSION_DENIED
+
+
+class ConfigInvalid(EnginesError):
+    """A file of the engine's configuration is no TOML or JSON, or of a version nobody knows."""
+
+    code = "NVSHIM-E2553"
+    status = Status.FAILED_PRECONDITION
+
+
+class ConfigRefused(EnginesError):
+    """The engine itself refuses a configuration. Nothing was put in place."""
+
+    code = "NVSHIM-E2554"
+    status = Status.FAILED_PRECONDITION
+
+
+class ConfigDiffers(EnginesError):
+    """With our part the engine would read something else differently. Nothing was put in place."""
+
+    code = "NVSHIM-E2555"
+    status = Status.FAILED_PRECONDITION
+
+
+class ConfigIgnored(EnginesError):
+    """The engine would not see our part of its configuration. Nothing was put in place."""
+
+    code = "NVSHIM-E2556"
+    status = Status.FAILED_PRECONDITION
+
+
+class ConfigGenerated(EnginesError):
+    """The file is written anew by another program; the message names what to edit instead."""
+
+    code = "NVSHIM-E2557"
+    status = Status.FAILED_PRECONDITION
+
+
+class CriDisabled(EnginesError):
+    """containerd serves no kubelet, so that a handler in its configuration has no effect."""
+
+    code = "NVSHIM-E2558"
+    status = Status.FAILED_PRECONDITION
+
+
+class HandlerTaken(EnginesError):
+    """Somebody else has configured a handler of that name."""
+
+    code = "NVSHIM-E2559"
+    status = Status.ALREADY_EXISTS
+
+
+class HandlerNameInvalid(EnginesError):
+    """No RuntimeClass can name a handler so."""
+
+    code = "NVSHIM-E2560"
+    status = Status.INVALID_ARGUMENT
+
+
+class DropInReplaces(EnginesError):
+    """A drop-in was asked for where it would replace a whole section of the root file."""
+
+    code = "NVSHIM-E2561"
+    status = Status.INVALID_ARGUMENT
+
+
+class NotOurs(EnginesError):
+    """There is a file of somebody else where ours is to be."""
+
+    code = "NVSHIM-E2562"
+    status = Status.ALREADY_EXISTS
+
+
+class ChangedByHand(EnginesError):
+    """What we have written was changed since. It stays as it is unless forced."""
+
+    code = "NVSHIM-E2563"
+    status = Status.FAILED_PRECONDITION
+
+
+class EditImpossible(EnginesError):
+    """Our part cannot be written into a file without changing what others wrote."""
+
+    code = "NVSHIM-E2564"
+    status = Status.FAILED_PRECONDITION
+
+
+class ConfigLocked(EnginesError):
+    """Another ``nvshim configure`` is at work on the same files."""
+
+    code = "NVSHIM-E2565"
+    status = Status.UNAVAILABLE
+
+
+class ChangedMeanwhile(EnginesError):
+    """A file changed between the plan and its execution. Nothing was put in place."""
+
+    code = "NVSHIM-E2566"
+    status = Status.ABORTED
+
+
+class WriteFailed(EnginesError):
+    """A file could not be written or removed. What was not reached is as it was."""
+
+    code = "NVSHIM-E2567"
+    status = Status.PERMISSION_DENIED
+
+
+class RestartRefused(EnginesError):
+    """The restart that was asked for would not bring the engine back. Nothing was done to it."""
+
+    code = "NVSHIM-E2568"
+    status = Status.FAILED_PRECONDITION
+
+
+class RestartFailed(EnginesError):
+    """The engine was told to restart, and does not answer. Its files are in place."""
+
+    code = "NVSHIM-E2569"
+    status = Status.UNAVAILABLE
+
+
+class RecordInvalid(EnginesError):
+    """Our own record of what was configured cannot be understood."""
+
+    code = "NVSHIM-E2570"
+    status = Status.DATA_LOSS

@@ -1,0 +1,290 @@
+"""Files that are exchanged: what is to become of each, and doing it so that a crash harms none.
+
+Rules
+- A :class:`Change` is a value: what was read, and what is to be there instead. To show it is to
+  print it, and to do it is :func:`apply`.
+- Each file is replaced whole, by a name that changes its file in one step. Between two files
+  everything is valid too: what others refer to is written before the reference, and removed after.
+- A link is written through: what it points to is replaced, and the link stays.
+- Owner, mode and extended attributes (SELinux) of a file stay as they were.
+- Who changes files holds a lock on the directory of the first of them; and what was read for the
+  plan must still be there when it is done.
+
+Source: rename(2), flock(2), fsync(2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import errno
+import fcntl
+import os
+import stat
+import tempfile
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from integration.engines.errors import (
+    ChangedMeanwhile,
+    ConfigLocked,
+    ConfigUnreadable,
+    WriteFailed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["Change", "FileChange", "Need", "apply", "missing_directories", "read", "read_text"]
+
+_MODE: Final = 0o644
+
+
+class Need(StrEnum):
+    """What an engine needs before it knows of a change."""
+
+    NOTHING = "nothing"
+    RELOAD = "reload"
+    RESTART = "restart"
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    """What becomes of a file.
+
+    Attributes:
+        path: as the person named it; it may be a link.
+        old: its content; None if there is none.
+        new: what is to be there instead; None for nothing.
+        mode: of a file that is made.
+        directories: that are made for the file, or removed with it if they are empty then; each
+            before those below it.
+    """
+
+    path: str
+    old: bytes | None
+    new: bytes | None
+    mode: int = _MODE
+    directories: tuple[str, ...] = ()
+
+    @property
+    def action(self) -> str:
+        """What happens to it, in one word."""
+        if self.old is None:
+            return "created"
+        return "removed" if self.new is None else "changed"
+
+    def diff(self) -> str:
+        """The change as ``diff -u`` shows it."""
+        old, new = (_lines(content) for content in (self.old, self.new))
+        names = ["/dev/null" if c is None else self.path for c in (self.old, self.new)]
+        return "".join(difflib.unified_diff(old, new, names[0], names[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is to be done to an engine's configuration.
+
+    Attributes:
+        engine: whose.
+        files: what becomes of each file that changes, in the order in which it is done.
+        need: what the engine needs to know of it.
+        why: that in a sentence.
+        notes: what a person should know besides.
+        lock: a path in whose directory the lock is.
+    """
+
+    engine: str
+    files: tuple[FileChange, ...]
+    need: Need
+    why: str
+    lock: str
+    notes: tuple[str, ...] = ()
+
+    def diff(self) -> str:
+        """All of it as ``diff -u`` shows it; empty if nothing changes."""
+        return "".join(file.diff() for file in self.files)
+
+
+def read(path: str) -> bytes | None:
+    """A file's content.
+
+    Args:
+        path: of it; a link is followed.
+
+    Returns:
+        None if there is none.
+
+    Raises:
+        ConfigUnreadable: it cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigUnreadable(
+            f"to read {path}", found=error.strerror or str(error), do="run this as root"
+            if isinstance(error, PermissionError) else "",
+        ) from error  # fmt: skip
+
+
+def read_text(path: str, content: bytes) -> str:
+    """Content as text.
+
+    Args:
+        path: whose.
+        content: bytes.
+
+    Raises:
+        ConfigUnreadable: it is no UTF-8.
+    """
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigUnreadable(
+            f"to read {path}", found=f"it is no text in UTF-8 (byte {error.start})"
+        ) from error
+
+
+def missing_directories(path: str) -> tuple[str, ...]:
+    """The directories above a path that do not exist, each before those below it."""
+    missing: list[str] = []
+    directory = os.path.dirname(os.path.realpath(path))
+    while directory and not os.path.isdir(directory) and directory != os.path.dirname(directory):
+        missing.insert(0, directory)
+        directory = os.path.dirname(directory)
+    return tuple(missing)
+
+
+def apply(change: Change) -> None:
+    """Do what a plan says.
+
+    Args:
+        change: the plan. Nothing happens if it changes nothing.
+
+    Raises:
+        ConfigLocked: another one is at work.
+        ChangedMeanwhile: a file is not as the plan found it. Nothing was done.
+        WriteFailed: a file could not be written. Those before it in the plan are written, those
+            after it are not.
+    """
+    if not change.files:
+        return
+    with _locked(change.lock):
+        for file in change.files:
+            if read(file.path) != file.old:
+                raise ChangedMeanwhile(
+                    f"to write {file.path}", found="it has changed since it was read",
+                    do="try again",
+                )  # fmt: skip
+        for file in change.files:
+            try:
+                _replace(file)
+            except OSError as error:
+                verb = "remove" if file.new is None else "write"
+                raise WriteFailed(
+                    f"to {verb} {file.path}",
+                    found=error.strerror or str(error),
+                    do=_REMEDIES.get(error.errno or 0, ""),
+                ) from error
+
+
+_REMEDIES: Final = {
+    errno.EACCES: "run this as root",
+    errno.EPERM: "run this as root, and see whether the file is immutable (lsattr)",
+    errno.EROFS: "choose a place that can be written, or make this one writable",
+    errno.EBUSY: "it is mounted by itself: mount its directory instead",
+    errno.ENOSPC: "make room on the file system",
+}
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[None]:
+    """Hold the lock: on the nearest directory above the path, so that nothing is left of it."""
+    directory = os.path.dirname(os.path.realpath(path))
+    while not os.path.isdir(directory):
+        directory = os.path.dirname(directory)
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise WriteFailed(
+            f"the lock on {directory}",
+            found=error.strerror or str(error),
+            do=_REMEDIES.get(error.errno or 0, ""),
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise ConfigLocked(
+            f"the lock on {directory}", found="another nvshim configure holds it",
+            do="wait until it has ended",
+        ) from error  # fmt: skip
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _replace(change: FileChange) -> None:
+    path = os.path.realpath(change.path)
+    if change.new is None:
+        os.unlink(path)
+        _sync(os.path.dirname(path))
+        for directory in reversed(change.directories):
+            # Somebody else's files, or a mount: it is not only ours any more.
+            with contextlib.suppress(OSError):
+                os.rmdir(directory)
+        return
+    for directory in change.directories:
+        os.makedirs(directory, mode=0o755, exist_ok=True)
+    directory, name = os.path.split(path)
+    # Nothing that a pattern of imports (*.toml) matches.
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{name}.", suffix=".nvshim", dir=directory)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(change.new)
+            _take_over(path, descriptor, change.mode)
+            file.flush()
+            os.fsync(descriptor)
+        os.rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    _sync(directory)
+
+
+def _take_over(path: str, descriptor: int, mode: int) -> None:
+    """Give a new file the owner, mode and attributes of the one it replaces."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        os.fchmod(descriptor, mode)
+        return
+    os.fchown(descriptor, found.st_uid, found.st_gid)
+    os.fchmod(descriptor, stat.S_IMODE(found.st_mode))
+    with contextlib.suppress(OSError):  # not every file system has them
+        for name in os.listxattr(path):
+            with contextlib.suppress(OSError):
+                os.setxattr(descriptor, name, os.getxattr(path, name))
+
+
+def _sync(directory: str) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _lines(content: bytes | None) -> Sequence[str]:
+    if content is None:
+        return []
+    lines = content.decode(errors="replace").splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        lines[-1] += "\n\\ No newline at end of file\n"
+    return lines

@@ -1,0 +1,179 @@
+"""Which files containerd reads, in its order, of a node as it is or as it would be.
+
+Rules
+- A node is a :class:`View`: the files on disk, with some of them exchanged or taken away. What is
+  planned can so be looked at before any of it is written.
+- Files are read as containerd reads them: the root file, then what it imports, then what those
+  import, each once, by its path. A pattern has its matches sorted by name; a path without ``*``
+  has to be there.
+- The version of a file without ``version`` is 1.
+
+Source: containerd cmd/containerd/server/config LoadConfig, resolveImports (services/server/config
+in 1.x, which looks for relative patterns from its own working directory).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import os
+import tomllib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from integration.engines import tomltext
+from integration.engines.errors import ConfigInvalid
+from integration.engines.files import read, read_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["File", "View", "covers", "load", "parse"]
+
+_VERSIONS: Final = range(1, 5)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A node's files, some of them as they would be.
+
+    Attributes:
+        exchanged: text by path; None for a file that is taken away.
+    """
+
+    exchanged: Mapping[str, str | None] = field(default_factory=dict)
+
+    def text(self, path: str) -> str | None:
+        """What is in a file; None if there is none.
+
+        Raises:
+            ConfigUnreadable: it cannot be read.
+        """
+        if path in self.exchanged:
+            return self.exchanged[path]
+        content = read(path)
+        return None if content is None else read_text(path, content)
+
+    def with_text(self, path: str, text: str | None) -> View:
+        """The same node with another text in a file, or without the file."""
+        return View({**self.exchanged, path: text})
+
+    def matches(self, pattern: str) -> list[str]:
+        """The files that a pattern names, sorted; a path without ``*`` names itself."""
+        if "*" not in pattern:
+            return [pattern]
+        found = set(glob.glob(pattern, include_hidden=True))
+        found |= {path for path in self.exchanged if _is_match(path, pattern)}
+        return sorted(path for path in found if self.exchanged.get(path, "") is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file of the configuration.
+
+    Attributes:
+        path: of it.
+        text: what is in it; None for one that is imported and not there.
+        table: the same, parsed.
+        imports: the files that it imports, in order, each import with those that it names.
+    """
+
+    path: str
+    text: str | None
+    table: Mapping[str, Any]
+    imports: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    @property
+    def version(self) -> int:
+        """Of its format."""
+        version: int = self.table.get("version", 1) or 1
+        return version
+
+
+def load(view: View, root: str, *, relative_patterns: bool = True) -> list[File]:
+    """The files of a configuration, in the order in which they are merged.
+
+    Args:
+        view: the node.
+        root: the path of the root file.
+        relative_patterns: whether relative patterns are meant from the importing file's directory
+            (containerd 2), not from containerd's own.
+
+    Returns:
+        The root file first; one that is not there has no text.
+
+    Raises:
+        ConfigUnreadable: a file cannot be read.
+        ConfigInvalid: a file is no TOML, or of an unknown version.
+    """
+    files: dict[str, File] = {}
+    pending = [root]
+    while pending:
+        path = pending.pop(0)
+        if path in files:
+            continue
+        text = view.text(path)
+        table = {} if text is None else parse(path, text)
+        imports = []
+        for pattern in _patterns(path, table):
+            where = os.path.dirname(path)
+            if "*" in pattern and not relative_patterns:
+                where = "/"
+            absolute = os.path.normpath(os.path.join(where, pattern))
+            imports.append((absolute, tuple(view.matches(absolute))))
+        files[path] = File(path, text, table, tuple(imports))
+        pending += [match for _, matches in imports for match in matches]
+    return list(files.values())
+
+
+def parse(path: str, text: str) -> dict[str, Any]:
+    """A file's content.
+
+    Args:
+        path: whose.
+        text: what is in it.
+
+    Raises:
+        ConfigInvalid: it is no TOML, or of a version that nobody knows.
+    """
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigInvalid(f"to read {path}", found=f"no TOML: {error}") from error
+    version = table.get("version", 1)
+    # 0 is what containerd itself takes for none.
+    if not isinstance(version, int) or isinstance(version, bool) or (version or 1) not in _VERSIONS:
+        raise ConfigInvalid(
+            f"to read {path}", found=f"version = {version!r}; known are versions 1 to 4",
+            do="update nvshim, or see whether the file is containerd's",
+        )  # fmt: skip
+    return table
+
+
+def covers(file: File, path: str) -> bool:
+    """Whether a file imports a path, be it there or not."""
+    return any(
+        _is_match(path, pattern) if "*" in pattern else path == pattern
+        for pattern, _ in file.imports
+    )
+
+
+def imports_value(text: str) -> tuple[int, int] | None:
+    """Where the value of ``imports`` is in a text; None if there is none."""
+    for statement in tomltext.statements(text):
+        if statement.path == ("imports",) and statement.key:
+            return statement.value
+    return None
+
+
+def _patterns(path: str, table: Mapping[str, Any]) -> list[str]:
+    patterns = table.get("imports", [])
+    if not isinstance(patterns, list) or not all(isinstance(p, str) for p in patterns):
+        raise ConfigInvalid(f"to read {path}", found="imports is no list of strings")
+    return patterns
+
+
+def _is_match(path: str, pattern: str) -> bool:
+    """Whether a pattern of Go's filepath.Glob names a path: ``*`` is within one directory."""
+    parts, patterns = path.split("/"), pattern.split("/")
+    return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))

@@ -1,0 +1,93 @@
+"""What is wanted of containerd, and the names that all who look for it have to agree on.
+
+Source: containerd docs/PLUGINS.md, docs/containerd-2.0.md.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Final
+
+from integration.engines.imports import File, covers
+
+__all__ = [
+    "DEFAULT_CONFIG",
+    "DROP_IN",
+    "ENGINE",
+    "PLUGINS",
+    "RUNTIME_TYPE",
+    "Options",
+    "default_drop_in",
+    "drop_in_place",
+    "handlers_path",
+]
+
+ENGINE: Final = "containerd"
+DEFAULT_CONFIG: Final = "/etc/containerd/config.toml"
+DROP_IN: Final = "99-nvshim.toml"
+RUNTIME_TYPE: Final = "io.containerd.nvidia.v1"
+
+PLUGINS: Final = {
+    1: "cri",
+    2: "io.containerd.grpc.v1.cri",
+    3: "io.containerd.cri.v1.runtime",
+    4: "io.containerd.cri.v1.runtime",
+}
+"""The plugin that has the handlers, by the version of a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is wanted.
+
+    Attributes:
+        config: the root file.
+        drop_in: where the drop-in is to be; None for the place that the root file imports.
+        runtime_name: the handler, as a RuntimeClass names it.
+        set_default: whether pods that name no handler get it.
+        shim: path of the shim; None for the one on containerd's PATH.
+        systemd_cgroup: whether systemd makes the cgroups; None for what the node's pods have now.
+        enable_cdi: whether containerd applies CDI specs itself.
+        container_annotations: patterns of the annotations that containerd hands on.
+        pod_annotations: likewise, of the pod.
+        handler_options: the directory of the file that containerd 1.6 needs for options.
+        program: containerd; None for the installed one.
+        force: whether what was changed by hand is lost.
+    """
+
+    config: str = DEFAULT_CONFIG
+    drop_in: str | None = None
+    runtime_name: str = "nvidia"
+    set_default: bool = False
+    shim: str | None = None
+    systemd_cgroup: bool | None = None
+    enable_cdi: bool = False
+    container_annotations: tuple[str, ...] = ("cdi.k8s.io/*",)
+    pod_annotations: tuple[str, ...] = ()
+    handler_options: str = "/etc/containerd-shim-nvidia/handlers"
+    program: str | None = None
+    force: bool = False
+
+
+def default_drop_in(options: Options) -> str:
+    """Where the drop-in is if nothing says otherwise."""
+    return os.path.join(os.path.dirname(options.config), "conf.d", DROP_IN)
+
+
+def drop_in_place(options: Options, root: File) -> str | None:
+    """A place for the drop-in that the root file imports already; None if there is none."""
+    for path in filter(None, (options.drop_in, default_drop_in(options))):
+        if covers(root, path):
+            return path
+    if options.drop_in is None:
+        for pattern, _ in root.imports:
+            directory, name = os.path.split(pattern)
+            if name == "*.toml" and "*" not in directory:
+                return os.path.join(directory, DROP_IN)
+    return None
+
+
+def handlers_path(version: int) -> tuple[str, ...]:
+    """The path of the table of handlers in a file of a version."""
+    return ("plugins", PLUGINS[version], "containerd", "runtimes")

@@ -1,0 +1,64 @@
+"""The programs of engines, which are asked what they would make of a configuration.
+
+Rules
+- They are looked for where a system service finds them, not where a person does.
+- They run to their end, within a time, with a fixed environment.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from typing import Final
+
+from integration.engines.errors import EngineNotInstalled
+from integration.patience import PATIENCE
+
+__all__ = ["PATH", "find_program", "run"]
+
+PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Where a system service finds programs."""
+
+_TIMEOUT: Final = 30 * PATIENCE
+
+
+def find_program(program: str, option: str) -> str:
+    """Where a program of an engine is.
+
+    Args:
+        program: its name or path.
+        option: by which a person names another one.
+
+    Raises:
+        EngineNotInstalled: it is not there.
+    """
+    found = shutil.which(program, path=PATH)
+    if found is None:
+        raise EngineNotInstalled(
+            f"the program {program}",
+            found="no such file" if os.sep in program else f"none in {PATH}",
+            do=f"name it with {option}",
+        )
+    return os.path.abspath(found)
+
+
+def run(argv: list[str], *, timeout: float = _TIMEOUT) -> subprocess.CompletedProcess[str]:
+    """Run an engine's program to its end, with a fixed environment.
+
+    Args:
+        argv: its command line.
+        timeout: seconds that it may take.
+
+    Raises:
+        EngineNotInstalled: it cannot be run, or does not end.
+    """
+    try:
+        return subprocess.run(
+            argv, capture_output=True, text=True, errors="replace", check=False, cwd="/",
+            stdin=subprocess.DEVNULL, timeout=timeout, env={"PATH": PATH, "LANG": "C.UTF-8"},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise EngineNotInstalled(" ".join(argv), found=f"no end within {timeout:g} s") from error
+    except OSError as error:
+        raise EngineNotInstalled(" ".join(argv), found=error.strerror or str(error)) from error

@@ -1,0 +1,209 @@
+"""Telling an engine of its new configuration, if a person asked for that.
+
+Rules
+- Nothing that was not asked for, and nothing if the engine needs it not.
+- **Docker** reloads on SIGHUP. Its socket may be systemd's, so the process is asked for by a
+  request: who answers is dockerd.
+- **containerd** has no reload: SIGHUP ends it. To send one is a restart only if somebody starts it
+  again, and systemd counts an end by SIGHUP as a clean one: it starts again what has
+  ``Restart=always`` and nothing else. So that is looked at first.
+- **CRI-O** is restarted by systemd only.
+- An engine that was told is waited for, until it answers on its socket again.
+
+Source: containerd cmd/containerd/command/main_unix.go (handledSignals); systemd.service(5)
+Restart=; unix(7) SO_PEERCRED, SO_PASSCRED.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import struct
+import time
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from integration.engines.errors import EngineNotInstalled, RestartFailed, RestartRefused
+from integration.engines.files import Need
+from integration.engines.programs import find_program, run
+from integration.patience import PATIENCE
+
+if TYPE_CHECKING:
+    from integration.engines.files import Change
+
+__all__ = ["SOCKETS", "UNITS", "Mode", "restart"]
+
+_CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
+_TIMEOUT: Final = 60 * PATIENCE
+_POLL: Final = 0.05
+
+SOCKETS: Final = {
+    "containerd": "/run/containerd/containerd.sock",
+    "docker": "/run/docker.sock",
+    "crio": "/run/crio/crio.sock",
+}
+"""Where each engine listens unless told otherwise."""
+
+UNITS: Final = {"containerd": "containerd", "docker": "docker", "crio": "crio"}
+"""By what name systemd knows each."""
+
+
+class Mode(StrEnum):
+    """How an engine is told."""
+
+    NONE = "none"
+    SIGNAL = "signal"
+    SYSTEMD = "systemd"
+
+
+def restart(
+    change: Change, mode: Mode, *, address: str, unit: str, systemctl: str = "systemctl"
+) -> Mode:
+    """Tell an engine of a change that was done.
+
+    Args:
+        change: which.
+        mode: how.
+        address: the path of the engine's socket.
+        unit: its name in systemd.
+        systemctl: the program.
+
+    Returns:
+        What was done: ``Mode.NONE`` if nothing had to be.
+
+    Raises:
+        RestartRefused: it would not come back, or cannot be told so.
+        RestartFailed: it does not answer.
+    """
+    if mode is Mode.NONE or change.need is Need.NOTHING:
+        return Mode.NONE
+    if mode is Mode.SYSTEMD:
+        _by_systemd(unit, systemctl)
+        _wait(address, change.engine, former=0)
+        return mode
+    if change.engine == "docker":
+        os.kill(_answering(address), signal.SIGHUP)
+        return mode
+    if change.engine != "containerd":
+        raise RestartRefused(
+            f"{change.engine} to be told by a signal", found="it knows none for that",
+            do="use --restart systemd",
+        )  # fmt: skip
+    pid = _listening(address, change.engine)
+    _check_supervised(pid, systemctl)
+    os.kill(pid, signal.SIGHUP)
+    _wait(address, change.engine, former=pid)
+    return mode
+
+
+def _by_systemd(unit: str, systemctl: str) -> None:
+    try:
+        done = run([find_program(systemctl, "PATH"), "restart", unit], timeout=_TIMEOUT)
+    except EngineNotInstalled as error:
+        raise RestartRefused(
+            f"a restart of {unit} by systemd", found=error.found, do="restart it yourself"
+        ) from error
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip()
+        raise RestartFailed(
+            f"a restart of {unit} by systemd", found=said or f"exit code {done.returncode}",
+            do=f"see `systemctl status {unit}`",
+        )  # fmt: skip
+
+
+def _check_supervised(pid: int, systemctl: str) -> None:
+    """See that containerd is started again after it has ended."""
+    asked = f"a restart of containerd ({pid}) by SIGHUP, which ends it"
+    do = "use --restart systemd, or restart it yourself"
+    try:
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8") as file:
+            found = re.search(r"/([^/\n]+\.service)$", file.read(), re.MULTILINE)
+    except OSError as error:
+        raise RestartRefused(asked, found=str(error), do=do) from error
+    if found is None:
+        raise RestartRefused(asked, found="no service of systemd: nobody starts it again", do=do)
+    unit = found[1]
+    try:
+        shown = run([find_program(systemctl, "PATH"), "show", "--property=Restart,MainPID", unit])
+    except EngineNotInstalled as error:
+        raise RestartRefused(asked, found=error.found, do=do) from error
+    properties = dict(line.partition("=")[::2] for line in shown.stdout.splitlines())
+    if properties.get("MainPID") != str(pid) or properties.get("Restart") != "always":
+        raise RestartRefused(
+            asked,
+            found=f"{unit} has Restart={properties.get('Restart', '')}, "
+            f"MainPID={properties.get('MainPID', '')}: systemd would not start it again",
+            do=do,
+        )
+
+
+def _listening(address: str, engine: str) -> int:
+    """The process that listens on a socket."""
+    with _connected(address, engine) as client:
+        raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return _checked(_CREDENTIALS.unpack(raw)[0], address)
+
+
+def _answering(address: str) -> int:
+    """The process that answers HTTP on a socket, whoever listens on it."""
+    with _connected(address, "docker") as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        client.settimeout(_TIMEOUT)
+        try:
+            client.sendall(b"GET /_ping HTTP/1.0\r\nHost: docker\r\n\r\n")
+            _, control, _, _ = client.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
+        except OSError as error:
+            raise RestartFailed(f"an answer on {address}", found=str(error)) from error
+    for level, kind, data in control:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+            return _checked(_CREDENTIALS.unpack(data[: _CREDENTIALS.size])[0], address)
+    raise RestartFailed(f"the process behind {address}", found="it does not say who it is")
+
+
+def _checked(pid: int, address: str) -> int:
+    if pid <= 1:
+        raise RestartRefused(
+            f"the process behind {address}",
+            found="it is none of this PID namespace" if pid == 0 else "it is the init system",
+            do="run this in the host's PID namespace, or use --restart systemd",
+        )
+    return pid
+
+
+def _connected(address: str, engine: str) -> socket.socket:
+    client = socket.socket(socket.AF_UNIX)
+    try:
+        client.settimeout(_TIMEOUT)
+        client.connect(address)
+    except OSError as error:
+        client.close()
+        raise RestartFailed(
+            f"{engine} on {address}", found=error.strerror or str(error),
+            do="start it: it then reads the new configuration",
+        ) from error  # fmt: skip
+    return client
+
+
+def _wait(address: str, engine: str, *, former: int) -> None:
+    """Until another process than the former one listens."""
+    deadline = time.monotonic() + _TIMEOUT
+    while True:
+        try:
+            if _listening(address, engine) != former:
+                return
+        except (RestartFailed, RestartRefused) as error:
+            if time.monotonic() > deadline:
+                raise RestartFailed(
+                    f"{engine} on {address} after its restart",
+                    found=f"no answer within {_TIMEOUT:g} s: {error.found}",
+                    do=f"see `systemctl status {UNITS.get(engine, engine)}`",
+                ) from error
+        else:
+            if time.monotonic() > deadline:
+                raise RestartFailed(
+                    f"{engine} on {address} after its restart",
+                    found=f"process {former} is still there after {_TIMEOUT:g} s",
+                )
+        time.sleep(_POLL)

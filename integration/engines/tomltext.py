@@ -1,0 +1,323 @@
+"""A TOML file as the text that a person wrote: where its statements are, and edits between them.
+
+Rules
+- Nothing but the edit changes: comments, order, quotes, blank lines and line endings stay, byte
+  for byte. Parsing and writing a document again does not promise that.
+- Every edit has an inverse that finds its own traces and gives the former text back.
+- What is read has been parsed by :mod:`tomllib` before, so that only valid TOML comes here; and
+  what an edit made is parsed again by who asked for it.
+
+Source: TOML 1.0.0.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "Kind",
+    "Statement",
+    "append",
+    "before_end",
+    "elements",
+    "insert_element",
+    "insert_line",
+    "line_ending",
+    "remove_element",
+    "remove_line",
+    "statements",
+    "to_key",
+    "to_value",
+]
+
+_SPACE: Final = " \t"
+_LINE_END: Final = "\r\n"
+
+
+class Kind(Enum):
+    """What a statement is."""
+
+    TABLE = "[a]"
+    ARRAY = "[[a]]"
+    KEY = "a = 1"
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A header or a key with its value.
+
+    Attributes:
+        kind: which of them.
+        table: the table that it opens, or that it is in.
+        key: of a key, its parts (two for ``a.b = 1``); of a header none.
+        start: where it begins, after the indentation.
+        value: where its value begins and ends; of a header, where it itself does.
+        comment: the comment behind it, from its ``#`` on, without the line's end.
+        end: where the next line begins, or the text ends.
+    """
+
+    kind: Kind
+    table: tuple[str, ...]
+    key: tuple[str, ...]
+    start: int
+    value: tuple[int, int]
+    comment: str
+    end: int
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """From the document's root to the key, or the table."""
+        return (*self.table, *self.key)
+
+
+def statements(text: str) -> Iterator[Statement]:
+    """The statements of a document, in their order.
+
+    Args:
+        text: valid TOML.
+    """
+    at = 0
+    table: tuple[str, ...] = ()
+    while True:
+        at = _skip(text, at, _SPACE + _LINE_END)
+        if at >= len(text):
+            return
+        if text[at] == "#":
+            at = _line_end(text, at)
+            continue
+        start = at
+        if text[at] == "[":
+            kind = Kind.ARRAY if text.startswith("[[", at) else Kind.TABLE
+            brackets = 2 if kind is Kind.ARRAY else 1
+            stop = _find(text, at + brackets, "]")
+            table = _keys(text[at + brackets : stop])
+            key: tuple[str, ...] = ()
+            value = (start, stop + brackets)
+        else:
+            kind = Kind.KEY
+            equals = _find(text, at, "=")
+            key = _keys(text[at:equals])
+            begin = _skip(text, equals + 1, _SPACE)
+            value = (begin, _value_end(text, begin))
+        stop = _line_end(text, value[1])
+        comment = text[_skip(text, value[1], _SPACE) : stop]
+        at = _next_line(text, stop)
+        yield Statement(kind, table, key, start, value, comment, at)
+
+
+def elements(text: str, array: tuple[int, int]) -> list[tuple[int, int]]:
+    """Where the elements of an array are.
+
+    Args:
+        text: the document.
+        array: from its opening bracket to behind its closing one.
+    """
+    found: list[tuple[int, int]] = []
+    at, stop = array[0] + 1, array[1] - 1
+    while True:
+        at = _skip(text, at, _SPACE + _LINE_END + ",")
+        if at >= stop:
+            return found
+        if text[at] == "#":
+            at = _line_end(text, at)
+            continue
+        end = _value_end(text, at, stop=",]")
+        found.append((at, end))
+        at = end
+
+
+def insert_element(text: str, array: tuple[int, int], value: str) -> str:
+    """Put a string at the end of an array; commas and comments behind the last one stay there.
+
+    Args:
+        text: the document.
+        array: see :func:`elements`.
+        value: the string.
+    """
+    there = elements(text, array)
+    at = there[-1][1] if there else array[0] + 1
+    return text[:at] + (", " if there else "") + to_value(value) + text[at:]
+
+
+def remove_element(text: str, array: tuple[int, int], value: str) -> str:
+    """Take a string out of an array again. Nothing if it is not there.
+
+    Args:
+        text: the document.
+        array: see :func:`elements`.
+        value: the string.
+    """
+    there = elements(text, array)
+    written = to_value(value)
+    for position in reversed(range(len(there))):
+        begin, end = there[position]
+        if text[begin:end] != written:
+            continue
+        if position:
+            begin = there[position - 1][1]
+        elif len(there) > 1:
+            end = there[1][0]
+        return text[:begin] + text[end:]
+    return text
+
+
+def insert_line(text: str, at: int, line: str) -> str:
+    """Put a line between others.
+
+    A last line that has no end gets one by what follows it, and then the new one has none.
+
+    Args:
+        text: the document.
+        at: where a line begins, or the end of the text.
+        line: without its end.
+    """
+    ending = line_ending(text)
+    if at == len(text) and not _is_ended(text):
+        return text + ending + line
+    return text[:at] + line + ending + text[at:]
+
+
+def remove_line(text: str, begin: int, end: int) -> str:
+    """Take lines out that :func:`insert_line` put in.
+
+    Args:
+        text: the document.
+        begin: where the first of them begins.
+        end: behind the end of the last of them.
+    """
+    if end == len(text) and not _is_ended(text):
+        return before_end(text[:begin])
+    return text[:begin] + text[end:]
+
+
+def append(text: str, lines: str) -> str:
+    r"""Put lines at the end; see :func:`insert_line`.
+
+    Args:
+        text: the document.
+        lines: with ``\n`` between them and none at the end.
+    """
+    return insert_line(text, len(text), lines.replace("\n", line_ending(text)))
+
+
+def before_end(text: str) -> str:
+    """A text without the end of its last line."""
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def line_ending(text: str) -> str:
+    """How the lines of a document end."""
+    return "\r\n" if "\r\n" in text else "\n"
+
+
+def to_value(value: Any) -> str:
+    """A string, boolean, or list of strings as TOML has it.
+
+    Args:
+        value: which; a string without surrogates.
+    """
+    # TOML's basic strings have JSON's escapes, but for DEL, which JSON leaves as it is.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def to_key(*path: str) -> str:
+    """A dotted key; what is no bare key is quoted.
+
+    Args:
+        path: its parts.
+    """
+    return ".".join(
+        part if part and part.replace("_", "").replace("-", "").isalnum() and part.isascii()
+        else to_value(part)
+        for part in path
+    )  # fmt: skip
+
+
+def _keys(dotted: str) -> tuple[str, ...]:
+    found: Any = tomllib.loads(f"{dotted.strip(_SPACE)} = 0")
+    path = []
+    while isinstance(found, dict):
+        ((key, found),) = found.items()
+        path.append(key)
+    return tuple(path)
+
+
+def _value_end(text: str, at: int, stop: str = "") -> int:
+    """Behind a value."""
+    if text[at] in "\"'":
+        return _string_end(text, at)
+    if text[at] not in "[{":
+        end = at
+        while end < len(text) and text[end] not in f"#{_LINE_END}{stop}":
+            end += 1
+        return len(text[:end].rstrip(_SPACE))
+    depth = 0
+    while True:
+        character = text[at]
+        if character in "\"'":
+            at = _string_end(text, at)
+            continue
+        if character == "#":
+            at = _line_end(text, at)
+            continue
+        depth += (character in "[{") - (character in "]}")
+        at += 1
+        if not depth:
+            return at
+
+
+def _string_end(text: str, at: int) -> int:
+    quote = text[at]
+    escapes = quote == '"'
+    if not text.startswith(quote * 3, at):
+        at += 1
+        while text[at] != quote:
+            at += 2 if escapes and text[at] == "\\" else 1
+        return at + 1
+    at += 3
+    while not text.startswith(quote * 3, at):
+        at += 2 if escapes and text[at] == "\\" else 1
+    at += 3
+    # Up to two quotes before the closing ones belong to the string.
+    for _ in range(2):
+        at += text.startswith(quote, at)
+    return at
+
+
+def _find(text: str, at: int, character: str) -> int:
+    while text[at] != character:
+        at = _string_end(text, at) if text[at] in "\"'" else at + 1
+    return at
+
+
+def _skip(text: str, at: int, characters: str) -> int:
+    while at < len(text) and text[at] in characters:
+        at += 1
+    return at
+
+
+def _line_end(text: str, at: int) -> int:
+    """Where the line's end begins."""
+    end = text.find("\n", at)
+    if end < 0:
+        return len(text)
+    return end - (end > at and text[end - 1] == "\r")
+
+
+def _next_line(text: str, at: int) -> int:
+    """Behind the line's end that begins here."""
+    if text.startswith("\r\n", at):
+        return at + 2
+    return at + text.startswith("\n", at)
+
+
+def _is_ended(text: str) -> bool:
+    """Whether the last line has its end; so has a text without lines."""
+    return not text or text.endswith("\n")

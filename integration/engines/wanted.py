@@ -1,0 +1,258 @@
+"""A node with our handler: the tables, and the files that they go into.
+
+See :mod:`integration.engines.containerd` for the rules.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from typing import TYPE_CHECKING, Any, Final
+
+from integration.engines import marks, tomltext
+from integration.engines.dump import cri, differences, handlers, pruned
+from integration.engines.errors import DropInReplaces, EditImpossible, NotOurs
+from integration.engines.files import missing_directories
+from integration.engines.former import without_import
+from integration.engines.imports import File, View, covers, imports_value, load, parse
+from integration.engines.options import (
+    ENGINE,
+    PLUGINS,
+    RUNTIME_TYPE,
+    Options,
+    default_drop_in,
+    drop_in_place,
+    handlers_path,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from integration.engines.dump import Containerd
+    from integration.engines.former import Former
+
+__all__ = ["with_us"]
+
+_IN_PLACE: Final = 1  # a file of this version is not imported by any that merges
+
+# containerd 1.6 hands on nothing of a handler's options to a shim that it does not know but this.
+_ONLY_CONFIG_PATH: Final = (1, 7)
+
+_Table = tuple[tuple[str, ...], dict[str, Any]]
+
+
+def with_us(
+    options: Options,
+    containerd: Containerd,
+    former: Former,
+    before: Mapping[str, Any],
+    kept: Mapping[str, Any] | None = None,
+) -> tuple[View, list[str]]:
+    """The node with our parts.
+
+    Args:
+        options: what is wanted.
+        containerd: the node's.
+        former: the node without us.
+        before: containerd's dump of that.
+        kept: handlers that would be lost if nobody named them.
+    """
+    view = former.view
+    notes: list[str] = []
+    files = load(view, options.config, relative_patterns=containerd.merges)
+    root = files[0]
+    version = root.version if root.text is not None else int(before["version"])
+    in_options: dict[str, Any] = {}
+    if _systemd_cgroup(options, before):
+        in_options["SystemdCgroup"] = True
+        if containerd.release < _ONLY_CONFIG_PATH:
+            path = os.path.join(options.handler_options, f"{options.runtime_name}.toml")
+            in_options["ConfigPath"] = path
+            record = {"for": options.config, "directories": _made_for(path, former)}
+            body = "SystemdCgroup = true\n"
+            view = view.with_text(path, marks.owned(ENGINE, body, record))
+    tables = list(_tables(options, version, before, in_options, kept or {}))
+    if containerd.merges and version > _IN_PLACE:
+        return _with_drop_in(options, view, former, files, version=version, tables=tables), notes
+    if options.drop_in is not None:
+        raise DropInReplaces(
+            f"a drop-in {options.drop_in}",
+            found=f"containerd {containerd.release[0]}.{containerd.release[1]} with a "
+            f"configuration of version {version}: an imported file replaces all that "
+            f"{options.config} says of the CRI plugin",
+            do="leave --drop-in out: the handler is then written into the file itself",
+        )
+    path = _in_force(files, version)
+    if path != options.config:
+        notes.append(f"the CRI plugin's table is that of {path}: the handler is put there")
+    text = view.text(path)
+    if text is None:
+        text = marks.add_block(f"version = {version}\n", _body(tables))
+        record = {"directories": _made_for(path, former)}
+        return view.with_text(path, marks.owned(ENGINE, text, record)), notes
+    return view.with_text(path, _edited(path, text, tables)), notes
+
+
+def _systemd_cgroup(options: Options, before: Mapping[str, Any]) -> bool:
+    if options.systemd_cgroup is not None:
+        return options.systemd_cgroup
+    plugin, there = cri(before), handlers(before)
+    first = (plugin["containerd"].get("default_runtime_name", "runc"), "runc")
+    for name in dict.fromkeys((*first, *there)):
+        found = there.get(name, {}).get("options", {}).get("SystemdCgroup")
+        if isinstance(found, bool):
+            return found
+    return bool(plugin.get("systemd_cgroup"))
+
+
+def _tables(
+    options: Options,
+    version: int,
+    before: Mapping[str, Any],
+    in_options: Mapping[str, Any],
+    kept: Mapping[str, Any],
+) -> Iterator[_Table]:
+    """Our tables with what is in them, the plugin's own first."""
+    runtimes = handlers_path(version)
+    if options.enable_cdi and not cri(before).get("enable_cdi"):
+        yield runtimes[:2], {"enable_cdi": True}
+    default = cri(before)["containerd"].get("default_runtime_name")
+    if options.set_default and default != options.runtime_name:
+        yield runtimes[:3], {"default_runtime_name": options.runtime_name}
+    for name, handler in kept.items():
+        found = pruned(handler)
+        more = found.pop("options", {})
+        yield (*runtimes, name), found
+        if more:
+            yield (*runtimes, name, "options"), more
+    table: dict[str, Any] = {"runtime_type": RUNTIME_TYPE}
+    if options.shim is not None:
+        table["runtime_path"] = options.shim
+    if options.container_annotations:
+        table["container_annotations"] = list(options.container_annotations)
+    if options.pod_annotations:
+        table["pod_annotations"] = list(options.pod_annotations)
+    yield (*runtimes, options.runtime_name), table
+    if in_options:
+        yield (*runtimes, options.runtime_name, "options"), dict(in_options)
+
+
+def _body(tables: Sequence[_Table]) -> str:
+    """Tables as TOML, without the end of the last line."""
+    lines = []
+    for path, values in tables:
+        lines.append(f"[{tomltext.to_key(*path)}]")
+        lines += [f"  {tomltext.to_key(k)} = {tomltext.to_value(v)}" for k, v in values.items()]
+    return "\n".join(lines)
+
+
+def _with_drop_in(
+    options: Options,
+    view: View,
+    former: Former,
+    files: Sequence[File],
+    *,
+    version: int,
+    tables: Sequence[_Table],
+) -> View:
+    root = files[0]
+    path = drop_in_place(options, root) or options.drop_in or default_drop_in(options)
+    there = view.text(path)
+    if there is not None and not options.force:
+        raise NotOurs(
+            f"to write the drop-in {path}", found="there is a file of somebody else",
+            do="choose another place with --drop-in, or overwrite it with --force",
+        )  # fmt: skip
+    record: dict[str, Any] = {"for": options.config, "directories": _made_for(path, former)}
+    if not any(covers(file, path) for file in files):
+        text, kind = _with_import(root, path, version)
+        if root.text is None:
+            made = {"directories": _made_for(root.path, former)}
+            text = marks.owned(ENGINE, text, made)
+        view = view.with_text(root.path, text)
+        record |= {"import": kind, "importer": root.path}
+    body = f"version = {version}\n\n{_body(tables)}\n"
+    return view.with_text(path, marks.owned(ENGINE, body, record))
+
+
+def _with_import(root: File, path: str, version: int) -> tuple[str, str]:
+    """The root file with an import, and how it came there."""
+    text = f"version = {version}\n" if root.text is None else root.text
+    value = imports_value(text)
+    if value is None:
+        line = f"imports = [{tomltext.to_value(path)}] # by nvshim"
+        new, kind = tomltext.insert_line(text, _top(text), line), "line"
+    else:
+        new, kind = tomltext.insert_element(text, value, path), "element"
+    imports = [*root.table.get("imports", []), path]
+    _expect(root.path, new, {**parse(root.path, text), "imports": imports})
+    if without_import(new, path, kind) != text:
+        raise _impossible(root.path, "imports")
+    return new, kind
+
+
+def _top(text: str) -> int:
+    """Where a key of no table may stand: behind the version, or before everything."""
+    for statement in tomltext.statements(text):
+        if statement.path == ("version",) and statement.key:
+            return statement.end
+    return 0
+
+
+def _in_force(files: Sequence[File], version: int) -> str:
+    """The file whose table of the plugin containerd 1.x takes."""
+    for file in reversed(files):
+        if PLUGINS[version] in file.table.get("plugins", {}):
+            return file.path
+    return files[0].path
+
+
+def _edited(path: str, text: str, tables: Sequence[_Table]) -> str:
+    """A file with our parts: values that are changed where they are, and tables in a block."""
+    new, rest = text, []
+    for table, values in tables[:]:
+        if "default_runtime_name" in values or "enable_cdi" in values:
+            ((key, value),) = values.items()
+            changed = marks.set_value(new, table, key, value)
+            if changed is not None:
+                new = changed
+                continue
+        rest.append((table, values))
+    new = marks.add_block(new, _body(rest))
+    wanted = parse(path, text)
+    for table, values in tables:
+        at: Any = wanted
+        for part in table:
+            at = at.setdefault(part, {})
+            if not isinstance(at, dict):
+                raise _impossible(path, tomltext.to_key(*table))
+        at.update(values)
+    _expect(path, new, wanted)
+    if marks.restore_values(marks.remove_block(new)) != text:
+        raise _impossible(path, tomltext.to_key(*tables[-1][0]))
+    return new
+
+
+def _expect(path: str, text: str, wanted: Mapping[str, Any]) -> None:
+    """That a text says what it should, and nothing else."""
+    try:
+        found = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise _impossible(path, str(error)) from error
+    for difference in differences({"": found}, {"": dict(wanted)}):
+        raise _impossible(path, tomltext.to_key(*difference[1:]))
+
+
+def _impossible(path: str, what: str) -> EditImpossible:
+    return EditImpossible(
+        f"to add to {path}",
+        found=f"it is written so that nothing can be added beside it: {what}",
+        do="write inline tables ({ … }) of the CRI plugin as tables of their own ([ … ])",
+    )
+
+
+def _made_for(path: str, former: Former) -> list[str]:
+    """The directories that are made for a file, also when it was made before."""
+    if path in former.directories:
+        return list(former.directories[path])
+    return list(missing_directories(path))
