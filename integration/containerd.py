@@ -51,7 +51,7 @@ from integration.patience import PATIENCE
 from shim import syscalls
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from integration.cri.plugin import CriPlugin
@@ -142,6 +142,7 @@ class PrivateContainerd:
         debug: whether containerd and its shims log debug messages.
         parts: which containerd; the installed one if not given.
         cri: how it serves a kubelet; None for not at all.
+        amend: called before each start with the path of the configuration, to change it.
 
     Attributes:
         parts: which one is started next. Another one may be put here while none runs: that is
@@ -161,6 +162,7 @@ class PrivateContainerd:
         debug: bool = True,
         parts: Parts | None = None,
         cri: CriPlugin | None = None,
+        amend: Callable[[str], None] | None = None,
     ) -> None:
         self.parts = parts or Parts.installed()
         if directory is None:
@@ -184,6 +186,7 @@ class PrivateContainerd:
         }
         self._debug = debug
         self._cri = cri
+        self._amend = amend
         # The name of an interface has at most 15 bytes.
         self._bridge = f"nv{digest}"
         self._pods: set[str] = set()
@@ -479,6 +482,8 @@ class PrivateContainerd:
                 text += "\n" + to_toml(table, "plugins", plugin) + "\n"
         with open(self._config_path, "w", encoding="utf-8") as file:
             file.write(text)
+        if self._amend is not None:
+            self._amend(self._config_path)
 
     def _pod_ids(self) -> set[str]:
         """The ids that the CRI has given so far, also to pods that it could not make.

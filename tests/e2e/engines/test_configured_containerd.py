@@ -1,0 +1,173 @@
+"""A containerd that ``nvshim configure containerd`` has told of the shim, and pods on it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+import tomllib
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from integration.containerd import PrivateContainerd
+from integration.cri.client import Cri
+from integration.cri.errors import CriRefused
+from integration.cri.plugin import CriPlugin
+from integration.images import GLIBC, PAUSE, glibc, pause, write_archive
+from integration.parts import Parts
+from tests.harness.containerds import nothing_left
+from tests.harness.nvshim import nvshim
+from tests.harness.pods import IDLE, Pods, import_image
+from tests.harness.runtime import STOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from integration.simulated import SimulatedNode
+
+DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+RELEASES: Final = ("installed", "trixie", "sid")
+
+
+class Configured:
+    """A containerd whose configuration is ours to change before it starts."""
+
+    def __init__(self) -> None:
+        self.options: list[str] = []
+        self.before = b""
+        self.containerd: PrivateContainerd
+
+    def amend(self, path: str) -> None:
+        """What a person does: the node's own file is there, and nvshim adds to it."""
+        with open(path, "rb") as file:
+            self.before = file.read()
+        self.nvshim(path, *self.options)
+
+    def nvshim(self, path: str, *options: str) -> Any:
+        return nvshim(
+            "configure", "containerd", "--config", path, "-o", "json",
+            "--containerd", self.containerd.parts.containerd,
+            "--handler-options", f"{self.containerd.directory}/handlers", *options,
+        ).document  # fmt: skip
+
+    @property
+    def path(self) -> str:
+        return f"{self.containerd.directory}/config.toml"
+
+    def restart(self, *options: str) -> None:
+        self.options = list(options)
+        self.containerd.restart()
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def configured(
+    request: pytest.FixtureRequest, shim_directory: str, two_gpus: SimulatedNode
+) -> Iterator[Configured]:
+    configured = Configured()
+    configured.containerd = PrivateContainerd(
+        shim_directory=shim_directory,
+        shim_config=two_gpus.config_path,
+        parts=Parts.named(request.param),
+        cri=CriPlugin({"runc": {"runtime_type": STOCK}}, PAUSE),
+        amend=configured.amend,
+    )
+    with configured.containerd as containerd, Cri(containerd.address) as cri:
+        archive = write_archive(f"{containerd.directory}/pods.tar", [glibc(), pause()])
+        import_image(cri, containerd, archive, GLIBC, PAUSE)
+        os.unlink(archive)
+        yield configured
+
+
+def start_gpu_container(pods: Pods, uuid: str) -> str:
+    """Which GPUs a container sees that a device plugin has given one."""
+    container = pods.run().start(*IDLE, image=GLIBC, env={DEVICES: uuid})
+    shim = f"{container.bundle}/nvidia.json"
+    assert os.path.exists(shim), "that was not our shim"
+    done = container.exec("nvidia-smi", "-L")
+    assert done.code == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_pod_of_the_handler_gets_its_gpu_and_others_are_as_before(
+    configured: Configured, two_gpus: SimulatedNode
+) -> None:
+    first, second = (gpu.uuid for gpu in two_gpus.scenario.gpus)
+    with nothing_left(configured.containerd):
+        pods = Pods(configured.containerd, "nvidia")
+        seen = start_gpu_container(pods, second)
+        assert second in seen
+        assert first not in seen
+        others = Pods(configured.containerd, "")
+        plain = others.run().start(*IDLE, image=GLIBC, env={DEVICES: "all"})
+        assert plain.exec("sh", "-c", "ls /dev | grep nvidia").stdout == ""
+        others.close()
+        pods.close()
+
+
+def test_default_and_options_reach_the_shim_and_removal_leaves_the_file_as_it_was(
+    configured: Configured, two_gpus: SimulatedNode
+) -> None:
+    containerd = configured.containerd
+    # Written over the handler that is there: the file was written anew, our drop-in was not.
+    configured.restart("--set-default", "--systemd-cgroup", "yes")
+    with nothing_left(containerd):
+        pods = Pods(containerd, "")
+        # No systemd runs here, and it is our shim that says so: the option has reached it.
+        with pytest.raises(CriRefused, match="NVSHIM-E1206"):
+            pods.run()
+        pods.close()
+    configured.restart("--set-default")
+    with nothing_left(containerd):
+        pods = Pods(containerd, "")
+        assert two_gpus.scenario.gpus[0].uuid in start_gpu_container(
+            pods, two_gpus.scenario.gpus[0].uuid
+        )
+        pods.close()
+
+    again = configured.nvshim(configured.path, "--set-default")
+    assert again["changed"] is False
+    assert again["restart"]["needed"] == "nothing"
+    removed = configured.nvshim(configured.path, "--remove")
+    assert removed["restart"]["needed"] == "restart"
+    with open(configured.path, "rb") as file:
+        assert file.read() == configured.before
+    assert not os.path.exists(f"{containerd.directory}/conf.d")
+    assert not os.path.exists(f"{containerd.directory}/handlers")
+    assert configured.nvshim(configured.path, "--remove")["changed"] is False
+    configured.restart()  # as the other test finds it
+
+
+def test_restart_by_a_signal_is_refused_where_nobody_would_start_it_again(
+    configured: Configured,
+) -> None:
+    containerd = configured.containerd
+    pid = containerd.pid
+    done = nvshim(
+        "configure", "containerd", "--config", configured.path, "--set-default",
+        "--containerd", containerd.parts.containerd, "--socket", containerd.address,
+        "--handler-options", f"{containerd.directory}/handlers", "--restart", "signal", check=False,
+    )  # fmt: skip
+    assert done.code == 1
+    assert "NVSHIM-E2568" in done.stderr
+    assert re.search(r"(changed|created) /", done.stdout), "the files are in place, and it says so"
+    assert containerd.pid == pid
+    assert containerd.ctr("version").code == 0
+    with open(configured.path, "rb") as file:
+        assert tomllib.loads(file.read().decode())
+
+
+def test_sighup_ends_containerd_which_is_why_that_is_refused(configured: Configured) -> None:
+    containerd = configured.containerd
+    pid = containerd.pid
+    os.kill(pid, signal.SIGHUP)
+    deadline = time.monotonic() + 10
+    while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
+        with open(f"/proc/{pid}/stat") as file:
+            if file.read().rpartition(")")[2].split()[0] == "Z":
+                break
+        time.sleep(0.05)
+    else:
+        assert not os.path.exists(f"/proc/{pid}")
+    configured.restart()

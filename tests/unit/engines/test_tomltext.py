@@ -1,0 +1,224 @@
+"""Edits of TOML text, and that each has its exact inverse, whatever the text looks like."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any, Final
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from integration.engines import marks, tomltext
+from integration.engines.tomltext import Kind
+
+HARD: Final = '''\
+# imports = ["not this one"]
+version = 2
+title = """
+[not.a.table]
+imports = ["nor this one"] \\""" """" # a string
+"quoted key" = 'C:\\path' # ]
+dotted . "key with . dot" = { inline = [1, 2], more = "}" }
+
+imports = [ # where from
+  "a.toml", # first
+  'b.toml',
+] # behind
+[ plugins . "io.containerd.grpc.v1.cri" ] # a table
+  array = [ "]", [ "#" ], ]
+  literal = \'\'\'
+[nor.this]\'\'\'
+[[many]]
+x=1
+[[many]]
+x=2
+'''
+
+
+def found(text: str, *path: str) -> tomltext.Statement:
+    return next(s for s in tomltext.statements(text) if s.path == path)
+
+
+def test_statements_are_found_as_the_parser_sees_them() -> None:
+    kinds = [(s.kind, s.path) for s in tomltext.statements(HARD)]
+    cri = ("plugins", "io.containerd.grpc.v1.cri")
+    assert kinds == [
+        (Kind.KEY, ("version",)),
+        (Kind.KEY, ("title",)),
+        (Kind.KEY, ("quoted key",)),
+        (Kind.KEY, ("dotted", "key with . dot")),
+        (Kind.KEY, ("imports",)),
+        (Kind.TABLE, cri),
+        (Kind.KEY, (*cri, "array")),
+        (Kind.KEY, (*cri, "literal")),
+        (Kind.ARRAY, ("many",)),
+        (Kind.KEY, ("many", "x")),
+        (Kind.ARRAY, ("many",)),
+        (Kind.KEY, ("many", "x")),
+    ]
+    table = tomllib.loads(HARD)
+    for statement in tomltext.statements(HARD):
+        if statement.kind is Kind.KEY and statement.path[0] != "many":
+            value: Any = table
+            for part in statement.path:
+                value = value[part]
+            assert tomllib.loads(f"v = {HARD[slice(*statement.value)]}") == {"v": value}
+    assert found(HARD, "imports").comment == "# behind"
+    assert found(HARD, "quoted key").comment == "# ]"
+
+
+@pytest.mark.parametrize(
+    ("array", "after"),
+    [
+        ("[]", '["x"]'),
+        ("[ ]", '["x" ]'),
+        ('["a"]', '["a", "x"]'),
+        ('["a",]', '["a", "x",]'),
+        ("[\n  'a', # one\n  # two\n]", "[\n  'a', \"x\", # one\n  # two\n]"),
+        ('[\n  "a]#",\n  "b"\n]', '[\n  "a]#",\n  "b", "x"\n]'),
+    ],
+)
+def test_element_goes_behind_the_last_one_and_comes_out_again(array: str, after: str) -> None:
+    text = f"imports = {array} # end\n[t]\n"
+    place = found(text, "imports").value
+    new = tomltext.insert_element(text, place, "x")
+    assert new == f"imports = {after} # end\n[t]\n"
+    assert tomltext.remove_element(new, found(new, "imports").value, "x") == text
+
+
+def test_element_comes_out_of_the_beginning_and_the_middle_too() -> None:
+    text = 'imports = ["x", "a", "x", "b"]'
+    once = tomltext.remove_element(text, found(text, "imports").value, "x")
+    assert once == 'imports = ["x", "a", "b"]'
+    twice = tomltext.remove_element(once, found(once, "imports").value, "x")
+    assert twice == 'imports = ["a", "b"]'
+    assert tomltext.remove_element(twice, found(twice, "imports").value, "x") == twice
+
+
+@pytest.mark.parametrize("text", ["", "a = 1", "a = 1\n", "a = 1\r\n", "a = 1\r\nb = 2", "\n"])
+def test_block_at_the_end_comes_out_whatever_the_end_looks_like(text: str) -> None:
+    new = marks.add_block(text, "[ours]\n  x = true")
+    assert tomllib.loads(new)["ours"] == {"x": True}
+    block = marks.find_block(new)
+    assert block is not None
+    assert block.intact
+    assert marks.remove_block(new) == text
+
+
+def test_block_that_was_changed_is_told_from_one_that_was_not() -> None:
+    new = marks.add_block("a = 1\n", "[ours]\nx = true")
+    changed = marks.find_block(new.replace("true", "false"))
+    assert changed is not None
+    assert not changed.intact
+    torn = marks.find_block(new.replace("# <<< nvshim\n", ""))
+    assert torn is not None
+    assert not torn.intact
+    assert marks.find_block("x = '''\n# >>> nvshim {}\n'''\n") is None
+
+
+def test_block_between_what_others_added_later_comes_out() -> None:
+    new = marks.add_block("a = 1\n", "[ours]\nx = true") + "[theirs]\ny = 1\n"
+    assert marks.remove_block(new) == "a = 1\n[theirs]\ny = 1\n"
+
+
+TABLE: Final = ("plugins", "cri", "containerd")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[plugins.cri.containerd]\n  default_runtime_name = "runc" # theirs\n',
+        "[plugins.cri.containerd]\n\tdefault_runtime_name='runc'",
+        '[plugins]\n  [plugins.cri.containerd]\n    snapshotter = "x"\n[z]\n',
+        "[plugins.cri.containerd]",
+        '[plugins.cri]\ncontainerd.default_runtime_name = "runc"\r\n',
+    ],
+)
+def test_value_is_changed_in_its_place_and_becomes_what_it_was(text: str) -> None:
+    new = marks.set_value(text, TABLE, "default_runtime_name", "nvidia")
+    assert new is not None
+    assert tomllib.loads(new)["plugins"]["cri"]["containerd"]["default_runtime_name"] == "nvidia"
+    assert marks.restore_values(new) == text
+
+
+def test_value_that_somebody_changed_after_us_stays() -> None:
+    new = marks.set_value('[t]\nk = "a"\n', ("t",), "k", "ours")
+    assert new is not None
+    assert marks.restore_values(new.replace('= "ours"', '= "theirs"', 1)) == '[t]\nk = "theirs"\n'
+
+
+def test_value_without_its_table_has_no_place() -> None:
+    assert marks.set_value("[other]\n", ("t",), "k", "v") is None
+
+
+KEYS = st.one_of(st.from_regex(r"[A-Za-z0-9_-]{1,6}", fullmatch=True), st.text(max_size=5))
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r"), max_size=12)
+
+
+@st.composite
+def scalars(draw: st.DrawFn) -> str:
+    text = draw(TEXTS)
+    literal = "'" not in text and all(c == "\t" or c.isprintable() for c in text)
+    forms = [tomltext.to_value(text), draw(st.sampled_from(["1", "true", "1979-05-27", "0x1f"]))]
+    if literal:
+        forms += [f"'{text}'", f"'''\n{text}'''"]
+    return draw(st.sampled_from(forms))
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> str:
+    """TOML as people write it: any order, comments, blank lines, both ends of line."""
+    ending = draw(st.sampled_from(["\n", "\r\n"]))
+    lines = []
+    if draw(st.booleans()):
+        lines.append(f"version = {draw(st.integers(2, 4))}")
+    if draw(st.booleans()):
+        elements = draw(st.lists(scalars(), max_size=3))
+        elements = [e for e in elements if e[0] in "\"'"]
+        joint = draw(st.sampled_from([", ", f",{ending}  ", f", # c{ending}  "]))
+        tail = draw(st.sampled_from(["", " ", ","])) if elements else ""
+        lines.append(f"imports = [{joint.join(elements)}{tail}]")
+    for _ in range(draw(st.integers(0, 5))):
+        indentation = draw(st.sampled_from(["", "  ", "\t"]))
+        match draw(st.integers(0, 3)):
+            case 0:
+                path = draw(st.lists(KEYS, min_size=1, max_size=3))
+                lines.append(f"{indentation}[{tomltext.to_key(*path)}]")
+            case 1:
+                comment = draw(st.sampled_from(["", " # c", " #"]))
+                key = tomltext.to_key(draw(KEYS))
+                lines.append(f"{indentation}{key} = {draw(scalars())}{comment}")
+            case 2:
+                lines.append(f"{indentation}# {draw(st.sampled_from(['imports = []', '[x]', '']))}")
+            case _:
+                lines.append("")
+    return ending.join(lines) + draw(st.sampled_from(["", ending]))
+
+
+def is_toml(text: str) -> bool:
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return False
+    return True
+
+
+@given(documents())
+def test_every_edit_of_every_document_has_its_inverse(text: str) -> None:
+    assume(is_toml(text))
+    before = tomllib.loads(text)
+    blocked = marks.add_block(text, "[nvshim-test]\nx = true")
+    assert tomllib.loads(blocked) == {**before, "nvshim-test": {"x": True}}
+    assert marks.remove_block(blocked) == text
+    for statement in tomltext.statements(text):
+        if statement.path == ("imports",):
+            new = tomltext.insert_element(text, statement.value, "x y")
+            assert tomllib.loads(new) == {**before, "imports": [*before["imports"], "x y"]}
+            place = found(new, "imports").value
+            assert tomltext.remove_element(new, place, "x y") == text
+        elif statement.kind is Kind.TABLE:
+            changed = marks.set_value(text, statement.table, "nvshim-key", True)
+            assert changed is not None
+            assert is_toml(changed)
+            assert marks.restore_values(changed) == text
