@@ -21,11 +21,12 @@ _POLL: Final = 0.01
 _TO_DIE: Final = 1.0
 
 
-def inventory_of(config: Config) -> Inventory:
+def inventory_of(config: Config, *, confirmed: bool = False) -> Inventory:
     """What the node has: as it was kept if that is still true, otherwise with NVML's answer.
 
     Args:
         config: where to look.
+        confirmed: a kept one counts only if NVML has confirmed it, however short ago that failed.
 
     Returns:
         The inventory. It is kept, so that the next container does not have to ask.
@@ -35,7 +36,7 @@ def inventory_of(config: Config) -> Inventory:
         DriverMismatch: its files are not of the loaded kernel module's version.
     """
     kept = engine.load_inventory(config)
-    if kept is not None:
+    if kept is not None and not (confirmed and kept.nvml_failure):
         return kept
     return engine.take_inventory(config, ask(engine.probe_command(config), config.nvml_timeout))
 

@@ -59,7 +59,7 @@ def command(
     if ready:
         click.get_current_context().exit(exits.OK if is_ready(config) else exits.FOUND)
     spec = f"{config.cdi_spec_dirs[-1]}/{_SPEC}" if cdi_spec is None else cdi_spec
-    options = Options(spec="" if spec == "none" else spec, poll=poll, prepare=lambda _: ())
+    options = Options(spec="" if spec == "none" else spec, poll=poll)
     seen = anyio.run(functools.partial(serve, once=once), config, options, _log(log_format))
     if once and seen.faults:
         click.get_current_context().exit(exits.FOUND)

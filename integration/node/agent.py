@@ -33,6 +33,8 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
+from hooks.node.inventory import RETRY_AFTER
+from integration.devices.creating import State, Wish, create
 from integration.files import read_file, replace_file
 from integration.node.changes import Changes
 from integration.node.errors import AgentRunning, AgentStateUnusable
@@ -60,12 +62,10 @@ class Options:
     Attributes:
         spec: the path of the CDI spec that it keeps; "" for none.
         poll: seconds between two looks that nothing gave a reason for.
-        prepare: makes nodes and links; returns what went wrong, a line each.
     """
 
     spec: str
     poll: float
-    prepare: Callable[[Config], tuple[str, ...]]
 
 
 async def serve(
@@ -92,10 +92,12 @@ async def serve(
                 await tasks.start(_end_when_told, tasks.cancel_scope, say)
                 say("info", "begins", version=VERSION, spec=options.spec or "none")
             seen = Seen()
-            first = True
+            first, heard = True, False
             deaf: dict[str, str] = {}
             while True:
-                now = await anyio.to_thread.run_sync(_look, config, options, abandon_on_cancel=True)
+                now = await anyio.to_thread.run_sync(
+                    _look, config, options, heard, abandon_on_cancel=True
+                )
                 _tell(say, seen, now, first=first)
                 _note(config, now, options.poll)
                 seen, first = now, False
@@ -105,15 +107,18 @@ async def serve(
                 if changes.deaf != deaf:
                     deaf = dict(changes.deaf)
                     say("warning", "not all changes are heard, only looked for", **deaf)
-                if not unheard:
-                    await changes.wait(options.poll)
+                # A doubtful answer is asked for again as soon as it is believed no longer.
+                pause = min(options.poll, RETRY_AFTER) if now.faults else options.poll
+                heard = unheard or await changes.wait(pause)
             tasks.cancel_scope.cancel()
     return seen
 
 
-def _look(config: Config, options: Options) -> Seen:
-    faults = options.prepare(config)
-    seen = refresh(config, options.spec)
+def _look(config: Config, options: Options, heard: bool) -> Seen:  # noqa: FBT001 - of a thread
+    """One look, with the nodes and links that the configuration wants made before it."""
+    steps = create(config, Wish(nodes=config.make_nodes, links=config.char_links))
+    faults = [f"{step.path}: {step.reason}" for step in steps if step.state == State.FAILED]
+    seen = refresh(config, options.spec, heard=heard)
     return replace(seen, faults=(*seen.faults, *faults))
 
 

@@ -76,12 +76,13 @@ class Seen:
         }
 
 
-def refresh(config: Config, spec: str) -> Seen:
+def refresh(config: Config, spec: str, *, heard: bool = False) -> Seen:
     """Look at the node, and bring the spec up to date.
 
     Args:
         config: where the node is.
         spec: the path of the CDI spec; "" for none.
+        heard: something has changed, so that NVML is asked again even if it has just failed.
 
     Returns:
         What was seen. Whatever is wrong is one of its faults.
@@ -90,7 +91,7 @@ def refresh(config: Config, spec: str) -> Seen:
     inventory: Inventory | None = None
     text: bytes | None = None
     try:
-        inventory = inventory_of(config)
+        inventory = inventory_of(config, confirmed=heard)
         if spec:
             text = _text(inventory, config)
     except NvshimError as error:

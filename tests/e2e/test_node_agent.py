@@ -40,7 +40,7 @@ def agent(node: SimulatedNode, spec: str, *more: str) -> Iterator[subprocess.Pop
         yield process
     finally:
         process.kill()
-        process.communicate()
+        print(process.communicate()[1])  # shown if the test fails
 
 
 def devices_of(spec: str) -> list[str]:
@@ -65,7 +65,13 @@ def test_the_spec_follows_the_node(gpus: SimulatedNode, tmp_path: Path) -> None:
     with agent(gpus, spec, "--poll", "1000", "--log-format", "json") as process:
         eventually(lambda: "1" in devices_of(spec), "two GPUs")
         assert "2" not in devices_of(spec)
+        assert os.readlink(f"{gpus.dev}/char/195:1") == "../nvidia1"
+        os.unlink(f"{gpus.dev}/nvidia1")
+        eventually(lambda: os.path.exists(f"{gpus.dev}/nvidia1"), "a node that went is made anew")
+        # A real node is not taken away and built up again below an agent that makes nodes there.
+        process.send_signal(signal.SIGSTOP)
         gpus.change(Scenario.load("mig"))
+        process.send_signal(signal.SIGCONT)
         eventually(lambda: any(":" in name for name in devices_of(spec)), "MIG")
         for name in os.listdir(f"{gpus.driver_root}/usr/lib/x86_64-linux-gnu"):
             if name.startswith(("libcuda.so", "libnvidia-ml.so")):
@@ -78,7 +84,7 @@ def test_the_spec_follows_the_node(gpus: SimulatedNode, tmp_path: Path) -> None:
     assert process.returncode == 0
     lines = [json.loads(line) for line in said.splitlines()]
     told = [line["event"] for line in lines if line["event"].startswith("CDI")]
-    assert told[:2] == ["CDI spec written"] * 2
+    assert told[0] == "CDI spec written"
     assert told[-1] == "CDI spec removed"
     assert lines[-1]["event"] == "ends"
 
@@ -112,7 +118,8 @@ def test_a_driver_that_hangs_does_not_keep_the_agent(gpus: SimulatedNode, tmp_pa
     os.unlink(real)
     os.mkfifo(real)  # to open it is to wait for a writer that does not come
     with agent(gpus, str(tmp_path / "nvidia.yaml")) as process:
-        eventually(lambda: os.path.exists(f"{gpus.state}/node.lock"), "it works")
+        assert process.stderr is not None
+        assert "begins" in process.stderr.readline()
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=20)
         assert process.returncode == 0
