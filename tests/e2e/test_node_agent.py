@@ -40,7 +40,7 @@ def agent(node: SimulatedNode, spec: str, *more: str) -> Iterator[subprocess.Pop
         yield process
     finally:
         process.kill()
-        print(process.communicate()[1])  # shown if the test fails
+        sys.stderr.write(process.communicate()[1])  # shown if the test fails
 
 
 def devices_of(spec: str) -> list[str]:
