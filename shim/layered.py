@@ -96,7 +96,18 @@ def _used(overlay: Overlay, layer: Layer) -> tuple[Mount, Layer, Prepared] | Non
 def _surroundings(overlay: Overlay, identity: list[tuple[str, int, int, int]]) -> bytes:
     """What files depend on besides the engine's key: who makes them, where and upon what."""
     top = stat.S_IMODE(overlay.upper.st_mode), overlay.upper.st_uid, overlay.upper.st_gid
-    return repr((VERSION, top, identity)).encode("utf-8", "surrogateescape")
+    return repr((VERSION, _installation(), top, identity)).encode("utf-8", "surrogateescape")
+
+
+def _installation() -> tuple[str, int, int, int]:
+    """What tells this installation from another one of the same version.
+
+    Where it is, and when it was put there: what is unpacked at the same place later has another
+    time of change, which nobody can set.
+    """
+    place = os.path.dirname(os.path.abspath(__file__))
+    status = os.stat(place)
+    return place, status.st_dev, status.st_ino, status.st_ctime_ns
 
 
 def _is_root(spec: dict[str, Any], bundle: str, rootfs: str) -> bool:

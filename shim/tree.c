@@ -8,7 +8,8 @@
  * The kernel finds a program's loader by an absolute path or one below the current directory, and
  * a tree has neither. So the loader itself is executed, with the interpreter as its argument; what
  * the interpreter then knows of itself is runtime/bin/python3, which is a program like any other.
- * Libraries that the tree lacks (a driver's) are found as they always are.
+ * Libraries that the tree lacks (a driver's) are found as they always are. A path that the loader
+ * would take for several, or act on, is refused.
  *
  * Source: ld.so(8), --library-path, --argv0; proc(5), /proc/self/exe.
  */
@@ -74,6 +75,10 @@ void run_in_tree(const char *tree, const char *name, const char *script, char **
     char *loader = below(tree, "runtime/as/", name), **argv;
     size_t count = 0, used = 0;
 
+    if (strpbrk(tree, ":;$")) {
+        dprintf(2, "%s: %s: none of : ; $ may be in its path; put it elsewhere", name, tree);
+        exit(1);
+    }
     while (arguments[count])
         count++;
     argv = have(name, calloc(count + 9, sizeof *argv));

@@ -5,10 +5,35 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from api.errors import NvshimError
-from integration.dist.build import build
+from integration.dist.archive import PROJECT, archive_name, write_tarball
+from integration.dist.build import build, read_stamp, write_stamp
+from integration.dist.debian import package_name, write_package
 from integration.dist.inputs import REPOSITORY, Inputs
+
+if TYPE_CHECKING:
+    from integration.dist.manifest import Tree
+
+
+def _hand_on(tree: Tree, inputs: Inputs, directory: str) -> None:
+    """Make the archives of a tree, unless they are there; others of this project are removed."""
+    names = (archive_name(tree), package_name(inputs))
+    stamp = os.path.join(directory, "archives.of")
+    if read_stamp(stamp) == tree.digest and all(
+        os.path.exists(os.path.join(directory, name)) for name in names
+    ):
+        return
+    for name in os.listdir(directory):
+        if name.startswith(PROJECT) and name.endswith((".deb", ".tar.gz")):
+            os.unlink(os.path.join(directory, name))
+    write_tarball(tree, os.path.join(directory, names[0]))
+    write_package(tree, inputs, os.path.join(directory, names[1]))
+    write_stamp(stamp, tree.digest)
+    for name in names:
+        path = os.path.join(directory, name)
+        print(f"{path}: {os.path.getsize(path) / 1e6:.1f} MB")
 
 
 def main() -> int:
@@ -19,7 +44,10 @@ def main() -> int:
     parser.add_argument("--cache", default=os.path.join(REPOSITORY, ".cache", "dist"))
     asked = parser.parse_args()
     try:
-        build(os.path.join(asked.directory, "tree"), Inputs.of(), cache=asked.cache)
+        inputs = Inputs.of()
+        tree = build(os.path.join(asked.directory, "tree"), inputs, cache=asked.cache)
+        if not asked.tree_only:
+            _hand_on(tree, inputs, asked.directory)
     except NvshimError as error:
         print(f"dist: {error}", file=sys.stderr)
         return 1

@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from integration.dist.inputs import Inputs
     from integration.dist.manifest import Tree
 
-__all__ = ["build"]
+__all__ = ["build", "read_stamp", "write_stamp"]
 
 PROGRAM: Final = "containerd-shim-nvidia-v1"
 
 _NVSHIM: Final = """\
-# Made by integration.dist; see there. What this is called is the first argument.
+# Made by integration.dist; see there. The first argument is what nvshim was called.
 import sys
 
 _tree = __file__.rpartition("/bin/")[0]
 sys.path += [_tree + "/lib", _tree + "/lib-node"]
-del sys.argv[0]
 from integration.cli.app import main
 
-sys.exit(main())
+_name = sys.argv[1].rpartition("/")[2]
+sys.exit(main(sys.argv[2:] if _name == "nvshim" else ["compat", _name, *sys.argv[2:]]))
 """
 
 # Run by the tree's own interpreter. Which constants a module's bytecode shares depends on what
@@ -74,7 +74,7 @@ def build(
     packages = Packages.have(say=say)
     fingerprint = inputs.fingerprint(packages.roots)
     stamp = f"{directory}.of"
-    if _read(stamp) == fingerprint and (tree := _intact(directory)) is not None:
+    if read_stamp(stamp) == fingerprint and (tree := _intact(directory)) is not None:
         return tree
     parent = os.path.dirname(directory)
     os.makedirs(parent, exist_ok=True)
@@ -83,8 +83,7 @@ def build(
         _make(new, inputs, packages, cache)
         shutil.rmtree(directory, ignore_errors=True)
         os.rename(new, directory)
-    with open(stamp, "w", encoding="ascii") as file:
-        file.write(fingerprint)
+    write_stamp(stamp, fingerprint)
     tree = read_tree(directory)
     size = sum(os.lstat(os.path.join(directory, name)).st_size for name in tree.files)
     say(f"{directory}: {tree.name}, {len(tree.files)} files, {size / 1e6:.1f} MB")
@@ -204,7 +203,15 @@ def _intact(directory: str) -> Tree | None:
         return None
 
 
-def _read(path: str) -> str:
+def write_stamp(path: str, text: str) -> None:
+    """Remember what something beside it was made of."""
+    with open(f"{path}.new", "w", encoding="ascii") as file:
+        file.write(text)
+    os.rename(f"{path}.new", path)
+
+
+def read_stamp(path: str) -> str:
+    """What something was made of; empty if that is not known."""
     try:
         with open(path, encoding="ascii") as file:
             return file.read()

@@ -37,6 +37,7 @@ class Inputs:
         revision: the commit; with ``-dirty`` if what is there is not it, empty if there is none.
         epoch: the commit's time, in seconds since 1970: that of every file.
         architecture: Debian's name of this machine's.
+        released: whether that commit is tagged as that version.
     """
 
     source: str
@@ -44,6 +45,7 @@ class Inputs:
     revision: str
     epoch: int
     architecture: str
+    released: bool = False
 
     @classmethod
     def of(cls, source: str = REPOSITORY) -> Inputs:
@@ -80,6 +82,8 @@ class Inputs:
             revision=f"{revision}-dirty" if revision and dirty else revision,
             epoch=int(epoch) if epoch.isdigit() else 0,
             architecture=ARCHITECTURES[machine],
+            released=not dirty
+            and f"v{version[1]}" in _git(source, "tag", "--points-at", "HEAD").split(),
         )
 
     def fingerprint(self, packages: Iterable[str]) -> str:

@@ -58,6 +58,13 @@ _EXTENSIONS_LEFT_OUT: Final = re.compile(
     r"_codecs_|_crypt|_ctypes_test|_curses|_dbm|_lsprof|_multibytecodec|_sqlite3|_test|_xx|audioop"
     r"|nis|ossaudiodev|readline|xx"
 )
+
+# Named by an administrator for programs with the system's own libc. The loader would say of each
+# library that does not fit ours that it does not, and containerd reads what "start" says as its
+# answer. The path that is written in place of it is as long, and cannot be.
+_PRELOADED: Final = b"/etc/ld.so.preload\0"
+_NOTHING: Final = b"/dev/null/preload.\0"
+
 _LOADER: Final = r"lib/[-\w]+/ld-linux[-\w]*\.so\.\d+"
 _NEEDED: Final = re.compile(r"\(NEEDED\)\s+Shared library: \[([^]]+)\]")
 
@@ -167,7 +174,7 @@ def place_libraries(tree: str, packages: Packages) -> set[str]:
     directory = os.path.join(tree, "runtime", "lib")
     package, loader = packages.find(_LOADER)
     used.add(package)
-    shutil.copy(loader, directory)
+    _copy_loader(loader, directory)
     have = {os.path.basename(loader)}
     wanted = set(_LOADED) | needed(elf_files(tree))
     while missing := wanted - have:
@@ -182,6 +189,18 @@ def place_libraries(tree: str, packages: Packages) -> set[str]:
         target = os.path.join("..", "lib", os.path.basename(loader))
         os.symlink(target, os.path.join(tree, "runtime", "as", name))
     return used
+
+
+def _copy_loader(loader: str, directory: str) -> None:
+    with open(loader, "rb") as file:
+        content = file.read()
+    if content.count(_PRELOADED) != 1:
+        raise TreeNotBuilt(
+            f"the loader {os.path.basename(loader)}",
+            found=f"{content.count(_PRELOADED)} times {_PRELOADED!r} in it",
+        )
+    with open(os.path.join(directory, os.path.basename(loader)), "wb") as file:
+        file.write(content.replace(_PRELOADED, _NOTHING))
 
 
 def needed(files: Iterable[str]) -> set[str]:
