@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from integration.containerd import PrivateContainerd
+    from integration.dist.manifest import Tree
 
 # How long an example takes says something about the machine's other work, and not about ours.
 settings.register_profile("unhurried", deadline=None)
@@ -63,6 +64,14 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> str:
 def shim_directory(workshop: str) -> str:
     """Where the launcher of this checkout is."""
     return os.path.dirname(make_launcher(os.path.join(workshop, "bin")))
+
+
+@pytest.fixture(scope="session")
+def built_tree() -> Tree:
+    """The self-contained tree of this checkout, which is nobody's to change."""
+    from tests.harness.dist import built  # noqa: PLC0415 - most tests need no tree
+
+    return built()
 
 
 @pytest.fixture(scope="session")

@@ -207,10 +207,12 @@ def _tree(path: str, content: Any) -> Tree:
     )
 
 
-def _check(name: str, value: str) -> None:
+def _check(name: str, value: Any) -> None:
     """See that an entry is about a path in the tree, and that a link stays in it."""
     if name != os.path.normpath(name) or name.startswith(("/", "..")) or "\0" in name:
         raise ValueError(f"the path {name!r}")
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {value!r}")
     if value.startswith(_SHA256) and len(value) == len(_SHA256) + _DIGITS:
         return
     target = os.path.normpath(os.path.join(os.path.dirname(name), value.removeprefix(_LINK)))

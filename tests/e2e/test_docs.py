@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from integration.dist.build import build
-from integration.dist.inputs import Inputs
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.launcher import REPOSITORY
 from tests.harness.pages import blocks, pages
@@ -23,6 +21,8 @@ from tests.harness.world import World, matches, write_image
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from integration.dist.manifest import Tree
 
 RUN: Final = [name for name in pages() if any(not block.reason for block in blocks(name))]
 
@@ -41,11 +41,9 @@ def gpus(workshop: str) -> Iterator[SimulatedNode]:
         yield node
 
 
-@pytest.fixture(scope="module")
-def tree() -> str:
-    directory = os.path.join(REPOSITORY, ".cache", "dist", "tree")
-    build(directory, Inputs.of(), cache=os.path.join(REPOSITORY, ".cache", "dist"))
-    return directory
+@pytest.fixture
+def tree(built_tree: Tree) -> str:
+    return built_tree.path
 
 
 @pytest.fixture

@@ -1,0 +1,375 @@
+"""The self-contained tree runs from wherever it lies, and what it is handed on as installs it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from integration.dist.archive import archive_name, write_tarball
+from integration.dist.build import build
+from integration.dist.debian import package_name, write_package
+from integration.dist.interpreter import elf_files, needed
+from integration.dist.manifest import verify
+from integration.images import GLIBC, busybox, glibc
+from integration.parts import INSTALLED
+from tests.conftest import LOW_LEVEL, PARTS, RUNTIME
+from tests.harness.containerds import containerd_with_images, nothing_left
+from tests.harness.dist import CACHE, copied, inputs
+from tests.harness.launcher import REPOSITORY
+from tests.harness.node import words_of
+from tests.harness.runtime import OURS, Runtime, is_alive
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from typing import Any
+
+    from integration.containerd import PrivateContainerd
+    from integration.dist.manifest import Tree
+    from integration.parts import Parts
+    from integration.simulated import SimulatedNode
+
+pytestmark = pytest.mark.skipif(
+    (RUNTIME, PARTS, LOW_LEVEL) != (OURS, INSTALLED, "runc"),
+    reason="is about what the shim is run by",
+)
+
+SHIM: Final = "containerd-shim-nvidia-v1"
+
+# Imports all there is, by what the tree itself runs it with; then names what is mapped from where.
+IMPORT_ALL: Final = """
+import importlib, pkgutil, sys
+tree = sys.executable.removesuffix("/runtime/bin/python3")
+sys.path += [f"{tree}/lib", f"{tree}/lib-node"]
+done = 0
+for top in ("api", "hooks", "shim", "integration"):
+    package = importlib.import_module(top)
+    for module in pkgutil.walk_packages(package.__path__, f"{top}."):
+        if not module.name.endswith(("__main__", "nvml_probe", "gpu.entry")):
+            importlib.import_module(module.name)
+            done += 1
+import anyio, click, google.protobuf, grpc, pynvml, rich.syntax, structlog, tomlkit, yaml
+import asyncio, ctypes, hashlib, json, ssl, subprocess, tarfile, tomllib
+from google._upb import _message
+assert yaml.__with_libyaml__
+import rich.console
+rich.console.Console().print(rich.syntax.Syntax("-a\\n+b", "diff"))
+ssl.create_default_context()
+elsewhere = {m.__file__ for m in list(sys.modules.values()) if getattr(m, "__file__", None)}
+assert all(path.startswith(tree) for path in elsewhere if path != sys.argv[0])
+mapped = {line.split(maxsplit=5)[5].strip() for line in open("/proc/self/maps") if "/" in line}
+assert all(path.startswith(tree) for path in mapped), mapped
+print("imported", done)
+"""
+
+
+def _in_root(root: str, *argv: str, host: bool = False) -> Any:
+    """Run a program in a root that has a /proc and a /dev of its own, and nothing else.
+
+    Args:
+        root: the directory.
+        argv: the command line.
+        host: whether the program is one of this machine, that only looks into the root.
+    """
+    script = 'mount --bind /dev "$0/dev" && mount --bind /proc "$0/proc" && exec '
+    script += '"$@"' if host else 'chroot "$0" "$@"'
+    return subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, root, *argv],
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+        capture_output=True, text=True, check=False, timeout=50,
+    )  # fmt: skip
+
+
+@contextmanager
+def _spawned(root: str, *argv: str) -> Iterator[subprocess.Popen[str]]:
+    """A program that runs in a root, with a /proc that others see it in."""
+    script = 'mount --bind /proc "$0/proc" && exec chroot "$0" "$@"'
+    with subprocess.Popen(
+        ["unshare", "--mount", "sh", "-c", script, root, *argv],
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    """The root of a machine that has busybox, and neither Python nor glibc."""
+    root = str(tmp_path / "root")
+    for name in ("bin", "dev", "proc", "tmp", "usr/bin", "opt", "etc"):
+        os.makedirs(os.path.join(root, name))
+    shutil.copy("/bin/busybox", os.path.join(root, "bin"))
+    for name in ("sh", "cat", "sleep", "test"):
+        os.symlink("busybox", os.path.join(root, "bin", name))
+    return root
+
+
+def test_it_runs_where_there_is_nothing_else_and_anywhere(built_tree: Tree, root: str) -> None:
+    place = "/opt/with a space/and-a-name-that-is-long-" + "x" * 120
+    copied(built_tree, root + place)
+    # What is there for the system's own libc is nothing to ours.
+    with open(f"{root}/etc/ld.so.preload", "w", encoding="ascii") as file:
+        file.write("/lib/no-such-library.so\n")
+    said = _in_root(root, f"{place}/bin/{SHIM}", "-v")
+    assert (said.returncode, said.stderr) == (0, "")
+    assert f"({place}/runtime/bin/python3)" in said.stdout
+    said = _in_root(root, f"{place}/bin/nvshim", "--version")
+    assert (said.stdout, said.stderr) == (f"nvshim {built_tree.version}\n", "")
+    with open(f"{root}/tmp/all.py", "w", encoding="utf-8") as file:
+        file.write(IMPORT_ALL)
+    said = _in_root(root, f"{place}/runtime/bin/python3", "-IS", "/tmp/all.py")
+    assert said.returncode == 0, said.stderr
+    assert int(said.stdout.rpartition("imported ")[2]) > 200
+    verify(root + place)  # nothing was written into it
+
+
+def test_by_a_link_it_is_found_and_acts_under_the_names_of_links(
+    built_tree: Tree, root: str
+) -> None:
+    os.rmdir(f"{root}/opt")
+    copied(built_tree, f"{root}/opt")
+    os.symlink("opt", f"{root}/current")
+    for name in ("nvshim", "nvidia-ctk"):
+        os.symlink("/current/bin/nvshim", f"{root}/bin/{name}")
+    by = "PYTHONPATH=/tmp PYTHONHOME=/nowhere LD_LIBRARY_PATH=/tmp"
+    said = _in_root(root, "/bin/sh", "-c", f"{by} nvshim --version")
+    assert (said.stdout, said.stderr) == (f"nvshim {built_tree.version}\n", "")
+    # What it answers is another's to say; that it was asked is seen by its words.
+    said = _in_root(root, "/bin/sh", "-c", f"{by} nvidia-ctk --no-such-flag")
+    assert said.returncode == 2
+    assert "nvidia-ctk" in said.stderr or "compat" in said.stderr
+
+
+def test_a_place_that_the_loader_would_misread_is_refused(built_tree: Tree, tmp_path: Path) -> None:
+    tree = copied(built_tree, str(tmp_path / "a:b"))
+    done = subprocess.run(
+        [f"{tree.path}/bin/{SHIM}", "-v"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"{SHIM}: {tree.path}: none of : ; $ may be in its path; put it elsewhere"
+    )
+
+
+def test_every_library_that_it_needs_is_in_it(built_tree: Tree) -> None:
+    have = set(os.listdir(os.path.join(built_tree.path, "runtime", "lib")))
+    assert needed(elf_files(built_tree.path)) <= have
+
+
+def test_it_has_no_path_of_the_machine_that_it_was_built_on(built_tree: Tree) -> None:
+    ours = {os.path.realpath(path) for path in (REPOSITORY, CACHE, built_tree.path, sys.prefix)}
+    # Debian's own packages were built in directories like these.
+    forbidden = re.compile(b"|".join(re.escape(os.fsencode(path)) for path in {REPOSITORY, *ours}))
+    found = []
+    for name, value in built_tree.files.items():
+        if value.startswith("sha256:"):
+            with open(os.path.join(built_tree.path, name), "rb") as file:
+                if forbidden.search(file.read()):
+                    found.append(name)
+    assert found == []
+
+
+def test_what_the_shim_does_not_import_is_kept_from_it(built_tree: Tree) -> None:
+    library = set(os.listdir(os.path.join(built_tree.path, "lib")))
+    node = set(os.listdir(os.path.join(built_tree.path, "lib-node")))
+    assert {"api", "hooks", "shim", "integration", "anyio", "google", "structlog"} <= library
+    assert {"click", "grpc", "rich", "tomlkit"} <= node
+    assert not library & node
+
+
+def test_the_same_sources_give_the_same_bytes(
+    built_tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "12345")
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    monkeypatch.setenv("LC_ALL", "C")
+    umask = os.umask(0o077)
+    try:
+        other = build(str(tmp_path / "elsewhere" / "t"), inputs(), cache=CACHE, say=lambda _: None)
+    finally:
+        os.umask(umask)
+    changed = {n for n, v in other.files.items() if built_tree.files.get(n) != v}
+    assert (changed, other.digest) == (set(), built_tree.digest)
+    archives = []
+    for tree in (built_tree, other):
+        path = str(tmp_path / f"{len(archives)}.tar.gz")
+        write_tarball(tree, path, level=1)
+        with open(path, "rb") as file:
+            archives.append(file.read())
+    assert archives[0] == archives[1]
+    assert archive_name(other) == f"containerd-shim-nvidia-{other.version}-linux-amd64.tar.gz"
+    with tarfile.open(tmp_path / "0.tar.gz") as archive:
+        members = archive.getmembers()
+    top = f"containerd-shim-nvidia-{other.version}"
+    assert {member.name.partition("/")[0] for member in members} == {top}
+    assert {(m.uid, m.gid, m.uname, m.mtime) for m in members} == {(0, 0, "root", 1_700_000_000)}
+
+
+# -- the package -----------------------------------------------------------------------------
+
+# Imports a module that it has not needed yet, when it is told to by the end of its input.
+_LATECOMER: Final = """
+import sys
+print("ready", flush=True)
+sys.stdin.read()
+sys.path.append(sys.executable.removesuffix("/runtime/bin/python3") + "/lib")
+import decimal, shim.server
+print(shim.server.__file__, decimal.__file__)
+"""
+
+
+@pytest.fixture
+def packages(built_tree: Tree, tmp_path: Path) -> list[str]:
+    """Two packages of one version, the second of a later commit."""
+    newer = copied(built_tree, str(tmp_path / "newer"), revision="later")
+    paths = []
+    for tree, epoch in ((built_tree, 1_700_000_000), (newer, 1_700_000_060)):
+        made_of = replace(inputs(), revision=tree.revision, epoch=epoch)
+        paths.append(str(tmp_path / package_name(made_of)))
+        write_package(tree, made_of, paths[-1], compression="-Znone")
+    return paths
+
+
+def _dpkg(root: str, *argv: str) -> str:
+    done = _in_root(
+        root, "dpkg", f"--root={root}", "--force-unsafe-io", "--force-bad-path", *argv, host=True
+    )
+    assert done.returncode == 0, done.stderr
+    return str(done.stdout)
+
+
+def test_the_package_installs_upgrades_and_goes_and_never_under_a_running_program(
+    packages: list[str], root: str
+) -> None:
+    os.makedirs(f"{root}/var/lib/dpkg/info")
+    os.makedirs(f"{root}/var/lib/dpkg/updates")
+    for name in ("status", "available"):
+        with open(f"{root}/var/lib/dpkg/{name}", "w", encoding="ascii"):
+            pass
+    prefix = f"{root}/opt/containerd-shim-nvidia"
+
+    _dpkg(root, "-i", packages[0])
+    first = os.readlink(f"{prefix}/current")
+    said = _in_root(root, "/bin/sh", "-c", f"{SHIM} -v; nvshim --version")
+    assert "Revision: tested" in said.stdout
+    assert _dpkg(root, "--verify") == ""
+
+    program = ["/opt/containerd-shim-nvidia/current/runtime/bin/python3", "-ISc", _LATECOMER]
+    with _spawned(root, *program) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "ready\n"
+        _dpkg(root, "-i", packages[1])
+        second = os.readlink(f"{prefix}/current")
+        assert second != first
+        said = _in_root(root, "/bin/sh", "-c", f"{SHIM} -v")
+        assert "Revision: later" in said.stdout
+        _dpkg(root, "-r", "containerd-shim-nvidia")
+        assert not os.path.exists(f"{root}/usr/lib/containerd-shim-nvidia")
+        out, _ = running.communicate("")
+    assert (running.returncode, out.count(first)) == (0, 2)
+    _dpkg(root, "--purge", "containerd-shim-nvidia")
+    assert os.listdir(f"{root}/usr/bin") == []
+
+
+# -- containers ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def current(built_tree: Tree, tmp_path: Path) -> str:
+    """A directory with two trees of one version, and a link to the first, as installed."""
+    copied(built_tree, str(tmp_path / "one"))
+    copied(built_tree, str(tmp_path / "two"), revision="another")
+    (tmp_path / "current").symlink_to("one")
+    return str(tmp_path / "current")
+
+
+@pytest.fixture
+def containerd(current: str, parts: Parts, two_gpus: SimulatedNode) -> Iterator[PrivateContainerd]:
+    with (
+        containerd_with_images(
+            parts,
+            [busybox(), glibc()],
+            shim_directory=f"{current}/bin",
+            shim_config=two_gpus.config_path,
+        ) as containerd,
+        nothing_left(containerd),
+    ):
+        yield containerd
+
+
+@pytest.fixture
+def runtime(containerd: PrivateContainerd) -> Iterator[Runtime]:
+    runtime = Runtime(containerd, OURS)
+    yield runtime
+    runtime.close()
+
+
+def _tree_of(pid: int) -> str:
+    """The name of the tree that a process runs by the interpreter of."""
+    path, found, _ = os.readlink(f"/proc/{pid}/exe").partition("/runtime/lib/ld-linux")
+    assert found
+    return os.path.basename(path)
+
+
+def _arguments(pid: int) -> str:
+    with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+        return file.read().rpartition(")")[2].split()[45]
+
+
+def _fork_servers(containerd: PrivateContainerd) -> dict[str, int]:
+    """The fork servers of a containerd, by the tree of each."""
+    found = {}
+    for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+        words = words_of(pid)
+        if words[-1:] == ["fork-server"] and containerd.address in words and "-spare" not in words:
+            found[_tree_of(pid)] = pid
+    return found
+
+
+def _gpus(runtime: Runtime) -> list[str]:
+    flags = ("--env", "NVIDIA_VISIBLE_DEVICES=all", "--env", "NVIDIA_DRIVER_CAPABILITIES=all")
+    done = runtime.run("nvidia-smi", "-L", image=GLIBC, flags=flags)
+    assert done.code == 0, done.stderr
+    return done.lines
+
+
+def test_containers_with_gpus_run_cold_and_warm_and_across_an_upgrade(
+    runtime: Runtime, containerd: PrivateContainerd, current: str
+) -> None:
+    assert len(_gpus(runtime)) == 2
+    first = eventually(lambda: _fork_servers(containerd).get("one", 0), "a fork server")
+    assert len(_gpus(runtime)) == 2
+    old = runtime.start_idle()
+    (shim,) = containerd.shim_pids()
+    assert _arguments(shim) == _arguments(first)  # forked from it
+    assert _tree_of(shim) == "one"
+    with open(f"/proc/{shim}/comm", encoding="ascii") as file:
+        assert file.read() == f"{SHIM[:15]}\n"
+    words = ["-namespace", containerd.namespace, "-id", old.name, "-address", containerd.address]
+    assert words_of(shim) == [SHIM, *words]
+
+    os.symlink("two", f"{current}.new")
+    os.rename(f"{current}.new", current)
+    new = runtime.start_idle()
+    (other,) = set(containerd.shim_pids()) - {shim}
+    assert _tree_of(other) == "two"
+    eventually(lambda: "two" in _fork_servers(containerd), "a fork server of the new tree")
+    assert len(_gpus(runtime)) == 2
+    for container in (old, new):
+        assert container.exec("true").code == 0
+        container.kill()
+        assert container.exit_code() == 137
+    eventually(lambda: not is_alive(shim) and not is_alive(other), "both shims end")

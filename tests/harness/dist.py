@@ -1,0 +1,87 @@
+"""The self-contained tree of this checkout, built once for all tests, and kept for later runs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from dataclasses import replace
+from typing import Final
+
+from integration.dist.build import build
+from integration.dist.inputs import REPOSITORY, Inputs
+from integration.dist.interpreter import Packages
+from integration.dist.manifest import Tree, write_tree
+
+CACHE: Final = os.path.join(REPOSITORY, ".cache", "dist")
+_TREES: Final = os.path.join(CACHE, "trees")
+
+# Seconds after which a tree that no test run has asked for is removed.
+_KEPT: Final = 6 * 3600
+
+
+def inputs() -> Inputs:
+    """What the tree of tests is made of: it depends on the sources, and on no commit."""
+    return replace(Inputs.of(), revision="tested", epoch=1_700_000_000, released=False)
+
+
+def built() -> Tree:
+    """The tree, which is nobody's to change.
+
+    Raises:
+        NvshimError: it could not be built.
+    """
+    made_of = inputs()
+    name = made_of.fingerprint(Packages.have().roots)[:16]
+    os.makedirs(_TREES, exist_ok=True)
+    lock = os.open(_TREES, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        directory = os.path.join(_TREES, name)
+        tree = build(os.path.join(directory, "tree"), made_of, cache=CACHE)
+        os.utime(directory)
+        for other in os.listdir(_TREES):
+            path = os.path.join(_TREES, other)
+            if other != name and time.time() - os.stat(path).st_mtime > _KEPT:
+                shutil.rmtree(path)
+    finally:
+        os.close(lock)
+    return tree
+
+
+def copied(tree: Tree, path: str, *, revision: str = "") -> Tree:
+    """Have a tree at another place; its files are the same where the file system can do that.
+
+    Args:
+        tree: the one.
+        path: where the other is to lie.
+        revision: make it one of another revision, so that it has another digest.
+    """
+    shutil.copytree(tree.path, path, symlinks=True, copy_function=_link)
+    if not revision:
+        return replace(tree, path=path)
+    program = os.path.join(path, "bin", "containerd-shim-nvidia-v1.py")
+    with open(program, encoding="utf-8") as file:
+        text = file.read()
+    assert tree.revision in text
+    _write(program, text.replace(tree.revision, revision))
+    os.unlink(os.path.join(path, "tree.json"))
+    return write_tree(
+        path, version=tree.version, revision=revision, architecture=tree.architecture,
+        python=tree.python,
+    )  # fmt: skip
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+def _write(path: str, text: str) -> None:
+    """Write a file anew: what was there may be another tree's as well."""
+    os.unlink(path)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
