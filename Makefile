@@ -4,7 +4,6 @@
 PYTHON  ?= /usr/bin/python3
 PREFIX  ?= /opt/containerd-shim-nvidia
 BINDIR  ?= /usr/local/bin
-VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 # What the demo and the tests run for real, from Debian.
 PACKAGES := binutils busybox-static containerd containernetworking-plugins criu crun gcc iproute2 iptables \
@@ -21,7 +20,6 @@ VENV     := .venv
 CACHE    := .cache
 SITE     := $(CACHE)/site
 LAUNCHER := $(CACHE)/bin/containerd-shim-nvidia-v1
-TREE     := $(PREFIX)/$(VERSION)
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -123,33 +121,13 @@ lock: $(VENV)/.ready ## Pin the dependencies anew, with hashes
 
 .PHONY: install
 install: $(CACHE)/.packages ## Install below PREFIX (/opt/containerd-shim-nvidia) and link it into BINDIR
-	@if [ -e '$(TREE)' ]; then \
-	  echo 'make install: $(TREE) exists, and running shims may use it; make uninstall removes it' >&2; \
-	  exit 1; fi
-	rm -rf '$(TREE).new' && mkdir -p '$(TREE).new/lib'
-	$(PYTHON) -m venv '$(TREE).new/pip'
-	'$(TREE).new/pip/bin/pip' install -q --no-compile --require-hashes --target '$(TREE).new/lib' \
-	  -r requirements.txt
-	rm -rf '$(TREE).new/pip'
-	cp -r api hooks shim '$(TREE).new/lib/'
-	find '$(TREE).new' -name __pycache__ -prune -exec rm -rf {} +
-	$(PYTHON) -m compileall -q --invalidation-mode unchecked-hash -s '$(TREE).new' -p '$(TREE)' \
-	  '$(TREE).new/lib'
-	mkdir '$(TREE).new/bin'
-	$(PYTHON) -m shim.launcher '$(TREE).new/bin/containerd-shim-nvidia-v1' \
-	  --interpreter '$(PYTHON)' --library '$(TREE)/lib' --compiler gcc \
-	  --revision "$$(git rev-parse --short HEAD 2>/dev/null || true)"
-	mv -T '$(TREE).new' '$(TREE)'
-	ln -sfn '$(VERSION)' '$(PREFIX)/.current' && mv -T '$(PREFIX)/.current' '$(PREFIX)/current'
-	mkdir -p '$(BINDIR)'
-	ln -sfn '$(PREFIX)/current/bin/containerd-shim-nvidia-v1' '$(BINDIR)/containerd-shim-nvidia-v1'
-	@'$(BINDIR)/containerd-shim-nvidia-v1' -v
+	@$(PYTHON) -m integration.dist --tree-only dist
+	@dist/tree/bin/nvshim install --prefix '$(PREFIX)' --bindir '$(BINDIR)'
 
 .PHONY: uninstall
-uninstall: ## Remove what install made
-	rm -f '$(BINDIR)/containerd-shim-nvidia-v1'
-	rm -rf '$(TREE)' && rm -f '$(PREFIX)/current'
-	if [ -d '$(PREFIX)' ]; then rmdir --ignore-fail-on-non-empty '$(PREFIX)'; fi
+uninstall: ## Remove what install made, but for what running containers need
+	@if [ -e '$(PREFIX)/current' ]; then \
+	  '$(PREFIX)/current/bin/nvshim' uninstall --prefix '$(PREFIX)' --bindir '$(BINDIR)'; fi
 
 .PHONY: clean
 clean: ## Remove everything that the other targets made in this directory

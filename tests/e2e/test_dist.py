@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +20,7 @@ from integration.dist.manifest import verify
 from integration.images import GLIBC, busybox, glibc
 from integration.parts import INSTALLED
 from tests.conftest import LOW_LEVEL, PARTS, RUNTIME
+from tests.harness.bare_root import bare_root
 from tests.harness.containerds import containerd_with_images, nothing_left
 from tests.harness.dist import CACHE, copied, inputs
 from tests.harness.launcher import REPOSITORY
@@ -32,12 +31,12 @@ from tests.harness.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-    from typing import Any
 
     from integration.containerd import PrivateContainerd
     from integration.dist.manifest import Tree
     from integration.parts import Parts
     from integration.simulated import SimulatedNode
+    from tests.harness.bare_root import BareRoot
 
 pytestmark = pytest.mark.skipif(
     (RUNTIME, PARTS, LOW_LEVEL) != (OURS, INSTALLED, "runc"),
@@ -73,82 +72,45 @@ print("imported", done)
 """
 
 
-def _in_root(root: str, *argv: str, host: bool = False) -> Any:
-    """Run a program in a root that has a /proc and a /dev of its own, and nothing else.
-
-    Args:
-        root: the directory.
-        argv: the command line.
-        host: whether the program is one of this machine, that only looks into the root.
-    """
-    script = 'mount --bind /dev "$0/dev" && mount --bind /proc "$0/proc" && exec '
-    script += '"$@"' if host else 'chroot "$0" "$@"'
-    return subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script, root, *argv],
-        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
-        capture_output=True, text=True, check=False, timeout=50,
-    )  # fmt: skip
-
-
-@contextmanager
-def _spawned(root: str, *argv: str) -> Iterator[subprocess.Popen[str]]:
-    """A program that runs in a root, with a /proc that others see it in."""
-    script = 'mount --bind /proc "$0/proc" && exec chroot "$0" "$@"'
-    with subprocess.Popen(
-        ["unshare", "--mount", "sh", "-c", script, root, *argv],
-        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
 @pytest.fixture
-def root(tmp_path: Path) -> str:
-    """The root of a machine that has busybox, and neither Python nor glibc."""
-    root = str(tmp_path / "root")
-    for name in ("bin", "dev", "proc", "tmp", "usr/bin", "opt", "etc"):
-        os.makedirs(os.path.join(root, name))
-    shutil.copy("/bin/busybox", os.path.join(root, "bin"))
-    for name in ("sh", "cat", "sleep", "test"):
-        os.symlink("busybox", os.path.join(root, "bin", name))
-    return root
+def root(tmp_path: Path) -> Iterator[BareRoot]:
+    (tmp_path / "root").mkdir()
+    with bare_root(str(tmp_path / "root")) as root:
+        yield root
 
 
-def test_it_runs_where_there_is_nothing_else_and_anywhere(built_tree: Tree, root: str) -> None:
+def test_it_runs_where_there_is_nothing_else_and_anywhere(built_tree: Tree, root: BareRoot) -> None:
     place = "/opt/with a space/and-a-name-that-is-long-" + "x" * 120
-    copied(built_tree, root + place)
+    copied(built_tree, root.path + place)
     # What is there for the system's own libc is nothing to ours.
-    with open(f"{root}/etc/ld.so.preload", "w", encoding="ascii") as file:
+    with open(f"{root.path}/etc/ld.so.preload", "w", encoding="ascii") as file:
         file.write("/lib/no-such-library.so\n")
-    said = _in_root(root, f"{place}/bin/{SHIM}", "-v")
+    said = root.run(f"{place}/bin/{SHIM}", "-v")
     assert (said.returncode, said.stderr) == (0, "")
     assert f"({place}/runtime/bin/python3)" in said.stdout
-    said = _in_root(root, f"{place}/bin/nvshim", "--version")
+    said = root.run(f"{place}/bin/nvshim", "--version")
     assert (said.stdout, said.stderr) == (f"nvshim {built_tree.version}\n", "")
-    with open(f"{root}/tmp/all.py", "w", encoding="utf-8") as file:
+    with open(f"{root.path}/tmp/all.py", "w", encoding="utf-8") as file:
         file.write(IMPORT_ALL)
-    said = _in_root(root, f"{place}/runtime/bin/python3", "-IS", "/tmp/all.py")
+    said = root.run(f"{place}/runtime/bin/python3", "-IS", "/tmp/all.py")
     assert said.returncode == 0, said.stderr
     assert int(said.stdout.rpartition("imported ")[2]) > 200
-    verify(root + place)  # nothing was written into it
+    verify(root.path + place)  # nothing was written into it
 
 
 def test_by_a_link_it_is_found_and_acts_under_the_names_of_links(
-    built_tree: Tree, root: str
+    built_tree: Tree, root: BareRoot
 ) -> None:
-    os.rmdir(f"{root}/opt")
-    copied(built_tree, f"{root}/opt")
-    os.symlink("opt", f"{root}/current")
+    os.rmdir(f"{root.path}/opt")
+    copied(built_tree, f"{root.path}/opt")
+    os.symlink("opt", f"{root.path}/current")
     for name in ("nvshim", "nvidia-ctk"):
-        os.symlink("/current/bin/nvshim", f"{root}/bin/{name}")
+        os.symlink("/current/bin/nvshim", f"{root.path}/bin/{name}")
     by = "PYTHONPATH=/tmp PYTHONHOME=/nowhere LD_LIBRARY_PATH=/tmp"
-    said = _in_root(root, "/bin/sh", "-c", f"{by} nvshim --version")
+    said = root.run("/bin/sh", "-c", f"{by} nvshim --version")
     assert (said.stdout, said.stderr) == (f"nvshim {built_tree.version}\n", "")
     # What it answers is another's to say; that it was asked is seen by its words.
-    said = _in_root(root, "/bin/sh", "-c", f"{by} nvidia-ctk --no-such-flag")
+    said = root.run("/bin/sh", "-c", f"{by} nvidia-ctk --no-such-flag")
     assert said.returncode == 2
     assert "nvidia-ctk" in said.stderr or "compat" in said.stderr
 
@@ -203,7 +165,7 @@ def test_the_same_sources_give_the_same_bytes(
         os.umask(umask)
     changed = {n for n, v in other.files.items() if built_tree.files.get(n) != v}
     assert (changed, other.digest) == (set(), built_tree.digest)
-    archives = []
+    archives: list[bytes] = []
     for tree in (built_tree, other):
         path = str(tmp_path / f"{len(archives)}.tar.gz")
         write_tarball(tree, path, level=1)
@@ -243,45 +205,45 @@ def packages(built_tree: Tree, tmp_path: Path) -> list[str]:
     return paths
 
 
-def _dpkg(root: str, *argv: str) -> str:
-    done = _in_root(
-        root, "dpkg", f"--root={root}", "--force-unsafe-io", "--force-bad-path", *argv, host=True
+def _dpkg(root: BareRoot, *argv: str) -> str:
+    done = root.run(
+        "dpkg", f"--root={root.inside}", "--force-unsafe-io", "--force-bad-path", *argv, host=True
     )
     assert done.returncode == 0, done.stderr
-    return str(done.stdout)
+    return done.stdout
 
 
 def test_the_package_installs_upgrades_and_goes_and_never_under_a_running_program(
-    packages: list[str], root: str
+    packages: list[str], root: BareRoot
 ) -> None:
-    os.makedirs(f"{root}/var/lib/dpkg/info")
-    os.makedirs(f"{root}/var/lib/dpkg/updates")
+    os.makedirs(f"{root.path}/var/lib/dpkg/info")
+    os.makedirs(f"{root.path}/var/lib/dpkg/updates")
     for name in ("status", "available"):
-        with open(f"{root}/var/lib/dpkg/{name}", "w", encoding="ascii"):
+        with open(f"{root.path}/var/lib/dpkg/{name}", "w", encoding="ascii"):
             pass
-    prefix = f"{root}/opt/containerd-shim-nvidia"
+    prefix = f"{root.path}/opt/containerd-shim-nvidia"
 
     _dpkg(root, "-i", packages[0])
     first = os.readlink(f"{prefix}/current")
-    said = _in_root(root, "/bin/sh", "-c", f"{SHIM} -v; nvshim --version")
+    said = root.run("/bin/sh", "-c", f"{SHIM} -v; nvshim --version")
     assert "Revision: tested" in said.stdout
     assert _dpkg(root, "--verify") == ""
 
     program = ["/opt/containerd-shim-nvidia/current/runtime/bin/python3", "-ISc", _LATECOMER]
-    with _spawned(root, *program) as running:
+    with root.spawn(*program) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == "ready\n"
         _dpkg(root, "-i", packages[1])
         second = os.readlink(f"{prefix}/current")
         assert second != first
-        said = _in_root(root, "/bin/sh", "-c", f"{SHIM} -v")
+        said = root.run("/bin/sh", "-c", f"{SHIM} -v")
         assert "Revision: later" in said.stdout
         _dpkg(root, "-r", "containerd-shim-nvidia")
-        assert not os.path.exists(f"{root}/usr/lib/containerd-shim-nvidia")
+        assert not os.path.exists(f"{root.path}/usr/lib/containerd-shim-nvidia")
         out, _ = running.communicate("")
     assert (running.returncode, out.count(first)) == (0, 2)
     _dpkg(root, "--purge", "containerd-shim-nvidia")
-    assert os.listdir(f"{root}/usr/bin") == []
+    assert os.listdir(f"{root.path}/usr/bin") == []
 
 
 # -- containers ----------------------------------------------------------------------------
