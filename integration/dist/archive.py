@@ -30,7 +30,7 @@ def write_tarball(tree: Tree, path: str, *, level: int = 6) -> None:
     Args:
         tree: it lies at its path.
         path: where to; what is there is replaced.
-        level: of gzip's compression, 1 to 9.
+        level: of gzip's compression, 0 to 9.
     """
     top = f"{PROJECT}-{tree.version}"
     new = f"{path}.new"

@@ -168,7 +168,7 @@ def test_the_same_sources_give_the_same_bytes(
     archives: list[bytes] = []
     for tree in (built_tree, other):
         path = str(tmp_path / f"{len(archives)}.tar.gz")
-        write_tarball(tree, path, level=1)
+        write_tarball(tree, path, level=0)
         with open(path, "rb") as file:
             archives.append(file.read())
     assert archives[0] == archives[1]
