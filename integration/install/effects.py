@@ -136,8 +136,8 @@ class Workshop:
             selftest.clean(path)
         if os.path.islink(path):
             _unlink(path)
-        else:
-            shutil.rmtree(path, ignore_errors=False)
+        elif os.path.exists(path):
+            shutil.rmtree(path)
 
     def _put(self, source: str, name: str) -> None:
         incoming = self.place.path(working_name(INCOMING))

@@ -20,14 +20,14 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
 from api import typeurl
 from api.errors import NvshimError
 from api.proto import runc_options_pb2
-from api.ttrpc import connect
+from api.ttrpc import RemoteError, connect
 from hooks.config import ENVIRONMENT_VARIABLE, NVIDIA_ENVIRONMENT_VARIABLE
 from integration import traces
 from integration.byhand import EventsServer, call, execute_verb, verb_words
@@ -37,11 +37,16 @@ from integration.install.places import SELF_TEST, SHIM
 from integration.patience import PATIENCE
 from shim import mountinfo, mounts
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 __all__ = ["clean", "find_runtime", "run"]
 
 _TIMEOUT: Final = 30.0 * PATIENCE
 _CALL_TIMEOUT: Final = 15.0 * PATIENCE
 _PROGRAM_TIMEOUT: Final = 10.0 * PATIENCE
+_KILL_TIMEOUT: Final = 5.0 * PATIENCE
+_POLL: Final = 0.01
 _ID: Final = "probe"
 _NAMESPACE: Final = "nvshim-self-test-"
 _EVENTS: Final = ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
@@ -124,9 +129,7 @@ def clean(directory: str) -> None:
         directory: the test's; it need not be there.
     """
     namespace = _namespace(directory)
-    for pid in _shims(namespace):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    _kill_processes(namespace)
     bundle = os.path.join(directory, _ID)
     state = os.path.join(traces.RUNTIME_STATE, namespace)
     _kill_init(bundle)
@@ -181,7 +184,7 @@ async def _run(tree: str, directory: str, runtime: str, environment: dict[str, s
                         await call(client, step, timeout=_CALL_TIMEOUT, id=_ID)
                 step = "the end of the shim"
                 while _shims(_namespace(directory)):  # noqa: ASYNC110 - seen from outside
-                    await anyio.sleep(0.01)
+                    await anyio.sleep(_POLL)
                 tasks.cancel_scope.cancel()
     except TimeoutError as error:
         raise _failed(tree, step, "no answer in time") from error
@@ -189,8 +192,7 @@ async def _run(tree: str, directory: str, runtime: str, environment: dict[str, s
         cause = _first(group)
         if isinstance(cause, SelfTestFailed):
             raise cause from None
-        found = "no answer in time" if isinstance(cause, TimeoutError) else str(cause)
-        raise _failed(tree, step, found or type(cause).__name__) from cause
+        raise _failed(tree, step, _words_of(cause)) from cause
 
 
 def _programs_answer(tree: str, environment: dict[str, str]) -> None:
@@ -281,14 +283,33 @@ def _socket_directory(directory: str) -> str:
 
 
 def _shims(namespace: str) -> list[int]:
-    found = []
+    wanted = {os.fsencode(namespace), b"-namespace"}
+    return [pid for pid, line in _command_lines() if wanted <= set(line.split(b"\0"))]
+
+
+def _command_lines() -> Iterator[tuple[int, bytes]]:
+    """Every process but this one, with its command line; a zombie has none."""
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
-            words = file.read().split(b"\0")
-            # A zombie has no command line.
-            if os.fsencode(namespace) in words and b"-namespace" in words:
-                found.append(int(name))
-    return found
+            if int(name) != os.getpid():
+                yield int(name), file.read()
+
+
+def _kill_processes(namespace: str) -> None:
+    """Kill the shim, and what it has called: all have the name of the test among their words.
+
+    First the shim, which would be told of the others' ends.
+    """
+    token = os.fsencode(namespace.removeprefix(_NAMESPACE))
+    deadline = time.monotonic() + _KILL_TIMEOUT
+    while time.monotonic() < deadline:
+        found = _shims(namespace) or [pid for pid, line in _command_lines() if token in line]
+        if not found:
+            return
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_POLL)
 
 
 def _kill_init(bundle: str) -> None:
@@ -332,7 +353,7 @@ def _remove_cgroup(top: str) -> None:
             except FileNotFoundError:
                 break
             except OSError:
-                time.sleep(0.01)
+                time.sleep(_POLL)
             else:
                 break
 
@@ -348,6 +369,13 @@ def _left(directory: str) -> list[str]:
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     first = group.exceptions[0]
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+def _words_of(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    # What the shim has said is in the error of the call.
+    return (error.found if isinstance(error, RemoteError) else str(error)) or type(error).__name__
 
 
 def _text(done: subprocess.CompletedProcess[bytes]) -> str:

@@ -37,6 +37,7 @@ _FORK_SERVER: Final = "fork-server"
 _VERBS: Final = frozenset({"start", "delete"})
 _ASKED_BY: Final = "shim-binary-path"
 _CREDENTIALS: Final = struct.Struct("iII")
+_SOCKET_DIGITS: Final = 64
 _LONGEST_PATH: Final = 4096
 # Seconds for a listener that may be stopped.
 _PATIENCE: Final = 0.2
@@ -115,7 +116,8 @@ def is_blind(sockets: str = SOCKETS) -> bool:
     Args:
         sockets: where shims listen.
     """
-    return any(_has_unseen_listener(path) for path in glob.glob(f"{glob.escape(sockets)}/*"))
+    shims = glob.glob(f"{glob.escape(sockets)}/{'[0-9a-f]' * _SOCKET_DIGITS}")
+    return any(_has_unseen_listener(path) for path in shims)
 
 
 def _has_unseen_listener(path: str) -> bool:

@@ -1,0 +1,253 @@
+"""Real trees, installed by their own program, under containers of a real containerd."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from integration import traces
+from integration.dist.build import build
+from integration.dist.inputs import Inputs
+from integration.dist.manifest import MANIFEST, write_tree
+from integration.images import busybox
+from integration.install.places import Place
+from integration.install.survey import look
+from integration.install.usage import Role, users
+from integration.parts import INSTALLED, Parts
+from tests.conftest import LOW_LEVEL, PARTS, RUNTIME
+from tests.harness.containerds import containerd_with_images, nothing_left
+from tests.harness.launcher import REPOSITORY
+from tests.harness.runtime import OURS, Runtime, is_alive, remove_fifos
+from tests.harness.trees import disk_of_its_own, other_version
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from integration.containerd import PrivateContainerd
+    from integration.dist.manifest import Tree
+    from tests.harness.runtime import Container
+
+pytestmark = pytest.mark.skipif(
+    (RUNTIME, PARTS, LOW_LEVEL) != (OURS, INSTALLED, "runc"), reason="chooses its parts itself"
+)
+
+SHIM: Final = "containerd-shim-nvidia-v1"
+
+
+@pytest.fixture(scope="module")
+def old(workshop: str) -> Tree:
+    """The tree of this checkout."""
+    cache = os.path.join(REPOSITORY, ".cache", "dist")
+    return build(f"{workshop}/tree", Inputs.of(), cache=cache)
+
+
+@pytest.fixture(scope="module")
+def new(workshop: str, old: Tree) -> Tree:
+    """A later version of it."""
+    return other_version(old.path, f"{workshop}/new", "99.0")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A place to install to, and the words for it."""
+
+    place: Place
+
+    @property
+    def words(self) -> list[str]:
+        return ["--prefix", self.place.prefix, "--bindir", self.place.bindir]
+
+    def start(self, program: str, *words: str, **options: Any) -> subprocess.Popen[str]:
+        argv = [program, *words, *self.words, "-o", "json"]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, **options)
+
+    def nvshim(
+        self, *words: str, program: str = "", code: int = 0, **options: Any
+    ) -> dict[str, Any]:
+        """Run ``nvshim``, the installed one if none is named; returns its answer."""
+        with self.start(program or f"{self.place.bindir}/nvshim", *words, **options) as process:
+            said, complained = process.communicate(timeout=50)
+        assert process.returncode == code, complained or said
+        document: dict[str, Any] = json.loads(said or complained)
+        return document
+
+    def install(self, tree: Tree, *words: str, **options: Any) -> dict[str, Any]:
+        return self.nvshim("install", *words, program=f"{tree.path}/bin/nvshim", **options)
+
+    def version_row(self, tree: Tree) -> dict[str, Any]:
+        rows = self.nvshim("status")["versions"]
+        (row,) = (row for row in rows if row["digest"] == tree.digest)
+        assert isinstance(row, dict)
+        return row
+
+    def in_effect(self) -> str:
+        return look(self.place).current
+
+    def shims_of(self, tree: Tree) -> set[int]:
+        found = users([self.place.path(tree.name)])
+        return {user.pid for user in found if user.role is Role.SHIM}
+
+
+@pytest.fixture
+def host(tmp_path: str) -> Iterator[Host]:
+    with disk_of_its_own(f"{tmp_path}/disk") as disk:
+        host = Host(Place(f"{disk}/opt", f"{disk}/bin"))
+        yield host
+        trees = [host.place.path(each.name) for each in look(host.place).installed]
+        for user in users(trees):  # of a test that has failed
+            with suppress(ProcessLookupError):
+                os.kill(user.pid, signal.SIGKILL)
+    assert _self_tests() == []
+
+
+def _self_tests() -> list[str]:
+    """What self-tests have left on the machine."""
+    places = [traces.RUNTIME_STATE, "/run", *traces.cgroup_hierarchies()]
+    found = [f"{p}/{n}" for p in places for n in os.listdir(p) if n.startswith("nvshim-self-test")]
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
+            if b"nvshim-self-test-" in file.read():
+                found.append(f"process {name}")
+    return found
+
+
+@pytest.fixture
+def containerd(host: Host, shim_config: str) -> Iterator[PrivateContainerd]:
+    """A containerd that finds the shim where it is installed."""
+    with (
+        containerd_with_images(
+            Parts.installed(),
+            [busybox()],
+            shim_directory=host.place.bindir,
+            shim_config=shim_config,
+        ) as containerd,
+        nothing_left(containerd),
+    ):
+        yield containerd
+
+
+@pytest.fixture
+def runtime(containerd: PrivateContainerd) -> Iterator[Runtime]:
+    runtime = Runtime(containerd, RUNTIME)
+    yield runtime
+    if not containerd.pid:
+        containerd.start()
+    runtime.close()
+    remove_fifos(containerd)
+
+
+def _works(container: Container) -> bool:
+    done = container.exec("echo", "here")
+    return (container.status, done.stdout, done.code) == ("RUNNING", "here\n", 0)
+
+
+def _restart(containerd: PrivateContainerd) -> None:
+    containerd.stop()
+    containerd.start()
+
+
+def test_running_containers_live_through_upgrade_rollback_and_uninstallation(
+    host: Host, old: Tree, new: Tree, runtime: Runtime
+) -> None:
+    containerd = runtime.containerd
+    answer = host.install(old)
+    assert (answer["current"], answer["tested"]) == (old.name, True)
+    first = runtime.start_idle()
+    assert host.shims_of(old) == set(containerd.shim_pids())
+    eventually(lambda: host.version_row(old)["fork_servers"] > 0, "a fork server is there")
+
+    answer = host.install(new)
+    assert (answer["current"], answer["previous"]) == (new.name, old.name)
+    row = host.version_row(old)
+    assert (row["role"], row["shims"], row["fork_servers"]) == ("previous", 1, 0)
+    assert _works(first)
+    second = runtime.start_idle()
+    assert len(host.shims_of(new)) == 1
+    assert host.nvshim("install", "--collect", "--keep", "0")["collected"] == []
+    _restart(containerd)
+    assert _works(first)
+    assert _works(second)
+
+    # The program that cleans up after a shim is the one in effect, whoever has started it.
+    (killed,) = host.shims_of(old)
+    init = first.pid
+    os.kill(killed, signal.SIGKILL)
+    eventually(lambda: not is_alive(init), "its container was cleaned up")
+    eventually(lambda: first.status in {"", "STOPPED"}, "containerd knows")
+
+    assert host.nvshim("install", "--rollback")["current"] == old.name
+    third = runtime.start_idle()
+    assert len(host.shims_of(old)) == 1
+    assert _works(second)
+
+    answer = host.nvshim("uninstall", code=3)
+    assert (answer["complete"], len(answer["shims"])) == (False, 2)
+    assert answer["needed_by_containerd"] == [f"{host.place.bindir}/{SHIM}"]
+    assert not os.path.lexists(host.place.path("previous"))
+    # It would throw the containers' bundles away if it did not find the program.
+    _restart(containerd)
+    for container in (second, third):
+        assert _works(container)
+        container.kill()
+        assert container.exit_code() == 128 + signal.SIGKILL
+    eventually(lambda: not containerd.shim_pids(), "the shims have ended")
+    assert host.nvshim("uninstall", "-o", "json")["complete"] is True
+    assert not os.path.exists(host.place.prefix)
+    assert os.listdir(host.place.bindir) == []
+
+
+def _broken(tree: Tree, path: str) -> Tree:
+    """A version whose shims cannot be started."""
+    other_version(tree.path, path, "99.1")
+    os.unlink(f"{path}/{MANIFEST}")
+    os.unlink(f"{path}/lib/shim/__pycache__/server.cpython-311.pyc")
+    os.unlink(f"{path}/lib/shim/server.py")
+    with open(f"{path}/lib/shim/server.py", "w") as file:
+        file.write("raise RuntimeError('no such luck')\n")
+    return write_tree(path, version="99.1", revision="", architecture="amd64", python="3.11.2")
+
+
+def test_a_version_that_starts_no_container_is_not_switched_to(
+    host: Host, old: Tree, workshop: str
+) -> None:
+    host.install(old)
+    broken = _broken(old, f"{workshop}/broken")
+    answer = host.nvshim("install", "--from", broken.path, code=1)
+    assert answer["error"]["code"] == "NVSHIM-E2630"
+    assert sorted(os.listdir(host.place.prefix)) == [old.name, "current"]
+    assert host.nvshim("status", "--verify")["problems"] == []
+
+
+def test_an_installer_that_is_killed_in_its_self_test_is_cleaned_up_after_by_the_next_one(
+    host: Host, old: Tree, new: Tree, tmp_path: str
+) -> None:
+    host.install(old)
+    waiting = f"{tmp_path}/runc"
+    with open(waiting, "w") as file:
+        file.write(
+            f'#!/bin/sh\necho $$ >>{tmp_path}/began\nrunc "$@"\nwhile sleep 0.1; do :; done\n'
+        )
+    os.chmod(waiting, 0o755)
+    program = f"{new.path}/bin/nvshim"
+    with host.start(program, "install", "--runtime", waiting) as process:
+        eventually(lambda: os.path.exists(f"{tmp_path}/began"), "the runtime was called")
+        # A second installer does not disturb the first.
+        answer = host.install(new, code=1)
+        assert answer["error"]["code"] == "NVSHIM-E2629"
+        process.kill()
+    assert host.in_effect() == old.name
+    assert _self_tests() != []
+    assert host.nvshim("status", code=3)["problems"] != []
+    assert host.install(new)["current"] == new.name
+    assert _self_tests() == []
+    left = {old.name, new.name, "current", "previous"}
+    assert set(os.listdir(host.place.prefix)) == left

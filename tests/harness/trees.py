@@ -1,0 +1,84 @@
+"""Trees for tests: small ones made by hand, and other versions of a real one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from integration.dist.manifest import MANIFEST, read_tree, write_tree
+from shim import syscalls
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from integration.dist.manifest import Tree
+
+_PROGRAM = """\
+#!/bin/sh
+echo {name} {version}
+"""
+
+
+def small_tree(path: str, version: str = "1.0", *, more: int = 3) -> Tree:
+    """A tree with programs that say their version, a library that can be mapped, and a link.
+
+    Args:
+        path: where; made.
+        version: its version.
+        more: how many further files it has.
+    """
+    for folder in ("bin", "lib/api", "runtime/lib"):
+        os.makedirs(os.path.join(path, folder))
+    for name in ("containerd-shim-nvidia-v1", "nvshim"):
+        _write(path, f"bin/{name}", _PROGRAM.format(name=name, version=version), mode=0o755)
+    shutil.copy("/bin/busybox", os.path.join(path, "runtime/lib/busybox"))
+    os.symlink("busybox", os.path.join(path, "runtime/lib/sleep"))
+    for number in range(more):
+        _write(path, f"lib/api/module{number}.py", f"VERSION = {version!r}\n", mode=0o644)
+    return write_tree(path, version=version, revision="abc", architecture="amd64", python="3.11.2")
+
+
+def other_version(tree: str, path: str, version: str) -> Tree:
+    """A tree that does what another one does, and is of another version.
+
+    Args:
+        tree: the other one.
+        path: where; made.
+        version: its version.
+
+    Returns:
+        The tree. Before a file of it is changed, it has to be removed: it is the other's, too.
+    """
+    # By hard links: what is installed of either is a copy.
+    subprocess.run(["cp", "-al", tree, path], check=True)
+    os.unlink(os.path.join(path, MANIFEST))
+    _write(path, "share/version", version, mode=0o644)
+    of = read_tree(tree)
+    return write_tree(
+        path, version=version, revision=of.revision, architecture=of.architecture, python=of.python
+    )
+
+
+@contextmanager
+def disk_of_its_own(path: str) -> Iterator[str]:
+    """A file system in memory: to sync it is not to wait for what others write to theirs.
+
+    Args:
+        path: where; made.
+    """
+    os.mkdir(path)
+    syscalls.mount("tmpfs", path, "tmpfs", 0, "mode=755")
+    try:
+        yield path
+    finally:
+        syscalls.umount(path, syscalls.MNT_DETACH)
+
+
+def _write(tree: str, name: str, text: str, *, mode: int) -> None:
+    path = os.path.join(tree, name)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.chmod(path, mode)

@@ -1,0 +1,146 @@
+"""Who uses a tree, by what procfs says."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from integration.install.places import Place
+from integration.install.survey import look
+from integration.install.usage import Role, User, is_blind, role_of, users
+from tests.harness.launcher import REPOSITORY
+from tests.harness.trees import small_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+NAME: Final = "containerd-shim-nvidia-v1"
+SOCKET: Final = "a1" * 32
+
+
+@pytest.mark.parametrize(
+    ("line", "role"),
+    [
+        (f"{NAME} -namespace n -id c1 -address /run/c.sock", Role.SHIM),
+        (f"/opt/x/runtime/as/{NAME} -namespace n -id c1 start", Role.OTHER),
+        (f"/opt/x/bin/{NAME} -id c1 -bundle /b delete", Role.OTHER),
+        (f"{NAME} -address /run/c.sock fork-server", Role.FORK_SERVER),
+        (f"{NAME} -address /run/c.sock -spare fork-server", Role.FORK_SERVER),
+        (f"/opt/x/bin/{NAME}.py -address a -socket s fork-server", Role.FORK_SERVER),
+        (f"vim {NAME}", Role.OTHER),
+        ("", Role.OTHER),
+    ],
+)
+def test_what_a_process_does_is_told_by_its_words(line: str, role: Role) -> None:
+    assert role_of(line.split()) is role
+
+
+@contextmanager
+def _running(*argv: str) -> Iterator[int]:
+    with subprocess.Popen(argv) as process:
+        try:
+            while os.readlink(f"/proc/{process.pid}/exe") == os.readlink("/proc/self/exe"):
+                pass  # it has not executed its program yet
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def test_a_process_that_executes_a_file_uses_its_tree_whatever_the_tree_is_called_now(
+    tmp_path: Path,
+) -> None:
+    tree, other = str(tmp_path / "a"), str(tmp_path / "b")
+    small_tree(tree)
+    small_tree(other)
+    assert users([tree, other]) == []
+    with _running(f"{tree}/runtime/lib/sleep", "100") as pid:
+        assert users([tree, other]) == [User(pid, Role.OTHER, tree)]
+        os.rename(tree, f"{tree}-aside")
+        assert users([f"{tree}-aside"]) == [User(pid, Role.OTHER, f"{tree}-aside")]
+    assert users([f"{tree}-aside"]) == []
+
+
+def _process(proc: Path, pid: int, line: str, maps: str = "") -> Path:
+    folder = proc / str(pid)
+    folder.mkdir(parents=True)
+    (folder / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in line.split()))
+    (folder / "maps").write_text(maps)
+    return folder
+
+
+def test_a_shim_that_maps_a_library_names_the_program_that_containerd_asks_for(
+    tmp_path: Path,
+) -> None:
+    small_tree(str(tmp_path / "a"))
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    (bundle / "shim-binary-path").write_text(f"/usr/local/bin/{NAME}")
+    library = f"{tmp_path}/a/lib/x.so"
+    maps = (
+        f"7f00-7f01 r-xp 00000000 08:01 99 {library} (deleted)\n7f02-7f03 rw-p 00000000 00:00 0 \n"
+    )
+    folder = _process(tmp_path / "proc", 5, f"{NAME} -namespace n -id c1 -address a", maps)
+    (folder / "cwd").symlink_to(bundle)
+    _process(tmp_path / "proc", 6, f"{NAME} -namespace n -id c2 -address a")
+    assert users([f"{tmp_path}/a"], proc=str(tmp_path / "proc")) == [
+        User(5, Role.SHIM, f"{tmp_path}/a", f"/usr/local/bin/{NAME}")
+    ]
+
+
+def test_a_mapped_file_is_known_by_its_inode_where_its_path_is_another(tmp_path: Path) -> None:
+    tree = f"{tmp_path}/a"
+    small_tree(tree)
+    seen = os.stat(f"{tree}/runtime/lib/busybox")
+    device = f"{os.major(seen.st_dev):02x}:{os.minor(seen.st_dev):02x}"
+    maps = f"7f00-7f01 r-xp 00000000 {device} {seen.st_ino} /elsewhere/lib\n"
+    _process(tmp_path / "proc", 5, "x", maps)
+    assert [user.pid for user in users([tree], proc=str(tmp_path / "proc"))] == [5]
+
+
+def test_listeners_of_this_pid_namespace_are_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a whole path would be too long for a socket
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(SOCKET)
+        listener.listen()
+        (tmp_path / ("b2" * 32)).write_text("")
+        assert not is_blind(".")
+
+
+def test_a_listener_of_another_pid_namespace_is_known_to_be_unseen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    monkeypatch.chdir(tmp_path)
+    # From inside: the listener is this process, which the new namespace does not have.
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(SOCKET)
+        listener.listen()
+        ask = "from integration.install.usage import is_blind; print(is_blind('.'))"
+        done = subprocess.run(
+            ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", ask],
+            capture_output=True, text=True, check=True, env={"PYTHONPATH": REPOSITORY},
+        )  # fmt: skip
+    assert done.stdout == "True\n"
+
+
+def test_what_nobody_knows_below_the_prefix_is_no_tree(tmp_path: Path) -> None:
+    small_tree(str(tmp_path / "1.0-00000000"))
+    (tmp_path / "notes").write_text("mine")
+    (tmp_path / ".incoming-1").mkdir()
+    os.symlink("1.0-00000000", tmp_path / "current")
+    os.symlink("/etc", tmp_path / "previous")
+    survey = look(Place(str(tmp_path), ""))
+    assert [each.name for each in survey.installed] == ["1.0-00000000"]
+    assert (survey.current, survey.previous) == ("1.0-00000000", "")
+    assert survey.foreign == ("notes",)
+    assert survey.leftovers == (f"{tmp_path}/.incoming-1",)
