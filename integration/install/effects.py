@@ -268,7 +268,7 @@ def end_fork_servers(trees: Sequence[str], *, proc: str = usage.PROC) -> None:
     waiting = [fd for user in usage.users(trees, proc=proc) if (fd := _told_to_end(user)) >= 0]
     deadline = time.monotonic() + _END
     try:
-        while time.monotonic() < deadline:
+        while waiting and time.monotonic() < deadline:
             found = usage.users(trees, proc=proc)
             if not any(user.role is Role.FORK_SERVER for user in found):
                 return

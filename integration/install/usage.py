@@ -81,7 +81,7 @@ def users(trees: Iterable[str], *, proc: str = PROC) -> list[User]:
     """
     known = {tree: _identities(tree) for tree in trees}
     found = []
-    for pid in sorted(int(name) for name in os.listdir(proc) if name.isdecimal()):
+    for pid in _pids(proc):
         folder = os.path.join(proc, str(pid))
         words = _words(folder)
         paths, identities = _files(folder)
@@ -133,6 +133,10 @@ def _has_unseen_listener(path: str) -> bool:
     # The kernel names who has listened, dead or alive, by its pid in our namespace; 0 if it has
     # none there.
     return int(_CREDENTIALS.unpack(raw)[0]) == 0
+
+
+def _pids(proc: str) -> list[int]:
+    return sorted(int(name) for name in os.listdir(proc) if name.isdecimal())
 
 
 def _identities(tree: str) -> frozenset[Identity]:

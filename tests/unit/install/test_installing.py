@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from hooks.config import Config
-from integration.install import checks, effects, installing, leaving, selftest
+from integration.install import checks, effects, installing, leaving, selftest, usage
 from integration.install.effects import Workshop
 from integration.install.errors import (
     InstallerBusy,
@@ -404,6 +404,13 @@ def _killed_at(number: int, work: Callable[[], object]) -> bool:
     return os.WIFSIGNALED(status)
 
 
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without processes: to look at all of them a thousand times takes a minute."""
+    monkeypatch.setattr(usage, "_pids", lambda _: [])
+    monkeypatch.setattr(usage, "is_blind", lambda _: False)
+
+
 def _every_death(work: Callable[[], object], check: Callable[[], None]) -> int:
     number = 0
     while _killed_at(number, work):
@@ -424,7 +431,7 @@ def _whole(node: Node, *versions: str) -> None:
 
 
 def test_an_upgrade_that_is_killed_at_any_change_leaves_one_version_whole_and_is_repaired(
-    node: Node,
+    node: Node, quiet: None
 ) -> None:
     node.install(node.old)
 
@@ -441,7 +448,9 @@ def test_an_upgrade_that_is_killed_at_any_change_leaves_one_version_whole_and_is
     assert look(node.place).previous == node.old.name
 
 
-def test_each_death_of_a_first_installation_is_repaired_by_the_next_one(node: Node) -> None:
+def test_each_death_of_a_first_installation_is_repaired_by_the_next_one(
+    node: Node, quiet: None
+) -> None:
     deaths = 0
     while _killed_at(deaths, lambda: node.install(node.old)):
         deaths += 1
@@ -455,7 +464,7 @@ def test_each_death_of_a_first_installation_is_repaired_by_the_next_one(node: No
 
 
 def test_an_uninstallation_that_is_killed_at_any_change_is_finished_by_the_next_one(
-    node: Node,
+    node: Node, quiet: None
 ) -> None:
     deaths = 0
     while True:
