@@ -19,6 +19,7 @@ file                    written by   what it is
 ``log.*.json``          server       the log of one call of the runtime, while it lasts
 ``nvidia/``             server       files of ours that are mounted into the container
 ``nvidia.json``         server       what was injected, and why
+``nvidia-before.json``  containerd   config.json as it was before that, kept by its other name
 ``logger.*``            server       one for each logger that runs: its pid and start time
 ``work``                containerd   a link to a directory on disk, which goes with the bundle
 ``criu-work/``          server       in ``work``: what CRIU is told and says, while it works
@@ -53,6 +54,7 @@ RUNTIME: Final = "runtime"
 INIT_PID: Final = "init.pid"
 STAGING: Final = "nvidia"
 RECORD: Final = "nvidia.json"
+BEFORE: Final = "nvidia-before.json"
 WORK: Final = "work"
 POD: Final = "pod"
 HOLDER: Final = "holder"
@@ -123,6 +125,46 @@ def write_spec(bundle: str, spec: dict[str, Any]) -> None:
     except FileNotFoundError:
         mode = 0o600
     write(path, json.dumps(spec, separators=(",", ":")).encode(), mode=mode)
+
+
+def keep_spec(bundle: str) -> None:
+    """Keep config.json as it is, for whoever asks later what was changed in it.
+
+    Nothing is copied where the file can have a second name: it is replaced under the first.
+
+    Args:
+        bundle: the bundle's path.
+
+    Raises:
+        BundleUnusable: it has no config.json, or it cannot be kept.
+    """
+    path, kept = os.path.join(bundle, CONFIG), os.path.join(bundle, BEFORE)
+    try:
+        remove(kept)  # of a Create that was killed
+        os.link(path, kept, follow_symlinks=False)
+    except OSError:
+        mode = stat.S_IMODE(os.stat(path, follow_symlinks=False).st_mode)
+        write(kept, read(path, LONGEST_SPEC), mode=mode)
+
+
+def restore_spec(bundle: str) -> None:
+    """Put back the config.json that :func:`keep_spec` kept, with its mode and owner, if it did.
+
+    Args:
+        bundle: the bundle's path.
+
+    Raises:
+        BundleUnusable: it cannot be put back.
+    """
+    kept = os.path.join(bundle, BEFORE)
+    try:
+        # If both names are of one file, this does nothing (rename(2)).
+        os.rename(kept, os.path.join(bundle, CONFIG))
+        remove(kept)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise BundleUnusable(f"to put {kept} back", found=_reason(error)) from error
 
 
 def read_runtime_record(bundle: str) -> RuntimeRecord | None:

@@ -179,7 +179,6 @@ class Container:
             stdio = await self._open_stdio(self.init)
             if self._saved is None:
                 await self._make_init(stdio)
-            self._injector.created()
         except BaseException as error:
             self._shim.log.error("create failed", id=self.id, error=str(error))
             with aio.CancelScope(shield=True):

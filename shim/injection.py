@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import time
 
 from hooks.requests.glance import find_places, may_ask
@@ -105,7 +104,6 @@ class Injector:
         self._bundle = bundle
         self._log = log
         self._record: dict[str, Any] | None = None
-        self._original: bytes | None = None
         self._told_change = False
         self._asked: _Asked | None = None
         self._is_asked = False
@@ -193,17 +191,12 @@ class Injector:
             # The spec stays as it is, and later execs have nothing to get.
             self._keep(injection.record)
             return
-        original = bundle_files.read(self._config, bundle_files.LONGEST_SPEC)
+        bundle_files.keep_spec(self._bundle)
         self._keep(injection.record)
         bundle_files.write_spec(self._bundle, injection.spec)
-        self._original = original
         # Neither an inventory nor a plan is for a process that idles.
         self._record = {name: injection.record[name] for name in _FOR_LATER}
         self._asked = self._prepared = None
-
-    def created(self) -> None:
-        """The container is made: forget what was only for undoing it."""
-        self._original = None
 
     async def _ask(self, spec: dict[str, Any]) -> _Asked | None:
         """What is asked and may be had, and the node; None if nothing is asked."""
@@ -332,13 +325,7 @@ class Injector:
         # First what gives room back: a full disk may be why we are here.
         bundle_files.remove(os.path.join(self._bundle, bundle_files.RECORD))
         bundle_files.remove_staging(self._bundle)
-        if self._original is not None:
-            mode = stat.S_IMODE(os.stat(self._config).st_mode)
-            bundle_files.write(self._config, self._original, mode=mode)
-
-    @property
-    def _config(self) -> str:
-        return os.path.join(self._bundle, bundle_files.CONFIG)
+        bundle_files.restore_spec(self._bundle)
 
     def refuse_changed(self, name: str) -> None:
         """Refuse to start the container if the driver has changed since it was created.

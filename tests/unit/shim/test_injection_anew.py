@@ -183,6 +183,23 @@ async def test_bundle_on_a_full_disk_is_left_as_it_was(
     assert (bundle / "config.json").stat().st_ino == inode
 
 
+async def test_spec_as_it_came_is_kept_for_who_asks_later_and_put_back_if_undone(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = injector(tmp_path, Asked(node, answer(nvml_gpu(0))), monkeypatch)
+    spec = spec_of(tmp_path, "0")
+    bundle = tmp_path / "bundle"
+    came = (bundle / "config.json").read_bytes()
+    inode = (bundle / "config.json").stat().st_ino
+    await made.inject(spec, str(bundle / "rootfs"))
+    assert (bundle / "config.json").read_bytes() != came
+    assert (bundle / bundle_files.BEFORE).stat().st_ino == inode
+    assert (bundle / bundle_files.BEFORE).read_bytes() == came
+    made.undo()
+    assert sorted(path.name for path in bundle.iterdir()) == ["config.json", "rootfs"]
+    assert (bundle / "config.json").stat().st_ino == inode
+
+
 async def test_log_says_why_each_container_waits_for_nvml(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,7 +228,6 @@ async def test_nothing_is_left_for_the_delete_verb_to_look_after(
     staging = tmp_path / "bundle" / bundle_files.STAGING
     staging.mkdir(exist_ok=True)
     (staging / "params").touch()
-    made.created()
     made.release()
     assert not staging.exists()
     assert (tmp_path / "bundle" / bundle_files.RECORD).exists()
