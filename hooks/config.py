@@ -75,6 +75,7 @@ __all__ = [
     "Denied",
     "Mode",
     "Platform",
+    "find_files",
     "load_config",
 ]
 
@@ -202,19 +203,31 @@ def load_config(path: str | None = None) -> Config:
         UnknownConfigKey: it has a table or key that means nothing.
         WrongConfigValue: a value has the wrong type or is out of range.
     """
-    named = path or os.environ.get(ENVIRONMENT_VARIABLE)
-    file = named or DEFAULT_PATH
-    content = _read(file, ENVIRONMENT_VARIABLE, needed=bool(named))
+    (file, named), (nvidias, nvidias_named) = find_files(path)
+    content = _read(file, ENVIRONMENT_VARIABLE, needed=named)
     if content is not None:
         return _parse_once(content, file)
-    named = os.environ.get(NVIDIA_ENVIRONMENT_VARIABLE)
-    file = named or NVIDIA_PATH
-    content = _read(file, NVIDIA_ENVIRONMENT_VARIABLE, needed=bool(named))
+    file = nvidias
+    content = _read(file, NVIDIA_ENVIRONMENT_VARIABLE, needed=nvidias_named)
     if content is None:
         return Config()
     from hooks.nvidia_config import parse_nvidia_config  # noqa: PLC0415 - few nodes have it
 
     return parse_nvidia_config(content, file)
+
+
+def find_files(path: str | None = None) -> tuple[tuple[str, bool], tuple[str, bool]]:
+    """The files that :func:`load_config` looks for, in its order: ours, then NVIDIA's.
+
+    Args:
+        path: as for that.
+
+    Returns:
+        Each with whether somebody named it, so that it is an error if it is not there.
+    """
+    ours = path or os.environ.get(ENVIRONMENT_VARIABLE)
+    nvidias = os.environ.get(NVIDIA_ENVIRONMENT_VARIABLE)
+    return (ours or DEFAULT_PATH, bool(ours)), (nvidias or NVIDIA_PATH, bool(nvidias))
 
 
 # What was parsed last. A process that is forked has it, and the file seldom changes.
@@ -394,3 +407,4 @@ TABLES: Final[dict[str, dict[str, tuple[str, Callable[[object], object], str]]]]
     },
     "stdio": {"loggers": ("loggers", values.paths, "a list of absolute paths")},
 }
+"""By table and key: the field of :class:`Config`, the check of a value, and what one is."""

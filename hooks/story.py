@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-__all__ = ["tell"]
+__all__ = ["printable", "tell"]
 
 _WIDTH: Final = 10
 _MOST_SOUGHT: Final = 3
@@ -42,11 +42,11 @@ def tell(record: Mapping[str, Any]) -> str:
 def _titled(key: str, lines: Iterable[str]) -> Iterator[str]:
     title = key.replace("_", " ")
     for line in lines:
-        yield f"{title:<{_WIDTH}} {_printable(line)}".rstrip()
+        yield f"{title:<{_WIDTH}} {printable(line)}".rstrip()
         title = ""
 
 
-def _printable(line: str) -> str:
+def printable(line: str) -> str:
     """A line that stays one, and moves no cursor: much of it is what an image's author wrote."""
     if line.isprintable():
         return line

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from hooks import engine
+from hooks.node.inventory import survey
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from hooks.node.inventory import Inventory
 
-__all__ = ["ask", "inventory_of"]
+__all__ = ["ask", "inventory_of", "look_at_node"]
 
 _POLL: Final = 0.01
 _TO_DIE: Final = 1.0
@@ -39,6 +40,26 @@ def inventory_of(config: Config, *, confirmed: bool = False) -> Inventory:
     if kept is not None and not (confirmed and kept.nvml_failure):
         return kept
     return engine.take_inventory(config, ask(engine.probe_command(config), config.nvml_timeout))
+
+
+def look_at_node(config: Config, *, nvml: bool = True) -> Inventory:
+    """What the node has, for a person who only looks: nothing is kept.
+
+    Args:
+        config: where to look.
+        nvml: whether NVML is asked if nothing is kept that is still true; otherwise procfs tells,
+            which knows of no MIG devices.
+
+    Returns:
+        The inventory.
+
+    Raises:
+        DriverNotFound: there is no driver below the driver root.
+        DriverMismatch: its files are not of the loaded kernel module's version.
+    """
+    if not nvml:
+        return survey(config)
+    return survey(config, lambda: ask(engine.probe_command(config), config.nvml_timeout))
 
 
 def ask(command: Sequence[str], seconds: float) -> bytes | None:

@@ -22,14 +22,14 @@ from api.values import value
 from hooks.edits.plan import Arch
 from hooks.node.driver import Driver, DriverFile, LibraryFile
 from hooks.node.gpus import Gpu, MigDevice
-from hooks.node.witness import still_true
+from hooks.node.witness import first_change, still_true
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hooks.config import Config
 
-__all__ = ["NAME", "Kept", "boot_id_path", "load", "store"]
+__all__ = ["NAME", "File", "Kept", "boot_id_path", "load", "look_at_file", "store"]
 
 NAME: Final = "inventory.json"
 # To be raised with every change of what is looked at or written: an old file is then stale.
@@ -100,6 +100,60 @@ def load(config: Config) -> Kept | None:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return kept
+
+
+@value
+class File:
+    """What is to be said of the file itself.
+
+    Attributes:
+        path: where it is.
+        is_there: whether there is one that root alone may write.
+        stale: why what it says does not count; "" if it does.
+        format: of what is in it; 0 if that is not known.
+        boot_id: of the boot in which it was made; "" likewise.
+        observations: how many would have to be as they were.
+    """
+
+    path: str
+    is_there: bool
+    stale: str = ""
+    format: int = 0
+    boot_id: str = ""
+    observations: int = 0
+
+
+def look_at_file(config: Config) -> File:
+    """Whether what was kept counts, and if not, why: for a person who asks.
+
+    Args:
+        config: as for :func:`load`.
+    """
+    path = f"{config.state}/{NAME}"
+    content = _read(config)
+    if content is None:
+        why = "it is not root's alone" if os.path.lexists(path) else "nothing was kept"
+        return File(path, is_there=False, stale=why)
+    try:
+        document = json.loads(content)
+        observations = document["observations"]
+        boot_id = next((s for k, p, s in observations if p == boot_id_path(config)), None) or ""
+        found = File(
+            path, True, _why_stale(config, document), document["format"], boot_id.strip(),
+            len(observations),
+        )  # fmt: skip
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return File(path, is_there=True, stale="it is damaged")
+    return found
+
+
+def _why_stale(config: Config, document: Any) -> str:
+    if document["format"] != FORMAT:
+        return f"it has format {document['format']}, and this version writes {FORMAT}"
+    if document["config"] != _surroundings(config):
+        return "it was made with another configuration"
+    changed = first_change(document["observations"])
+    return "" if changed is None else f"{changed} is not as it was"
 
 
 def store(config: Config, kept: Kept, observations: Mapping[tuple[str, str], Any]) -> str:

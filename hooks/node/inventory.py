@@ -21,6 +21,8 @@ from hooks.requests.exclusions import mark_excluded
 from hooks.requests.requirements import cuda_of_branch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hooks.config import Config
     from hooks.node.driver import Driver
     from hooks.node.gpus import Gpu, MigDevice, Nodes
@@ -55,6 +57,7 @@ class Inventory:
             it is to be founded anew.
         cuda_version: the newest CUDA that the driver supports ("12.2"), by NVML's word or else by
             the driver's branch; "" if neither knows.
+        taken: when it was taken, in seconds since boot.
     """
 
     driver: Driver
@@ -67,7 +70,8 @@ class Inventory:
     parameters: str = ""
     cuda_version: str = ""
     kept: bool = False
-    _apart = ("kept",)
+    taken: float = 0.0
+    _apart = ("kept", "taken")
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -124,15 +128,17 @@ def take_inventory(config: Config, nvml_report: bytes | None) -> Inventory:
     return _complete(config, kept, *([f"{NOT_KEPT}: {fault}"] if fault else []))
 
 
-def survey(config: Config) -> Inventory:
-    """The inventory for a person who asks: nothing is kept, and NVML is not asked.
+def survey(config: Config, ask: Callable[[], bytes | None] | None = None) -> Inventory:
+    """The inventory for a person who asks: nothing is kept.
 
     Args:
         config: where to look.
+        ask: asks NVML as :func:`hooks.node.nvml.probe_command` says, if nothing is kept that is
+            still true, and returns the answer; by default it is not asked.
 
     Returns:
         What was kept if it is still true, whatever NVML had said then; otherwise what the node
-        shows without NVML.
+        shows now.
 
     Raises:
         DriverNotFound: there is no driver below the driver root.
@@ -140,8 +146,10 @@ def survey(config: Config) -> Inventory:
     """
     kept = cache.load(config)
     if kept is not None:
-        return _complete(config, kept)
-    return _complete(config, _look(Witness(config.host_root), config, None, _NOT_ASKED))
+        return changed(_complete(config, kept), kept=True)
+    if ask is None:
+        return _complete(config, _look(Witness(config.host_root), config, None, _NOT_ASKED))
+    return _complete(config, _look(Witness(config.host_root), config, ask()))
 
 
 _NOT_ASKED: Final = "NVML was not asked"
@@ -209,6 +217,7 @@ def _complete(config: Config, kept: cache.Kept, *notes: str) -> Inventory:
         nvml_failure=kept.nvml_failure,
         parameters=read_text(f"{config.proc}/driver/nvidia/params") or "",
         cuda_version=kept.cuda_version,
+        taken=kept.taken,
     )
 
 

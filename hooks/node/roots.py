@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from hooks.node.driver_layouts import DriverLayout
     from hooks.node.witness import Witness
 
-__all__ = ["DRIVER_CONTAINER", "Root", "choose", "names_in"]
+__all__ = ["DRIVER_CONTAINER", "Place", "Root", "choose", "look", "names_in"]
 
 DRIVER_CONTAINER: Final = "/run/nvidia/driver"
 
@@ -79,6 +79,25 @@ class Root:
     why: str
 
 
+@value
+class Place:
+    """A place that was looked into.
+
+    Attributes:
+        eyes: a witness whose root it is.
+        layout: how files would lie there.
+        versions: those of the drivers that are there, the oldest first.
+        directories: the directories of libraries, as :class:`Root` has them.
+        strangers: directories that do not count, as others than root may write there.
+    """
+
+    eyes: Witness
+    layout: DriverLayout
+    versions: tuple[str, ...]
+    directories: tuple[tuple[str, tuple[str, ...]], ...]
+    strangers: tuple[str, ...]
+
+
 def choose(witness: Witness, config: Config, module: str | None) -> Root:
     """Finds the driver's root.
 
@@ -96,25 +115,16 @@ def choose(witness: Witness, config: Config, module: str | None) -> Root:
     """
     others: dict[str, None] = {}
     mismatched = False
-    for root, layout in _candidates(config):
-        eyes = witness.at(root)
-        if layout is LOADER:
-            layout = changed(layout, libraries=_loader_directories(eyes))  # noqa: PLW2901
-        if layout.homes and not any(eyes.directory(home) for home in layout.homes):
-            continue
-        directories = _library_directories(eyes, layout)
-        if config.driver_root is None and (root, layout) != (config.host_root, DISTRIBUTION):
-            strangers = [path for path, _ in directories if not _is_roots(path, config.host_root)]
-            directories = tuple(each for each in directories if each[0] not in strangers)
-            for path in strangers:
-                others[f"{path}, which is not root's alone"] = None
-        versions = _versions(directories)
+    for place in look(witness, config):
+        for path in place.strangers:
+            others[f"{path}, which is not root's alone"] = None
+        versions = place.versions
         if module in versions or (module is None and versions):
-            version = module or max(versions, key=numbers)
+            version = module or versions[-1]
             why = _why(config, module, others)
-            return Root(eyes, layout, version, directories, why)
-        for found in sorted(versions, key=numbers):
-            others[f"{found} below {root} ({layout.name})"] = None
+            return Root(place.eyes, place.layout, version, place.directories, why)
+        for found in versions:
+            others[f"{found} below {place.eyes.root} ({place.layout.name})"] = None
             mismatched = True
     if mismatched:
         raise DriverMismatch(
@@ -130,6 +140,31 @@ def choose(witness: Witness, config: Config, module: str | None) -> Root:
         ),
         do="install the driver, or set driver-root in config.toml",
     )
+
+
+def look(witness: Witness, config: Config) -> Iterator[Place]:
+    """Looks into the places where a driver may be, one after the other.
+
+    Args:
+        witness: through whom is looked.
+        config: which root is configured, and where the host's is.
+
+    Yields:
+        Each place that there is, in the order of this module's head.
+    """
+    for root, layout in _candidates(config):
+        eyes = witness.at(root)
+        if layout is LOADER:
+            layout = changed(layout, libraries=_loader_directories(eyes))  # noqa: PLW2901
+        if layout.homes and not any(eyes.directory(home) for home in layout.homes):
+            continue
+        directories = _library_directories(eyes, layout)
+        strangers: list[str] = []
+        if config.driver_root is None and (root, layout) != (config.host_root, DISTRIBUTION):
+            strangers = [path for path, _ in directories if not _is_roots(path, config.host_root)]
+            directories = tuple(each for each in directories if each[0] not in strangers)
+        versions = tuple(sorted(_versions(directories), key=numbers))
+        yield Place(eyes, layout, versions, directories, tuple(strangers))
 
 
 def _candidates(config: Config) -> Iterator[tuple[str, DriverLayout]]:
