@@ -41,7 +41,7 @@ A pipeline of small values; every arrow is a function that can be tested alone::
   missing.
 - :mod:`hooks.node.char_links`: the links of device nodes that systemd wants on the host.
 - :mod:`hooks.record`: all of that as JSON, for people and for later execs; :mod:`hooks.story`
-  tells it to people, and ``python -m hooks explain`` does for a spec before it is run.
+  tells it to people.
 - :mod:`hooks.cdi`: CDI specs of any vendor, read and applied; NVIDIA's, written.
 - :mod:`hooks.engine`: the few functions that a shim calls.
 

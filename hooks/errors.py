@@ -198,7 +198,7 @@ class DeviceConflict(SpecError):
 
 
 class SpecUnreadable(SpecError):
-    """A spec that a person named cannot be read. Raised by :mod:`hooks.explain`."""
+    """A spec that a person named cannot be read. Raised by ``nvshim explain``."""
 
     code = "NVSHIM-E0404"
 

@@ -19,16 +19,17 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import NvshimError
-from integration.containerd import PrivateContainerd
 from integration.errors import DemoFailed
-from integration.images import GLIBC, glibc, write_archive
+from integration.images import GLIBC
 from integration.simulated.node import SimulatedNode
 from integration.simulated.scenario import Scenario
+from integration.simulated.trying import container_flags, private_containerd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-RUNTIME: Final = "io.containerd.nvidia.v1"
+    from integration.containerd import PrivateContainerd
+
 _REPOSITORY: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _CACHE: Final = os.path.join(_REPOSITORY, ".cache")
 _REAL_DRIVER: Final = "/proc/driver/nvidia/version"
@@ -89,14 +90,8 @@ def _run(asked: argparse.Namespace) -> None:
             cleanup.callback(node.remove)
             config = node.config_path
         _tell_node(real=real)
-        with watch.step("make an image"):
-            archive = write_archive(os.path.join(directory, "image.tar"), [glibc()])
-        with watch.step("start a private containerd"):
-            launcher = os.path.join(_CACHE, "bin")
-            containerd = cleanup.enter_context(
-                PrivateContainerd(shim_directory=launcher, shim_config=config)
-            )
-            containerd.ctr("images", "import", archive)
+        with watch.step("make an image, start containerd"):
+            containerd = cleanup.enter_context(private_containerd(config))
         _show_container(containerd, asked, watch)
     _title("How long each step took")
     for name, seconds in watch.steps:
@@ -112,12 +107,8 @@ def _scenario(asked: argparse.Namespace) -> Scenario:
 def _show_container(
     containerd: PrivateContainerd, asked: argparse.Namespace, watch: _Stopwatch
 ) -> None:
-    environment = {
-        "NVIDIA_VISIBLE_DEVICES": asked.devices,
-        "NVIDIA_DRIVER_CAPABILITIES": asked.capabilities,
-    }
-    flags = [word for name, value in environment.items() for word in ("--env", f"{name}={value}")]
-    command = ["run", "--detach", "--runtime", RUNTIME, *flags, GLIBC, _NAME]
+    flags = container_flags(asked.devices, asked.capabilities)
+    command = ["run", "--detach", *flags, GLIBC, _NAME]
     _title("The container")
     print("  ctr " + " ".join([*command, "probe", "signals"]))
     with watch.step("first container (no cache yet)"):
@@ -148,7 +139,7 @@ def _show_container(
     _wait_stopped(containerd)
     containerd.ctr("tasks", "rm", _NAME)
     containerd.ctr("containers", "rm", _NAME)
-    short = ["run", "--rm", "--runtime", RUNTIME, *flags, GLIBC, "again", "true"]
+    short = ["run", "--rm", *flags, GLIBC, "again", "true"]
     with watch.step("ctr run --rm true, after it"):
         containerd.ctr(*short)
     injection = sum(record["milliseconds"].values()) / 1000

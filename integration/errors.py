@@ -16,11 +16,13 @@ Leaves of the tree in :mod:`api.errors`::
         │   ├── NodeNotFound        E2103
         │   ├── DriverIncomplete    E2104
         │   ├── LibraryNotBuilt     E2105
-        │   └── DevicesForbidden    E2106
+        │   ├── DevicesForbidden    E2106
+        │   └── ShimNotFound        E2107
         ├── …                E22xx, E23xx  see integration.containerd_errors
         ├── DemoFailed              E2401  the demo
         ├── …                       E242x  see integration.cri.errors
         ├── …                       E246x  see integration.gpu.errors
+        ├── InspectionError         E251x  see integration.inspection.errors
         ├── …                       E253x, E254x  see integration.cdi.errors
         ├── …                       E255x, E256x, E257x  see integration.engines.errors
         ├── …                       E260x  see integration.dist.errors
@@ -120,6 +122,13 @@ class DevicesForbidden(SimulatedError):
 
     code = "NVSHIM-E2106"
     status = Status.PERMISSION_DENIED
+
+
+class ShimNotFound(SimulatedError):
+    """There is no shim that a container on a simulated node could be run with."""
+
+    code = "NVSHIM-E2107"
+    status = Status.FAILED_PRECONDITION
 
 
 class DemoFailed(IntegrationError):

@@ -36,6 +36,12 @@ class Command(NamedTuple):
 
 
 COMMANDS: Final[Mapping[str, Command]] = {
+    "list": Command("integration.cli.list", "List GPUs and MIG devices, and what holds them"),
+    "info": Command("integration.cli.info", "Tell of the driver, and where it was looked for"),
+    "ps": Command("integration.cli.ps", "List running shims"),
+    "explain": Command("integration.cli.explain", "Tell why a container has what it has"),
+    "config": Command("integration.cli.config", "Show, check and change the configuration"),
+    "simulate": Command("integration.cli.simulate", "Make a simulated GPU node to try things on"),
     "cdi": Command("integration.cli.cdi", "Write, list, check and move CDI specs"),
     "configure": Command("integration.cli.configure", "Tell an engine of the shim"),
     "install": Command("integration.cli.install", "Install a version, or switch to another"),

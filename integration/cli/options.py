@@ -12,7 +12,7 @@ from integration.cli.output import Format, Output
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["configured", "with_output"]
+__all__ = ["configured", "located", "with_output"]
 
 R = TypeVar("R")
 
@@ -55,5 +55,39 @@ def configured(command: Callable[..., R]) -> Callable[..., R]:
         from hooks.config import load_config  # noqa: PLC0415 - after the options have been read
 
         return command(*args, load_config(config_path), **kwargs)
+
+    return answer
+
+
+def located(command: Callable[..., R]) -> Callable[..., R]:
+    """Give a command ``--containerd-state DIR`` and ``--procfs DIR``.
+
+    It gets them as ``states``, the directories to look into, and ``proc``.
+
+    Args:
+        command: the function that needs them.
+    """
+
+    @click.option(
+        "--containerd-state",
+        "states",
+        metavar="DIR",
+        multiple=True,
+        envvar="NVSHIM_CONTAINERD_STATE",
+        type=click.Path(file_okay=False),
+        help="Where containerd keeps its state; may be given several times. By default where"
+        " packages, Docker, k3s, k0s and MicroK8s have it.",
+    )
+    @click.option(
+        "--procfs", "proc", metavar="DIR", default="/proc", show_default=True,
+        type=click.Path(file_okay=False, exists=True), help="Where the node's processes are shown.",
+    )  # fmt: skip
+    @functools.wraps(command)
+    def answer(*args: Any, states: tuple[str, ...], **kwargs: Any) -> R:
+        from integration.inspection.bundles import (  # noqa: PLC0415 - after the options
+            state_directories,
+        )
+
+        return command(*args, states=state_directories(states), **kwargs)
 
     return answer

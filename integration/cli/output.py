@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["Column", "Format", "Output", "is_terminal"]
+__all__ = ["Column", "Format", "Output", "is_terminal", "printable"]
 
 # A table that nobody looks at is for awk: a line per row, however long.
 _NO_WIDTH: Final = 100_000
@@ -82,7 +83,7 @@ class Output:
             justify: Any = "right" if column.right else "left"
             table.add_column(column.title, justify=justify, no_wrap=not is_terminal(self.stream))
         for row in rows:
-            table.add_row(*((c.show or plain)(row.get(c.key)) for c in columns))
+            table.add_row(*(printable((c.show or plain)(row.get(c.key))) for c in columns))
         self._print(table)
 
     def facts(self, facts: Mapping[str, Any], titles: Mapping[str, str]) -> None:
@@ -101,7 +102,7 @@ class Output:
         table.add_column(no_wrap=True, style="bold")
         table.add_column(no_wrap=not is_terminal(self.stream))
         for key, title in titles.items():
-            table.add_row(title, plain(facts.get(key)))
+            table.add_row(title, printable(plain(facts.get(key))))
         self._print(table)
 
     def text(self, text: str, document: Any) -> None:
@@ -146,8 +147,31 @@ def serialized(value: Any, form: Format) -> str:
         import yaml  # noqa: PLC0415 - only who asks for it pays for it
 
         text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+        if not text.replace("\n", "").isprintable():
+            text = yaml.safe_dump(value, sort_keys=False)  # escaped, all that is not ASCII
         return text
-    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    # In strings alone: what JSON itself is written with is printable.
+    return _UNPRINTABLE.sub(_escaped, text) + "\n"
+
+
+_UNPRINTABLE: Final = re.compile(r"[^\n\x20-\x7e]")
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """A character as JSON writes one that moves a cursor, or is none at all."""
+    return found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1]
+
+
+def printable(text: str) -> str:
+    """Text that stays one line and moves no cursor, whoever wrote it.
+
+    Args:
+        text: of an image, a pod or a foreign program, perhaps.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def plain(value: Any) -> str:

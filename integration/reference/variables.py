@@ -149,6 +149,12 @@ GROUPS: Final = (
         (
             Variable("NVSHIM_CONFIG", "the configuration, if `--config` names none"),
             Variable("NVIDIA_CTK_CONFIG_FILE_PATH", "as above"),
+            Variable(
+                "NVSHIM_CONTAINERD_STATE",
+                "where containerd keeps its state, if `--containerd-state` names nothing; several "
+                "directories with colons between them",
+                "where packages, Docker, k3s, k0s and MicroK8s have it",
+            ),
             Variable("NO_COLOR", "set to anything: no colours on a terminal either"),
             Variable("TERM", "`dumb`: no colours, and tables as for a pipe"),
             Variable(

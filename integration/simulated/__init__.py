@@ -17,7 +17,7 @@ Made up is: what stands behind them. The NVML library is ours; it reports what t
     with SimulatedNode.create("/tmp/node", Scenario.load("two")) as node:
         print(node.config_path)
 
-From a shell: ``python -m integration.simulated create /tmp/node --scenario mig``.
+From a shell: ``nvshim simulate create /tmp/node --scenario mig``.
 """
 
 from integration.simulated.node import SimulatedNode

@@ -164,7 +164,7 @@ class SimulatedNode:
             raise NodeNotFound(
                 f"find a simulated node in {directory}",
                 found="no config.toml of one, or one that was moved",
-                do="make it with `python -m integration.simulated create`",
+                do="make it with `nvshim simulate create`",
             )
         return cls(directory, Scenario.load(os.path.join(directory, "scenario.toml")), version)
 

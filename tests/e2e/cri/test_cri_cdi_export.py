@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from hooks.__main__ import main
+from integration.cli.app import main
 from integration.containerd import PrivateContainerd
 from integration.cri.client import Cri
 from integration.cri.plugin import CriPlugin
@@ -46,8 +46,8 @@ def test_generated_spec_gives_gpus_without_our_shim_and_without_hooks(
     release: str, node: SimulatedNode, tmp_path: Path, shim_directory: str, shim_config: str
 ) -> None:
     path = tmp_path / "cdi" / "nvidia.yaml"
-    assert main(["cdi", "--config", node.config_path, "generate", "--output", str(path)]) == 0
-    assert main(["cdi", "--config", node.config_path, "validate", str(path)]) == 0
+    assert main(["cdi", "generate", "--config", node.config_path, "--to", str(path)]) == 0
+    assert main(["cdi", "validate", "--config", node.config_path, str(path)]) == 0
     assert "hook" not in path.read_text()
     plugin = CriPlugin(
         {"runc": {"runtime_type": STOCK}}, sandbox_image=PAUSE, cdi_directories=(str(path.parent),)

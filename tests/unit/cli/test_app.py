@@ -205,3 +205,19 @@ def test_facts_are_a_line_each() -> None:
 def test_prose_ends_in_one_line_end() -> None:
     assert shown(Format.TABLE, lambda out: out.text("prose\n", None)) == "prose\n"
     assert shown(Format.TABLE, lambda out: out.text("prose", None)) == "prose\n"
+
+
+def test_what_others_wrote_moves_no_cursor_in_any_form() -> None:
+    forged = "web\x1b[2J\x9b7m\n\u202e\ud800é"
+    row = {"name": forged, "list": [forged]}
+    for form in Format:
+        stream = io.StringIO()
+        output = Output(form, stream)
+        output.rows([row], [Column("NAME", "name"), Column("LIST", "list")])
+        output.facts(row, {"name": "NAME"})
+        text = stream.getvalue()
+        assert all(c.isprintable() for c in text.replace("\n", "")), form
+        text.encode()
+        assert form is Format.YAML or "é" in text
+        if form is Format.JSON:
+            assert json.loads(text.partition("]\n{")[0] + "]") == [row]

@@ -13,7 +13,6 @@ import pytest
 
 from api.values import changed
 from hooks import platforms
-from hooks.__main__ import main
 from hooks.config import Config, Platform, load_config, parse_config
 from hooks.edits.plan import Arch
 from hooks.errors import NoGpus, UnknownDevice, WrongConfigValue
@@ -31,6 +30,7 @@ from hooks.requests.names import Void
 from hooks.requests.naming import items_of, parse_names
 from hooks.requests.policy_errors import GpuExcluded
 from hooks.requests.request import Request, parse_capabilities
+from integration.cli.app import main
 from integration.simulated import Scenario, SimulatedNode
 from integration.simulated.platforms import LISTS, STORE
 from tests.unit.hooks.fake_node import uuid_of

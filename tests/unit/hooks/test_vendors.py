@@ -10,7 +10,6 @@ import pytest
 
 from api.values import changed
 from hooks import engine, vendors
-from hooks.__main__ import main
 from hooks.config import Config, load_config
 from hooks.edits.plan import Device
 from hooks.requests.exclusions import refuse_excluded
@@ -26,6 +25,7 @@ from hooks.vendors.errors import (
     VendorNodeMissing,
 )
 from hooks.vendors.names import Asked, Range, parse
+from integration.cli.app import main
 from integration.simulated import Scenario, SimulatedNode
 
 if TYPE_CHECKING:

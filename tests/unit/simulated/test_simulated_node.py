@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
@@ -145,12 +146,24 @@ def test_a_node_from_the_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["create", directory, "--gpus", "2", "--model", "l4", "--no-drm"]) == 0
     created = capsys.readouterr().out
     assert "GPU 1: NVIDIA L4 (GPU-" in created
-    assert f"configuration: {directory}/config.toml" in created
+    assert f"nvshim list --config {directory}/config.toml" in created
     assert main(["show", directory]) == 0
-    assert capsys.readouterr().out == created.rpartition("made in")[0]
+    assert capsys.readouterr().out == created.partition("\nUse it:")[0]
+    assert main(["list", "--in", str(tmp_path), "-o", "json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert (listed["config"], len(listed["gpus"])) == (f"{directory}/config.toml", 2)
+    assert main(["list", "--in", str(tmp_path)]) == 0
+    assert "2 of NVIDIA L4" in capsys.readouterr().out
     assert not os.path.exists(f"{directory}/dev/dri")
     assert main(["remove", directory]) == 0
     assert os.listdir(tmp_path) == []
+
+
+def test_every_scenario_is_listed_with_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scenarios", "-o", "json"]) == 0
+    listed = {row["name"]: row["what"] for row in json.loads(capsys.readouterr().out)}
+    assert {"one", "two", "eight", "sixteen", "mig", "full"} <= set(listed)
+    assert all(listed.values())
 
 
 @pytest.mark.parametrize(

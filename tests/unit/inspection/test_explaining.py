@@ -10,16 +10,22 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hooks import engine
-from hooks.__main__ import COMMANDS, main
+from hooks.config import Config
+from hooks.errors import MalformedSpec
 from hooks.node.inventory import survey, take_inventory
 from hooks.story import tell
+from integration.inspection.bundles import Container, Pod, find_containers
+from integration.inspection.errors import ContainerAmbiguous, ContainerUnknown
+from integration.inspection.explaining import explain_container, find_container
 from tests.unit.hooks.fake_node import VERSION, nvml_gpu, uuid_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.unit.hooks.fake_node import Elves, Node
 
+NVSHIM = (sys.executable, "-m", "integration.cli")
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.abspath(engine.__file__)))
 
 
@@ -37,21 +43,6 @@ def bundle(tmp_path: Path, elves: Elves) -> Path:
     return bundle
 
 
-@pytest.fixture
-def config_file(node: Node, tmp_path: Path) -> str:
-    roots = {
-        "driver-root": node.config.driver_root,
-        "dev": node.config.dev,
-        "proc": node.config.proc,
-        "sys": node.config.sys,
-        "state": node.config.state,
-    }
-    lines = [f"{key} = {json.dumps(path)}" for key, path in roots.items()]
-    file = tmp_path / "config.toml"
-    file.write_text("[node]\n" + "\n".join(lines))
-    return str(file)
-
-
 def write_spec(bundle: Path, *environment: str) -> None:
     spec = {
         "process": {"env": list(environment), "user": {"uid": 0, "gid": 0}},
@@ -63,7 +54,14 @@ def write_spec(bundle: Path, *environment: str) -> None:
 def explain(bundle: Path, *arguments: str) -> tuple[int, str, str]:
     """As a person runs it: in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "hooks", "explain", str(bundle / "config.json"), *arguments],
+        [
+            sys.executable,
+            "-m",
+            "integration.cli",
+            "explain",
+            str(bundle / "config.json"),
+            *arguments,
+        ],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
@@ -114,9 +112,12 @@ def test_as_json_it_is_the_record_that_the_bundle_would_get(
     node: Node, bundle: Path, config_file: str
 ) -> None:
     take_inventory(node.config, told())
-    status, text, _ = explain(bundle, "--config", config_file, "--json")
+    status, text, _ = explain(bundle, "--config", config_file, "-o", "json")
     assert status == 0
-    foreseen = json.loads(text)
+    document = json.loads(text)
+    foreseen = document["record"]
+    assert document["container"] is None
+    assert document["configuration"] == {"file": config_file, "notes": []}
     spec = json.loads((bundle / "config.json").read_text())
     inventory = engine.load_inventory(node.config)
     verdict = engine.judge(spec, engine.read_request(spec), node.config)
@@ -150,7 +151,9 @@ def test_a_container_that_asks_for_nothing_is_told_so(bundle: Path, config_file:
     write_spec(bundle, "NVIDIA_VISIBLE_DEVICES=void")
     status, story, _ = explain(bundle, "--config", config_file)
     assert status == 0
-    assert story == "request    nothing (NVIDIA_VISIBLE_DEVICES=void): the spec stays as it is\n"
+    assert story == (
+        "request    nothing is asked (NVIDIA_VISIBLE_DEVICES=void): the spec stays as it is\n"
+    )
 
 
 def test_denied_container_of_a_pod_is_told_what_and_why(
@@ -165,7 +168,7 @@ def test_denied_container_of_a_pod_is_told_what_and_why(
     assert "mode default; asked by an unprivileged container of a pod in team\n" in story
     assert "denied: NVIDIA_VISIBLE_DEVICES=all: the image may have set it" in story
     assert "nvidia0" not in story
-    assert story.endswith(f"config     {config_file}\n")
+    assert story.endswith(f"config     {config_file}\nspec       it stays as it is\n")
     with open(config_file, "a") as file:
         file.write('\n[policy]\ndenied = "fail"\n')
     status, story, errors = explain(bundle, "--config", config_file)
@@ -179,7 +182,9 @@ def test_without_an_image_the_directories_are_said_to_be_a_guess(
     (bundle / "rootfs").rename(bundle / "elsewhere")
     status, story, _ = explain(bundle, "--config", config_file)
     assert status == 0
-    assert story.startswith("image      not there to be looked at; what follows is a guess\n")
+    assert story.startswith(
+        "note       the image is not there to be looked at; where libraries go is"
+    )
     status, story, _ = explain(
         bundle, "--config", config_file, "--rootfs", str(bundle / "elsewhere")
     )
@@ -232,8 +237,100 @@ def test_an_image_forges_no_line_and_moves_no_cursor() -> None:
     assert "\\ngrant" in lines[0]
 
 
-def test_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    assert set(COMMANDS) <= set(capsys.readouterr().out.split())
-    assert main(["nonsense"]) == 2
-    assert main([]) == 2
+def test_the_difference_is_told_in_both_forms_and_can_be_left_out(
+    bundle: Path, config_file: str
+) -> None:
+    _, story, _ = explain(bundle, "--config", config_file)
+    lines = story.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("spec "))
+    assert lines[start] == "spec       process.env"
+    assert "             + NVIDIA_CTK_LIBCUDA_DIR=/usr/lib/x86_64-linux-gnu" in lines[start:]
+    assert any('"path": "/dev/nvidia0"' in line for line in lines[start:])
+    assert not any(line.lstrip().startswith("-") for line in lines[start:])
+    _, short, _ = explain(bundle, "--config", config_file, "--no-diff")
+    assert len(short.splitlines()) == start
+    _, text, _ = explain(bundle, "--config", config_file, "-o", "json")
+    told = json.loads(text)["differences"]
+    assert {each["kind"] for each in told} == {"added"}
+    assert {each["path"] for each in told} >= {
+        "process.env", "mounts", "linux.devices", "linux.resources.devices",
+    }  # fmt: skip
+    _, text, _ = explain(bundle, "--config", config_file, "-o", "json", "--no-diff")
+    assert json.loads(text)["differences"] is None
+
+
+# -- of running containers -------------------------------------------------------------------
+
+
+def container(ident: str, **more: Any) -> Container:
+    fields = {
+        "namespace": "k8s.io", "bundle": f"/b/{ident}", "pod": None, "name": "", "group": ident,
+        "sandbox": False, "pid": 1, **more,
+    }  # fmt: skip
+    return Container(ident, **fields)
+
+
+POD = Pod("team", "web")
+CONTAINERS = [
+    container("aaa1", pod=POD, sandbox=True),
+    container("aab2", pod=POD, name="server", group="aaa1"),
+    container("bbb3", pod=Pod("team", "db"), name="server", group="xyz"),
+    container("bbb4", pod=Pod("other", "db"), name="server", group="xyz"),
+    container("named", name="friendly"),
+    container("na"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("aab2", "aab2"),
+        ("aab", "aab2"),
+        ("web", "aab2"),  # and not its sandbox
+        ("web/server", "aab2"),
+        ("team/web", "aab2"),
+        ("team/web/server", "aab2"),
+        ("aaa", "aaa1"),
+        ("other/db", "bbb4"),
+        ("friendly", "named"),
+        ("na", "na"),  # an id, and the beginning of another
+    ],
+)
+def test_a_container_is_found_by_what_people_call_it(name: str, found: str) -> None:
+    assert find_container(name, CONTAINERS).id == found
+
+
+@pytest.mark.parametrize("name", ["", "zzz", "web/none", "server", "team"])
+def test_what_is_no_container_is_said_to_be_none(name: str) -> None:
+    with pytest.raises(ContainerUnknown, match="6 containers run"):
+        find_container(name, CONTAINERS)
+
+
+def test_what_may_be_several_names_them() -> None:
+    with pytest.raises(ContainerAmbiguous, match=r"team/db/server \(bbb3 in k8s.io\), other/db"):
+        find_container("db/server", CONTAINERS)
+    with pytest.raises(ContainerAmbiguous, match="and 5 more"):
+        find_container("c", [container(f"c{number}") for number in range(10)])
+
+
+def test_a_record_of_another_version_is_no_traceback(
+    make_bundle: Callable[..., str], tmp_path: Path
+) -> None:
+    make_bundle("odd", record={"format": 9, "request": {"wish": "all"}, "edits": {}})
+    found = find_container("odd", find_containers([str(tmp_path / "state")]))
+    explanation = explain_container(found, Config())
+    assert explanation.to_json()["record"]["format"] == 9
+    assert explanation.notes == ("its spec as it was before is not kept",)
+    with pytest.raises(MalformedSpec, match="format 9"):
+        explanation.tell()
+
+
+def test_a_container_that_other_shims_have_made_is_told_so(
+    make_bundle: Callable[..., str], tmp_path: Path
+) -> None:
+    make_bundle("other", spec={"process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"], "user": {}}})
+    found = find_container("other", find_containers([str(tmp_path / "state")]))
+    story = explain_container(found, Config()).tell()
+    assert "container  other (other in k8s.io)\n           it does not run\n" in story
+    assert "no shim of ours has made it" in story
+    assert story.endswith("request    nothing was injected: the spec stays as it is\n")

@@ -1,0 +1,210 @@
+"""``nvshim config``: the configuration, shown, checked and changed."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from integration.cli import exits
+from integration.cli.options import with_output
+from integration.cli.output import Column, Format, Output, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from api.errors import NvshimError
+    from integration.inspection.settings import Change
+
+__all__ = ["command"]
+
+_NAMES: Final = {"file": "file", "nvidia": "NVIDIA's file", "default": "default"}
+
+
+@click.group("config")
+def command() -> None:
+    """Show, check and change the configuration of this node."""
+
+
+def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    del ctx, param
+    from integration.inspection.settings import setting_names  # noqa: PLC0415 - when a shell asks
+
+    return [name for name in setting_names() if name.startswith(incomplete)]
+
+
+def _file(function: Callable[..., None]) -> Callable[..., None]:
+    option = click.option(
+        "--config", "file", metavar="FILE", type=click.Path(dir_okay=False),
+        help="The configuration; by default that of this node.",
+    )  # fmt: skip
+    return option(function)
+
+
+def _key(function: Callable[..., None]) -> Callable[..., None]:
+    return click.argument("key", shell_complete=_complete)(function)
+
+
+@command.command("show")
+@with_output
+@_file
+def show(output: Output, file: str | None) -> None:
+    r"""Show every value that holds, and where it comes from.
+
+    \b
+    Keys of -o json: file, kind (file, nvidia, default), settings (each with key, value, origin,
+    wanted), notes.
+    """
+    from integration.inspection import settings  # noqa: PLC0415 - after the options
+
+    source = settings.find_source(file)
+    found, notes = settings.read_settings(source)
+    in_use = None if source.kind == settings.DEFAULT else source.path
+    if output.form is not Format.TABLE:
+        output.document(
+            {
+                "file": in_use,
+                "kind": source.kind,
+                "settings": [setting.to_json() for setting in found],
+                "notes": list(notes),
+            }
+        )
+        return
+    for line in (f"in use: {in_use or 'no file; the defaults hold'}", *notes):
+        click.echo(printable(line), err=True)
+    columns = (
+        Column("KEY", "key"),
+        Column("VALUE", "value", settings.as_words),
+        Column("FROM", "origin", _NAMES.__getitem__),
+    )
+    output.rows([setting.to_json() for setting in found], columns)
+
+
+@command.command("get")
+@with_output
+@_file
+@_key
+def get(output: Output, file: str | None, key: str) -> None:
+    r"""Print the value of KEY; a list as one line for each of its entries.
+
+    \b
+    Keys of -o json: key, value, origin, wanted.
+    """
+    from integration.inspection import settings  # noqa: PLC0415 - after the options
+
+    source = settings.find_source(file)
+    found = settings.read_setting(source, key)
+    value = found.value
+    entries = value if isinstance(value, list) else [] if value is None else [value]
+    words = [entry if isinstance(entry, str) else settings.as_words(entry) for entry in entries]
+    if output.form is not Format.TABLE:
+        output.document(found.to_json())
+    else:
+        output.stream.write("".join(f"{printable(word)}\n" for word in words))
+
+
+def _changing(function: Callable[..., None]) -> Callable[..., None]:
+    """What the commands that change a file have in common."""
+    option = click.option(
+        "--dry-run", is_flag=True,
+        help=f"Show the difference and change nothing; status {exits.FOUND} if there is one.",
+    )  # fmt: skip
+    return with_output(_file(option(function)))
+
+
+def _apply(output: Output, change: Change, *, dry_run: bool) -> None:
+    from integration.inspection import settings  # noqa: PLC0415 - after the options
+
+    if change.is_needed and not dry_run:
+        settings.write_change(change)
+    for note in change.notes:
+        click.echo(printable(note), err=True)
+    document: dict[str, Any] = {
+        "file": change.path,
+        "changed": change.is_needed and not dry_run,
+        "would_change": change.is_needed,
+        "diff": change.diff,
+        "notes": list(change.notes),
+    }
+    if output.form is not Format.TABLE:
+        output.document(document)
+    elif dry_run:
+        lines = change.diff.splitlines()
+        sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
+    if dry_run and change.is_needed:
+        click.get_current_context().exit(exits.FOUND)
+
+
+@command.command("set")
+@_changing
+@_key
+@click.argument("value", nargs=-1, required=True)
+def set_value(
+    output: Output, file: str | None, key: str, value: tuple[str, ...], *, dry_run: bool
+) -> None:
+    r"""Give KEY a VALUE in our configuration file; a list as several VALUEs, or as TOML writes it.
+
+    Comments, order, owner and mode of the file stay. If NVIDIA's configuration is in use, what it
+    says is taken over first. A file that would not be valid is not written.
+
+    \b
+    nvshim config set policy.mode strict
+    nvshim config set policy.trusted-namespaces kube-system gpu-operator
+    nvshim config set policy.exclude-gpus '[]'
+
+    \b
+    Keys of -o json: file, changed, would_change, diff, notes.
+    """
+    from integration.inspection import settings  # noqa: PLC0415 - after the options
+
+    change = settings.set_setting(settings.find_source(file), key, value)
+    _apply(output, change, dry_run=dry_run)
+
+
+@command.command("unset")
+@_changing
+@_key
+def unset(output: Output, file: str | None, key: str, *, dry_run: bool) -> None:
+    r"""Take KEY out of our configuration file, so that its default holds.
+
+    \b
+    Keys of -o json: file, changed, would_change, diff, notes.
+    """
+    from integration.inspection import settings  # noqa: PLC0415 - after the options
+
+    _apply(output, settings.remove_setting(settings.find_source(file), key), dry_run=dry_run)
+
+
+@command.command("validate")
+@with_output
+@click.argument("file", required=False, type=click.Path(dir_okay=False))
+def validate(output: Output, file: str | None) -> None:
+    r"""Check FILE, of ours or of NVIDIA's toolkit, as the shim would; by default the one in use.
+
+    \b
+    Keys of -o json: file, valid, error (code, message), notes. The status is 3 if it is not valid.
+    """
+    from hooks.errors import ConfigError  # noqa: PLC0415 - after the options
+    from integration.inspection import settings  # noqa: PLC0415
+
+    source = settings.find_source(file)
+    notes: tuple[str, ...] = ()
+    wrong: NvshimError | None = None
+    if source.kind != settings.DEFAULT:
+        try:
+            notes = settings.validate(source.path).notes
+        except ConfigError as error:
+            wrong = error
+    in_use = None if source.kind == settings.DEFAULT else source.path
+    lines = [f"{in_use or 'no file; the defaults hold'}: {'not valid' if wrong else 'valid'}"]
+    lines += [str(wrong)] if wrong else list(notes)
+    document = {
+        "file": in_use,
+        "valid": wrong is None,
+        "error": None if wrong is None else {"code": wrong.code, "message": str(wrong)},
+        "notes": list(notes),
+    }
+    output.text("\n".join(printable(line) for line in lines), document)
+    if wrong:
+        click.get_current_context().exit(exits.FOUND)

@@ -1,0 +1,84 @@
+"""``nvshim explain``: why a container has what it has, or what it would be given."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from integration.cli.options import configured, located, with_output
+
+if TYPE_CHECKING:
+    from hooks.config import Config
+    from integration.cli.output import Output
+
+__all__ = ["command"]
+
+
+def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """The ids of running containers, and their names in pods."""
+    del param
+    from integration.inspection.bundles import (  # noqa: PLC0415 - only while a shell asks
+        find_containers,
+        state_directories,
+    )
+    from integration.inspection.errors import StateUnreadable  # noqa: PLC0415
+
+    try:
+        found = find_containers(state_directories(ctx.params.get("states") or ()))
+    except StateUnreadable:
+        return []
+    words = [word for c in found if not c.sandbox for word in (c.id, c.title)]
+    return [word for word in dict.fromkeys(words) if word.startswith(incomplete)]
+
+
+@click.command("explain")
+@with_output
+@configured
+@located
+@click.argument("what", metavar="CONTAINER|CONFIG_JSON", shell_complete=_complete)
+@click.option(
+    "--rootfs",
+    type=click.Path(file_okay=False),
+    help="The image's root, for a CONFIG_JSON; by default that of the spec.",
+)
+@click.option("--diff/--no-diff", default=True, show_default=True,
+              help="Tell what differs in the spec.")  # fmt: skip
+def command(
+    output: Output,
+    config: Config,
+    what: str,
+    *,
+    states: tuple[str, ...],
+    proc: str,
+    rootfs: str | None,
+    diff: bool,
+) -> None:
+    r"""Tell why a container has what it has, or what it would be given.
+
+    CONTAINER is the id of one that runs, or the beginning of it, or POD, POD/CONTAINER or
+    NAMESPACE/POD/CONTAINER of Kubernetes. CONFIG_JSON is the spec of a bundle, or - for stdin:
+    nothing of it is run, and NVML is not asked.
+
+    \b
+    Keys of -o json: container, record (what nvidia.json of its bundle has), nothing (why nothing
+    was injected), differences (each with path, kind, before, after), notes, configuration.
+    """
+    from integration.inspection import explaining  # noqa: PLC0415 - after the options
+    from integration.inspection.bundles import find_containers  # noqa: PLC0415
+
+    if what == "-" or os.path.isfile(what) or what.endswith(".json"):
+        spec = explaining.read_spec(what)
+        explanation = explaining.explain_spec(
+            spec,
+            config,
+            rootfs=rootfs or explaining.rootfs_of(spec, what),
+            beside="" if what == "-" else os.path.dirname(os.path.abspath(what)),
+        )
+    else:
+        if rootfs is not None:
+            raise click.UsageError("--rootfs is for a CONFIG_JSON: a running container has its own")
+        container = explaining.find_container(what, find_containers(states, proc))
+        explanation = explaining.explain_container(container, config)
+    output.text(explanation.tell(diff=diff), explanation.to_json(diff=diff))

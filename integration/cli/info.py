@@ -1,0 +1,116 @@
+"""``nvshim info``: what is known of this node."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from integration.cli.options import configured, with_output
+from integration.cli.output import Output, plain, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from hooks.config import Config
+
+__all__ = ["command"]
+
+_WIDTH = 14
+
+
+@click.command("info")
+@with_output
+@configured
+@click.option(
+    "--nvml/--no-nvml", default=True, show_default=True,
+    help="Ask NVML if no inventory is kept.",
+)  # fmt: skip
+def command(output: Output, config: Config, *, nvml: bool) -> None:
+    r"""Tell of the driver, where it was looked for, its devices and modules, and how fresh that is.
+
+    \b
+    Keys of -o json: nvshim, configuration, platform, driver, driver_error, module_version, roots,
+    inventory, modules, devices, gpus.
+    """
+    from integration.inspection.node import describe_node  # noqa: PLC0415 - after the options
+
+    found = describe_node(config, nvml=nvml)
+    lines = [printable(line) for title, rows in _sections(found) for line in _titled(title, rows)]
+    output.text("\n".join(lines), found)
+
+
+def _titled(title: str, rows: list[str]) -> Iterator[str]:
+    for number, row in enumerate(rows):
+        yield f"{'' if number else title:<{_WIDTH}} {row}".rstrip()
+
+
+def _sections(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    own = found["nvshim"]
+    yield "nvshim", [f"{own['version']} in {own['path']}, Python {own['python']}"]
+    config = found["configuration"]
+    yield "configuration", [config["file"] or "no file; the defaults hold", *config["notes"]]
+    yield "platform", [found["platform"]]
+    driver = found["driver"]
+    if driver is not None:
+        yield (
+            "driver",
+            [
+                f"{driver['version']}, CUDA {plain(driver['cuda'])}, for {driver['architecture']}",
+                f"in {driver['root']}, laid out as {driver['layout']}; {driver['why']}",
+                f"{driver['libraries']} libraries in {', '.join(driver['library_directories'])}",
+            ],
+        )
+    if found["driver_error"] is not None:
+        yield "driver", [found["driver_error"]["message"]]
+    yield "roots", [_root(root) for root in found["roots"]]
+    inventory = found["inventory"]
+    if inventory is not None:
+        yield "inventory", list(_freshness(inventory))
+    yield (
+        "modules",
+        [
+            f"{module['name']:<17} {module['version'] or 'loaded'}"
+            for module in found["modules"]
+            if module["loaded"]
+        ]
+        or ["none is loaded"],
+    )
+    yield "devices", [_device(device) for device in found["devices"]]
+    yield "gpus", [_gpu(row) for row in found["gpus"]]
+
+
+def _root(root: Mapping[str, Any]) -> str:
+    versions = ", ".join(root["versions"]) or "nothing"
+    others = "; others than root may write there" if root["not_roots_alone"] else ""
+    chosen = "  ← chosen" if root["chosen"] else ""
+    return f"{root['root']} as {root['layout']}: {versions}{others}{chosen}"
+
+
+def _freshness(inventory: Mapping[str, Any]) -> Iterator[str]:
+    yield f"by {inventory['source']}, taken {inventory['taken']} ({inventory['age_seconds']:.0f} s)"
+    if inventory["nvml"]:
+        yield f"without NVML: {inventory['nvml']}"
+    key = inventory["key"]
+    fresh = "fresh"
+    if inventory["stale"]:
+        fresh = f"stale: {inventory['stale']}" if inventory["kept"] else inventory["stale"]
+    told = f", {key['observations']} observations of boot {key['boot_id']}" if key else ""
+    yield f"{inventory['file']}: {fresh}{told}"
+    yield from (f"note: {note}" for note in inventory["notes"])
+
+
+def _device(device: Mapping[str, Any]) -> str:
+    if device["fault"]:
+        return f"{device['path']:<34} {device['fault']}"
+    numbers = f"{device['major']}:{device['minor']}"
+    return f"{device['path']:<34} {numbers:<10} {device['mode']}  {device['host']}"
+
+
+def _gpu(row: Mapping[str, Any]) -> str:
+    if row["kind"] == "mig":
+        index = f"{row['index']}:{row['mig_index']}"
+        return f"  MIG {index} {plain(row['profile'])}, {row['uuid']}"
+    mig = ", MIG mode" if row["mig_mode"] else ""
+    fault = f"; {row['fault']}" if row["fault"] else ""
+    return f"GPU {row['index']} {row['name']}, {plain(row['uuid'])}, at {row['pci']}{mig}{fault}"

@@ -1,0 +1,85 @@
+"""``nvshim list``: the node's GPUs and MIG devices, and which containers have them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from integration.cli.options import configured, located, with_output
+from integration.cli.output import Column, Format, Output, plain
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hooks.config import Config
+
+__all__ = ["command"]
+
+
+def _holders(containers: Sequence[Mapping[str, Any]]) -> str:
+    return plain([title_of(container) for container in containers])
+
+
+def title_of(container: Mapping[str, Any]) -> str:
+    """What people call a container of an answer.
+
+    Args:
+        container: as answers have it.
+    """
+    pod = container["pod"]
+    if pod is not None:
+        return f"{pod['namespace']}/{pod['name']}/{container['name'] or container['id']}"
+    return f"{container['namespace']}/{container['name'] or container['id']}"
+
+
+def _index(row: Mapping[str, Any]) -> str:
+    if row["mig_index"] is None:
+        return plain(row["index"])
+    return f"{row['index']}:{row['mig_index']}"
+
+
+def _state(row: Mapping[str, Any]) -> str:
+    if row["fault"]:
+        return str(row["fault"])
+    return "excluded" if row["excluded"] else "ok" if row["health"] == "healthy" else "-"
+
+
+_COLUMNS: Final = (
+    Column("INDEX", "shown_index", right=True),
+    Column("NAME", "name"),
+    Column("UUID", "uuid"),
+    Column("PCI", "pci"),
+    Column("MINOR", "minor", right=True),
+    Column("PROFILE", "profile"),
+    Column("NUMA", "numa_node", right=True),
+    Column("HEALTH", "shown_state"),
+    Column("CONTAINERS", "containers", _holders),
+)
+
+
+@click.command("list")
+@with_output
+@configured
+@located
+@click.option(
+    "--nvml/--no-nvml", default=True, show_default=True,
+    help="Ask NVML if no inventory is kept; without it MIG devices are unknown.",
+)  # fmt: skip
+def command(
+    output: Output, config: Config, *, states: tuple[str, ...], proc: str, nvml: bool
+) -> None:
+    r"""List the node's GPUs and MIG devices, and the running containers that have them.
+
+    \b
+    Keys of -o json, of each: kind (gpu, mig), vendor, index, mig_index, uuid, name, pci, minor,
+    profile, mig_mode, memory_bytes, numa_node, health, fault, excluded, containers (each with id,
+    namespace, pod, name, sandbox, pid).
+    """
+    from integration.inspection.bundles import find_containers  # noqa: PLC0415 - after the options
+    from integration.inspection.gpus import list_gpus  # noqa: PLC0415
+
+    rows = list_gpus(config, find_containers(states, proc), nvml=nvml)
+    if output.form is Format.TABLE:
+        rows = [{**row, "shown_index": _index(row), "shown_state": _state(row)} for row in rows]
+    output.rows(rows, _COLUMNS)

@@ -1,0 +1,97 @@
+"""``nvshim ps``: the shims that run, and the processes that fork them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from integration.cli.list import title_of
+from integration.cli.options import located, with_output
+from integration.cli.output import Column, Format, Output, plain
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["command"]
+
+_STARTS: Final = {True: "warm", False: "cold", None: "-"}
+
+
+def _what(row: Mapping[str, Any]) -> str:
+    if row["pod"] is not None:
+        return f"{row['pod']['namespace']}/{row['pod']['name']}"
+    return plain(row["id"])
+
+
+def _version(row: Mapping[str, Any]) -> str:
+    told = row["version"] or row["tree"]
+    return plain(told) + (" (old)" if row["current"] is False else "")
+
+
+def _memory(value: Mapping[str, int] | None) -> str:
+    return "-" if value is None else f"{value['pss_bytes'] / (1 << 20):.1f} MiB"
+
+
+def _age(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.0f}s"
+
+
+_COLUMNS: Final = (
+    Column("PID", "pid", right=True),
+    Column("KIND", "kind"),
+    Column("NAMESPACE", "namespace"),
+    Column("POD OR ID", "shown_what"),
+    Column("CONTAINERS", "shown_containers"),
+    Column("GPUS", "gpus"),
+    Column("MEMORY", "memory", _memory, right=True),
+    Column("VERSION", "shown_version"),
+    Column("START", "warm", lambda warm: _STARTS[warm]),
+    Column("AGE", "age_seconds", _age, right=True),
+)
+
+
+@click.command("ps")
+@with_output
+@located
+def command(output: Output, *, states: tuple[str, ...], proc: str) -> None:
+    r"""List the running shims, the fork servers, and the spares that these keep.
+
+    A process is listed for what it holds and not for its name, so nothing else is, whatever it
+    calls itself. MEMORY is its part of the memory that it shares with others (PSS). A VERSION that
+    is old is another than the installed one: its shim goes on until its pod ends.
+
+    \b
+    Keys of -o json, of each: pid, kind (shim, fork-server, spare), namespace, id, pod, containers
+    (each with id, namespace, pod, name, sandbox, pid, gpus), gpus, memory (pss_bytes, uss_bytes),
+    version, tree, current, warm, age_seconds, containerd, socket.
+    """
+    from integration.inspection.bundles import find_containers  # noqa: PLC0415 - after the options
+    from integration.inspection.processes import (  # noqa: PLC0415
+        find_processes,
+        process_row,
+        states_of,
+    )
+
+    processes = find_processes(proc)
+    # Wherever a shim's containerd has its state: the shim is in it.
+    containers = find_containers(dict.fromkeys([*states, *states_of(processes)]), proc)
+    rows = [process_row(process, containers) for process in processes]
+    if output.form is Format.TABLE:
+        rows = [
+            {
+                **row,
+                "shown_what": _what(row),
+                "shown_version": _version(row),
+                "shown_containers": [
+                    container["name"] or container["id"] for container in row["containers"]
+                ]
+                if row["pod"]
+                else [title_of(container) for container in row["containers"]],
+            }
+            for row in rows
+        ]
+    output.rows(rows, _COLUMNS)

@@ -1,0 +1,277 @@
+"""``nvshim simulate``: a GPU node in a directory, to try things on."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from integration.cli.options import with_output
+from integration.cli.output import Column, Format, Output, plain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from integration.simulated.scenario import Scenario
+
+__all__ = ["command"]
+
+_SHELF: Final = "/var/lib/containerd-shim-nvidia/simulated"
+
+
+@click.group("simulate")
+def command() -> None:
+    """Make simulated GPU nodes to try things on, and run containers on them.
+
+    A node is a directory with NVIDIA's user-space driver, device nodes, procfs and sysfs trees as a
+    node with GPUs has them, and an NVML library that tells of GPUs that are not there.
+    """
+
+
+def _shelf(function: Callable[..., None]) -> Callable[..., None]:
+    option = click.option(
+        "--in", "shelf", metavar="DIR", default=_SHELF, show_default=True,
+        type=click.Path(file_okay=False), help="Where nodes are that have a NAME and no path.",
+    )  # fmt: skip
+    return option(function)
+
+
+def _complete_scenario(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    del ctx, param
+    from integration.simulated.shelf import shipped_scenarios  # noqa: PLC0415 - when a shell asks
+
+    return [name for name in shipped_scenarios() if name.startswith(incomplete)]
+
+
+def _complete_node(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    del param
+    from integration.simulated.shelf import nodes_on  # noqa: PLC0415 - when a shell asks
+
+    shelf = ctx.params.get("shelf") or _SHELF
+    names = [node.directory.rpartition("/")[2] for node in nodes_on(shelf)]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _made_of(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command what a scenario is made of."""
+    options = (
+        click.option("--scenario", shell_complete=_complete_scenario,
+                     help="A scenario file, or one of `nvshim simulate scenarios`."),
+        click.option("--gpus", type=int, help="How many GPUs, instead of a scenario; 1."),
+        click.option("--model", help="Which, instead of a scenario; h100."),
+        click.option("--driver", help="The driver's version; by default that of the packages."),
+        click.option("--no-drm", is_flag=True, help="Without /dev/dri."),
+    )  # fmt: skip
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def _scenario(
+    scenario: str | None, gpus: int | None, model: str | None, driver: str | None, *, no_drm: bool
+) -> Scenario:
+    from integration.errors import ScenarioInvalid  # noqa: PLC0415 - after the options
+    from integration.simulated.scenario import Scenario  # noqa: PLC0415
+
+    asked = {"gpus": gpus, "model": model, "driver": driver}
+    table: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
+    table |= {"drm": False} if no_drm else {}
+    if scenario is None:
+        return Scenario.parse(table)
+    if table:
+        raise ScenarioInvalid(
+            f"a simulated node of the scenario {scenario}",
+            found=f"{', '.join(table)} beside it",
+            do="write that into the scenario file",
+        )
+    return Scenario.load(scenario)
+
+
+@command.command("create")
+@with_output
+@_shelf
+@click.argument("name")
+@_made_of
+@click.option(
+    "--layout", default="installer", show_default=True, help="How the driver's files lie."
+)
+@click.option("--cache", type=click.Path(file_okay=False),
+              help="Where the driver's packages are kept.")  # fmt: skip
+def create(  # noqa: PLR0917 - click's
+    output: Output,
+    shelf: str,
+    name: str,
+    scenario: str | None,
+    gpus: int | None,
+    model: str | None,
+    driver: str | None,
+    layout: str,
+    cache: str | None,
+    *,
+    no_drm: bool,
+) -> None:
+    r"""Make a node, and say how to use it.
+
+    NAME is a path, if there is a slash in it, of a directory that is not there or empty.
+
+    \b
+    Keys of -o json: directory, config (for --config, or NVSHIM_CONFIG of containerd), driver, cuda,
+    platform, gpus (each with index, model, uuid, pci, mig), others, seconds.
+    """
+    from integration.simulated.layouts import Layout  # noqa: PLC0415 - after the options
+    from integration.simulated.node import SimulatedNode  # noqa: PLC0415
+    from integration.simulated.shelf import describe, place_of  # noqa: PLC0415
+
+    known = [each.value for each in Layout]
+    if layout not in known:
+        raise click.BadParameter(f"{layout!r} is none of {', '.join(known)}", param_hint="--layout")
+    began = time.monotonic()
+    node = SimulatedNode.create(
+        place_of(name, shelf),
+        _scenario(scenario, gpus, model, driver, no_drm=no_drm),
+        packages_cache=cache,
+        layout=Layout(layout),
+        say=lambda line: click.echo(line, err=True),
+    )
+    found = {**describe(node), "seconds": round(time.monotonic() - began, 2)}
+    output.text("\n".join([*_told(found), "", *_usage(found)]), found)
+
+
+@command.command("show")
+@with_output
+@_shelf
+@click.argument("name", shell_complete=_complete_node)
+def show(output: Output, shelf: str, name: str) -> None:
+    """Say what a node has; keys of -o json as of create."""
+    from integration.simulated.node import SimulatedNode  # noqa: PLC0415 - after the options
+    from integration.simulated.shelf import describe, place_of  # noqa: PLC0415
+
+    found = describe(SimulatedNode.open(place_of(name, shelf)))
+    output.text("\n".join(_told(found)), found)
+
+
+@command.command("list")
+@with_output
+@_shelf
+def list_nodes(output: Output, shelf: str) -> None:
+    r"""List the nodes that have names.
+
+    \b
+    Keys of -o json: of each, those of create.
+    """
+    from integration.simulated.shelf import describe, nodes_on, summary_of  # noqa: PLC0415
+
+    rows = []
+    for node in nodes_on(shelf):
+        row = describe(node)
+        if output.form is Format.TABLE:
+            row |= {"name": node.directory.rpartition("/")[2], "has": summary_of(node.scenario)}
+        rows.append(row)
+    columns = (
+        Column("NAME", "name"), Column("DRIVER", "driver"), Column("GPUS", "has"),
+        Column("CONFIG", "config"),
+    )  # fmt: skip
+    output.rows(rows, columns)
+
+
+@command.command("scenarios")
+@with_output
+def scenarios(output: Output) -> None:
+    """List the scenarios that are shipped; keys of -o json, of each: name, what."""
+    from integration.simulated.shelf import shipped_scenarios  # noqa: PLC0415 - after the options
+
+    rows = [{"name": name, "what": what} for name, what in shipped_scenarios().items()]
+    output.rows(rows, (Column("NAME", "name"), Column("WHAT", "what")))
+
+
+@command.command("remove")
+@_shelf
+@click.argument("name", shell_complete=_complete_node)
+def remove(shelf: str, name: str) -> None:
+    """Remove a node and all that is in its directory."""
+    from integration.simulated.node import SimulatedNode  # noqa: PLC0415 - after the options
+    from integration.simulated.shelf import place_of  # noqa: PLC0415
+
+    SimulatedNode.open(place_of(name, shelf)).remove()
+
+
+@command.command("run", context_settings={"ignore_unknown_options": True})
+@_shelf
+@click.option(
+    "--node",
+    metavar="NAME",
+    shell_complete=_complete_node,
+    help="A node that was made before; by default one that is made for this.",
+)
+@_made_of
+@click.option("--devices", default="all", show_default=True, help="NVIDIA_VISIBLE_DEVICES.")
+@click.option(
+    "--capabilities",
+    default="compute,utility",
+    show_default=True,
+    help="NVIDIA_DRIVER_CAPABILITIES.",
+)
+@click.argument("words", metavar="COMMAND...", nargs=-1, required=True,
+                type=click.UNPROCESSED)  # fmt: skip
+def run(  # noqa: PLR0917 - click's
+    shelf: str,
+    node: str | None,
+    scenario: str | None,
+    gpus: int | None,
+    model: str | None,
+    driver: str | None,
+    devices: str,
+    capabilities: str,
+    words: tuple[str, ...],
+    *,
+    no_drm: bool,
+) -> None:
+    r"""Run COMMAND in a container on a node, through a containerd of its own.
+
+    The image has glibc, a shell and the usual small programs; the driver's come from the node.
+    Nothing is left but the --node. The status is that of COMMAND.
+
+    \b
+    nvshim simulate run --scenario mig -- nvidia-smi -L
+    """
+    from integration.simulated.node import SimulatedNode  # noqa: PLC0415 - after the options
+    from integration.simulated.shelf import place_of  # noqa: PLC0415
+    from integration.simulated.trying import run as run_on  # noqa: PLC0415
+
+    chosen = _scenario(scenario, gpus, model, driver, no_drm=no_drm)
+    if node is not None and any((scenario, gpus, model, driver, no_drm)):
+        raise click.UsageError("--node has its GPUs already")
+    with ExitStack() as stack:
+        if node is not None:
+            there = SimulatedNode.open(place_of(node, shelf))
+        else:
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="nvshim-node-"))
+            there = SimulatedNode.create(
+                f"{directory}/node", chosen, say=lambda line: click.echo(line, err=True)
+            )
+        status = run_on(there.config_path, words, devices=devices, capabilities=capabilities)
+    click.get_current_context().exit(status)
+
+
+def _told(found: Mapping[str, Any]) -> Iterator[str]:
+    what = f"driver {found['driver']}, CUDA {found['cuda']}" if found["driver"] else "no driver"
+    yield f"{found['directory']}: {found['platform'] or what}"
+    for gpu in found["gpus"]:
+        mode = "" if gpu["mig"] is None else ", MIG mode"
+        yield f"  GPU {gpu['index']}: {gpu['model']} ({gpu['uuid']}) at {gpu['pci']}{mode}"
+        for device in gpu["mig"] or ():
+            yield f"    MIG {device['name']} ({device['uuid']})"
+    for other in found["others"]:
+        yield f"  {other['entry']} at {plain(other['pci'])}"
+
+
+def _usage(found: Mapping[str, Any]) -> Iterator[str]:
+    name = found["directory"]
+    yield "Use it:"
+    yield f"  nvshim list --config {found['config']}"
+    yield f"  nvshim simulate run --node {name} -- nvidia-smi -L"
+    yield f"  NVSHIM_CONFIG={found['config']}   in the environment of a containerd"
+    yield f"  nvshim simulate remove {name}"

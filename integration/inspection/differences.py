@@ -1,0 +1,135 @@
+"""What differs between two versions of an OCI spec, for people and for programs.
+
+Objects are compared key by key, lists entry by entry: an entry that is in both at whatever place
+is not told. Values are JSON's.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import TYPE_CHECKING, Any, Final
+
+from hooks.story import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+__all__ = ["Difference", "differences", "tell_differences"]
+
+ADDED: Final = "added"
+REMOVED: Final = "removed"
+CHANGED: Final = "changed"
+
+_SIGNS: Final = {ADDED: "+", REMOVED: "-", CHANGED: "~"}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that differs.
+
+    Attributes:
+        path: of the object's key or of the list, with dots ("process.env").
+        kind: :data:`ADDED`, :data:`REMOVED` or :data:`CHANGED`.
+        before: the value, or the list's entry; None if it was added.
+        after: likewise; None if it was removed.
+    """
+
+    path: str
+    kind: str
+    before: Any = None
+    after: Any = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As an answer has it."""
+        return {
+            "path": self.path,
+            "kind": self.kind,
+            "before": self.before,
+            "after": self.after,
+        }
+
+
+def differences(
+    before: Mapping[str, Any], after: Mapping[str, Any], path: str = ""
+) -> list[Difference]:
+    """What differs between two objects.
+
+    Args:
+        before: the one.
+        after: the other.
+        path: where they are.
+
+    Returns:
+        The differences, in the order of the keys.
+    """
+    found: list[Difference] = []
+    for key in dict.fromkeys([*before, *after]):
+        where = f"{path}.{key}" if path else key
+        old, new = before.get(key), after.get(key)
+        if key in before and key in after:
+            if type(old) is type(new) and old == new:
+                continue
+            found += _between(where, old, new)
+        elif key in after:
+            found += _whole(where, new, ADDED)
+        else:
+            found += _whole(where, old, REMOVED)
+    return found
+
+
+def _between(path: str, old: Any, new: Any) -> list[Difference]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        return differences(old, new, path)
+    if isinstance(old, list) and isinstance(new, list):
+        return _between_lists(path, old, new)
+    return [Difference(path, CHANGED, old, new)]
+
+
+def _between_lists(path: str, old: Sequence[Any], new: Sequence[Any]) -> list[Difference]:
+    a, b = ([json.dumps(entry, sort_keys=True) for entry in entries] for entries in (old, new))
+    found = []
+    for tag, i, j, k, m in SequenceMatcher(a=a, b=b, autojunk=False).get_opcodes():
+        if tag != "equal":
+            found += [Difference(path, REMOVED, before=entry) for entry in old[i:j]]
+            found += [Difference(path, ADDED, after=entry) for entry in new[k:m]]
+    return found
+
+
+def _whole(path: str, value: Any, kind: str) -> list[Difference]:
+    """An object or list that is there in one only, by what is in it."""
+    if isinstance(value, dict) and value:
+        found = []
+        for key, entry in value.items():
+            found += _whole(f"{path}.{key}", entry, kind)
+        return found
+    entries = value if isinstance(value, list) and value else [value]
+    if kind == ADDED:
+        return [Difference(path, kind, after=entry) for entry in entries]
+    return [Difference(path, kind, before=entry) for entry in entries]
+
+
+def tell_differences(found: Iterable[Difference]) -> Iterator[str]:
+    """The differences as a person reads them.
+
+    Args:
+        found: in order; what has one path is told below it.
+
+    Yields:
+        Lines without their ends, with nothing in them that moves a cursor.
+    """
+    last = None
+    for each in found:
+        if each.path != last:
+            last = each.path
+            yield printable(each.path)
+        sign = _SIGNS[each.kind]
+        if each.kind == CHANGED:
+            yield printable(f"  {sign} {_text(each.before)} → {_text(each.after)}")
+        else:
+            yield printable(f"  {sign} {_text(each.after if each.kind == ADDED else each.before)}")
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,74 @@
+"""What can go wrong while somebody looks at a node.
+
+Leaves of the tree in :mod:`api.errors`::
+
+    IntegrationError
+    └── InspectionError
+        ├── ContainerUnknown     E2511
+        ├── ContainerAmbiguous   E2512
+        ├── StateUnreadable      E2513
+        ├── SettingUnknown       E2514
+        ├── SettingRefused       E2515
+        ├── SettingsNotWritten   E2516
+        └── SettingsChanged      E2517
+"""
+
+from __future__ import annotations
+
+from api.errors import Status
+from integration.errors import IntegrationError
+
+
+class InspectionError(IntegrationError):
+    """Base of what can go wrong while somebody looks at a node, or at our configuration."""
+
+    code = "NVSHIM-E2510"
+
+
+class ContainerUnknown(InspectionError):
+    """No running container is meant by what was given."""
+
+    code = "NVSHIM-E2511"
+    status = Status.NOT_FOUND
+
+
+class ContainerAmbiguous(InspectionError):
+    """More than one running container can be meant."""
+
+    code = "NVSHIM-E2512"
+    status = Status.INVALID_ARGUMENT
+
+
+class StateUnreadable(InspectionError):
+    """containerd's state directory, or a process, may not be looked into."""
+
+    code = "NVSHIM-E2513"
+    status = Status.PERMISSION_DENIED
+
+
+class SettingUnknown(InspectionError):
+    """The configuration has no such key."""
+
+    code = "NVSHIM-E2514"
+    status = Status.NOT_FOUND
+
+
+class SettingRefused(InspectionError):
+    """A key cannot have that value, or the file would not be valid with it."""
+
+    code = "NVSHIM-E2515"
+    status = Status.INVALID_ARGUMENT
+
+
+class SettingsNotWritten(InspectionError):
+    """The configuration file cannot be written. It is as it was."""
+
+    code = "NVSHIM-E2516"
+    status = Status.PERMISSION_DENIED
+
+
+class SettingsChanged(InspectionError):
+    """Somebody else has changed the configuration file meanwhile. It is as they left it."""
+
+    code = "NVSHIM-E2517"
+    status = Status.ABORTED

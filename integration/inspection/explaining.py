@@ -1,0 +1,299 @@
+"""Why a container got what it got; or what it would be given, before it is run.
+
+Of a running container the story is that of its record, and the difference is between the
+config.json that containerd wrote, which is kept beside the record, and the one that the low-level
+runtime got. For a config.json nothing is run, mounted, written or made. So NVML is not asked:
+what it said is used if an inventory of it is kept and still true; otherwise procfs tells of the
+GPUs, and MIG devices are unknown. The image is looked at if it is mounted where the spec says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from hooks import engine
+from hooks.errors import MalformedSpec, SpecUnreadable
+from hooks.node.inventory import survey
+from hooks.requests.request import read_request
+from hooks.story import printable, tell
+from integration.inspection.differences import differences, tell_differences
+from integration.inspection.errors import ContainerAmbiguous, ContainerUnknown
+from shim import bundle as bundle_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hooks.config import Config
+    from integration.inspection.bundles import Container
+    from integration.inspection.differences import Difference
+
+__all__ = ["Explanation", "explain_container", "explain_spec", "find_container", "read_spec"]
+
+_LONGEST_SPEC: Final = 16 << 20
+_MOST_NAMED: Final = 5
+_WIDTH: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What is to be said of a container.
+
+    Attributes:
+        record: what was injected, or would be (:mod:`hooks.record`); empty for nothing.
+        nothing: why nothing is injected; "" if something is, or was denied.
+        found: what differs in the spec; None if that is not known.
+        notes: what else a reader has to know.
+        config: the configuration that it goes by; None for a running container, which has had
+            its own.
+        container: which runs; None for a config.json.
+    """
+
+    record: dict[str, Any]
+    nothing: str
+    found: tuple[Difference, ...] | None
+    notes: tuple[str, ...] = ()
+    config: Config | None = None
+    container: Container | None = None
+
+    def to_json(self, *, diff: bool = True) -> dict[str, Any]:
+        """Plain values; the keys are an interface.
+
+        Args:
+            diff: whether with the differences; otherwise they are null.
+        """
+        shown = self.found if diff else None
+        config = self.config
+        return {
+            "container": self.container.to_json() if self.container else None,
+            "record": self.record or None,
+            "nothing": self.nothing or None,
+            "differences": None if shown is None else [each.to_json() for each in shown],
+            "notes": list(self.notes),
+            "configuration": None
+            if config is None
+            else {"file": config.source or None, "notes": list(config.notes)},
+        }
+
+    def tell(self, *, diff: bool = True) -> str:
+        """Lines for a terminal, each ended; no colours.
+
+        Args:
+            diff: whether with the differences.
+        """
+        lines: list[str] = []
+        if self.container is not None:
+            one = self.container
+            what = f"{one.title} ({one.id} in {one.namespace})"
+            lines += _titled("container", [what, *([] if one.pid else ["it does not run"])])
+        lines += _titled("note", self.notes)
+        if self.nothing:
+            lines += _titled("request", [f"{self.nothing}: the spec stays as it is"])
+        story = "".join(f"{line}\n" for line in lines) + _story(self.record)
+        rest = []
+        if self.config is not None and not self.nothing:
+            rest += _titled(
+                "config", [self.config.source or "no file; the defaults hold", *self.config.notes]
+            )
+        if diff and self.found is not None and not self.nothing:
+            changes = list(tell_differences(self.found))
+            rest += _titled("spec", changes or ["it stays as it is"])
+        return story + "".join(f"{line}\n" for line in rest)
+
+
+def _story(record: dict[str, Any]) -> str:
+    if not record:
+        return ""
+    try:
+        return tell(record)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise MalformedSpec(
+            "the story of an injection",
+            found=f"a record of format {record.get('format')} that lacks something: {error!r}",
+            do="ask with -o json, or with the nvshim of the version that wrote it",
+        ) from error
+
+
+def find_container(name: str, containers: Iterable[Container]) -> Container:
+    """The container that somebody means.
+
+    Args:
+        name: an id, or the beginning of one; or ``POD``, ``POD/CONTAINER`` or
+            ``NAMESPACE/POD/CONTAINER`` of Kubernetes, or a name that nerdctl gave.
+        containers: those of the node.
+
+    Returns:
+        The only one.
+
+    Raises:
+        ContainerUnknown: there is none.
+        ContainerAmbiguous: there are several.
+    """
+    known = list(containers)
+    exact = [c for c in known if c.id == name]
+    found = exact or [c for c in known if name in _names_of(c)]
+    found = found or [c for c in known if name and c.id.startswith(name)]
+    if len(found) > 1:
+        # A pod is asked for its containers, and not for what holds its namespaces.
+        found = [c for c in found if not c.sandbox] or found
+    if not found:
+        raise ContainerUnknown(
+            f"container {name}",
+            found=f"{len(known)} containers run, and none is called so",
+            do="name one that `nvshim ps` lists by its id, or by its pod as POD/CONTAINER",
+        )
+    if len(found) > 1:
+        which = [f"{c.title} ({c.id} in {c.namespace})" for c in found[:_MOST_NAMED]]
+        more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        raise ContainerAmbiguous(
+            f"container {name}",
+            found=f"{', '.join(which)}{more}",
+            do="name one of them by more of its id",
+        )
+    return found[0]
+
+
+def _names_of(container: Container) -> set[str]:
+    names = {container.name} if container.name and container.pod is None else set()
+    if container.pod is not None:
+        pod = container.pod.name
+        names = {pod, f"{container.pod.namespace}/{pod}"}
+        if container.name:
+            names |= {
+                f"{pod}/{container.name}",
+                f"{container.pod.namespace}/{pod}/{container.name}",
+            }
+    return names
+
+
+def explain_container(container: Container, config: Config) -> Explanation:
+    """Why a running container got what it got.
+
+    Args:
+        container: which.
+        config: where it is said what counts as a request; of a container that got nothing.
+
+    Returns:
+        What is to be said.
+
+    Raises:
+        BundleUnusable: its bundle is gone, or is not what we wrote.
+    """
+    if container.record is None:
+        return Explanation({}, *_why_nothing(container, config), container=container)
+    record = dict(container.record)
+    before = container.spec_before()
+    after = container.spec()
+    if before is None and "edits" not in record:
+        before = after  # denied: the spec was left as it was
+    found = None if before is None else tuple(differences(before, after))
+    notes = () if found is not None else ("its spec as it was before is not kept",)
+    return Explanation(record, "", found, notes, container=container)
+
+
+def _why_nothing(
+    container: Container, config: Config
+) -> tuple[str, tuple[Difference, ...], tuple[str, ...]]:
+    request = read_request(container.spec(), config)
+    if not request.wants_injection:
+        return f"nothing is asked{_by(request.source)}", (), ()
+    note = "it asks for devices, but no shim of ours has made it: there is no record in its bundle"
+    return "nothing was injected", (), (note,)
+
+
+def _by(source: str) -> str:
+    return f" ({source})" if source else ""
+
+
+def explain_spec(
+    spec: dict[str, Any], config: Config, *, rootfs: str | None, beside: str = ""
+) -> Explanation:
+    """What a container would be given.
+
+    Args:
+        spec: its config.json, decoded.
+        config: the configuration that it would go by.
+        rootfs: the image's root; None if there is none to be looked at.
+        beside: the directory in which the config.json is; "" if that is not known.
+
+    Returns:
+        What is to be said.
+
+    Raises:
+        NvshimError: it would be refused.
+    """
+    notes: tuple[str, ...] = ()
+    if beside and os.path.lexists(os.path.join(beside, bundle_files.RECORD)):
+        notes = ("this spec was edited already; explain the container by its id to see how",)
+    request = read_request(spec, config)
+    if not request.wants_injection:
+        nothing = f"nothing is asked{_by(request.source)}"
+        return Explanation({}, nothing, (), notes, config)
+    verdict = engine.judge(spec, request, config)
+    allowed = verdict.allowed
+    inventory = survey(config) if engine.needs_inventory(allowed, config) else None
+    injection = engine.explain(
+        spec, allowed, inventory, rootfs=rootfs, config=config, verdict=verdict
+    )
+    if rootfs is None and allowed.wants_injection:
+        notes += ("the image is not there to be looked at; where libraries go is a guess",)
+    found = tuple(differences(spec, injection.spec))
+    return Explanation(injection.record, "", found, notes, config)
+
+
+def read_spec(path: str) -> dict[str, Any]:
+    """A config.json that somebody named.
+
+    Args:
+        path: of the file; "-" for stdin.
+
+    Returns:
+        The spec.
+
+    Raises:
+        SpecUnreadable: it cannot be read, or is no JSON object.
+    """
+    asked, do = f"the spec {path}", "name a bundle's config.json"
+    try:
+        if path == "-":
+            content = sys.stdin.buffer.read(_LONGEST_SPEC)
+        else:
+            with open(path, "rb") as file:
+                content = file.read(_LONGEST_SPEC)
+        spec = json.loads(content)
+    except OSError as error:
+        raise SpecUnreadable(asked, found=str(error.strerror), do=do) from error
+    except (ValueError, RecursionError) as error:
+        raise SpecUnreadable(asked, found=f"no JSON: {error}", do=do) from error
+    if not isinstance(spec, dict):
+        raise SpecUnreadable(asked, found="JSON that is no object", do=do)
+    return spec
+
+
+def rootfs_of(spec: dict[str, Any], path: str) -> str | None:
+    """The root that a spec names, if it is there with something in it.
+
+    Args:
+        spec: the config.json, decoded.
+        path: where it is; "-" for stdin.
+    """
+    root = spec.get("root")
+    named = root.get("path") if isinstance(root, dict) else None
+    if not isinstance(named, str) or not named or "\0" in named:
+        return None
+    bundle = os.path.dirname(os.path.abspath(path)) if path != "-" else os.getcwd()
+    rootfs = os.path.join(bundle, named)
+    try:
+        return rootfs if os.listdir(rootfs) else None
+    except OSError:
+        return None
+
+
+def _titled(title: str, lines: Sequence[str]) -> list[str]:
+    return [
+        printable(f"{'' if number else title:<{_WIDTH}} {line}").rstrip()
+        for number, line in enumerate(lines)
+    ]

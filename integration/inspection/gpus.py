@@ -1,0 +1,233 @@
+"""The node's GPUs and MIG devices, and which containers have them.
+
+Rules
+- A container has what its record says that it was given, for as long as its init process runs.
+  What it got by a foreign CDI spec is told by the nodes that it was given.
+- A GPU that a container has and that the node has no more is listed too, with a fault.
+- Health is null: nobody watches it yet. A fault is what a look at the node shows: a GPU that fell
+  off the bus, a device node that is missing.
+
+Source: the kernel's Documentation/ABI/testing/sysfs-bus-pci (numa_node).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from api.errors import NvshimError
+from hooks import platforms
+from hooks.config import Platform
+from hooks.edits.plan import NVIDIA
+from hooks.errors import DriverNotFound
+from hooks.node.witness import read_text
+from hooks.vendors import amd, intel
+from integration.inventory import look_at_node
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from hooks.config import Config
+    from hooks.node.gpus import Gpu, MigDevice
+    from hooks.node.inventory import Inventory
+    from hooks.vendors.gpus import VendorGpu
+    from integration.inspection.bundles import Container
+
+__all__ = ["gpu_rows", "list_gpus"]
+
+_ABSENT = "a container has it, and the node has it no more"
+
+
+def list_gpus(
+    config: Config, containers: Iterable[Container], *, nvml: bool = True
+) -> list[dict[str, Any]]:
+    """The node's GPUs of every vendor.
+
+    Args:
+        config: where to look.
+        containers: those of the node.
+        nvml: whether NVML is asked if no inventory is kept.
+
+    Returns:
+        An object for each GPU, and after it one for each of its MIG devices; the keys are an
+        interface.
+
+    Raises:
+        DriverNotFound: there is no driver, and no GPU that needs none.
+        DriverMismatch: its files are not of the loaded kernel module's version.
+    """
+    running = [container for container in containers if container.pid and container.record]
+    others = [_vendor_row(gpu, config, running) for gpu in _of_other_vendors(config)]
+    if platforms.platform_of(config) != Platform.NVML:
+        return others
+    try:
+        inventory = look_at_node(config, nvml=nvml)
+    except DriverNotFound:
+        if not others:
+            raise
+        return others
+    return gpu_rows(inventory, config, running) + others
+
+
+def gpu_rows(
+    inventory: Inventory, config: Config, containers: Iterable[Container]
+) -> list[dict[str, Any]]:
+    """NVIDIA's part of :func:`list_gpus`.
+
+    Args:
+        inventory: what the node has.
+        config: where sysfs is.
+        containers: those that run and have a record.
+    """
+    running = list(containers)
+    rows = []
+    for gpu in inventory.gpus:
+        rows.append(_gpu_row(gpu, inventory, config, running))
+        rows += [
+            _mig_row(device, gpu, rows[-1], inventory, running)
+            for device in inventory.mig_devices
+            if device.gpu == gpu.index
+        ]
+    known = {row["uuid"] for row in rows}
+    absent: dict[str, dict[str, Any]] = {}
+    for container in running:
+        for kind, entry in _granted(container.record):
+            if entry["uuid"] not in known:
+                row = absent.setdefault(entry["uuid"], _absent_row(kind, entry))
+                row["containers"].append(container.to_json())
+    return rows + list(absent.values())
+
+
+def _of_other_vendors(config: Config) -> list[VendorGpu]:
+    try:
+        return [*amd.find(config)[0], *intel.find(config)]
+    except NvshimError:
+        return []
+
+
+def _gpu_row(
+    gpu: Gpu, inventory: Inventory, config: Config, running: list[Container]
+) -> dict[str, Any]:
+    of_mig = {d.uuid for d in inventory.mig_devices if d.gpu == gpu.index}
+    return {
+        "kind": "gpu",
+        "vendor": NVIDIA,
+        "index": gpu.index,
+        "mig_index": None,
+        "uuid": gpu.uuid or None,
+        "name": gpu.model or None,
+        "pci": gpu.bus_id,
+        "minor": gpu.minor,
+        "profile": None,
+        "mig_mode": gpu.mig,
+        "memory_bytes": gpu.memory,
+        "numa_node": _numa_node(config, gpu.bus_id),
+        "health": None,
+        "fault": gpu.lost or inventory.nodes.faults.get(gpu.path),
+        "excluded": gpu.excluded,
+        "containers": [
+            c.to_json()
+            for c in running
+            if _has(c.record, gpu.uuid, gpu.path, unless=of_mig)
+        ],
+    }  # fmt: skip
+
+
+def _mig_row(
+    device: MigDevice,
+    gpu: Gpu,
+    parent: Mapping[str, Any],
+    inventory: Inventory,
+    running: list[Container],
+) -> dict[str, Any]:
+    faults = [inventory.nodes.faults.get(path) for path in device.paths]
+    own = device.paths[-1] if device.paths else ""  # that of its compute instance
+    return {
+        **parent,
+        "kind": "mig",
+        "mig_index": device.index,
+        "uuid": device.uuid,
+        "name": f"{gpu.model} MIG {device.profile}".strip(),
+        "profile": device.profile or None,
+        "mig_mode": None,
+        "memory_bytes": None,
+        "fault": next((fault for fault in faults if fault), parent["fault"]),
+        "containers": [c.to_json() for c in running if _has(c.record, device.uuid, own)],
+    }
+
+
+def _vendor_row(gpu: VendorGpu, config: Config, running: list[Container]) -> dict[str, Any]:
+    node = gpu.device.render_node
+    return {
+        "kind": "gpu",
+        "vendor": gpu.vendor,
+        "index": gpu.index,
+        "mig_index": None,
+        "uuid": None,
+        "name": f"{gpu.vendor} {gpu.device.device_id}".strip(),
+        "pci": gpu.address,
+        "minor": gpu.device.minors.get(node) if node else None,
+        "profile": None,
+        "mig_mode": None,
+        "memory_bytes": None,
+        "numa_node": _numa_node(config, gpu.address),
+        "health": None,
+        "fault": None,
+        "excluded": gpu.address in config.excluded_gpus,
+        "containers": [c.to_json() for c in running if _has(c.record, "", f"/dev/dri/{node}")],
+    }
+
+
+def _absent_row(kind: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+    is_mig = kind == "mig"
+    return {
+        "kind": kind,
+        "vendor": NVIDIA,
+        "index": entry.get("gpu") if is_mig else entry.get("index"),
+        "mig_index": entry.get("index") if is_mig else None,
+        "uuid": entry["uuid"],
+        "name": entry.get("model") or entry.get("profile"),
+        "pci": entry.get("bus_id"),
+        "minor": None,
+        "profile": entry.get("profile"),
+        "mig_mode": None,
+        "memory_bytes": None,
+        "numa_node": None,
+        "health": None,
+        "fault": _ABSENT,
+        "excluded": False,
+        "containers": [],
+    }
+
+
+def _granted(record: Mapping[str, Any] | None) -> list[tuple[str, Mapping[str, Any]]]:
+    grant = (record or {}).get("grant") or {}
+    return [
+        *(("gpu", entry) for entry in grant.get("gpus", ()) if entry.get("uuid")),
+        *(("mig", entry) for entry in grant.get("mig_devices", ()) if entry.get("uuid")),
+    ]
+
+
+def _has(
+    record: Mapping[str, Any] | None, uuid: str, path: str, unless: Iterable[str] = ()
+) -> bool:
+    """Whether a container has a device.
+
+    Args:
+        record: the container's.
+        uuid: the device's; "" for none.
+        path: of its node in the container; "" for none.
+        unless: devices of which each brings that node as well.
+    """
+    granted = {entry["uuid"] for _, entry in _granted(record)}
+    if uuid and uuid in granted:
+        return True
+    if not path or not granted.isdisjoint(unless):
+        return False
+    edits = (record or {}).get("edits") or {}
+    return any(device.get("path") == path for device in edits.get("devices", ()))
+
+
+def _numa_node(config: Config, address: str) -> int | None:
+    """The socket that a device hangs on; None if the machine does not say, as with one socket."""
+    text = (read_text(f"{config.sys}/bus/pci/devices/{address}/numa_node") or "").strip()
+    return int(text) if text.isdecimal() else None

@@ -1,0 +1,167 @@
+"""What is known of a node: its driver, where it was looked for, and how fresh that is."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from api.errors import NvshimError
+from hooks import platforms
+from hooks.config import Platform
+from hooks.node import cache
+from hooks.node.driver_version import module_version
+from hooks.node.modules import is_loaded
+from hooks.node.roots import look
+from hooks.node.witness import Witness, read_text
+from integration.inspection.gpus import gpu_rows
+from integration.inventory import look_at_node
+from shim import VERSION
+
+if TYPE_CHECKING:
+    from hooks.config import Config
+    from hooks.node.inventory import Inventory
+
+__all__ = ["describe_node"]
+
+KEPT: Final = "kept"
+NVML: Final = "NVML"
+PROCFS: Final = "procfs"
+
+MODULES: Final = (
+    "nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nvidia_peermem", "nvidia_fs",
+    "nvidia_vgpu_vfio", "gdrdrv", "nouveau",
+)  # fmt: skip
+"""The kernel modules that matter to who uses GPUs; the last stands in the driver's way."""
+
+
+def describe_node(config: Config, *, nvml: bool = True) -> dict[str, Any]:
+    """Everything about the node that ``nvshim info`` tells.
+
+    Args:
+        config: the configuration that is in use.
+        nvml: whether NVML is asked if no inventory is kept.
+
+    Returns:
+        Plain values; the keys are an interface. Without a driver, ``driver`` is null and
+        ``driver_error`` says why.
+    """
+    platform = platforms.platform_of(config)
+    inventory, error = None, None
+    if platform == Platform.NVML:
+        try:
+            inventory = look_at_node(config, nvml=nvml)
+        except NvshimError as failure:
+            error = failure
+    return {
+        "nvshim": {
+            "version": VERSION,
+            "path": os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))),
+            "python": sys.version.split(maxsplit=1)[0],
+        },
+        "configuration": {"file": config.source or None, "notes": list(config.notes)},
+        "platform": platform,
+        "driver": None if inventory is None else _driver(inventory),
+        "driver_error": None if error is None else {"code": error.code, "message": str(error)},
+        "module_version": module_version(Witness(config.host_root), config),
+        "roots": _roots(config, inventory) if platform == Platform.NVML else [],
+        "inventory": None if inventory is None else _freshness(config, inventory, nvml=nvml),
+        "modules": [_module(config, name) for name in MODULES],
+        "devices": [] if inventory is None else _devices(inventory),
+        "gpus": [] if inventory is None else _gpus(inventory, config),
+    }
+
+
+def _gpus(inventory: Inventory, config: Config) -> list[dict[str, Any]]:
+    """As ``nvshim list`` has them; who has them is not asked here."""
+    rows = gpu_rows(inventory, config, ())
+    return [{key: value for key, value in row.items() if key != "containers"} for row in rows]
+
+
+def _driver(inventory: Inventory) -> dict[str, Any]:
+    driver = inventory.driver
+    return {
+        "version": driver.version,
+        "cuda": inventory.cuda_version or None,
+        "architecture": driver.arch.value,
+        "root": driver.root,
+        "layout": driver.layout,
+        "why": driver.why,
+        "libraries": len(driver.libraries),
+        "library_directories": list(driver.library_directories),
+        "sockets": sorted(inventory.sockets.values()),
+    }
+
+
+def _roots(config: Config, inventory: Inventory | None) -> list[dict[str, Any]]:
+    """The places where a driver may be, in the order in which they are looked into."""
+    chosen = None
+    if inventory is not None:
+        chosen = (inventory.driver.root, inventory.driver.layout)
+    found = []
+    for place in look(Witness(config.host_root), config):
+        here = (place.eyes.root, place.layout.name)
+        found.append(
+            {
+                "root": here[0],
+                "layout": here[1],
+                "versions": list(place.versions),
+                "not_roots_alone": list(place.strangers),
+                "chosen": here == chosen,
+            }
+        )
+        if here == chosen:
+            chosen = None  # a root can be looked into twice in one way; the first counts
+    return found
+
+
+def _freshness(config: Config, inventory: Inventory, *, nvml: bool) -> dict[str, Any]:
+    file = cache.look_at_file(config)
+    age = max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - inventory.taken)
+    told_by_nvml = not inventory.nvml_failure
+    return {
+        "source": KEPT if inventory.kept else NVML if nvml and told_by_nvml else PROCFS,
+        "taken": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - age)),
+        "age_seconds": round(age, 1),
+        "nvml": inventory.nvml_failure or None,
+        "file": file.path,
+        "kept": file.is_there,
+        "stale": file.stale or None,
+        "key": None
+        if not file.is_there
+        else {
+            "format": file.format,
+            "boot_id": file.boot_id or None,
+            "observations": file.observations,
+        },
+        "notes": list(inventory.notes),
+    }
+
+
+def _module(config: Config, name: str) -> dict[str, Any]:
+    version = read_text(f"{config.sys}/module/{name}/version")
+    return {
+        "name": name,
+        "loaded": is_loaded(config, name),
+        "version": (version or "").strip() or None,
+    }
+
+
+def _devices(inventory: Inventory) -> list[dict[str, Any]]:
+    nodes = inventory.nodes
+    usable = [
+        {
+            "path": node.path,
+            "host": node.host,
+            "major": node.major,
+            "minor": node.minor,
+            "mode": f"{node.mode:04o}",
+            "fault": None,
+        }
+        for node in nodes.usable.values()
+    ]
+    empty = dict.fromkeys(("host", "major", "minor", "mode"))
+    return usable + [
+        {"path": path, **empty, "fault": fault} for path, fault in nodes.faults.items()
+    ]

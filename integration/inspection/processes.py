@@ -1,0 +1,410 @@
+"""The shims of this node, and the processes that fork them.
+
+Any process can call itself ``containerd-shim-nvidia-v1``, one in a container too, and its command
+line and the addresses of its sockets are its own words. So a name only makes a process worth a
+look, and it is believed for what nobody else can have:
+
+============  ================================================================================
+a shim        has the directory of a bundle as its own (the very directory, by device and inode),
+              in which only its user may write, and listens where that bundle's ``address`` says
+a fork        holds open the lock beside the socket that it listens on (the very file), in a
+server        directory of sockets of its user's alone
+a spare       is of the user, program, mount, user and pid namespaces of a fork server, and was
+              forked from it: its stack begins at the same place, which is random in others
+============  ================================================================================
+
+Which version it is, its memory says: the files of its tree that are mapped, also when they have
+been removed meanwhile. A shim was started warm if it was forked from a fork server; it is not known
+if that has ended.
+
+Source: proc(5); :mod:`shim.detach` and :mod:`shim.warmstart` for the command lines.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+from integration.inspection.bundles import TASKS, read_container
+from integration.inspection.procfs import Procfs
+from shim.detach import PROGRAM
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from integration.inspection.bundles import Container
+    from integration.inspection.procfs import Status
+
+__all__ = [
+    "FORK_SERVER",
+    "SHIM",
+    "SPARE",
+    "OurProcess",
+    "Tree",
+    "find_processes",
+    "held_names",
+    "is_current",
+    "process_row",
+    "states_of",
+    "tree_of",
+]
+
+SHIM: Final = "shim"
+FORK_SERVER: Final = "fork-server"
+SPARE: Final = "spare"
+
+_OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+_NAMESPACES: Final = ("ns/mnt", "ns/user", "ns/pid")
+
+# The library that every process of ours has mapped, by its place in a directory of packages.
+_MAPPED: Final = "/google/_upb/"
+_DELETED: Final = " (deleted)"
+_TREE_NAME: Final = re.compile(r"(\d+\.[\w.+]*\d)(?:-[0-9a-f]{8})?")
+_VERSION: Final = re.compile(r'^VERSION = "([^"]+)"', re.MULTILINE)
+_DEEPEST: Final = 6  # directories between a tree and that library
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """What a process was started from.
+
+    Attributes:
+        path: the installed tree, or the checkout.
+        version: its version; "" if that cannot be read any more.
+        is_there: whether it is there still.
+    """
+
+    path: str
+    version: str
+    is_there: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OurProcess:
+    """A process of ours.
+
+    Attributes:
+        pid: which.
+        kind: :data:`SHIM`, :data:`FORK_SERVER` or :data:`SPARE`.
+        address: of containerd, as it says.
+        namespace: of containerd; "" but for a shim.
+        group: the id that it was started for: of a pod's sandbox, or a container.
+        socket: where it listens; "" for a spare.
+        bundle: its directory; "" but for a shim.
+        age: seconds since it was started.
+        memory: PSS and USS in bytes; None if they cannot be read.
+        tree: what it was started from; None if that is not known.
+        warm: whether it was forked from a fork server; None if that is not known.
+    """
+
+    pid: int
+    kind: str
+    address: str
+    namespace: str = ""
+    group: str = ""
+    socket: str = ""
+    bundle: str = ""
+    age: float = field(default=0.0, compare=False)
+    memory: tuple[int, int] | None = field(default=None, compare=False)
+    tree: Tree | None = None
+    warm: bool | None = None
+
+    def of(self, containers: Iterable[Container]) -> list[Container]:
+        """The containers that a shim serves, of some."""
+        if self.kind != SHIM:
+            return []
+        return [c for c in containers if c.namespace == self.namespace and self._serves(c)]
+
+    def _serves(self, container: Container) -> bool:
+        if container.address:
+            return container.address == self.socket
+        return self.group == container.group and _siblings(container.bundle, self.bundle)
+
+
+def _siblings(one: str, other: str) -> bool:
+    return os.path.dirname(one) == os.path.dirname(other)
+
+
+def find_processes(proc: str = "/proc") -> list[OurProcess]:
+    """The shims, fork servers and spares that run.
+
+    Args:
+        proc: where procfs is.
+
+    Returns:
+        The processes that are what they say, by kind and pid. Of those of other users, a caller
+        who is not root sees none.
+    """
+    procfs = Procfs(proc)
+    named = {}
+    for pid in procfs.pids():
+        words = procfs.words(pid)
+        status = procfs.status(pid) if words and _is_named(words) else None
+        if status is not None and not status.is_zombie:
+            named[pid] = (words, status)
+    servers: dict[int, tuple[OurProcess, Status]] = {}
+    for words, status in named.values():
+        server = _fork_server(procfs, words, status)
+        if server is not None:
+            servers[status.pid] = (server, status)
+    found = [server for server, _ in servers.values()]
+    for pid, (words, status) in named.items():
+        if pid in servers or status.parent in named:
+            continue  # a process that a shim has forked for a moment is no shim
+        family = _Family(status, tuple(servers.values()))
+        one = _shim(procfs, words, family) or _spare(procfs, words, family)
+        if one is not None:
+            found.append(one)
+    order = [SHIM, FORK_SERVER, SPARE]
+    return sorted(found, key=lambda each: (order.index(each.kind), each.pid))
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """A process, and the fork servers that may have forked it."""
+
+    status: Status
+    servers: tuple[tuple[OurProcess, Status], ...]
+
+    @property
+    def parent(self) -> OurProcess | None:
+        stack = self.status.stack
+        return next((server for server, its in self.servers if stack and its.stack == stack), None)
+
+    def is_warm(self, address: str) -> bool | None:
+        """Whether a fork server of a containerd has forked it; None if it may have ended since."""
+        if self.parent is not None:
+            return True
+        started = [its.start_time for server, its in self.servers if server.address == address]
+        # One that was there before, and has not forked it: nobody else does.
+        old = any(time <= self.status.start_time for time in started)
+        return False if old and self.status.stack else None
+
+
+def _is_named(words: Sequence[str]) -> bool:
+    """Whether a command line is worth a look.
+
+    A hardened kernel does not let a shim change that of the verb that it was forked from: an
+    interpreter, with the path of our program.
+    """
+    return any(os.path.basename(word) in {PROGRAM, f"{PROGRAM}.py"} for word in words[:3])
+
+
+def _flags(words: Sequence[str]) -> dict[str, str]:
+    """The values of the flags that follow the program's name."""
+    return {name: value for name, value in pairwise(words) if name[:1] == "-"}
+
+
+def _shim(procfs: Procfs, words: Sequence[str], family: _Family) -> OurProcess | None:
+    status = family.status
+    pid = status.pid
+    # In the host's view: "/proc/PID/cwd" of a process in a container leads into its image.
+    directory = procfs.link(pid, "cwd")
+    tasks, _, _ = directory.rpartition("/")[0].rpartition("/")
+    owner = procfs.owner(pid)
+    if os.path.basename(tasks) != TASKS or owner is None:
+        return None
+    if _own(directory, owner) is None or _own(directory, owner) != procfs.identity(pid, "cwd"):
+        return None
+    container = read_container(directory, procfs.path)
+    if container is None or not container.address:
+        return None
+    if container.address not in procfs.listening(pid):
+        return None
+    address = _flags(words).get("-address", "")
+    return OurProcess(
+        pid=pid,
+        kind=SHIM,
+        address=address,
+        namespace=container.namespace,
+        group=container.group,
+        socket=container.address,
+        bundle=directory,
+        age=status.age,
+        memory=procfs.memory(pid),
+        tree=tree_of(procfs, pid),
+        warm=family.is_warm(address),
+    )
+
+
+def _fork_server(procfs: Procfs, words: Sequence[str], status: Status) -> OurProcess | None:
+    if words[-1] != FORK_SERVER or "-spare" in words:
+        return None
+    pid = status.pid
+    owner = procfs.owner(pid)
+    files = procfs.descriptors(pid)
+    for socket in procfs.listening(pid):
+        lock = f"{socket}.lock"
+        numbers = [number for number, path in files.items() if path == lock]
+        if not numbers or owner is None or _own(os.path.dirname(socket), owner) is None:
+            continue
+        if _own(lock, owner) == procfs.identity(pid, f"fd/{numbers[0]}"):
+            return OurProcess(
+                pid=pid,
+                kind=FORK_SERVER,
+                address=_flags(words).get("-address", ""),
+                socket=socket,
+                age=status.age,
+                memory=procfs.memory(pid),
+                tree=tree_of(procfs, pid),
+            )
+    return None
+
+
+def _spare(procfs: Procfs, words: Sequence[str], family: _Family) -> OurProcess | None:
+    pid, server = family.status.pid, family.parent
+    if server is None or words[-2:] != ["-spare", FORK_SERVER]:
+        return None
+    alike = procfs.owner(pid) == procfs.owner(server.pid) and all(
+        procfs.identity(pid, name) == procfs.identity(server.pid, name)
+        for name in ("exe", *_NAMESPACES)
+    )
+    if not alike:
+        return None
+    return OurProcess(
+        pid=pid,
+        kind=SPARE,
+        address=server.address,
+        age=family.status.age,
+        memory=procfs.memory(pid),
+        tree=tree_of(procfs, pid),
+        warm=True,
+    )
+
+
+def _own(path: str, owner: int) -> tuple[int, int] | None:
+    """The identity of what is at a path of the host, if it is a user's, or root's, alone."""
+    try:
+        seen = os.lstat(path)
+    except OSError:
+        return None
+    if seen.st_uid not in {0, owner} or seen.st_mode & _OTHERS_MAY_WRITE:
+        return None
+    return seen.st_dev, seen.st_ino
+
+
+def states_of(processes: Iterable[OurProcess]) -> list[str]:
+    """The state directories of the containerds whose shims run.
+
+    Args:
+        processes: what :func:`find_processes` found.
+    """
+    bundles = [process.bundle for process in processes if process.bundle]
+    above = [os.path.dirname(os.path.dirname(os.path.dirname(path))) for path in bundles]
+    return list(dict.fromkeys(above))
+
+
+def tree_of(procfs: Procfs, pid: int) -> Tree | None:
+    """What a process was started from, by what it has mapped.
+
+    Args:
+        procfs: where to look.
+        pid: the process.
+
+    Returns:
+        The tree, which may have been removed; None if nothing of one is mapped.
+    """
+    for path in procfs.mapped(pid):
+        gone = path.endswith(_DELETED)
+        inside, found, _ = path.removesuffix(_DELETED).partition(_MAPPED)
+        if found:
+            return _removed_tree(inside) if gone else _tree_above(inside)
+    return None
+
+
+def _tree_above(directory: str) -> Tree | None:
+    """The tree that a directory of packages is in: our own are in it, or beside it."""
+    for _ in range(_DEEPEST):
+        for package in (directory, os.path.join(directory, "lib")):
+            version = _version_in(os.path.join(package, "shim/__init__.py"))
+            if version:
+                is_library = os.path.basename(directory) == "lib"
+                top = os.path.dirname(directory) if is_library else directory
+                return Tree(top, version, is_there=True)
+        directory = os.path.dirname(directory)
+    return None
+
+
+def _version_in(module: str) -> str:
+    try:
+        with open(module, encoding="utf-8") as file:
+            found = _VERSION.search(file.read())
+    except (OSError, ValueError):
+        return ""
+    return found[1] if found else ""
+
+
+def _removed_tree(packages: str) -> Tree:
+    top = os.path.dirname(packages) if os.path.basename(packages) == "lib" else packages
+    named = _TREE_NAME.fullmatch(os.path.basename(top))
+    return Tree(top, named[1] if named else "", is_there=False)
+
+
+def is_current(tree: Tree) -> bool | None:
+    """Whether a tree is the one that is installed now; None if it is not an installed one.
+
+    Args:
+        tree: what a process was started from.
+    """
+    if not tree.is_there:
+        return False
+    current = os.path.join(os.path.dirname(tree.path), "current")
+    if not os.path.islink(current):
+        return None
+    return os.path.realpath(current) == os.path.realpath(tree.path)
+
+
+def process_row(process: OurProcess, containers: Iterable[Container]) -> dict[str, Any]:
+    """What ``nvshim ps`` says of a process.
+
+    Args:
+        process: which.
+        containers: those of the node.
+
+    Returns:
+        Plain values; the keys are an interface.
+    """
+    served = process.of(containers)
+    pods = [c.pod for c in served if c.pod is not None]
+    tree = process.tree
+    return {
+        "pid": process.pid,
+        "kind": process.kind,
+        "namespace": process.namespace or None,
+        "id": process.group or None,
+        "pod": {"namespace": pods[0].namespace, "name": pods[0].name} if pods else None,
+        "containers": [
+            {**c.to_json(), "gpus": held_names(c.record)} for c in served if not c.sandbox
+        ],
+        "gpus": list(dict.fromkeys(name for c in served for name in held_names(c.record))),
+        "memory": None
+        if process.memory is None
+        else {"pss_bytes": process.memory[0], "uss_bytes": process.memory[1]},
+        "version": (tree.version or None) if tree else None,
+        "tree": tree.path if tree else None,
+        "current": is_current(tree) if tree else None,
+        "warm": process.warm,
+        "age_seconds": round(process.age, 1),
+        "containerd": process.address or None,
+        "socket": process.socket or None,
+    }
+
+
+def held_names(record: Mapping[str, Any] | None) -> list[str]:
+    """The UUIDs of what a container was given; of what has none, what it is called.
+
+    Args:
+        record: of its injection; None for nothing.
+    """
+    if record is None:
+        return []
+    grant = record.get("grant") or {}
+    held = [*grant.get("gpus", ()), *grant.get("mig_devices", ())]
+    names = [entry.get("uuid") or entry.get("bus_id") or "" for entry in held]
+    for vendor in record.get("vendors") or ():
+        names += vendor.get("granted", ())
+    return [str(name) for name in names if name]

@@ -1,0 +1,108 @@
+"""Containers on a node, with a containerd of their own: for who tries things.
+
+The containerd is the installed one, unmodified, in a directory that goes with it; the container
+runs through this tree's shim, on a simulated node or on the real one. Nothing is left.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from integration.containerd import PrivateContainerd
+from integration.errors import ShimNotFound
+from integration.images import GLIBC, glibc, write_archive
+from shim import RUNTIME_NAME
+from shim.detach import PROGRAM
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["container_flags", "private_containerd", "run", "shim_directory"]
+
+_ROOT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_NAME: Final = "try"
+
+
+def shim_directory() -> str:
+    """The directory of the program that containerd is to execute.
+
+    Returns:
+        That of this installed tree, or what ``make setup`` has made in this checkout, or else the
+        one on the search path.
+
+    Raises:
+        ShimNotFound: there is none.
+    """
+    candidates = [
+        os.path.join(os.path.dirname(_ROOT), "bin"),
+        os.path.join(_ROOT, ".cache", "bin"),
+    ]
+    for directory in candidates:
+        if os.access(os.path.join(directory, PROGRAM), os.X_OK):
+            return directory
+    found = shutil.which(PROGRAM)
+    if found is None:
+        raise ShimNotFound(
+            f"{PROGRAM} for containerd to execute",
+            found=f"none in {', '.join(candidates)}, nor on the search path",
+            do="run `make setup` in the checkout, or install",
+        )
+    return os.path.dirname(found)
+
+
+@contextmanager
+def private_containerd(config_path: str | None) -> Iterator[PrivateContainerd]:
+    """A containerd of one's own that runs, with an image that has glibc and a shell.
+
+    Args:
+        config_path: the shim's configuration; None for that of this machine.
+
+    Raises:
+        IntegrationError: something is not installed, or it does not start. Nothing is left.
+    """
+    containerd = PrivateContainerd(shim_directory=shim_directory(), shim_config=config_path)
+    try:
+        archive = write_archive(os.path.join(containerd.directory, "image.tar"), [glibc()])
+        containerd.start()
+        containerd.ctr("images", "import", archive)
+        yield containerd
+    finally:
+        containerd.remove()
+
+
+def container_flags(devices: str, capabilities: str) -> list[str]:
+    """What ``ctr run`` is told of a container that asks for GPUs.
+
+    Args:
+        devices: NVIDIA_VISIBLE_DEVICES.
+        capabilities: NVIDIA_DRIVER_CAPABILITIES.
+    """
+    return [
+        "--runtime", RUNTIME_NAME,
+        "--env", f"NVIDIA_VISIBLE_DEVICES={devices}",
+        "--env", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}",
+    ]  # fmt: skip
+
+
+def run(config_path: str | None, words: Sequence[str], *, devices: str, capabilities: str) -> int:
+    """Run a command in a container with GPUs; it writes where this process does.
+
+    Args:
+        config_path: the shim's configuration; None for that of this machine.
+        words: the command.
+        devices: NVIDIA_VISIBLE_DEVICES.
+        capabilities: NVIDIA_DRIVER_CAPABILITIES.
+
+    Returns:
+        The exit status of the command; that of ``ctr``, 1, if the container could not be made.
+
+    Raises:
+        IntegrationError: as :func:`private_containerd`.
+    """
+    with private_containerd(config_path) as containerd:
+        flags = ["--rm", *container_flags(devices, capabilities)]
+        with containerd.spawn_ctr("run", *flags, GLIBC, _NAME, *words) as process:
+            return process.wait()

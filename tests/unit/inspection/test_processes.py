@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from integration.inspection.bundles import Container, Pod
+from integration.inspection.processes import (
+    FORK_SERVER,
+    SHIM,
+    OurProcess,
+    Tree,
+    find_processes,
+    held_names,
+    is_current,
+    process_row,
+    states_of,
+    tree_of,
+)
+from integration.inspection.procfs import Procfs
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+PROGRAM = "containerd-shim-nvidia-v1"
+LISTEN = """if True:
+    import os, socket, sys
+    os.chdir(sys.argv[1])
+    listener = socket.socket(socket.AF_UNIX)
+    if sys.argv[2]:
+        listener.bind(sys.argv[2])
+        listener.listen()
+    lock = os.open(sys.argv[3], os.O_RDWR | os.O_CREAT, 0o600) if sys.argv[3] else -1
+    # As a shim writes its command line over that of a verb.
+    words = sys.argv[4:]
+    os.set_inheritable(listener.fileno(), True)
+    if lock >= 0:
+        os.set_inheritable(lock, True)
+    os.execv("/bin/sleep", words) if words[0] == "sleep" else None
+    os.execv(sys.executable, [*words[:1], "-c", "import time; print(1, flush=True);"
+             " time.sleep(100)", *words[1:]])
+"""
+
+
+@contextmanager
+def process(
+    directory: str, *words: str, socket: str = "", lock: str = ""
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that calls itself what it likes, in a directory, and listens somewhere."""
+    with subprocess.Popen(
+        [sys.executable, "-c", LISTEN, directory, socket, lock, *words], stdout=subprocess.PIPE
+    ) as started:
+        try:
+            assert started.stdout is not None
+            started.stdout.readline()
+            yield started
+        finally:
+            started.kill()
+
+
+@pytest.fixture
+def place() -> Iterator[str]:
+    """A short path: a socket's ends at 107 bytes."""
+    path = f"/tmp/nvshim-inspect-{os.getpid()}"
+    os.mkdir(path, 0o700)
+    yield path
+    shutil.rmtree(path)
+
+
+def found(pid: int) -> OurProcess | None:
+    return next((each for each in find_processes() if each.pid == pid), None)
+
+
+def shim_words(name: str = "web") -> list[str]:
+    return [PROGRAM, "-namespace", "k8s.io", "-id", name, "-address", "/run/c.sock"]
+
+
+def test_a_shim_is_known_by_its_bundle_and_its_socket(
+    make_bundle: Callable[..., str], place: str
+) -> None:
+    socket = f"{place}/s"
+    annotations = {
+        "io.kubernetes.cri.sandbox-id": "web",
+        "io.kubernetes.cri.sandbox-name": "pod",
+        "io.kubernetes.cri.sandbox-namespace": "team",
+    }
+    bundle = make_bundle("web", annotations=annotations, address=f"unix://{socket}")
+    with process(bundle, *shim_words(), socket=socket) as started:
+        one = found(started.pid)
+        assert one is not None
+        assert (one.kind, one.namespace, one.group) == (SHIM, "k8s.io", "web")
+        assert (one.address, one.bundle, one.socket) == ("/run/c.sock", bundle, socket)
+        assert one.memory is not None
+        assert one.memory[0] >= one.memory[1] > 0
+        assert one.warm is None
+        assert states_of([one]) == [bundle.partition("/io.containerd")[0]]
+
+
+@pytest.mark.parametrize(
+    "lie",
+    ["other directory", "no bundle", "no socket", "other socket", "writable", "other program"],
+)
+def test_who_only_says_so_is_no_shim(
+    make_bundle: Callable[..., str], tmp_path: Path, place: str, lie: str
+) -> None:
+    socket = f"{place}/s"
+    bundle = directory = make_bundle("web", address=f"unix://{socket}")
+    words, listens = shim_words(), socket
+    if lie == "other directory":
+        directory = str(tmp_path)
+    elif lie == "no bundle":
+        directory = str(tmp_path / "io.containerd.runtime.v2.task/k8s.io/web")
+        os.makedirs(directory)
+    elif lie == "no socket":
+        listens = ""
+    elif lie == "other socket":
+        listens = f"{place}/t"
+    elif lie == "writable":
+        os.chmod(bundle, 0o777)
+    else:
+        words = ["containerd-shim-runc-v2", *words[1:]]
+    with process(directory, *words, socket=listens) as started:
+        assert found(started.pid) is None
+
+
+def test_a_fork_server_is_known_by_its_lock_and_its_socket(place: str) -> None:
+    socket = f"{place}/f0"
+    words = [PROGRAM, "-address", "/run/c.sock", "fork-server"]
+    with process("/", *words, socket=socket, lock=f"{socket}.lock") as started:
+        one = found(started.pid)
+        assert one is not None
+        assert (one.kind, one.socket, one.bundle) == (FORK_SERVER, socket, "")
+        os.unlink(f"{socket}.lock")
+        with open(f"{socket}.lock", "w"):
+            assert found(started.pid) is None  # another file of that name
+    for lock, mode in (("", 0o700), (f"{socket}.lock", 0o777)):
+        os.unlink(socket)
+        os.chmod(place, mode)
+        with process("/", *words, socket=socket, lock=lock) as started:
+            assert found(started.pid) is None
+
+
+def test_a_spare_is_nobody_that_no_fork_server_has_forked() -> None:
+    with process("/", PROGRAM, "-address", "/run/c.sock", "-spare", "fork-server") as started:
+        assert found(started.pid) is None
+
+
+def test_a_process_that_has_ended_is_not_there() -> None:
+    with subprocess.Popen(["true"]) as ended:
+        eventually(lambda: Procfs().status(ended.pid).is_zombie, "it has ended")  # type: ignore[union-attr]
+        procfs = Procfs()
+        assert procfs.memory(ended.pid) is None
+        assert procfs.words(ended.pid) == []
+        assert procfs.mapped(ended.pid) == []
+    assert procfs.status(ended.pid) is None
+    assert procfs.owner(ended.pid) is None
+    assert procfs.descriptors(ended.pid) == {}
+    assert procfs.listening(ended.pid) == set()
+    assert procfs.identity(ended.pid, "cwd") is None
+
+
+class _Mapped(Procfs):
+    def __init__(self, *paths: str) -> None:
+        super().__init__()
+        self._paths = list(paths)
+
+    def mapped(self, pid: int) -> list[str]:
+        return self._paths
+
+
+def test_a_tree_is_what_is_mapped_of_it(tmp_path: Path) -> None:
+    for name, version in (("1.2.3-aaaaaaaa", "1.2.3"), ("1.3.0-bbbbbbbb", "1.3.0")):
+        for package in ("shim", "google/_upb"):
+            (tmp_path / name / "lib" / package).mkdir(parents=True)
+        (tmp_path / name / "lib/shim/__init__.py").write_text(f'# of it\nVERSION = "{version}"\n')
+    (tmp_path / "current").symlink_to("1.3.0-bbbbbbbb")
+
+    def of(name: str, end: str = "") -> Tree | None:
+        path = f"{tmp_path}/{name}/lib/google/_upb/_message.abi3.so{end}"
+        return tree_of(_Mapped("/usr/lib/libc.so.6", path), 1)
+
+    old, new = of("1.2.3-aaaaaaaa"), of("1.3.0-bbbbbbbb")
+    assert old == Tree(f"{tmp_path}/1.2.3-aaaaaaaa", "1.2.3", is_there=True)
+    assert new is not None
+    assert (is_current(old), is_current(new)) == (False, True)
+    gone = of("1.2.3-aaaaaaaa", " (deleted)")
+    assert gone == Tree(f"{tmp_path}/1.2.3-aaaaaaaa", "1.2.3", is_there=False)
+    assert is_current(gone) is False
+    assert of("no-version", " (deleted)") == Tree(f"{tmp_path}/no-version", "", is_there=False)
+    (tmp_path / "current").unlink()
+    assert is_current(new) is None
+    assert tree_of(_Mapped("/usr/lib/libc.so.6"), 1) is None
+
+
+def test_a_row_has_the_containers_of_its_pod_and_no_other() -> None:
+    def container(name: str, address: str, **more: Any) -> Container:
+        fields = {
+            "namespace": "k8s.io", "bundle": f"/s/tasks/k8s.io/{name}", "name": name,
+            "pod": Pod("team", "web"), "group": "g", "sandbox": False, "pid": 7, **more,
+        }  # fmt: skip
+        return Container(name, address=address, **fields)
+
+    gpu = {"grant": {"gpus": [{"uuid": "GPU-1"}], "mig_devices": [{"uuid": "MIG-2"}]}}
+    containers = [
+        container("g", "/s/g", sandbox=True),
+        container("one", "/s/g", record=gpu),
+        container("two", "", record={"vendors": [{"vendor": "AMD", "granted": ["AMD GPU 0"]}]}),
+        container("elsewhere", "/s/h", record=gpu),
+        container("namesake", "/s/g", namespace="moby", record=gpu),
+    ]
+    shim = OurProcess(
+        5, SHIM, "/c", namespace="k8s.io", group="g", socket="/s/g", bundle="/s/tasks/k8s.io/g"
+    )
+    row = process_row(shim, containers)
+    assert [each["id"] for each in row["containers"]] == ["one", "two"]
+    assert row["pod"] == {"namespace": "team", "name": "web"}
+    assert row["gpus"] == ["GPU-1", "MIG-2", "AMD GPU 0"]
+    assert (row["version"], row["memory"], row["current"]) == (None, None, None)
+    server = process_row(OurProcess(6, FORK_SERVER, "/c"), containers)
+    assert (server["containers"], server["pod"], server["id"]) == ([], None, None)
+
+
+def test_what_a_container_holds_has_names() -> None:
+    assert held_names(None) == []
+    assert held_names({"grant": None, "vendors": None}) == []
+    assert held_names({"grant": {"gpus": [{"uuid": "", "bus_id": "0000:01:00.0"}]}}) == [
+        "0000:01:00.0"
+    ]
