@@ -261,6 +261,19 @@ KEYS: Final = {key: row.why if isinstance(row, _Note) else "" for key, row in _K
 _KINDS: Final = {bool: "true or false", str: "a string", list: "a list of strings"}
 
 
+def kind_of_key(key: str) -> type | None:
+    """The type that a key's value has: bool, str or list.
+
+    Args:
+        key: with its tables before it ("nvidia-container-cli.root").
+
+    Returns:
+        The type; None if NVIDIA's toolkit has no such key.
+    """
+    row = _KEYS.get(key)
+    return None if row is None else row.kind
+
+
 def _leaves(table: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
     """Each key with the names of its tables before it; a table without keys says nothing."""
     for name, value in table.items():

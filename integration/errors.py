@@ -23,7 +23,8 @@ Leaves of the tree in :mod:`api.errors`::
         ├── …                       E242x  see integration.cri.errors
         ├── …                       E246x  see integration.gpu.errors
         ├── InspectionError         E251x  see integration.inspection.errors
-        ├── …                       E253x, E254x  see integration.cdi.errors
+        ├── …                       E253x  see integration.cdi.errors, integration.devices.errors
+        ├── …                       E254x  see integration.compat.errors
         ├── …                       E255x, E256x, E257x  see integration.engines.errors
         ├── …                       E260x  see integration.dist.errors
         ├── …                       E262x, E263x  see integration.install.errors

@@ -13,6 +13,7 @@ from click.shell_completion import shell_complete
 from api.errors import NvshimError
 from integration.cli import exits
 from integration.cli.output import Format, serialized
+from integration.compat import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,6 +50,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "status": Command("integration.cli.status", "Show which versions are there and in effect"),
     "devices": Command("integration.cli.devices", "Make device nodes and /dev/char links"),
     "node": Command("integration.cli.node", "Keep what is told of this node's GPUs true"),
+    "compat": Command("integration.cli.compat", "Act as nvidia-ctk or nvidia-container-cli"),
     "completion": Command("integration.cli.completion", "Print what makes a shell complete nvshim"),
 }
 """Every command by its name, in the order of the help."""
@@ -131,7 +133,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _given(arguments: Sequence[str] | None) -> list[str]:
-    return list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is not None:
+        return list(arguments)
+    called, *words = sys.argv
+    name = os.path.basename(called)
+    # A link of that name acts for the program whose place it takes.
+    return ["compat", name, *words] if name in NAMES else words
 
 
 def _tell(error: NvshimError, form: Format) -> None:

@@ -29,7 +29,7 @@ from hooks.node.modules import TIMEOUT, is_loaded, load_commands
 from hooks.node.nodes import make_all
 from hooks.node.witness import read_names
 from hooks.requests.request import CAPABILITIES
-from integration.cdi.errors import DevicesNotMade, ModulesNotLoaded
+from integration.devices.errors import DevicesNotMade, ModulesNotLoaded
 from integration.devices.expected import MODULES, expected_nodes, is_forbidden
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from integration.cdi.errors import DevicesNotMade, ModulesNotLoaded
 from integration.cli import app, exits
 from integration.devices.creating import State, Wish, create, refuse_failures, run_command
+from integration.devices.errors import DevicesNotMade, ModulesNotLoaded
 from integration.devices.expected import expected_nodes
 from tests.unit.hooks.fake_node import CAPS, NVIDIA, UVM
 

@@ -149,7 +149,9 @@ def test_bash_is_told_what_may_follow() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "integration.cli"],
         env={
-            app.COMPLETION_VARIABLE: "bash_complete", "COMP_WORDS": "nvshim comp", "COMP_CWORD": "1"
+            app.COMPLETION_VARIABLE: "bash_complete",
+            "COMP_WORDS": "nvshim compl",
+            "COMP_CWORD": "1",
         },
         capture_output=True, text=True, check=False,
     )  # fmt: skip

@@ -1,0 +1,43 @@
+"""What stands before the command of ``nvidia-ctk``."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from integration.compat.logrus import Stderr
+
+if TYPE_CHECKING:
+    from hooks.config import Config
+
+__all__ = ["Given"]
+
+
+class Given:
+    """The flags before the command."""
+
+    def __init__(self, config_file: str | None) -> None:
+        self.config_file = config_file
+        self.stderr = Stderr()
+
+    def config(self, driver_root: str | None = None, dev_root: str | None = None) -> Config:
+        """The node's configuration, with other roots."""
+        from api.values import changed  # noqa: PLC0415 - after the options have been read
+        from hooks.config import load_config  # noqa: PLC0415
+        from hooks.nvidia_config import parse_nvidia_config  # noqa: PLC0415
+        from integration.compat import toolkit_config  # noqa: PLC0415
+
+        named = self.config_file
+        if named is not None:
+            config = parse_nvidia_config(toolkit_config.read(named).encode(), named)
+        else:
+            config = load_config()
+        if driver_root:
+            config = changed(config, driver_root=os.path.abspath(driver_root))
+        if dev_root:
+            config = changed(config, dev=os.path.join(os.path.abspath(dev_root), "dev"))
+        return config
+
+    def note(self, flag: str, why: str) -> None:
+        """Say that a flag changes nothing."""
+        self.stderr.warning(f"{flag} changes nothing here: {why}")

@@ -1,0 +1,302 @@
+"""What nvidia-container-cli says of the driver and the GPUs.
+
+``info`` is a block of lines for the driver and one for each GPU; ``list`` is a path per line, in
+this order: device nodes, MIG devices, programs, libraries, sockets, firmware. Paths are those
+within the driver's root. Files that the original does not know follow after those that it does.
+
+A MIG device is four lines: the capability files of its two instances in procfs, and their nodes.
+
+Source: libnvidia-container, src/cli/info.c, src/cli/list.c and src/nvc_info.c; outputs in issues
+(NVIDIA/nvidia-docker#1473, apptainer/singularity#6339).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from hooks.edits.capabilities import (
+    CONTROL,
+    MODESET,
+    UVM,
+    UVM_TOOLS,
+    Firmware,
+    Library,
+    Program,
+    Socket,
+    every_row,
+)
+from hooks.edits.feature_errors import ImexChannelMissing
+from hooks.edits.grant import decide
+from hooks.errors import NvmlFailed
+from hooks.node.gpus import cap_minors, cap_path
+from hooks.requests.naming import items_of, parse_names
+from hooks.requests.request import CAPABILITIES, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from hooks.config import Config
+    from hooks.node.driver import DriverFile
+    from hooks.node.gpus import Gpu, MigDevice
+    from hooks.node.inventory import Inventory
+
+__all__ = ["Listed", "info_text", "list_paths", "log_lines"]
+
+_PROGRAMS: Final = (
+    "nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nv-fabricmanager",
+    "nvidia-cuda-mps-control", "nvidia-cuda-mps-server",
+)  # fmt: skip
+_NOT_LISTED: Final = frozenset({"nvidia-xconfig"})
+_LIBRARIES: Final = (
+    "libnvidia-ml", "libnvidia-cfg", "libnvidia-nscq", "libcuda", "libcudadebugger",
+    "libnvidia-opencl", "libnvidia-gpucomp", "libnvidia-ptxjitcompiler",
+    "libnvidia-fatbinaryloader", "libnvidia-allocator", "libnvidia-compiler", "libnvidia-pkcs11",
+    "libnvidia-pkcs11-openssl3", "libnvidia-nvvm", "libnvidia-tileiras", "libnvidia-ngx",
+    "libvdpau_nvidia", "libnvidia-encode", "libnvidia-opticalflow", "libnvcuvid",
+    "libnvidia-eglcore", "libnvidia-glcore", "libnvidia-tls", "libnvidia-glsi", "libnvidia-fbc",
+    "libnvidia-ifr", "libnvidia-rtcore", "libnvoptix", "libGLX_nvidia", "libEGL_nvidia",
+    "libGLESv2_nvidia", "libGLESv1_CM_nvidia", "libnvidia-glvkspirv", "libnvidia-cbl",
+)  # fmt: skip
+
+# nvmlBrandType_t, as the original writes it; by our words (hooks.node.nvml).
+_BRANDS: Final = {
+    "quadro": "Quadro", "tesla": "Tesla", "nvs": "NVS", "grid": "GRID", "geforce": "GeForce",
+    "titan": "TITAN", "nvidiavapps": "NvidiaVApps", "nvidiavpc": "NvidiaVPC",
+    "nvidiavcs": "NvidiaVCS", "nvidiavws": "NvidiaVWS", "nvidiavgaming": "NvidiaVGaming",
+    "quadrortx": "QuadroRTX", "nvidiartx": "NvidiaRTX", "nvidia": "Nvidia",
+    "geforcertx": "GeForceRTX", "titanrtx": "TitanRTX",
+}  # fmt: skip
+_UNKNOWN: Final = "Unknown"
+_CAPABILITIES: Final = "/proc/driver/nvidia/capabilities"
+
+_DRIVER_TITLES: Final = ("NVRM version", "CUDA version")
+_GPU_TITLES: Final = (
+    "Device Index", "Device Minor", "Model", "Brand", "GPU UUID", "Bus Location", "Architecture",
+)  # fmt: skip
+
+
+def info_text(inventory: Inventory, *, csv: bool = False) -> str:
+    """What ``info`` prints.
+
+    Args:
+        inventory: what the node has.
+        csv: whether as tables of commas.
+
+    Returns:
+        The text, with its end of line.
+
+    Raises:
+        NvmlFailed: NVML did not answer. Scripts take the exit status for the driver's health.
+    """
+    if inventory.nvml_failure:
+        raise NvmlFailed(
+            "nvidia-container-cli info",
+            found=inventory.nvml_failure,
+            do="see that nvidia-smi works on the node",
+        )
+    driver = (inventory.driver.version, inventory.cuda_version)
+    gpus = [_facts(gpu) for gpu in inventory.gpus if not gpu.lost]
+    if csv:
+        tables = (
+            [",".join(row) for row in table]
+            for table in ((_DRIVER_TITLES, driver), (_GPU_TITLES, *gpus))
+        )
+        return "\n\n".join("\n".join(lines) for lines in tables) + "\n"
+    blocks = [_block(_DRIVER_TITLES, driver), *(_block(_GPU_TITLES, gpu) for gpu in gpus)]
+    return "\n".join(blocks)
+
+
+def _facts(gpu: Gpu) -> tuple[str, ...]:
+    domain, _, rest = gpu.bus_id.partition(":")
+    return (
+        str(gpu.index),
+        str(gpu.minor),
+        gpu.model,
+        _BRANDS.get(gpu.brand, _UNKNOWN),
+        gpu.uuid,
+        # As NVML writes it: eight digits of the domain, in capitals.
+        f"{domain:0>8}:{rest}".upper(),
+        gpu.compute_capability,
+    )
+
+
+def _block(titles: Iterable[str], values: Iterable[str]) -> str:
+    return "".join(
+        f"{title + ':':<15} {value}\n" for title, value in zip(titles, values, strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What ``list`` is to list.
+
+    Attributes:
+        devices: comma lists of devices; None for no device nodes at all.
+        libraries: the driver's libraries.
+        binaries: its programs.
+        ipcs: the sockets of its services.
+        firmwares: its firmware.
+        compat32: 32-bit libraries as well.
+        mig_config: comma lists of GPUs whose MIG devices may be configured.
+        mig_monitor: likewise, be monitored.
+        imex_channels: numbers of IMEX channels.
+    """
+
+    devices: tuple[str, ...] | None = None
+    libraries: bool = False
+    binaries: bool = False
+    ipcs: bool = False
+    firmwares: bool = False
+    compat32: bool = False
+    mig_config: tuple[str, ...] = ()
+    mig_monitor: tuple[str, ...] = ()
+    imex_channels: tuple[str, ...] = ()
+
+    @classmethod
+    def everything(cls) -> Listed:
+        """What is listed if nothing is asked for by name."""
+        return cls(("all",), libraries=True, binaries=True, ipcs=True, firmwares=True,
+                   compat32=True)  # fmt: skip
+
+
+def list_paths(inventory: Inventory, config: Config, listed: Listed) -> list[str]:
+    """What ``list`` prints, a path per line.
+
+    Args:
+        inventory: what the node has.
+        config: where procfs is.
+        listed: what is to be listed.
+
+    Returns:
+        The paths.
+
+    Raises:
+        RequestError: a device is named that the node does not have.
+        InventoryError: all devices are named, and there is none that could be given.
+    """
+    paths: list[str] = []
+    if listed.devices is not None:
+        paths += _nodes(inventory, listed.devices)
+    for name, of in (("config", listed.mig_config), ("monitor", listed.mig_monitor)):
+        if of:
+            paths += _mig_administration(inventory, config, name, of)
+    paths += _channels(config, listed.imex_channels)
+    root = inventory.driver.root.rstrip("/")
+    files = _Files(inventory)
+    if listed.binaries:
+        paths += files.programs()
+    if listed.libraries:
+        paths += files.libraries(compat32=False)
+        if listed.compat32:
+            paths += files.libraries(compat32=True)
+    if listed.ipcs:
+        paths += inventory.sockets.values()
+    if listed.firmwares:
+        paths += files.firmwares()
+    return [_within(root, path) for path in paths]
+
+
+def _within(root: str, path: str) -> str:
+    return path.removeprefix(root) if root and path.startswith(f"{root}/") else path
+
+
+def _nodes(inventory: Inventory, devices: Sequence[str]) -> Iterator[str]:
+    usable = inventory.nodes.usable
+    yield CONTROL.path
+    yield from (node.path for node in (UVM, UVM_TOOLS, MODESET) if node.path in usable)
+    gpus, mig_devices = _selected(inventory, devices)
+    yield from (gpu.path for gpu in gpus)
+    for device in mig_devices:
+        below = f"{_CAPABILITIES}/gpu{inventory.gpus[device.gpu].minor}/mig"
+        yield f"{below}/gi{device.gpu_instance}/access"
+        yield f"{below}/gi{device.gpu_instance}/ci{device.compute_instance}/access"
+        yield from device.paths
+
+
+def _selected(
+    inventory: Inventory, devices: Sequence[str]
+) -> tuple[Sequence[Gpu], Sequence[MigDevice]]:
+    """The GPUs and MIG devices; a MIG device's GPU is among them, for its node is needed."""
+    items = [item for each in devices for item in items_of(each)]
+    if "all" in items and not inventory.gpus:
+        return (), ()
+    names = parse_names(items, asked=f"--device={','.join(items)}")
+    granted = decide(Request(names.devices, CAPABILITIES), inventory)
+    wanted = {gpu.index for gpu in granted.gpus} | {each.gpu for each in granted.mig_devices}
+    everything = "all" in items
+    gpus = [gpu for gpu in inventory.gpus if gpu.index in wanted or (everything and gpu.mig)]
+    return gpus, granted.mig_devices
+
+
+def _mig_administration(
+    inventory: Inventory, config: Config, name: str, devices: Sequence[str]
+) -> Iterator[str]:
+    yield f"{_CAPABILITIES}/mig/{name}"
+    minor = cap_minors(config).get(name)
+    if minor is not None:
+        yield cap_path(minor)
+    items = {item for each in devices for item in items_of(each)}
+    for gpu in inventory.gpus:
+        if gpu.mig and ("all" in items or not items.isdisjoint({str(gpu.index), gpu.uuid})):
+            yield f"{_CAPABILITIES}/gpu{gpu.minor}/mig"
+
+
+def _channels(config: Config, channels: Sequence[str]) -> Iterator[str]:
+    for channel in channels:
+        path = f"/dev/nvidia-caps-imex-channels/channel{channel}"
+        host = config.dev + path.removeprefix("/dev")
+        if not (channel.isascii() and channel.isdecimal() and os.path.exists(host)):
+            raise ImexChannelMissing(
+                f"--imex-channel={channel}", found=f"no {host}", do="name one that there is"
+            )
+        yield path
+
+
+class _Files:
+    """The driver's files in the original's order."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self._driver = inventory.driver
+        self._rows = {row.name: row for row in every_row() if not isinstance(row, Socket)}
+
+    def programs(self) -> list[str]:
+        found = {file.name: file.source for file in self._of(Program)}
+        return [found[name] for name in _ordered(found, _PROGRAMS) if name not in _NOT_LISTED]
+
+    def firmwares(self) -> list[str]:
+        return sorted(file.source for file in self._of(Firmware))
+
+    def libraries(self, *, compat32: bool) -> list[str]:
+        arch = self._driver.arch32 if compat32 else self._driver.arch
+        found: dict[str, list[str]] = {}
+        for library in self._driver.libraries:
+            if library.arch is arch and isinstance(self._rows.get(library.row), Library):
+                found.setdefault(library.row.partition(".so")[0], []).append(library.source)
+        named = (path for stem in _ordered(found, _LIBRARIES) for path in found[stem])
+        return list(dict.fromkeys(named))
+
+    def _of(self, kind: type) -> Iterator[DriverFile]:
+        for file in self._driver.files:
+            if isinstance(self._rows.get(file.row), kind):
+                yield file
+
+
+def _ordered(names: Iterable[str], order: Sequence[str]) -> list[str]:
+    """Names in an order; those that it does not have come last, as they are."""
+    places = {name: place for place, name in enumerate(order)}
+    return sorted(names, key=lambda name: places.get(name, len(places)))
+
+
+def log_lines(inventory: Inventory) -> Iterator[str]:
+    """What ``--debug`` tells: where everything was found, and what was not."""
+    driver = inventory.driver
+    yield f"driver {driver.version} in {driver.root} ({driver.layout}): {driver.why}"
+    yield from (f"library directory {directory}" for directory in driver.library_directories)
+    yield from (f"selecting {library.source}" for library in driver.libraries)
+    yield from (f"selecting {file.source}" for file in driver.files)
+    yield from (f"listing ipc path {path}" for path in inventory.sockets.values())
+    yield from (f"listing device {path}" for path in inventory.nodes.usable)
+    yield from (f"missing device {path}: {why}" for path, why in inventory.nodes.faults.items())
+    yield from inventory.notes

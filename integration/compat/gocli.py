@@ -1,0 +1,91 @@
+"""How the originals read a command line, where click reads it differently.
+
+- ``--flag=true`` and ``--flag=false`` of a flag that takes no value.
+- ``-flag`` for ``--flag``.
+- A flag that may be given several times takes a comma list each time, and one from its variable.
+
+Source: github.com/urfave/cli, Go's package flag.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["GoCommand", "GoGroup", "Several", "flatten"]
+
+_TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
+_FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
+
+
+class GoCommand(click.Command):
+    """A command whose flags are written as Go programs allow."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the words of a command line; click's own, with the words as it wants them."""
+        return super().parse_args(ctx, list(_normal(self, ctx, args)))
+
+
+class GoGroup(click.Group):
+    """A group likewise, whose commands are such commands."""
+
+    command_class = GoCommand
+    group_class = type
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the words of a command line; click's own, with the words as it wants them."""
+        return super().parse_args(ctx, list(_normal(self, ctx, args)))
+
+
+class Several(click.Option):
+    """A flag that may be repeated, and of which each is a comma list."""
+
+    def __init__(self, names: Sequence[str], **more: Any) -> None:
+        super().__init__(names, multiple=True, callback=flatten, **more)
+
+    def value_from_envvar(self, ctx: click.Context) -> Any:
+        """What its variable says; click would split it at blanks."""
+        text = self.resolve_envvar_value(ctx)
+        return None if text is None else [text]
+
+
+def flatten(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    """The items of comma lists; click's callback of an option."""
+    del ctx, param
+    items = (item.strip() for each in value for item in each.split(","))
+    return tuple(item for item in items if item)
+
+
+def _normal(command: click.Command, ctx: click.Context, args: list[str]) -> Iterator[str]:
+    """The words as click wants them. What comes after the name of a command is not ours."""
+    names = {name: param for param in command.get_params(ctx) for name in param.opts}
+    words = iter(args)
+    for word in words:
+        if word == "--" or not word.startswith("-") or word == "-":
+            yield word
+            yield from words
+            return
+        name, equals, value = word.partition("=")
+        if not name.startswith("--") and f"-{name}" in names:
+            name = f"-{name}"
+        option = names.get(name)
+        if not isinstance(option, click.Option):
+            yield word
+        elif not option.is_flag:
+            yield name + equals + value
+            if not equals:
+                yield from _next(words)
+        elif not equals or value in _TRUE:
+            yield name
+        elif value not in _FALSE:
+            raise click.BadParameter(f"{value!r} is neither true nor false", param=option)
+
+
+def _next(words: Iterator[str]) -> Iterator[str]:
+    word = next(words, None)
+    if word is not None:
+        yield word

@@ -1,0 +1,57 @@
+"""How nvidia-ctk writes to stderr: lines of logrus, which people have learned to read.
+
+Source: github.com/sirupsen/logrus, its text formatter.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from typing import Final
+
+from api.errors import one_line
+
+__all__ = ["Stderr"]
+
+_PLAIN: Final = re.compile(r"[A-Za-z0-9._/@^+-]+")
+_SHORT: Final = {"debug": "DEBU", "info": "INFO", "warning": "WARN"}
+
+
+class Stderr:
+    """Lines on stderr.
+
+    Attributes:
+        debugging: whether debug lines are written.
+        quiet: whether nothing but warnings is.
+    """
+
+    def __init__(self) -> None:
+        self.debugging = False
+        self.quiet = False
+        self._began = time.monotonic()
+
+    def debug(self, message: str) -> None:
+        """Something that explains a result."""
+        if self.debugging:
+            self._write("debug", message)
+
+    def info(self, message: str) -> None:
+        """Something that was done."""
+        if not self.quiet or self.debugging:
+            self._write("info", message)
+
+    def warning(self, message: str) -> None:
+        """Something that may not be as it was meant."""
+        self._write("warning", message)
+
+    def _write(self, level: str, message: str) -> None:
+        message = one_line(message)
+        if sys.stderr.isatty():
+            seconds = int(time.monotonic() - self._began)
+            sys.stderr.write(f"{_SHORT[level]}[{seconds:04d}] {message:<44}\n")
+            return
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        text = message if _PLAIN.fullmatch(message) else json.dumps(message, ensure_ascii=False)
+        sys.stderr.write(f'time="{stamp}" level={level} msg={text}\n')

@@ -1,0 +1,44 @@
+"""What can go wrong while nodes and links are made.
+
+Leaves of the tree in :mod:`api.errors`, beside those in :mod:`integration.errors`::
+
+    IntegrationError
+    └── DevicesError             E2535
+        ├── DevicesNotMade       E2536
+        └── ModulesNotLoaded     E2537
+"""
+
+from __future__ import annotations
+
+from api.errors import Status
+from integration.errors import IntegrationError
+
+__all__ = [
+    "DevicesError",
+    "DevicesNotMade",
+    "ModulesNotLoaded",
+]
+
+
+class DevicesError(IntegrationError):
+    """Base of what :mod:`integration.devices` raises."""
+
+
+class DevicesNotMade(DevicesError):
+    """Some node or link could not be made; the others are.
+
+    Raised by :func:`integration.devices.creating.refuse_failures`.
+    """
+
+    code = "NVSHIM-E2536"
+    status = Status.FAILED_PRECONDITION
+
+
+class ModulesNotLoaded(DevicesError):
+    """modprobe did not load a module that was asked for.
+
+    Raised by :func:`integration.devices.creating.create`.
+    """
+
+    code = "NVSHIM-E2537"
+    status = Status.FAILED_PRECONDITION

@@ -1,0 +1,242 @@
+"""``nvidia-container-cli``: what it prints, in the form in which the original does."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hooks.edits.feature_errors import ImexChannelMissing
+from hooks.errors import NvmlFailed, UnknownDevice
+from hooks.node.inventory import take_inventory
+from integration.cli import app, exits
+from integration.compat.container_cli import Listed, info_text, list_paths, log_lines
+from tests.unit.hooks.fake_node import CAPS, MULTIARCH, VERSION, nvml_gpu, nvml_mig, uuid_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hooks.node.inventory import Inventory
+    from tests.unit.hooks.fake_node import Node
+
+
+def taken(node: Node, *gpus: dict[str, Any], cuda: str = "12020") -> Inventory:
+    report = {"driver": VERSION, "cuda": int(cuda), "gpus": list(gpus)}
+    return take_inventory(node.config, json.dumps(report).encode())
+
+
+@pytest.fixture
+def inventory(node: Node) -> Inventory:
+    """GPU 0 whole, GPU 1 with a MIG device."""
+    node.add_mig(1, 3, 0, (21, 22))
+    return taken(
+        node,
+        nvml_gpu(0, brand=2, compute_capability="9.0"),
+        nvml_gpu(1, mig=True, mig_devices=[nvml_mig(0, 3, 0)], brand=14),
+    )
+
+
+def test_info_is_a_block_for_the_driver_and_one_for_each_gpu(
+    node: Node, inventory: Inventory
+) -> None:
+    first, second = inventory.gpus
+    assert info_text(inventory) == (
+        f"NVRM version:   {VERSION}\n"
+        "CUDA version:   12.2\n"
+        "\n"
+        "Device Index:   0\n"
+        "Device Minor:   0\n"
+        f"Model:          {first.model}\n"
+        "Brand:          Tesla\n"
+        f"GPU UUID:       {uuid_of(0)}\n"
+        f"Bus Location:   0000{first.bus_id.upper()}\n"
+        "Architecture:   9.0\n"
+        "\n"
+        "Device Index:   1\n"
+        "Device Minor:   1\n"
+        f"Model:          {second.model}\n"
+        "Brand:          Nvidia\n"
+        f"GPU UUID:       {uuid_of(1)}\n"
+        f"Bus Location:   0000{second.bus_id.upper()}\n"
+        f"Architecture:   {second.compute_capability}\n"
+    )
+
+
+def test_info_as_tables_of_commas(node: Node, inventory: Inventory) -> None:
+    lines = info_text(inventory, csv=True).splitlines()
+    assert lines[:4] == [
+        "NVRM version,CUDA version",
+        f"{VERSION},12.2",
+        "",
+        "Device Index,Device Minor,Model,Brand,GPU UUID,Bus Location,Architecture",
+    ]
+    assert lines[4].startswith("0,0,")
+    assert lines[4].endswith(f",Tesla,{uuid_of(0)},0000{inventory.gpus[0].bus_id.upper()},9.0")
+    assert len(lines) == 6
+
+
+def test_info_fails_if_nvml_does_not_answer(node: Node) -> None:
+    with pytest.raises(NvmlFailed):
+        info_text(take_inventory(node.config, None))
+
+
+def test_list_of_devices_has_the_capabilities_of_mig_devices(
+    node: Node, inventory: Inventory
+) -> None:
+    control = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"]
+    mig = [
+        "/proc/driver/nvidia/capabilities/gpu1/mig/gi3/access",
+        "/proc/driver/nvidia/capabilities/gpu1/mig/gi3/ci0/access",
+        "/dev/nvidia-caps/nvidia-cap21",
+        "/dev/nvidia-caps/nvidia-cap22",
+    ]
+
+    def listed(*devices: str) -> list[str]:
+        return list_paths(inventory, node.config, Listed(devices=devices))
+
+    assert listed("all") == [*control, "/dev/nvidia0", "/dev/nvidia1", *mig]
+    assert listed("0") == [*control, "/dev/nvidia0"]
+    assert listed(uuid_of(0)) == [*control, "/dev/nvidia0"]
+    assert listed("1:0", "0") == [*control, "/dev/nvidia0", "/dev/nvidia1", *mig]
+    with pytest.raises(UnknownDevice):
+        listed("9")
+    (node.dev / "nvidia-uvm").unlink()
+    again = taken(node, nvml_gpu(0), nvml_gpu(1))
+    assert "/dev/nvidia-uvm" not in list_paths(again, node.config, Listed(devices=("0",)))
+
+
+def test_list_of_files_is_within_the_drivers_root_and_in_order(node: Node) -> None:
+    for name in ("libnvidia-encode", "libnvidia-opencl", "libnvidia-egl-gbm"):
+        version = "1.1.0" if "gbm" in name else VERSION
+        node.add_library(f"{name}.so.{version}", f"{name}.so.1")
+    node.add_library(f"libcuda.so.{VERSION}", "libcuda.so.1", "usr/lib32", bits=32)
+    for path in ("usr/bin/nvidia-cuda-mps-server", "usr/bin/nvidia-smi", "usr/bin/nvidia-xconfig",
+                 f"lib/firmware/nvidia/{VERSION}/gsp_tu10x.bin"):  # fmt: skip
+        node.write(node.driver / path, "x")
+        (node.driver / path).chmod(0o755)
+    node.write(node.driver / "run/nvidia-persistenced/keep", "")
+    inventory = taken(node, nvml_gpu(0), nvml_gpu(1))
+    programs = ["/usr/bin/nvidia-smi", "/usr/bin/nvidia-cuda-mps-server"]
+    libraries = [
+        f"/{MULTIARCH}/{name}.so.{VERSION}"
+        for name in ("libnvidia-ml", "libcuda", "libnvidia-opencl", "libnvidia-encode")
+    ]
+    libraries.append(f"/{MULTIARCH}/libnvidia-egl-gbm.so.1.1.0")
+    old = [f"/usr/lib32/libcuda.so.{VERSION}"]
+    firmware = [f"/lib/firmware/nvidia/{VERSION}/gsp_tu10x.bin"]
+
+    def listed(**wanted: Any) -> list[str]:
+        return list_paths(inventory, node.config, Listed(**wanted))
+
+    assert listed(binaries=True) == programs
+    assert listed(libraries=True) == libraries
+    assert listed(libraries=True, compat32=True) == libraries + old
+    assert listed(firmwares=True) == firmware
+    assert listed(binaries=True, libraries=True, firmwares=True) == programs + libraries + firmware
+    every = list_paths(inventory, node.config, Listed.everything())
+    assert every[-1] == firmware[0]
+    assert [path for path in every if not path.startswith("/dev/")] == [
+        *programs, *libraries, *old, *firmware,
+    ]  # fmt: skip
+    assert any("selecting" in line for line in log_lines(inventory))
+
+
+def test_who_may_configure_mig_gets_those_files(node: Node, inventory: Inventory) -> None:
+    node.write(node.proc / "driver/nvidia-caps/mig-minors", "config 1\nmonitor 2\n")
+    wanted = Listed(mig_config=("all",), mig_monitor=("0",))
+    assert list_paths(inventory, node.config, wanted) == [
+        "/proc/driver/nvidia/capabilities/mig/config",
+        "/dev/nvidia-caps/nvidia-cap1",
+        "/proc/driver/nvidia/capabilities/gpu1/mig",
+        "/proc/driver/nvidia/capabilities/mig/monitor",
+        "/dev/nvidia-caps/nvidia-cap2",
+    ]
+
+
+def test_an_imex_channel_has_to_be_there(node: Node, inventory: Inventory) -> None:
+    node.add_node("nvidia-caps-imex-channels/channel3", CAPS, 3)
+    wanted = Listed(imex_channels=("3",))
+    path = "/dev/nvidia-caps-imex-channels/channel3"
+    assert list_paths(inventory, node.config, wanted) == [path]
+    for channel in ("4", "../../x"):
+        with pytest.raises(ImexChannelMissing):
+            list_paths(inventory, node.config, Listed(imex_channels=(channel,)))
+
+
+# The command
+
+
+def run(*words: str) -> int:
+    return app.main(["compat", "nvidia-container-cli", *words])
+
+
+@pytest.mark.usefixtures("config_file", "node")
+def test_flags_that_change_nothing_are_told_and_the_log_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "debug.log"
+    idle = ["--user=root:video", "--ldcache", "/etc/ld.so.cache", "-n", "--no-create-imex-channels"]
+    assert run("-d", str(log), *idle, "list", "--libraries", "-d", "0") == 0
+    seen = capsys.readouterr()
+    assert "/dev/nvidia0" in seen.out
+    told = [line.split()[1] for line in seen.err.splitlines() if "changes nothing" in line]
+    assert sorted(told) == ["--ldcache", "--no-create-imex-channels", "--no-pivot", "--user"]
+    assert f"selecting {tmp_path}/driver" in log.read_text()
+    assert run("--user", "list", "--binaries") == 0
+    assert run("-u", "-d", f"{tmp_path}/no/such/directory/x", "list") == exits.FAILED
+    assert "NVSHIM-E2543" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("config_file")
+def test_load_kmods_makes_nodes_first(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    for module in ("nvidia", "nvidia_uvm", "nvidia_modeset"):
+        (node.sys / "module" / module).mkdir(parents=True)
+    (node.dev / "nvidia-uvm").unlink()
+    assert run("list", "-d", "0") == 0
+    assert "/dev/nvidia-uvm\n" not in capsys.readouterr().out
+    assert run("-k", "list", "-d", "0") == 0
+    assert "/dev/nvidia-uvm\n" in capsys.readouterr().out
+    assert (node.dev / "nvidia-uvm").is_char_device()
+
+
+@pytest.mark.usefixtures("config_file")
+def test_root_is_where_the_driver_is(
+    node: Node, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.driver.rename(tmp_path / "elsewhere")
+    assert run(f"--root={tmp_path}/elsewhere", "list", "-l") == 0
+    assert f"/{MULTIARCH}/libcuda.so.{VERSION}\n" in capsys.readouterr().out
+
+
+def test_what_has_no_counterpart_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("configure", "--device=all", "--ldconfig=@/sbin/ldconfig", "/rootfs") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("NVSHIM-E2541")
+    assert "nvshim cdi generate" in line
+    assert run("--nonsense", "list") == exits.USAGE
+    assert run("nonsense") == exits.USAGE
+
+
+@pytest.mark.parametrize("words", [["--version"], ["-V"], ["version"]])
+def test_version_is_in_the_lines_that_scripts_look_for(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*words) == 0
+    lines = dict(line.partition(":")[::2] for line in capsys.readouterr().out.splitlines())
+    assert list(lines)[:4] == ["cli-version", "lib-version", "build date", "build revision"]
+    assert lines["cli-version"].strip()[0].isdigit()
+    assert "nvshim" in lines["build revision"]
+
+
+def test_a_link_of_that_name_acts_as_the_program(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, said in (("nvidia-container-cli", "cli-version: "), ("nvidia-ctk", "NVIDIA Cont")):
+        monkeypatch.setattr("sys.argv", [os.path.join("/usr/bin", name), "--version"])
+        assert app.main() == 0
+        assert capsys.readouterr().out.startswith(said)
+    monkeypatch.setattr("sys.argv", ["/usr/bin/nvshim", "--version"])
+    assert app.main() == 0
+    assert capsys.readouterr().out.startswith("nvshim ")

@@ -1,0 +1,375 @@
+"""``nvidia-ctk``: its flags, its variables, and what it prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from hooks.cdi.generating import STRATEGIES as OURS
+from hooks.nvidia_config import parse_nvidia_config
+from integration.cli import app, exits
+from integration.cli.nvidia_ctk import cdi
+from integration.compat import cdi_generate, toolkit_config
+from integration.compat.errors import FlagWithoutMeaning, NoCounterpart
+from integration.compat.runtime_configure import arguments_of
+from tests.unit.hooks.fake_node import uuid_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.hooks.fake_node import Node
+
+LINE = re.compile(r'time="[-0-9T:]+Z" level=(info|warning|debug) msg=("[^"]*(\\.[^"]*)*"|\S+)')
+
+
+def run(*words: str) -> int:
+    return app.main(["compat", "nvidia-ctk", *words])
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith("NVIDIA_"):
+            monkeypatch.delenv(name)
+
+
+def test_version_is_the_line_that_scripts_parse(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("--version", "-v"):
+        assert run(flag) == 0
+        first, second = capsys.readouterr().out.splitlines()
+        assert re.fullmatch(r"NVIDIA Container Toolkit CLI version \d+\.\d+\.\d+", first)
+        assert re.fullmatch(r"commit: nvshim-\S+", second)
+
+
+# cdi generate
+
+
+@pytest.mark.usefixtures("config_file", "node")
+def test_generate_writes_the_spec_and_says_its_version(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("cdi", "generate") == 0
+    seen = capsys.readouterr()
+    assert seen.out.startswith("---\ncdiVersion: 0.5.0\nkind: nvidia.com/gpu\n")
+    assert [match.group(1) for match in map(LINE.fullmatch, seen.err.splitlines()) if match] == [
+        "info"
+    ]
+    assert 'msg="Generated CDI spec with version 0.5.0"' in seen.err
+    path = tmp_path / "run-cdi/nvidia.yaml"
+    assert run("--quiet", "cdi", "generate", f"--output={path}", "--format", "json") == 0
+    seen = capsys.readouterr()
+    assert (seen.out, seen.err) == ("", "")
+    names = [device["name"] for device in json.loads(path.read_text())["devices"]]
+    assert names == ["0", uuid_of(0), "1", uuid_of(1), "all"]
+    monkeypatch.setenv("NVIDIA_CTK_CDI_OUTPUT_FILE_PATH", str(path))
+    monkeypatch.setenv("NVIDIA_CTK_CDI_GENERATE_DEVICE_NAME_STRATEGIES", "type-index,index")
+    monkeypatch.setenv("NVIDIA_CTK_CDI_GENERATE_NO_ALL_DEVICE", "true")
+    monkeypatch.setenv("NVIDIA_CTK_CDI_GENERATE_DEVICE_IDS", "1")
+    monkeypatch.setenv("NVIDIA_CTK_CDI_GENERATE_VENDOR", "x.example")
+    assert run("cdi", "generate") == 0
+    made = yaml.safe_load(path.read_text())
+    assert [device["name"] for device in made["devices"]] == ["gpu1", "1"]
+    assert made["kind"] == "x.example/gpu"
+
+
+@pytest.mark.usefixtures("config_file", "node")
+def test_flags_are_written_as_go_programs_allow(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["-no-all-device=true", "-format", "json", "--device-ids", "0,1", "--cdi-class=g"]
+    assert run("-debug=false", "cdi", "generate", *words) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["kind"] == "nvidia.com/g"
+    assert "all" not in [device["name"] for device in made["devices"]]
+    assert run("cdi", "generate", "--no-all-device=false") == 0
+    assert "name: all\n" in capsys.readouterr().out
+    assert run("cdi", "generate", "--no-all-device=perhaps") == exits.USAGE
+
+
+@pytest.mark.usefixtures("config_file", "node")
+def test_flags_that_change_nothing_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "--nvidia-cdi-hook-path", "/usr/bin/nvidia-cdi-hook", "--ldconfig-path=/sbin/ldconfig",
+        "--disable-hook=all", "--library-search-path=/a,/b", "--config-search-path=/c",
+        "--feature-flags=disable-nvsandboxutils,no-additional-gids-for-device-nodes",
+    ]  # fmt: skip
+    assert run("cdi", "generate", *words) == 0
+    told = re.findall(r'msg="(\S+) changes nothing here', capsys.readouterr().err)
+    assert sorted(told) == [
+        "--config-search-path", "--disable-hook", "--feature-flag=disable-nvsandboxutils",
+        "--ldconfig-path", "--library-search-path", "--nvidia-cdi-hook-path",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--mode=csv"],
+        ["--mode", "wsl"],
+        ["--enable-hook=enable-cuda-compat"],
+        ["--csv.file=/x.csv"],
+        ["--csv.compat-container-root=/x"],
+        ["--feature-flag=enable-coherent-annotations"],
+        ["--device-name-strategy=nonsense"],
+    ],
+)
+def test_flags_that_nothing_can_follow_are_an_error(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("cdi", "generate", *words) == exits.FAILED
+    seen = capsys.readouterr()
+    assert seen.out == ""
+    assert seen.err.startswith("NVSHIM-E2542 ")
+
+
+def test_the_modes_are_those_of_the_table() -> None:
+    assert cdi._MODES == cdi_generate.MODES
+    assert cdi_generate.STRATEGIES == OURS
+    wish, notes = cdi_generate.wish_of(
+        mode="management", features=("no-additional-gids-for-device-nodes",)
+    )
+    assert (wish.kind, wish.groups, notes) == ("management", False, [])
+
+
+# cdi list, transform
+
+
+@pytest.mark.usefixtures("config_file")
+def test_list_names_each_device_once_in_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for directory, name, devices in (
+        ("etc-cdi", "a.json", "2 1"), ("run-cdi", "b.json", "1 0"), ("etc-cdi", "c.json", "2"),
+    ):  # fmt: skip
+        (tmp_path / directory).mkdir(exist_ok=True)
+        edits = {"env": ["A=b"]}
+        spec: dict[str, Any] = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu"}
+        spec["devices"] = [{"name": n, "containerEdits": edits} for n in devices.split()]
+        (tmp_path / directory / name).write_text(json.dumps(spec))
+    (tmp_path / "run-cdi/broken.yaml").write_text("kind: x")
+    assert run("cdi", "list") == 0
+    seen = capsys.readouterr()
+    assert seen.out == "nvidia.com/gpu=0\nnvidia.com/gpu=1\n"
+    levels = [match.group(1) for match in map(LINE.fullmatch, seen.err.splitlines()) if match]
+    assert levels == ["warning", "warning", "warning", "warning", "info"]
+    assert 'msg="Found 2 CDI devices"' in seen.err
+    monkeypatch.setenv("NVIDIA_CTK_CDI_SPEC_DIRS", f"{tmp_path}/nothing,{tmp_path}/run-cdi")
+    assert run("cdi", "list") == 0
+    assert capsys.readouterr().out.count("\n") == 2
+    assert run("cdi", "list", "--spec-dir", f"{tmp_path}/nothing") == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_transform_root_moves_the_paths_of_the_host(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mount = {"hostPath": "/driver-root/lib/a", "containerPath": "/lib/a"}
+    device = {"name": "zero", "containerEdits": {"mounts": [mount]}}
+    spec = {"cdiVersion": "0.3.0", "kind": "nvidia.com/gpu", "devices": [device]}
+    path = tmp_path / "in.json"
+    path.write_text(json.dumps(spec))
+    words = ["cdi", "transform", "root", "--from=/driver-root", "--to=/", f"--input={path}"]
+    assert run(*words) == 0
+    moved = yaml.safe_load(capsys.readouterr().out)
+    assert moved["devices"][0]["containerEdits"]["mounts"][0]["hostPath"] == "/lib/a"
+    assert run(*words, f"--output={tmp_path}/out.json", "--relative-to", "container") == 0
+    assert json.loads((tmp_path / "out.json").read_text()) == spec
+
+
+# config
+
+
+def test_the_default_configuration_means_what_no_keys_mean() -> None:
+    default = parse_nvidia_config(toolkit_config.DEFAULT.encode(), "default")
+    empty = parse_nvidia_config(b"", "default")
+    assert default == empty
+    assert len(default.notes) == 1  # whose policy holds
+    shown = "\n".join(
+        line[1:] if re.match(r"#[-a-z]+ =", line) else line
+        for line in toolkit_config.DEFAULT.splitlines()
+    )
+    parse_nvidia_config(shown.encode(), "with what is commented out")
+
+
+def test_config_default_is_printed_or_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("default", "create-default", "generate-default"):
+        assert run("config", name) == 0
+        assert capsys.readouterr().out == toolkit_config.DEFAULT
+    assert run("config", "default", "-o", f"{tmp_path}/a/config.toml") == 0
+    assert (tmp_path / "a/config.toml").read_text() == toolkit_config.DEFAULT
+
+
+def test_set_changes_a_key_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.toml"
+    text = (
+        "# mine\n[nvidia-container-cli] # ours\nload-kmods = true\nroot = '/a' # there\n"
+        "\n[nvidia-container-runtime]\nruntimes = ['runc']\n"
+    )
+    path.write_text(text)
+    setting = ["--set", "nvidia-container-cli.no-cgroups", "--set=nvidia-container-cli.root=/b"]
+    assert run("config", "-c", str(path), *setting) == 0
+    seen = capsys.readouterr()
+    changed = text.replace("root = '/a'", 'root = "/b"').replace(
+        "# there\n", "# there\nno-cgroups = true\n"
+    )
+    assert seen.out == changed
+    assert "no-cgroups = true means nothing here" in seen.err
+    assert path.read_text() == text
+    more = ["--set", "nvidia-container-runtime.runtimes=crun,runc", "--set", "disable-require"]
+    assert run("config", f"--config-file={path}", "--in-place", *setting, *more) == 0
+    assert 'runtimes = ["crun", "runc"]' in path.read_text()
+    assert parse_nvidia_config(path.read_bytes(), "it").disable_require
+    assert path.read_text().startswith("# mine\n")
+
+
+@pytest.mark.parametrize(
+    ("setting", "found"),
+    [
+        ("no-such-key=1", "has no key"),
+        ("nvidia-container-cli=1", "has no key"),
+        ("disable-require=perhaps", "neither true nor false"),
+        ("nvidia-container-cli.root", "has no value"),
+        ("nvidia-container-cli.root=relative", "'relative'"),
+        ("nvidia-container-runtime.mode=nonsense", "nonsense"),
+    ],
+)
+def test_a_setting_that_would_be_refused_is_not_written(
+    setting: str, found: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("disable-require = false\n")
+    assert run("config", "--config", str(path), "-i", "--set", setting) == exits.FAILED
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("NVSHIM-E2544")
+    assert found in line
+    assert path.read_text() == "disable-require = false\n"
+
+
+def test_the_file_is_the_one_that_the_variable_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "of-the-variable.toml"
+    path.write_text("disable-require = true\n")
+    monkeypatch.setenv("NVIDIA_CTK_CONFIG_FILE_PATH", str(path))
+    assert run("config") == 0
+    assert capsys.readouterr().out == "disable-require = true\n"
+    path.write_bytes(b"\xff")
+    assert run("config") == exits.FAILED
+    assert "NVSHIM-E2544" in capsys.readouterr().err
+
+
+# system
+
+
+@pytest.mark.usefixtures("config_file")
+def test_nodes_and_links_are_made_as_by_the_original(
+    node: Node, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in ("nvidia", "nvidia_uvm", "nvidia_modeset"):
+        (node.sys / "module" / module).mkdir(parents=True)
+    (node.dev / "nvidia-uvm").unlink()
+    (node.dev / "nvidia0").unlink()
+    nodes = ["system", "create-device-nodes", "--control-devices"]
+    assert run(*nodes, "--dry-run") == 0
+    assert not (node.dev / "nvidia-uvm").exists()
+    assert run(*nodes) == 0
+    assert (node.dev / "nvidia-uvm").is_char_device()
+    assert not (node.dev / "nvidia0").exists()
+    assert f'msg="Creating node {node.dev}/nvidia-uvm"' in capsys.readouterr().err
+    other = tmp_path / "other"
+    (other / "dev").mkdir(parents=True)
+    assert run(*nodes, f"--dev-root={other}") == 0
+    assert (other / "dev/nvidiactl").is_char_device()
+    links = ["system", "create-dev-char-symlinks"]
+    assert run(*links, "--create-all", "--create-device-nodes") == 0
+    assert os.readlink(node.dev / "char/195:255") == "../nvidiactl"
+    assert run(*links, f"--dev-char-path={tmp_path}/host/dev/char", "--dry-run") == 0
+    assert not (tmp_path / "host").exists()
+    (tmp_path / "host/dev").mkdir(parents=True)
+    assert run(*links, f"--dev-char-path={tmp_path}/host/dev/char") == 0
+    assert os.readlink(tmp_path / "host/dev/char/195:1") == f"{node.dev}/nvidia1"
+    capsys.readouterr()
+    assert run(*links, "--load-kernel-modules") == 0
+    assert "create-all is set; ignoring" in capsys.readouterr().err
+    assert run(*links, "--watch") == exits.FAILED
+    assert run(*links, "--dev-char-path=/somewhere") == exits.FAILED
+    assert "NVSHIM-E2542" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("config_file")
+def test_nodes_of_a_driver_that_is_not_loaded_are_an_error(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (node.proc / "devices").write_text("Character devices:\n  1 mem\n")
+    assert run("system", "create-device-nodes", "--control-devices") == exits.FAILED
+    assert capsys.readouterr().err.splitlines()[-1].startswith("NVSHIM-E2536")
+    assert run("system", "create-device-nodes") == 0
+    assert "no nodes are asked for" in capsys.readouterr().err
+
+
+# runtime configure
+
+
+@pytest.mark.parametrize(
+    ("flags", "words", "notes"),
+    [
+        ({"engine": "docker"}, ["docker"], []),
+        (
+            {"engine": "containerd", "path": "/c", "drop_in": "/d", "name": "gpu",
+             "set_default": True, "enable_cdi": True, "dry_run": True},
+            ["containerd", "--config", "/c", "--drop-in", "/d", "--runtime-name", "gpu",
+             "--set-default", "--enable-cdi", "--dry-run"],
+            [],
+        ),
+        (
+            {"engine": "crio", "runtime_path": "/usr/bin/nvidia-container-runtime",
+             "hook_path": "/x", "program": "/y", "config_source": "file", "enable_cdi": True},
+            ["crio"],
+            ["--nvidia-runtime-path", "--nvidia-runtime-hook-path", "--executable-path",
+             "--config-source", "--cdi.enabled"],
+        ),
+        (
+            {"engine": "containerd", "runtime_path": "/opt/bin/containerd-shim-nvidia-v1",
+             "mode": "config-file"},
+            ["containerd", "--shim", "/opt/bin/containerd-shim-nvidia-v1"],
+            [],
+        ),
+    ],
+)  # fmt: skip
+def test_flags_of_runtime_configure_become_words_of_ours(
+    flags: dict[str, Any], words: list[str], notes: list[str]
+) -> None:
+    made, told = arguments_of(**flags)
+    assert made == words
+    assert [note.split()[0] for note in told] == notes
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        ({"mode": "oci-hook"}, NoCounterpart),
+        ({"oci_hook_path": "/x"}, NoCounterpart),
+        ({"mode": "nonsense"}, FlagWithoutMeaning),
+        ({"drop_in": "/x"}, FlagWithoutMeaning),
+    ],
+)
+def test_what_runtime_configure_cannot_do_is_an_error(
+    flags: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        arguments_of(engine="docker", **flags)
+
+
+def test_hooks_have_no_counterpart(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("hook", "create-symlinks", "--link", "a::b") == exits.FAILED
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("NVSHIM-E2541")
+    assert run("info") == 0
+    assert capsys.readouterr().out == ""
