@@ -16,6 +16,7 @@ __all__ = ["arguments_of"]
 _HOOK_MODES: Final = frozenset({"oci-hook", "hook"})
 _FILE_MODES: Final = frozenset({"", "config-file", "config"})
 _SHIM: Final = "containerd-shim-nvidia"
+_PROGRAMS: Final = {"containerd": "--containerd", "crio": "--crio"}
 
 
 def arguments_of(
@@ -77,6 +78,7 @@ def arguments_of(
         "--drop-in": drop_in,
         "--runtime-name": name if name != "nvidia" else "",
         "--shim": runtime_path if is_shim else "",
+        _PROGRAMS.get(engine, ""): program,
     }
     switches = {
         "--set-default": set_default,
@@ -86,11 +88,11 @@ def arguments_of(
     idle = {
         "--nvidia-runtime-path": (runtime_path and not is_shim, "the runtime is the shim"),
         "--nvidia-runtime-hook-path": (hook_path, "there is no hook"),
-        "--executable-path": (program, "the engine on the PATH is asked"),
+        "--executable-path": (program and engine not in _PROGRAMS, "the original ignores it, too"),
         "--config-source": (config_source, "what the engine reads is what is changed"),
         "--cdi.enabled": (enable_cdi and not has_switch, "CRI-O always applies CDI specs"),
     }
-    words = [word for flag, value in values.items() if value for word in (flag, value)]
+    words = [word for flag, value in values.items() if flag and value for word in (flag, value)]
     words += [flag for flag, on in switches.items() if on]
     notes = [f"{flag} changes nothing here: {why}" for flag, (given, why) in idle.items() if given]
     return [engine, *words], notes

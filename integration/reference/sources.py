@@ -78,19 +78,19 @@ def variables_read(module: Module) -> Iterator[tuple[int, str]]:
     """
     names = _constants(module.tree)
     for node in ast.walk(module.tree):
-        asked: ast.expr | None = None
+        asked: list[ast.expr] = []
         if isinstance(node, ast.Subscript) and _is_environ(node.value):
-            asked = node.slice
+            asked = [node.slice]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
             getters = {"get", "pop", "setdefault"}
             if (node.func.attr in getters and _is_environ(node.func.value)) or (
                 node.func.attr == "getenv"
             ):
-                asked = node.args[0]
+                asked = [node.args[0]]
         elif isinstance(node, ast.keyword) and node.arg == "envvar":
-            asked = node.value
-        if asked is not None:
-            yield asked.lineno, _name(asked, names)
+            asked = node.value.elts if isinstance(node.value, ast.List) else [node.value]
+        for each in asked:
+            yield each.lineno, _name(each, names)
 
 
 def _is_environ(node: ast.expr) -> bool:

@@ -38,56 +38,153 @@ _OTHERS: Final = {
 """Flags of which only matters whether they are given."""
 
 
-def _generate_env(name: str) -> str:
-    return f"NVIDIA_CTK_CDI_GENERATE_{name}"
-
-
 @command.command("generate")
-@click.option("--output", default="", envvar="NVIDIA_CTK_CDI_OUTPUT_FILE_PATH", metavar="FILE",
-              help="The file; by default stdout.")  # fmt: skip
-@click.option("--format", "form", type=click.Choice(["yaml", "json"], case_sensitive=False),
-              envvar=_generate_env("OUTPUT_FORMAT"), help="By default by the file's name, else "
-              "yaml.")  # fmt: skip
-@click.option("--mode", "--discovery-mode", default="auto", envvar=_generate_env("MODE"),
-              type=click.Choice(_MODES, case_sensitive=False),
-              help="What to describe.")  # fmt: skip
-@click.option("--driver-root", default="", envvar="NVIDIA_CTK_DRIVER_ROOT", metavar="PATH",
-              help="Where the driver is.")  # fmt: skip
-@click.option("--dev-root", default="", envvar="NVIDIA_CTK_DEV_ROOT", metavar="PATH",
-              help="Where dev is.")  # fmt: skip
-@click.option("--device-name-strategy", "strategies", cls=Several, metavar="STRATEGY",
-              envvar=_generate_env("DEVICE_NAME_STRATEGIES"),
-              help="How GPUs are named: index, uuid, type-index.")  # fmt: skip
-@click.option("--vendor", "--cdi-vendor", default="", envvar=_generate_env("VENDOR"),
-              help="In place of nvidia.com.")  # fmt: skip
-@click.option("--class", "--cdi-class", "class_", default="", envvar=_generate_env("CLASS"),
-              help="In place of the mode's own.")  # fmt: skip
-@click.option("--no-all-device", is_flag=True, envvar=_generate_env("NO_ALL_DEVICE"),
-              help="No device all.")  # fmt: skip
-@click.option("--device-id", "--device-ids", "--device", "--devices", "devices", cls=Several,
-              envvar=_generate_env("DEVICE_IDS"), metavar="ID",
-              help="Only these GPUs and MIG devices.")  # fmt: skip
-@click.option("--feature-flag", "--feature-flags", "features", cls=Several,
-              envvar=_generate_env("FEATURE_FLAGS"), metavar="FLAG",
-              help="no-additional-gids-for-device-nodes.")  # fmt: skip
-@click.option("--config-search-path", "config_search_paths", cls=Several,
-              envvar=_generate_env("CONFIG_SEARCH_PATHS"), help="Changes nothing.")  # fmt: skip
-@click.option("--library-search-path", "library_search_paths", cls=Several,
-              envvar=_generate_env("LIBRARY_SEARCH_PATHS"), help="Changes nothing.")  # fmt: skip
-@click.option("--nvidia-cdi-hook-path", "--nvidia-ctk-path", "hook_path", default="",
-              envvar="NVIDIA_CTK_CDI_HOOK_PATH", help="Changes nothing.")  # fmt: skip
-@click.option("--ldconfig-path", default="", envvar=_generate_env("LDCONFIG_PATH"),
-              help="Changes nothing.")  # fmt: skip
-@click.option("--disable-hook", "--disable-hooks", "disabled_hooks", cls=Several,
-              envvar=_generate_env("DISABLED_HOOKS"), help="Changes nothing.")  # fmt: skip
-@click.option("--enable-hook", "--enable-hooks", "enabled_hooks", cls=Several,
-              envvar=_generate_env("ENABLED_HOOKS"), help="An error.")  # fmt: skip
-@click.option("--csv.file", "csv_files", cls=Several, envvar=_generate_env("CSV_FILES"),
-              help="An error.")  # fmt: skip
-@click.option("--csv.ignore-pattern", "csv_patterns", cls=Several,
-              envvar=_generate_env("CSV_IGNORE_PATTERNS"), help="An error.")  # fmt: skip
-@click.option("--csv.compat-container-root", "csv_root", default="",
-              envvar=_generate_env("CSV_COMPAT_CONTAINER_ROOT"), help="An error.")  # fmt: skip
+@click.option(
+    "--output",
+    default="",
+    envvar="NVIDIA_CTK_CDI_OUTPUT_FILE_PATH",
+    metavar="FILE",
+    help="The file; by default stdout.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["yaml", "json"], case_sensitive=False),
+    envvar="NVIDIA_CTK_CDI_GENERATE_OUTPUT_FORMAT",
+    help="By default by the file's name, else yaml.",
+)
+@click.option(
+    "--mode",
+    "--discovery-mode",
+    default="auto",
+    envvar="NVIDIA_CTK_CDI_GENERATE_MODE",
+    type=click.Choice(_MODES, case_sensitive=False),
+    help="What to describe.",
+)
+@click.option(
+    "--driver-root",
+    default="",
+    envvar="NVIDIA_CTK_DRIVER_ROOT",
+    metavar="PATH",
+    help="Where the driver is.",
+)
+@click.option(
+    "--dev-root", default="", envvar="NVIDIA_CTK_DEV_ROOT", metavar="PATH", help="Where dev is."
+)
+@click.option(
+    "--device-name-strategy",
+    "strategies",
+    cls=Several,
+    metavar="STRATEGY",
+    envvar="NVIDIA_CTK_CDI_GENERATE_DEVICE_NAME_STRATEGIES",
+    help="How GPUs are named: index, uuid, type-index.",
+)
+@click.option(
+    "--vendor",
+    "--cdi-vendor",
+    default="",
+    envvar="NVIDIA_CTK_CDI_GENERATE_VENDOR",
+    help="In place of nvidia.com.",
+)
+@click.option(
+    "--class",
+    "--cdi-class",
+    "class_",
+    default="",
+    envvar="NVIDIA_CTK_CDI_GENERATE_CLASS",
+    help="In place of the mode's own.",
+)
+@click.option(
+    "--no-all-device",
+    is_flag=True,
+    envvar="NVIDIA_CTK_CDI_GENERATE_NO_ALL_DEVICE",
+    help="No device all.",
+)
+@click.option(
+    "--device-id",
+    "--device-ids",
+    "--device",
+    "--devices",
+    "devices",
+    cls=Several,
+    envvar="NVIDIA_CTK_CDI_GENERATE_DEVICE_IDS",
+    metavar="ID",
+    help="Only these GPUs and MIG devices.",
+)
+@click.option(
+    "--feature-flag",
+    "--feature-flags",
+    "features",
+    cls=Several,
+    envvar="NVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS",
+    metavar="FLAG",
+    help="no-additional-gids-for-device-nodes.",
+)
+@click.option(
+    "--config-search-path",
+    "config_search_paths",
+    cls=Several,
+    envvar="NVIDIA_CTK_CDI_GENERATE_CONFIG_SEARCH_PATHS",
+    help="Changes nothing.",
+)
+@click.option(
+    "--library-search-path",
+    "library_search_paths",
+    cls=Several,
+    envvar="NVIDIA_CTK_CDI_GENERATE_LIBRARY_SEARCH_PATHS",
+    help="Changes nothing.",
+)
+@click.option(
+    "--nvidia-cdi-hook-path",
+    "--nvidia-ctk-path",
+    "hook_path",
+    default="",
+    envvar="NVIDIA_CTK_CDI_HOOK_PATH",
+    help="Changes nothing.",
+)
+@click.option(
+    "--ldconfig-path",
+    default="",
+    envvar="NVIDIA_CTK_CDI_GENERATE_LDCONFIG_PATH",
+    help="Changes nothing.",
+)
+@click.option(
+    "--disable-hook",
+    "--disable-hooks",
+    "disabled_hooks",
+    cls=Several,
+    envvar="NVIDIA_CTK_CDI_GENERATE_DISABLED_HOOKS",
+    help="Changes nothing.",
+)
+@click.option(
+    "--enable-hook",
+    "--enable-hooks",
+    "enabled_hooks",
+    cls=Several,
+    envvar="NVIDIA_CTK_CDI_GENERATE_ENABLED_HOOKS",
+    help="An error.",
+)
+@click.option(
+    "--csv.file",
+    "csv_files",
+    cls=Several,
+    envvar="NVIDIA_CTK_CDI_GENERATE_CSV_FILES",
+    help="An error.",
+)
+@click.option(
+    "--csv.ignore-pattern",
+    "csv_patterns",
+    cls=Several,
+    envvar="NVIDIA_CTK_CDI_GENERATE_CSV_IGNORE_PATTERNS",
+    help="An error.",
+)
+@click.option(
+    "--csv.compat-container-root",
+    "csv_root",
+    default="",
+    envvar="NVIDIA_CTK_CDI_GENERATE_CSV_COMPAT_CONTAINER_ROOT",
+    help="An error.",
+)
 @click.pass_obj
 def generate(given: Given, /, **flags: Any) -> None:
     """Generate CDI specifications for use with CDI-enabled runtimes."""

@@ -27,11 +27,11 @@ def command(
     """Interact with the NVIDIA Container Toolkit configuration."""
     if ctx.invoked_subcommand is not None:
         return
-    from hooks.config import DEFAULT_PATH, NVIDIA_ENVIRONMENT_VARIABLE, NVIDIA_PATH  # noqa: PLC0415
+    from hooks.config import DEFAULT_PATH, NVIDIA_PATH  # noqa: PLC0415 - as above
     from integration.compat import toolkit_config  # noqa: PLC0415
 
     given = ctx.obj
-    named = os.environ.get(NVIDIA_ENVIRONMENT_VARIABLE)
+    named = os.environ.get("NVIDIA_CTK_CONFIG_FILE_PATH")
     file = path or given.config_file or named or NVIDIA_PATH
     text = toolkit_config.with_settings(toolkit_config.read(file), settings, file)
     for note in toolkit_config.notes_of(text, file, settings):

@@ -12,7 +12,7 @@ import yaml
 
 from hooks.cdi.generating import STRATEGIES as OURS
 from hooks.nvidia_config import parse_nvidia_config
-from integration.cli import app, exits
+from integration.cli import app, configure, exits
 from integration.cli.nvidia_ctk import cdi
 from integration.compat import cdi_generate, toolkit_config
 from integration.compat.errors import FlagWithoutMeaning, NoCounterpart
@@ -331,10 +331,11 @@ def test_nodes_of_a_driver_that_is_not_loaded_are_an_error(
         (
             {"engine": "crio", "runtime_path": "/usr/bin/nvidia-container-runtime",
              "hook_path": "/x", "program": "/y", "config_source": "file", "enable_cdi": True},
-            ["crio"],
-            ["--nvidia-runtime-path", "--nvidia-runtime-hook-path", "--executable-path",
-             "--config-source", "--cdi.enabled"],
+            ["crio", "--crio", "/y"],
+            ["--nvidia-runtime-path", "--nvidia-runtime-hook-path", "--config-source",
+             "--cdi.enabled"],
         ),
+        ({"engine": "docker", "program": "/y"}, ["docker"], ["--executable-path"]),
         (
             {"engine": "containerd", "runtime_path": "/opt/bin/containerd-shim-nvidia-v1",
              "mode": "config-file"},
@@ -348,6 +349,9 @@ def test_flags_of_runtime_configure_become_words_of_ours(
 ) -> None:
     made, told = arguments_of(**flags)
     assert made == words
+    ours = configure.command.commands[made[0]]
+    known = {option for param in ours.params for option in param.opts}
+    assert {word for word in made if word.startswith("--")} <= known
     assert [note.split()[0] for note in told] == notes
 
 

@@ -97,9 +97,10 @@ def test_what_reads_a_variable_is_found() -> None:
     source = (
         'import os\nA = "ONE"\nos.environ[A]\nos.environ.get("TWO")\nos.getenv("THREE")\n'
         'def f(x):\n  os.environ.get(x)\noption("--x", envvar="FOUR")\n'
+        'option("--y", envvar=["FIVE", "SIX"])\n'
     )
     found = [name for _, name in variables_read(Module("x.py", ast.parse(source)))]
-    assert sorted(found) == ["?", "FOUR", "ONE", "THREE", "TWO"]
+    assert sorted(found) == ["?", "FIVE", "FOUR", "ONE", "SIX", "THREE", "TWO"]
 
 
 # -- annotations ----------------------------------------------------------------------------
