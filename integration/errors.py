@@ -26,6 +26,7 @@ Leaves of the tree in :mod:`api.errors`::
         ├── …                       E253x  see integration.cdi.errors, integration.devices.errors
         ├── …                       E254x  see integration.compat.errors
         ├── …                       E255x, E256x, E257x  see integration.engines.errors
+        ├── …                       E259x  see integration.doctor.errors
         ├── …                       E260x  see integration.dist.errors
         ├── …                       E262x, E263x  see integration.install.errors
         └── …                       E27xx  see integration.node.errors

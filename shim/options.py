@@ -90,7 +90,9 @@ _IGNORED_KEYS: Final = (
     "ShimCgroup", "TaskApiAddress", "TaskApiVersion", "TypeUrl", "ConfigPath", "ConfigBody",
 )  # fmt: skip
 
-_BY_LOWER_CASE: Final = {key.lower(): key for key in (*_KEYS, *_IGNORED_KEYS)}
+KNOWN_KEYS: Final = (*_KEYS, *_IGNORED_KEYS)
+"""Every key that a handler's options may have; their case does not matter."""
+_BY_LOWER_CASE: Final = {key.lower(): key for key in KNOWN_KEYS}
 
 _FIRST_GENERATION: Final = "containerd.linux.runc.CreateOptions"
 

@@ -48,6 +48,9 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "install": Command("integration.cli.install", "Install a version, or switch to another"),
     "uninstall": Command("integration.cli.uninstall", "Remove what is installed"),
     "status": Command("integration.cli.status", "Show which versions are there and in effect"),
+    "doctor": Command(
+        "integration.cli.doctor", "Find what is wrong with this node, and say what to do"
+    ),
     "devices": Command("integration.cli.devices", "Make device nodes and /dev/char links"),
     "node": Command("integration.cli.node", "Keep what is told of this node's GPUs true"),
     "compat": Command("integration.cli.compat", "Act as nvidia-ctk or nvidia-container-cli"),

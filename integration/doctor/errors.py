@@ -1,0 +1,50 @@
+"""What can go wrong with an examination as a whole. What is wrong with the node is a finding.
+
+Leaves of the tree in :mod:`integration.errors`::
+
+    IntegrationError
+    └── DoctorError
+        ├── RootNotFound      E2590
+        ├── CheckUnknown      E2591
+        ├── BundleNotWritten  E2592
+        └── ManifestUnusable  E2593
+"""
+
+from __future__ import annotations
+
+from api.errors import Status
+from integration.errors import IntegrationError
+
+__all__ = ["BundleNotWritten", "CheckUnknown", "DoctorError", "ManifestUnusable", "RootNotFound"]
+
+
+class DoctorError(IntegrationError):
+    """Base of what ends an examination before it has an answer."""
+
+
+class RootNotFound(DoctorError):
+    """What was named as the node's root is no directory."""
+
+    code = "NVSHIM-E2590"
+    status = Status.NOT_FOUND
+
+
+class CheckUnknown(DoctorError):
+    """There is no check with that code."""
+
+    code = "NVSHIM-E2591"
+    status = Status.INVALID_ARGUMENT
+
+
+class BundleNotWritten(DoctorError):
+    """The bundle could not be written. Nothing of it is left."""
+
+    code = "NVSHIM-E2592"
+    status = Status.FAILED_PRECONDITION
+
+
+class ManifestUnusable(DoctorError):
+    """A file of Kubernetes manifests that was named cannot be read."""
+
+    code = "NVSHIM-E2593"
+    status = Status.INVALID_ARGUMENT

@@ -1,0 +1,119 @@
+"""An examination: which checks, the facts they need, and what they say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from integration.doctor.checks import CHECKS
+from integration.doctor.errors import CheckUnknown
+from integration.doctor.facts import CouldNotLook
+from integration.doctor.findings import Finding, Severity
+from integration.doctor.observing import observe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from integration.doctor.facts import Node
+    from integration.doctor.findings import Check
+    from integration.doctor.places import Places
+
+__all__ = ["Examination", "choose", "examine", "judge"]
+
+_PREFIX: Final = "NVSHIM-"
+_ORDER: Final = {severity: place for place, severity in enumerate(Severity)}
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What was asked, seen and found.
+
+    Attributes:
+        checks: that were made, in their order.
+        node: the facts that they needed.
+        findings: the worst first, then by code.
+    """
+
+    checks: tuple[Check, ...]
+    node: Node
+    findings: tuple[Finding, ...]
+
+    def count(self, severity: Severity) -> int:
+        """How many findings are so bad."""
+        return sum(finding.severity is severity for finding in self.findings)
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether no error was found."""
+        return self.count(Severity.ERROR) == 0
+
+
+def choose(only: Sequence[str] = (), skip: Sequence[str] = ()) -> tuple[Check, ...]:
+    """The checks that somebody asks for.
+
+    Args:
+        only: their codes, with or without NVSHIM-; all if empty.
+        skip: codes of those that are left out.
+
+    Returns:
+        Rows of the table, in its order.
+
+    Raises:
+        CheckUnknown: there is no check with one of the codes.
+    """
+    known = {check.code for check in CHECKS}
+    wanted, unwanted = ({_code(code, known) for code in codes} for codes in (only, skip))
+    return tuple(
+        check
+        for check in CHECKS
+        if check.code not in unwanted and (not only or check.code in wanted)
+    )
+
+
+def _code(text: str, known: Iterable[str]) -> str:
+    code = text.upper()
+    code = code if code.startswith(_PREFIX) else _PREFIX + code
+    if code not in known:
+        raise CheckUnknown(
+            f"the check {text}", found="no such code", do="see `nvshim doctor --list`"
+        )
+    return code
+
+
+def examine(places: Places, checks: Sequence[Check] = CHECKS) -> Examination:
+    """Gather what checks need, and make them.
+
+    Args:
+        places: of the node.
+        checks: which.
+
+    Returns:
+        All of it.
+
+    Raises:
+        RootNotFound: there is no node.
+        ManifestUnusable: a file that was named for an answer gives none.
+    """
+    node = observe(places, [group for check in checks for group in check.needs])
+    return Examination(tuple(checks), node, judge(node, checks))
+
+
+def judge(node: Node, checks: Sequence[Check] = CHECKS) -> tuple[Finding, ...]:
+    """What checks say of facts: a pure function.
+
+    Args:
+        node: the facts.
+        checks: which.
+
+    Returns:
+        The findings, the worst first, then by code. A check that could not look says so.
+    """
+    found = [finding for check in checks for finding in _made(check, node)]
+    return tuple(sorted(found, key=lambda each: (_ORDER[each.severity], each.unseen, each.code)))
+
+
+def _made(check: Check, node: Node) -> Iterator[Finding]:
+    try:
+        yield from [Finding.of(check, trouble) for trouble in check.look(node)]
+    except CouldNotLook as error:
+        yield Finding.of_blind(check, str(error))

@@ -1,0 +1,137 @@
+"""What a check is, and what it says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from api.errors import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from integration.doctor.facts import Node
+
+__all__ = ["Check", "Finding", "Severity", "Trouble", "listed"]
+
+_MOST_LISTED: Final = 6
+
+
+class Severity(StrEnum):
+    """How bad it is; the order is that of the report."""
+
+    ERROR = "error"
+    """Containers do not get their GPUs, or get what they must not, now."""
+    WARNING = "warning"
+    """It will hurt: after a reload, a boot or an update, or when somebody tries."""
+    NOTE = "note"
+    """Worth knowing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What a check has found.
+
+    Attributes:
+        found: what is there, with its names and numbers.
+        remedy: what to do, where it is not what the check's row says.
+        command: what to type, where it is not what the check's row says.
+        severity: where it is not that of the check's row.
+    """
+
+    found: str
+    remedy: str = ""
+    command: str = ""
+    severity: Severity | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A row of the table.
+
+    Attributes:
+        code: stable, and never given to another check.
+        severity: of what it finds, unless a finding says otherwise.
+        title: what is wrong, in some words.
+        why: what comes of it.
+        remedy: what to do about it.
+        needs: the facts that it is a function of, by their names in
+            :class:`~integration.doctor.facts.Node`.
+        look: finds it.
+        command: what to type, if the remedy is a command.
+        reference: where to read more.
+    """
+
+    code: str
+    severity: Severity
+    title: str
+    why: str
+    remedy: str
+    needs: tuple[str, ...]
+    look: Callable[[Node], Iterator[Trouble]]
+    command: str = ""
+    reference: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is told.
+
+    Attributes:
+        code: of the check.
+        severity: how bad it is.
+        title: what is wrong, in some words.
+        found: what is there.
+        remedy: what to do.
+        command: what to type; "" if no command does it.
+        reference: where to read more; "" for nowhere.
+        unseen: whether the check could not look.
+    """
+
+    code: str
+    severity: Severity
+    title: str
+    found: str
+    remedy: str
+    command: str = ""
+    reference: str = ""
+    unseen: bool = False
+
+    @classmethod
+    def of(cls, check: Check, trouble: Trouble) -> Finding:
+        """What a check has found, in one line for each part."""
+        return cls(
+            code=check.code,
+            severity=trouble.severity or check.severity,
+            title=check.title,
+            found=one_line(trouble.found),
+            remedy=one_line(trouble.remedy or check.remedy),
+            # A remedy of its own takes the row's command away: they would not fit together.
+            command=one_line(trouble.command or ("" if trouble.remedy else check.command)),
+            reference=check.reference,
+        )
+
+    @classmethod
+    def of_blind(cls, check: Check, why: str) -> Finding:
+        """That a check could not look."""
+        return cls(
+            code=check.code,
+            severity=Severity.NOTE,
+            title=check.title,
+            found=one_line(f"could not look: {why}"),
+            remedy="run it as root on the node itself; what it says is the reason",
+            reference=check.reference,
+            unseen=True,
+        )
+
+
+def listed(names: Iterable[object]) -> str:
+    """Some of many names, in words.
+
+    Args:
+        names: texts, in the order in which they are told.
+    """
+    texts = [str(name) for name in names]
+    more = f" and {len(texts) - _MOST_LISTED} more" if len(texts) > _MOST_LISTED else ""
+    return ", ".join(texts[:_MOST_LISTED]) + more

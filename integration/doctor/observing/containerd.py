@@ -1,0 +1,299 @@
+"""How containerd is configured: its files as they are, and what it makes of them.
+
+The merged configuration is containerd's own word (``containerd config dump``). Where it does not
+give it, the files are read as it would read them: a table of a file that is imported replaces
+that of the root file, handler by handler.
+
+Source: containerd-config.toml(5), docs/cri/config.md; cmd/containerd/server/config; for k3s and
+rke2 their pkg/agent/templates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import tomllib
+from typing import TYPE_CHECKING, Any, Final
+
+from api.errors import one_line
+from integration.doctor.facts import ConfigFile, Containerd, CouldNotLook, Handler, ProgramFailed
+from integration.doctor.observing.running import (
+    SYSTEM_PATH,
+    find_program,
+    processes,
+    read_file,
+    run,
+)
+from shim.options import KNOWN_KEYS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from integration.doctor.observing.running import Process
+    from integration.doctor.places import Places
+
+__all__ = ["OURS", "look_at_containerd"]
+
+OURS: Final = "io.containerd.nvidia.v1"
+
+_DEFAULT: Final = "/etc/containerd/config.toml"
+# The root file of each distribution that writes its own, and what it is written from.
+_DISTRIBUTIONS: Final = {
+    "k3s": "/var/lib/rancher/k3s/agent/etc/containerd",
+    "rke2": "/var/lib/rancher/rke2/agent/etc/containerd",
+    "microk8s": "/var/snap/microk8s/current/args",
+}
+_TEMPLATES: Final = {
+    "k3s": ("config-v3.toml.tmpl", "config.toml.tmpl", "config-v3.toml.d", "config.toml.d"),
+    "rke2": ("config-v3.toml.tmpl", "config.toml.tmpl", "config-v3.toml.d", "config.toml.d"),
+    "microk8s": ("containerd-template.toml",),
+}
+_NAMES: Final = {"microk8s": "containerd.toml"}
+# Where drop-ins are expected, by containerd and by mistake.
+_DROP_INS: Final = ("conf.d", "config.d")
+# The plugin that has the handlers: of the formats 3 and 4, of 2, and of 1.
+_CRI: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri")
+_MOST_FILES: Final = 64
+_SHIM_DIRECTORIES: Final = SYSTEM_PATH
+
+
+def look_at_containerd(places: Places) -> Containerd | None:
+    """Look at containerd's configuration; None if neither it nor its configuration is here."""
+    process, path, distribution = _find(places)
+    program = _program(places, process)
+    exists = os.path.exists(places.at(path))
+    if not program and not exists:
+        return None
+    files, merged = _read_files(places, path)
+    dump_fault = ""
+    if program and exists:
+        try:
+            words = [program, "--config", path, "config", "dump"]
+            merged = tomllib.loads(run(places, words, in_root=True))
+        except ProgramFailed as error:
+            dump_fault = str(error)
+        except CouldNotLook:
+            pass  # then the files have to do
+        except ValueError as error:
+            dump_fault = f"what it prints is no TOML: {one_line(str(error))}"
+    cri = _cri(merged)
+    runtimes = _table(_table(cri, "containerd"), "runtimes")
+    search_path = (process.search_path() if process else ()) or _SHIM_DIRECTORIES
+    return Containerd(
+        path=path,
+        exists=exists,
+        distribution=distribution,
+        template=_template(places, path, distribution),
+        pid=process.pid if process else 0,
+        newer=tuple(_newer(places, process, files)),
+        descriptors=_descriptors(process),
+        search_path=search_path,
+        files=files,
+        dump_fault=dump_fault,
+        handlers=tuple(
+            _handler(places, name, table, search_path) for name, table in runtimes.items()
+        ),
+        default_handler=str(_table(cri, "containerd").get("default_runtime_name") or ""),
+        enable_cdi=cri.get("enable_cdi") is True,
+        cdi_dirs=tuple(str(d) for d in cri.get("cdi_spec_dirs") or ()),
+        state=str(merged.get("state") or "/run/containerd"),
+        root=str(merged.get("root") or "/var/lib/containerd"),
+    )
+
+
+def _find(places: Places) -> tuple[Process | None, str, str]:
+    """The process, its root file, and the distribution that wrote that."""
+    running: dict[str, Process] = {}
+    for process in processes(places):
+        if process.name == "containerd":
+            running.setdefault(process.option("--config", "-c") or _DEFAULT, process)
+    if places.containerd_config:
+        path = places.containerd_config
+    else:
+        known = [
+            os.path.join(directory, _NAMES.get(name, "config.toml"))
+            for name, directory in _DISTRIBUTIONS.items()
+        ]
+        there = (p for p in (_DEFAULT, *known) if os.path.exists(places.at(p)))
+        path = _DEFAULT if _DEFAULT in running else next(iter(running), next(there, _DEFAULT))
+    of = (name for name, d in _DISTRIBUTIONS.items() if path.startswith(f"{d}/"))
+    return running.get(path), path, next(of, "")
+
+
+def _program(places: Places, process: Process | None) -> str:
+    if process is not None:
+        with contextlib.suppress(OSError):
+            program = os.readlink(f"{process.directory}/exe")
+            if os.path.exists(places.at(program)):
+                return program
+    return find_program(places, "containerd")
+
+
+def _template(places: Places, path: str, distribution: str) -> str:
+    directory = os.path.dirname(path)
+    for name in _TEMPLATES.get(distribution, ()):
+        place = places.at(os.path.join(directory, name))
+        files = sorted(glob.glob(f"{glob.escape(place)}/*")) if os.path.isdir(place) else [place]
+        for file in files:
+            with contextlib.suppress(OSError):
+                if OURS in read_file(file):
+                    return os.path.join(directory, name)
+    return ""
+
+
+def _read_files(places: Places, path: str) -> tuple[tuple[ConfigFile, ...], dict[str, Any]]:
+    """The files, and what they come to in their order if nobody else says."""
+    files: list[ConfigFile] = []
+    merged: dict[str, Any] = {}
+    waiting, known = [(path, True)], {path}
+    if not os.path.exists(places.at(path)):
+        return (), merged
+    directory = os.path.dirname(path)
+    while waiting and len(files) < _MOST_FILES:
+        file, imported = waiting.pop(0)
+        table, fault = _parsed(places, file)
+        handlers = _table(_table(_cri(table), "containerd"), "runtimes")
+        version = table.get("version", 1)
+        files.append(
+            ConfigFile(
+                path=file,
+                version=version if isinstance(version, int) else 0,
+                handlers=tuple(
+                    (n, str(_as_table(h).get("runtime_type") or "")) for n, h in handlers.items()
+                ),
+                imported=imported,
+                root=file == path,
+                fault=fault,
+            )
+        )
+        if imported:
+            merged = _merge(merged, table)
+            found = [(f, True) for f in _imports(places, file, table)]
+        else:
+            found = []
+        if file == path:
+            found += [
+                (f, False)
+                for name in _DROP_INS
+                for f in _glob(places, os.path.join(directory, name, "*.toml"))
+            ]
+        for each, is_imported in found:
+            if each not in known:
+                known.add(each)
+                waiting.append((each, is_imported))
+    return tuple(files), merged
+
+
+def _parsed(places: Places, path: str) -> tuple[dict[str, Any], str]:
+    try:
+        return tomllib.loads(read_file(places.at(path))), ""
+    except OSError as error:
+        return {}, str(error.strerror)
+    except (ValueError, RecursionError) as error:
+        return {}, f"no TOML: {one_line(str(error))}"
+
+
+def _imports(places: Places, file: str, table: Mapping[str, Any]) -> Iterator[str]:
+    patterns = table.get("imports")
+    for pattern in patterns if isinstance(patterns, list) else ():
+        if isinstance(pattern, str):
+            yield from _glob(places, os.path.join(os.path.dirname(file), pattern))
+
+
+def _glob(places: Places, pattern: str) -> list[str]:
+    directory, name = os.path.split(pattern)
+    here = places.at(directory)
+    found = sorted(glob.glob(os.path.join(glob.escape(here), name)))
+    return [os.path.join(directory, os.path.basename(path)) for path in found]
+
+
+def _merge(one: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(one)
+    for key, value in other.items():
+        before = merged.get(key)
+        both = isinstance(before, dict) and isinstance(value, dict)
+        merged[key] = _merge(before, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def _as_table(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _table(table: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return _as_table(table.get(key))
+
+
+def _cri(table: Mapping[str, Any]) -> dict[str, Any]:
+    plugins = _table(table, "plugins")
+    # A merged configuration of 2.x has both of the first two; the handlers are in the first.
+    having = [plugin for name in _CRI if (plugin := _table(plugins, name))]
+    return next((p for p in having if "containerd" in p), having[0] if having else {})
+
+
+def _handler(places: Places, name: str, table: Any, search_path: tuple[str, ...]) -> Handler:
+    table = _as_table(table)
+    kind, path = str(table.get("runtime_type") or ""), str(table.get("runtime_path") or "")
+    options = _table(table, "options")
+    binary = str(options.get("BinaryName") or "")
+    systemd = options.get("SystemdCgroup")
+    unknown: Iterable[str] = ()
+    if kind == OURS:
+        known = {key.lower() for key in KNOWN_KEYS}
+        unknown = [key for key in options if key.lower() not in known]
+    return Handler(
+        name=name,
+        runtime_type=kind,
+        runtime_path=path,
+        shim=find_program(places, path or _shim_of(kind), search_path) if path or kind else "",
+        binary_name=binary,
+        binary=find_program(places, binary, search_path) if binary else "",
+        systemd_cgroup=systemd if isinstance(systemd, bool) else None,
+        unknown_options=tuple(unknown),
+    )
+
+
+def _shim_of(kind: str) -> str:
+    """The program of a runtime's type: of io.containerd.runc.v2, containerd-shim-runc-v2."""
+    if kind.startswith("/"):
+        return kind
+    return "-".join(["containerd-shim", *kind.split(".")[-2:]])
+
+
+def _newer(places: Places, process: Process | None, files: Iterable[ConfigFile]) -> Iterator[str]:
+    started = None if process is None else _started(places, process)
+    if started is None:
+        return
+    for file in files:
+        with contextlib.suppress(OSError):
+            # A second for the clock, which has no finer marks at boot.
+            if file.imported and os.stat(places.at(file.path)).st_mtime > started + 1:
+                yield file.path
+
+
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+_START_TIME: Final = 19  # of the fields behind the name, which may hold anything
+
+
+def _started(places: Places, process: Process) -> float | None:
+    """When a process was started, in seconds of the epoch."""
+    try:
+        fields = read_file(f"{process.directory}/stat").rpartition(")")[2].split()
+        for line in read_file(places.at("/proc/stat")).splitlines():
+            if line.startswith("btime "):
+                return int(line.split()[1]) + int(fields[_START_TIME]) / _TICKS
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
+def _descriptors(process: Process | None) -> int | None:
+    if process is None:
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        for line in read_file(f"{process.directory}/limits").splitlines():
+            if line.startswith("Max open files"):
+                soft = line.split()[3]
+                return None if soft == "unlimited" else int(soft)
+    return None

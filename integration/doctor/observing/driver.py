@@ -1,0 +1,166 @@
+"""Facts of NVIDIA's driver: modules, files, GPUs, device nodes.
+
+Source: hooks.node, which the engine itself looks with; Documentation/ABI/testing/sysfs-bus-pci of
+the kernel.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from api.values import changed
+from hooks.config import Platform
+from hooks.edits.capabilities import CONTROL, MODESET, UVM, UVM_TOOLS
+from hooks.errors import DriverMismatch, InventoryError
+from hooks.node.driver import find_driver
+from hooks.node.driver_version import is_version, module_version
+from hooks.node.gpus import find_gpus, look_at_nodes, read_majors
+from hooks.node.modules import is_loaded
+from hooks.node.parameters import may_make_nodes, parse_parameters
+from hooks.node.roots import DRIVER_CONTAINER, choose
+from hooks.node.witness import Witness, read_names, read_text
+from hooks.platforms import platform_of
+from hooks.requests.exclusions import mark_excluded
+from integration.doctor.facts import Driver, Gpu, Installed, PciGpu
+from integration.doctor.observing.running import processes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hooks.config import Config
+    from hooks.node.gpus import Gpu as FoundGpu
+    from hooks.node.gpus import Nodes
+    from integration.doctor.places import Places
+
+__all__ = ["look_at_driver"]
+
+_VENDOR: Final = "0x10de"
+_DISPLAY: Final = "0x03"
+_MODULES: Final = (
+    "nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nouveau", "nova_core", "vfio_pci",
+)  # fmt: skip
+_MPS: Final = ("/tmp/nvidia-mps", "/run/nvidia/mps")  # noqa: S108 - where NVIDIA's daemon has it
+_IMEX: Final = "nvidia-caps-imex-channels"
+_ANCHOR: Final = "libcuda.so."
+
+
+def look_at_driver(places: Places) -> Driver:
+    """The driver, and what the node has of its devices."""
+    config = places.config()
+    witness = Witness(config.host_root)
+    platform = platform_of(config)
+    version = root = fault = ""
+    mismatch = False
+    try:
+        driver = find_driver(witness, config)
+        version, root = driver.version, places.within(driver.root)
+    except InventoryError as error:
+        fault, mismatch = error.found, isinstance(error, DriverMismatch)
+    gpus, _ = find_gpus(witness, config, None)
+    gpus, _ = mark_excluded(gpus, config.excluded_gpus)
+    other_dev = f"{driver.root}/dev" if root not in {"", "/"} else None
+    nodes = look_at_nodes(config, gpus, (), other_dev)
+    pci = tuple(_pci(config))
+    lost = [gpu for gpu in gpus if not gpu.excluded and _is_lost(gpu, pci)]
+    # Of others it is not said what their nodes are like.
+    silent = [path for g in gpus if g.excluded or g in lost for path in (g.path, *g.drm_paths)]
+    silent += _unloaded(config)
+    faults = {path: why for path, why in sorted(nodes.faults.items()) if path not in silent}
+    parameters = parse_parameters(read_text(f"{config.proc}/driver/nvidia/params") or "")
+    channels = read_names(f"{config.dev}/{_IMEX}") or ()
+    return Driver(
+        module=module_version(witness, config),
+        modules=tuple(m for m in _MODULES if os.path.isdir(f"{config.sys}/module/{m}")),
+        version=version,
+        root=root,
+        fault=fault if platform == Platform.NVML else "",
+        mismatch=mismatch,
+        installed=tuple(dict.fromkeys(_installed(places, config))),
+        pci=pci,
+        gpus=tuple(Gpu(g.index, g.uuid, g.bus_id, g.minor) for g in gpus if not g.excluded),
+        lost=tuple((gpu.path, nodes.faults[gpu.path]) for gpu in lost),
+        wrong_nodes=tuple((p, why) for p, why in faults.items() if _is_there(config, p)),
+        missing_nodes=tuple(path for path in faults if not _is_there(config, path)),
+        may_make_nodes=may_make_nodes(parameters),
+        char_links=tuple(_unlinked(config, nodes)),
+        mps_pipe=next((p for p in _MPS if os.path.exists(f"{places.at(p)}/control")), ""),
+        mps_runs=any(p.name.startswith("nvidia-cuda-mps") for p in processes(places)),
+        imex=_IMEX in read_majors(config),
+        imex_channels=sum(name.startswith("channel") for name in channels),
+        platform_faults=tuple(_platform_faults(config, platform)),
+    )
+
+
+def _installed(places: Places, config: Config) -> Iterator[Installed]:
+    roots = [config.driver_root] if config.driver_root else []
+    roots += [config.host_root, config.host_root.rstrip("/") + DRIVER_CONTAINER]
+    for root in dict.fromkeys(roots):
+        apart = changed(config, driver_root=root)
+        try:
+            found = choose(Witness(config.host_root), apart, None)
+        except InventoryError:
+            continue
+        names = {name for _, names in found.directories for name in names}
+        versions = {n.removeprefix(_ANCHOR) for n in names if n.startswith(_ANCHOR)}
+        for version in sorted(filter(is_version, versions)):
+            yield Installed(places.within(root), found.layout.name, version)
+
+
+def _pci(config: Config) -> Iterator[PciGpu]:
+    bus = f"{config.sys}/bus/pci/devices"
+    for name in read_names(bus) or ():
+        if (read_text(f"{bus}/{name}/vendor") or "").strip() == _VENDOR and (
+            read_text(f"{bus}/{name}/class") or ""
+        ).startswith(_DISPLAY):
+            try:
+                driver = os.path.basename(os.readlink(f"{bus}/{name}/driver"))
+            except OSError:
+                driver = ""
+            yield PciGpu(name, driver)
+
+
+def _is_lost(gpu: FoundGpu, pci: tuple[PciGpu, ...]) -> bool:
+    return bool(gpu.lost) or all(gpu.bus_id != each.bus_id for each in pci)
+
+
+def _unloaded(config: Config) -> Iterator[str]:
+    """The nodes of modules that are not loaded, whose state says nothing."""
+    majors = read_majors(config)
+    for control in (CONTROL, MODESET, UVM, UVM_TOOLS):
+        of_module = control is not MODESET or is_loaded(config, "nvidia-modeset")
+        if majors.keys().isdisjoint(control.drivers) or not of_module:
+            yield control.path
+
+
+def _is_there(config: Config, path: str) -> bool:
+    return os.path.lexists(config.dev + path.removeprefix("/dev"))
+
+
+def _unlinked(config: Config, nodes: Nodes) -> Iterator[str]:
+    for node in nodes.usable.values():
+        number = os.makedev(node.major, node.minor)
+        name = f"{node.major}:{node.minor}"
+        try:
+            right = os.stat(f"{config.dev}/char/{name}").st_rdev == number
+        except OSError:
+            right = False
+        if not right:
+            yield name
+
+
+def _platform_faults(config: Config, platform: str) -> Iterator[str]:
+    root = (config.driver_root or config.host_root).rstrip("/")
+    if platform == Platform.TEGRA:
+        names = read_names(f"{root}{config.csv_directory}") or ()
+        if not any(name.endswith(".csv") for name in names):
+            yield f"no file *.csv in {config.csv_directory}"
+    elif platform == Platform.WSL:
+        if not os.path.exists(f"{config.dev}/dxg"):
+            yield "no device /dev/dxg"
+        if not os.path.exists(f"{root}/usr/lib/wsl/lib/libdxcore.so"):
+            yield "no /usr/lib/wsl/lib/libdxcore.so"
+    elif os.path.exists(f"{root}/etc/nv_tegra_release") and not read_names(
+        f"{config.proc}/driver/nvidia/gpus"
+    ):
+        yield f"this is a Tegra machine, and there is no file *.csv in {config.csv_directory}"

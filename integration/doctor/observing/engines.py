@@ -1,0 +1,119 @@
+"""Docker, CRI-O, and others who put GPUs into containers.
+
+Only the keys that are named here are kept: daemon.json may hold addresses and secrets.
+
+Source: Docker's reference of daemon.json; crio.conf(5); oci-hooks(5); NVIDIA's toolkit,
+cmd/nvidia-ctk-installer.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import tomllib
+from typing import TYPE_CHECKING, Any, Final
+
+from api.errors import one_line
+from integration.doctor.facts import Crio, Docker, DockerRuntime, Injector
+from integration.doctor.observing.running import find_program, processes, read_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from integration.doctor.places import Places
+
+__all__ = ["look_at_crio", "look_at_docker", "look_at_injectors"]
+
+_DAEMON_JSON: Final = "/etc/docker/daemon.json"
+_HOOK: Final = "nvidia-container-runtime-hook"
+_CRIO: Final = ("/etc/crio/crio.conf", "/etc/crio/crio.conf.d")
+_HOOK_DIRECTORIES: Final = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")
+# NVIDIA's installer as a process, by the names that it has had.
+_INSTALLERS: Final = ("nvidia-ctk-installer", "nvidia-toolkit")
+_COMM: Final = 15  # what the kernel keeps of a name
+
+
+def look_at_docker(places: Places) -> Docker | None:
+    """Docker's configuration; None if there is no Docker."""
+    path = places.at(_DAEMON_JSON)
+    program = find_program(places, "dockerd")
+    runs = any(process.name == "dockerd" for process in processes(places))
+    if not (program or runs or os.path.exists(path)):
+        return None
+    table: Any = {}
+    fault = ""
+    if os.path.exists(path):
+        try:
+            table = json.loads(read_file(path))
+        except (ValueError, RecursionError) as error:
+            fault = f"no JSON: {one_line(str(error))}"
+        if not isinstance(table, dict):
+            table, fault = {}, "JSON that is no object"
+    runtimes = _table(table.get("runtimes"))
+    cdi = _table(table.get("features")).get("cdi")
+    return Docker(
+        path=_DAEMON_JSON,
+        fault=fault,
+        runtimes=tuple(
+            DockerRuntime(
+                str(name),
+                str(_table(runtime).get("runtimeType") or ""),
+                str(_table(runtime).get("path") or ""),
+            )
+            for name, runtime in runtimes.items()
+        ),
+        default_runtime=str(table.get("default-runtime") or ""),
+        cdi=cdi if isinstance(cdi, bool) else None,
+        runs=runs,
+        hook=find_program(places, _HOOK),
+    )
+
+
+def look_at_crio(places: Places) -> Crio | None:
+    """CRI-O's handlers; None if there is no CRI-O."""
+    main, drop_ins = _CRIO
+    here = places.at(drop_ins)
+    paths = [main, *(os.path.join(drop_ins, name) for name in _names(here))]
+    files = [path for path in paths if os.path.isfile(places.at(path))]
+    if not files and not find_program(places, "crio"):
+        return None
+    handlers: dict[str, str] = {}
+    faults = []
+    for file in files:
+        try:
+            table = tomllib.loads(read_file(places.at(file)))
+        except (ValueError, OSError) as error:
+            faults.append(f"{file}: {one_line(str(error))}")
+            continue
+        runtimes = _table(_table(_table(table.get("crio")).get("runtime")).get("runtimes"))
+        for name, runtime in runtimes.items():
+            handlers[str(name)] = str(_table(runtime).get("runtime_path") or "")
+    return Crio(tuple(files), tuple(handlers.items()), tuple(faults))
+
+
+def look_at_injectors(places: Places) -> tuple[Injector, ...]:
+    """Others who put GPUs into containers, besides what handlers and runtimes say."""
+    return tuple(_injectors(places))
+
+
+def _injectors(places: Places) -> Iterator[Injector]:
+    for directory in _HOOK_DIRECTORIES:
+        here = places.at(directory)
+        for path in sorted(glob.glob(f"{glob.escape(here)}/*.json")):
+            if "nvidia" in read_file(path).lower():
+                yield Injector("OCI hook", os.path.join(directory, os.path.basename(path)))
+    for process in processes(places):
+        if process.name not in {name[:_COMM] for name in _INSTALLERS}:
+            continue
+        nri = any("nri" in word for word in process.words[1:] if word.startswith("-"))
+        kind = "NRI plugin of NVIDIA's toolkit" if nri else "NVIDIA's toolkit container"
+        yield Injector(kind, f"process {process.pid}")
+
+
+def _names(directory: str) -> list[str]:
+    return sorted(n for n in os.listdir(directory)) if os.path.isdir(directory) else []
+
+
+def _table(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

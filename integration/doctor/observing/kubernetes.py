@@ -1,0 +1,97 @@
+"""What Kubernetes expects of this node: kubelet's cgroup driver, and RuntimeClasses.
+
+A cluster is asked only if somebody names a kubeconfig; without one, a file of manifests will do.
+
+Source: kubelet.config.k8s.io/v1beta1 KubeletConfiguration; node.k8s.io/v1 RuntimeClass.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from api.errors import one_line
+from integration.doctor.errors import ManifestUnusable
+from integration.doctor.facts import CouldNotLook, Kubernetes, RuntimeClass
+from integration.doctor.observing.running import find_program, processes, read_file, run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from integration.doctor.places import Places
+
+__all__ = ["look_at_kubernetes"]
+
+_CONFIG: Final = "/var/lib/kubelet/config.yaml"
+_KUBELETS: Final = frozenset({"kubelet", "k3s-server", "k3s-agent", "rke2"})
+_DEFAULT_DRIVER: Final = "cgroupfs"
+
+
+def look_at_kubernetes(places: Places) -> Kubernetes:
+    """What Kubernetes expects."""
+    classes: tuple[RuntimeClass, ...] | None = None
+    if places.manifest:
+        classes = tuple(_of_manifest(places.manifest))
+    elif places.kubeconfig:
+        classes = tuple(_of_cluster(places))
+    return Kubernetes(_cgroup_driver(places), classes)
+
+
+def _cgroup_driver(places: Places) -> str:
+    kubelets = [process for process in processes(places) if process.name in _KUBELETS]
+    flag = next((d for k in kubelets if (d := k.option("--cgroup-driver"))), "")
+    if flag:
+        return flag
+    named = next((c for k in kubelets if (c := k.option("--config"))), _CONFIG)
+    path = places.at(named)
+    if not os.path.exists(path):
+        return ""
+    try:
+        config = yaml.safe_load(read_file(path))
+    except yaml.YAMLError as error:
+        raise CouldNotLook(f"{named} is no YAML: {one_line(str(error))}") from error
+    driver = config.get("cgroupDriver") if isinstance(config, dict) else None
+    return str(driver or _DEFAULT_DRIVER)
+
+
+def _of_manifest(path: str) -> Iterator[RuntimeClass]:
+    try:
+        with open(path, "rb") as file:
+            documents = list(yaml.safe_load_all(file.read()))
+    except (OSError, yaml.YAMLError) as error:
+        raise ManifestUnusable(
+            f"RuntimeClasses of {path}",
+            found=str(error.strerror) if isinstance(error, OSError) else f"no YAML: {error}",
+            do="name a file of Kubernetes manifests",
+        ) from error
+    yield from _classes(documents, path)
+
+
+def _of_cluster(places: Places) -> Iterator[RuntimeClass]:
+    kubectl = find_program(places, "kubectl")
+    if not kubectl:
+        raise CouldNotLook("there is no kubectl to ask for RuntimeClasses with")
+    said = run(
+        places,
+        [
+            kubectl, "--kubeconfig", places.kubeconfig, "--request-timeout=5s",
+            "get", "runtimeclasses.node.k8s.io", "-o", "json",
+        ],
+    )  # fmt: skip
+    yield from _classes([json.loads(said)], "the cluster")
+
+
+def _classes(documents: Iterable[Any], source: str) -> Iterator[RuntimeClass]:
+    for document in documents:
+        if not isinstance(document, dict):
+            continue
+        items = document.get("items")
+        if isinstance(items, list):
+            yield from _classes(items, source)
+        elif document.get("kind") == "RuntimeClass":
+            metadata = document.get("metadata")
+            name = metadata.get("name") if isinstance(metadata, dict) else None
+            yield RuntimeClass(str(name or ""), str(document.get("handler") or ""), source)

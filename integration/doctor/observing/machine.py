@@ -1,0 +1,126 @@
+"""Facts of the kernel, its security modules and its mounts.
+
+Source: proc_pid_mountinfo(5), cgroups(7), sd_booted(3), selinux(8), openat2(2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Final
+
+from hooks.image.openat2 import open_in_root
+from hooks.platforms import platform_of
+from integration.doctor.facts import Machine, Mount
+from integration.doctor.observing.running import find_program, read_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hooks.config import Config
+    from integration.doctor.places import Places
+
+__all__ = ["look_at_machine", "mount_of", "systemd_runs"]
+
+_SELINUX: Final = "/sys/fs/selinux"
+_BOOLEAN: Final = "container_use_devices"
+_CONTAINERD: Final = {"containerd's state": "/run/containerd", "images": "/var/lib/containerd"}
+
+
+def look_at_machine(places: Places) -> Machine:
+    """The kernel and what it was told."""
+    config = places.config()
+    enforcing = _text(places, f"{_SELINUX}/enforce")
+    boolean = _text(places, f"{_SELINUX}/booleans/{_BOOLEAN}")
+    instances = _text(places, "/proc/sys/fs/inotify/max_user_instances")
+    mounts = _mounts(places)
+    return Machine(
+        kernel=_text(places, "/proc/sys/kernel/osrelease"),
+        openat2=_has_openat2(),
+        systemd=systemd_runs(places),
+        cgroup=_cgroup(mounts),
+        selinux={"": "off", "1": "enforcing"}.get(enforcing, "permissive"),
+        # "1 1": as it is, and as it is about to be.
+        container_use_devices=boolean.startswith("1") if boolean else None,
+        apparmor=_text(places, "/sys/module/apparmor/parameters/enabled") == "Y",
+        apparmor_parser=bool(find_program(places, "apparmor_parser")),
+        platform=platform_of(config),
+        mounts=tuple(_of_interest(places, config, mounts)),
+        inotify_instances=int(instances) if instances.isdecimal() else None,
+    )
+
+
+def systemd_runs(places: Places) -> bool:
+    """Whether systemd is the node's init system."""
+    return os.path.isdir(places.at("/run/systemd/system"))
+
+
+def _text(places: Places, path: str) -> str:
+    try:
+        return read_file(places.at(path)).strip()
+    except OSError:
+        return ""
+
+
+def _has_openat2() -> bool:
+    """Of the kernel that runs us: a node has one."""
+    try:
+        fd = os.open("/", os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        os.close(open_in_root(fd, ".", os.O_PATH))
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _mounts(places: Places) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Point, type and options of each mount, in their order."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in read_file(places.at("/proc/self/mountinfo")).splitlines():
+            words = line.split()
+            if "-" not in words:
+                continue
+            end = words.index("-")
+            point = words[4].replace("\\040", " ")
+            options = {*words[5].split(","), *words[end + 3].split(",")}
+            found.append((point, words[end + 1], tuple(sorted(options))))
+    return found
+
+
+def _cgroup(mounts: list[tuple[str, str, tuple[str, ...]]]) -> str:
+    points = {kind: point for point, kind, _ in mounts if kind in {"cgroup", "cgroup2"}}
+    if not points:
+        return "none"
+    if "cgroup" not in points:
+        return "v2"
+    return "hybrid" if "cgroup2" in points else "v1"
+
+
+def _of_interest(
+    places: Places, config: Config, mounts: list[tuple[str, str, tuple[str, ...]]]
+) -> Iterator[Mount]:
+    directories = {
+        "device nodes": config.dev,
+        "our state": config.state,
+        "shared layers": config.layers,
+        **({"the driver": config.driver_root} if config.driver_root is not None else {}),
+        **{purpose: places.at(path) for purpose, path in _CONTAINERD.items()},
+    }
+    for purpose, path in directories.items():
+        mount = mount_of(places.within(os.path.realpath(path)), mounts)
+        if mount is not None:
+            yield Mount(purpose, places.within(path), mount[0], mount[2])
+
+
+def mount_of(
+    path: str, mounts: list[tuple[str, str, tuple[str, ...]]]
+) -> tuple[str, str, tuple[str, ...]] | None:
+    """The mount that a path is on: the last of those whose point is its longest beginning."""
+    above = [m for m in mounts if m[0] == "/" or path == m[0] or path.startswith(f"{m[0]}/")]
+    longest = max((len(mount[0]) for mount in above), default=0)
+    return next((m for m in reversed(above) if len(m[0]) == longest), None)

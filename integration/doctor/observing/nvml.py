@@ -1,0 +1,83 @@
+"""How NVML answers, and how long it takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from typing import TYPE_CHECKING, Final
+
+from hooks.errors import InventoryError
+from hooks.node.driver import find_driver
+from hooks.node.nvml import parse_report, probe_command
+from hooks.node.witness import Witness
+from integration.doctor.facts import Nvml
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from integration.doctor.places import Places
+
+__all__ = ["look_at_nvml"]
+
+_PERSISTENCED: Final = "/run/nvidia-persistenced/socket"
+_PROGRAM: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "persistence.py")
+# Beyond what the child allows itself: the kernel ends it, and we have to see that.
+_MORE: Final = 2.0
+
+
+def look_at_nvml(places: Places) -> Nvml | None:
+    """NVML's answer; None without a driver, whose absence is a fact of its own."""
+    config = places.config()
+    try:
+        driver = find_driver(Witness(config.host_root), config)
+    except InventoryError:
+        return None
+    command = probe_command(config, driver)
+    started = time.monotonic()
+    answer = _ask(command, config.nvml_timeout)
+    seconds = round(time.monotonic() - started, 2)
+    uuids: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    failure = f"no answer within {config.nvml_timeout:g} s" if answer is None else ""
+    if answer is not None:
+        try:
+            report = parse_report(answer)
+        except InventoryError as error:
+            failure = error.found
+        else:
+            uuids, lost = tuple(gpu.uuid for gpu in report.gpus), report.lost
+    persistence = "unknown"
+    if os.path.exists(places.at(_PERSISTENCED)):
+        persistence = "daemon"
+    elif not failure:
+        persistence = _persistence(command, config.nvml_timeout)
+    return Nvml(seconds, config.nvml_timeout, failure, uuids, lost, persistence)
+
+
+def _persistence(command: Sequence[str], timeout: float) -> str:
+    # The same interpreter, library and modules; another program.
+    argv = [*command[:3], _PROGRAM, *command[4:]]
+    try:
+        modes = [m for m in json.loads(_ask(argv, timeout) or b"[]") if m is not None]
+    except ValueError:
+        return "unknown"
+    if not modes:
+        return "unknown"
+    return "on" if all(modes) else "off"
+
+
+def _ask(argv: Sequence[str], timeout: float) -> bytes | None:
+    try:
+        return subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            check=False,
+            timeout=timeout + _MORE,
+            env={"LANG": "C.UTF-8"},
+        ).stdout
+    except subprocess.TimeoutExpired:
+        return None

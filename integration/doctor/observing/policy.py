@@ -1,0 +1,48 @@
+"""Our own configuration, as a shim would read it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from hooks.errors import ConfigError
+from integration.doctor.facts import Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from integration.doctor.places import Places
+
+__all__ = ["look_at_policy"]
+
+
+def look_at_policy(places: Places) -> Policy:
+    """Our configuration, or what is wrong with it."""
+    try:
+        config = places.config()
+    except ConfigError as error:
+        return Policy("", f"{error.asked}: {error.found}", "", (), True, True, True, ())
+    return Policy(
+        source=config.source,
+        fault="",
+        mode=config.mode,
+        notes=config.notes,
+        load_modules=config.load_modules,
+        make_nodes=config.make_nodes,
+        char_links=config.char_links,
+        hooks=tuple(_faulty(places, config.cdi_allow_hooks)),
+    )
+
+
+def _faulty(places: Places, programs: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for program in programs:
+        try:
+            seen = os.stat(places.at(program))
+        except OSError as error:
+            yield program, str(error.strerror)
+            continue
+        if seen.st_uid != 0:
+            yield program, f"user {seen.st_uid} owns it"
+        elif seen.st_mode & (stat.S_IWOTH | stat.S_IWGRP):
+            yield program, "others than root may write it"

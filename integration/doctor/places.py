@@ -1,0 +1,122 @@
+"""Where things are on a node, which may be a tree below another root.
+
+A node that is looked at from a container (``--root /host``) or that was made for a test has its
+files below a directory. Paths are always those of the node; :meth:`Places.at` says where that is
+for us, with the links on the way followed within the root.
+
+- Our configuration that is found below the root has its paths below it as well. One that somebody
+  names is taken as it is: a simulated node says where its parts are.
+- Programs of the root are run in it (chroot) if they can be, because they need its libraries.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Final
+
+from api.values import changed
+from hooks.config import DEFAULT_PATH, NVIDIA_PATH, Config, load_config
+from hooks.node.witness import Witness
+from integration.doctor.errors import RootNotFound
+
+__all__ = ["Places"]
+
+_OF_CONFIG: Final = ("host_root", "dev", "proc", "sys", "state", "layers")
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where to look.
+
+    Attributes:
+        root: the directory that is "/" for the node.
+        config_path: our configuration; None for that of the node.
+        containerd_config: the root file of containerd's; "" for that of the running one.
+        prefix: where our trees are.
+        bindir: where links to our programs are.
+        manifest: a file of Kubernetes manifests with RuntimeClasses; "" for none.
+        kubeconfig: by which a cluster is asked for them; "" for not at all.
+        patience: seconds that each group of facts may take.
+    """
+
+    root: str = "/"
+    config_path: str | None = None
+    containerd_config: str = ""
+    prefix: str = "/opt/containerd-shim-nvidia"
+    bindir: str = "/usr/local/bin"
+    manifest: str = ""
+    kubeconfig: str = ""
+    patience: float = 30.0
+
+    def check(self) -> None:
+        """See that the root is there.
+
+        Raises:
+            RootNotFound: it is no directory, or no absolute path.
+        """
+        if not os.path.isabs(self.root) or not os.path.isdir(self.root):
+            raise RootNotFound(
+                f"to examine the node below {self.root}",
+                found="no directory of that absolute path",
+                do="name the directory that is the node's /",
+            )
+
+    @property
+    def is_below(self) -> bool:
+        """Whether the node's root is not ours."""
+        return os.path.realpath(self.root) != "/"
+
+    def at(self, path: str) -> str:
+        """Where a path of the node is for us.
+
+        Args:
+            path: absolute. If nothing is there, nothing is at the result either.
+        """
+        if not self.is_below:
+            return path
+        root = self.root.rstrip("/")
+        there, rest = os.path.normpath(f"/{path}"), ""
+        # What is not there yet has to be missed where it would be: below what is there, whose
+        # links lead to places of the node and not to ours.
+        while (found := Witness(root).resolve(there)) is None and there != "/":
+            there, name = os.path.split(there)
+            rest = f"/{name}{rest}"
+        return f"{found or root}{rest}"
+
+    def within(self, path: str) -> str:
+        """What the node calls a path of ours; the path itself if it is not below the root."""
+        root = self.root.rstrip("/")
+        return path.removeprefix(root) or "/" if path.startswith(f"{root}/") else path
+
+    def config(self) -> Config:
+        """Our configuration, as the node's shims read it.
+
+        Raises:
+            ConfigError: it cannot be used.
+        """
+        if self.config_path is not None or not self.is_below:
+            return load_config(self.config_path)
+        ours, theirs = self.at(DEFAULT_PATH), self.at(NVIDIA_PATH)
+        if os.path.exists(ours):
+            return self.below(load_config(ours))
+        if not os.path.exists(theirs):
+            return self.below(Config())
+        from hooks.nvidia_config import parse_nvidia_config  # noqa: PLC0415 - few nodes have it
+
+        with open(theirs, "rb") as file:
+            return self.below(parse_nvidia_config(file.read(), NVIDIA_PATH))
+
+    def below(self, config: Config) -> Config:
+        """A configuration of the node, with its paths as they are for us."""
+        if not self.is_below:
+            return config
+        fields = {name: self.at(getattr(config, name)) for name in _OF_CONFIG}
+        driver = config.driver_root
+        return changed(
+            config,
+            driver_root=None if driver is None else self.at(driver),
+            cdi_spec_dirs=tuple(self.at(path) for path in config.cdi_spec_dirs),
+            source=self.within(config.source),
+            **fields,
+        )

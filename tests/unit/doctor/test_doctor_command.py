@@ -1,0 +1,190 @@
+"""The command as a process; the bundle; and what an examination does when it cannot look."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import tarfile
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from integration.cli import exits
+from integration.doctor import observing
+from integration.doctor.checks import CHECKS
+from integration.doctor.errors import BundleNotWritten, CheckUnknown, ManifestUnusable, RootNotFound
+from integration.doctor.examination import choose, examine
+from integration.doctor.facts import Unseen
+from integration.doctor.observing.containers import allowed_by_systemd
+from integration.doctor.places import Places
+from tests.unit.doctor.trees import CDI, CONTAINERD, OURS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.doctor.trees import Healthy, Tree
+
+
+def doctor(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "integration.cli", "doctor", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **variables},
+    )
+
+
+def test_a_healthy_node_is_zero_and_says_so_on_stderr(healthy: Healthy) -> None:
+    done = doctor("--root", healthy.tree.root)
+    assert done.returncode == exits.OK, done.stdout + done.stderr
+    assert done.stdout == ""
+    assert done.stderr == f"{len(CHECKS)} checks: 0 errors, 0 warnings, 0 notes\n"
+
+
+def test_an_error_is_three_and_told_with_its_remedy(tree: Tree) -> None:
+    tree.change(OURS, "mode", "mood")
+    done = doctor("--root", tree.root)
+    assert done.returncode == exits.FOUND
+    head, *lines = done.stdout.splitlines()
+    assert head.split() == ["SEVERITY", "CODE", "WHAT", "FOUND", "DO"]
+    assert lines[0].startswith("error     NVSHIM-D070")
+    assert "`nvshim config validate`" in lines[0]
+    # What could not be seen for want of a configuration is no error.
+    assert {line.split()[0] for line in lines[1:]} == {"note"}
+
+
+def test_a_warning_is_zero_and_the_document_has_every_key(tree: Tree) -> None:
+    tree.change(OURS, '"default"', '"nvidia"')
+    done = doctor("--root", tree.root, "-o", "json", "--only", "D071", "--only", "nvshim-d001")
+    assert done.returncode == exits.OK
+    document = json.loads(done.stdout)
+    assert set(document) == {"version", "healthy", "counts", "checked", "findings"}
+    assert document["healthy"] is True
+    assert document["counts"] == {"error": 0, "warning": 1, "note": 0}
+    assert document["checked"] == ["NVSHIM-D001", "NVSHIM-D071"]
+    (finding,) = document["findings"]
+    assert set(finding) == {
+        "code", "severity", "title", "found", "remedy", "command", "reference", "unseen",
+    }  # fmt: skip
+    assert finding["severity"] == "warning"
+
+
+def test_checks_can_be_skipped_and_listed(tree: Tree) -> None:
+    tree.change(OURS, '"default"', '"nvidia"')
+    done = doctor("--root", tree.root, "-o", "yaml", "--only", "D071", "--skip", "D071")
+    assert "checked: []" in done.stdout
+    listing = doctor("--list", "-o", "json")
+    assert [check["code"] for check in json.loads(listing.stdout)] == [c.code for c in CHECKS]
+    assert all(check["why"] and check["remedy"] for check in json.loads(listing.stdout))
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--only", "D999"], CheckUnknown.code),
+        (["--root", "/no/such/place"], RootNotFound.code),
+        (["--manifest", "/no/such/file", "--only", "D043"], ManifestUnusable.code),
+        (["--bundle", "/no/such/place/b.tar.gz", "--only", "D070"], BundleNotWritten.code),
+    ],
+)
+def test_what_cannot_be_examined_is_one_line_and_one(words: list[str], code: str) -> None:
+    done = doctor(*words)
+    assert done.returncode == exits.FAILED
+    assert done.stdout == ""
+    assert done.stderr.startswith(code)
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_bundle_has_facts_and_findings_and_no_secret(healthy: Healthy, tmp_path: Path) -> None:
+    path = tmp_path / "doctor.tar.gz"
+    path.write_text("of before")
+    done = doctor("--root", healthy.tree.root, "--bundle", str(path), SECRET="hunter2")
+    assert done.returncode == exits.OK
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["doctor.tar.gz"]
+    files: dict[str, str] = {}
+    with tarfile.open(path) as archive:
+        for member in archive:
+            content = archive.extractfile(member)
+            assert content is not None
+            files[member.name] = content.read().decode()
+    assert set(files) == {f"nvshim-doctor/{n}" for n in ("README", "facts.json", "findings.json")}
+    facts = json.loads(files["nvshim-doctor/facts.json"])
+    assert facts["driver"]["version"] == healthy.driver
+    assert facts["containerd"]["handlers"]
+    # containerd's environment, its configuration and daemon.json all have one.
+    assert "hunter2" in healthy.tree.read(CONTAINERD)
+    assert not any("hunter2" in text for text in files.values())
+    assert not any("TOKEN" in text for text in files.values())
+
+
+def test_a_bundle_replaces_nothing_but_a_file(healthy: Healthy, tmp_path: Path) -> None:
+    target = tmp_path / "device"
+    os.mkfifo(target)
+    done = doctor("--root", healthy.tree.root, "--only", "D070", "--bundle", str(target))
+    assert done.stderr.startswith(BundleNotWritten.code)
+    assert stat.S_ISFIFO(target.stat().st_mode)
+
+
+def test_only_what_the_checks_need_is_gathered(healthy: Healthy) -> None:
+    node = examine(healthy.tree.places(), choose(["D070"])).node
+    assert not isinstance(node.policy, Unseen)
+    assert isinstance(node.driver, Unseen)
+    assert isinstance(node.nvml, Unseen)
+
+
+def test_a_look_that_hangs_or_fails_costs_its_own_group(
+    healthy: Healthy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hang(_: Places) -> Any:
+        time.sleep(20)
+
+    def fail(_: Places) -> Any:
+        raise PermissionError(13, "Permission denied", "/some\x1bwhere")
+
+    def stumble(_: Places) -> Any:
+        return {}["no such key"]
+
+    groups = {**observing.GROUPS, "driver": hang, "cdi": fail, "machine": stumble}
+    monkeypatch.setattr(observing, "GROUPS", groups)
+    began = time.monotonic()
+    checks = choose(["D001", "D060", "D070", "D083"])
+    findings = examine(healthy.tree.places(patience=0.5), checks).findings
+    assert time.monotonic() - began < 10
+    assert {f.code: f.found for f in findings} == {
+        "NVSHIM-D001": "could not look: it took longer than 0.5 s",
+        "NVSHIM-D060": "could not look: /some?where Permission denied",
+        "NVSHIM-D083": "could not look: it makes no sense: KeyError: 'no such key'",
+    }
+
+
+def test_a_node_below_a_root_is_not_left_by_its_links(tree: Tree) -> None:
+    places = tree.places()
+    assert places.at("/var/run/cdi/nvidia.json") == tree.at(CDI)
+    # Also where nothing is yet: the host's /run is not the node's.
+    assert places.at("/var/run/not/there") == tree.at("/run/not/there")
+    assert places.at("/../../etc") == tree.at("/etc")
+    assert places.config().cdi_spec_dirs == (tree.at("/etc/cdi"), tree.at("/run/cdi"))
+    assert Places().at("/var/run/cdi") == "/var/run/cdi"
+
+
+@pytest.mark.parametrize(
+    ("said", "allowed"),
+    [
+        ("DeviceAllow=/dev/char/195:0 rwm\nDevicePolicy=strict\n", [(195, 0)]),
+        ("DeviceAllow=/dev/nvidia0 rw /dev/null r\nDevicePolicy=closed\n", [(195, 0)]),
+        ("DeviceAllow=/dev/char/*:* m\nDevicePolicy=strict\n", []),
+        ("DeviceAllow=char-nvidia rw\nDevicePolicy=strict\n", [(195, -1)]),
+        ("DeviceAllow=char-gone rw\nDevicePolicy=strict\n", []),
+        ("DevicePolicy=auto\n", None),
+        ("", None),
+    ],
+)
+def test_what_a_unit_of_systemd_allows(said: str, allowed: Any) -> None:
+    numbers = {"/dev/nvidia0": (195, 0), "/dev/null": (1, 3), "char-nvidia": (195,)}
+    assert allowed_by_systemd(said, numbers.get) == allowed
