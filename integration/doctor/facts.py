@@ -309,6 +309,7 @@ class Containerd:
         dump_fault: what `containerd config dump` says against it; "" if nothing.
         handlers: of the merged configuration.
         default_handler: which one pods get that name none.
+        cri: whether it serves kubelets: its CRI plugin is not disabled.
         enable_cdi: whether it injects CDI devices itself.
         cdi_dirs: where it finds their specs.
         state: its state directory.
@@ -327,6 +328,7 @@ class Containerd:
     dump_fault: str
     handlers: tuple[Handler, ...]
     default_handler: str
+    cri: bool
     enable_cdi: bool
     cdi_dirs: tuple[str, ...]
     state: str

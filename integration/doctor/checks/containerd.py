@@ -52,7 +52,9 @@ def _refused(node: Node) -> Iterator[Trouble]:
 
 def _no_handler(node: Node) -> Iterator[Trouble]:
     containerd, docker = seen(node.containerd), seen(node.docker)
-    if containerd is None or any(map(ours, containerd.handlers)) or _files_of_ours(containerd):
+    if containerd is None or not containerd.cri:
+        return
+    if any(map(ours, containerd.handlers)) or _files_of_ours(containerd):
         return
     by_docker = docker is not None and any(r.runtime_type == OURS for r in docker.runtimes)
     if by_docker:
@@ -63,7 +65,7 @@ def _no_handler(node: Node) -> Iterator[Trouble]:
 
 def _not_in_effect(node: Node) -> Iterator[Trouble]:
     containerd = seen(node.containerd)
-    if containerd is None:
+    if containerd is None or not containerd.cri:
         return
     in_effect = {handler.name for handler in containerd.handlers if ours(handler)}
     covered = {file.path for file in containerd.files if file.imported}
@@ -138,7 +140,7 @@ def _no_shim(node: Node) -> Iterator[Trouble]:
 
 def _taken_away(node: Node) -> Iterator[Trouble]:
     containerd = seen(node.containerd)
-    if containerd is None or containerd.dump_fault:
+    if containerd is None or containerd.dump_fault or not containerd.cri:
         return
     in_effect = {handler.name for handler in containerd.handlers}
     for file in containerd.files:

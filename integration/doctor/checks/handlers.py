@@ -1,10 +1,10 @@
-"""Handlers as Kubernetes uses them: options, cgroup drivers, RuntimeClasses: D040 to D045."""
+"""Handlers as Kubernetes uses them: options, cgroup drivers, RuntimeClasses: D040 to D046."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from integration.doctor.checks.containerd import TAKEN_AWAY, ours
+from integration.doctor.checks.containerd import OURS, TAKEN_AWAY, ours
 from integration.doctor.facts import seen
 from integration.doctor.findings import Check, Severity, Trouble, listed
 
@@ -97,6 +97,17 @@ def _no_class(node: Node) -> Iterator[Trouble]:
         )
 
 
+def _no_cri(node: Node) -> Iterator[Trouble]:
+    containerd, kubernetes = seen(node.containerd), seen(node.kubernetes)
+    if containerd is None or containerd.cri:
+        return
+    where = f"disabled_plugins of {containerd.path}"
+    if kubernetes.cgroup_driver:
+        yield Trouble(f"{where} has the CRI, and there is a kubelet")
+    elif any(kind == OURS for file in containerd.files for _, kind in file.handlers):
+        yield Trouble(f"{where} has the CRI, whose handlers are for nothing", severity=_WARNING)
+
+
 _CGROUPS: Final = (
     "https://kubernetes.io/docs/setup/production-environment/container-runtimes/#cgroup-drivers"
 )
@@ -158,4 +169,14 @@ HANDLERS: Final = (
         look=_no_class,
     ),
     TAKEN_AWAY,
+    Check(
+        code="NVSHIM-D046",
+        severity=_ERROR,
+        title="containerd's CRI is turned off",
+        why="kubelet cannot use it, and handlers have no effect. Docker's package of containerd "
+        "comes with it turned off.",
+        remedy='take "cri" out of disabled_plugins, and restart containerd when that suits',
+        needs=("containerd", "kubernetes"),
+        look=_no_cri,
+    ),
 )

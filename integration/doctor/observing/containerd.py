@@ -54,6 +54,7 @@ _NAMES: Final = {"microk8s": "containerd.toml"}
 _DROP_INS: Final = ("conf.d", "config.d")
 # The plugin that has the handlers: of the formats 3 and 4, of 2, and of 1.
 _CRI: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri")
+_OF_CRI: Final = ("io.containerd.cri.v1.images",)
 _MOST_FILES: Final = 64
 _SHIM_DIRECTORIES: Final = SYSTEM_PATH
 
@@ -95,6 +96,7 @@ def look_at_containerd(places: Places) -> Containerd | None:
             _handler(places, name, table, search_path) for name, table in runtimes.items()
         ),
         default_handler=str(_table(cri, "containerd").get("default_runtime_name") or ""),
+        cri=not {str(name) for name in merged.get("disabled_plugins") or ()} & {*_CRI, *_OF_CRI},
         enable_cdi=cri.get("enable_cdi") is True,
         cdi_dirs=tuple(str(d) for d in cri.get("cdi_spec_dirs") or ()),
         state=str(merged.get("state") or "/run/containerd"),

@@ -110,7 +110,6 @@ def unpackaged(program: str, said: str) -> Break:
 def said_by(program: str) -> Break:
     """What a program of this machine says, of one that does not run without procfs."""
 
-
     def write(tree: Tree) -> None:
         done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
         unpackaged(os.path.basename(program), done.stdout.splitlines()[0])(tree)
@@ -312,6 +311,17 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
     "a drop-in that takes a section away": (
         text(DROP_IN, f'version = 2\n{RUNTIMES}.kata]\nruntime_type = "io.containerd.kata.v2"\n'),
         "D045", ERROR, "runc",
+    ),
+    "no CRI for the kubelet": (
+        changed(CONTAINERD, "imports", 'disabled_plugins = ["cri"]\nimports'),
+        "D046", ERROR, "kubelet",
+    ),
+    "no CRI for the handler": (
+        all_of(
+            without(KUBELET),
+            changed(CONTAINERD, "imports", 'disabled_plugins = ["cri"]\nimports'),
+        ),
+        "D046", WARNING, "for nothing",
     ),
     "a misspelt option": (
         changed(CONTAINERD, "SystemdCgroup", "SystemdCgroups"), "D040", ERROR, "SystemdCgroups",

@@ -148,7 +148,7 @@ def test_a_look_that_hangs_or_fails_costs_its_own_group(
         raise PermissionError(13, "Permission denied", "/some\x1bwhere")
 
     def stumble(_: Places) -> Any:
-        return {}["no such key"]
+        return dict[str, str]()["no such key"]
 
     groups = {**observing.GROUPS, "driver": hang, "cdi": fail, "machine": stumble}
     monkeypatch.setattr(observing, "GROUPS", groups)
