@@ -83,6 +83,10 @@ gpu-bundle: setup ## Collect all that a bare machine with a GPU needs into dist/
 dist: $(CACHE)/.packages ## Make the self-contained tree and its archives in dist
 	@$(PYTHON) -m integration.dist dist
 
+.PHONY: image
+image: dist $(VENV)/.ready ## Make the image for Kubernetes, dist/image.tar, without a registry
+	@$(VENV)/bin/python -m integration.kubernetes.containerfile dist dist/image.tar
+
 .PHONY: soak
 soak: setup ## A day's work in minutes, with a look at what stays of it; MINUTES=4
 	@$(VENV)/bin/python -m tests.soak --minutes $(or $(MINUTES),4)
@@ -178,9 +182,10 @@ $(SITE)/.ready: requirements.txt $(VENV)/.ready
 	@touch $@
 
 # Programs of other releases, before a test's time is measured.
-$(CACHE)/.parts: $(VENV)/.ready integration/parts.py tests/harness/docker.py
+$(CACHE)/.parts: $(VENV)/.ready integration/parts.py tests/harness/docker.py tests/harness/kubectl.py
 	$(VENV)/bin/python -m integration.parts trixie sid
 	$(VENV)/bin/python -m tests.harness.docker bookworm sid
+	$(VENV)/bin/python -m tests.harness.kubectl bookworm trixie sid
 	@touch $@
 
 $(LAUNCHER): $(SITE)/.ready shim/launcher.py $(wildcard shim/*.[ch])

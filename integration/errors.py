@@ -29,6 +29,7 @@ Leaves of the tree in :mod:`api.errors`::
         ├── …                       E259x  see integration.doctor.errors
         ├── …                       E260x  see integration.dist.errors
         ├── …                       E262x, E263x  see integration.install.errors
+        ├── …                       E266x  see integration.kubernetes.errors
         └── …                       E27xx  see integration.node.errors
 """
 

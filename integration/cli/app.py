@@ -54,6 +54,12 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "devices": Command("integration.cli.devices", "Make device nodes and /dev/char links"),
     "node": Command("integration.cli.node", "Keep what is told of this node's GPUs true"),
     "compat": Command("integration.cli.compat", "Act as nvidia-ctk or nvidia-container-cli"),
+    "node-installer": Command(
+        "integration.cli.node_installer", "Install on a Kubernetes node, and keep it so"
+    ),
+    "node-exec": Command(
+        "integration.cli.node_exec", "Become the node's own nvshim, in the node's root"
+    ),
     "completion": Command("integration.cli.completion", "Print what makes a shell complete nvshim"),
 }
 """Every command by its name, in the order of the help."""

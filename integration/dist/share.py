@@ -54,6 +54,8 @@ def fill(
     share = os.path.join(tree, "share")
     units = os.path.join(inputs.source, "integration", "systemd")
     shutil.copytree(units, os.path.join(share, "systemd"))
+    manifests = os.path.join(inputs.source, "integration", "kubernetes", "manifests")
+    shutil.copytree(manifests, os.path.join(share, "kubernetes"))
     shutil.copy(os.path.join(inputs.source, "LICENSE"), share)
     _complete(tree, share)
     licenses = os.path.join(share, "licenses")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from integration.kubernetes.environment import VARIABLES
+from integration.kubernetes.settings import Settings
 from integration.reference.markdown import code, table
 
 __all__ = ["ELSEWHERE", "GROUPS", "Group", "Variable", "declared", "page"]
@@ -43,6 +45,23 @@ class Group(NamedTuple):
 
 _FEATURE: Final = "`enabled` gives {}; see [beside GPUs](../architecture.md#beside-gpus)"
 _ACCESS: Final = "`all` gives the capability node of {}; in a pod for privileged containers"
+
+
+def _of_installer() -> tuple[Variable, ...]:
+    """The table that the installer itself reads; what means nothing there comes last."""
+    plain = Settings()
+    rows = []
+    for name, known in sorted(VARIABLES.items(), key=lambda row: not row[1].field):
+        if not known.field:
+            rows.append(Variable(name, f"NVIDIA's, and nothing here: {known.meaning}"))
+            continue
+        value = getattr(plain, known.field)
+        if name.startswith("NO_"):  # what it denies is the field's default
+            value = False
+        text = str(value).lower() if isinstance(value, bool) else f"{value}"
+        rows.append(Variable(name, known.meaning, code(text) if text else ""))
+    return tuple(rows)
+
 
 GROUPS: Final = (
     Group(
@@ -222,6 +241,13 @@ GROUPS: Final = (
                 "(`nvmlInit=hang nvmlDeviceGetUUID=15`)",
             ),
         ),
+    ),
+    Group(
+        "In the installer of a Kubernetes node",
+        "Set in the DaemonSet of `nvshim node-installer`; see [Kubernetes](../kubernetes.md)."
+        " All paths but `HOST_ROOT_MOUNT` are the node's. Those that do not begin with `NVSHIM_` "
+        "are those of NVIDIA's installer.",
+        _of_installer(),
     ),
 )
 

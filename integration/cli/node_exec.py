@@ -1,0 +1,33 @@
+"""``nvshim node-exec``: what a DaemonSet runs in the root of its node."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+
+@click.command("node-exec", context_settings={"ignore_unknown_options": True})
+@click.option("--host", metavar="DIR", default="/host", show_default=True, help="The node's root.")
+@click.option(
+    "--prefix", metavar="DIR", default="/opt/containerd-shim-nvidia", show_default=True,
+    help="Where the node has its trees.",
+)  # fmt: skip
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def command(host: str, prefix: str, words: tuple[str, ...]) -> None:
+    """Become the node's own nvshim with WORDS, once the installer has put it there.
+
+    For a container that has the node's root mounted: the program sees the node as it is.
+    """
+    from integration.kubernetes.entering import become  # noqa: PLC0415 - after the options
+    from integration.kubernetes.host import Host  # noqa: PLC0415
+    from integration.kubernetes.installer import Stopped, heed_signals  # noqa: PLC0415
+    from integration.kubernetes.status import Log  # noqa: PLC0415
+
+    program = os.path.join(prefix, "current", "bin", "nvshim")
+    heed_signals()  # as process 1, who heeds none is not ended by one
+    try:
+        with Host(host) as node:
+            become(node, program, words, say=lambda: Log().info("waiting for nvshim", path=program))
+    except Stopped:
+        return

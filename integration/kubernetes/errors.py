@@ -1,0 +1,88 @@
+"""What can go wrong while a node of a cluster is set up.
+
+Leaves of the tree in :mod:`api.errors`::
+
+    IntegrationError
+    └── KubernetesError              E266x-E268x
+        ├── InstallerRunning         E2660
+        ├── VariableUnusable         E2661
+        ├── HostUnusable             E2662
+        ├── ImageTreeMissing         E2663
+        ├── HostCommandFailed        E2664
+        ├── DriverNotReady           E2665
+        ├── ValidationFileMalformed  E2666
+        ├── ContainerfileInvalid     E2667
+        └── InstallerUnwell          E2668
+"""
+
+from __future__ import annotations
+
+from api.errors import Status
+from integration.errors import IntegrationError
+
+
+class KubernetesError(IntegrationError):
+    """Base of everything that :mod:`integration.kubernetes` raises on purpose."""
+
+
+class InstallerRunning(KubernetesError):
+    """Another installer, ours or NVIDIA's, holds the node's lock. Nothing was touched."""
+
+    code = "NVSHIM-E2660"
+    status = Status.ALREADY_EXISTS
+
+
+class VariableUnusable(KubernetesError):
+    """A variable of the installer's environment has a value that means nothing, or not here."""
+
+    code = "NVSHIM-E2661"
+    status = Status.INVALID_ARGUMENT
+
+
+class HostUnusable(KubernetesError):
+    """The node's root is not mounted where it should be, or cannot be entered or written."""
+
+    code = "NVSHIM-E2662"
+    status = Status.FAILED_PRECONDITION
+
+
+class ImageTreeMissing(KubernetesError):
+    """The installer does not run from a tree that it could put on the node."""
+
+    code = "NVSHIM-E2663"
+    status = Status.FAILED_PRECONDITION
+
+
+class HostCommandFailed(KubernetesError):
+    """A command that was run in the node's root failed; the message quotes it."""
+
+    code = "NVSHIM-E2664"
+    status = Status.ABORTED
+
+
+class DriverNotReady(KubernetesError):
+    """The driver was to be awaited, and is not ready within the time that was given."""
+
+    code = "NVSHIM-E2665"
+    status = Status.DEADLINE_EXCEEDED
+
+
+class ValidationFileMalformed(KubernetesError):
+    """A file of the operator's validator says something that cannot be followed."""
+
+    code = "NVSHIM-E2666"
+    status = Status.INVALID_ARGUMENT
+
+
+class ContainerfileInvalid(KubernetesError):
+    """A Containerfile with an instruction that is not understood, or that names no file."""
+
+    code = "NVSHIM-E2667"
+    status = Status.INVALID_ARGUMENT
+
+
+class InstallerUnwell(KubernetesError):
+    """A probe: the installer is not ready, or has not been heard of for too long."""
+
+    code = "NVSHIM-E2668"
+    status = Status.UNAVAILABLE

@@ -1,0 +1,407 @@
+"""The installer: the node's lock, the tree, the engine's configuration; then it watches.
+
+Each step finds out by itself whether there is something to do, so an installer that was killed
+anywhere is simply started again. What decides how a thing is done is not here: ``nvshim install``,
+``nvshim configure`` and ``nvshim config`` are run on the node, from the tree that is put there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from api.errors import NvshimError
+from integration.cli import exits
+from integration.dist.manifest import MANIFEST, own_tree, read_tree
+from integration.kubernetes.backoff import Backoff
+from integration.kubernetes.errors import DriverNotReady, HostCommandFailed, ImageTreeMissing
+from integration.kubernetes.handlers import has_handler
+from integration.kubernetes.status import Reporter, State, of_error
+from integration.kubernetes.validations import (
+    DRIVER_READY,
+    TOOLKIT_READY,
+    DriverReady,
+    read_driver_ready,
+)
+from shim import RUNTIME_NAME, VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from integration.kubernetes.host import Host
+    from integration.kubernetes.settings import Settings
+    from integration.kubernetes.status import Log
+
+    _Seen = dict[str, tuple[int, ...] | None]
+
+__all__ = ["STAGING", "Installer", "Stopped", "heed_signals"]
+
+SHIM: Final = "containerd-shim-nvidia-v1"
+STAGING: Final = ".node-installer"
+"""Below the prefix: where the image's tree is until it is installed."""
+
+# An installation copies and verifies thousands of files, on whatever disk a node has.
+_INSTALL_TIMEOUT: Final = 300.0
+_COMMAND_TIMEOUT: Final = 120.0
+# Nobody needs to know of a restart sooner, and each question is a process.
+_ASK_EVERY: Final = 15.0
+_WAIT: Final = 1.0
+
+_TOLD: Final = (
+    "changed", "complete", "tested", "current", "previous", "collected", "unseen_shims", "left",
+    "restart", "notes", "mentioned_in",
+)  # fmt: skip
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+_CONFIGS: Final = {
+    "containerd": "/etc/containerd/config.toml",
+    "crio": "/etc/crio/crio.conf",
+    "docker": "/etc/docker/daemon.json",
+}
+# Beside the configuration; whatever is put there is looked at.
+_DROP_INS: Final = {"containerd": "{}/conf.d", "crio": "{}/crio.conf.d"}
+_ALWAYS_CDI: Final = frozenset({"crio"})
+_SOCKETS: Final = {
+    "containerd": "/run/containerd/containerd.sock",
+    "crio": "/run/crio/crio.sock",
+}
+
+
+class Stopped(BaseException):
+    """The installer was told to end, wherever it was. Raised by the handler of signals."""
+
+
+def heed_signals() -> None:
+    """Have the signals that end an installer raise :class:`Stopped`, once."""
+
+    def stop(number: int, _: object) -> None:
+        for one in _SIGNALS:
+            # What has to be done now is done once. Not SIG_IGN, which programs would inherit.
+            signal.signal(one, lambda *_: None)
+        raise Stopped(signal.Signals(number).name)
+
+    for number in _SIGNALS:
+        signal.signal(number, stop)
+
+
+class Installer:
+    """What the DaemonSet runs.
+
+    Args:
+        settings: what it is asked to do.
+        host: the node.
+        log: for people.
+    """
+
+    def __init__(self, settings: Settings, host: Host, log: Log) -> None:
+        self._settings = settings
+        self._host = host
+        self._log = log
+        self._tree = settings.tree or own_tree()
+        self._report = Reporter(host, settings.state, settings.local, VERSION)
+        self._backoff = Backoff()
+        self._ask_at = 0.0
+
+    def run(self) -> None:
+        """Do everything; then watch, until it is told to end.
+
+        Raises:
+            InstallerRunning: another one works on this node. Nothing was touched.
+            KubernetesError: a step failed. What was in effect before still is.
+        """
+        lock = self._host.lock(self._settings.pid_file)
+        try:
+            self._work()
+        except Stopped as stopped:
+            self._log.info("told to end", signal=str(stopped))
+            if self._settings.remove_on_exit:
+                self._remove()
+            self._report.say(state=State.ENDED, message=f"told to end by {stopped}")
+        except NvshimError as error:
+            self._report.say(state=State.FAILED, message=str(error))
+            raise
+        finally:
+            # The file stays: who has opened it already would hold a lock on nothing.
+            os.ftruncate(lock, 0)
+            os.close(lock)
+
+    def _work(self) -> None:
+        self._report.say(state=State.STARTING)
+        root = self._driver_root()
+        # What changes from here on is looked at again: it may not all have been our doing.
+        seen = self._look(self._watched)
+        self._install()
+        self._configure(root)
+        self._ask(time.monotonic())
+        if not self._settings.once:
+            self._watch(seen)
+
+    # -- the steps ------------------------------------------------------------------------
+
+    def _driver_root(self) -> str:
+        """Wait for the driver if that is asked, and say where it is; empty if nobody said."""
+        settings = self._settings
+        if not settings.wait_for_driver:
+            return settings.driver_root
+        path = os.path.join(settings.validations, DRIVER_READY)
+        deadline = time.monotonic() + settings.driver_timeout
+        while (content := self._host.read(path)) is None:
+            self._report.say(state=State.WAITING, message=f"{path} is not there yet")
+            now = time.monotonic()
+            self._report.alive(now)
+            if settings.driver_timeout and now > deadline:
+                raise DriverNotReady(
+                    "the node's driver",
+                    found=f"no {path} within {settings.driver_timeout:g} s",
+                    do="see what the operator's validator and driver say",
+                )
+            self._pause(_WAIT)
+        ready: DriverReady = read_driver_ready(content, path)
+        root = settings.driver_root or ready.driver_root
+        self._log.info("the driver is ready", root=root, of_host=ready.is_host_driver)
+        return root
+
+    def _install(self) -> dict[str, Any]:
+        """Have the image's tree installed, by its own program; returns its answer."""
+        self._report.say(state=State.INSTALLING, message="")
+        settings = self._settings
+        staging = os.path.join(settings.prefix, STAGING)
+        self._host.remove_tree(staging)  # of one that was killed
+        if not self._tree:
+            raise ImageTreeMissing(
+                "what is to be installed",
+                found="this program is not of a tree",
+                do="run it from the tree that `make dist` makes, or name one in NVSHIM_TREE",
+            )
+        tree = read_tree(self._tree)
+        if self._installed_digest() == tree.digest:
+            source = self._current
+        else:
+            self._log.info("copying", tree=tree.name, to=settings.prefix)
+            self._host.copy_tree(self._tree, staging)
+            source = staging
+        words = ["install", "--prefix", settings.prefix, "--bindir", settings.bindir]
+        try:
+            self._try_out(source)
+            if not settings.self_test:
+                words.append("--no-self-test")
+            answer = self._nvshim(source, *words, timeout=_INSTALL_TIMEOUT)
+        finally:
+            self._host.remove_tree(staging)
+        self._log.info("installed", tree=tree.name, **_told(answer))
+        return answer
+
+    def _try_out(self, tree: str) -> None:
+        """See that the shim runs on this node at all, before anything leads to it."""
+        argv = [os.path.join(tree, "bin", SHIM), "-v"]
+        ended = self._host.run(argv, timeout=_COMMAND_TIMEOUT)
+        if ended.code != 0:
+            raise HostCommandFailed(
+                f"to run {SHIM} on this node", found=f"status {ended.code}: {ended.last_words}"
+            )
+
+    def _configure(self, driver_root: str) -> None:
+        """Have the shim and the engine configured, by the installed program."""
+        self._report.say(state=State.CONFIGURING, driver_root=driver_root)
+        if driver_root:
+            self._nvshim(self._current, "config", "set", "node.driver-root", driver_root)
+            self._log.info("the driver's root is set", root=driver_root)
+        if self._settings.engine:
+            answer = self._configure_engine(self._settings.restart)
+            self._log.info("configured", engine=self._settings.engine, **_told(answer))
+
+    def _configure_engine(self, restart: str) -> dict[str, Any]:
+        settings = self._settings
+        options = ["--set-default"] if settings.set_default else []
+        if settings.enable_cdi and settings.engine not in _ALWAYS_CDI:
+            options.append("--enable-cdi")
+        return self._nvshim(self._current, *self._engine_words(restart), *options)
+
+    def _engine_words(self, restart: str) -> list[str]:
+        settings = self._settings
+        words = ["configure", settings.engine, "--runtime-name", settings.runtime_name]
+        words += ["--config", settings.config] if settings.config else []
+        if settings.drop_in and settings.engine in _DROP_INS:
+            words += ["--drop-in", settings.drop_in]
+        words += ["--socket", settings.socket] if settings.socket else []
+        return [*words, "--restart", restart]
+
+    def _ask(self, now: float) -> None:
+        """Find out whether a pod can have the handler, and say so."""
+        self._ask_at = now + _ASK_EVERY
+        live = self._has_handler()
+        if live is False:
+            what = f"{self._settings.engine} has to be restarted before it knows the handler"
+            if self._report.status.state != State.RESTART:
+                self._log.warning(what, handler=self._settings.runtime_name)
+            self._report.say(state=State.RESTART, restart_outstanding=True, message=what)
+            return
+        if self._settings.toolkit_ready:
+            path = os.path.join(self._settings.validations, TOOLKIT_READY)
+            if self._host.read(path) is None:
+                self._host.write(path, _mark())
+                self._log.info("toolkit-ready is written", path=path)
+        if self._report.status.state != State.READY:
+            self._log.info("ready", handler=self._settings.runtime_name, asked=live is not None)
+        known = None if live is None else False
+        self._report.say(state=State.READY, restart_outstanding=known, message="")
+
+    def _has_handler(self) -> bool | None:
+        socket = self._socket
+        if not socket:
+            return None
+        try:
+            with self._host.directory(os.path.dirname(socket)) as directory:
+                address = f"/proc/self/fd/{directory}/{os.path.basename(socket)}"
+                return has_handler(address, self._settings.runtime_name, RUNTIME_NAME)
+        except OSError:
+            return None
+
+    def _remove(self) -> None:
+        """Take everything back. A step that fails does not keep the next one from being done."""
+        self._report.say(state=State.REMOVING, message="")
+        settings = self._settings
+        self._host.remove_tree(os.path.join(settings.prefix, STAGING))
+        ready = os.path.join(settings.validations, TOOLKIT_READY)
+        if settings.toolkit_ready and self._host.read(ready) == _mark():
+            self._host.remove(ready)
+        commands = [[*self._engine_words(settings.restart), "--remove"]] if settings.engine else []
+        commands += [["uninstall", "--prefix", settings.prefix, "--bindir", settings.bindir]]
+        for words in commands:
+            try:
+                answer = self._nvshim(self._current, *words)
+            except NvshimError as error:
+                self._log.error("not removed", **of_error(error))
+            else:
+                self._log.info("removed", step=words[0], **_told(answer))
+
+    # -- watching -------------------------------------------------------------------------
+
+    def _watch(self, seen: _Seen) -> None:
+        """Look at the node now and then; put back what another tool took away."""
+        socket = self._look((self._socket,))
+        waiting = False
+        while True:
+            self._pause(self._settings.interval)
+            now = time.monotonic()
+            self._report.alive(now)
+            current = self._look(self._watched)
+            if current != seen:
+                due = self._backoff.due(now)
+                if now < due:
+                    if not waiting:
+                        self._log.info("changed; looked at again", seconds=round(due - now))
+                    waiting = True
+                    continue
+                waiting = False
+                self._assert_again(now)
+                seen = current
+            restarted = self._look((self._socket,))
+            outstanding = self._report.status.restart_outstanding and now >= self._ask_at
+            if restarted != socket or outstanding:
+                socket = restarted
+                self._ask(now)
+
+    def _assert_again(self, now: float) -> None:
+        """Install and configure again, which changes nothing if nothing is amiss."""
+        # Two tools that both restart the engine would never end.
+        restart = self._settings.restart if self._backoff.is_calm(now) else "none"
+        answers = [self._install()]
+        if self._settings.engine:
+            answers.append(self._configure_engine(restart))
+        if any(answer.get("changed") for answer in answers):
+            self._backoff.done(now)
+            self._report.say(reasserted=self._report.status.reasserted + 1)
+            self._log.warning(
+                "put back what another tool had changed", times=self._report.status.reasserted
+            )
+        self._ask(time.monotonic())
+
+    def _look(self, paths: Iterable[str]) -> _Seen:
+        return {path: self._host.identity(path) for path in paths if path}
+
+    @property
+    def _watched(self) -> tuple[str, ...]:
+        settings = self._settings
+        paths = [os.path.join(self._current, MANIFEST), os.path.join(settings.bindir, SHIM)]
+        if settings.engine:
+            paths.append(settings.config or _CONFIGS[settings.engine])
+            if settings.engine in _DROP_INS:
+                directory = _DROP_INS[settings.engine].format(os.path.dirname(paths[-1]))
+                directory = os.path.dirname(settings.drop_in) or directory
+                paths += self._host.files(directory)
+        return tuple(paths)
+
+    # -- the node -------------------------------------------------------------------------
+
+    @property
+    def _current(self) -> str:
+        return os.path.join(self._settings.prefix, "current")
+
+    @property
+    def _socket(self) -> str:
+        return self._settings.socket or _SOCKETS.get(self._settings.engine, "")
+
+    def _installed_digest(self) -> str:
+        content = self._host.read(os.path.join(self._current, MANIFEST))
+        try:
+            digest = json.loads(content or b"null")["digest"]
+        except (ValueError, KeyError, TypeError):
+            return ""
+        return digest if isinstance(digest, str) else ""
+
+    def _nvshim(self, tree: str, *words: str, timeout: float = _COMMAND_TIMEOUT) -> dict[str, Any]:
+        """Run a command of the node's own copy, and return its answer."""
+        argv = [os.path.join(tree, "bin", "nvshim"), *words, "--output", "json"]
+        ended = self._host.run(argv, timeout=timeout)
+        self._report.alive(time.monotonic())
+        _reap()
+        if ended.code not in {exits.OK, exits.FOUND}:
+            raise HostCommandFailed(
+                "nvshim " + " ".join(words), found=_why(ended.stderr) or ended.last_words
+            )
+        try:
+            answer = json.loads(ended.stdout)
+        except ValueError:
+            return {}
+        return answer if isinstance(answer, dict) else {}
+
+    def _pause(self, seconds: float) -> None:
+        _reap()
+        time.sleep(seconds)
+
+
+def _mark() -> bytes:
+    """What toolkit-ready holds; others look only whether it is there."""
+    return f"containerd-shim-nvidia {VERSION}\n".encode()
+
+
+def _told(answer: dict[str, Any]) -> dict[str, Any]:
+    """What of a command's answer is told in the log: no differences, no lists of steps."""
+    told = {key: answer[key] for key in _TOLD if answer.get(key) not in (None, [], {})}
+    files = answer.get("files")
+    if isinstance(files, list) and files:
+        told["files"] = [file.get("path") for file in files if isinstance(file, dict)]
+    return told
+
+
+def _why(stderr: str) -> str:
+    """The one line of a failure, out of its document."""
+    try:
+        error = json.loads(stderr)["error"]
+        return f"{error['code']} {error['name']}: {error['found']}; do: {error['do']}"
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _reap() -> None:
+    """Take the exit of what others have left to us: in a container this is process 1."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return

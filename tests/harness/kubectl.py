@@ -1,0 +1,176 @@
+"""The real kubectl, of a release of Debian, and a server that knows no more than which kinds exist.
+
+``kubectl apply --dry-run=client`` changes nothing, and still asks a server which resources there
+are, and whether an object is there already. This one answers the first from a table and the second
+with "not found"; it keeps nothing, and any request that would change something is refused and
+remembered.
+
+``python -m tests.harness.kubectl RELEASE…`` has the programs ready.
+
+Source: Kubernetes API, discovery (APIGroupList, APIResourceList), metav1.Status.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from integration.packages import default_cache, fetch, unpack
+from integration.parts import programs_of_release
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+_PACKAGE: Final = "kubernetes-client"
+# There the program is static, and needs no libraries.
+_STATIC: Final = frozenset({"bookworm"})
+
+# Group version → plural, kind, whether it is in a namespace.
+_RESOURCES: Final = {
+    "v1": [
+        ("namespaces", "Namespace", False),
+        ("resourcequotas", "ResourceQuota", True),
+        ("serviceaccounts", "ServiceAccount", True),
+        ("pods", "Pod", True),
+    ],
+    "apps/v1": [("daemonsets", "DaemonSet", True)],
+    "node.k8s.io/v1": [("runtimeclasses", "RuntimeClass", False)],
+    "networking.k8s.io/v1": [("networkpolicies", "NetworkPolicy", True)],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Kubectl:
+    """A kubectl.
+
+    Attributes:
+        release: of Debian, whose it is.
+        program: its path.
+    """
+
+    release: str
+    program: str
+
+    @classmethod
+    def of_release(cls, release: str, *, say: Callable[[str], None] | None = None) -> Self:
+        """What a release of Debian has."""
+        if release in _STATIC:
+            into = os.path.join(default_cache(), f"{release}-{_PACKAGE}")
+            directory = os.path.join(into, "unpacked")
+            unpack(fetch([_PACKAGE], into, release=release, say=say), directory)
+            return cls(release, os.path.join(directory, "usr", "bin", "kubectl"))
+        where = programs_of_release({"kubectl": ("kubectl",)}, [_PACKAGE], release, say=say)
+        return cls(release, f"{where}/kubectl/kubectl")
+
+    def __call__(self, *words: str, server: str = "", stdin: str = "") -> str:
+        """Run it; returns what it says, and fails the test if it complains."""
+        with tempfile.TemporaryDirectory() as home:
+            options = ["--server", server] if server else []
+            done = subprocess.run(
+                [self.program, *options, *words],
+                input=stdin, capture_output=True, text=True, timeout=50, check=False,
+                env={"PATH": "/usr/bin:/bin", "HOME": home},
+            )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == "", done.stderr
+        return done.stdout
+
+
+@dataclass
+class Discovery:
+    """A server of the API that knows which kinds there are. As a context it runs.
+
+    Attributes:
+        changes: the requests that would have changed something.
+    """
+
+    changes: list[str] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        changes = self.changes
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                path = self.path.partition("?")[0]
+                code, document = _answer(path)
+                self._send(code, document)
+
+            def _refuse(self) -> None:
+                changes.append(f"{self.command} {self.path}")
+                self._send(405, _status(405, "MethodNotAllowed"))
+
+            do_POST = do_PUT = do_PATCH = do_DELETE = _refuse  # noqa: N815 - as the base has it
+
+            def _send(self, code: int, document: dict[str, Any]) -> None:
+                body = json.dumps(document).encode()
+                self.send_response(code)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                return
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+
+def _answer(path: str) -> tuple[int, dict[str, Any]]:
+    if path == "/api":
+        return 200, {"kind": "APIVersions", "versions": ["v1"]}
+    if path == "/apis":
+        groups = [_group(name) for name in _RESOURCES if "/" in name]
+        return 200, {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
+    version = path.removeprefix("/apis/").removeprefix("/api/")
+    if version in _RESOURCES:
+        resources = [
+            {
+                "name": plural, "singularName": "", "namespaced": namespaced, "kind": kind,
+                "verbs": ["create", "delete", "get", "list", "patch", "update"],
+            }
+            for plural, kind, namespaced in _RESOURCES[version]
+        ]  # fmt: skip
+        return 200, {"kind": "APIResourceList", "groupVersion": version, "resources": resources}
+    return 404, _status(404, "NotFound")
+
+
+def _group(version: str) -> dict[str, Any]:
+    name, _, number = version.partition("/")
+    known = {"groupVersion": version, "version": number}
+    return {"name": name, "versions": [known], "preferredVersion": known}
+
+
+def _status(code: int, reason: str) -> dict[str, Any]:
+    return {
+        "kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    for _release in sys.argv[1:]:
+        Kubectl.of_release(_release, say=print)

@@ -1,0 +1,90 @@
+"""The installer's variables, and what becomes of each."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from integration.kubernetes.environment import VARIABLES, ignored, settings_from
+from integration.kubernetes.errors import VariableUnusable
+from integration.kubernetes.settings import Settings
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("NVIDIA_DRIVER_ROOT", "/run/nvidia/driver", "driver_root", "/run/nvidia/driver"),
+        ("NVIDIA_DRIVER_ROOT", "/", "driver_root", "/"),
+        (
+            "CONTAINERD_CONFIG",
+            "/etc/containerd/config.toml",
+            "config",
+            "/etc/containerd/config.toml",
+        ),
+        ("RUNTIME_CONFIG", "/a//b/", "config", "/a/b"),
+        ("RUNTIME", "crio", "engine", "crio"),
+        ("NO_RUNTIME_CONFIG", "true", "engine", ""),
+        ("NO_RUNTIME_CONFIG", "0", "engine", "containerd"),
+        ("NVIDIA_RUNTIME_NAME", "gpu.v2", "runtime_name", "gpu.v2"),
+        ("CONTAINERD_RUNTIME_CLASS", "gpu", "runtime_name", "gpu"),
+        ("NVIDIA_RUNTIME_SET_AS_DEFAULT", "T", "set_default", True),
+        ("NVIDIA_RUNTIME_SET_AS_DEFAULT", "False", "set_default", False),
+        ("RUNTIME_RESTART_MODE", "systemd", "restart", "systemd"),
+        ("RUNTIME_ENABLE_CDI", "1", "enable_cdi", True),
+        ("NO_DAEMON", "true", "once", True),
+        ("TOOLKIT_PID_FILE", "/run/x.pid", "pid_file", "/run/x.pid"),
+        ("NVSHIM_DRIVER_TIMEOUT", "2.5", "driver_timeout", 2.5),
+    ],
+)
+def test_a_variable_sets_what_it_names(name: str, text: str, field: str, value: Any) -> None:
+    assert getattr(settings_from({name: text}), field) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("NVIDIA_RUNTIME_SET_AS_DEFAULT", "yes"),
+        ("NVIDIA_DRIVER_ROOT", "run/nvidia"),
+        ("NVIDIA_DRIVER_ROOT", "/driver-root"),
+        ("RUNTIME_CONFIG", "/runtime/config-dir/config.toml"),
+        ("RUNTIME", "podman"),
+        ("RUNTIME_RESTART_MODE", "always"),
+        ("NVIDIA_RUNTIME_NAME", "a b"),
+        ("NVIDIA_RUNTIME_NAME", "--set-default"),
+        ("NVSHIM_DRIVER_TIMEOUT", "-1"),
+        ("NVSHIM_INTERVAL", "nan"),
+        ("NVSHIM_INTERVAL", "0"),
+    ],
+)
+def test_a_value_that_means_nothing_is_one_typed_error(name: str, text: str) -> None:
+    with pytest.raises(VariableUnusable) as caught:
+        settings_from({name: text})
+    assert name in str(caught.value)
+
+
+def test_what_is_not_given_or_empty_leaves_the_default() -> None:
+    assert settings_from({}) == Settings()
+    assert settings_from(dict.fromkeys(VARIABLES, "")) == Settings()
+    assert settings_from({"SOMETHING_ELSE": "x"}) == Settings()
+
+
+def test_ours_and_the_newer_names_win() -> None:
+    older = {"CONTAINERD_CONFIG": "/old", "CONTAINERD_SET_AS_DEFAULT": "true"}
+    newer = {"RUNTIME_CONFIG": "/new", "NVIDIA_RUNTIME_SET_AS_DEFAULT": "false"}
+    settings = settings_from({**newer, **older})
+    assert (settings.config, settings.set_default) == ("/new", False)
+
+
+def test_what_means_nothing_is_told_with_the_reason() -> None:
+    told = ignored({"CDI_ENABLED": "true", "CRIO_CONFIG_MODE": "", "RUNTIME": "containerd"})
+    assert list(told) == ["CDI_ENABLED"]
+    assert "nvshim node" in told["CDI_ENABLED"]
+
+
+def test_every_field_that_a_variable_names_is_one_of_the_settings() -> None:
+    known = {field.name for field in fields(Settings)}
+    assert {v.field for v in VARIABLES.values() if v.field} <= known
+    assert all(variable.meaning for variable in VARIABLES.values())
+    assert all(name.startswith("NVSHIM_") != v.nvidia for name, v in VARIABLES.items())

@@ -1,0 +1,435 @@
+"""The installer's steps, in a node's root with programs that note what they are asked.
+
+The tree's ``nvshim`` is a script here that does what the real one would leave behind, so that every
+order and every failure can be had in a moment. The real one is in tests/e2e/kubernetes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from integration.dist.manifest import read_tree, write_tree
+from integration.images import busybox, unpack
+from integration.kubernetes.errors import HostUnusable, InstallerRunning
+from integration.kubernetes.host import Host
+from integration.kubernetes.installer import STAGING, Installer
+from integration.kubernetes.settings import Settings
+from integration.kubernetes.status import FILE, Log, State
+from shim import VERSION
+from tests.harness.launcher import REPOSITORY
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="chroot(2) is root's")
+
+PREFIX = "/opt/containerd-shim-nvidia"
+CONFIG = "/etc/containerd/config.toml"
+
+# What the real ones leave behind, as far as the installer looks at it.
+_NVSHIM = r"""#!/bin/sh
+tree=$(readlink -f "$0"); tree=${tree%/bin/nvshim}
+echo "$*" >>/var/log/asked
+[ -e /fail ] && grep -q "^$1" /fail && { echo '{"error": {"code": "NVSHIM-E9", "name": "told-to",
+  "asked": "a", "found": "it was told to", "do": "nothing"}}' >&2; exit 1; }
+[ -e /hang ] && grep -q "^$1" /hang && { echo $$ >/hung; sleep 1000; }
+case $1 in
+install)
+  name=0.1.0-$(sed -n 's/.*"digest": "\(........\).*/\1/p' "$tree/tree.json")
+  [ -d /opt/containerd-shim-nvidia/$name ] || cp -a "$tree" /opt/containerd-shim-nvidia/$name
+  changed=false
+  [ -e /usr/local/bin/containerd-shim-nvidia-v1 ] || changed=true
+  [ "$(readlink /opt/containerd-shim-nvidia/current)" = $name ] || changed=true
+  ln -sfn $name /opt/containerd-shim-nvidia/current
+  ln -sf /opt/containerd-shim-nvidia/current/bin/containerd-shim-nvidia-v1 /usr/local/bin/
+  echo "{\"changed\": $changed}" ;;
+configure)
+  changed=false
+  case "$*" in
+  *--remove*) sed -i '/ours/d' /etc/containerd/config.toml ;;
+  *) grep -qs ours /etc/containerd/config.toml || {
+       echo '# ours' >>/etc/containerd/config.toml; changed=true; } ;;
+  esac
+  echo "{\"files\": [], \"changed\": $changed}" ;;
+config) echo "$4" >/etc/containerd-shim-nvidia.root; echo '{}' ;;
+uninstall) rm -rf /opt/containerd-shim-nvidia/0* /opt/containerd-shim-nvidia/current
+  rm -f /usr/local/bin/containerd-shim-nvidia-v1; echo '{"complete": false}'; exit 3 ;;
+esac
+"""
+_SHIM = "#!/bin/sh\n[ ! -e /no-shim ] || { echo 'cannot execute' >&2; exit 126; }\n"
+
+
+class Node:
+    """A node's root, and an image's tree beside it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.root = directory / "node"
+        self.tree = directory / "tree"
+        self.local = directory / "local"
+        unpack(busybox().tree, str(self.root))
+        for path in ("etc/containerd", "var/log", "usr/local/bin", "opt"):
+            (self.root / path).mkdir(parents=True)
+        self.path(CONFIG).write_text("version = 2\n")
+        (self.tree / "bin").mkdir(parents=True)
+        self.release("first")
+
+    def release(self, what: str) -> None:
+        """Another version of the image's tree."""
+        programs = {"nvshim": _NVSHIM, "containerd-shim-nvidia-v1": _SHIM}
+        for name, text in programs.items():
+            program = self.tree / "bin" / name
+            program.write_text(text + f"# {what}\n")
+            program.chmod(0o755)
+        write_tree(
+            str(self.tree), version=VERSION, revision="", architecture="amd64", python="3.11"
+        )
+
+    def path(self, path: str) -> Path:
+        return self.root / path.lstrip("/")
+
+    @property
+    def asked(self) -> list[str]:
+        """The first words of each call of nvshim."""
+        log = self.path("/var/log/asked")
+        if not log.exists():
+            return []
+        return [" ".join(line.split()[:1]) for line in log.read_text().splitlines()]
+
+    @property
+    def calls(self) -> str:
+        return self.path("/var/log/asked").read_text()
+
+    def settings(self, **fields: Any) -> Settings:
+        fields = {"once": True, "interval": 0.05, "engine": "containerd", **fields}
+        return Settings(host=str(self.root), tree=str(self.tree), local=str(self.local), **fields)
+
+    def run(self, **fields: Any) -> None:
+        settings = self.settings(**fields)
+        with Host(settings.host) as host:
+            Installer(settings, host, Log()).run()
+
+    @property
+    def status(self) -> dict[str, Any]:
+        try:
+            status: dict[str, Any] = json.loads((self.local / FILE).read_text())
+        except FileNotFoundError:
+            return {"state": None}
+        on_node = self.path(f"/run/containerd-shim-nvidia/{FILE}")
+        assert json.loads(on_node.read_text())["version"] == status["version"]
+        return status
+
+    def start(self, **environment: str) -> subprocess.Popen[bytes]:
+        """The installer as a process of its own, told by variables."""
+        return subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, str(self.local)],
+            cwd=REPOSITORY,
+            env={
+                "PATH": os.environ["PATH"], "HOST_ROOT_MOUNT": str(self.root),
+                "NVSHIM_TREE": str(self.tree), "NVSHIM_INTERVAL": "0.05", **environment,
+            },
+            stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+
+# As the command does, with another place for the probes.
+_PROGRAM = """
+import sys
+from integration.kubernetes import settings
+settings.Settings.__init__.__defaults__ = tuple(
+    sys.argv[1] if value == settings.LOCAL else value
+    for value in settings.Settings.__init__.__defaults__
+)
+from integration.cli.app import main
+sys.exit(main(["node-installer"]))
+"""
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+@pytest.fixture
+def running(node: Node) -> Iterator[Any]:
+    """Start installers; what still runs at the end is killed."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(**environment: str) -> subprocess.Popen[bytes]:
+        started.append(node.start(**environment))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def _is_at_rest(node: Node) -> None:
+    """Wait for the second look, which comes after a first that has changed something."""
+    eventually(lambda: len(node.asked) >= 4, "it has looked again")
+    eventually(lambda: node.status["state"] == State.READY, "it is ready")
+
+
+def test_the_tree_is_installed_and_the_engine_configured(node: Node) -> None:
+    node.run()
+    tree = read_tree(str(node.tree))
+    assert os.readlink(node.path(PREFIX) / "current") == tree.name
+    assert "# ours" in node.path(CONFIG).read_text()
+    assert node.calls.splitlines() == [
+        f"install --prefix {PREFIX} --bindir /usr/local/bin --no-self-test --output json",
+        "configure containerd --runtime-name nvidia --restart none --output json",
+    ]
+    assert not (node.path(PREFIX) / STAGING).exists()
+    # There is no engine to ask, so it is not known whether it has to be restarted.
+    assert (node.status["state"], node.status["restart_outstanding"]) == (State.READY, None)
+
+
+def test_each_wish_becomes_an_option(node: Node) -> None:
+    node.run(
+        set_default=True, enable_cdi=True, restart="systemd", config="/etc/x.toml",
+        drop_in="/etc/y.toml", runtime_name="gpu", driver_root="/run/nvidia/driver", self_test=True,
+    )  # fmt: skip
+    install, config, configure = node.calls.splitlines()
+    assert "--no-self-test" not in install
+    assert config.startswith("config set node.driver-root /run/nvidia/driver")
+    for words in ("--restart systemd", "--config /etc/x.toml", "--drop-in /etc/y.toml",
+                  "--runtime-name gpu", "--set-default", "--enable-cdi"):  # fmt: skip
+        assert words in configure
+
+
+def test_an_engine_that_is_to_be_left_alone_is(node: Node) -> None:
+    node.run(engine="")
+    assert node.asked == ["install"]
+
+
+def test_a_tree_that_is_installed_is_not_copied_again(node: Node) -> None:
+    node.run()
+    before = node.path(PREFIX).stat().st_mtime_ns
+    node.run()
+    assert node.path(PREFIX).stat().st_mtime_ns != 0
+    assert node.asked == ["install", "configure"] * 2
+    assert len(list(node.path(PREFIX).iterdir())) == 2, before
+    node.release("second")
+    node.run()
+    assert os.readlink(node.path(PREFIX) / "current") == read_tree(str(node.tree)).name
+
+
+def test_a_shim_that_does_not_run_on_the_node_is_never_in_effect(node: Node) -> None:
+    node.run()
+    before = os.readlink(node.path(PREFIX) / "current")
+    node.release("second")
+    node.path("/no-shim").touch()
+    with pytest.raises(Exception, match="cannot execute"):
+        node.run()
+    assert os.readlink(node.path(PREFIX) / "current") == before
+    assert node.asked == ["install", "configure"]
+    assert node.status["state"] == State.FAILED
+    assert not (node.path(PREFIX) / STAGING).exists()
+
+
+@pytest.mark.parametrize("step", ["install", "config", "configure"])
+def test_a_step_that_fails_is_quoted_and_can_be_done_again(node: Node, step: str) -> None:
+    node.path("/fail").write_text(f"{step}\n")
+    with pytest.raises(Exception, match="it was told to") as caught:
+        node.run(driver_root="/")
+    assert "NVSHIM-E2664" in str(caught.value)
+    assert node.status["state"] == State.FAILED
+    node.path("/fail").unlink()
+    node.run(driver_root="/")
+    assert node.status["state"] == State.READY
+
+
+def test_one_installer_works_on_a_node(node: Node, running: Any) -> None:
+    first = running()
+    eventually(lambda: node.status["state"] == State.READY, "the first is ready")
+    lock = node.path("/run/nvidia/toolkit/toolkit.pid")
+    assert lock.read_text() == f"{first.pid}\n"
+    _is_at_rest(node)
+    asked = node.asked
+    with pytest.raises(InstallerRunning, match=str(first.pid)):
+        node.run()
+    second = running()
+    _, said = second.communicate(timeout=10)
+    assert second.returncode == 1
+    assert b"NVSHIM-E2660 installer-running" in said
+    assert node.asked == asked
+    assert node.status["state"] == State.READY
+    first.kill()  # whose lock ends with it
+    first.wait()
+    node.run()
+
+
+def test_the_driver_is_awaited_and_its_root_taken(node: Node, running: Any) -> None:
+    running(NVSHIM_WAIT_FOR_DRIVER="true", NVSHIM_TOOLKIT_READY="true")
+    eventually(lambda: node.status["state"] == State.WAITING, "it waits")
+    assert node.asked == []
+    ready = node.path("/run/nvidia/validations/driver-ready")
+    ready.parent.mkdir(parents=True)
+    ready.write_text("IS_HOST_DRIVER=false\nNVIDIA_DRIVER_ROOT=/run/nvidia/driver\n")
+    eventually(lambda: node.status["state"] == State.READY, "it is ready")
+    assert node.path("/etc/containerd-shim-nvidia.root").read_text() == "/run/nvidia/driver\n"
+    assert node.status["driver_root"] == "/run/nvidia/driver"
+    assert (ready.parent / "toolkit-ready").exists()
+
+
+def test_a_driver_that_does_not_come_is_not_awaited_for_ever(node: Node) -> None:
+    with pytest.raises(Exception, match="driver-not-ready"):
+        node.run(wait_for_driver=True, driver_timeout=0.1)
+    assert node.asked == []
+
+
+def test_what_another_tool_takes_away_is_put_back_and_then_later_each_time(
+    node: Node, running: Any
+) -> None:
+    process = running()
+    eventually(lambda: node.status["state"] == State.READY, "it is ready")
+    _is_at_rest(node)
+    config = node.path(CONFIG)
+    config.write_text("version = 2\n# theirs\n")
+    eventually(lambda: "# ours" in config.read_text(), "it is put back")
+    eventually(lambda: node.status["reasserted"] == 1, "it is counted")
+    asked = len(node.asked)
+    config.write_text("version = 2\n# theirs again\n")
+    time.sleep(0.5)  # ten looks
+    assert "# ours" not in config.read_text()
+    assert len(node.asked) == asked
+    process.terminate()
+    assert process.wait(10) == 0
+
+
+def test_a_change_that_takes_nothing_away_is_no_fight(node: Node, running: Any) -> None:
+    running()
+    eventually(lambda: node.status["state"] == State.READY, "it is ready")
+    _is_at_rest(node)
+    for number in range(3):
+        asked = len(node.asked)
+        with node.path(CONFIG).open("a") as file:
+            file.write(f"# {number}\n")
+        eventually(lambda asked=asked: len(node.asked) >= asked + 2, "it looked")  # type: ignore[misc]
+    assert node.status["reasserted"] == 0
+
+
+def test_a_link_that_is_removed_is_put_back(node: Node, running: Any) -> None:
+    running()
+    eventually(lambda: node.status["state"] == State.READY, "it is ready")
+    link = node.path("/usr/local/bin/containerd-shim-nvidia-v1")
+    link.unlink()
+    eventually(lambda: os.path.islink(link), "the link is there again")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_it_leaves_everything_when_it_is_told_to_end(node: Node, running: Any, number: int) -> None:
+    process = running()
+    eventually(lambda: node.status["state"] == State.READY, "it is ready")
+    process.send_signal(number)
+    assert process.wait(10) == 0
+    assert set(node.asked) == {"install", "configure"}
+    assert node.status["state"] == State.ENDED
+    assert (node.path(PREFIX) / "current").exists()
+    assert node.path("/run/nvidia/toolkit/toolkit.pid").read_text() == ""
+
+
+def test_it_takes_everything_back_if_that_was_asked(node: Node, running: Any) -> None:
+    process = running(NVSHIM_REMOVE_ON_EXIT="1", NVSHIM_TOOLKIT_READY="1")
+    eventually(lambda: node.status["state"] == State.READY, "it is ready")
+    ready = node.path("/run/nvidia/validations/toolkit-ready")
+    assert ready.exists()
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)  # once is enough
+    assert process.wait(10) == 0
+    assert node.asked[-2:] == ["configure", "uninstall"]
+    assert "--remove" in node.calls.splitlines()[-2]
+    assert not ready.exists()
+    assert list(node.path(PREFIX).iterdir()) == []
+
+
+def test_a_toolkit_ready_of_another_is_left_to_it(node: Node, running: Any) -> None:
+    ready = node.path("/run/nvidia/validations/toolkit-ready")
+    ready.parent.mkdir(parents=True)
+    ready.touch()
+    process = running(NVSHIM_REMOVE_ON_EXIT="1", NVSHIM_TOOLKIT_READY="1")
+    eventually(lambda: node.status["state"] == State.READY, "it is ready")
+    process.terminate()
+    process.wait(10)
+    assert ready.read_text() == ""
+
+
+@pytest.mark.parametrize("step", ["install", "configure"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_in_the_middle_of_a_step_it_is_simply_started_again(
+    node: Node, running: Any, step: str, number: int
+) -> None:
+    hang = node.path("/hang")
+    hang.write_text(f"{step}\n")
+    process = running()
+    hung = node.path("/hung")
+    eventually(hung.exists, f"{step} hangs")
+    child = int(eventually(hung.read_text, "its process is known"))
+    process.send_signal(number)
+    assert process.wait(10) == (0 if number == signal.SIGTERM else -number)
+    hang.unlink()
+    if number == signal.SIGTERM:  # what it has started ends with it
+        eventually(lambda: not os.path.exists(f"/proc/{child}"), "the step has ended")
+    else:
+        os.killpg(child, signal.SIGKILL)
+    node.run()
+    assert node.status["state"] == State.READY
+    assert sorted(os.listdir(node.path(PREFIX))) == sorted(
+        ["current", read_tree(str(node.tree)).name]
+    )
+
+
+def test_what_a_killed_copy_has_left_is_replaced(node: Node) -> None:
+    left = node.path(PREFIX) / STAGING / "bin"
+    left.mkdir(parents=True)
+    (left / "nvshim").write_text("#!/bin/sh\nexit 1\n")
+    (left / "half").touch()
+    node.run()
+    assert not left.exists()
+    assert not list(node.path(PREFIX).glob("0*/bin/half"))
+
+
+def test_links_of_the_node_lead_to_places_of_the_node(node: Node) -> None:
+    # As where /opt and /run/nvidia are kept elsewhere, by an absolute link.
+    node.path("/opt").rmdir()
+    node.path("/var/opt").mkdir()
+    node.path("/opt").symlink_to("/var/opt")
+    node.path("/elsewhere").mkdir()
+    node.path("/run/nvidia").symlink_to("/elsewhere")
+    node.run()
+    assert node.path("/var/opt/containerd-shim-nvidia/current").is_symlink()
+    assert node.path("/elsewhere/toolkit/toolkit.pid").exists()
+    assert not os.path.exists("/elsewhere")
+
+
+def test_a_file_of_ours_that_is_a_link_is_not_followed(node: Node) -> None:
+    victim = node.path("/victim")
+    victim.write_text("as it was")
+    directory = node.path("/run/nvidia/toolkit")
+    directory.mkdir(parents=True)
+    (directory / "toolkit.pid").symlink_to("/victim")
+    with pytest.raises(HostUnusable):
+        node.run()
+    (directory / "toolkit.pid").unlink()
+    state = node.path("/run/containerd-shim-nvidia")
+    state.mkdir()
+    (state / FILE).symlink_to("/victim")
+    (state / f".{FILE}.new").symlink_to("/victim")
+    node.run()
+    assert victim.read_text() == "as it was"
+    assert not (state / FILE).is_symlink()
+
+
+def test_a_root_that_is_not_there_is_one_typed_error(tmp_path: Path) -> None:
+    with pytest.raises(HostUnusable, match="HOST_ROOT_MOUNT"):
+        Host(str(tmp_path / "missing"))

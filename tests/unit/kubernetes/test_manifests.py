@@ -1,0 +1,317 @@
+"""What is given to ``kubectl apply -k``: rendered by real kubectls, judged by the API's schemas."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import pytest
+import yaml
+
+from integration.cli.app import COMMANDS, nvshim
+from integration.kubernetes.containerfile import IMAGE, NAME
+from integration.kubernetes.environment import VARIABLES, settings_from
+from integration.kubernetes.settings import LOCAL, Settings
+from shim import VERSION
+from tests.harness.kubectl import Discovery, Kubectl
+from tests.harness.launcher import REPOSITORY
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import kubernetes_validate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MANIFESTS: Final = os.path.join(REPOSITORY, "integration", "kubernetes", "manifests")
+OVERLAYS: Final = (
+    "beside-gpu-operator", "default-runtime", "driver-container", "host-driver", "not-default",
+)  # fmt: skip
+COMPONENTS: Final = tuple(sorted(os.listdir(os.path.join(MANIFESTS, "components"))))
+# The oldest and the newest that the validator has, and one between.
+VERSIONS: Final = ("1.25", "1.31", "1.37")
+RELEASES: Final = ("trixie", "sid")
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def kubectl(request: pytest.FixtureRequest) -> Kubectl:
+    return Kubectl.of_release(request.param)
+
+
+@pytest.fixture(scope="module")
+def rendered() -> dict[str, list[dict[str, Any]]]:
+    """Every overlay, and the base with each component."""
+    kubectl = Kubectl.of_release(RELEASES[0])
+    made = {name: _documents(kubectl("kustomize", _overlay(name))) for name in OVERLAYS}
+    return made | {name: _documents(_with(kubectl, name)) for name in COMPONENTS}
+
+
+def _overlay(name: str) -> str:
+    return os.path.join(MANIFESTS, "overlays", name)
+
+
+def _with(kubectl: Kubectl, component: str) -> str:
+    """The base with a component, as a cluster's own overlay has it."""
+    # Beside ours: a kustomization may only name what is on the way from the repository.
+    directory = os.path.join(MANIFESTS, "overlays", f".test-{component}-{os.getpid()}")
+    os.makedirs(directory)
+    path = os.path.join(directory, "kustomization.yaml")
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            yaml.safe_dump(
+                {
+                    "resources": ["../../base"],
+                    "components": [f"../../components/{component}"],
+                },
+                file,
+            )
+        return kubectl("kustomize", directory)
+    finally:
+        os.unlink(path)
+        os.rmdir(directory)
+
+
+def _documents(text: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(text))
+
+
+def _one(documents: list[dict[str, Any]], kind: str, name: str = "") -> dict[str, Any]:
+    found = [d for d in documents if d["kind"] == kind and name in {"", d["metadata"]["name"]}]
+    assert len(found) == 1, [d["metadata"] for d in found]
+    return found[0]
+
+
+def _pod(documents: list[dict[str, Any]], name: str = "installer") -> dict[str, Any]:
+    spec: dict[str, Any] = _one(documents, "DaemonSet", name)["spec"]["template"]["spec"]
+    return spec
+
+
+def _container(documents: list[dict[str, Any]], name: str = "installer") -> dict[str, Any]:
+    containers = _pod(documents, name)["containers"]
+    assert len(containers) == 1
+    container: dict[str, Any] = containers[0]
+    return container
+
+
+def _environment(documents: list[dict[str, Any]]) -> dict[str, str]:
+    return {each["name"]: each["value"] for each in _container(documents)["env"]}
+
+
+def _settings(documents: list[dict[str, Any]]) -> Settings:
+    return settings_from(_environment(documents))
+
+
+def _daemon_sets(documents: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    found = [d for d in documents if d["kind"] == "DaemonSet"]
+    assert {d["metadata"]["name"] for d in found} == {"installer", "node-agent"}
+    yield from found
+
+
+# -- by others' judgement ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_kubectl_renders_the_same_without_a_warning(kubectl: Kubectl, overlay: str) -> None:
+    others = Kubectl.of_release(RELEASES[0])
+    assert kubectl("kustomize", _overlay(overlay)) == others("kustomize", _overlay(overlay))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", [*OVERLAYS, *COMPONENTS])
+def test_every_manifest_is_valid_in_every_version_of_the_api(
+    rendered: dict[str, list[dict[str, Any]]], name: str, version: str
+) -> None:
+    for document in rendered[name]:
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_the_validator_would_find_a_field_that_does_not_exist(
+    rendered: dict[str, list[dict[str, Any]]],
+) -> None:
+    wrong = _one(rendered["not-default"], "RuntimeClass") | {"handlers": "nvidia"}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)
+
+
+@pytest.mark.parametrize("release", ["bookworm", *RELEASES])
+def test_kubectl_would_apply_each_object_and_changes_nothing_in_a_dry_run(release: str) -> None:
+    kubectl = Kubectl.of_release(release)
+    renderer = kubectl if release in RELEASES else Kubectl.of_release(RELEASES[0])
+    with Discovery() as server:
+        for overlay in OVERLAYS:
+            text = renderer("kustomize", _overlay(overlay))
+            said = kubectl(
+                "apply", "--dry-run=client", "--validate=false", "-f", "-",
+                server=server.url, stdin=text,
+            )  # fmt: skip
+            assert said.count("created (dry run)") == len(_documents(text)), said
+        assert server.changes == []
+
+
+# -- by the code that they name ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*OVERLAYS, *COMPONENTS])
+def test_every_word_that_is_run_is_one_of_nvshim(
+    rendered: dict[str, list[dict[str, Any]]], name: str
+) -> None:
+    for daemon_set in _daemon_sets(rendered[name]):
+        container = daemon_set["spec"]["template"]["spec"]["containers"][0]
+        words = [container["args"]]
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            program, *rest = container[probe]["exec"]["command"]
+            assert program == "/nvshim/bin/nvshim"
+            words.append(rest)
+        for each in words:
+            _parses(each)
+
+
+def _parses(words: list[str]) -> None:
+    """Whether nvshim takes them; what they would do is not done."""
+    command = nvshim.get_command(click.Context(nvshim), words[0])
+    assert words[0] in COMMANDS
+    assert command is not None
+    context = command.make_context(words[0], words[1:])
+    if words[0] == "node-exec":
+        _parses(list(context.params["words"]))
+
+
+@pytest.mark.parametrize("name", [*OVERLAYS, *COMPONENTS])
+def test_every_variable_is_known_and_means_something(
+    rendered: dict[str, list[dict[str, Any]]], name: str
+) -> None:
+    environment = _environment(rendered[name])
+    assert environment.pop("NVIDIA_VISIBLE_DEVICES") == "void"
+    assert [key for key in environment if not VARIABLES[key].field] == []
+    assert settings_from(environment).engine == "containerd"
+
+
+def test_the_image_is_ours_and_of_this_version(rendered: dict[str, list[dict[str, Any]]]) -> None:
+    for documents in rendered.values():
+        for daemon_set in _daemon_sets(documents):
+            image = daemon_set["spec"]["template"]["spec"]["containers"][0]["image"]
+            assert image == f"{NAME}:{VERSION}"
+            assert IMAGE.endswith(f"/{image}")
+
+
+def test_the_runtime_class_names_the_handler_that_is_configured(
+    rendered: dict[str, list[dict[str, Any]]],
+) -> None:
+    for overlay in OVERLAYS:
+        documents = rendered[overlay]
+        if overlay == "beside-gpu-operator":  # where it is the operator's
+            assert not [d for d in documents if d["kind"] == "RuntimeClass"]
+            continue
+        runtime_class = _one(documents, "RuntimeClass")
+        assert runtime_class["handler"] == _settings(documents).runtime_name
+        assert "overhead" not in runtime_class
+
+
+def test_where_pods_of_the_runtime_class_may_be_the_installer_is(
+    rendered: dict[str, list[dict[str, Any]]],
+) -> None:
+    documents = rendered["not-default"]
+    selector = _one(documents, "RuntimeClass")["scheduling"]["nodeSelector"]
+    for daemon_set in _daemon_sets(documents):
+        pod = daemon_set["spec"]["template"]["spec"]
+        terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        alternatives = [
+            {each["key"]: each["values"] for each in term["matchExpressions"]}
+            for term in terms["nodeSelectorTerms"]
+        ]
+        assert {key: [value] for key, value in selector.items()} in alternatives
+        assert pod["tolerations"] == [{"operator": "Exists"}]
+
+
+def test_what_the_installer_writes_is_mounted_and_nothing_else_can_be_written(
+    rendered: dict[str, list[dict[str, Any]]],
+) -> None:
+    documents = rendered["not-default"]
+    settings = _settings(documents)
+    pod, container = _pod(documents), _container(documents)
+    volumes = {each["name"]: each for each in pod["volumes"]}
+    writable = {
+        each["mountPath"]: volumes[each["name"]].get("hostPath", {}).get("path")
+        for each in container["volumeMounts"]
+        if not each.get("readOnly")
+    }
+    assert writable.pop(LOCAL) is None
+    # Where a path is mounted, below the node's root, says which path it is.
+    assert all(path == settings.host + of for path, of in writable.items())
+    written = {
+        settings.prefix, settings.bindir, "/etc/containerd", "/etc/containerd-shim-nvidia",
+        settings.state, os.path.dirname(settings.validations),
+    }  # fmt: skip
+    assert set(writable.values()) == written
+    assert os.path.dirname(settings.pid_file).startswith(os.path.dirname(settings.validations))
+    root = next(each for each in container["volumeMounts"] if each["mountPath"] == settings.host)
+    assert root["readOnly"]
+    assert volumes[root["name"]]["hostPath"]["path"] == "/"
+
+
+def test_the_installer_is_given_as_little_as_it_needs(
+    rendered: dict[str, list[dict[str, Any]]],
+) -> None:
+    for name in OVERLAYS:
+        pod, container = _pod(rendered[name]), _container(rendered[name])
+        security = container["securityContext"]
+        assert security["capabilities"] == {"drop": ["ALL"], "add": ["SYS_CHROOT"]}
+        assert security["privileged"] is False
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        for key in ("hostPID", "hostNetwork", "hostIPC"):
+            assert key not in pod
+    for name in (*OVERLAYS, *COMPONENTS):
+        for daemon_set in _daemon_sets(rendered[name]):
+            pod = daemon_set["spec"]["template"]["spec"]
+            assert pod["automountServiceAccountToken"] is False
+            assert pod["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
+            assert pod["containers"][0]["resources"]["limits"]["memory"]
+
+
+def test_every_overlay_says_what_its_name_says(
+    rendered: dict[str, list[dict[str, Any]]],
+) -> None:
+    plain = Settings()
+    assert _settings(rendered["not-default"]) == plain
+    assert _settings(rendered["default-runtime"]).set_default
+    assert _settings(rendered["driver-container"]).driver_root == "/run/nvidia/driver"
+    assert _settings(rendered["host-driver"]).driver_root == "/"
+    operator = _settings(rendered["beside-gpu-operator"])
+    assert (operator.wait_for_driver, operator.toolkit_ready) == (True, True)
+    assert _settings(rendered["remove-on-exit"]).remove_on_exit
+    assert _settings(rendered["self-test"]).self_test
+    for mode in ("signal", "systemd"):
+        assert _settings(rendered[f"restart-{mode}"]).restart == mode
+
+
+def test_what_needs_to_see_the_nodes_processes_does(
+    rendered: dict[str, list[dict[str, Any]]],
+) -> None:
+    for name in ("remove-on-exit", "self-test", "restart-signal"):
+        assert _pod(rendered[name])["hostPID"] is True
+    privileged = _container(rendered["self-test"])["securityContext"]
+    assert privileged["privileged"] is True
+    assert "capabilities" not in privileged
+
+
+def test_the_namespace_admits_the_pods_that_are_in_it(
+    rendered: dict[str, list[dict[str, Any]]],
+) -> None:
+    for documents in rendered.values():
+        namespace = _one(documents, "Namespace")
+        labels = namespace["metadata"]["labels"]
+        assert labels["pod-security.kubernetes.io/enforce"] == "privileged"
+        for document in documents:
+            if document["kind"] not in {"Namespace", "RuntimeClass"}:
+                assert document["metadata"]["namespace"] == namespace["metadata"]["name"]
+
+
+def test_the_operators_values_turn_its_toolkit_off_and_name_our_handler() -> None:
+    path = os.path.join(MANIFESTS, "components", "beside-gpu-operator", "operator-values.yaml")
+    with open(path, encoding="utf-8") as file:
+        values = yaml.safe_load(file)
+    assert values["toolkit"] == {"enabled": False}
+    assert values["operator"]["runtimeClass"] == Settings().runtime_name

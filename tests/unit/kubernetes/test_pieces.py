@@ -1,0 +1,186 @@
+"""Pieces of the installer that decide: backoff, validation files, probes, what an engine tells."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from api.errors import NvshimError
+from integration.images import File, Link
+from integration.kubernetes.backoff import CALM, FIRST, LONGEST, Backoff
+from integration.kubernetes.containerfile import CONTAINERFILE, read_containerfile
+from integration.kubernetes.errors import (
+    ContainerfileInvalid,
+    InstallerUnwell,
+    ValidationFileMalformed,
+)
+from integration.kubernetes.handlers import knows
+from integration.kubernetes.status import FILE, SILENCE, Log, State, Status, check
+from integration.kubernetes.validations import DriverReady, read_driver_ready
+from shim import RUNTIME_NAME
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_the_first_time_nothing_is_waited_and_then_twice_as_long_each_time() -> None:
+    backoff = Backoff()
+    now, waits = 1000.0, []
+    for _ in range(9):
+        due = backoff.due(now)
+        waits.append(due - now)
+        backoff.done(due)
+        now = due
+    assert waits == [0, 10, 20, 40, 80, 160, 320, 600, 600]
+    assert (FIRST, LONGEST) == (10, 600)
+    # In an hour of a fight that is less than a dozen times, and after a calm one it begins anew.
+    assert backoff.due(now + CALM) == now + CALM
+    assert backoff.is_calm(now + CALM)
+
+
+def test_time_that_has_passed_counts_as_waited() -> None:
+    backoff = Backoff()
+    backoff.done(0)
+    assert backoff.due(4) == FIRST
+    assert backoff.due(FIRST + 1) == FIRST + 1
+
+
+@pytest.mark.parametrize(
+    ("content", "ready"),
+    [
+        (b"", DriverReady()),
+        (
+            b"IS_HOST_DRIVER=true\nNVIDIA_DRIVER_ROOT=/\nDRIVER_ROOT_CTR_PATH=/host\n",
+            DriverReady("/", is_host_driver=True),
+        ),
+        (
+            b"IS_HOST_DRIVER=false\nNVIDIA_DRIVER_ROOT=/run/nvidia/driver\n",
+            DriverReady("/run/nvidia/driver"),
+        ),
+        (b"export NVIDIA_DRIVER_ROOT='/run/my driver'", DriverReady("/run/my driver")),
+        (b"# nothing\n\nNVIDIA_DRIVER_ROOT=\n", DriverReady()),
+        (b"\xff\xfe=\n", DriverReady()),
+    ],
+)
+def test_driver_ready_is_read_and_never_executed(content: bytes, ready: DriverReady) -> None:
+    assert read_driver_ready(content, "driver-ready") == ready
+
+
+@pytest.mark.parametrize("root", ["$(touch", "`id`", '"/a', "run/nvidia"])
+def test_a_root_that_is_no_path_is_an_error_and_no_command(root: str) -> None:
+    with pytest.raises(ValidationFileMalformed) as caught:
+        read_driver_ready(f"NVIDIA_DRIVER_ROOT={root}\n".encode(), "driver-ready")
+    assert root in str(caught.value)
+
+
+def _said(directory: Path, status: Status) -> str:
+    (directory / FILE).write_text(json.dumps(asdict(status)))
+    return str(directory)
+
+
+@pytest.mark.parametrize(
+    ("state", "silent", "alive", "ready"),
+    [
+        (State.READY, 0, True, True),
+        (State.READY, SILENCE - 1, True, True),
+        (State.READY, SILENCE + 1, False, False),
+        (State.WAITING, 1, True, False),
+        (State.RESTART, 1, True, False),
+        (State.FAILED, 1, True, False),
+    ],
+)
+def test_a_probe_asks_whether_it_lives_and_whether_the_node_is_ready(
+    tmp_path: Path, state: str, silent: float, alive: bool, ready: bool
+) -> None:
+    local = _said(tmp_path, Status(state=state, heard=5000 - silent))
+    for question, well in (("alive", alive), ("ready", ready)):
+        if well:
+            assert check(question, local, 5000).state == state
+        else:
+            with pytest.raises(InstallerUnwell):
+                check(question, local, 5000)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"other": 1}', "null"])
+def test_a_file_that_makes_no_sense_is_no_sign_of_life(tmp_path: Path, content: str) -> None:
+    (tmp_path / FILE).write_text(content)
+    with pytest.raises(InstallerUnwell):
+        check("alive", str(tmp_path), 0)
+    with pytest.raises(InstallerUnwell):
+        check("alive", str(tmp_path / "missing"), 0)
+
+
+def test_a_line_of_the_log_is_an_object_whatever_is_said() -> None:
+    stream = io.StringIO()
+    Log(stream).warning("a\nb", found="\x1b[31m\n\n", count=3)
+    (line,) = stream.getvalue().splitlines()
+    assert json.loads(line) | {"time": ""} == {
+        "time": "", "level": "warning", "event": "a\nb", "found": "?[31m", "count": 3,
+    }  # fmt: skip
+
+
+def _config(**runtimes: Any) -> dict[str, Any]:
+    return {"config": json.dumps({"containerd": {"runtimes": runtimes}})}
+
+
+@pytest.mark.parametrize(
+    ("info", "handlers", "known"),
+    [
+        (_config(nvidia={"runtimeType": RUNTIME_NAME}), [], True),
+        (_config(nvidia={"runtimeType": "io.containerd.runc.v2"}), ["nvidia"], False),
+        (_config(runc={"runtimeType": "io.containerd.runc.v2"}), [], False),
+        ({}, ["nvidia", ""], True),
+        ({}, ["runc"], False),
+        ({}, [], None),
+        ({"config": "{"}, [], None),
+        ({"config": "[]"}, ["nvidia"], True),
+    ],
+)
+def test_an_engine_knows_what_it_was_started_with(
+    info: dict[str, Any], handlers: list[str], known: bool | None
+) -> None:
+    assert knows(info, handlers, "nvidia", RUNTIME_NAME) is known
+
+
+def test_the_image_holds_the_tree_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "tree/bin").mkdir(parents=True)
+    program = tmp_path / "tree/bin/nvshim"
+    program.write_bytes(b"\x7fELF")
+    program.chmod(0o755)
+    os.symlink("bin", tmp_path / "tree/link")
+    (tmp_path / "beside").write_text("not in it")
+    image = read_containerfile(CONTAINERFILE, context=str(tmp_path))
+    files = {path: node for path, node in image.tree.items() if isinstance(node, (File, Link))}
+    assert files == {"nvshim/bin/nvshim": File(b"\x7fELF", 0o755), "nvshim/link": Link("bin")}
+    assert image.entrypoint == ("/nvshim/bin/nvshim",)
+    assert image.command == ("node-installer",)
+    assert image.environment == {"PATH": "/nvshim/bin"}
+    assert image.labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "FROM debian:12",
+        "COPY a/ /b/",
+        "FROM scratch\nRUN true",
+        "FROM scratch\nCOPY missing/ /x/",
+        "FROM scratch\nCOPY file /x",
+        "FROM scratch\nENTRYPOINT nvshim",
+        "FROM scratch\nENTRYPOINT [1]",
+        "FROM scratch\nUSER 1000",
+        "FROM scratch\nENV A",
+    ],
+)
+def test_an_instruction_that_is_not_understood_is_never_skipped(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "Containerfile"
+    path.write_text(text)
+    with pytest.raises(ContainerfileInvalid) as caught:
+        read_containerfile(str(path), context=str(tmp_path))
+    assert isinstance(caught.value, NvshimError)
