@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from integration.install.survey import Survey
 
 
+# In the list of directories that the tree's loader is given, see shim/tree.c.
+_MISREAD = frozenset(":;$")
+
+
 def check_root() -> None:
     """See that this process is root's.
 
@@ -42,6 +46,13 @@ def check_place(place: Place) -> None:
         PlaceReadOnly: a file system is mounted read-only.
         PlaceNotExecutable: or so that nothing on it is executed.
     """
+    misread = sorted(_MISREAD.intersection(place.prefix))
+    if misread:
+        raise PlaceUnsafe(
+            f"to install below {place.prefix}",
+            found=f"{' '.join(misread)} in it, which a program's loader takes for something else",
+            do="choose another --prefix",
+        )
     prefix = _existing(place.prefix)
     _check_owners(place.prefix)
     flags = os.statvfs(prefix).f_flag

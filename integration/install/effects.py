@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 # Seconds that fork servers get to end.
 _END: Final = 3.0 * PATIENCE
 _POLL: Final = 0.02
+_UMASK: Final = 0o022
 _LABEL_TIMEOUT: Final = 120.0
 _SELINUX: Final = "/sys/fs/selinux"
 _SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -117,7 +118,7 @@ class Workshop:
             case steps.Point(link, name):
                 _replace_link(self.place.path(link), name)
             case steps.Link(path, target):
-                os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+                _make_directory(os.path.dirname(path))
                 _replace_link(path, target)
                 self._label(path)
             case steps.Unlink(path):
@@ -232,7 +233,7 @@ def locked(prefix: str, *, make: bool) -> Iterator[None]:
     """
     while True:
         if make:
-            os.makedirs(prefix, mode=0o755, exist_ok=True)
+            _make_directory(prefix)
         try:
             fd = os.open(prefix, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -244,7 +245,11 @@ def locked(prefix: str, *, make: bool) -> Iterator[None]:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not _is_still(fd, prefix):
                 continue
-            yield
+            umask = os.umask(_UMASK)  # what is installed is for everybody to look at
+            try:
+                yield
+            finally:
+                os.umask(umask)
         except BlockingIOError as error:
             raise InstallerBusy(
                 f"to work on {prefix}", found="another installer does", do="wait until it has ended"
@@ -258,8 +263,8 @@ def locked(prefix: str, *, make: bool) -> Iterator[None]:
 def end_fork_servers(trees: Sequence[str], *, proc: str = usage.PROC) -> None:
     """Tell the fork servers of trees to end, and wait a moment for them.
 
-    What they have forked and is a shim is none of them any more. One that does not end keeps its
-    tree, and nothing else.
+    Their spares end with them and are not told: one may be a verb that containerd waits for, and
+    then a shim. Who does not end keeps its tree, and nothing else.
 
     Args:
         trees: the directories.
@@ -270,7 +275,7 @@ def end_fork_servers(trees: Sequence[str], *, proc: str = usage.PROC) -> None:
     try:
         while waiting and time.monotonic() < deadline:
             found = usage.users(trees, proc=proc)
-            if not any(user.role is Role.FORK_SERVER for user in found):
+            if not any(user.role in {Role.FORK_SERVER, Role.SPARE} for user in found):
                 return
             time.sleep(_POLL)
     finally:
@@ -292,6 +297,14 @@ def _told_to_end(user: usage.User) -> int:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(fd, signal.SIGTERM)
     return fd
+
+
+def _make_directory(path: str) -> None:
+    umask = os.umask(_UMASK)
+    try:
+        os.makedirs(path, mode=0o755, exist_ok=True)
+    finally:
+        os.umask(umask)
 
 
 def _is_still(fd: int, path: str) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from integration.install import checks, copying, leaving, planning, steps
 from integration.install.effects import Workshop, locked
+from integration.install.errors import SourceBroken
 from integration.install.places import Place
 from integration.install.selftest import find_runtime
 from integration.install.survey import look
@@ -159,22 +160,27 @@ def uninstall(
 
 
 def _planned(wanted: Installation) -> tuple[Survey, Sequence[steps.Step], Tree | None]:
-    survey = look(wanted.place, check=problem_of)
-    checks.check_links(survey)
     size = 0
-    tree: Tree | None
     if wanted.use or wanted.rollback:
+        survey = look(wanted.place)
         chosen = (
             planning.previous_version(survey)
             if wanted.rollback
             else planning.installed_version(survey, wanted.use)
         )
-        wish = planning.Wish(name=chosen.name, test=wanted.test, keep=wanted.keep)
+        if problem := problem_of(wanted.place.path(chosen.name)):
+            raise SourceBroken(
+                f"to switch to {chosen.name}", found=problem, do="install that version again"
+            )
         tree = chosen.tree
+        wish = planning.Wish(name=chosen.name, test=wanted.test, keep=wanted.keep)
     else:
         source = os.path.abspath(wanted.source) if wanted.source else own_tree()
         tree, size = copying.look_at(source)
+        same = tree.digest
+        survey = look(wanted.place, check=lambda path: problem_of(path, only=same))
         wish = planning.Wish(tree=tree, source=source, test=wanted.test, keep=wanted.keep)
+    checks.check_links(survey)
     plan = planning.plan_installation(survey, wish)
     if any(isinstance(step, steps.Put) for step in plan):
         checks.check_space(wanted.place, size)

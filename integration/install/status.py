@@ -101,7 +101,7 @@ def _row(installed: Installed, survey: Survey) -> dict[str, Any]:
         "role": _role(installed.name, survey),
         "shims": counts[Role.SHIM],
         "fork_servers": counts[Role.FORK_SERVER],
-        "other_processes": counts[Role.OTHER],
+        "other_processes": counts[Role.OTHER] + counts[Role.SPARE],
         "problem": installed.problem or None,
     }
 

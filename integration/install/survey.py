@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from integration.install import usage
 from integration.install.places import (
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from integration.install.places import Place
 
 __all__ = ["Installed", "Link", "Survey", "look"]
+
+
+_ENDING: Final = frozenset({Role.FORK_SERVER, Role.SPARE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class Installed:
     @property
     def holders(self) -> tuple[User, ...]:
         """Who keeps it from being removed: all but fork servers, which end when they are told."""
-        return tuple(user for user in self.users if user.role is not Role.FORK_SERVER)
+        return tuple(user for user in self.users if user.role not in _ENDING)
 
     @property
     def shims(self) -> tuple[User, ...]:

@@ -20,10 +20,16 @@ def known_tree(path: str) -> Tree | None:
         return None
 
 
-def problem_of(path: str) -> str:
-    """What is wrong with the files of a tree, in one line; empty if nothing is."""
+def problem_of(path: str, only: str = "") -> str:
+    """What is wrong with the files of a tree, in one line; empty if nothing is.
+
+    Args:
+        path: its directory.
+        only: the digest of the tree that is of interest; of others nothing is looked at.
+    """
     try:
-        manifest.verify(path)
+        if not only or manifest.read_tree(path).digest == only:
+            manifest.verify(path)
     except DistError as error:
         return error.found
     return ""

@@ -34,6 +34,7 @@ PROC: Final = "/proc"
 SOCKETS: Final = "/run/containerd/s"
 
 _FORK_SERVER: Final = "fork-server"
+_SPARE: Final = "-spare"
 _VERBS: Final = frozenset({"start", "delete"})
 _ASKED_BY: Final = "shim-binary-path"
 _CREDENTIALS: Final = struct.Struct("iII")
@@ -48,6 +49,7 @@ class Role(StrEnum):
 
     SHIM = "shim"
     FORK_SERVER = "fork server"
+    SPARE = "spare"  # forked by a fork server, with which it ends; or about to become a shim
     OTHER = "other"
 
 
@@ -103,7 +105,7 @@ def role_of(words: list[str]) -> Role:
     if not words or os.path.basename(words[0]).removesuffix(".py") != SHIM:
         return Role.OTHER
     if words[-1] == _FORK_SERVER:
-        return Role.FORK_SERVER
+        return Role.SPARE if _SPARE in words else Role.FORK_SERVER
     return Role.SHIM if "-id" in words and words[-1] not in _VERBS else Role.OTHER
 
 

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from integration import traces
-from integration.dist.build import build
-from integration.dist.inputs import Inputs
 from integration.dist.manifest import MANIFEST, write_tree
 from integration.images import busybox
 from integration.install.places import Place
@@ -23,7 +21,6 @@ from integration.install.usage import Role, users
 from integration.parts import INSTALLED, Parts
 from tests.conftest import LOW_LEVEL, PARTS, RUNTIME
 from tests.harness.containerds import containerd_with_images, nothing_left
-from tests.harness.launcher import REPOSITORY
 from tests.harness.runtime import OURS, Runtime, is_alive, remove_fifos
 from tests.harness.trees import disk_of_its_own, other_version
 from tests.harness.waiting import eventually
@@ -43,16 +40,15 @@ SHIM: Final = "containerd-shim-nvidia-v1"
 
 
 @pytest.fixture(scope="module")
-def old(workshop: str) -> Tree:
+def old(built_tree: Tree) -> Tree:
     """The tree of this checkout."""
-    cache = os.path.join(REPOSITORY, ".cache", "dist")
-    return build(f"{workshop}/tree", Inputs.of(), cache=cache)
+    return built_tree
 
 
 @pytest.fixture(scope="module")
-def new(workshop: str, old: Tree) -> Tree:
+def new(workshop: str, built_tree: Tree) -> Tree:
     """A later version of it."""
-    return other_version(old.path, f"{workshop}/new", "99.0")
+    return other_version(built_tree.path, f"{workshop}/later-tree", "99.0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +215,7 @@ def _broken(tree: Tree, path: str) -> Tree:
 def test_a_version_that_starts_no_container_is_not_switched_to(
     host: Host, old: Tree, workshop: str
 ) -> None:
-    host.install(old)
+    host.install(old, "--no-self-test")
     broken = _broken(old, f"{workshop}/broken")
     answer = host.nvshim("install", "--from", broken.path, code=1)
     assert answer["error"]["code"] == "NVSHIM-E2630"
@@ -230,7 +226,7 @@ def test_a_version_that_starts_no_container_is_not_switched_to(
 def test_an_installer_that_is_killed_in_its_self_test_is_cleaned_up_after_by_the_next_one(
     host: Host, old: Tree, new: Tree, tmp_path: str
 ) -> None:
-    host.install(old)
+    host.install(old, "--no-self-test")
     waiting = f"{tmp_path}/runc"
     with open(waiting, "w") as file:
         file.write(

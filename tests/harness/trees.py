@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from integration.dist.manifest import MANIFEST, read_tree, write_tree
 from shim import syscalls
+from tests.harness.dist import copied
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,8 +52,8 @@ def other_version(tree: str, path: str, version: str) -> Tree:
     Returns:
         The tree. Before a file of it is changed, it has to be removed: it is the other's, too.
     """
-    # By hard links: what is installed of either is a copy.
-    subprocess.run(["cp", "-al", tree, path], check=True)
+    # By hard links where that can be: what is installed of either is a copy.
+    copied(read_tree(tree), path)
     os.unlink(os.path.join(path, MANIFEST))
     _write(path, "share/version", version, mode=0o644)
     of = read_tree(tree)

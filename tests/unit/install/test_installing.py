@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tarfile
@@ -29,6 +30,7 @@ from integration.install.errors import (
     PlaceReadOnly,
     PlaceUnsafe,
     SelfTestFailed,
+    SourceBroken,
     SourceMissing,
 )
 from integration.install.installing import Installation, collect, install, uninstall
@@ -329,6 +331,40 @@ def test_a_prefix_that_others_may_change_is_refused(node: Node) -> None:
     os.chown(f"{node.directory}/open", 1000, 0)
     with pytest.raises(PlaceUnsafe, match="user 1000"):
         install(Installation(place, source=node.old.path, test=False))
+
+
+def test_a_prefix_that_a_loader_would_misread_is_refused(node: Node) -> None:
+    place = replace(node.place, prefix=f"{node.directory}/a:b")
+    with pytest.raises(PlaceUnsafe, match="loader"):
+        install(Installation(place, source=node.old.path, test=False))
+
+
+def test_a_damaged_version_is_not_switched_to(node: Node) -> None:
+    node.install(node.old)
+    node.install(node.new)
+    os.unlink(f"{node.place.prefix}/{node.old.name}/lib/api/module0.py")
+    for how in ({"rollback": True}, {"use": "1.0"}):
+        with pytest.raises(SourceBroken, match=r"module0\.py is missing"):
+            node.install(**how)
+    assert node.said() == [PROGRAMS[0], "2.0"]
+
+
+def test_what_is_installed_is_for_everybody_to_look_at_whatever_the_umask(node: Node) -> None:
+    umask = os.umask(0o077)
+    try:
+        node.install(node.old)
+        assert os.umask(0o077) == 0o077
+    finally:
+        os.umask(umask)
+    tree = f"{node.place.prefix}/{node.old.name}"
+    for path in (
+        node.place.prefix,
+        tree,
+        f"{tree}/lib/api",
+        f"{tree}/bin/nvshim",
+        node.place.bindir,
+    ):
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o755
 
 
 def test_only_root_installs(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ SOCKET: Final = "a1" * 32
         (f"/opt/x/runtime/as/{NAME} -namespace n -id c1 start", Role.OTHER),
         (f"/opt/x/bin/{NAME} -id c1 -bundle /b delete", Role.OTHER),
         (f"{NAME} -address /run/c.sock fork-server", Role.FORK_SERVER),
-        (f"{NAME} -address /run/c.sock -spare fork-server", Role.FORK_SERVER),
+        (f"{NAME} -address /run/c.sock -spare fork-server", Role.SPARE),
         (f"/opt/x/bin/{NAME}.py -address a -socket s fork-server", Role.FORK_SERVER),
         (f"vim {NAME}", Role.OTHER),
         ("", Role.OTHER),
