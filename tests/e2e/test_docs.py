@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from integration.dist.archive import archive_name, write_tarball
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.launcher import REPOSITORY
 from tests.harness.pages import blocks, pages
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 RUN: Final = [name for name in pages() if any(not block.reason for block in blocks(name))]
 
 # Pages that are about a node on which the project is installed.
-INSTALLED: Final = {"docs/engines.md"}
+INSTALLED: Final = {"README.md", "docs/engines.md"}
 
 
 @pytest.fixture(scope="module")
@@ -41,25 +42,23 @@ def gpus(workshop: str) -> Iterator[SimulatedNode]:
         yield node
 
 
-@pytest.fixture
-def tree(built_tree: Tree) -> str:
-    return built_tree.path
+@pytest.fixture(scope="module")
+def tarball(built_tree: Tree, workshop: str) -> str:
+    path = os.path.join(workshop, archive_name(built_tree))
+    write_tarball(built_tree, path, level=1)
+    return path
 
 
 @pytest.fixture
-def world(gpus: SimulatedNode, image: str, tree: str) -> Iterator[World]:
-    with World(gpus, image) as world:
+def world(gpus: SimulatedNode, image: str, tarball: str) -> Iterator[World]:
+    with World(gpus, image, tarball) as world:
         yield world
 
 
 @pytest.mark.parametrize("page", RUN)
-def test_commands_of(page: str, world: World, tree: str) -> None:
+def test_commands_of(page: str, world: World, built_tree: Tree) -> None:
     if page in INSTALLED:
-        done = world.run(
-            f"mkdir -p /opt/containerd-shim-nvidia && cp -a {tree} /opt/containerd-shim-nvidia/x"
-            " && ln -s x /opt/containerd-shim-nvidia/current"
-            " && ln -s /opt/containerd-shim-nvidia/current/bin/*[!y] /usr/local/bin/"
-        )
+        done = world.run(f"{built_tree.path}/bin/nvshim install")
         assert done.status == 0, done.output
     for block in blocks(page):
         if block.reason:

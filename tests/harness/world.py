@@ -11,6 +11,7 @@ What a world has
 - Two simulated GPUs, which the shim's configuration points at. Its [node] table is what a node with
   a GPU does without.
 - ``systemctl``, a stand-in that knows containerd, and says so of anything else.
+- What ``make dist`` makes, in the directory that one is in.
 - An image with glibc under the name that pages use, as if it had been pulled.
 """
 
@@ -29,6 +30,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, Self
 
 from integration.images import glibc, write_archive
+from integration.packages import default_cache
 from integration.patience import PATIENCE
 
 if TYPE_CHECKING:
@@ -41,17 +43,16 @@ __all__ = ["Ended", "World", "matches", "write_image"]
 
 IMAGE: Final = "docker.io/library/ubuntu:24.04"
 
-_COVERED: Final = ("etc", "opt", "usr/local", "var/lib", "root")
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _TIMEOUT: Final = 40.0 * PATIENCE
 
-# Run as the first process of the namespaces. $1 is a directory of ours.
+# Run as the first process of the namespaces. $1 is a directory of ours, $2 that of packages.
 _SET_UP: Final = r"""
 set -eu
 base=$1
 mount -t tmpfs -o mode=755 world "$base/cover"
 cd "$base/cover"
-for name in etc opt usr/local var/lib root; do
+for name in etc opt usr/local var/lib var/cache root; do
     [ -d "/$name" ] || continue
     mkdir -p "upper/$name" "work/$name"
     mount -t overlay overlay -o "lowerdir=/$name,upperdir=upper/$name,workdir=work/$name" "/$name"
@@ -63,12 +64,17 @@ for name in containerd containerd-shim-nvidia; do
     mkdir -p "own/$name" "/var/lib/$name"
     mount --bind "own/$name" "/var/lib/$name"
 done
+# The packages of the simulated driver, as after a first download.
+mkdir -p upper/packages work/packages /var/cache/containerd-shim-nvidia/packages
+mount -t overlay overlay -o "lowerdir=$2,upperdir=upper/packages,workdir=work/packages" \
+    /var/cache/containerd-shim-nvidia/packages
 rm -rf /opt/containerd-shim-nvidia /etc/containerd-shim-nvidia /etc/nvidia-container-runtime \
     /etc/cdi
 mkdir -p /etc/containerd-shim-nvidia /usr/local/sbin
 cp "$base/config.toml" /etc/containerd-shim-nvidia/config.toml
 cp "$base/systemctl" /usr/local/sbin/systemctl
 cd /root
+for name in "$base"/files/*; do [ ! -e "$name" ] || ln -s "$name" .; done
 systemctl start containerd
 ctr images import "$base/image.tar" >/dev/null
 exec bash --norc --noprofile
@@ -135,11 +141,13 @@ class World:
     Args:
         node: whose GPUs it has.
         image: the archive of :func:`write_image`.
+        files: what is in the directory that one is in, by links.
     """
 
-    def __init__(self, node: SimulatedNode, image: str) -> None:
+    def __init__(self, node: SimulatedNode, image: str, *files: str) -> None:
         self._node = node
         self._image = image
+        self._files = files
         self._undo = ExitStack()
         self._directory = ""
         self._shell: subprocess.Popen[bytes] | None = None
@@ -150,6 +158,9 @@ class World:
             undo.callback(shutil.rmtree, self._directory, ignore_errors=True)
             self._fill(self._node)
             os.symlink(self._image, os.path.join(self._directory, "image.tar"))
+            os.mkdir(os.path.join(self._directory, "files"))
+            for path in self._files:
+                os.symlink(path, os.path.join(self._directory, "files", os.path.basename(path)))
             undo.callback(self._end)
             self._start()
             self._undo = undo.pop_all()
@@ -177,7 +188,7 @@ class World:
     def _start(self) -> None:
         argv = [
             "unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--mount-proc",
-            "--kill-child", "bash", "-c", _SET_UP, "world", self._directory,
+            "--kill-child", "bash", "-c", _SET_UP, "world", self._directory, default_cache(),
         ]  # fmt: skip
         self._shell = subprocess.Popen(
             argv,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
+import click
 import pytest
 
+from integration.cli.app import nvshim
 from integration.reference import annotation_names, commands, pages, variables
 from integration.reference.error_codes import every_error
 from integration.reference.errors import BlockMissing, PictureMalformed
@@ -20,8 +22,8 @@ from integration.reference.sources import (
     variables_of_c,
     variables_read,
 )
+from tests.harness.pages import blocks, read_page
 from tests.harness.pages import pages as every_page
-from tests.harness.pages import read_page
 
 
 def test_every_page_is_what_the_code_says() -> None:
@@ -154,6 +156,51 @@ def test_every_command_is_on_the_page() -> None:
     assert names
     for name in names:
         assert re.search(rf"^##+ {re.escape(name)}$", page, re.MULTILINE), name
+
+
+SPAN: Final = re.compile(r"`(nvshim [^`]+)`")
+
+
+def _calls(page: str) -> list[list[str]]:
+    """What a page has people type: calls of nvshim, in a line of prose or in a block."""
+    unfenced = re.sub(r"(?ms)^```.*?^```", "", read_page(page))
+    text = re.sub(r"\s+", " ", unfenced)
+    spans = SPAN.findall(text)
+    for block in blocks(page):
+        for command in block.commands:
+            joined = command.text.replace("\\\n", " ")
+            spans += re.findall(r"(?:^|[/ ])(nvshim [^|;&>]*)", joined.partition(" # ")[0])
+    return [span.split(" -- ")[0].split() for span in spans]
+
+
+def _problem(words: list[str]) -> str:
+    """What of a call there is not; "" for nothing."""
+    command: click.Command = nvshim
+    rest = words[1:]
+    while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+        if not rest[0].islower():
+            return ""  # a word that stands for many
+        found = command.get_command(click.Context(command), rest[0])
+        if found is None:
+            return rest[0]
+        command, rest = found, rest[1:]
+    names = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
+    names |= {"-h", "--help"}
+    given = {word.partition("=")[0] for word in rest if word.startswith("-")}
+    return ", ".join(sorted(given - names))
+
+
+@pytest.mark.parametrize("page", [name for name in every_page() if "reference/" not in name])
+def test_every_call_of_nvshim_on_a_page_is_one_that_there_is(page: str) -> None:
+    wrong = {" ".join(words): problem for words in _calls(page) if (problem := _problem(words))}
+    assert wrong == {}
+
+
+def test_a_call_that_there_is_not_is_found() -> None:
+    assert _problem(["nvshim", "cdi", "generate", "--to", "x", "--kind", "gpu"]) == ""
+    assert _problem(["nvshim", "cdi", "generate", "--tu", "x"]) == "--tu"
+    assert _problem(["nvshim", "cdo"]) == "cdo"
+    assert _problem(["nvshim", "COMMAND", "--help"]) == ""
 
 
 # -- how pages are made ---------------------------------------------------------------------
