@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 RUN: Final = [name for name in pages() if any(not block.reason for block in blocks(name))]
 
 # Pages that are about a node on which the project is installed.
-INSTALLED: Final = {"README.md", "docs/engines.md"}
+INSTALLED: Final = {"README.md", "docs/engines.md", "docs/operations.md"}
 
 
 @pytest.fixture(scope="module")
