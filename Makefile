@@ -36,6 +36,7 @@ demo: setup ## Run a GPU container through the shim on a private containerd
 
 .PHONY: test
 test: setup $(CACHE)/.parts ## Run all tests: unit, security and end to end against a real containerd
+	@$(VENV)/bin/python -m tests.harness.dist
 	$(VENV)/bin/python -m pytest
 
 .PHONY: test-hostile
@@ -48,6 +49,7 @@ fuzz: setup $(CACHE)/.fuzz ## Fuzz every parser of what an image has a say in; M
 
 .PHONY: test-matrix
 test-matrix: setup $(CACHE)/.parts ## Run the end-to-end tests on other containerds, runcs and cruns too
+	@$(VENV)/bin/python -m tests.harness.dist
 	$(VENV)/bin/python -m tests.matrix
 
 .PHONY: test-vm

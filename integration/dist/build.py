@@ -33,7 +33,7 @@ sys.path += [_tree + "/lib", _tree + "/lib-node"]
 from integration.cli.app import main
 
 _name = sys.argv[1].rpartition("/")[2]
-sys.exit(main(sys.argv[2:] if _name == "nvshim" else ["compat", _name, *sys.argv[2:]]))
+sys.exit(main([*(["compat", _name] if _name.startswith("nvidia-") else []), *sys.argv[2:]]))
 """
 
 # Run by the tree's own interpreter. Which constants a module's bytecode shares depends on what

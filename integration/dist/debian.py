@@ -121,8 +121,6 @@ _OVERRIDES: Final = """\
 {project}: package-installs-python-bytecode
 """
 
-_UNIT: Final = "containerd-shim-nvidia.service"
-
 
 def package_version(inputs: Inputs) -> str:
     """The package's version: that of the project, or one before it that later commits are after."""
@@ -181,10 +179,10 @@ def _fill(root: str, tree: Tree, inputs: Inputs) -> None:
             _changelog(inputs).encode(), 9, mtime=inputs.epoch
         ),
         f"usr/share/lintian/overrides/{PROJECT}": _OVERRIDES.format(project=PROJECT).encode(),
-        f"lib/systemd/system/{_UNIT}": _read(f"{place}/share/systemd/{_UNIT}").replace(
-            b"/usr/local/bin/", b"/usr/bin/"
-        ),
     }
+    for name in os.listdir(f"{place}/share/systemd"):
+        unit = _read(f"{place}/share/systemd/{name}")
+        files[f"lib/systemd/system/{name}"] = unit.replace(b"/usr/local/bin/", b"/usr/bin/")
     for completion in ("bash-completion/completions", "fish/vendor_completions.d"):
         for name in os.listdir(f"{place}/share/{completion}"):
             files[f"usr/share/{completion}/{name}"] = _read(f"{place}/share/{completion}/{name}")

@@ -172,7 +172,9 @@ def test_the_same_sources_give_the_same_bytes(
         with open(path, "rb") as file:
             archives.append(file.read())
     assert archives[0] == archives[1]
-    assert archive_name(other) == f"containerd-shim-nvidia-{other.version}-linux-amd64.tar.gz"
+    assert archive_name(other) == (
+        f"containerd-shim-nvidia-{other.version}-linux-{other.architecture}.tar.gz"
+    )
     with tarfile.open(tmp_path / "0.tar.gz") as archive:
         members = archive.getmembers()
     top = f"containerd-shim-nvidia-{other.version}"
