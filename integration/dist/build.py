@@ -30,10 +30,10 @@ import sys
 
 _tree = __file__.rpartition("/bin/")[0]
 sys.path += [_tree + "/lib", _tree + "/lib-node"]
+del sys.argv[0]
 from integration.cli.app import main
 
-_name = sys.argv[1].rpartition("/")[2]
-sys.exit(main([*(["compat", _name] if _name.startswith("nvidia-") else []), *sys.argv[2:]]))
+sys.exit(main())
 """
 
 # Run by the tree's own interpreter. Which constants a module's bytecode shares depends on what

@@ -6,7 +6,9 @@ scripts have ``nvshim install`` put a copy of the tree below the prefix, where e
 directory of its own that goes when nothing uses it any more. The links to the programs are
 installed with it, and not the package manager's: a containerd that is restarted looks for the
 program by whose path it has started a shim, so it stays as long as its containers do, also if the
-package is removed.
+package is removed. Where there is a runc or crun, the new version has to start a container first;
+``NVSHIM_SELF_TEST=0`` in dpkg's environment is for where none can be started, as in a build of an
+image.
 
 Source: Debian Policy 3.2, 6.5, 9.1; deb(5), deb-control(5), deb-version(7); copyright-format 1.0.
 """
@@ -108,17 +110,21 @@ Comment:
  in licenses.
 
 Files: *
-Copyright: the containerd-shim-nvidia authors
+Copyright: {year} the containerd-shim-nvidia authors
 License: Apache-2.0
  On Debian systems, the text of the license is in /usr/share/common-licenses/Apache-2.0.
 """
 
-# A tree that runs on hosts with another libc, or none, has to bring what it needs.
+# A tree that runs on hosts with another libc, or none, brings its libraries, and an interpreter as
+# Debian has built it with what is compiled for that; the unit is started with containerd.
 _OVERRIDES: Final = """\
-{project}: embedded-library
-{project}: statically-linked-binary
-{project}: shared-library-is-executable
-{project}: package-installs-python-bytecode
+{project}: hardening-no-pie
+{project}: package-installs-python-pycache-dir
+{project}: script-not-executable
+{project}: shared-library-lacks-prerequisites
+{project}: systemd-service-file-refers-to-unusual-wantedby-target
+{project}: undeclared-elf-prerequisites
+{project}: unusual-interpreter
 """
 
 
@@ -174,7 +180,7 @@ def _fill(root: str, tree: Tree, inputs: Inputs) -> None:
     _link_tree(tree.path, place)
     document = f"usr/share/doc/{PROJECT}"
     files = {
-        f"{document}/copyright": _COPYRIGHT.encode(),
+        f"{document}/copyright": _COPYRIGHT.format(year=time.gmtime(inputs.epoch).tm_year).encode(),
         f"{document}/changelog.Debian.gz": gzip.compress(
             _changelog(inputs).encode(), 9, mtime=inputs.epoch
         ),
