@@ -39,7 +39,7 @@ from integration.engines.verdict import check, check_former, refuse_generated
 from integration.engines.wanted import with_us
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["plan", "plan_removal"]
 
@@ -58,7 +58,8 @@ def plan(options: Options) -> Change:
     """
     check_name(options.runtime_name)
     containerd = Containerd(options.program)
-    refuse_generated(options, load(View(), options.config, relative_patterns=containerd.merges))
+    files = load(View(), options.config, relative_patterns=containerd.merges)
+    refuse_generated(options, files, merges=containerd.merges)
     former = without_us(options, containerd)
     before = containerd.dump(former.view, options.config)
     check_former(options, former.view, before)
@@ -69,7 +70,10 @@ def plan(options: Options) -> Change:
         wanted, notes = with_us(options, containerd, former, before, kept)
         after = containerd.dump(wanted, options.config)
     check(options, before, after)
-    return _change(options, containerd, former, wanted, after, notes=notes)
+    changed = any(_file_changes(former.view, former))
+    # Where nothing of ours is, there is nothing else to compare with.
+    now = _dump_now(options, containerd) if changed else before
+    return _change(options, former, wanted, now=now, after=after, notes=notes)
 
 
 def plan_removal(options: Options) -> Change:
@@ -84,8 +88,8 @@ def plan_removal(options: Options) -> Change:
     Raises:
         EnginesError: a file cannot be read, or was changed by hand.
     """
-    notes = []
-    containerd = after = None
+    notes: list[str] = []
+    containerd = now = after = None
     try:
         containerd = Containerd(options.program)
     except EngineNotInstalled as error:
@@ -94,29 +98,51 @@ def plan_removal(options: Options) -> Change:
     if containerd is not None:
         try:
             after = containerd.dump(former.view, options.config)
+            now = _dump_now(options, containerd)
         except ConfigRefused as error:
             # It is no reason to stay.
             notes.append(f"what is left is refused by containerd: {error.found}")
-    return _change(options, containerd, former, former.view, after, notes=notes)
+    return _change(options, former, former.view, now=now, after=after, notes=notes)
+
+
+def _dump_now(options: Options, containerd: Containerd) -> Mapping[str, Any] | None:
+    """What containerd would read of the files as they are; None if it would not start."""
+    try:
+        return containerd.dump(View(), options.config)
+    except ConfigRefused:
+        return None
 
 
 def _change(
     options: Options,
-    containerd: Containerd | None,
     former: Former,
     wanted: View,
-    after: Mapping[str, Any] | None,
     *,
+    now: Mapping[str, Any] | None,
+    after: Mapping[str, Any] | None,
     notes: Sequence[str],
 ) -> Change:
-    files = [
-        change
-        for path, text in wanted.exchanged.items()
-        if (change := _file_change(path, text, former)) is not None
-    ]
-    files.sort(key=lambda change: _rank(options, change))
-    need, why = _need(options, containerd, after, changed=bool(files))
+    files = sorted(_file_changes(wanted, former), key=lambda change: _rank(options, change))
+    need, why = (
+        Need.RESTART,
+        (
+            "containerd reads its configuration when it starts: it needs a restart; "
+            "running containers go on meanwhile"
+        ),
+    )
+    if not files:
+        need, why = Need.NOTHING, "nothing changes: containerd needs no restart"
+    elif now is not None and after is not None and not any(differences(now, after)):
+        need, why = Need.NOTHING, "nothing that containerd reads changes: it needs no restart"
     return Change(ENGINE, tuple(files), need, why, options.config, tuple(notes))
+
+
+def _file_changes(view: View, former: Former) -> Iterator[FileChange]:
+    """The files that are not in a view what they are on disk."""
+    for path, text in view.exchanged.items():
+        change = _file_change(path, text, former)
+        if change is not None:
+            yield change
 
 
 def _file_change(path: str, text: str | None, former: Former) -> FileChange | None:
@@ -138,25 +164,3 @@ def _rank(options: Options, change: FileChange) -> int:
         return 4 if is_options else 2 if change.path == options.config else 3
     owned = change.path != options.config and marks.read_owned(change.new.decode()) is not None
     return 0 if is_options else 1 if owned else 2
-
-
-def _need(
-    options: Options,
-    containerd: Containerd | None,
-    after: Mapping[str, Any] | None,
-    *,
-    changed: bool,
-) -> tuple[Need, str]:
-    if not changed:
-        return Need.NOTHING, "nothing changes: containerd needs no restart"
-    if containerd is not None and after is not None:
-        try:
-            now = containerd.dump(View(), options.config)
-        except ConfigRefused:
-            now = None
-        if now is not None and next(differences(now, after), None) is None:
-            return Need.NOTHING, "nothing that containerd reads changes: it needs no restart"
-    return Need.RESTART, (
-        "containerd reads its configuration when it starts: it needs a restart; "
-        "running containers go on meanwhile"
-    )

@@ -9,8 +9,9 @@ Rules
   PATH when it starts. Where there is none we leave one whose only job is to say what it is: our
   shim takes the hook out of the container's spec, so only another runtime can ever run it. If
   NVIDIA's own comes to /usr/bin later, ours hands over to it.
-- **A reload** (SIGHUP) tells dockerd of runtimes and of the default one. The hook and CDI it looks
-  for when it starts.
+- **A reload** (SIGHUP) tells dockerd of runtimes and of the default one. What is no longer in the
+  file stays as it was until a restart, and a default runtime that is gone so makes it drop the
+  whole reload. The hook and CDI it looks for when it starts.
 
 Source: dockerd(8); moby daemon/reload.go, daemon/nvidia_linux.go; Docker 23's release notes.
 """
@@ -163,7 +164,7 @@ def plan(options: Options) -> Change:
                 f"{'.'.join(path)} in {options.config}",
                 found=f"{'.'.join(path[:-1])} is no object",
             ) from None
-    _validate(options, program, wanted)
+    notes = _validated(options, program, former.text, wanted)
     hook, hook_text = former.hook, None
     if hook is not None or shutil.which(HOOK, path=_hook_path(options)) is None:
         hook = os.path.join(options.hook_directory, HOOK)
@@ -187,7 +188,7 @@ def plan(options: Options) -> Change:
     if hook is not None and hook_text is not None:
         files.append((hook, hook_text, 0o755))
     files.append((options.config, wanted, 0o644))
-    return _change(options, files, former)
+    return _change(options, files, former, notes)
 
 
 def plan_removal(options: Options) -> Change:
@@ -335,16 +336,32 @@ def _at(value: Any, path: Any) -> Any:
     return value
 
 
-def _validate(options: Options, program: str, text: str) -> None:
+def _validated(options: Options, program: str, former: str | None, wanted: str) -> tuple[str, ...]:
+    """See that dockerd takes the file.
+
+    Returns:
+        What a person should know: that it does not take the file without us either, as where
+        the service's command line has what the file lacks.
+    """
+    said = _refusal(options, program, wanted)
+    if said is None:
+        return ()
+    if said == _refusal(options, program, "{}" if former is None else former):
+        return (f"by itself, dockerd refuses {options.config}, without us too: {said}",)
+    raise ConfigRefused(f"the configuration in {options.config}", found=f"{program} says: {said}")
+
+
+def _refusal(options: Options, program: str, text: str) -> str | None:
+    """What dockerd has against a file; None if nothing."""
     with tempfile.NamedTemporaryFile("w", prefix="nvshim-", suffix=".json") as file:
         file.write(text)
         file.flush()
-        done = run([program, "--validate", "--config-file", file.name])
-        if done.returncode:
-            said = (done.stderr or done.stdout).strip().replace(file.name, options.config)
-            raise ConfigRefused(
-                f"the configuration in {options.config}", found=f"{program} says: {said}"
-            )
+        argv = [program, "--validate", "--config-file", file.name]
+        if "userland-proxy" not in text:
+            argv.append("--userland-proxy=false")  # whether that is installed is not the question
+        done = run(argv)
+    said = (done.stderr or done.stdout).strip().replace(file.name, options.config)
+    return said or f"exit code {done.returncode}" if done.returncode else None
 
 
 def _hook_path(options: Options) -> str:
@@ -356,7 +373,12 @@ def _hook(options: Options) -> str:
     return f"#!/bin/sh\n{marks.owned(ENGINE, body, {})}"
 
 
-def _change(options: Options, files: list[tuple[str, str | None, int]], former: _Former) -> Change:
+def _change(
+    options: Options,
+    files: list[tuple[str, str | None, int]],
+    former: _Former,
+    notes: tuple[str, ...] = (),
+) -> Change:
     changes = []
     for path, text, mode in files:
         old, new = read(path), None if text is None else text.encode()
@@ -369,11 +391,11 @@ def _change(options: Options, files: list[tuple[str, str | None, int]], former: 
             directories = missing_directories(path)
         changes.append(FileChange(path, old, new, mode, directories))
     need, why = _need(options, changes)
-    return Change(ENGINE, tuple(changes), need, why, options.config)
+    return Change(ENGINE, tuple(changes), need, why, options.config, notes)
 
 
 def _need(options: Options, changes: list[FileChange]) -> tuple[Need, str]:
-    if any(os.path.basename(change.path) == HOOK for change in changes):
+    if any(os.path.basename(c.path) == HOOK and c.action != "changed" for c in changes):
         return Need.RESTART, "dockerd looks for what --gpus needs when it starts: restart it"
     config = next((change for change in changes if change.path == options.config), None)
     if config is None:
@@ -389,6 +411,8 @@ def _need(options: Options, changes: list[FileChange]) -> tuple[Need, str]:
         )
     if old == new:
         return Need.NOTHING, "nothing that dockerd reads changes: it needs no restart"
+    if any(key in old and key not in new for key in ("runtimes", "default-runtime")):
+        return Need.RESTART, "a reload of dockerd keeps what is gone from its file: restart it"
     return Need.RELOAD, "dockerd has to reload its configuration (--restart signal)"
 
 

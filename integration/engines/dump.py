@@ -157,4 +157,6 @@ def pruned(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     items = ((key, pruned(each)) for key, each in value.items())
-    return {key: each for key, each in items if each not in ("", 0, False, [], {})}
+    return {
+        key: each for key, each in items if isinstance(each, dict) or each not in ("", 0, False, [])
+    }

@@ -2,8 +2,8 @@
 
 Rules
 - Nothing that was not asked for, and nothing if the engine needs it not.
-- **Docker** reloads on SIGHUP. Its socket may be systemd's, so the process is asked for by a
-  request: who answers is dockerd.
+- **Docker** reloads on SIGHUP, if a reload is enough. Its socket may be systemd's, so it is asked
+  by a request who it is: who answers is dockerd.
 - **containerd** has no reload: SIGHUP ends it. To send one is a restart only if somebody starts it
   again, and systemd counts an end by SIGHUP as a clean one: it starts again what has
   ``Restart=always`` and nothing else. So that is looked at first.
@@ -84,6 +84,11 @@ def restart(
         _wait(address, change.engine, former=0)
         return mode
     if change.engine == "docker":
+        if change.need is Need.RESTART:
+            raise RestartRefused(
+                "Docker to be told by a signal", found=f"that is a reload, and {change.why}",
+                do="use --restart systemd, or restart it yourself",
+            )  # fmt: skip
         os.kill(_answering(address), signal.SIGHUP)
         return mode
     if change.engine != "containerd":
@@ -117,14 +122,9 @@ def _check_supervised(pid: int, systemctl: str) -> None:
     """See that containerd is started again after it has ended."""
     asked = f"a restart of containerd ({pid}) by SIGHUP, which ends it"
     do = "use --restart systemd, or restart it yourself"
-    try:
-        with open(f"/proc/{pid}/cgroup", encoding="utf-8") as file:
-            found = re.search(r"/([^/\n]+\.service)$", file.read(), re.MULTILINE)
-    except OSError as error:
-        raise RestartRefused(asked, found=str(error), do=do) from error
-    if found is None:
+    unit = _unit_of(pid)
+    if unit is None:
         raise RestartRefused(asked, found="no service of systemd: nobody starts it again", do=do)
-    unit = found[1]
     try:
         shown = run([find_program(systemctl, "PATH"), "show", "--property=Restart,MainPID", unit])
     except EngineNotInstalled as error:
@@ -137,6 +137,16 @@ def _check_supervised(pid: int, systemctl: str) -> None:
             f"MainPID={properties.get('MainPID', '')}: systemd would not start it again",
             do=do,
         )
+
+
+def _unit_of(pid: int) -> str | None:
+    """The service of systemd that a process is in."""
+    try:
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8") as file:
+            found = re.search(r"/([^/\n]+\.service)$", file.read(), re.MULTILINE)
+    except OSError:
+        return None
+    return None if found is None else found[1]
 
 
 def _listening(address: str, engine: str) -> int:

@@ -252,7 +252,8 @@ def _impossible(path: str, what: str) -> EditImpossible:
 
 
 def _made_for(path: str, former: Former) -> list[str]:
-    """The directories that are made for a file, also when it was made before."""
-    if path in former.directories:
-        return list(former.directories[path])
-    return list(missing_directories(path))
+    """The directories that are made for a file, also when they were made before."""
+    directory = os.path.dirname(os.path.realpath(path))
+    made = {each for several in former.directories.values() for each in several}
+    made = {each for each in made if f"{directory}/".startswith(f"{each}/")}
+    return sorted(made | set(missing_directories(path)))

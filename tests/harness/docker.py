@@ -84,9 +84,15 @@ class PrivateDocker:
         containerd: whose containers are Docker's; it runs. What is left is its owner's to sweep.
         parts: which Docker.
         settings: of daemon.json.
+        amend: called before the start, to change daemon.json at :attr:`settings_path` and to leave
+            what ``--gpus`` needs in :attr:`bin_directory`; without it, a hook that tells when it
+            is run is left there.
 
     Attributes:
         hook_log: where NVIDIA's hook would write if anything ran it.
+        address: the path of the socket.
+        bin_directory: what comes first on the daemon's PATH.
+        settings_path: daemon.json.
     """
 
     def __init__(
@@ -94,11 +100,16 @@ class PrivateDocker:
         containerd: PrivateContainerd,
         parts: DockerParts,
         settings: dict[str, Any] | None = None,
+        amend: Callable[[PrivateDocker], None] | None = None,
     ) -> None:
         self._containerd = containerd
         self._parts = parts
         self._directory = os.path.join(containerd.directory, "docker")
         self._address = f"unix://{self._directory}/d.sock"
+        self._amend = amend
+        self.address = f"{self._directory}/d.sock"
+        self.bin_directory = f"{self._directory}/bin"
+        self.settings_path = f"{self._directory}/daemon.json"
         key = {"deprecated-key-path": f"{self._directory}/key.json"}
         self._settings = {**(key if parts.release in _KEYED else {}), **(settings or {})}
         self._not_there = [path for path in _FIXED if not os.path.exists(path)]
@@ -195,18 +206,20 @@ class PrivateDocker:
     def _start(self) -> None:
         for name in ("bin", "client", "ids", "cdi"):
             os.makedirs(os.path.join(self._directory, name), exist_ok=True)
-        hook = os.path.join(self._directory, "bin", HOOK)
-        with open(hook, "w") as file:
-            file.write(f'#!/bin/sh\necho "$@" >>{self.hook_log}\nexit 1\n')
-        os.chmod(hook, 0o755)
-        settings = os.path.join(self._directory, "daemon.json")
-        with open(settings, "w") as file:
+        with open(self.settings_path, "w") as file:
             json.dump(self._settings, file)
+        if self._amend is None:
+            hook = os.path.join(self.bin_directory, HOOK)
+            with open(hook, "w") as file:
+                file.write(f'#!/bin/sh\necho "$@" >>{self.hook_log}\nexit 1\n')
+            os.chmod(hook, 0o755)
+        else:
+            self._amend(self)
         with open(os.path.join(self._directory, "dockerd.log"), "ab") as log:
             self._process = subprocess.Popen(
                 [
                     self._parts.dockerd,
-                    f"--config-file={settings}",
+                    f"--config-file={self.settings_path}",
                     f"--containerd={self._containerd.address}",
                     f"--containerd-namespace={self._containerd.namespace}",
                     f"--containerd-plugins-namespace={self._containerd.namespace}-plugins",

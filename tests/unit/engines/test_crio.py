@@ -1,0 +1,81 @@
+"""The drop-in of CRI-O, as far as it can be looked at without a CRI-O."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from integration.engines import apply, plan, plan_removal
+from integration.engines.crio import Options
+from integration.engines.errors import (
+    ChangedByHand,
+    ConfigInvalid,
+    ConfigRefused,
+    HandlerTaken,
+    NotOurs,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> Any:
+    def options(**more: Any) -> Options:
+        return Options(
+            config=f"{tmp_path}/crio/crio.conf",
+            drop_in=f"{tmp_path}/crio/crio.conf.d/99-nvshim.conf",
+            shim="/opt/shim",
+            **more,
+        )
+
+    return options
+
+
+def test_handler_is_a_file_of_its_own_that_goes_again(options: Any, tmp_path: Path) -> None:
+    change = plan(options(set_default=True))
+    assert change.need == "restart"
+    apply(change)
+    with open(options().drop_in, "rb") as file:
+        runtime = tomllib.load(file)["crio"]["runtime"]
+    assert runtime == {
+        "default_runtime": "nvidia",
+        "runtimes": {"nvidia": {"runtime_path": "/opt/shim", "runtime_type": "vm"}},
+    }
+    assert plan(options(set_default=True)).files == ()
+    apply(plan_removal(options()))
+    assert os.listdir(tmp_path) == []
+    assert plan_removal(options()).files == ()
+
+
+def test_what_others_wrote_is_not_touched(options: Any, tmp_path: Path) -> None:
+    (tmp_path / "crio/crio.conf.d").mkdir(parents=True)
+    theirs = tmp_path / "crio/crio.conf.d/99-nvidia.conf"
+    theirs.write_text('[crio.runtime.runtimes.nvidia]\nruntime_path = "/x"\n')
+    with pytest.raises(HandlerTaken, match=r"99-nvidia\.conf"):
+        plan(options())
+    theirs.write_text("[")
+    with pytest.raises(ConfigInvalid, match=r"99-nvidia\.conf"):
+        plan(options())
+    theirs.unlink()
+    with open(options().drop_in, "w") as file:
+        file.write("# mine\n")
+    with pytest.raises(NotOurs):
+        plan(options())
+    apply(plan(options(force=True)))
+    with open(options().drop_in, "a") as file:
+        file.write("# mine\n")
+    with pytest.raises(ChangedByHand):
+        plan_removal(options())
+
+
+def test_what_crio_refuses_is_not_written(options: Any, tmp_path: Path) -> None:
+    program = tmp_path / "crio-that-refuses"
+    program.write_text("#!/bin/sh\necho 'no runtime_type vm here' >&2\nexit 1\n")
+    program.chmod(0o755)
+    with pytest.raises(ConfigRefused, match="no runtime_type vm here"):
+        plan(options(program=str(program)))
+    assert not os.path.exists(options().drop_in)

@@ -1,0 +1,111 @@
+"""Files that are replaced: whole or not at all, by one at a time, with their owner and mode."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from integration.engines.errors import ChangedMeanwhile, ConfigLocked, WriteFailed
+from integration.engines.files import Change, FileChange, Need, apply, missing_directories
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def change(*changes: FileChange) -> Change:
+    return Change("containerd", changes, Need.RESTART, "why", changes[0].path)
+
+
+def test_owner_mode_and_attributes_stay(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_bytes(b"old")
+    path.chmod(0o640)
+    with contextlib.suppress(OSError):
+        os.setxattr(path, "user.nvshim", b"kept")
+    if os.geteuid() == 0:
+        os.chown(path, 12, 34)
+    before = path.stat()
+    apply(change(FileChange(str(path), b"old", b"new")))
+    after = path.stat()
+    assert path.read_bytes() == b"new"
+    assert (after.st_mode, after.st_uid, after.st_gid) == (
+        before.st_mode,
+        before.st_uid,
+        before.st_gid,
+    )
+    with contextlib.suppress(OSError):
+        assert os.getxattr(path, "user.nvshim") == b"kept"
+    assert os.listdir(tmp_path) == ["config.toml"]
+
+
+def test_link_is_written_through(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real/file").write_bytes(b"old")
+    link = tmp_path / "link"
+    link.symlink_to("real/file")
+    apply(change(FileChange(str(link), b"old", b"new")))
+    assert link.is_symlink()
+    assert (tmp_path / "real/file").read_bytes() == b"new"
+    apply(change(FileChange(str(link), b"new", None)))
+    assert link.is_symlink()
+    assert not (tmp_path / "real/file").exists()
+
+
+def test_directories_are_made_and_removed_only_when_empty(tmp_path: Path) -> None:
+    path = f"{tmp_path}/a/b/file"
+    made = missing_directories(path)
+    assert made == (f"{tmp_path}/a", f"{tmp_path}/a/b")
+    apply(change(FileChange(path, None, b"x", directories=made)))
+    (tmp_path / "a/theirs").write_text("")
+    apply(change(FileChange(path, b"x", None, directories=made)))
+    assert os.listdir(tmp_path / "a") == ["theirs"]
+
+
+def test_file_that_changed_since_it_was_read_is_not_written(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    second.write_bytes(b"somebody was here")
+    with pytest.raises(ChangedMeanwhile, match="second"):
+        apply(change(FileChange(str(first), None, b"x"), FileChange(str(second), b"old", b"x")))
+    assert not first.exists()
+    assert second.read_bytes() == b"somebody was here"
+
+
+def test_two_at_once_are_one_and_an_error(tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with pytest.raises(ConfigLocked):
+            apply(change(FileChange(f"{tmp_path}/new/file", None, b"x")))
+    finally:
+        os.close(descriptor)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("step", ["fsync", "rename", "fchmod"])
+def test_failure_at_any_step_leaves_the_old_file_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, step, fail)
+    with pytest.raises(WriteFailed, match=r"No space left.*do: make room"):
+        apply(change(FileChange(str(path), b"old", b"new")))
+    monkeypatch.undo()
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_diff_says_what_is_at_the_end_of_a_file() -> None:
+    diff = FileChange("/f", b"a\nb", b"a\nb\n").diff()
+    assert diff.startswith("--- /f\n+++ /f\n")
+    assert "\\ No newline at end of file\n" in diff
+    assert FileChange("/f", None, b"a\n").diff().startswith("--- /dev/null\n+++ /f\n")
+    assert FileChange("/f", b"a\n", None).action == "removed"

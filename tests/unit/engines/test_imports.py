@@ -1,0 +1,76 @@
+"""Which files containerd reads, of a node as it would be."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from integration.engines.errors import ConfigInvalid, ConfigUnreadable
+from integration.engines.imports import View, covers, load
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def write(path: Path, text: str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+def test_files_are_read_in_containerds_order_each_once(tmp_path: Path) -> None:
+    root = write(tmp_path / "config.toml", 'imports = ["conf.d/*.toml", "one.toml"]')
+    write(tmp_path / "conf.d/b.toml", "")
+    write(tmp_path / "conf.d/a.toml", 'imports = ["../deep.toml"]')
+    write(tmp_path / "conf.d/.hidden.toml", "")
+    write(tmp_path / "conf.d/not.txt", "no TOML")
+    write(tmp_path / "one.toml", 'imports = ["config.toml"]')
+    write(tmp_path / "deep.toml", "version = 3")
+    names = [os.path.relpath(file.path, tmp_path) for file in load(View(), root)]
+    assert names == [
+        "config.toml",
+        "conf.d/.hidden.toml",
+        "conf.d/a.toml",
+        "conf.d/b.toml",
+        "one.toml",
+        "deep.toml",
+    ]
+
+
+def test_view_shows_what_is_not_written_yet_and_hides_what_is_to_go(tmp_path: Path) -> None:
+    root = write(tmp_path / "config.toml", f'imports = ["{tmp_path}/conf.d/*.toml"]')
+    gone = write(tmp_path / "conf.d/gone.toml", "")
+    new = f"{tmp_path}/conf.d/new.toml"
+    view = View().with_text(gone, None).with_text(new, "version = 2")
+    assert [file.path for file in load(view, root)] == [root, new]
+    assert not os.path.exists(new)
+
+
+def test_pattern_covers_a_path_of_its_directory_only(tmp_path: Path) -> None:
+    root = write(tmp_path / "config.toml", 'imports = ["/etc/c/conf.d/*.toml", "/etc/c/x.toml"]')
+    (file,) = load(View({"/etc/c/x.toml": None}), root)[:1]
+    assert covers(file, "/etc/c/conf.d/99-nvshim.toml")
+    assert covers(file, "/etc/c/x.toml")
+    assert not covers(file, "/etc/c/conf.d/deep/99-nvshim.toml")
+    assert not covers(file, "/etc/c/conf.d/99-nvshim.conf")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["version = 5", 'version = "2"', "version = true", "a = ", 'imports = "x"', "imports = [1]"],
+)
+def test_what_is_no_configuration_is_one_typed_line(tmp_path: Path, text: str) -> None:
+    root = write(tmp_path / "config.toml", text)
+    with pytest.raises(ConfigInvalid, match=r"config\.toml"):
+        load(View(), root)
+
+
+def test_what_cannot_be_read_is_one_typed_line(tmp_path: Path) -> None:
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(ConfigUnreadable):
+        load(View(), str(tmp_path / "directory"))
+    (tmp_path / "latin").write_bytes(b"# \xe9\n")
+    with pytest.raises(ConfigUnreadable, match="UTF-8"):
+        load(View(), str(tmp_path / "latin"))

@@ -1,0 +1,136 @@
+"""Telling an engine: who is asked, who is refused, and that nothing happens unasked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from integration.engines import restart as restarts
+from integration.engines.errors import RestartFailed, RestartRefused
+from integration.engines.files import Change, Need
+from integration.engines.restart import Mode, restart
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SERVER = """
+import os, signal, socket, sys, time
+listener = socket.socket(socket.AF_UNIX)
+path = sys.argv[1]
+if os.path.exists(path): os.unlink(path)
+listener.bind(path); listener.listen(8)
+signal.signal(signal.SIGHUP, lambda *_: open(path + ".hup", "w").close())
+print("ready", flush=True)
+while True:
+    client, _ = listener.accept()
+    client.settimeout(0.2)
+    try:
+        if client.recv(99).startswith(b"GET /_ping"): client.send(b"HTTP/1.0 200 OK\\r\\n\\r\\n")
+    except OSError: pass
+    client.close()
+"""
+
+
+def change(engine: str, need: Need = Need.RESTART) -> Change:
+    return Change(engine, (), need, "", "")
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    argv = [sys.executable, "-c", SERVER, f"{tmp_path}/s"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def systemctl(tmp_path: Path, script: str) -> str:
+    path = tmp_path / "systemctl"
+    path.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n{script}\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize("engine", ["containerd", "docker", "crio"])
+def test_nothing_happens_that_is_not_asked_for_or_not_needed(engine: str, tmp_path: Path) -> None:
+    program = systemctl(tmp_path, "exit 1")
+    nowhere = {"address": f"{tmp_path}/none", "unit": "x", "systemctl": program}
+    assert restart(change(engine), Mode.NONE, **nowhere) is Mode.NONE
+    unneeded = change(engine, Need.NOTHING)
+    assert restart(unneeded, Mode.SYSTEMD, **nowhere) is Mode.NONE
+    assert restart(unneeded, Mode.SIGNAL, **nowhere) is Mode.NONE
+    assert not (tmp_path / "asked").exists()
+
+
+def test_docker_is_told_by_sighup_whoever_made_its_socket(
+    daemon: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    done = restart(
+        change("docker", Need.RELOAD), Mode.SIGNAL, address=f"{tmp_path}/s", unit="docker"
+    )
+    assert done is Mode.SIGNAL
+    eventually(lambda: os.path.exists(f"{tmp_path}/s.hup"), "the process that answered was told")
+    assert daemon.poll() is None
+    with pytest.raises(RestartRefused, match="reload"):
+        restart(change("docker"), Mode.SIGNAL, address=f"{tmp_path}/s", unit="docker")
+
+
+def test_systemd_restarts_and_the_engine_is_waited_for(
+    daemon: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    program = systemctl(tmp_path, "")
+    done = restart(
+        change("crio"), Mode.SYSTEMD, address=f"{tmp_path}/s", unit="my-crio", systemctl=program
+    )
+    assert done is Mode.SYSTEMD
+    assert (tmp_path / "asked").read_text() == "restart my-crio\n"
+    refuses = systemctl(tmp_path, "echo 'Unit not found.' >&2; exit 5")
+    with pytest.raises(RestartFailed, match="Unit not found"):
+        restart(change("crio"), Mode.SYSTEMD, address=f"{tmp_path}/s", unit="x", systemctl=refuses)
+
+
+def test_containerd_gets_sighup_only_where_systemd_starts_it_again(
+    daemon: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda *args: told.append(args))
+    monkeypatch.setattr(restarts, "_wait", lambda *args, **named: None)
+    shown = f"echo MainPID={daemon.pid}; echo Restart=%s"
+
+    def signal_containerd(policy: str) -> Mode:
+        program = systemctl(tmp_path, shown % policy)
+        return restart(
+            change("containerd"), Mode.SIGNAL, address=f"{tmp_path}/s", unit="c", systemctl=program
+        )
+
+    # In no unit of systemd, as here.
+    monkeypatch.setattr(restarts, "_unit_of", lambda pid: None)
+    with pytest.raises(RestartRefused, match="nobody starts it again"):
+        signal_containerd("always")
+    monkeypatch.setattr(restarts, "_unit_of", lambda pid: "containerd.service")
+    with pytest.raises(RestartRefused, match="Restart=on-failure"):
+        signal_containerd("on-failure")
+    assert told == []
+    assert signal_containerd("always") is Mode.SIGNAL
+    assert told == [(daemon.pid, signal.SIGHUP)]
+    assert (tmp_path / "asked").read_text().splitlines()[-1] == (
+        "show --property=Restart,MainPID containerd.service"
+    )
+
+
+def test_crio_knows_no_signal_and_nobody_is_there_to_ask(tmp_path: Path) -> None:
+    with pytest.raises(RestartRefused, match="systemd"):
+        restart(change("crio"), Mode.SIGNAL, address=f"{tmp_path}/none", unit="x")
+    for engine in ("docker", "containerd"):
+        with pytest.raises(RestartFailed, match="start it"):
+            restart(change(engine, Need.RELOAD), Mode.SIGNAL, address=f"{tmp_path}/none", unit="x")
