@@ -19,14 +19,11 @@ __all__ = ["command"]
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """The ids of running containers, and their names in pods."""
     del param
-    from integration.inspection.bundles import (  # noqa: PLC0415 - only while a shell asks
-        find_containers,
-        state_directories,
-    )
-    from integration.inspection.errors import StateUnreadable  # noqa: PLC0415
+    from integration.inspection.errors import StateUnreadable  # noqa: PLC0415 - as a shell asks
+    from integration.inspection.processes import all_containers  # noqa: PLC0415
 
     try:
-        found = find_containers(state_directories(ctx.params.get("states") or ()))
+        found = all_containers(ctx.params.get("states") or ())
     except StateUnreadable:
         return []
     words = [word for c in found if not c.sandbox for word in (c.id, c.title)]
@@ -66,9 +63,11 @@ def command(
     was injected), differences (each with path, kind, before, after), notes, configuration.
     """
     from integration.inspection import explaining  # noqa: PLC0415 - after the options
-    from integration.inspection.bundles import find_containers  # noqa: PLC0415
+    from integration.inspection.processes import all_containers  # noqa: PLC0415
 
-    if what == "-" or os.path.isfile(what) or what.endswith(".json"):
+    # A file beside which one stands may be called as a container is.
+    is_path = os.sep in what and os.path.isfile(what)
+    if what == "-" or is_path or what.endswith(".json"):
         spec = explaining.read_spec(what)
         explanation = explaining.explain_spec(
             spec,
@@ -79,6 +78,6 @@ def command(
     else:
         if rootfs is not None:
             raise click.UsageError("--rootfs is for a CONFIG_JSON: a running container has its own")
-        container = explaining.find_container(what, find_containers(states, proc))
+        container = explaining.find_container(what, all_containers(states, proc))
         explanation = explaining.explain_container(container, config)
     output.text(explanation.tell(diff=diff), explanation.to_json(diff=diff))

@@ -47,7 +47,8 @@ def _titled(title: str, rows: list[str]) -> Iterator[str]:
 
 def _sections(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     own = found["nvshim"]
-    yield "nvshim", [f"{own['version']} in {own['path']}, Python {own['python']}"]
+    revision = f" ({own['revision']})" if own["revision"] else ""
+    yield "nvshim", [f"{own['version']}{revision} in {own['path']}, Python {own['python']}"]
     config = found["configuration"]
     yield "configuration", [config["file"] or "no file; the defaults hold", *config["notes"]]
     yield "platform", [found["platform"]]

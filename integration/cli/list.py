@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-def _holders(containers: Sequence[Mapping[str, Any]]) -> str:
+def _holders(containers: Sequence[Mapping[str, Any]] | None) -> str:
+    if containers is None:
+        return "?"
     return plain([title_of(container) for container in containers])
 
 
@@ -74,12 +76,18 @@ def command(
     \b
     Keys of -o json, of each: kind (gpu, mig), vendor, index, mig_index, uuid, name, pci, minor,
     profile, mig_mode, memory_bytes, numa_node, health, fault, excluded, containers (each with id,
-    namespace, pod, name, sandbox, pid).
+    namespace, pod, name, sandbox, pid; null if the caller may not know).
     """
-    from integration.inspection.bundles import find_containers  # noqa: PLC0415 - after the options
+    from integration.inspection.errors import StateUnreadable  # noqa: PLC0415 - after the options
     from integration.inspection.gpus import list_gpus  # noqa: PLC0415
+    from integration.inspection.processes import all_containers  # noqa: PLC0415
 
-    rows = list_gpus(config, find_containers(states, proc), nvml=nvml)
+    try:
+        containers = all_containers(states, proc)
+    except StateUnreadable as error:
+        containers = None
+        click.echo(str(error), err=True)
+    rows = list_gpus(config, containers, nvml=nvml)
     if output.form is Format.TABLE:
         rows = [{**row, "shown_index": _index(row), "shown_state": _state(row)} for row in rows]
     output.rows(rows, _COLUMNS)

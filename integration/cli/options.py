@@ -62,32 +62,19 @@ def configured(command: Callable[..., R]) -> Callable[..., R]:
 def located(command: Callable[..., R]) -> Callable[..., R]:
     """Give a command ``--containerd-state DIR`` and ``--procfs DIR``.
 
-    It gets them as ``states``, the directories to look into, and ``proc``.
+    It gets them as ``states``, which may be empty, and ``proc``.
 
     Args:
         command: the function that needs them.
     """
-
-    @click.option(
-        "--containerd-state",
-        "states",
-        metavar="DIR",
-        multiple=True,
-        envvar="NVSHIM_CONTAINERD_STATE",
-        type=click.Path(file_okay=False),
+    states = click.option(
+        "--containerd-state", "states", metavar="DIR", multiple=True,
+        envvar="NVSHIM_CONTAINERD_STATE", type=click.Path(file_okay=False),
         help="Where containerd keeps its state; may be given several times. By default where"
-        " packages, Docker, k3s, k0s and MicroK8s have it.",
-    )
-    @click.option(
+        " packages, Docker, k3s, k0s and MicroK8s have it, and where shims run.",
+    )  # fmt: skip
+    proc = click.option(
         "--procfs", "proc", metavar="DIR", default="/proc", show_default=True,
         type=click.Path(file_okay=False, exists=True), help="Where the node's processes are shown.",
     )  # fmt: skip
-    @functools.wraps(command)
-    def answer(*args: Any, states: tuple[str, ...], **kwargs: Any) -> R:
-        from integration.inspection.bundles import (  # noqa: PLC0415 - after the options
-            state_directories,
-        )
-
-        return command(*args, states=state_directories(states), **kwargs)
-
-    return answer
+    return states(proc(command))

@@ -42,7 +42,7 @@ def _age(seconds: float) -> str:
 
 _COLUMNS: Final = (
     Column("PID", "pid", right=True),
-    Column("KIND", "kind"),
+    Column("KIND", "shown_kind"),
     Column("NAMESPACE", "namespace"),
     Column("POD OR ID", "shown_what"),
     Column("CONTAINERS", "shown_containers"),
@@ -65,25 +65,18 @@ def command(output: Output, *, states: tuple[str, ...], proc: str) -> None:
     is old is another than the installed one: its shim goes on until its pod ends.
 
     \b
-    Keys of -o json, of each: pid, kind (shim, fork-server, spare), namespace, id, pod, containers
-    (each with id, namespace, pod, name, sandbox, pid, gpus), gpus, memory (pss_bytes, uss_bytes),
-    version, tree, current, warm, age_seconds, containerd, socket.
+    Keys of -o json, of each: pid, kind (shim, fork-server, spare), uid, namespace, id, pod,
+    containers (each with id, namespace, pod, name, sandbox, pid, gpus), gpus, memory (pss_bytes,
+    uss_bytes), version, tree, current, warm, age_seconds, containerd, socket.
     """
-    from integration.inspection.bundles import find_containers  # noqa: PLC0415 - after the options
-    from integration.inspection.processes import (  # noqa: PLC0415
-        find_processes,
-        process_row,
-        states_of,
-    )
+    from integration.inspection.processes import list_processes  # noqa: PLC0415 - after the options
 
-    processes = find_processes(proc)
-    # Wherever a shim's containerd has its state: the shim is in it.
-    containers = find_containers(dict.fromkeys([*states, *states_of(processes)]), proc)
-    rows = [process_row(process, containers) for process in processes]
+    rows = list_processes(states, proc)
     if output.form is Format.TABLE:
         rows = [
             {
                 **row,
+                "shown_kind": row["kind"] + (f" (user {row['uid']})" if row["uid"] else ""),
                 "shown_what": _what(row),
                 "shown_version": _version(row),
                 "shown_containers": [

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from integration.inspection.errors import StateUnreadable
 from integration.inspection.procfs import Procfs
@@ -27,9 +27,11 @@ from shim.address import SCHEME
 from shim.errors import BundleUnusable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 __all__ = ["KNOWN_STATES", "Container", "Pod", "find_containers", "state_directories"]
+
+T = TypeVar("T")
 
 TASKS: Final = "io.containerd.runtime.v2.task"
 
@@ -197,16 +199,13 @@ def _names(directory: str) -> Iterator[str]:
 
 
 def _read(bundle: str, procfs: Procfs) -> Container | None:
-    try:
-        spec = bundle_files.read_spec(bundle)
-        record = _record(bundle)
-        address = _address(bundle)
-        noted = bundle_files.read_pid(os.path.join(bundle, bundle_files.INIT_PID))
-    except BundleUnusable:
-        # Of a sandbox that a shim holds, or one that is being made or removed.
-        if not os.path.isdir(bundle):
-            return None
-        spec, record, address, noted = {}, None, "", 0
+    # Of a sandbox that a shim holds there is no spec, and of one that is made not yet.
+    spec = _or_nothing(bundle_files.read_spec, bundle) or {}
+    record = _or_nothing(_record, bundle)
+    address = _or_nothing(_address, bundle) or ""
+    noted = _or_nothing(bundle_files.read_pid, os.path.join(bundle, bundle_files.INIT_PID))
+    if not os.path.isdir(bundle):
+        return None
     name = os.path.basename(bundle)
     annotations = _annotations(spec)
     pod = None
@@ -224,6 +223,13 @@ def _read(bundle: str, procfs: Procfs) -> Container | None:
         record=record,
         address=address,
     )
+
+
+def _or_nothing(read: Callable[[str], T], path: str) -> T | None:
+    try:
+        return read(path)
+    except BundleUnusable:
+        return None
 
 
 def _annotations(spec: Mapping[str, Any]) -> dict[str, str]:

@@ -38,13 +38,13 @@ _ABSENT = "a container has it, and the node has it no more"
 
 
 def list_gpus(
-    config: Config, containers: Iterable[Container], *, nvml: bool = True
+    config: Config, containers: Iterable[Container] | None, *, nvml: bool = True
 ) -> list[dict[str, Any]]:
     """The node's GPUs of every vendor.
 
     Args:
         config: where to look.
-        containers: those of the node.
+        containers: those of the node; None if they are not known.
         nvml: whether NVML is asked if no inventory is kept.
 
     Returns:
@@ -55,7 +55,14 @@ def list_gpus(
         DriverNotFound: there is no driver, and no GPU that needs none.
         DriverMismatch: its files are not of the loaded kernel module's version.
     """
-    running = [container for container in containers if container.pid and container.record]
+    running = [each for each in containers or () if each.pid and each.record]
+    rows = _of_every_vendor(config, running, nvml=nvml)
+    return rows if containers is not None else [{**row, "containers": None} for row in rows]
+
+
+def _of_every_vendor(
+    config: Config, running: list[Container], *, nvml: bool
+) -> list[dict[str, Any]]:
     others = [_vendor_row(gpu, config, running) for gpu in _of_other_vendors(config)]
     if platforms.platform_of(config) != Platform.NVML:
         return others

@@ -15,6 +15,7 @@ from hooks.node.driver_version import module_version
 from hooks.node.modules import is_loaded
 from hooks.node.roots import look
 from hooks.node.witness import Witness, read_text
+from integration.dist.manifest import own_tree, read_tree
 from integration.inspection.gpus import gpu_rows
 from integration.inventory import look_at_node
 from shim import VERSION
@@ -28,6 +29,8 @@ __all__ = ["describe_node"]
 KEPT: Final = "kept"
 NVML: Final = "NVML"
 PROCFS: Final = "procfs"
+
+_CHECKOUT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 MODULES: Final = (
     "nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nvidia_peermem", "nvidia_fs",
@@ -55,11 +58,7 @@ def describe_node(config: Config, *, nvml: bool = True) -> dict[str, Any]:
         except NvshimError as failure:
             error = failure
     return {
-        "nvshim": {
-            "version": VERSION,
-            "path": os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))),
-            "python": sys.version.split(maxsplit=1)[0],
-        },
+        "nvshim": _own(),
         "configuration": {"file": config.source or None, "notes": list(config.notes)},
         "platform": platform,
         "driver": None if inventory is None else _driver(inventory),
@@ -70,6 +69,23 @@ def describe_node(config: Config, *, nvml: bool = True) -> dict[str, Any]:
         "modules": [_module(config, name) for name in MODULES],
         "devices": [] if inventory is None else _devices(inventory),
         "gpus": [] if inventory is None else _gpus(inventory, config),
+    }
+
+
+def _own() -> dict[str, Any]:
+    """What runs here: an installed tree, or a checkout."""
+    path, revision = own_tree(), None
+    if path:
+        try:
+            revision = read_tree(path).revision or None
+        except NvshimError:
+            pass  # it is damaged; `nvshim status` says how
+    return {
+        "version": VERSION,
+        "revision": revision,
+        "path": path
+        or os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))),
+        "python": sys.version.split(maxsplit=1)[0],
     }
 
 

@@ -29,7 +29,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from integration.inspection.bundles import TASKS, read_container
+from integration.inspection.bundles import (
+    TASKS,
+    find_containers,
+    read_container,
+    state_directories,
+)
+from integration.inspection.errors import StateUnreadable
 from integration.inspection.procfs import Procfs
 from shim.detach import PROGRAM
 
@@ -45,9 +51,11 @@ __all__ = [
     "SPARE",
     "OurProcess",
     "Tree",
+    "all_containers",
     "find_processes",
     "held_names",
     "is_current",
+    "list_processes",
     "process_row",
     "states_of",
     "tree_of",
@@ -90,6 +98,7 @@ class OurProcess:
     Attributes:
         pid: which.
         kind: :data:`SHIM`, :data:`FORK_SERVER` or :data:`SPARE`.
+        uid: whose it is: only root's, and one's own, are what a node runs.
         address: of containerd, as it says.
         namespace: of containerd; "" but for a shim.
         group: the id that it was started for: of a pod's sandbox, or a container.
@@ -103,6 +112,7 @@ class OurProcess:
 
     pid: int
     kind: str
+    uid: int
     address: str
     namespace: str = ""
     group: str = ""
@@ -219,6 +229,7 @@ def _shim(procfs: Procfs, words: Sequence[str], family: _Family) -> OurProcess |
     return OurProcess(
         pid=pid,
         kind=SHIM,
+        uid=owner,
         address=address,
         namespace=container.namespace,
         group=container.group,
@@ -246,6 +257,7 @@ def _fork_server(procfs: Procfs, words: Sequence[str], status: Status) -> OurPro
             return OurProcess(
                 pid=pid,
                 kind=FORK_SERVER,
+                uid=owner,
                 address=_flags(words).get("-address", ""),
                 socket=socket,
                 age=status.age,
@@ -268,6 +280,7 @@ def _spare(procfs: Procfs, words: Sequence[str], family: _Family) -> OurProcess 
     return OurProcess(
         pid=pid,
         kind=SPARE,
+        uid=server.uid,
         address=server.address,
         age=family.status.age,
         memory=procfs.memory(pid),
@@ -290,12 +303,34 @@ def _own(path: str, owner: int) -> tuple[int, int] | None:
 def states_of(processes: Iterable[OurProcess]) -> list[str]:
     """The state directories of the containerds whose shims run.
 
+    Of root's and the caller's own, that is: another user can run what looks like a shim, and
+    must not tell root who has which GPU.
+
     Args:
         processes: what :func:`find_processes` found.
     """
-    bundles = [process.bundle for process in processes if process.bundle]
+    trusted = {0, os.geteuid()}
+    bundles = [each.bundle for each in processes if each.bundle and each.uid in trusted]
     above = [os.path.dirname(os.path.dirname(os.path.dirname(path))) for path in bundles]
     return list(dict.fromkeys(above))
+
+
+def all_containers(asked: Iterable[str], proc: str = "/proc") -> list[Container]:
+    """The containers of this node.
+
+    Args:
+        asked: the state directories that somebody named; if none, those that are known, and
+            those of the shims that run.
+        proc: where procfs is.
+
+    Raises:
+        StateUnreadable: a directory may not be read: the caller is not root.
+    """
+    named = tuple(asked)
+    if named:
+        return find_containers(state_directories(named), proc)
+    known = [*state_directories(), *states_of(find_processes(proc))]
+    return find_containers(dict.fromkeys(known), proc)
 
 
 def tree_of(procfs: Procfs, pid: int) -> Tree | None:
@@ -358,6 +393,29 @@ def is_current(tree: Tree) -> bool | None:
     return os.path.realpath(current) == os.path.realpath(tree.path)
 
 
+def list_processes(asked: Iterable[str], proc: str = "/proc") -> list[dict[str, Any]]:
+    """What ``nvshim ps`` says.
+
+    Args:
+        asked: as for :func:`all_containers`.
+        proc: where procfs is.
+
+    Returns:
+        An object for each process; the keys are an interface.
+
+    Raises:
+        StateUnreadable: a directory that somebody named may not be read.
+    """
+    processes, named = find_processes(proc), tuple(asked)
+    try:
+        containers = all_containers(named, proc)
+    except StateUnreadable:
+        if named:
+            raise
+        containers = find_containers(states_of(processes), proc)  # of one's own
+    return [process_row(process, containers) for process in processes]
+
+
 def process_row(process: OurProcess, containers: Iterable[Container]) -> dict[str, Any]:
     """What ``nvshim ps`` says of a process.
 
@@ -374,6 +432,7 @@ def process_row(process: OurProcess, containers: Iterable[Container]) -> dict[st
     return {
         "pid": process.pid,
         "kind": process.kind,
+        "uid": process.uid,
         "namespace": process.namespace or None,
         "id": process.group or None,
         "pod": {"namespace": pods[0].namespace, "name": pods[0].name} if pods else None,

@@ -127,6 +127,10 @@ def test_commands_tell_of_a_pod_with_two_gpu_containers(
     assert {r["kind"] for r in ours} <= {"shim", "fork-server", "spare"}
     assert f"tests/{name}" in "\n".join(tell("ps", *where))
 
+    # Where containerd has its state, its shims say.
+    holding = {c["id"] for row in ask("list", *config) for c in row["containers"]}
+    assert {first.id, second.id} <= holding
+
     # A shim that a fork server has forked is warm, the fork server and its spare are told apart.
     def servers() -> set[str]:
         rows = [r for r in ask("ps", *where) if r["containerd"] == gpus.containerd.address]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from integration.inspection import bundles
-from integration.inspection.bundles import find_containers, state_directories
+from integration.inspection.bundles import Pod, find_containers, state_directories
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,10 +43,11 @@ def test_containers_of_pods_and_others_are_found(
 
 
 @pytest.mark.parametrize("spoilt", ["missing", "empty", "fifo", "link"])
-def test_a_bundle_that_is_half_there_is_a_container_without_a_story(
-    make_bundle: Callable[..., str], tmp_path: Path, spoilt: str
+@pytest.mark.parametrize("file", ["config.json", "nvidia.json"])
+def test_a_bundle_that_is_half_there_is_a_container_of_which_less_is_known(
+    make_bundle: Callable[..., str], tmp_path: Path, file: str, spoilt: str
 ) -> None:
-    path = os.path.join(make_bundle("half", annotations=CRI, record={"format": 1}), "config.json")
+    path = os.path.join(make_bundle("half", annotations=CRI, record={"format": 1}), file)
     os.unlink(path)
     if spoilt == "empty":
         os.mknod(path)
@@ -55,7 +56,10 @@ def test_a_bundle_that_is_half_there_is_a_container_without_a_story(
     elif spoilt == "link":
         os.symlink("/etc/passwd", path)
     (found,) = find_containers([str(tmp_path / "state")])
-    assert (found.id, found.pod, found.record, found.pid) == ("half", None, None, 0)
+    is_spec = file == "config.json"
+    assert (found.id, found.pid) == ("half", 0)
+    assert found.pod == (None if is_spec else Pod("team", "web"))
+    assert found.record == ({"format": 1} if is_spec else None)
 
 
 def test_annotations_that_are_none_are_not_believed(

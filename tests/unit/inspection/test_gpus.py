@@ -66,6 +66,13 @@ def test_what_has_ended_holds_nothing(node: Node) -> None:
     assert holders(list_gpus(node.config, [ended], nvml=False))[uuid_of(0)] == []
 
 
+def test_who_may_not_know_of_containers_is_told_of_gpus(node: Node) -> None:
+    rows = list_gpus(node.config, None, nvml=False)
+    assert [(row["uuid"], row["containers"]) for row in rows] == [
+        (uuid_of(0), None), (uuid_of(1), None),
+    ]  # fmt: skip
+
+
 def test_who_has_a_mig_device_has_not_its_gpu(node: Node) -> None:
     mig = "MIG-11111111-0000-4000-8000-000000000000"
     device = {

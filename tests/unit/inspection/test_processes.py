@@ -216,15 +216,33 @@ def test_a_row_has_the_containers_of_its_pod_and_no_other() -> None:
         container("namesake", "/s/g", namespace="moby", record=gpu),
     ]
     shim = OurProcess(
-        5, SHIM, "/c", namespace="k8s.io", group="g", socket="/s/g", bundle="/s/tasks/k8s.io/g"
+        5, SHIM, 0, "/c", namespace="k8s.io", group="g", socket="/s/g", bundle="/s/tasks/k8s.io/g"
     )
     row = process_row(shim, containers)
     assert [each["id"] for each in row["containers"]] == ["one", "two"]
     assert row["pod"] == {"namespace": "team", "name": "web"}
     assert row["gpus"] == ["GPU-1", "MIG-2", "AMD GPU 0"]
     assert (row["version"], row["memory"], row["current"]) == (None, None, None)
-    server = process_row(OurProcess(6, FORK_SERVER, "/c"), containers)
+    server = process_row(OurProcess(6, FORK_SERVER, 0, "/c"), containers)
     assert (server["containers"], server["pod"], server["id"]) == ([], None, None)
+
+
+def test_a_sandbox_that_a_shim_holds_has_no_spec(
+    make_bundle: Callable[..., str], place: str
+) -> None:
+    bundle = make_bundle("held", address=f"unix://{place}/s")
+    os.unlink(f"{bundle}/config.json")
+    with process(bundle, *shim_words("held"), socket=f"{place}/s") as started:
+        one = found(started.pid)
+        assert one is not None
+        assert (one.group, one.socket) == ("held", f"{place}/s")
+
+
+def test_nobody_but_root_says_where_containers_are(tmp_path: Path) -> None:
+    bundle = str(tmp_path / "io.containerd.runtime.v2.task/k8s.io/web")
+    shims = [OurProcess(uid, SHIM, uid, "/c", bundle=bundle) for uid in (0, os.geteuid() + 1)]
+    assert states_of(shims[:1]) == [str(tmp_path)]
+    assert states_of(shims[1:]) == []
 
 
 def test_what_a_container_holds_has_names() -> None:
