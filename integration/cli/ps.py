@@ -18,6 +18,12 @@ __all__ = ["command"]
 _STARTS: Final = {True: "warm", False: "cold", None: "-"}
 
 
+def _kind(row: Mapping[str, Any]) -> str:
+    whose = f" (user {row['uid']})" if row["uid"] else ""
+    left = " (left)" if row["kind"] == "shim" and row["bundle"] is None else ""
+    return f"{row['kind']}{whose}{left}"
+
+
 def _what(row: Mapping[str, Any]) -> str:
     if row["pod"] is not None:
         return f"{row['pod']['namespace']}/{row['pod']['name']}"
@@ -67,7 +73,8 @@ def command(output: Output, *, states: tuple[str, ...], proc: str) -> None:
     \b
     Keys of -o json, of each: pid, kind (shim, fork-server, spare), uid, namespace, id, pod,
     containers (each with id, namespace, pod, name, sandbox, pid, gpus), gpus, memory (pss_bytes,
-    uss_bytes), version, tree, current, warm, age_seconds, containerd, socket.
+    uss_bytes), version, tree, current, warm, age_seconds, containerd, socket,
+    bundle (null of a shim that has outlived it).
     """
     from integration.inspection.processes import list_processes  # noqa: PLC0415 - after the options
 
@@ -76,7 +83,7 @@ def command(output: Output, *, states: tuple[str, ...], proc: str) -> None:
         rows = [
             {
                 **row,
-                "shown_kind": row["kind"] + (f" (user {row['uid']})" if row["uid"] else ""),
+                "shown_kind": _kind(row),
                 "shown_what": _what(row),
                 "shown_version": _version(row),
                 "shown_containers": [

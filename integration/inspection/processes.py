@@ -6,7 +6,9 @@ look, and it is believed for what nobody else can have:
 
 ============  ================================================================================
 a shim        has the directory of a bundle as its own (the very directory, by device and inode),
-              in which only its user may write, and listens where that bundle's ``address`` says
+              in which only its user may write, and listens where that bundle's ``address`` says;
+              one that has outlived its bundle is root's (or the caller's), in the namespaces
+              of who asks, and has our code mapped
 a fork        holds open the lock beside the socket that it listens on (the very file), in a
 server        directory of sockets of its user's alone
 a spare       is of the user, program, mount, user and pid namespaces of a fork server, and was
@@ -103,7 +105,7 @@ class OurProcess:
         namespace: of containerd; "" but for a shim.
         group: the id that it was started for: of a pod's sandbox, or a container.
         socket: where it listens; "" for a spare.
-        bundle: its directory; "" but for a shim.
+        bundle: its directory; "" but for a shim, and for one that has outlived it.
         age: seconds since it was started.
         memory: PSS and USS in bytes; None if they cannot be read.
         tree: what it was started from; None if that is not known.
@@ -125,7 +127,7 @@ class OurProcess:
 
     def of(self, containers: Iterable[Container]) -> list[Container]:
         """The containers that a shim serves, of some."""
-        if self.kind != SHIM:
+        if not self.bundle:
             return []
         return [c for c in containers if c.namespace == self.namespace and self._serves(c)]
 
@@ -218,7 +220,10 @@ def _shim(procfs: Procfs, words: Sequence[str], family: _Family) -> OurProcess |
     owner = procfs.owner(pid)
     if os.path.basename(tasks) != TASKS or owner is None:
         return None
-    if _own(directory, owner) is None or _own(directory, owner) != procfs.identity(pid, "cwd"):
+    if directory.endswith(_DELETED):
+        return _left_shim(procfs, words, family, owner)
+    its = _own(directory, owner)
+    if its is None or its != procfs.identity(pid, "cwd"):
         return None
     container = read_container(directory, procfs.path)
     if container is None or not container.address:
@@ -242,6 +247,30 @@ def _shim(procfs: Procfs, words: Sequence[str], family: _Family) -> OurProcess |
     )
 
 
+def _left_shim(
+    procfs: Procfs, words: Sequence[str], family: _Family, owner: int
+) -> OurProcess | None:
+    """A shim whose bundle is gone; so it is told by whose it is, and where it runs."""
+    pid, flags = family.status.pid, _flags(words)
+    tree = tree_of(procfs, pid)
+    own = [procfs.identity(os.getpid(), name) for name in _NAMESPACES]
+    at_home = None not in own and own == [procfs.identity(pid, name) for name in _NAMESPACES]
+    if tree is None or owner not in {0, os.geteuid()} or not at_home:
+        return None
+    return OurProcess(
+        pid=pid,
+        kind=SHIM,
+        uid=owner,
+        address=flags.get("-address", ""),
+        namespace=flags.get("-namespace", ""),
+        group=flags.get("-id", ""),
+        age=family.status.age,
+        memory=procfs.memory(pid),
+        tree=tree,
+        warm=family.is_warm(flags.get("-address", "")),
+    )
+
+
 def _fork_server(procfs: Procfs, words: Sequence[str], status: Status) -> OurProcess | None:
     if words[-1] != FORK_SERVER or "-spare" in words:
         return None
@@ -253,7 +282,8 @@ def _fork_server(procfs: Procfs, words: Sequence[str], status: Status) -> OurPro
         numbers = [number for number, path in files.items() if path == lock]
         if not numbers or owner is None or _own(os.path.dirname(socket), owner) is None:
             continue
-        if _own(lock, owner) == procfs.identity(pid, f"fd/{numbers[0]}"):
+        its = _own(lock, owner)
+        if its is not None and its == procfs.identity(pid, f"fd/{numbers[0]}"):
             return OurProcess(
                 pid=pid,
                 kind=FORK_SERVER,
@@ -450,6 +480,7 @@ def process_row(process: OurProcess, containers: Iterable[Container]) -> dict[st
         "age_seconds": round(process.age, 1),
         "containerd": process.address or None,
         "socket": process.socket or None,
+        "bundle": process.bundle or None,
     }
 
 

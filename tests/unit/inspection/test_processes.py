@@ -215,6 +215,8 @@ def test_a_row_has_the_containers_of_its_pod_and_no_other() -> None:
         container("elsewhere", "/s/h", record=gpu),
         container("namesake", "/s/g", namespace="moby", record=gpu),
     ]
+    left = process_row(OurProcess(4, SHIM, 0, "/c", namespace="k8s.io", group="g"), containers)
+    assert (left["bundle"], left["containers"], left["id"]) == (None, [], "g")
     shim = OurProcess(
         5, SHIM, 0, "/c", namespace="k8s.io", group="g", socket="/s/g", bundle="/s/tasks/k8s.io/g"
     )
@@ -236,6 +238,24 @@ def test_a_sandbox_that_a_shim_holds_has_no_spec(
         one = found(started.pid)
         assert one is not None
         assert (one.group, one.socket) == ("held", f"{place}/s")
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_shim_that_has_outlived_its_bundle_is_told(
+    make_bundle: Callable[..., str], monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
+    bundle = make_bundle("left", address="unix:///nonexistent")
+    tree = Tree("/opt/x/1.0.0-aaaaaaaa", "1.0.0", is_there=True) if ours else None
+    monkeypatch.setattr("integration.inspection.processes.tree_of", lambda *_: tree)
+    with process(bundle, *shim_words("left")) as started:
+        assert found(started.pid) is None
+        shutil.rmtree(bundle)
+        one = found(started.pid)
+        if ours and os.geteuid() == 0:
+            assert one is not None
+            assert (one.namespace, one.group, one.bundle) == ("k8s.io", "left", "")
+        else:
+            assert one is None
 
 
 def test_nobody_but_root_says_where_containers_are(tmp_path: Path) -> None:
