@@ -10,6 +10,7 @@ What a world has
 - Debian's containerd, runc and their configuration, as they are installed here; containerd runs.
 - Two simulated GPUs, which the shim's configuration points at. Its [node] table is what a node with
   a GPU does without.
+- A namespace of containerd that nobody else uses, so that its cgroups can be told from others.
 - ``systemctl``, a stand-in that knows containerd, and says so of anything else.
 - What ``make dist`` makes, in the directory that one is in.
 - An image with glibc under the name that pages use, as if it had been pulled.
@@ -18,6 +19,8 @@ What a world has
 from __future__ import annotations
 
 import contextlib
+import errno
+import glob
 import os
 import re
 import select
@@ -150,6 +153,7 @@ class World:
         self._files = files
         self._undo = ExitStack()
         self._directory = ""
+        self._namespace = f"world-{os.urandom(4).hex()}"
         self._shell: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -190,12 +194,16 @@ class World:
             "unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--mount-proc",
             "--kill-child", "bash", "-c", _SET_UP, "world", self._directory, default_cache(),
         ]  # fmt: skip
+        environment = {
+            "PATH": _PATH, "HOME": "/root", "LANG": "C.UTF-8",
+            "CONTAINERD_NAMESPACE": self._namespace,
+        }  # fmt: skip
         self._shell = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={"PATH": _PATH, "HOME": "/root", "LANG": "C.UTF-8"},
+            env=environment,
             start_new_session=True,
         )
         ready = self.run("true")
@@ -211,6 +219,24 @@ class World:
                 if pipe is not None:
                     with contextlib.suppress(OSError):
                         pipe.close()
+
+        self._remove_cgroups()
+
+    def _remove_cgroups(self) -> None:
+        """Killed shims leave those of their containers behind, empty once all have died."""
+        end = time.monotonic() + _TIMEOUT
+        tops = glob.glob(f"/sys/fs/cgroup/**/{self._namespace}", recursive=True)
+        for top in tops:
+            for directory, _, _ in os.walk(top, topdown=False):
+                while True:
+                    try:
+                        os.rmdir(directory)
+                    except OSError as error:
+                        if error.errno != errno.EBUSY or time.monotonic() > end:
+                            raise
+                        time.sleep(0.02)
+                    else:
+                        break
 
     def run(self, text: str) -> Ended:
         """Type a command into the world's one shell.
