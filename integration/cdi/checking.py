@@ -179,7 +179,8 @@ def _of_edits(edits: Edits, whose: str, config: Config) -> Iterator[Finding]:
         if _is_of_host(mount) and not os.path.exists(source):
             yield Finding("missing", ERROR, whose, source, "no such file or directory")
     for hook in edits.hooks:
-        if not os.access(hook.path, os.X_OK):
+        # A startContainer hook is a program of the container.
+        if hook.name != "startContainer" and not os.access(hook.path, os.X_OK):
             yield Finding("hook", WARNING, whose, hook.path, f"the {hook.name} hook is no program")
 
 

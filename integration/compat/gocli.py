@@ -76,9 +76,8 @@ def _normal(command: click.Command, ctx: click.Context, args: list[str]) -> Iter
         if not isinstance(option, click.Option):
             yield word
         elif not option.is_flag:
-            yield name + equals + value
-            if not equals:
-                yield from _next(words)
+            yield name
+            yield from [value] if equals else _next(words)
         elif not equals or value in _TRUE:
             yield name
         elif value not in _FALSE:

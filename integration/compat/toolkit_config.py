@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tomlkit import TOMLDocument
 
-__all__ = ["DEFAULT", "notes_of", "read", "with_settings", "write"]
+__all__ = ["DEFAULT", "notes_of", "policy_of", "read", "with_settings", "write"]
 
 DEFAULT: Final = """\
 #accept-nvidia-visible-devices-as-volume-mounts = false
@@ -140,6 +140,16 @@ def notes_of(text: str, path: str, settings: Sequence[str]) -> list[str]:
     keys = {setting.partition("=")[0] for setting in settings}
     notes = parse_nvidia_config(text.encode(), path).notes
     return [note for note in notes if note.partition(" ")[0] in keys]
+
+
+def policy_of(text: str, path: str) -> str:
+    """What it means for who may have a GPU that such a file is there.
+
+    Args:
+        text: of the file.
+        path: of the file, for the message.
+    """
+    return parse_nvidia_config(text.encode(), path).notes[0]
 
 
 def write(path: str, text: str) -> None:

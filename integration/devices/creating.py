@@ -25,7 +25,7 @@ from api.values import changed
 from hooks.edits.plan import Device
 from hooks.node.char_links import is_linked, link_nodes
 from hooks.node.gpus import Node, look_at_node, read_majors
-from hooks.node.modules import TIMEOUT, is_loaded, load_commands
+from hooks.node.modules import DRIVER, TIMEOUT, is_loaded, load_commands
 from hooks.node.nodes import make_all
 from hooks.node.witness import read_names
 from hooks.requests.request import CAPABILITIES
@@ -110,7 +110,7 @@ def create(
         What came of each, in the order in which they were made.
 
     Raises:
-        ModulesNotLoaded: modprobe failed. No node has been made.
+        ModulesNotLoaded: the driver's own module could not be loaded. No node has been made.
     """
     steps = _load(config, wish, run or run_command) if wish.modules else []
     wanted = expected_nodes(config, control_only=wish.control_only)
@@ -133,7 +133,7 @@ def refuse_failures(steps: Sequence[Step]) -> None:
     failed = [step for step in steps if step.state == State.FAILED]
     if failed:
         raise DevicesNotMade(
-            f"{len(failed)} of {len(steps)} nodes and links",
+            f"{len(failed)} of {len(steps)} modules, nodes and links",
             found="; ".join(f"{step.path}: {step.reason}" for step in failed[:_MOST_TOLD]),
             do="remove what is in the way, or see why it cannot be made",
         )
@@ -189,13 +189,14 @@ def _load(config: Config, wish: Wish, run: Callable[[Sequence[str]], str]) -> li
             steps.append(Step("module", name, "", State.ABSENT))
             continue
         why = run(command)
-        if why:
+        if why and name == DRIVER:
             raise ModulesNotLoaded(
                 f"to load the kernel module {name}: {' '.join(command)}",
                 found=why,
                 do="see dmesg, and that the module is built for this kernel",
             )
-        steps.append(Step("module", name, "", State.MADE))
+        # Without the others there are fewer nodes; those that there are work.
+        steps.append(Step("module", name, "", State.FAILED if why else State.MADE, why))
     return steps
 
 

@@ -25,7 +25,7 @@ class DevicesError(IntegrationError):
 
 
 class DevicesNotMade(DevicesError):
-    """Some node or link could not be made; the others are.
+    """Some module, node or link could not be loaded or made; the others are.
 
     Raised by :func:`integration.devices.creating.refuse_failures`.
     """
@@ -35,7 +35,7 @@ class DevicesNotMade(DevicesError):
 
 
 class ModulesNotLoaded(DevicesError):
-    """modprobe did not load a module that was asked for.
+    """modprobe did not load the driver's own module.
 
     Raised by :func:`integration.devices.creating.create`.
     """

@@ -35,9 +35,9 @@ _CONTROL_NODES: Final = (CONTROL, MODESET, UVM, UVM_TOOLS)
 
 MODULES: Final = {
     CONTROL.path: "nvidia",
-    MODESET.path: "nvidia-modeset",
     UVM.path: "nvidia-uvm",
     UVM_TOOLS.path: "nvidia-uvm",
+    MODESET.path: "nvidia-modeset",
 }
 """The kernel module that has to be loaded for a control node to be of use."""
 

@@ -38,6 +38,8 @@ def command(
         given.stderr.warning(note)
     if settings and os.path.exists(DEFAULT_PATH):
         given.stderr.warning(f"{DEFAULT_PATH} is there, so {file} is not read")
+    if in_place and not os.path.exists(file):
+        given.stderr.warning(toolkit_config.policy_of(text, file))
     _write_config(text, file if in_place else output)
 
 

@@ -247,7 +247,8 @@ def test_a_hook_or_a_hidden_device_is_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hook = {"hookName": "createContainer", "path": "/no/such/program"}
-    spec(tmp_path / "etc-cdi", "a.json", device("0", hooks=[hook]))
+    inside = {"hookName": "startContainer", "path": "/in/the/image"}
+    spec(tmp_path / "etc-cdi", "a.json", device("0", hooks=[hook, inside]))
     spec(tmp_path / "run-cdi", "b.json", device("0"))
     assert app.main(["cdi", "validate", "-o", "json"]) == exits.OK
     first, second = json.loads(capsys.readouterr().out)

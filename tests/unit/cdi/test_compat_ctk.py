@@ -197,6 +197,10 @@ def test_the_default_configuration_means_what_no_keys_mean() -> None:
 def test_config_default_is_printed_or_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    made = tmp_path / "new/config.toml"
+    assert run("config", f"-c={made}", "-in-place", "--set", "disable-require") == 0
+    assert "policy is NVIDIA's (mode nvidia)" in capsys.readouterr().err
+    assert "disable-require = true\n" in made.read_text()
     for name in ("default", "create-default", "generate-default"):
         assert run("config", name) == 0
         assert capsys.readouterr().out == toolkit_config.DEFAULT

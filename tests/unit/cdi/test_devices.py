@@ -109,7 +109,7 @@ def test_what_is_wrong_is_told_and_left(loaded: Node) -> None:
         "nvidia0": f"{loaded.dev}/nvidia0 is device 195:9, not 195:0",
         "nvidia1": f"{loaded.dev}/nvidia1 is no character device",
     }
-    with pytest.raises(DevicesNotMade, match=r"2 of \d+ nodes"):
+    with pytest.raises(DevicesNotMade, match=r"2 of \d+ modules, nodes"):
         refuse_failures(steps)
     assert (loaded.dev / "nvidia1").read_text() == "a file"
 
@@ -147,7 +147,9 @@ def pci(node: Node) -> None:
     node.write(device / "class", "0x030200\n")
 
 
-def test_modules_are_loaded_in_order_and_no_node_is_made_if_one_fails(loaded: Node) -> None:
+def test_without_the_drivers_own_module_nothing_is_made_and_without_others_the_rest_is(
+    loaded: Node,
+) -> None:
     pci(loaded)
     for module in ("nvidia", "nvidia_uvm", "nvidia_modeset"):
         (loaded.sys / "module" / module).rmdir()
@@ -155,19 +157,25 @@ def test_modules_are_loaded_in_order_and_no_node_is_made_if_one_fails(loaded: No
 
     def run(command: Sequence[str]) -> str:
         asked.append(command[-1])
-        if command[-1] == "nvidia-modeset" and len(asked) == 2:
+        if command[-1] == failing:
             return "no such device"
         (loaded.sys / "module" / command[-1].replace("-", "_")).mkdir()
         return ""
 
-    with pytest.raises(ModulesNotLoaded, match=r"nvidia-modeset.*no such device"):
+    failing = "nvidia"
+    with pytest.raises(ModulesNotLoaded, match=r"nvidia.*no such device"):
         create(loaded.config, Wish(modules=True), run)
-    assert asked == ["nvidia", "nvidia-modeset"]
+    assert asked == ["nvidia"]
     assert not (loaded.dev / "nvidiactl").exists()
-    steps = create(loaded.config, Wish(modules=True), run)
+    failing = "nvidia-uvm"
+    steps = create(loaded.config, Wish(modules=True, links=False), run)
     assert states(steps, "module") == {
-        "nvidia": State.PRESENT, "nvidia-uvm": State.MADE, "nvidia-modeset": State.MADE,
+        "nvidia": State.MADE, "nvidia-uvm": State.FAILED, "nvidia-modeset": State.MADE,
     }  # fmt: skip
+    made = states(steps, "node")
+    assert (made["nvidia0"], made["nvidia-uvm"]) == (State.MADE, State.UNAVAILABLE)
+    with pytest.raises(DevicesNotMade, match="nvidia-uvm: no such device"):
+        refuse_failures(steps)
     dry = create(loaded.config, Wish(modules=True, dry_run=True), run)
     assert states(dry, "module")["nvidia"] == State.PRESENT
 
