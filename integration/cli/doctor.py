@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from integration.cli import exits
 from integration.cli.options import with_output
-from integration.cli.output import Column, Format
+from integration.cli.output import Column, Format, is_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,7 +20,13 @@ if TYPE_CHECKING:
     from integration.cli.output import Output
     from integration.doctor.examination import Examination
 
-_STYLES: Final = {"error": "bold red", "warning": "yellow", "note": "dim"}
+_STYLES: Final[dict[str, dict[str, Any]]] = {
+    "error": {"fg": "red", "bold": True},
+    "warning": {"fg": "yellow"},
+    "note": {"dim": True},
+}
+_INDENT: Final = " " * 8
+_NARROWEST: Final = 40
 
 _FINDINGS: Final = (
     Column("SEVERITY", "severity"),
@@ -42,7 +51,12 @@ _CHECKS: Final = (
     "--bundle", metavar="FILE.tar.gz", type=click.Path(dir_okay=False),
     help="Put what was seen and found into a file, for a request of support. It has no secrets.",
 )  # fmt: skip
-@click.option("--root", default="/", metavar="DIR", help="Examine the node below this directory.")
+@click.option(
+    "--root",
+    default="/",
+    metavar="DIR",
+    help="Examine the node below this directory; programs of it are run.",
+)
 @click.option("--config", metavar="FILE", help="Our configuration; by default that of the node.")
 @click.option(
     "--containerd-config", default="", metavar="FILE",
@@ -119,19 +133,45 @@ def command(
 
 
 def _tell(output: Output, document: Mapping[str, Any], examination: Examination) -> None:
-    rows = [{**finding, "do": _do(finding)} for finding in document["findings"]]
-    if rows:
-        output.rows(rows, _FINDINGS, style=lambda row: _STYLES[row["severity"]])
+    findings = document["findings"]
+    if is_terminal(output.stream):
+        width = shutil.get_terminal_size().columns
+        plain = "NO_COLOR" in os.environ
+        for finding in findings:
+            output.stream.write(_told(finding, width, colourless=plain))
+    elif findings:
+        rows = [{**finding, "do": ": ".join(_do(finding))} for finding in findings]
+        output.rows(rows, _FINDINGS)
     counts = ", ".join(
         f"{count} {_plural(key, count)}" for key, count in document["counts"].items()
     )
     sys.stderr.write(f"{len(examination.checks)} checks: {counts}\n")
 
 
-def _do(finding: Mapping[str, Any]) -> str:
-    parts = [finding["remedy"]]
-    parts += [f"`{finding['command']}`"] if finding["command"] else []
-    return ": ".join(parts)
+def _told(finding: Mapping[str, Any], width: int, *, colourless: bool) -> str:
+    """A finding as a person at a terminal reads it: its parts below one another."""
+    severity = finding["severity"]
+    title = finding["title"]
+    if not colourless:
+        severity = click.style(f"{severity:<7}", **_STYLES[severity])
+        title = click.style(title, bold=True)
+    lines = [f"{severity:<7} {finding['code']}  {title}"]
+    remedy, *command = _do(finding)
+    for text in (finding["found"], f"do: {remedy}", *command, finding["reference"]):
+        # Paths and commands stay whole, so that they can be marked and copied.
+        lines += textwrap.wrap(
+            text,
+            max(width, _NARROWEST),
+            initial_indent=_INDENT,
+            subsequent_indent=_INDENT,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return "\n".join([*lines, "", ""])
+
+
+def _do(finding: Mapping[str, Any]) -> list[str]:
+    return [finding["remedy"], *([f"`{finding['command']}`"] if finding["command"] else [])]
 
 
 def _plural(word: str, count: int) -> str:

@@ -66,18 +66,12 @@ class Output:
         """What the answer is written to."""
         return self._stream or sys.stdout
 
-    def rows(
-        self,
-        rows: Sequence[Mapping[str, Any]],
-        columns: Sequence[Column],
-        style: Callable[[Mapping[str, Any]], str] | None = None,
-    ) -> None:
+    def rows(self, rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> None:
         """Show many things of a kind: a list of objects, or a table with a line for each.
 
         Args:
             rows: the objects, with all keys that a program may want.
             columns: what of them a person sees.
-            style: the colour of a row, as rich names it; it is seen on a terminal only.
         """
         if self.form is not Format.TABLE:
             self.document([dict(row) for row in rows])
@@ -89,8 +83,7 @@ class Output:
             justify: Any = "right" if column.right else "left"
             table.add_column(column.title, justify=justify, no_wrap=not is_terminal(self.stream))
         for row in rows:
-            cells = (printable((c.show or plain)(row.get(c.key))) for c in columns)
-            table.add_row(*cells, style=style(row) if style else None)
+            table.add_row(*(printable((c.show or plain)(row.get(c.key))) for c in columns))
         self._print(table)
 
     def facts(self, facts: Mapping[str, Any], titles: Mapping[str, str]) -> None:

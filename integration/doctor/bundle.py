@@ -87,7 +87,8 @@ def write_bundle(path: str, examination: Examination) -> None:
         "facts.json": _json(dataclasses.asdict(examination.node)),
         "findings.json": _json(report(examination)),
     }
-    directory = os.path.dirname(os.path.abspath(path))
+    path = os.path.realpath(path)
+    directory = os.path.dirname(path)
     aside = ""
     try:
         if os.path.lexists(path) and not os.path.isfile(path):

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from integration.doctor.examination import choose, examine
+from integration.doctor.places import Places
 from integration.images import GLIBC
 from integration.simulated import SimulatedNode
 from tests.harness.runtime import new_name
@@ -96,10 +98,22 @@ def test_gpu_stays_through_a_reload_of_systemd(
     expected = [f"/dev/char/{NVIDIA_MAJOR}:1", f"/dev/char/{NVIDIA_MAJOR}:255"]
     assert _links() == (expected if links else [])
     assert _opened(container) == ALLOWED
-    systemctl("daemon-reload")
     stays = links or low_level_runtime == "crun" or systemd_version() > LAST_THAT_FORGETS
+    # What will be lost is told before it is.
+    assert _diagnosed(runtime, shim_config) == ([] if stays else [name])
+    systemctl("daemon-reload")
     assert _opened(container) == (ALLOWED if stays else LOST)
     # The other GPU did not become allowed with it.
     other = f"/proc/{container.pid}/root/tmp/other"
     os.mknod(other, stat.S_IFCHR | 0o666, os.makedev(NVIDIA_MAJOR, 0))
     assert container.exec("probe", "open", "/tmp/other").stdout == "/tmp/other EPERM\n"
+
+
+def _diagnosed(runtime: Runtime, shim_config: str) -> list[str]:
+    """The containers of which the doctor says that systemd does not allow them their GPUs."""
+    containerd = f"{runtime.containerd.directory}/config.toml"
+    places = Places(config_path=shim_config, containerd_config=containerd)
+    findings = examine(places, choose(["D100", "D103"])).findings
+    assert {finding.code for finding in findings} <= {"NVSHIM-D100"}, findings
+    assert all("systemd's nvshim-" in finding.found for finding in findings), findings
+    return [finding.found.partition(":")[0].rpartition("/")[2] for finding in findings]

@@ -17,7 +17,7 @@ __all__ = ["CDI"]
 _ERROR, _WARNING, _NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
 _GPU: Final = "nvidia.com/gpu"
-_GENERATE: Final = "nvshim cdi generate --output /var/run/cdi/nvidia.yaml"
+_GENERATE: Final = "nvshim cdi generate --to /var/run/cdi/nvidia.yaml"
 
 
 def _unusable(node: Node) -> Iterator[Trouble]:

@@ -22,7 +22,8 @@ _SLOW: Final = 2.0
 
 def _no_driver(node: Node) -> Iterator[Trouble]:
     driver = seen(node.driver)
-    if driver.fault and not driver.mismatch and (driver.pci or driver.module):
+    meant = any(gpu.driver != "vfio-pci" for gpu in driver.pci)
+    if driver.fault and not driver.mismatch and (meant or driver.module):
         yield Trouble(driver.fault)
 
 
@@ -47,7 +48,7 @@ def _no_gpu(node: Node) -> Iterator[Trouble]:
     bound = [gpu for gpu in driver.pci if gpu.driver not in {"vfio-pci", "nouveau"}]
     if driver.gpus or driver.platform_faults:
         return
-    if bound and (driver.version or driver.module):
+    if bound and driver.module:
         yield Trouble(f"{len(bound)} on the PCI bus ({listed(g.bus_id for g in bound)}), none here")
     elif not driver.pci and driver.version and driver.module:
         yield Trouble(

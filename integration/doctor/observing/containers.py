@@ -14,7 +14,7 @@ import json
 import os
 import stat
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from hooks.node.identity import what_changed
 from integration.doctor.facts import Container, CouldNotLook, Device
@@ -64,7 +64,7 @@ def _container(places: Places, namespace: str, name: str, bundle: str) -> Contai
         )
         gpus = tuple(str(gpu["uuid"]) for gpu in grant.get("gpus") or ())
         driver = str((record.get("node") or {}).get("driver") or "")
-        changed = what_changed(record)
+        changed = what_changed(_for_us(places, record))
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         why = f"its record makes no sense: {type(error).__name__}: {error}"
         return Container(name, namespace, "", "", (), (), unseen=why)
@@ -78,6 +78,21 @@ def _container(places: Places, namespace: str, name: str, bundle: str) -> Contai
     return Container(
         name, namespace, driver, changed, gpus, devices, unit, tuple(denied), by, unseen
     )
+
+
+def _for_us(places: Places, record: dict[str, Any]) -> dict[str, Any]:
+    """A record whose identity has paths as they are for us."""
+    identity = record.get("identity")
+    if not places.is_below or not isinstance(identity, dict):
+        return record
+    seen = [[kind, places.at(path), what] for kind, path, what in identity["observations"]]
+    moved = {
+        "proc": places.at(identity["proc"]),
+        "sys": places.at(identity["sys"]),
+        "modules": [places.at(path) for path in identity["modules"]],
+        "observations": seen,
+    }
+    return {**record, "identity": {**identity, **moved}}
 
 
 def _rules(places: Places, bundle: str) -> tuple[str, list[Rule] | None, str]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from api.errors import one_line
 from integration.doctor.errors import ManifestUnusable
 from integration.doctor.facts import CouldNotLook, Kubernetes, RuntimeClass
 from integration.doctor.observing.running import find_program, processes, read_file, run
@@ -52,7 +51,8 @@ def _cgroup_driver(places: Places) -> str:
     try:
         config = yaml.safe_load(read_file(path))
     except yaml.YAMLError as error:
-        raise CouldNotLook(f"{named} is no YAML: {one_line(str(error))}") from error
+        # Not the whole error, which quotes the file.
+        raise CouldNotLook(f"{named} is no YAML: {getattr(error, 'problem', '')}") from error
     driver = config.get("cgroupDriver") if isinstance(config, dict) else None
     return str(driver or _DEFAULT_DRIVER)
 

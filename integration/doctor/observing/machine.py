@@ -24,7 +24,7 @@ __all__ = ["look_at_machine", "mount_of", "systemd_runs"]
 
 _SELINUX: Final = "/sys/fs/selinux"
 _BOOLEAN: Final = "container_use_devices"
-_CONTAINERD: Final = {"containerd's state": "/run/containerd", "images": "/var/lib/containerd"}
+_IMAGES: Final = "/var/lib/containerd"
 
 
 def look_at_machine(places: Places) -> Machine:
@@ -109,7 +109,7 @@ def _of_interest(
         "our state": config.state,
         "shared layers": config.layers,
         **({"the driver": config.driver_root} if config.driver_root is not None else {}),
-        **{purpose: places.at(path) for purpose, path in _CONTAINERD.items()},
+        "images": places.at(_IMAGES),
     }
     for purpose, path in directories.items():
         mount = mount_of(places.within(os.path.realpath(path)), mounts)

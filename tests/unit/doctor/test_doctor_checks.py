@@ -9,8 +9,10 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any, Final
 
+import click
 import pytest
 
+from integration.cli.app import nvshim
 from integration.doctor.checks import CHECKS
 from integration.doctor.examination import choose, examine, judge
 from integration.doctor.facts import Node, Unseen
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     Break = Callable[[Tree], object]
 
 OPTIONS: Final = 'BinaryName = "/usr/bin/runc"\nSystemdCgroup = true\n'
+MODULES: Final = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm")
 PCI: Final = "/sys/bus/pci/devices"
 NVIDIAS: Final = "/usr/bin/nvidia-container-runtime"
 RUNTIMES: Final = '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes'
@@ -447,6 +450,10 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
         added(MOUNTS, "50 22 8:2 / /driver rw,noexec - ext4 /dev/sdb rw\n"),
         "D084", ERROR, "driver",
     ),
+    "noexec on images": (
+        added(MOUNTS, "50 22 8:2 / /var/lib/containerd rw,noexec - ext4 /dev/sdb rw\n"),
+        "D084", WARNING, "snapshotter",
+    ),
     "few inotify instances": (
         text("/proc/sys/fs/inotify/max_user_instances", "8\n"), "D085", WARNING, "8",
     ),
@@ -488,6 +495,9 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
     ),
     "made with another driver": (
         module_of_another_version, "D101", ERROR, "550.54.14",
+    ),
+    "its device is another": (
+        lambda tree: tree.node("/dev/nvidia0", 195, 7), "D101", ERROR, "/dev/nvidia0",
     ),
     "its GPU is gone": (
         changed(f"{BUNDLE}/nvidia.json", "GPU-", "GPU-0"), "D102", ERROR, "k8s.io/web",
@@ -601,6 +611,32 @@ def test_what_a_package_s_changelog_names_is_fixed(tree: Tree) -> None:
     assert "may have fixed them" in packaged.found
     tree.package("runc", "2", "/bin/runc", f"{changelog}{bare.found}")
     assert found(tree, "D020") == []
+
+
+def test_a_node_that_has_just_booted_has_lost_nothing(tree: Tree) -> None:
+    # No module is loaded before somebody needs one, and then a container's shim loads it.
+    tree.remove("/proc/driver/nvidia", *(f"/sys/module/{m}" for m in MODULES))
+    tree.change("/proc/devices", "nvidia", "nobody")
+    codes = ("D001", "D002", "D004", "D007", "D008", "D009")
+    (finding,) = examine(tree.places(), choose(codes)).findings
+    assert finding.code == "NVSHIM-D007"
+    assert finding.severity is NOTE
+
+
+def test_every_command_that_is_advised_is_one() -> None:
+    for check in CHECKS:
+        for line in filter(None, check.command.split(" && ")):
+            program, *words = line.split()
+            if program != "nvshim":
+                continue
+            command: Any = nvshim
+            while isinstance(command, click.Group):
+                name = words.pop(0)
+                found = command.get_command(click.Context(command), name)
+                assert found is not None, line
+                command = found
+            # Without running it: the words are read, or it is an error of usage.
+            command.make_context(program, words)
 
 
 def test_names_of_others_stay_on_their_line(tree: Tree) -> None:

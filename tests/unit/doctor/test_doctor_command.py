@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
+import re
 import stat
+import struct
 import subprocess
 import sys
 import tarfile
+import termios
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +61,32 @@ def test_an_error_is_three_and_told_with_its_remedy(tree: Tree) -> None:
     assert "`nvshim config validate`" in lines[0]
     # What could not be seen for want of a configuration is no error.
     assert {line.split()[0] for line in lines[1:]} == {"note"}
+
+
+@pytest.mark.parametrize("colours", [True, False])
+def test_a_person_at_a_terminal_gets_blocks_that_are_not_cut(tree: Tree, colours: bool) -> None:
+    tree.change(OURS, "mode", "mood")
+    screen, keyboard = pty.openpty()
+    fcntl.ioctl(keyboard, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    environment = {k: v for k, v in os.environ.items() if k not in {"NO_COLOR", "COLUMNS"}}
+    words = ["doctor", "--root", tree.root, "--only", "D070"]
+    done = subprocess.run(
+        [sys.executable, "-m", "integration.cli", *words],
+        stdout=keyboard,
+        stderr=subprocess.DEVNULL,
+        check=False,
+        env={**environment, "TERM": "xterm", **({} if colours else {"NO_COLOR": "1"})},
+    )
+    os.close(keyboard)
+    text = os.read(screen, 1 << 16).decode().replace("\r\n", "\n")
+    os.close(screen)
+    assert done.returncode == exits.FOUND
+    assert ("\x1b[31m\x1b[1merror" in text) is colours
+    lines = re.sub(r"\x1b\[\d*m", "", text).splitlines()
+    assert lines[0] == "error   NVSHIM-D070  our configuration cannot be used"
+    assert "        do: correct it" in lines
+    assert "        `nvshim config validate`" in lines
+    assert max(len(line) for line in lines if tree.root not in line) <= 60
 
 
 def test_a_warning_is_zero_and_the_document_has_every_key(tree: Tree) -> None:
