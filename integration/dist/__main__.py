@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from api.errors import NvshimError
 from integration.dist.archive import PROJECT, archive_name, write_tarball
 from integration.dist.build import build, read_stamp, write_stamp
 from integration.dist.debian import package_name, write_package
+from integration.dist.errors import TreeNotBuilt
 from integration.dist.inputs import REPOSITORY, Inputs
 
 if TYPE_CHECKING:
@@ -36,6 +38,13 @@ def _hand_on(tree: Tree, inputs: Inputs, directory: str) -> None:
         print(f"{path}: {os.path.getsize(path) / 1e6:.1f} MB")
 
 
+def _reason(error: OSError) -> str:
+    # Who copies many files tells of all that failed at once.
+    if isinstance(error, shutil.Error) and isinstance(error.args[0], list):
+        return str(error.args[0][0][-1])
+    return os.strerror(error.errno).lower() if error.errno else str(error)
+
+
 def main() -> int:
     """Make the tree and what it is handed on as; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m integration.dist", description=__doc__)
@@ -50,6 +59,14 @@ def main() -> int:
             _hand_on(tree, inputs, asked.directory)
     except NvshimError as error:
         print(f"dist: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        what = TreeNotBuilt(
+            f"to write {error.filename or asked.directory}",
+            found=_reason(error),
+            do="look for room, and for who may write there",
+        )
+        print(f"dist: {what}", file=sys.stderr)
         return 1
     return 0
 

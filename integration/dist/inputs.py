@@ -93,7 +93,11 @@ class Inputs:
             packages: the names of Debian's packages that it is made of, with their versions.
         """
         digest = hashlib.sha256()
-        said = (self.version, self.revision, self.epoch, self.architecture, *sorted(packages))
+        # The native programs are made by this machine's compiler, with its libc.
+        compiler = _said("dpkg-query", "-W", "gcc", "libc6-dev") or _said("gcc", "--version")
+        said = (
+            self.version, self.revision, self.epoch, self.architecture, compiler, *sorted(packages)
+        )  # fmt: skip
         digest.update(repr(said).encode())
         for name in self._files():
             with open(os.path.join(self.source, name), "rb") as file:
@@ -112,7 +116,11 @@ class Inputs:
 
 def _git(source: str, *arguments: str) -> str:
     """What git says; empty if it is not there, or knows nothing of this directory."""
-    argv = ["git", "-C", source, *arguments]
+    return _said("git", "-C", source, *arguments)
+
+
+def _said(*argv: str) -> str:
+    """What a program says; empty if it is not there, or fails."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
     except OSError:

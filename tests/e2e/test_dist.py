@@ -181,6 +181,21 @@ def test_the_same_sources_give_the_same_bytes(
     assert {(m.uid, m.gid, m.uname, m.mtime) for m in members} == {(0, 0, "root", 1_700_000_000)}
 
 
+def test_where_there_is_no_room_nothing_is_left(tmp_path: Path) -> None:
+    script = (
+        'mount -t tmpfs -o size=10m tmpfs "$0" && "$@" "$0"; status=$?; ls -A "$0"; exit $status'
+    )
+    argv = ["unshare", "--mount", "sh", "-c", script, str(tmp_path)]
+    done = subprocess.run(
+        [*argv, sys.executable, "-m", "integration.dist", "--tree-only"],
+        cwd=REPOSITORY, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("dist: NVSHIM-E2603 tree-not-built: ")
+    assert "No space left on device" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 # -- the package -----------------------------------------------------------------------------
 
 # Imports a module that it has not needed yet, when it is told to by the end of its input.
