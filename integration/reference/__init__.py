@@ -10,6 +10,7 @@ can see (a key, a variable, an error, an option) is a change of a page in the sa
     annotation_names.py  annotations: likewise
     configuration.py  keys of config.toml, from the parser's own table
     error_codes.py    the tree of errors, with the remedies that the code writes into them
+    findings.py       what the doctor looks for, from its table
     commands.py       nvshim's commands and options, as click has them; exit statuses
     capabilities.py   driver capability → files
     migration.py      what becomes of each key of NVIDIA's config.toml

@@ -13,6 +13,7 @@ from integration.reference import (
     commands,
     configuration,
     error_codes,
+    findings,
     migration,
     variables,
 )
@@ -36,6 +37,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "reference/annotations.md": annotation_names.page,
     "reference/capabilities.md": capabilities.page,
     "reference/errors.md": error_codes.page,
+    "reference/findings.md": findings.page,
 }
 """Pages that are made as a whole."""
 

@@ -9,6 +9,7 @@ import click
 import pytest
 
 from integration.cli.app import nvshim
+from integration.doctor.checks import CHECKS
 from integration.reference import annotation_names, commands, pages, variables
 from integration.reference.error_codes import every_error
 from integration.reference.errors import BlockMissing, PictureMalformed
@@ -148,6 +149,16 @@ def test_every_code_that_a_page_names_is_an_error() -> None:
     for page in every_page():
         for name in re.findall(r"\bNVSHIM-E\d{4}\b", read_page(page)):
             assert name in known, (page, name)
+
+
+def test_every_finding_of_the_doctor_is_on_the_page_and_no_page_names_another() -> None:
+    page = read_page("docs/reference/findings.md")
+    known = {check.code for check in CHECKS}
+    assert known
+    for code_ in known:
+        assert f'<span id="{code_.lower()}">' in page
+    for name in every_page():
+        assert set(re.findall(r"\bNVSHIM-D\d{3}\b", read_page(name))) <= known, name
 
 
 def test_every_command_is_on_the_page() -> None:
