@@ -10,6 +10,7 @@ status  meaning
         dry run, that there would be something to change
 130     interrupted (SIGINT)
 141     whoever read the answer went away (SIGPIPE)
+143     terminated (SIGTERM)
 ======  ====================================================================================
 """
 
@@ -23,3 +24,4 @@ USAGE: Final = 2
 FOUND: Final = 3
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
+TERMINATED: Final = 143

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -44,6 +45,11 @@ def tell(line: str) -> None:
     """Tell a person at a terminal what is being done."""
     if is_terminal(sys.stderr):
         sys.stderr.write(f"{line}\n")
+
+
+def _end(*_: object) -> NoReturn:
+    """End as on an error: what is half done is taken back."""
+    raise SystemExit(exits.TERMINATED)
 
 
 @click.command("install")
@@ -95,6 +101,7 @@ def command(
     from integration.install.effects import Workshop  # noqa: PLC0415
     from integration.install.places import Place  # noqa: PLC0415
 
+    signal.signal(signal.SIGTERM, _end)
     place = Place.of(prefix, "" if no_links else bindir)
     workshop = Workshop(place, say=tell, runtime=runtime)
     if collect:

@@ -38,6 +38,8 @@ def command(output: Output, *, prefix: str, bindir: str, no_links: bool, verify:
     if output.form is Format.TABLE:
         if answer["versions"]:
             output.rows(answer["versions"], _COLUMNS)
+        if answer["being_changed"]:
+            click.echo("an installer works on it now")
         for line in answer["problems"]:
             click.echo(line)
     else:

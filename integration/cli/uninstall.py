@@ -73,7 +73,7 @@ def _lines(answer: dict[str, Any]) -> list[str]:
             running = "there are shims that are not seen from here"
         lines.append(f"not all of it could go: {running}")
     lines += [f"{path} stays" for path in answer["left"]]
-    if answer["left"] and not answer["dry_run"]:
+    if not answer["complete"] and not answer["dry_run"]:
         lines.append("once they have ended, run nvshim uninstall again")
     lines += [f"removed {path}" for path in answer["purged"]]
     lines += [

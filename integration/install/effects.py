@@ -35,6 +35,7 @@ from integration.install.places import (
     new_link,
     working_name,
 )
+from integration.install.trees import known_tree
 from integration.install.usage import Role
 from integration.patience import PATIENCE
 from shim import syscalls
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 _END: Final = 3.0 * PATIENCE
 _POLL: Final = 0.02
 _UMASK: Final = 0o022
+# Seconds: who only looks whether somebody works there holds the lock for a moment.
+_LOCK: Final = 0.5
 _LABEL_TIMEOUT: Final = 120.0
 _SELINUX: Final = "/sys/fs/selinux"
 _SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -135,7 +138,12 @@ class Workshop:
     def _clear(self, path: str) -> None:
         if os.path.basename(path).startswith(SELF_TEST):
             selftest.clean(path)
-        if os.path.islink(path):
+        if os.path.basename(path).startswith(REMOVING) and self._is_used(path):
+            # Set aside, and found to be used, by an installer that was killed before it said so.
+            tree = known_tree(path)
+            if tree is not None and not os.path.lexists(self.place.path(tree.name)):
+                os.rename(path, self.place.path(tree.name))
+        elif os.path.islink(path):
             _unlink(path)
         elif os.path.exists(path):
             shutil.rmtree(path)
@@ -231,6 +239,19 @@ def locked(prefix: str, *, make: bool) -> Iterator[None]:
     Raises:
         InstallerBusy: another one works there.
     """
+    fd = _lock(prefix, make=make)
+    umask = os.umask(_UMASK)  # what is installed is for everybody to look at
+    try:
+        yield
+    finally:
+        os.umask(umask)
+        if fd >= 0:
+            os.close(fd)
+
+
+def _lock(prefix: str, *, make: bool) -> int:
+    """The locked directory; -1 if it is not there, and is not to be made."""
+    deadline = time.monotonic() + _LOCK
     while True:
         if make:
             _make_directory(prefix)
@@ -239,25 +260,37 @@ def locked(prefix: str, *, make: bool) -> Iterator[None]:
         except FileNotFoundError:
             if make:
                 continue  # it was removed in this moment
-            yield
-            return
+            return -1
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not _is_still(fd, prefix):
-                continue
-            umask = os.umask(_UMASK)  # what is installed is for everybody to look at
-            try:
-                yield
-            finally:
-                os.umask(umask)
+            if _is_still(fd, prefix):
+                return fd
         except BlockingIOError as error:
-            raise InstallerBusy(
-                f"to work on {prefix}", found="another installer does", do="wait until it has ended"
-            ) from error
-        else:
-            return
-        finally:
-            os.close(fd)
+            if time.monotonic() > deadline:
+                os.close(fd)
+                raise InstallerBusy(
+                    f"to work on {prefix}",
+                    found="another installer does",
+                    do="wait until it has ended",
+                ) from error
+            time.sleep(_POLL)
+        os.close(fd)
+
+
+def is_locked(prefix: str) -> bool:
+    """Whether an installer works below a prefix now."""
+    try:
+        fd = os.open(prefix, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        # Shared: who only looks is in nobody's way but for this moment.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 def end_fork_servers(trees: Sequence[str], *, proc: str = usage.PROC) -> None:

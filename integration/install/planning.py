@@ -79,7 +79,9 @@ def plan_installation(survey: Survey, wish: Wish) -> list[steps.Step]:
         plan.append(steps.Point(CURRENT, name))
     plan += [steps.Link(link.path, link.wanted) for link in survey.links if not link.is_right]
     previous = survey.current if switch else survey.previous
-    return plan + _clearing_out(survey, current=name, previous=previous, keep=wish.keep)
+    return plan + _clearing_out(
+        survey, current=name, previous=previous, keep=wish.keep, switched=switch
+    )
 
 
 def plan_collection(survey: Survey, keep: int = KEEP) -> list[steps.Step]:
@@ -201,10 +203,13 @@ def _place_for(survey: Survey, tree: Tree) -> tuple[str, bool]:
     return name, True
 
 
-def _clearing_out(survey: Survey, *, current: str, previous: str, keep: int) -> list[steps.Step]:
+def _clearing_out(
+    survey: Survey, *, current: str, previous: str, keep: int, switched: bool = False
+) -> list[steps.Step]:
     others = [each for each in survey.installed if each.name != current]
     plan: list[steps.Step] = []
-    served = tuple(each.name for each in others if len(each.users) > len(each.holders))
+    # Until the switch, more of them may have begun than there were when it was planned.
+    served = tuple(e.name for e in others if switched or len(e.users) > len(e.holders))
     if served:
         plan.append(steps.EndForkServers(served))
     if survey.blind:

@@ -288,11 +288,18 @@ def _shims(namespace: str) -> list[int]:
 
 
 def _command_lines() -> Iterator[tuple[int, bytes]]:
-    """Every process but this one, with its command line; a zombie has none."""
+    """Root's processes beside this one and their command lines; a zombie has none.
+
+    Not of those in other mount namespaces: a container can have whoever reads its own wait.
+    """
+    here = os.readlink("/proc/self/ns/mnt")
     for name in filter(str.isdecimal, os.listdir("/proc")):
-        with suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
-            if int(name) != os.getpid():
-                yield int(name), file.read()
+        folder = f"/proc/{name}"
+        with suppress(OSError):
+            ours = os.stat(folder).st_uid == os.geteuid() and int(name) != os.getpid()
+            if ours and os.readlink(f"{folder}/ns/mnt") == here:
+                with open(f"{folder}/cmdline", "rb") as file:
+                    yield int(name), file.read()
 
 
 def _kill_processes(namespace: str) -> None:

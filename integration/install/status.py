@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from integration.install import leaving
+from integration.install.effects import is_locked
 from integration.install.places import CURRENT
 from integration.install.survey import look
 from integration.install.trees import problem_of
@@ -27,6 +29,7 @@ def status(place: Place, *, verify: bool = False, engines_root: str = "") -> dic
     Returns:
         What is there; ``problems`` has a line for each thing that is wrong.
     """
+    busy = is_locked(place.prefix)
     survey = look(place, check=problem_of if verify else None)
     mentioned = leaving.mentions(engines_root)
     return {
@@ -46,8 +49,9 @@ def status(place: Place, *, verify: bool = False, engines_root: str = "") -> dic
             for link in survey.links
         ],
         "unseen_shims": survey.blind,
+        "being_changed": busy,
         "mentioned_in": mentioned,
-        "problems": problems(survey, mentioned),
+        "problems": problems(replace(survey, leftovers=()) if busy else survey, mentioned),
     }
 
 

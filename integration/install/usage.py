@@ -1,9 +1,8 @@
 """Which processes use which tree: shims, fork servers, and whatever else has files of one.
 
-A process uses a tree if it executes or maps a file of it, or was started with the path of one. A
-shim maps at least one library from its tree, whichever interpreter it has. Files are told by their
-path, and by device and inode: a process in another mount namespace may see them elsewhere, and one
-whose tree was renamed sees them where they are now.
+A process uses a tree if it executes or maps a file of it: its interpreter's loader, or a library.
+Files are told by their path, and by device and inode: a process in another mount namespace may see
+them elsewhere, and one whose tree was renamed sees them where they are now.
 
 A tree that cannot be ruled out counts as used: a process that cannot be looked at (it has gone) is
 no reason, but a shim in a pid namespace that is not seen from here is (:func:`is_blind`).
@@ -81,16 +80,15 @@ def users(trees: Iterable[str], *, proc: str = PROC) -> list[User]:
     Returns:
         One for each process and tree, in the order of their pids.
     """
-    known = {tree: _identities(tree) for tree in trees}
+    known = {tree: (_below(tree), _identities(tree)) for tree in trees}
     found = []
     for pid in _pids(proc):
         folder = os.path.join(proc, str(pid))
-        words = _words(folder)
         paths, identities = _files(folder)
-        for tree, own in known.items():
-            below = tree + "/"
-            if any(p.startswith(below) for p in (*paths, *words)) or not own.isdisjoint(identities):
-                role = role_of(words)
+        for tree, (below, own) in known.items():
+            if any(path.startswith(below) for path in paths) or not own.isdisjoint(identities):
+                # Not of others: to read the words of a process can take as long as it wants.
+                role = role_of(_words(folder))
                 asked_by = _asked_by(folder) if role is Role.SHIM else ""
                 found.append(User(pid, role, tree, asked_by))
     return found
@@ -139,6 +137,11 @@ def _has_unseen_listener(path: str) -> bool:
 
 def _pids(proc: str) -> list[int]:
     return sorted(int(name) for name in os.listdir(proc) if name.isdecimal())
+
+
+def _below(tree: str) -> tuple[str, ...]:
+    """How paths in a tree begin, as they are given and as the kernel tells them."""
+    return (f"{tree}/", f"{os.path.realpath(tree)}/")
 
 
 def _identities(tree: str) -> frozenset[Identity]:

@@ -88,9 +88,12 @@ class Host:
     def in_effect(self) -> str:
         return look(self.place).current
 
-    def shims_of(self, tree: Tree) -> set[int]:
+    def processes_of(self, tree: Tree, role: Role) -> set[int]:
         found = users([self.place.path(tree.name)])
-        return {user.pid for user in found if user.role is Role.SHIM}
+        return {user.pid for user in found if user.role is role}
+
+    def shims_of(self, tree: Tree) -> set[int]:
+        return self.processes_of(tree, Role.SHIM)
 
 
 @pytest.fixture
@@ -159,7 +162,7 @@ def test_running_containers_live_through_upgrade_rollback_and_uninstallation(
     assert (answer["current"], answer["tested"]) == (old.name, True)
     first = runtime.start_idle()
     assert host.shims_of(old) == set(containerd.shim_pids())
-    eventually(lambda: host.version_row(old)["fork_servers"] > 0, "a fork server is there")
+    eventually(lambda: host.processes_of(old, Role.FORK_SERVER), "a fork server is there")
 
     answer = host.install(new)
     assert (answer["current"], answer["previous"]) == (new.name, old.name)
@@ -234,6 +237,13 @@ def test_an_installer_that_is_killed_in_its_self_test_is_cleaned_up_after_by_the
         )
     os.chmod(waiting, 0o755)
     program = f"{new.path}/bin/nvshim"
+    with host.start(program, "install", "--runtime", waiting) as process:
+        eventually(lambda: os.path.exists(f"{tmp_path}/began"), "the runtime was called")
+        process.terminate()
+        assert process.wait(timeout=20) == 128 + signal.SIGTERM
+    assert _self_tests() == []
+    assert sorted(os.listdir(host.place.prefix)) == [old.name, "current"]
+    os.unlink(f"{tmp_path}/began")
     with host.start(program, "install", "--runtime", waiting) as process:
         eventually(lambda: os.path.exists(f"{tmp_path}/began"), "the runtime was called")
         # A second installer does not disturb the first.

@@ -186,6 +186,29 @@ def test_who_begins_to_use_a_tree_while_it_is_removed_keeps_it(
     assert problem_of(path) == ""
 
 
+def test_a_tree_that_a_killed_installer_set_aside_although_it_is_used_gets_its_name_back(
+    node: Node,
+) -> None:
+    node.install(node.old)
+    node.install(node.new)
+    path, aside = (f"{node.place.prefix}/{name}" for name in (node.old.name, ".removing-1"))
+    with _using(path):
+        os.rename(path, aside)
+        node.install(node.new)
+        assert problem_of(path) == ""
+    os.rename(path, aside)
+    node.install(node.new)
+    assert node.names == [node.new.name, "current", "previous"]
+
+
+def test_what_an_installer_works_on_is_no_leftover_while_it_works(node: Node) -> None:
+    node.install(node.old)
+    os.mkdir(f"{node.place.prefix}/.incoming-1")
+    assert "interrupted" in node.status()["problems"][0]
+    with effects.locked(node.place.prefix, make=False):
+        assert (node.status()["being_changed"], node.status()["problems"]) == (True, [])
+
+
 def test_old_versions_are_collected_when_asked_and_the_previous_one_is_kept(node: Node) -> None:
     oldest = small_tree(f"{node.directory}/oldest", "0.5")
     for tree in (oldest, node.old):

@@ -69,6 +69,7 @@ def test_an_upgrade_remembers_what_was_in_effect_before_it_switches() -> None:
         steps.Test(NEW.name, new=True),
         steps.Point("previous", OLD.name),
         steps.Point("current", NEW.name),
+        steps.EndForkServers((OLD.name,)),
     ]
 
 
@@ -148,6 +149,7 @@ def test_going_back_swaps_what_is_in_effect_and_what_was() -> None:
         steps.Test(OLD.name, new=False),
         steps.Point("previous", NEW.name),
         steps.Point("current", OLD.name),
+        steps.EndForkServers((NEW.name,)),
     ]
     with pytest.raises(NothingToGoBackTo, match=r"--use"):
         previous_version(replace(survey, previous=""))
