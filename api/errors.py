@@ -102,3 +102,17 @@ def one_line(text: str) -> str:
     words = " ".join(text.split())
     printable = "".join(c if c.isprintable() else "?" for c in words)
     return printable if len(printable) <= _LONGEST_PART else printable[: _LONGEST_PART - 1] + "…"
+
+
+def printable(text: str) -> str:
+    """``text`` as it is, but for what breaks a line or moves a cursor, which is escaped.
+
+    Args:
+        text: anything, also what an image or a pod says of itself.
+
+    Returns:
+        Printable text of one line, however long, from which one can tell what it was.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

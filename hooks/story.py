@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
+from api.errors import printable
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-__all__ = ["printable", "tell"]
+__all__ = ["tell"]
 
 _WIDTH: Final = 10
 _MOST_SOUGHT: Final = 3
@@ -44,13 +46,6 @@ def _titled(key: str, lines: Iterable[str]) -> Iterator[str]:
     for line in lines:
         yield f"{title:<{_WIDTH}} {printable(line)}".rstrip()
         title = ""
-
-
-def printable(line: str) -> str:
-    """A line that stays one, and moves no cursor: much of it is what an image's author wrote."""
-    if line.isprintable():
-        return line
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def _request(value: Mapping[str, Any]) -> Iterator[str]:

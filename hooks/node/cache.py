@@ -133,6 +133,8 @@ def look_at_file(config: Config) -> File:
     content = _read(config)
     if content is None:
         why = "it is not root's alone" if os.path.lexists(path) else "nothing was kept"
+        if os.path.isdir(config.state) and not os.access(config.state, os.R_OK | os.X_OK):
+            why = "it is not ours to read"
         return File(path, is_there=False, stale=why)
     try:
         document = json.loads(content)

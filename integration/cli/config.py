@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from api.errors import printable
 from integration.cli import exits
 from integration.cli.options import with_output
-from integration.cli.output import Column, Format, Output, printable
+from integration.cli.output import Column, Format, Output
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from api.errors import printable
 from integration.cli.options import configured, with_output
-from integration.cli.output import Output, plain, printable
+from integration.cli.output import Output, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
+from api.errors import printable
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["Column", "Format", "Output", "is_terminal", "printable"]
+__all__ = ["Column", "Format", "Output", "is_terminal"]
 
 # A table that nobody looks at is for awk: a line per row, however long.
 _NO_WIDTH: Final = 100_000
@@ -161,17 +163,6 @@ _UNPRINTABLE: Final = re.compile(r"[^\n\x20-\x7e]")
 def _escaped(found: re.Match[str]) -> str:
     """A character as JSON writes one that moves a cursor, or is none at all."""
     return found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1]
-
-
-def printable(text: str) -> str:
-    """Text that stays one line and moves no cursor, whoever wrote it.
-
-    Args:
-        text: of an image, a pod or a foreign program, perhaps.
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def plain(value: Any) -> str:

@@ -192,10 +192,9 @@ def scenarios(output: Output) -> None:
 @click.argument("name", shell_complete=_complete_node)
 def remove(shelf: str, name: str) -> None:
     """Remove a node and all that is in its directory."""
-    from integration.simulated.node import SimulatedNode  # noqa: PLC0415 - after the options
-    from integration.simulated.shelf import place_of  # noqa: PLC0415
+    from integration.simulated.shelf import remove_node  # noqa: PLC0415 - after the options
 
-    SimulatedNode.open(place_of(name, shelf)).remove()
+    remove_node(name, shelf)
 
 
 @command.command("run", context_settings={"ignore_unknown_options": True})

@@ -15,11 +15,12 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from api.errors import printable
 from hooks import engine
 from hooks.errors import MalformedSpec, SpecUnreadable
 from hooks.node.inventory import survey
 from hooks.requests.request import read_request
-from hooks.story import printable, tell
+from hooks.story import tell
 from integration.inspection.differences import differences, tell_differences
 from integration.inspection.errors import ContainerAmbiguous, ContainerUnknown
 from shim import bundle as bundle_files

@@ -4,6 +4,7 @@ Rules
 - A container has what its record says that it was given, for as long as its init process runs.
   What it got by a foreign CDI spec is told by the nodes that it was given.
 - A GPU that a container has and that the node has no more is listed too, with a fault.
+- A Tegra machine and WSL2 are one GPU each: their drivers count none.
 - Health is null: nobody watches it yet. A fault is what a look at the node shows: a GPU that fell
   off the bus, a device node that is missing.
 
@@ -12,7 +13,7 @@ Source: the kernel's Documentation/ABI/testing/sysfs-bus-pci (numa_node).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import NvshimError
 from hooks import platforms
@@ -20,6 +21,7 @@ from hooks.config import Platform
 from hooks.edits.plan import NVIDIA
 from hooks.errors import DriverNotFound
 from hooks.node.witness import read_text
+from hooks.platforms import tegra, wsl
 from hooks.vendors import amd, intel
 from integration.inventory import look_at_node
 
@@ -34,7 +36,27 @@ if TYPE_CHECKING:
 
 __all__ = ["gpu_rows", "list_gpus"]
 
-_ABSENT = "a container has it, and the node has it no more"
+_ABSENT: Final = "a container has it, and the node has it no more"
+
+_NOTHING: Final = {
+    "kind": "gpu",
+    "vendor": None,
+    "index": None,
+    "mig_index": None,
+    "uuid": None,
+    "name": None,
+    "pci": None,
+    "minor": None,
+    "profile": None,
+    "mig_mode": None,
+    "memory_bytes": None,
+    "numa_node": None,
+    "health": None,
+    "fault": None,
+    "excluded": False,
+    "containers": None,
+}
+"""A row of which nothing is known: every row has these keys, in this order."""
 
 
 def list_gpus(
@@ -64,8 +86,9 @@ def _of_every_vendor(
     config: Config, running: list[Container], *, nvml: bool
 ) -> list[dict[str, Any]]:
     others = [_vendor_row(gpu, config, running) for gpu in _of_other_vendors(config)]
-    if platforms.platform_of(config) != Platform.NVML:
-        return others
+    platform = platforms.platform_of(config)
+    if platform != Platform.NVML:
+        return [_platform_row(platform, running), *others]
     try:
         inventory = look_at_node(config, nvml=nvml)
     except DriverNotFound:
@@ -165,28 +188,38 @@ def _mig_row(
 def _vendor_row(gpu: VendorGpu, config: Config, running: list[Container]) -> dict[str, Any]:
     node = gpu.device.render_node
     return {
-        "kind": "gpu",
+        **_NOTHING,
         "vendor": gpu.vendor,
         "index": gpu.index,
-        "mig_index": None,
-        "uuid": None,
         "name": f"{gpu.vendor} {gpu.device.device_id}".strip(),
         "pci": gpu.address,
         "minor": gpu.device.minors.get(node) if node else None,
-        "profile": None,
-        "mig_mode": None,
-        "memory_bytes": None,
         "numa_node": _numa_node(config, gpu.address),
-        "health": None,
-        "fault": None,
         "excluded": gpu.address in config.excluded_gpus,
         "containers": [c.to_json() for c in running if _has(c.record, "", f"/dev/dri/{node}")],
+    }
+
+
+def _platform_row(platform: str, running: list[Container]) -> dict[str, Any]:
+    """All that a machine has whose driver counts no GPUs, as one."""
+    vendor = wsl.PLATFORM if platform == Platform.WSL else tegra.PLATFORM
+    return {
+        **_NOTHING,
+        "vendor": vendor,
+        "name": vendor,
+        "containers": [
+            c.to_json()
+            for c in running
+            for each in (c.record or {}).get("vendors") or ()
+            if each.get("vendor") == vendor and each.get("granted")
+        ],
     }
 
 
 def _absent_row(kind: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     is_mig = kind == "mig"
     return {
+        **_NOTHING,
         "kind": kind,
         "vendor": NVIDIA,
         "index": entry.get("gpu") if is_mig else entry.get("index"),
@@ -194,14 +227,8 @@ def _absent_row(kind: str, entry: Mapping[str, Any]) -> dict[str, Any]:
         "uuid": entry["uuid"],
         "name": entry.get("model") or entry.get("profile"),
         "pci": entry.get("bus_id"),
-        "minor": None,
         "profile": entry.get("profile"),
-        "mig_mode": None,
-        "memory_bytes": None,
-        "numa_node": None,
-        "health": None,
         "fault": _ABSENT,
-        "excluded": False,
         "containers": [],
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +14,15 @@ from integration.simulated.vendors import entry_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["SHELF", "describe", "nodes_on", "place_of", "shipped_scenarios", "summary_of"]
+__all__ = [
+    "SHELF",
+    "describe",
+    "nodes_on",
+    "place_of",
+    "remove_node",
+    "shipped_scenarios",
+    "summary_of",
+]
 
 SHELF: Final = "/var/lib/containerd-shim-nvidia/simulated"
 """Where a node is made that is given a name and no path."""
@@ -44,6 +53,23 @@ def nodes_on(shelf: str = SHELF) -> Iterator[SimulatedNode]:
             yield SimulatedNode.open(os.path.join(shelf, name))
         except NvshimError:
             continue  # something else, or a node that is being made
+
+
+def remove_node(name: str, shelf: str = SHELF) -> None:
+    """Remove a node, and where nodes with names are if it was the last.
+
+    Args:
+        name: as :func:`place_of` takes it.
+        shelf: where nodes with names are.
+
+    Raises:
+        NodeNotFound: there is none.
+    """
+    node = SimulatedNode.open(place_of(name, shelf))
+    node.remove()
+    if os.path.dirname(node.directory) == os.path.abspath(shelf):
+        with contextlib.suppress(OSError):  # there are others
+            os.rmdir(shelf)
 
 
 def shipped_scenarios() -> dict[str, str]:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from api.values import changed
+from hooks.config import load_config
 from hooks.errors import DriverNotFound
 from hooks.node.inventory import survey, take_inventory
 from integration.cli import exits
@@ -12,9 +14,12 @@ from integration.cli.app import main
 from integration.inspection.bundles import Container
 from integration.inspection.gpus import gpu_rows, list_gpus
 from integration.inspection.node import describe_node
+from integration.simulated import Scenario, SimulatedNode
 from tests.unit.hooks.fake_node import VERSION, nvml_gpu, uuid_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.unit.hooks.fake_node import Node
 
 ABSENT = "GPU-00000000-0000-4000-8000-00000000dead"
@@ -131,6 +136,32 @@ def test_freshness_says_where_it_comes_from_and_why_it_is_stale(node: Node) -> N
     with open(found["file"], "w") as file:
         file.write("{")
     assert describe_node(node.config, nvml=False)["inventory"]["stale"] == "it is damaged"
+
+
+@pytest.mark.parametrize(
+    ("platform", "vendor"), [("tegra", "NVIDIA Tegra"), ("wsl", "NVIDIA WSL2")]
+)
+def test_a_driver_that_counts_no_gpus_is_one(node: Node, platform: str, vendor: str) -> None:
+    config = changed(node.config, platform=platform)
+    holder = container("has", vendors=[{"vendor": vendor, "granted": ["GPU 0"]}])
+    other = container("none", vendors=[{"vendor": vendor, "granted": []}])
+    (row,) = list_gpus(config, [holder, other])
+    assert (row["vendor"], row["uuid"], row["index"]) == (vendor, None, None)
+    assert [c["id"] for c in row["containers"]] == ["has"]
+    assert list(row) == list(gpu_rows(survey(node.config), node.config, [])[0])
+    found = describe_node(config)
+    assert (found["platform"], found["driver"], found["driver_error"]) == (platform, None, None)
+
+
+def test_gpus_of_other_vendors_need_no_driver_of_nvidias(tmp_path: Path) -> None:
+    scenario = Scenario.parse({"gpus": 0, "nvidia": False, "amd": ["mi300x"], "intel": ["flex170"]})
+    with SimulatedNode.create(str(tmp_path / "node"), scenario) as simulated:
+        config = load_config(simulated.config_path)
+        holder = container("has", edits={"devices": [{"path": "/dev/dri/renderD129"}]})
+        rows = list_gpus(config, [holder])
+    assert [row["vendor"] for row in rows] == ["AMD", "Intel"]
+    assert all(row["pci"] and row["name"] for row in rows)
+    assert sorted(len(row["containers"]) for row in rows) == [0, 1]
 
 
 def test_nothing_is_changed_by_looking(node: Node) -> None:

@@ -159,6 +159,24 @@ def test_a_node_from_the_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert os.listdir(tmp_path) == []
 
 
+def test_a_node_with_a_name_is_on_the_shelf_and_goes_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shelf = ["--in", str(tmp_path / "shelf")]
+    assert main(["create", *shelf, "mine", "--no-drm"]) == 0
+    assert main(["create", *shelf, "yours", "--no-drm"]) == 0
+    (tmp_path / "shelf/other").mkdir()
+    capsys.readouterr()
+    assert main(["list", *shelf, "-o", "json"]) == 0
+    listed = [node["directory"] for node in json.loads(capsys.readouterr().out)]
+    assert listed == [f"{tmp_path}/shelf/mine", f"{tmp_path}/shelf/yours"]
+    (tmp_path / "shelf/other").rmdir()
+    assert main(["remove", *shelf, "mine"]) == 0
+    assert os.listdir(tmp_path / "shelf") == ["yours"]
+    assert main(["remove", *shelf, "yours"]) == 0
+    assert os.listdir(tmp_path) == []
+
+
 def test_every_scenario_is_listed_with_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scenarios", "-o", "json"]) == 0
     listed = {row["name"]: row["what"] for row in json.loads(capsys.readouterr().out)}
