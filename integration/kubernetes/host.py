@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from hooks.image.openat2 import open_in_root
 from integration.kubernetes.errors import HostCommandFailed, HostUnusable, InstallerRunning
+from integration.kubernetes.settings import STATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +41,8 @@ ENVIRONMENT: Final = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
     "LANG": "C.UTF-8",
+    # Of all that is not read-only, what is surely there.
+    "TMPDIR": STATE,
     # Else systemctl does nothing in a root that is not the one of process 1.
     "SYSTEMD_IGNORE_CHROOT": "1",
 }

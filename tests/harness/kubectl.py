@@ -22,12 +22,17 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Final, Self
 
+import yaml
+
 from integration.packages import default_cache, fetch, unpack
 from integration.parts import programs_of_release
+from tests.harness.launcher import REPOSITORY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
+
+MANIFESTS: Final = os.path.join(REPOSITORY, "integration", "kubernetes", "manifests")
 
 _PACKAGE: Final = "kubernetes-client"
 # There the program is static, and needs no libraries.
@@ -82,6 +87,27 @@ class Kubectl:
         assert done.returncode == 0, done.stderr
         assert done.stderr == "", done.stderr
         return done.stdout
+
+
+def render(kubectl: Kubectl, overlay: str, *components: str) -> list[dict[str, Any]]:
+    """The objects of an overlay with more components, as a cluster's own overlay has them.
+
+    Args:
+        kubectl: which renders it.
+        overlay: its name.
+        components: their names.
+    """
+    # Beside ours: a kustomization may only name what is on the way from the repository.
+    directory = tempfile.mkdtemp(prefix=".test-", dir=os.path.join(MANIFESTS, "overlays"))
+    path = os.path.join(directory, "kustomization.yaml")
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            added = [f"../../components/{name}" for name in components]
+            yaml.safe_dump({"resources": [f"../{overlay}"], "components": added}, file)
+        return list(yaml.safe_load_all(kubectl("kustomize", directory)))
+    finally:
+        os.unlink(path)
+        os.rmdir(directory)
 
 
 @dataclass

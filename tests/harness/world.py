@@ -238,6 +238,15 @@ class World:
                     else:
                         break
 
+    def path(self, path: str) -> str:
+        """Where a file of the world is seen from outside, as long as the world is there.
+
+        Args:
+            path: absolute. A link of the world that is absolute leads out of it.
+        """
+        assert self._shell is not None
+        return f"/proc/{self._shell.pid}/root{path}"
+
     def run(self, text: str) -> Ended:
         """Type a command into the world's one shell.
 

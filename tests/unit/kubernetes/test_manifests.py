@@ -15,8 +15,7 @@ from integration.kubernetes.containerfile import IMAGE, NAME
 from integration.kubernetes.environment import VARIABLES, settings_from
 from integration.kubernetes.settings import LOCAL, Settings
 from shim import VERSION
-from tests.harness.kubectl import Discovery, Kubectl
-from tests.harness.launcher import REPOSITORY
+from tests.harness.kubectl import MANIFESTS, Discovery, Kubectl, render
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -25,7 +24,6 @@ with warnings.catch_warnings():
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MANIFESTS: Final = os.path.join(REPOSITORY, "integration", "kubernetes", "manifests")
 OVERLAYS: Final = (
     "beside-gpu-operator", "default-runtime", "driver-container", "host-driver", "not-default",
 )  # fmt: skip
@@ -45,32 +43,11 @@ def rendered() -> dict[str, list[dict[str, Any]]]:
     """Every overlay, and the base with each component."""
     kubectl = Kubectl.of_release(RELEASES[0])
     made = {name: _documents(kubectl("kustomize", _overlay(name))) for name in OVERLAYS}
-    return made | {name: _documents(_with(kubectl, name)) for name in COMPONENTS}
+    return made | {name: render(kubectl, "not-default", name) for name in COMPONENTS}
 
 
 def _overlay(name: str) -> str:
     return os.path.join(MANIFESTS, "overlays", name)
-
-
-def _with(kubectl: Kubectl, component: str) -> str:
-    """The base with a component, as a cluster's own overlay has it."""
-    # Beside ours: a kustomization may only name what is on the way from the repository.
-    directory = os.path.join(MANIFESTS, "overlays", f".test-{component}-{os.getpid()}")
-    os.makedirs(directory)
-    path = os.path.join(directory, "kustomization.yaml")
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            yaml.safe_dump(
-                {
-                    "resources": ["../../base"],
-                    "components": [f"../../components/{component}"],
-                },
-                file,
-            )
-        return kubectl("kustomize", directory)
-    finally:
-        os.unlink(path)
-        os.rmdir(directory)
 
 
 def _documents(text: str) -> list[dict[str, Any]]:

@@ -1,0 +1,278 @@
+"""What a kubelet makes of a DaemonSet: its pod, as calls of the CRI, on a machine under a cover.
+
+The manifest is taken as ``kubectl kustomize`` has rendered it. Everything that decides what the
+container may do is handed on: its user, capabilities, seccomp profile, privileges, mounts with
+their propagation, variables, limits; and its probes are run as they are written. Two things are
+not a kubelet's: the pod is in the network of the node, since there is no other here, and nobody's
+score for the kernel's killer is lowered, for which the machine may lack the capability.
+
+Source: CRI v1; kubelet pkg/kubelet/kuberuntime (security_context.go, kuberuntime_container.go).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from api.proto import cri_pb2 as pb
+from integration import traces
+from integration.cri.client import Cri
+from tests.harness.runtime import new_name
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import TracebackType
+
+    from tests.harness.world import World
+
+SOCKET: Final = "/run/containerd/containerd.sock"
+LOGS: Final = "/var/lib/pods"
+
+_PROPAGATION: Final = {
+    None: pb.PROPAGATION_PRIVATE,
+    "None": pb.PROPAGATION_PRIVATE,
+    "HostToContainer": pb.PROPAGATION_HOST_TO_CONTAINER,
+    "Bidirectional": pb.PROPAGATION_BIDIRECTIONAL,
+}
+_SECCOMP: Final = {
+    None: pb.SecurityProfile.Unconfined,
+    "RuntimeDefault": pb.SecurityProfile.RuntimeDefault,
+}
+# What a kubelet hides from containers that are not privileged.
+_MASKED: Final = (
+    "/proc/asound", "/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
+    "/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware",
+)  # fmt: skip
+_READONLY: Final = (
+    "/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger",
+)  # fmt: skip
+_UNITS: Final = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How a program in a container ended."""
+
+    code: int
+    output: str
+
+
+class Container:
+    """A container of a pod.
+
+    Args:
+        kubelet: whose it is.
+        id: what the CRI calls it.
+        spec: of the manifest.
+        log: its log, on the machine.
+    """
+
+    def __init__(self, kubelet: Kubelet, id: str, spec: dict[str, Any], log: str) -> None:  # noqa: A002
+        self._kubelet = kubelet
+        self.id = id
+        self.spec = spec
+        self._log = log
+
+    @property
+    def status(self) -> pb.ContainerStatus:
+        request = pb.ContainerStatusRequest(container_id=self.id)
+        return self._kubelet.cri.container_status(request).status
+
+    def exit_code(self, *, timeout: float = 30) -> int:
+        """Wait for its end."""
+        eventually(lambda: self.status.state == pb.CONTAINER_EXITED, "its end", timeout=timeout)
+        return self.status.exit_code
+
+    def probe(self, kind: str) -> Ran:
+        """Run a probe as it is written: ``readiness``, ``liveness``, ``startup``."""
+        probe = self.spec[f"{kind}Probe"]
+        request = pb.ExecSyncRequest(
+            container_id=self.id, cmd=probe["exec"]["command"], timeout=probe["timeoutSeconds"]
+        )
+        done = self._kubelet.cri.exec_sync(request)
+        return Ran(done.exit_code, (done.stdout + done.stderr).decode())
+
+    def stop(self, grace: int) -> None:
+        request = pb.StopContainerRequest(container_id=self.id, timeout=grace)
+        self._kubelet.cri.stop_container(request, timeout=grace + 10)
+
+    def log(self) -> str:
+        """What it wrote, without the CRI's own columns."""
+        text = self._kubelet.read(self._log)
+        return "\n".join(line.split(" ", 3)[3] for line in text.splitlines())
+
+
+class Kubelet:
+    """A kubelet for one machine. As a context, all its pods are gone at the end.
+
+    Args:
+        world: the machine; its containerd runs.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.cri = Cri(world.path(SOCKET))
+        self.cgroup = new_name("kubelet")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with contextlib.suppress(Exception):
+            for pod in self.cri.list_pod_sandbox(pb.ListPodSandboxRequest()).items:
+                self.remove_pod(pod.id)
+        self.cri.close()
+
+    def read(self, path: str) -> str:
+        """A file of the machine."""
+        with open(self.world.path(path), encoding="utf-8") as file:
+            return file.read()
+
+    def reconnect(self) -> None:
+        """After a restart of the engine."""
+        self.cri.close()
+        self.cri = Cri(self.world.path(SOCKET))
+
+    def remove_cgroups(self) -> None:
+        """Remove what the pods were in, once the machine is gone."""
+        for hierarchy in traces.cgroup_hierarchies():
+            for directory, _, _ in os.walk(os.path.join(hierarchy, self.cgroup), topdown=False):
+                with contextlib.suppress(OSError):
+                    os.rmdir(directory)
+
+    def run_pod(
+        self, name: str, *, handler: str = "", host_pid: bool = False
+    ) -> tuple[str, pb.PodSandboxConfig]:
+        """Run a pod without containers yet; returns its id and how it was asked for."""
+        namespaces = pb.NamespaceOption(
+            network=pb.NODE, pid=pb.NODE if host_pid else pb.CONTAINER, ipc=pb.POD
+        )
+        uid = new_name(name)
+        config = pb.PodSandboxConfig(
+            metadata=pb.PodSandboxMetadata(name=name, uid=uid, namespace="containerd-shim-nvidia"),
+            log_directory=os.path.join(LOGS, uid),
+            linux=pb.LinuxPodSandboxConfig(
+                cgroup_parent=f"/{self.cgroup}/{uid}",
+                security_context=pb.LinuxSandboxSecurityContext(namespace_options=namespaces),
+            ),
+        )
+        os.makedirs(self.world.path(config.log_directory))
+        request = pb.RunPodSandboxRequest(config=config, runtime_handler=handler)
+        return self.cri.run_pod_sandbox(request).pod_sandbox_id, config
+
+    def remove_pod(self, pod: str) -> None:
+        self.cri.stop_pod_sandbox(pb.StopPodSandboxRequest(pod_sandbox_id=pod))
+        self.cri.remove_pod_sandbox(pb.RemovePodSandboxRequest(pod_sandbox_id=pod))
+
+    def start(
+        self, pod: tuple[str, pb.PodSandboxConfig], config: pb.ContainerConfig, spec: dict[str, Any]
+    ) -> Container:
+        """Create a container in a pod, and start it."""
+        sandbox, pod_config = pod
+        config.linux.security_context.namespace_options.CopyFrom(
+            pod_config.linux.security_context.namespace_options
+        )
+        config.log_path = f"{config.metadata.name}.log"
+        request = pb.CreateContainerRequest(
+            pod_sandbox_id=sandbox, config=config, sandbox_config=pod_config
+        )
+        container = self.cri.create_container(request).container_id
+        self.cri.start_container(pb.StartContainerRequest(container_id=container))
+        log = os.path.join(pod_config.log_directory, config.log_path)
+        return Container(self, container, spec, log)
+
+    def run_daemon_set(self, daemon_set: dict[str, Any], *, image: str) -> tuple[str, Container]:
+        """Run the pod that a DaemonSet has on this node.
+
+        Args:
+            daemon_set: the manifest.
+            image: what the engine calls its image.
+
+        Returns:
+            The pod's id, and its one container.
+        """
+        spec = daemon_set["spec"]["template"]["spec"]
+        pod = self.run_pod(
+            daemon_set["metadata"]["name"],
+            handler=spec.get("runtimeClassName", ""),
+            host_pid=spec.get("hostPID", False),
+        )
+        (container,) = spec["containers"]
+        volumes = {
+            volume["name"]: self._volume(volume, pod[1].metadata.uid) for volume in spec["volumes"]
+        }
+        config = pb.ContainerConfig(
+            metadata=pb.ContainerMetadata(name=container["name"]),
+            image=pb.ImageSpec(image=image),
+            command=container.get("command", ()),
+            args=container.get("args", ()),
+            envs=[
+                pb.KeyValue(key=each["name"], value=each["value"].encode())
+                for each in container.get("env", ())
+            ],
+            mounts=list(_mounts(container["volumeMounts"], volumes)),
+            linux=pb.LinuxContainerConfig(
+                security_context=_security(container["securityContext"]),
+                resources=pb.LinuxContainerResources(
+                    memory_limit_in_bytes=_bytes(container["resources"]["limits"]["memory"])
+                ),
+            ),
+        )
+        return pod[0], self.start(pod, config, container)
+
+    def _volume(self, volume: dict[str, Any], uid: str) -> str:
+        """Where a volume is on the machine; it is made as its kind says."""
+        if "emptyDir" in volume:
+            path = os.path.join("/var/lib/kubelet-volumes", uid, volume["name"])
+            os.makedirs(self.world.path(path))
+            return path
+        path = volume["hostPath"]["path"]
+        if volume["hostPath"].get("type") == "DirectoryOrCreate":
+            os.makedirs(self.world.path(path), exist_ok=True)
+        return str(path)
+
+
+def _mounts(asked: Iterable[dict[str, Any]], volumes: dict[str, str]) -> Iterable[pb.Mount]:
+    for each in asked:
+        yield pb.Mount(
+            host_path=volumes[each["name"]],
+            container_path=each["mountPath"],
+            readonly=each.get("readOnly", False),
+            propagation=_PROPAGATION[each.get("mountPropagation")],
+        )
+
+
+def _security(asked: dict[str, Any]) -> pb.LinuxContainerSecurityContext:
+    privileged = asked.get("privileged", False)
+    capabilities = asked.get("capabilities") or {}
+    seccomp = (asked.get("seccompProfile") or {}).get("type")
+    return pb.LinuxContainerSecurityContext(
+        privileged=privileged,
+        capabilities=pb.Capability(
+            add_capabilities=capabilities.get("add", ()),
+            drop_capabilities=capabilities.get("drop", ()),
+        ),
+        readonly_rootfs=asked.get("readOnlyRootFilesystem", False),
+        no_new_privs=asked.get("allowPrivilegeEscalation") is False,
+        run_as_user=pb.Int64Value(value=asked.get("runAsUser", 0)),
+        run_as_group=pb.Int64Value(value=asked.get("runAsGroup", 0)),
+        seccomp=pb.SecurityProfile(profile_type=_SECCOMP[seccomp]),
+        selinux_options=pb.SELinuxOption(type=asked.get("seLinuxOptions", {}).get("type", "")),
+        masked_paths=() if privileged else _MASKED,
+        readonly_paths=() if privileged else _READONLY,
+    )
+
+
+def _bytes(quantity: str) -> int:
+    found = re.fullmatch(r"(\d+)(\D*)", quantity)
+    assert found is not None
+    return int(found[1]) * _UNITS[found[2]]
