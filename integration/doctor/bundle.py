@@ -87,8 +87,7 @@ def write_bundle(path: str, examination: Examination) -> None:
         "facts.json": _json(dataclasses.asdict(examination.node)),
         "findings.json": _json(report(examination)),
     }
-    path = os.path.realpath(path)
-    directory = os.path.dirname(path)
+    directory = os.path.dirname(os.path.abspath(path))
     aside = ""
     try:
         if os.path.lexists(path) and not os.path.isfile(path):

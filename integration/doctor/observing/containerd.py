@@ -21,7 +21,7 @@ from integration.doctor.facts import ConfigFile, Containerd, CouldNotLook, Handl
 from integration.doctor.observing.running import (
     SYSTEM_PATH,
     find_program,
-    processes,
+    hosts_processes,
     read_file,
     run,
 )
@@ -107,7 +107,7 @@ def look_at_containerd(places: Places) -> Containerd | None:
 def _find(places: Places) -> tuple[Process | None, str, str]:
     """The process, its root file, and the distribution that wrote that."""
     running: dict[str, Process] = {}
-    for process in processes(places):
+    for process in hosts_processes(places):
         if process.name == "containerd":
             running.setdefault(process.option("--config", "-c") or _DEFAULT, process)
     if places.containerd_config:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import one_line
 from integration.doctor.facts import Crio, Docker, DockerRuntime, Injector
-from integration.doctor.observing.running import find_program, processes, read_file
+from integration.doctor.observing.running import find_program, hosts_processes, processes, read_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ def look_at_docker(places: Places) -> Docker | None:
     """Docker's configuration; None if there is no Docker."""
     path = places.at(_DAEMON_JSON)
     program = find_program(places, "dockerd")
-    runs = any(process.name == "dockerd" for process in processes(places))
+    runs = any(process.name == "dockerd" for process in hosts_processes(places))
     if not (program or runs or os.path.exists(path)):
         return None
     table: Any = {}

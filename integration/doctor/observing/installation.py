@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 from typing import TYPE_CHECKING, Final
 
 from integration.doctor.facts import Installation, Server, Shim
-from integration.doctor.observing.running import SYSTEM_PATH, processes, read_file
+from integration.doctor.observing.running import SYSTEM_PATH, hosts_processes, read_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +25,8 @@ PROGRAM: Final = "containerd-shim-nvidia-v1"
 _LINKS: Final = (PROGRAM, f"{PROGRAM}.py", "nvshim")
 _FORK_SERVER: Final = "fork-server"
 _SPARE: Final = "-spare"
-_TIMEOUT: Final = 2.0
+# Stopped, being traced, dead.
+_STUCK: Final = frozenset({"T", "t", "Z", "X"})
 
 
 def look_at_installation(places: Places) -> Installation:
@@ -36,7 +36,7 @@ def look_at_installation(places: Places) -> Installation:
     trees = [n for n in names if n != "current" and os.path.isdir(os.path.join(prefix, n, "bin"))]
     link = os.path.join(prefix, "current")
     current = os.path.basename(os.readlink(link)) if os.path.islink(link) else ""
-    ours = [p for p in processes(places) if _is_ours(p)]
+    ours = [p for p in hosts_processes(places) if _is_ours(p)]
     return Installation(
         prefix=places.prefix,
         trees=tuple(name for name in trees if not os.path.islink(os.path.join(prefix, name))),
@@ -134,19 +134,21 @@ def _server(places: Places, process: Process) -> Server:
 
 
 def _answers(places: Places, process: Process) -> bool:
-    """Whether anybody accepts on a socket that the process listens on."""
+    """Whether it listens, and runs: to ask it would cost it the process that it has ready."""
+    if _state(process) in _STUCK:
+        return False
     sockets = set()
     with contextlib.suppress(OSError):
         for name in os.listdir(f"{process.directory}/fd"):
             with contextlib.suppress(OSError):
                 sockets.add(os.readlink(f"{process.directory}/fd/{name}"))
     lines = read_file(places.at("/proc/net/unix")).splitlines()[1:]
-    for line in lines:
-        words = line.split()
-        # The eighth is the path; flags 00010000 is SO_ACCEPTCON: it listens.
-        if len(words) > 7 and words[3] == "00010000" and f"socket:[{words[6]}]" in sockets:  # noqa: PLR2004
-            with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
-                probe.settimeout(_TIMEOUT)
-                probe.connect(places.at(words[7]))
-                return True
-    return False
+    words = (line.split() for line in lines)
+    # Flags 00010000 is SO_ACCEPTCON: it listens. The seventh word is the socket's inode.
+    return any(f"socket:[{w[6]}]" in sockets for w in words if w[6:] and w[3] == "00010000")
+
+
+def _state(process: Process) -> str:
+    with contextlib.suppress(OSError, IndexError):
+        return read_file(f"{process.directory}/stat").rpartition(")")[2].split()[0]
+    return ""

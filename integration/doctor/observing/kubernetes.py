@@ -15,7 +15,7 @@ import yaml
 
 from integration.doctor.errors import ManifestUnusable
 from integration.doctor.facts import CouldNotLook, Kubernetes, RuntimeClass
-from integration.doctor.observing.running import find_program, processes, read_file, run
+from integration.doctor.observing.running import find_program, hosts_processes, read_file, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -40,7 +40,7 @@ def look_at_kubernetes(places: Places) -> Kubernetes:
 
 
 def _cgroup_driver(places: Places) -> str:
-    kubelets = [process for process in processes(places) if process.name in _KUBELETS]
+    kubelets = [process for process in hosts_processes(places) if process.name in _KUBELETS]
     flag = next((d for k in kubelets if (d := k.option("--cgroup-driver"))), "")
     if flag:
         return flag

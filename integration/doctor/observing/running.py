@@ -1,6 +1,10 @@
 """Running the node's programs, and finding its processes.
 
-Source: proc_pid_stat(5), proc_pid_environ(5), environ(7).
+Anybody may give a process any name and any command line, and what is in a container is seen here
+too. So what a process says of itself is believed only of one that is root's and in the node's own
+mount namespace (:func:`hosts_processes`): its program is run, its files are read.
+
+Source: proc_pid_status(5), proc_pid_environ(5), mount_namespaces(7).
 """
 
 from __future__ import annotations
@@ -20,7 +24,15 @@ if TYPE_CHECKING:
 
     from integration.doctor.places import Places
 
-__all__ = ["SYSTEM_PATH", "Process", "find_program", "processes", "read_file", "run"]
+__all__ = [
+    "SYSTEM_PATH",
+    "Process",
+    "find_program",
+    "hosts_processes",
+    "processes",
+    "read_file",
+    "run",
+]
 
 SYSTEM_PATH: Final = (
     "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin",
@@ -78,6 +90,31 @@ def processes(places: Places) -> Iterator[Process]:
             name = read_file(f"{directory}/comm").strip()
             words = read_file(f"{directory}/cmdline").split("\0")
             yield Process(pid, name, tuple(word for word in words if word), directory)
+
+
+def hosts_processes(places: Places) -> Iterator[Process]:
+    """The processes that are root's, and see the files that the node's init or we do."""
+    proc = places.at("/proc")
+    known = {_namespace(f"{proc}/{name}") for name in ("1", "self")} - {""}
+    for process in processes(places):
+        if _namespace(process.directory) in known and _is_roots(process.directory):
+            yield process
+
+
+def _namespace(directory: str) -> str:
+    try:
+        return os.readlink(f"{directory}/ns/mnt")
+    except OSError:
+        return ""
+
+
+def _is_roots(directory: str) -> bool:
+    # The owner of the directory does not tell: of one that may not be dumped it is root.
+    with contextlib.suppress(OSError):
+        for line in read_file(f"{directory}/status").splitlines():
+            if line.startswith("Uid:"):
+                return set(line.split()[1:]) == {"0"}
+    return False
 
 
 def read_file(path: str, most: int = _MOST_BYTES) -> str:

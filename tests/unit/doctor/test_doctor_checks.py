@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 OPTIONS: Final = 'BinaryName = "/usr/bin/runc"\nSystemdCgroup = true\n'
 MODULES: Final = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm")
+EVIDENCE: Final = "/was-run"
 PCI: Final = "/sys/bus/pci/devices"
 NVIDIAS: Final = "/usr/bin/nvidia-container-runtime"
 RUNTIMES: Final = '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes'
@@ -479,6 +480,10 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
     "a fork server that is deaf": (
         without(f"/proc/{SERVER_PID}/fd/4"), "D096", WARNING, "accepts nobody",
     ),
+    "a fork server that is stopped": (
+        text(f"/proc/{SERVER_PID}/stat", f"{SERVER_PID} (python3) T 1"),
+        "D096", WARNING, "accepts nobody",
+    ),
     "a fork server of another version": (
         lambda tree: tree.change(f"/proc/{SERVER_PID}/maps", "0.1.0-aaaaaaaa", "0.0.9-bbbbbbbb"),
         "D096", WARNING, "0.0.9",
@@ -637,6 +642,28 @@ def test_every_command_that_is_advised_is_one() -> None:
                 command = found
             # Without running it: the words are read, or it is an error of usage.
             command.make_context(program, words)
+
+
+@pytest.mark.parametrize("whose", [{"uid": 1000}, {"mounts": 7}], ids=["user", "container"])
+def test_a_process_that_only_calls_itself_containerd_is_not_believed(
+    tree: Tree, whose: dict[str, Any]
+) -> None:
+    # Its program would be run by root, and its configuration read in the place of the node's.
+    tree.script("/home/evil/containerd", f"echo >{EVIDENCE}", "exit 1")
+    tree.write("/home/evil/config.toml", "version = 2\n")
+    tree.remove(f"/proc/{CONTAINERD_PID}")
+    words = ("containerd", "--config", "/home/evil/config.toml")
+    tree.process(CONTAINERD_PID, *words, **whose)
+    tree.link(f"/proc/{CONTAINERD_PID}/exe", "/home/evil/containerd")
+    containerd = examine(tree.places(), choose(["D030", "D031"])).node.containerd
+    assert containerd is not None
+    assert not isinstance(containerd, Unseen)
+    assert (containerd.pid, containerd.path, containerd.dump_fault) == (0, CONTAINERD, "")
+    assert not os.path.exists(tree.at(EVIDENCE))
+    # Of root's own, in the node's namespace, it is.
+    tree.process(CONTAINERD_PID, *words)
+    assert {f.code for f in examine(tree.places(), choose(["D030"])).findings} == {"NVSHIM-D030"}
+    assert os.path.exists(tree.at(EVIDENCE))
 
 
 def test_names_of_others_stay_on_their_line(tree: Tree) -> None:

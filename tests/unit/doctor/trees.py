@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import stat
 import subprocess
 import time
@@ -144,9 +143,13 @@ class Tree:
             os.unlink(here)
         os.mknod(here, stat.S_IFCHR | 0o666, os.makedev(major, minor))
 
-    def process(self, pid: int, *words: str, name: str = "", **files: str) -> None:
+    def process(
+        self, pid: int, *words: str, name: str = "", uid: int = 0, mounts: int = 1, **files: str
+    ) -> None:
         self.write(f"/proc/{pid}/comm", f"{name or os.path.basename(words[0])[:15]}\n")
         self.write(f"/proc/{pid}/cmdline", "".join(f"{word}\0" for word in words))
+        self.write(f"/proc/{pid}/status", f"Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+        self.link(f"/proc/{pid}/ns/mnt", f"mnt:[{mounts}]")
         for file, text in files.items():
             self.write(f"/proc/{pid}/{file}", text)
 
@@ -226,7 +229,6 @@ class Healthy:
         self.driver = self.simulated.driver_version
         self.uuids = [gpu.uuid for gpu in self.simulated.scenario.gpus]
         self.tree = Tree(root)
-        self.listener = socket.socket(socket.AF_UNIX)
         try:
             self._fill(self.tree)
         except BaseException:
@@ -234,7 +236,6 @@ class Healthy:
             raise
 
     def close(self) -> None:
-        self.listener.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def copy(self) -> Tree:
@@ -312,6 +313,7 @@ class Healthy:
             limits=limits,
             stat=f"{CONTAINERD_PID} (containerd) {fields}\n",
         )
+        tree.process(1, "/sbin/init", name="systemd")
         tree.process(820, "/usr/bin/kubelet", f"--config={KUBELET}")
 
     def _fill_installation(self, tree: Tree) -> None:
@@ -335,5 +337,3 @@ class Healthy:
         tree.link(f"/proc/{SERVER_PID}/fd/4", "socket:[777]")
         line = "0000000000000000: 00000002 00000000 00010000 0001 01   777 /run/containerd/s/f\n"
         tree.write("/proc/net/unix", f"Num RefCount Protocol Flags Type St Inode Path\n{line}")
-        self.listener.bind(tree.at("/run/containerd/s/f"))
-        self.listener.listen()
