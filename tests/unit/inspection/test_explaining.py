@@ -334,3 +334,35 @@ def test_a_container_that_other_shims_have_made_is_told_so(
     assert "container  other (other in k8s.io)\n           it does not run\n" in story
     assert "no shim of ours has made it" in story
     assert story.endswith("request    nothing was injected: the spec stays as it is\n")
+
+
+def test_containers_are_completed_by_id_and_by_pod(
+    make_bundle: Callable[..., str], tmp_path: Path
+) -> None:
+    pod = {
+        "io.kubernetes.cri.sandbox-name": "web", "io.kubernetes.cri.sandbox-namespace": "team",
+        "io.kubernetes.cri.container-name": "server",
+    }  # fmt: skip
+    make_bundle("aaa1", annotations=pod)
+    make_bundle("bbb2", annotations={**pod, "io.kubernetes.cri.container-type": "sandbox"})
+    make_bundle("abc3", namespace="moby")
+
+    def complete(incomplete: str) -> list[str]:
+        done = subprocess.run(
+            [*NVSHIM],
+            cwd=REPOSITORY,
+            env={
+                **os.environ,
+                "_NVSHIM_COMPLETE": "bash_complete",
+                "COMP_WORDS": f"nvshim explain --containerd-state {tmp_path}/state {incomplete}",
+                "COMP_CWORD": "4",
+            },
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return [line.partition(",")[2] for line in done.stdout.splitlines()]
+
+    assert complete("a") == ["aaa1", "abc3"]
+    assert complete("team/") == ["team/web/server"]
+    assert complete("b") == []
