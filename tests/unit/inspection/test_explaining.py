@@ -361,7 +361,7 @@ def test_containers_are_completed_by_id_and_by_pod(
             text=True,
             check=True,
         )
-        return [line.partition(",")[2] for line in done.stdout.splitlines()]
+        return [line.partition(",")[2] for line in done.stdout.split()]
 
     assert complete("a") == ["aaa1", "abc3"]
     assert complete("team/") == ["team/web/server"]
