@@ -142,6 +142,7 @@ def _lines(answer: dict[str, Any]) -> list[str]:
         f"{each['name']} stays while it is used, by {each['shims']} shims among others"
         for each in answer["in_use"]
     ]
+    lines += answer["warnings"]
     if answer["unseen_shims"]:
         lines.append("there are shims that are not seen from here, so no version was removed")
     return lines

@@ -64,11 +64,13 @@ class Done:
         taken: what was done, one line for each step.
         collected: names of trees that are gone.
         in_use: names of trees that should have gone, and are used.
+        warnings: what a person should know.
     """
 
     taken: list[str] = field(default_factory=list)
     collected: list[str] = field(default_factory=list)
     in_use: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ class Workshop:
             case steps.Clear(path):
                 self._clear(path)
             case steps.Put(source, name):
-                self._put(source, name)
+                self._put(source, name, done)
             case steps.Test(name, new):
                 self._test(name, new=new)
             case steps.Point(link, name):
@@ -123,7 +125,7 @@ class Workshop:
             case steps.Link(path, target):
                 _make_directory(os.path.dirname(path))
                 _replace_link(path, target)
-                self._label(path)
+                self._label(path, done)
             case steps.Unlink(path):
                 _unlink(path)
             case steps.EndForkServers(names):
@@ -148,7 +150,7 @@ class Workshop:
         elif os.path.exists(path):
             shutil.rmtree(path)
 
-    def _put(self, source: str, name: str) -> None:
+    def _put(self, source: str, name: str, done: Done) -> None:
         incoming = self.place.path(working_name(INCOMING))
         os.mkdir(incoming, 0o700)
         try:
@@ -165,7 +167,7 @@ class Workshop:
             raise
         _sync_directory(self.place.prefix)
         try:
-            self._label(self.place.path(name))
+            self._label(self.place.path(name), done)
         except BaseException:
             self._collect(name)
             raise
@@ -202,17 +204,21 @@ class Workshop:
     def _is_used(self, path: str) -> bool:
         return any(user.pid not in self.spare for user in usage.users([path]))
 
-    def _label(self, path: str) -> None:
-        """Give new files the labels that SELinux' policy has for their paths, if it is on."""
+    def _label(self, path: str, done: Done) -> None:
+        """Give new files the labels that SELinux' policy has for their paths, if it is on.
+
+        Where there is no program for that, systems have one label for all of such a place.
+        """
         if not os.path.exists(os.path.join(self.selinux, "enforce")):
             return
         asked = f"the SELinux labels of {path}"
         program = shutil.which("restorecon", path=self.path)
         if program is None:
-            raise LabelFailed(asked, found="no restorecon", do="install policycoreutils")
+            done.warnings.append(f"SELinux is on, and there is no restorecon for {path}")
+            return
         argv = [program, "-R", path]
         try:
-            done = subprocess.run(
+            ended = subprocess.run(
                 argv,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -224,8 +230,8 @@ class Workshop:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise LabelFailed(asked, found=str(error)) from error
-        if done.returncode:
-            raise LabelFailed(asked, found=done.stderr.strip() or f"status {done.returncode}")
+        if ended.returncode:
+            raise LabelFailed(asked, found=ended.stderr.strip() or f"status {ended.returncode}")
 
 
 @contextmanager

@@ -139,7 +139,7 @@ class StepFailed(InstallError):
 
 
 class LabelFailed(InstallError):
-    """SELinux is on, and the new tree could not get the labels that its policy wants."""
+    """SELinux is on, and restorecon could not give new files the labels of its policy."""
 
     code = "NVSHIM-E2635"
     status = Status.FAILED_PRECONDITION

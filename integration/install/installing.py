@@ -216,6 +216,7 @@ def _answer(
             for each in survey.installed
             if each.name != survey.current and each.holders
         ],
+        "warnings": list(done.warnings) if done else [],
         "unseen_shims": survey.blind,
         "links": [link.path for link in survey.links],
     }
