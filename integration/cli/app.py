@@ -65,6 +65,15 @@ COMMANDS: Final[Mapping[str, Command]] = {
 """Every command by its name, in the order of the help."""
 
 
+def _keep_lines(command: click.Command) -> None:
+    """Lines after click's mark stay lines: in a raw docstring the mark is two characters."""
+    if command.help:
+        command.help = command.help.replace("\\b\n", "\b\n")
+    if isinstance(command, click.Group):
+        for each in command.commands.values():
+            _keep_lines(each)
+
+
 class _Lazy(click.Group):
     """A group whose commands are imported when they are asked for."""
 
@@ -80,6 +89,7 @@ class _Lazy(click.Group):
         command = importlib.import_module(known.module).command
         if not isinstance(command, click.Command):
             raise TypeError(f"{known.module}.command is no command")
+        _keep_lines(command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

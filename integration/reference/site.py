@@ -1,7 +1,9 @@
 """What mkdocs is told of pages that are read in the repository as well.
 
-A link that leads out of docs/, to the code, has a meaning there and none on the site: there its
-text is left.
+- A link that leads out of docs/, to the code, has a meaning there and none on the site: there its
+  text is left.
+- A bar in a table's code is escaped for forges, whose tables it would end; Python-Markdown takes it
+  for a part of the code, and would show the backslash.
 
 Source: mkdocs' documentation of hooks.
 """
@@ -15,14 +17,26 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["on_page_markdown", "without_links_out"]
+__all__ = ["on_page_markdown", "with_plain_bars", "without_links_out"]
+
+_ROW: Final = re.compile(r"^\|.*$", re.MULTILINE)
+_CODE: Final = re.compile(r"`[^`]*`")
 
 _LINK: Final = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Mapping[str, Any]) -> str:
     """Called by mkdocs for each page."""
-    return without_links_out(markdown, page.file.src_uri)
+    return with_plain_bars(without_links_out(markdown, page.file.src_uri))
+
+
+def with_plain_bars(markdown: str) -> str:
+    """A page whose tables have bars in code as they are.
+
+    Args:
+        markdown: the page.
+    """
+    return _ROW.sub(lambda row: _CODE.sub(lambda c: c[0].replace("\\|", "|"), row[0]), markdown)
 
 
 def without_links_out(markdown: str, name: str) -> str:

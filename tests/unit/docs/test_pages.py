@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from integration.reference.site import without_links_out
+from integration.reference.site import with_plain_bars, without_links_out
 from tests.harness.launcher import REPOSITORY
 from tests.harness.pages import anchors, blocks, links, pages, read_page
 
@@ -52,6 +52,11 @@ def test_a_link_out_of_the_documentation_is_text_on_the_site() -> None:
     assert without_links_out("[x](../one.md)", "reference/two.md") == "[x](../one.md)"
 
 
+def test_a_bar_in_the_code_of_a_table_is_shown_without_its_escape() -> None:
+    text = "| `a\\|b` | c\\|d |\n`e\\|f`\n"
+    assert with_plain_bars(text) == "| `a|b` | c\\|d |\n`e\\|f`\n"
+
+
 def test_the_site_is_built_without_a_warning_and_asks_nobody_for_anything(tmp_path: Path) -> None:
     site = tmp_path / "site"
     done = subprocess.run(
@@ -84,6 +89,16 @@ def test_every_block_of_commands_is_one_that_tests_know(page: str) -> None:
     kinds = set(re.findall(r"^```+(\w*)", read_page(page), re.MULTILINE))
     assert kinds <= KINDS
     blocks(page)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_make_is_said_to_do_it_does(page: str) -> None:
+    """Also in prose, and in blocks that are not run."""
+    with open(os.path.join(REPOSITORY, "Makefile"), encoding="utf-8") as file:
+        targets = set(re.findall(r"^([a-z-]+):", file.read(), re.MULTILINE))
+    text = read_page(page)
+    named = re.findall(r"(?:`|^# )make ([a-z-]+)", text, re.MULTILINE)
+    assert set(named) <= targets
 
 
 def test_what_is_not_run_says_why() -> None:

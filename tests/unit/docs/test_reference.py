@@ -165,8 +165,9 @@ def test_every_command_is_on_the_page() -> None:
     page = read_page("docs/reference/nvshim.md")
     names = [name for name, _ in commands.walk()]
     assert names
-    for name in names:
+    for name, command in commands.walk():
         assert re.search(rf"^##+ {re.escape(name)}$", page, re.MULTILINE), name
+        assert "\\b" not in command.get_help(click.Context(command)), name
 
 
 SPAN: Final = re.compile(r"`(nvshim [^`]+)`")
