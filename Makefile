@@ -89,6 +89,10 @@ dist: $(CACHE)/.packages ## Make the self-contained tree and its archives in dis
 image: dist $(VENV)/.ready ## Make the image for Kubernetes, dist/image.tar, without a registry
 	@$(VENV)/bin/python -m integration.kubernetes.containerfile dist dist/image.tar
 
+.PHONY: pod-trace
+pod-trace: setup ## Trace a pod with a GPU, and draw its way into docs/pictures
+	@$(VENV)/bin/python -m integration.kubernetes.pod_trace docs/pictures
+
 .PHONY: soak
 soak: setup ## A day's work in minutes, with a look at what stays of it; MINUTES=4
 	@$(VENV)/bin/python -m tests.soak --minutes $(or $(MINUTES),4)

@@ -18,7 +18,7 @@ Rules
 - What is in the image, the node's files and the cluster's variables are data; nothing of it is
   given to a shell.
 
-================ ===============================================================================
+================= ==============================================================================
 ``environment``  the variables, NVIDIA's among them, and what becomes of each → settings
 ``settings``     what an installer is asked to do
 ``host``         the node's root: its files, and programs that run in it
@@ -29,8 +29,9 @@ Rules
 ``entering``     a program of the node, in the place of the container's
 ``installer``    the steps, in their order
 ``containerfile`` an image from a Containerfile, without a daemon
+``pod_trace``    a pod's way to its GPU, traced and drawn
 ``manifests/``   what is given to ``kubectl apply -k``
-================ ===============================================================================
+================= ==============================================================================
 
 Source: nvidia-container-toolkit cmd/nvidia-ctk-installer; gpu-operator assets/.
 """
