@@ -30,6 +30,7 @@ Leaves of the tree in :mod:`api.errors`::
         ├── …                       E260x  see integration.dist.errors
         ├── …                       E262x, E263x  see integration.install.errors
         ├── …                       E266x  see integration.kubernetes.errors
+        ├── …                       E269x  see integration.reference.errors
         └── …                       E27xx  see integration.node.errors
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -28,16 +29,19 @@ class Module(NamedTuple):
     tree: ast.Module
 
 
-def modules(rooms: tuple[str, ...] = ROOMS) -> Iterator[Module]:
+@functools.cache
+def modules(rooms: tuple[str, ...] = ROOMS) -> tuple[Module, ...]:
     """Every module, in order, without those that protoc has written.
 
     Args:
         rooms: the directories to look in.
     """
+    found = []
     for path in _files(rooms, ".py"):
         if not path.endswith("_pb2.py"):
             with open(os.path.join(REPOSITORY, path), encoding="utf-8") as file:
-                yield Module(path, ast.parse(file.read(), path))
+                found.append(Module(path, ast.parse(file.read(), path)))
+    return tuple(found)
 
 
 def _files(rooms: tuple[str, ...], *endings: str) -> Iterator[str]:
