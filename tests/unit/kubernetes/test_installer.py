@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="chroot(2) is root's")
 
 PREFIX = "/opt/containerd-shim-nvidia"
+BINDIR = "/usr/local/bin"
 CONFIG = "/etc/containerd/config.toml"
 
 # What the real ones leave behind, as far as the installer looks at it.
@@ -186,7 +187,7 @@ def test_the_tree_is_installed_and_the_engine_configured(node: Node) -> None:
     assert os.readlink(node.path(PREFIX) / "current") == tree.name
     assert "# ours" in node.path(CONFIG).read_text()
     assert node.calls.splitlines() == [
-        f"install --prefix {PREFIX} --bindir /usr/local/bin --no-self-test --output json",
+        f"install --prefix {PREFIX} --bindir {BINDIR} --no-self-test --keep 1000 --output json",
         "configure containerd --runtime-name nvidia --restart none --output json",
     ]
     assert not (node.path(PREFIX) / STAGING).exists()
@@ -201,6 +202,7 @@ def test_each_wish_becomes_an_option(node: Node) -> None:
     )  # fmt: skip
     install, config, configure = node.calls.splitlines()
     assert "--no-self-test" not in install
+    assert "--keep" not in install
     assert config.startswith("config set node.driver-root /run/nvidia/driver")
     for words in ("--restart systemd", "--config /etc/x.toml", "--drop-in /etc/y.toml",
                   "--runtime-name gpu", "--set-default", "--enable-cdi"):  # fmt: skip
