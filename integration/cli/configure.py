@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+import os
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from integration.engines import Change, Options
 
 R = TypeVar("R")
+
+# Options that name files, which are written down and read by others from elsewhere.
+_PATHS: Final = {"config", "drop_in", "handler_options", "hook_directory", "records", "shim"}
 
 _DROP_IN_HELP = "Where to write the drop-in; by default where the root file imports one from."
 
@@ -201,6 +205,9 @@ def _configure(output: Output, kind: Callable[..., Options], given: dict[str, An
 
     dry_run, remove = given.pop("dry_run"), given.pop("remove")
     mode, address, unit = Mode(given.pop("mode")), given.pop("socket"), given.pop("unit")
+    for key in _PATHS & given.keys():
+        if given[key] is not None:
+            given[key] = os.path.abspath(given[key])
     options = kind(**given)
     change = plan_removal(options) if remove else plan(options)
     done = Mode.NONE

@@ -6,8 +6,8 @@ Rules
   shim's path. There is no other type with which it would call a shim.
 - CRI-O reads every file in crio.conf.d, sorted by name, over its own; a table of a handler does not
   disturb others. The drop-in is ours as a whole.
-- No CRI-O has been tried with it: what is written is checked as far as it can be without one, and
-  by CRI-O itself (``crio config``) where it is installed.
+- No CRI-O has been tried with it: the shim is driven by the calls that its source has, and what is
+  written is checked by CRI-O itself (``crio config``) where it is installed.
 
 Source: crio.conf(5), crio.conf.d(5); CRI-O internal/oci/runtime_vm.go.
 """

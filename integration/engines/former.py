@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import tomllib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from integration.engines import marks, tomltext
 from integration.engines.errors import ChangedByHand
@@ -67,16 +67,22 @@ def without_us(options: Options, containerd: Containerd | None) -> Former:
             continue  # of another containerd of this node
         if not owned.intact and not options.force:
             raise _by_hand(path)
-        directories[path] = tuple(owned.record.get("directories", ()))
+        directories[path] = _made_for(path, owned.record.get("directories"))
         view = view.with_text(path, None)
-        if "importer" in owned.record:
-            imported.append((path, owned.record))
-    for path, record in imported:
-        importer = record["importer"]
-        text = view.text(importer)
+        imported.append((path, owned.record.get("import")))
+    for path, kind in imported:
+        text = view.text(options.config)
         if text is not None:
-            view = view.with_text(importer, without_import(text, path, record.get("import")))
+            view = view.with_text(options.config, without_import(text, path, kind))
     return Former(view, directories)
+
+
+def _made_for(path: str, noted: Any) -> tuple[str, ...]:
+    """The directories of a record, but none that the file is not in: it is only a comment."""
+    if not isinstance(noted, list):
+        return ()
+    real = os.path.realpath(path)
+    return tuple(each for each in noted if isinstance(each, str) and real.startswith(f"{each}/"))
 
 
 def _places(options: Options) -> list[str]:
@@ -86,7 +92,8 @@ def _places(options: Options) -> list[str]:
         names = sorted(os.listdir(options.handler_options))
     except OSError:
         names = []
-    return places + [os.path.join(options.handler_options, name) for name in names]
+    paths = [os.path.join(options.handler_options, name) for name in names]
+    return places + [path for path in paths if os.path.isfile(path)]
 
 
 def _plain(path: str, text: str, options: Options) -> str:
@@ -109,7 +116,7 @@ def _by_hand(path: str) -> ChangedByHand:
     )
 
 
-def without_import(text: str, path: str, kind: str | None) -> str:
+def without_import(text: str, path: str, kind: Any) -> str:
     """A file without the import that we added to it.
 
     Args:
@@ -118,7 +125,7 @@ def without_import(text: str, path: str, kind: str | None) -> str:
         kind: "line" if all of ``imports`` is ours, "element" if it is one of others' too.
     """
     value = imports_value(text)
-    if value is None or kind not in {"line", "element"}:
+    if value is None or kind not in ("line", "element"):
         return text
     alone = len(tomltext.elements(text, value)) == 1
     if kind == "line" and alone and tomltext.to_value(path) in text[slice(*value)]:

@@ -81,7 +81,7 @@ def restart(
         return Mode.NONE
     if mode is Mode.SYSTEMD:
         _by_systemd(unit, systemctl)
-        _wait(address, change.engine, former=0)
+        _wait(address, change.engine, former=None)
         return mode
     if change.engine == "docker":
         if change.need is Need.RESTART:
@@ -196,24 +196,29 @@ def _connected(address: str, engine: str) -> socket.socket:
     return client
 
 
-def _wait(address: str, engine: str, *, former: int) -> None:
-    """Until another process than the former one listens."""
+def _wait(address: str, engine: str, *, former: int | None) -> None:
+    """Until the engine answers.
+
+    Args:
+        address: the path of its socket.
+        engine: which.
+        former: the process that was told to end, and is not meant; None if who told it has waited.
+    """
     deadline = time.monotonic() + _TIMEOUT
     while True:
+        found = f"process {former} is still there"
         try:
+            if former is None:
+                _connected(address, engine).close()
+                return
             if _listening(address, engine) != former:
                 return
         except (RestartFailed, RestartRefused) as error:
-            if time.monotonic() > deadline:
-                raise RestartFailed(
-                    f"{engine} on {address} after its restart",
-                    found=f"no answer within {_TIMEOUT:g} s: {error.found}",
-                    do=f"see `systemctl status {UNITS.get(engine, engine)}`",
-                ) from error
-        else:
-            if time.monotonic() > deadline:
-                raise RestartFailed(
-                    f"{engine} on {address} after its restart",
-                    found=f"process {former} is still there after {_TIMEOUT:g} s",
-                )
+            found = error.found
+        if time.monotonic() > deadline:
+            raise RestartFailed(
+                f"{engine} on {address} after its restart",
+                found=f"no answer within {_TIMEOUT:g} s: {found}",
+                do=f"see `systemctl status {UNITS.get(engine, engine)}`",
+            )
         time.sleep(_POLL)

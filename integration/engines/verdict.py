@@ -124,6 +124,7 @@ def check(options: Options, before: Mapping[str, Any], after: Mapping[str, Any])
             raise ConfigDiffers(
                 f"to add nothing but our own table to {options.config}",
                 found=f"containerd would read {tomltext.to_key(*path)} differently",
+                do="see what `containerd config migrate` makes of the file, and use that",
             )
 
 

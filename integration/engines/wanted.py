@@ -170,7 +170,7 @@ def _with_drop_in(
             made = {"directories": _made_for(root.path, former)}
             text = marks.owned(ENGINE, text, made)
         view = view.with_text(root.path, text)
-        record |= {"import": kind, "importer": root.path}
+        record["import"] = kind
     body = f"version = {version}\n\n{_body(tables)}\n"
     return view.with_text(path, marks.owned(ENGINE, body, record))
 

@@ -10,7 +10,7 @@ import tomllib
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from integration.engines import ContainerdOptions, apply, plan, plan_removal
@@ -31,6 +31,7 @@ from integration.engines.errors import (
 from integration.engines.imports import View
 from integration.parts import Parts
 from tests.harness.nvshim import nvshim
+from tests.harness.runtime import STOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -268,6 +269,18 @@ def test_drop_in_of_containerd_1_would_take_away_the_section_of_the_root_file(
         apply(plan_removal(node.options()))
 
 
+def test_root_file_that_containerd_would_read_otherwise_with_any_handler_is_refused(
+    make: Callable[..., Node],
+) -> None:
+    """containerd 2.1 migrates a snapshotter of version 2 only beside a handler: not ours to decide."""
+    snapshotter = f'version = 2\n[plugins."{CRI[2]}".containerd]\n  snapshotter = "native"\n'
+    refused(make("sid", snapshotter), ConfigDiffers, "snapshotter differently.*config migrate")
+    runc = f'[plugins."{CRI[2]}".containerd.runtimes.runc]\nruntime_type = "{STOCK}"\n'
+    node = make("sid", snapshotter + runc)
+    apply(plan(node.options()))
+    assert node.dump()["plugins"]["io.containerd.cri.v1.images"]["snapshotter"] == "native"
+
+
 def test_handler_goes_where_the_section_is_in_force(make: Callable[..., Node]) -> None:
     """With containerd 1, a drop-in of NVIDIA's has a copy of the section: it is what counts."""
     node = make("trixie", GKE)
@@ -443,7 +456,7 @@ def roots(draw: st.DrawFn) -> str:
     cri = draw(st.sampled_from([f'"{CRI[2]}"', f"'{CRI[2]}'"]))
     for table, keys in {
         "": ['sandbox_image = "p" # c', "enable_selinux=true"],
-        ".containerd": ['default_runtime_name = "runc"', "snapshotter = 'native'"],
+        ".containerd": ['default_runtime_name = "runc"', "discard_unpacked_layers = true"],
         ".containerd.runtimes.runc": ["runtime_type = 'io.containerd.runc.v2'"],
         ".cni": ["bin_dir = '''/b'''"],
     }.items():
@@ -455,7 +468,11 @@ def roots(draw: st.DrawFn) -> str:
     return ending.join(lines) + draw(st.sampled_from(["", ending, ending * 2]))
 
 
-@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=5,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
     root=roots(), release=st.sampled_from(RELEASES), default=st.booleans(), name=st.just("nvidia")
 )

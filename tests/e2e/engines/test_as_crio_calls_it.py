@@ -1,0 +1,83 @@
+"""The shim as CRI-O calls one for a handler of the type ``vm``, which no release here has.
+
+CRI-O is no containerd: it has no socket for events, mounts the root itself, names an absolute path
+to it in the spec, and is told a bare address. The words and variables are those of its
+internal/oci/runtime_vm.go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+
+import pytest
+
+from api.ttrpc import connect
+from tests.harness.runtime import is_alive
+from tests.harness.shim import ShimByHand, content_of
+from tests.harness.waiting import eventually
+
+STATE = "/run/containerd/runc/default"
+
+
+def start(launcher: str, bundle: str) -> str:
+    """Call the verb as CRI-O does; returns the address."""
+    with open(f"{bundle}/config.json") as file:
+        spec = json.load(file)
+    os.rename(f"{bundle}/rootfs", f"{bundle}-merged")
+    spec["root"]["path"] = f"{bundle}-merged"
+    with open(f"{bundle}/config.json", "w") as file:
+        json.dump(spec, file)
+    done = subprocess.run(
+        [
+            launcher, "-namespace", "default", "-address", "", "-publish-binary", "/usr/bin/crio",
+            "-id", os.path.basename(bundle), "start",
+        ],
+        cwd=bundle, capture_output=True, text=True, check=True, timeout=20,
+        env={
+            "PATH": os.environ["PATH"], "NAMESPACE": "default", "MAX_SHIM_VERSION": "2",
+            "TTRPC_ADDRESS": "", "GRPC_ADDRESS": "", "NVSHIM_FORK_SERVER": "0",
+        },
+    )  # fmt: skip
+    # Where CRI-O looks for it when it was restarted.
+    assert content_of(f"{bundle}/address").decode() == done.stdout
+    return done.stdout
+
+
+@pytest.mark.anyio
+async def test_container_lives_and_dies_as_crio_drives_it(shim_directory: str) -> None:
+    launcher = f"{shim_directory}/containerd-shim-nvidia-v1"
+    shim = ShimByHand(tempfile.mkdtemp(prefix="nvshim-"), launcher, bootstrap=False)
+    had_state = os.path.exists(STATE)
+    log = -1
+    try:
+        # Of its own: the namespace is everybody's.
+        name = os.path.basename(shim.directory)
+        bundle = f"{shim.directory}/{name}"
+        shim.bundle(name, "sh", "-c", "echo ran; exit 3")
+        log = os.open(f"{bundle}/log", os.O_RDONLY | os.O_NONBLOCK)
+        async with connect(start(launcher, bundle)) as shim.client:
+            shim.pid = (await shim.call("Connect", id=name)).shim_pid
+            output = f"{shim.directory}/out"
+            await shim.call("Create", id=name, bundle=bundle, stdout=f"file://{output}")
+            await shim.call("Start", id=name)
+            assert (await shim.call("Wait", id=name)).exit_status == 3
+            assert content_of(output) == b"ran\n"
+            assert (await shim.call("State", id=name)).exit_status == 3
+            await shim.call("Delete", id=name)
+            await shim.call("Shutdown", id=name)
+        # It does not wait for ever for somebody who takes its events.
+        eventually(lambda: not is_alive(shim.pid), "the shim has ended", timeout=15)
+    finally:
+        if log >= 0:
+            os.close(log)
+        if shim.pid and is_alive(shim.pid):
+            os.kill(shim.pid, signal.SIGKILL)
+        shim.clean()
+        if not had_state:
+            with contextlib.suppress(OSError):
+                os.rmdir(STATE)
