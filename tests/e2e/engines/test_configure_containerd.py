@@ -272,7 +272,7 @@ def test_drop_in_of_containerd_1_would_take_away_the_section_of_the_root_file(
 def test_root_file_that_containerd_would_read_otherwise_with_any_handler_is_refused(
     make: Callable[..., Node],
 ) -> None:
-    """containerd 2.1 migrates a snapshotter of version 2 only beside a handler: not ours to decide."""
+    """containerd 2.1 migrates a snapshotter of version 2 only beside a handler."""
     snapshotter = f'version = 2\n[plugins."{CRI[2]}".containerd]\n  snapshotter = "native"\n'
     refused(make("sid", snapshotter), ConfigDiffers, "snapshotter differently.*config migrate")
     runc = f'[plugins."{CRI[2]}".containerd.runtimes.runc]\nruntime_type = "{STOCK}"\n'
