@@ -157,7 +157,7 @@ def look(
         links=links,
         leftovers=tuple(leftovers),
         foreign=tuple(name for name in others if name not in directories),
-        blind=usage.is_blind(sockets),
+        blind=usage.is_blind(sockets, proc=proc),
     )
 
 

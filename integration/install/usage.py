@@ -5,15 +5,16 @@ Files are told by their path, and by device and inode: a process in another moun
 them elsewhere, and one whose tree was renamed sees them where they are now.
 
 A tree that cannot be ruled out counts as used: a process that cannot be looked at (it has gone) is
-no reason, but a shim in a pid namespace that is not seen from here is (:func:`is_blind`).
+no reason, but one that may not be looked at, or a shim in a pid namespace that is not seen from
+here, is (:func:`is_blind`).
 
 Source: proc(5), /proc/PID/maps and exe; unix(7), SO_PEERCRED.
 """
 
 from __future__ import annotations
 
-import glob
 import os
+import re
 import socket
 import stat
 import struct
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from integration.install.places import SHIM
+from integration.install.places import PROGRAMS, SHIM
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -37,7 +38,7 @@ _SPARE: Final = "-spare"
 _VERBS: Final = frozenset({"start", "delete"})
 _ASKED_BY: Final = "shim-binary-path"
 _CREDENTIALS: Final = struct.Struct("iII")
-_SOCKET_DIGITS: Final = 64
+_SOCKET: Final = re.compile(r"[0-9a-f]{64}")
 _LONGEST_PATH: Final = 4096
 # Seconds for a listener that may be stopped.
 _PATIENCE: Final = 0.2
@@ -107,17 +108,27 @@ def role_of(words: list[str]) -> Role:
     return Role.SHIM if "-id" in words and words[-1] not in _VERBS else Role.OTHER
 
 
-def is_blind(sockets: str = SOCKETS) -> bool:
+def is_blind(sockets: str = SOCKETS, *, proc: str = PROC) -> bool:
     """Whether there may be shims that cannot be seen from here.
 
     A shim of the machine listens in a directory that this process sees although it does not see
-    the shim's pid namespace, as in a container without ``hostPID``.
+    the shim's pid namespace, as in a container without ``hostPID``. Who has not all of root's
+    capabilities may not look into that directory, nor see of a process more than its words.
 
     Args:
         sockets: where shims listen.
+        proc: where procfs is.
     """
-    shims = glob.glob(f"{glob.escape(sockets)}/{'[0-9a-f]' * _SOCKET_DIGITS}")
-    return any(_has_unseen_listener(path) for path in shims)
+    try:
+        names = os.listdir(sockets)
+    except FileNotFoundError:
+        names = []
+    except OSError:
+        return True
+    shims = [os.path.join(sockets, name) for name in names if _SOCKET.fullmatch(name)]
+    return any(map(_has_unseen_listener, shims)) or any(
+        _is_closed(os.path.join(proc, str(pid))) for pid in _pids(proc)
+    )
 
 
 def _has_unseen_listener(path: str) -> bool:
@@ -128,11 +139,24 @@ def _has_unseen_listener(path: str) -> bool:
             probe.settimeout(_PATIENCE)
             probe.connect(path)
             raw = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    except PermissionError:
+        return True
     except OSError:
         return False  # nobody listens any more
     # The kernel names who has listened, dead or alive, by its pid in our namespace; 0 if it has
     # none there.
     return int(_CREDENTIALS.unpack(raw)[0]) == 0
+
+
+def _is_closed(folder: str) -> bool:
+    """Whether a process that is one of ours by its words does not let us see its files."""
+    try:
+        os.readlink(os.path.join(folder, "exe"))
+    except PermissionError:
+        return any(name in word for word in _words(folder) for name in PROGRAMS)
+    except OSError:
+        pass  # it has gone, or is the kernel's
+    return False
 
 
 def _pids(proc: str) -> list[int]:

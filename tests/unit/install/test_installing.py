@@ -471,7 +471,7 @@ def _killed_at(number: int, work: Callable[[], object]) -> bool:
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without processes: to look at all of them a thousand times takes a minute."""
     monkeypatch.setattr(usage, "_pids", lambda _: [])
-    monkeypatch.setattr(usage, "is_blind", lambda _: False)
+    monkeypatch.setattr(usage, "is_blind", lambda *_, **__: False)
 
 
 def _every_death(work: Callable[[], object], check: Callable[[], None]) -> int:

@@ -133,6 +133,49 @@ def test_a_listener_of_another_pid_namespace_is_known_to_be_unseen(
     assert done.stdout == "True\n"
 
 
+@pytest.mark.parametrize(
+    ("capabilities", "blind"), [("-dac_override,-dac_read_search", True), ("+chown", False)]
+)
+def test_who_may_not_look_into_the_directory_of_sockets_is_blind(
+    capabilities: str, blind: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s").mkdir()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"s/{SOCKET}")
+        listener.listen()
+        # As containerd makes it: root needs a capability to go in.
+        (tmp_path / "s").chmod(0o600)
+        assert _asked("is_blind('s')", capabilities) is blind
+
+
+@pytest.mark.parametrize(
+    ("name", "capabilities", "blind"),
+    [(NAME, "-sys_ptrace", True), (NAME, "+chown", False), ("sh", "-sys_ptrace", False)],
+)
+def test_a_shim_whose_files_are_not_to_be_seen_makes_blind(
+    name: str, capabilities: str, blind: bool, tmp_path: Path
+) -> None:
+    with subprocess.Popen([name, "60"], executable="/bin/sleep") as process:
+        (tmp_path / "proc").mkdir()
+        os.symlink(f"/proc/{process.pid}", tmp_path / "proc" / str(process.pid))
+        asked = _asked(f"is_blind('none', proc='{tmp_path}/proc')", capabilities)
+        process.kill()
+    assert asked is blind
+
+
+def _asked(question: str, capabilities: str) -> bool:
+    """Ask with fewer of root's capabilities."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    ask = f"from integration.install.usage import is_blind; print({question})"
+    done = subprocess.run(
+        ["setpriv", f"--bounding-set={capabilities}", sys.executable, "-c", ask],
+        capture_output=True, text=True, check=True, env={"PYTHONPATH": REPOSITORY},
+    )  # fmt: skip
+    return done.stdout == "True\n"
+
+
 def test_what_nobody_knows_below_the_prefix_is_no_tree(tmp_path: Path) -> None:
     small_tree(str(tmp_path / "1.0-00000000"))
     (tmp_path / "notes").write_text("mine")
