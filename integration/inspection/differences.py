@@ -1,14 +1,18 @@
 """What differs between two versions of an OCI spec, for people and for programs.
 
-Objects are compared key by key, lists entry by entry: an entry that is in both at whatever place
-is not told. Values are JSON's.
+Objects are compared key by key, lists entry by entry. Values are JSON's.
+
+An image says how long a list is, and how often one entry is in it. So what two lists begin and end
+with alike is left out first, and what is then still long is compared without regard to order.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import printable
@@ -21,6 +25,9 @@ __all__ = ["Difference", "differences", "tell_differences"]
 ADDED: Final = "added"
 REMOVED: Final = "removed"
 CHANGED: Final = "changed"
+
+# SequenceMatcher can look at each pair of entries once for every entry that there is.
+_MOST_PAIRS: Final = 100_000
 
 _SIGNS: Final = {ADDED: "+", REMOVED: "-", CHANGED: "~"}
 
@@ -89,12 +96,38 @@ def _between(path: str, old: Any, new: Any) -> list[Difference]:
 
 def _between_lists(path: str, old: Sequence[Any], new: Sequence[Any]) -> list[Difference]:
     a, b = ([json.dumps(entry, sort_keys=True) for entry in entries] for entries in (old, new))
+    start = _alike(zip(a, b, strict=False))
+    a, b = a[start:], b[start:]
+    end = _alike(zip(reversed(a), reversed(b), strict=False))
+    a, b = a[: len(a) - end], b[: len(b) - end]
+    old, new = old[start : start + len(a)], new[start : start + len(b)]
+    if len(a) * len(b) > _MOST_PAIRS:
+        gone, come = Counter(a) - Counter(b), Counter(b) - Counter(a)
+        return [
+            *(Difference(path, REMOVED, before=each) for each in _of_these(old, a, gone)),
+            *(Difference(path, ADDED, after=each) for each in _of_these(new, b, come)),
+        ]
     found = []
     for tag, i, j, k, m in SequenceMatcher(a=a, b=b, autojunk=False).get_opcodes():
         if tag != "equal":
             found += [Difference(path, REMOVED, before=entry) for entry in old[i:j]]
             found += [Difference(path, ADDED, after=entry) for entry in new[k:m]]
     return found
+
+
+def _alike(pairs: Iterable[tuple[str, str]]) -> int:
+    """How many pairs are of one thing twice, before the first that is not."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _of_these(values: Sequence[Any], keys: Iterable[str], wanted: Counter[str]) -> Iterator[Any]:
+    """Values in order, each as often as its key is wanted; the last of those that are alike."""
+    left = Counter(keys)
+    left.subtract(wanted)
+    for value, key in zip(values, keys, strict=True):
+        left[key] -= 1
+        if left[key] < 0:
+            yield value
 
 
 def _whole(path: str, value: Any, kind: str) -> list[Difference]:
