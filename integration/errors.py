@@ -22,6 +22,7 @@ Leaves of the tree in :mod:`api.errors`::
         ├── DemoFailed              E2401  the demo
         ├── …                       E242x  see integration.cri.errors
         ├── …                       E246x  see integration.gpu.errors
+        ├── …                       E250x  see integration.cli.errors
         ├── InspectionError         E251x  see integration.inspection.errors
         ├── …                       E253x  see integration.cdi.errors, integration.devices.errors
         ├── …                       E254x  see integration.compat.errors

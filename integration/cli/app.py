@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
 import os
 import sys
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -126,6 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status; see :mod:`integration.cli.exits`.
     """
+    _prepare_streams()
     if instruction := os.environ.get(COMPLETION_VARIABLE):
         return shell_complete(nvshim, {}, "nvshim", COMPLETION_VARIABLE, instruction)
     meta: dict[str, Any] = {}
@@ -145,10 +148,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return exits.INTERRUPTED
     except BrokenPipeError:
-        # Nor may the interpreter complain of it when it flushes at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence()
         return exits.BROKEN_PIPE
+    except OSError as error:
+        # A file that cannot be written has a name, and is some command's to tell of.
+        if error.filename is not None or error.errno not in _UNWRITTEN:
+            raise
+        _silence()
+        _tell(_unwritten(error), meta.get("nvshim.format", Format.TABLE))
+        return exits.FAILED
     return exits.OK
+
+
+_UNWRITTEN: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
+
+
+def _prepare_streams() -> None:
+    """Whoever closed stdout wants no answer; and no file that is opened may come to be stdout."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the process's own
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - likewise
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # A terminal of another encoding lacks some of our characters, and of those of others.
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _silence() -> None:
+    """Nor may the interpreter complain of stdout when it flushes it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _unwritten(error: OSError) -> NvshimError:
+    from integration.cli.errors import AnswerUnwritten  # noqa: PLC0415 - seldom
+
+    return AnswerUnwritten(
+        "to write the answer to stdout",
+        found=os.strerror(error.errno or 0).lower(),
+        do="make room there, and see by another command whether what was asked has been done",
+    )
 
 
 def _given(arguments: Sequence[str] | None) -> list[str]:

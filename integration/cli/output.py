@@ -81,11 +81,15 @@ class Output:
         from rich.table import Table  # noqa: PLC0415 - 40 ms that no script pays
 
         table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
-        for column in columns:
+        cells = [[printable((c.show or plain)(row.get(c.key))) for c in columns] for row in rows]
+        for number, column in enumerate(columns):
             justify: Any = "right" if column.right else "left"
-            table.add_column(column.title, justify=justify, no_wrap=not is_terminal(self.stream))
-        for row in rows:
-            table.add_row(*(printable((c.show or plain)(row.get(c.key))) for c in columns))
+            # What is of one word is to stay so, where another column has room to give.
+            of_words = any(" " in row[number] for row in cells)
+            no_wrap = not of_words or not is_terminal(self.stream)
+            table.add_column(column.title, justify=justify, no_wrap=no_wrap, overflow="fold")
+        for row in cells:
+            table.add_row(*row)
         self._print(table)
 
     def facts(self, facts: Mapping[str, Any], titles: Mapping[str, str]) -> None:
@@ -102,7 +106,7 @@ class Output:
 
         table = Table(box=None, pad_edge=False, show_edge=False, show_header=False)
         table.add_column(no_wrap=True, style="bold")
-        table.add_column(no_wrap=not is_terminal(self.stream))
+        table.add_column(no_wrap=not is_terminal(self.stream), overflow="fold")
         for key, title in titles.items():
             table.add_row(title, printable(plain(facts.get(key))))
         self._print(table)
@@ -130,8 +134,13 @@ class Output:
     def _print(self, table: Any) -> None:
         from rich.console import Console  # noqa: PLC0415 - see above
 
-        width = None if is_terminal(self.stream) else _NO_WIDTH
-        console = Console(file=self.stream, width=width, highlight=False, markup=False, emoji=False)
+        plain_text: Any = {"highlight": False, "markup": False, "emoji": False}
+        console = Console(file=self.stream, width=_NO_WIDTH, **plain_text)
+        if is_terminal(self.stream):
+            person = Console(file=self.stream, **plain_text)
+            # A UUID that is cut is of no use: rather a line that the terminal breaks.
+            if console.measure(table).minimum <= person.width:
+                console = person
         with console.capture() as captured:
             console.print(table)
         lines = captured.get().splitlines()

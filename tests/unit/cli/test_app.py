@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import shlex
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -139,6 +140,37 @@ def test_a_reader_that_goes_away_is_no_failure() -> None:
     assert (done.stdout, done.stderr) == (f"x{exits.BROKEN_PIPE}\n", "")
 
 
+@pytest.mark.parametrize(
+    ("line", "status", "said"),
+    [
+        ("{} >/dev/full", 1, "NVSHIM-E2501 answer-unwritten: asked: to write the answer to"),
+        ("{} >&-", 0, ""),
+        ("{} 2>&-", 0, ""),
+        ("{} <&- >&- 2>&-", 0, ""),
+    ],
+)
+def test_stdout_that_takes_nothing_is_one_line_or_none(line: str, status: int, said: str) -> None:
+    program = shlex.join([sys.executable, "-m", "integration.cli"])
+    done = subprocess.run(
+        ["sh", "-c", line.format(f"{program} completion bash")], capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == (1 if status else 0)
+    if status:
+        assert done.stderr.startswith(said)
+
+
+def test_a_terminal_without_our_characters_gets_them_escaped() -> None:
+    program = "import sys; from integration.cli.app import main; main(['--version']); print('←é')"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONIOENCODING": "latin-1"}, capture_output=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.endswith(b"\\u2190\xe9\n")
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts_call_nvshim(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main(["completion", shell]) == exits.OK
@@ -188,6 +220,28 @@ def test_rows_are_a_line_each_without_colours() -> None:
 def test_a_long_row_is_not_cut_or_wrapped_for_a_program() -> None:
     rows = [{"name": "x" * 500, "gpus": [], "bytes": 1}]
     assert len(shown(Format.TABLE, lambda out: out.rows(rows, COLUMNS)).splitlines()) == 2
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("width", "lines"), [(40, 2), (60, 3), (100, 2)])
+def test_a_narrow_terminal_cuts_no_word(
+    width: int, lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    uuid = "GPU-8b53c73b-3dab-58f5-bb22-a6615cf40f49"
+    stream = Terminal()
+    Output(Format.TABLE, stream).rows(
+        [{"name": "NVIDIA A100 SXM4 40GB", "uuid": uuid}],
+        (Column("NAME", "name"), Column("UUID", "uuid")),
+    )
+    assert uuid in stream.getvalue()
+    assert "…" not in stream.getvalue()
+    assert len(stream.getvalue().splitlines()) == lines
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,25 @@
+"""What can go wrong with the program itself.
+
+Leaves of the tree in :mod:`api.errors`, below :class:`~integration.errors.IntegrationError`::
+
+    CliError              E250x
+    └── AnswerUnwritten   E2501  stdout cannot be written
+"""
+
+from __future__ import annotations
+
+from api.errors import Status
+from integration.errors import IntegrationError
+
+__all__ = ["AnswerUnwritten", "CliError"]
+
+
+class CliError(IntegrationError):
+    """Base of what can go wrong with the program itself."""
+
+
+class AnswerUnwritten(CliError):
+    """The answer could not be written to where stdout leads. What was asked may have been done."""
+
+    code = "NVSHIM-E2501"
+    status = Status.RESOURCE_EXHAUSTED
