@@ -283,13 +283,13 @@ def rootfs_of(spec: dict[str, Any], path: str) -> str | None:
     """
     root = spec.get("root")
     named = root.get("path") if isinstance(root, dict) else None
-    if not isinstance(named, str) or not named or "\0" in named:
+    if not isinstance(named, str) or not named:
         return None
     bundle = os.path.dirname(os.path.abspath(path)) if path != "-" else os.getcwd()
     rootfs = os.path.join(bundle, named)
     try:
         return rootfs if os.listdir(rootfs) else None
-    except OSError:
+    except (OSError, ValueError):  # or no path at all: a zero byte, half a character
         return None
 
 

@@ -16,7 +16,7 @@ from hooks.node.inventory import survey, take_inventory
 from hooks.story import tell
 from integration.inspection.bundles import Container, Pod, find_containers
 from integration.inspection.errors import ContainerAmbiguous, ContainerUnknown
-from integration.inspection.explaining import explain_container, find_container
+from integration.inspection.explaining import explain_container, find_container, rootfs_of
 from tests.unit.hooks.fake_node import VERSION, nvml_gpu, uuid_of
 
 if TYPE_CHECKING:
@@ -203,6 +203,11 @@ def test_a_spec_that_cannot_be_read_is_one_line(
     assert status == 1
     assert errors.startswith("NVSHIM-E0404 spec-unreadable: asked: the spec ")
     assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("named", ["a\ud800b", "a\0b", "", 3, None, "nothing-there"])
+def test_a_root_that_is_no_path_is_not_looked_at(named: Any, tmp_path: Path) -> None:
+    assert rootfs_of({"root": {"path": named}}, str(tmp_path / "config.json")) is None
 
 
 def test_a_survey_keeps_nothing_and_uses_what_was_kept(node: Node) -> None:
