@@ -10,11 +10,14 @@ Source: CRI v1 Status (verbose), containerd internal/cri/server/status.go; CRI-O
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
 import signal
 from typing import Any, Final
+
+from api.errors import Status
 
 __all__ = ["has_handler", "knows"]
 
@@ -60,6 +63,9 @@ def has_handler(socket: str, name: str, kind: str) -> bool | None:
 
     Returns:
         None if it does not tell.
+
+    Raises:
+        ConnectionError: it does not answer, or not yet: it has only just been started.
     """
     reader, writer = os.pipe()
     child = os.fork()
@@ -67,7 +73,8 @@ def has_handler(socket: str, name: str, kind: str) -> bool | None:
         try:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
                 signal.signal(number, signal.SIG_DFL)
-            os.write(writer, json.dumps(_ask(socket, name, kind)).encode())
+            with contextlib.suppress(ConnectionError):
+                os.write(writer, json.dumps(_ask(socket, name, kind)).encode())
         finally:
             os._exit(0)
     os.close(writer)
@@ -78,19 +85,26 @@ def has_handler(socket: str, name: str, kind: str) -> bool | None:
         os.close(reader)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    known = json.loads(answer) if answer else None
+    if not answer:
+        raise ConnectionError(socket)
+    known = json.loads(answer)
     return known if isinstance(known, bool) else None
 
 
 def _ask(socket: str, name: str, kind: str) -> bool | None:
     from api.proto import cri_pb2 as pb  # noqa: PLC0415 - in the child alone
     from integration.cri.client import Cri  # noqa: PLC0415
-    from integration.cri.errors import CriError  # noqa: PLC0415
+    from integration.cri.errors import CriError, CriRefused  # noqa: PLC0415
 
     try:
         with Cri(socket) as cri:
             answer = cri.status(pb.StatusRequest(verbose=True), timeout=_TIMEOUT / 2)
-    except CriError:
-        return None
+    except CriRefused as error:
+        if error.status == Status.UNIMPLEMENTED:
+            return None
+        # containerd's CRI refuses everything until it has started.
+        raise ConnectionError(socket) from error
+    except CriError as error:
+        raise ConnectionError(socket) from error
     handlers = [handler.name for handler in answer.runtime_handlers]
     return knows(dict(answer.info), handlers, name, kind)

@@ -49,6 +49,8 @@ _COMMAND_TIMEOUT: Final = 120.0
 # Nobody needs to know of a restart sooner, and each question is a process.
 _ASK_EVERY: Final = 15.0
 _WAIT: Final = 1.0
+# An engine that has been started answers within seconds.
+_ASK_AGAIN: Final = 2.0
 
 _ALL: Final = "1000"
 _TOLD: Final = (
@@ -106,6 +108,8 @@ class Installer:
         self._report = Reporter(host, settings.state, settings.local, VERSION)
         self._backoff = Backoff()
         self._ask_at = 0.0
+        self._has_to_ask = False
+        self._has_seen_socket = False
 
     def run(self) -> None:
         """Do everything; then watch, until it is told to end.
@@ -140,6 +144,11 @@ class Installer:
         self._ask(time.monotonic())
         if not self._settings.once:
             self._watch(seen)
+        # Perhaps it was we who have just restarted it.
+        deadline = time.monotonic() + _COMMAND_TIMEOUT
+        while self._report.status.state == State.ENGINE and time.monotonic() < deadline:
+            self._pause(_WAIT)
+            self._ask(time.monotonic())
 
     # -- the steps ------------------------------------------------------------------------
 
@@ -235,8 +244,15 @@ class Installer:
 
     def _ask(self, now: float) -> None:
         """Find out whether a pod can have the handler, and say so."""
-        self._ask_at = now + _ASK_EVERY
-        live = self._has_handler()
+        try:
+            live = self._has_handler()
+        except ConnectionError:
+            self._ask_at, self._has_to_ask = now + _ASK_AGAIN, True
+            if self._report.status.state not in {State.READY, State.RESTART}:
+                what = f"{self._settings.engine} does not answer at {self._socket}"
+                self._report.say(state=State.ENGINE, message=what)
+            return
+        self._ask_at, self._has_to_ask = now + _ASK_EVERY, live is False
         if live is False:
             what = f"{self._settings.engine} has to be restarted before it knows the handler"
             if self._report.status.state != State.RESTART:
@@ -257,12 +273,17 @@ class Installer:
         socket = self._socket
         if not socket:
             return None
+        self._has_seen_socket |= self._host.identity(socket) is not None
+        if not self._has_seen_socket:
+            return None  # it may be anywhere
         try:
             with self._host.directory(os.path.dirname(socket)) as directory:
                 address = f"/proc/self/fd/{directory}/{os.path.basename(socket)}"
                 return has_handler(address, self._settings.runtime_name, RUNTIME_NAME)
-        except OSError:
-            return None
+        except ConnectionError:
+            raise
+        except OSError as error:
+            raise ConnectionError(socket) from error
 
     def _remove(self) -> None:
         """Take everything back. A step that fails does not keep the next one from being done."""
@@ -304,8 +325,7 @@ class Installer:
                 self._assert_again(now)
                 seen = current
             restarted = self._look((self._socket,))
-            outstanding = self._report.status.restart_outstanding and now >= self._ask_at
-            if restarted != socket or outstanding:
+            if restarted != socket or (self._has_to_ask and now >= self._ask_at):
                 socket = restarted
                 self._ask(now)
 

@@ -41,6 +41,7 @@ class State:
     WAITING: Final = "waiting-for-driver"
     INSTALLING: Final = "installing"
     CONFIGURING: Final = "configuring"
+    ENGINE: Final = "waiting-for-engine"
     RESTART: Final = "restart-outstanding"
     READY: Final = "ready"
     REMOVING: Final = "removing"
@@ -129,7 +130,8 @@ class Reporter:
             changes: fields of :class:`Status`.
         """
         new = replace(self.status, **changes)
-        if new != self.status:
+        # The first word always: what is there may be of one that was killed.
+        if new != self.status or not self.status.since:
             self._write(replace(new, since=int(time.time())))
 
     def alive(self, now: float, *, every: float = 30.0) -> None:

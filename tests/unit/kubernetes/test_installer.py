@@ -18,6 +18,7 @@ import pytest
 
 from integration.dist.manifest import read_tree, write_tree
 from integration.images import busybox, unpack
+from integration.kubernetes import installer
 from integration.kubernetes.errors import HostUnusable, InstallerRunning
 from integration.kubernetes.host import Host
 from integration.kubernetes.installer import STAGING, Installer
@@ -307,6 +308,49 @@ def test_what_another_tool_takes_away_is_put_back_and_then_later_each_time(
     assert len(node.asked) == asked
     process.terminate()
     assert process.wait(10) == 0
+
+
+@pytest.mark.parametrize(
+    ("answers", "state"),
+    [
+        ([ConnectionError("not yet"), True], State.READY),
+        ([ConnectionError("not yet"), False], State.RESTART),
+        ([None], State.READY),
+    ],
+)
+def test_an_engine_that_does_not_answer_yet_is_asked_again_before_anybody_is_told(
+    node: Node, monkeypatch: pytest.MonkeyPatch, answers: list[Any], state: str
+) -> None:
+    socket = node.path("/run/containerd/containerd.sock")
+    socket.parent.mkdir(parents=True)
+    socket.touch()
+    ready = node.path("/run/nvidia/validations/toolkit-ready")
+    states = []
+
+    def ask(*_: object) -> bool | None:
+        states.append((node.status["state"], ready.exists()))
+        answer = answers[len(states) - 1]
+        if isinstance(answer, ConnectionError):
+            raise answer
+        return bool(answer) if answer is not None else None
+
+    monkeypatch.setattr(installer, "has_handler", ask)
+    monkeypatch.setattr(installer, "_WAIT", 0.01)
+    node.run(toolkit_ready=True)
+    waiting = [(State.ENGINE, False)] * (len(answers) - 1)
+    assert states == [(State.CONFIGURING, False), *waiting]
+    assert (node.status["state"], ready.exists()) == (state, state == State.READY)
+
+
+def test_what_a_killed_installer_has_said_is_not_believed_of_the_next(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.run()
+    assert node.status["state"] == State.READY
+    said = []
+    monkeypatch.setattr(Installer, "_driver_root", lambda _: said.append(node.status) or "")
+    node.run()
+    assert said[0]["state"] == State.STARTING
 
 
 def test_a_change_that_takes_nothing_away_is_no_fight(node: Node, running: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import socket
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from integration.kubernetes.errors import (
     InstallerUnwell,
     ValidationFileMalformed,
 )
-from integration.kubernetes.handlers import knows
+from integration.kubernetes.handlers import has_handler, knows
 from integration.kubernetes.status import FILE, SILENCE, Log, State, Status, check
 from integration.kubernetes.validations import DriverReady, read_driver_ready
 from shim import RUNTIME_NAME
@@ -145,6 +146,15 @@ def test_an_engine_knows_what_it_was_started_with(
     info: dict[str, Any], handlers: list[str], known: bool | None
 ) -> None:
     assert knows(info, handlers, "nvidia", RUNTIME_NAME) is known
+
+
+def test_an_engine_that_does_not_answer_is_not_one_that_does_not_tell(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+    for dead in (path, tmp_path / "missing"):
+        with pytest.raises(ConnectionError):
+            has_handler(str(dead), "nvidia", RUNTIME_NAME)
 
 
 def test_the_image_holds_the_tree_and_nothing_else(tmp_path: Path) -> None:
