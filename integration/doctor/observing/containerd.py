@@ -24,6 +24,7 @@ from integration.doctor.observing.running import (
     hosts_processes,
     read_file,
     run,
+    started_at,
 )
 from shim.options import KNOWN_KEYS
 
@@ -264,7 +265,7 @@ def _shim_of(kind: str) -> str:
 
 
 def _newer(places: Places, process: Process | None, files: Iterable[ConfigFile]) -> Iterator[str]:
-    started = None if process is None else _started(places, process)
+    started = None if process is None else started_at(places, process.directory)
     if started is None:
         return
     for file in files:
@@ -272,22 +273,6 @@ def _newer(places: Places, process: Process | None, files: Iterable[ConfigFile])
             # A second for the clock, which has no finer marks at boot.
             if file.imported and os.stat(places.at(file.path)).st_mtime > started + 1:
                 yield file.path
-
-
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
-_START_TIME: Final = 19  # of the fields behind the name, which may hold anything
-
-
-def _started(places: Places, process: Process) -> float | None:
-    """When a process was started, in seconds of the epoch."""
-    try:
-        fields = read_file(f"{process.directory}/stat").rpartition(")")[2].split()
-        for line in read_file(places.at("/proc/stat")).splitlines():
-            if line.startswith("btime "):
-                return int(line.split()[1]) + int(fields[_START_TIME]) / _TICKS
-    except (OSError, ValueError, IndexError):
-        pass
-    return None
 
 
 def _descriptors(process: Process | None) -> int | None:

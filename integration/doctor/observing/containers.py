@@ -20,7 +20,7 @@ from hooks.node.identity import what_changed
 from integration.doctor.facts import Container, CouldNotLook, Device
 from integration.doctor.observing.containerd import look_at_containerd
 from integration.doctor.observing.machine import systemd_runs
-from integration.doctor.observing.running import find_program, read_file, run
+from integration.doctor.observing.running import find_program, read_file, run, started_at
 from shim.bundle import INIT_PID, RECORD
 
 if TYPE_CHECKING:
@@ -35,13 +35,15 @@ _TASKS: Final = "io.containerd.runtime.v2.task"
 _LARGEST: Final = 16 << 20
 _MOST: Final = 2048
 _ANY_NUMBER: Final = -1
+# Seconds by which the clock of a file and that of a process may differ.
+_CLOCKS: Final = 5.0
 
 Rule = tuple[int, int]
 """Major and minor; -1 for any."""
 
 
 def look_at_containers(places: Places) -> tuple[Container, ...]:
-    """The containers of this containerd that have a record of an injection."""
+    """The containers of this containerd that run and have a record of an injection."""
     containerd = look_at_containerd(places)
     tasks = places.at(os.path.join(containerd.state if containerd else _STATE, _TASKS))
     found: list[Container] = []
@@ -49,9 +51,24 @@ def look_at_containers(places: Places) -> tuple[Container, ...]:
         directory = os.path.join(tasks, namespace)
         for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else ():
             bundle = os.path.join(directory, name)
-            if len(found) < _MOST and os.path.isfile(os.path.join(bundle, RECORD)):
+            recorded = os.path.isfile(os.path.join(bundle, RECORD))
+            if recorded and len(found) < _MOST and not _has_ended(places, bundle):
                 found.append(_container(places, namespace, name, bundle))
     return tuple(found)
+
+
+def _has_ended(places: Places, bundle: str) -> bool:
+    """Whether the container's process has: its bundle stays until somebody removes it."""
+    path = os.path.join(bundle, INIT_PID)
+    try:
+        directory = places.at(f"/proc/{int(read_file(path, 64))}")
+        written = os.stat(path).st_mtime
+    except (OSError, ValueError):
+        return False  # it has none yet
+    if not os.path.isdir(directory):
+        return True
+    # Its number may be another's by now.
+    return (started_at(places, directory) or 0.0) > written + _CLOCKS
 
 
 def _container(places: Places, namespace: str, name: str, bundle: str) -> Container:

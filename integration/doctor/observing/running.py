@@ -32,6 +32,7 @@ __all__ = [
     "processes",
     "read_file",
     "run",
+    "started_at",
 ]
 
 SYSTEM_PATH: Final = (
@@ -186,6 +187,25 @@ def run(
 
 
 _OURS: Final = ":".join(SYSTEM_PATH)
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+_START_TIME: Final = 19  # of the fields behind the name, which may hold anything
+
+
+def started_at(places: Places, directory: str) -> float | None:
+    """When a process was started, in seconds of the epoch; None if that is not to be seen.
+
+    Args:
+        places: of the node.
+        directory: the process's place in procfs, for us.
+    """
+    try:
+        fields = read_file(f"{directory}/stat").rpartition(")")[2].split()
+        for line in read_file(places.at("/proc/stat")).splitlines():
+            if line.startswith("btime "):
+                return int(line.split()[1]) + int(fields[_START_TIME]) / _TICKS
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
 
 
 def _here(places: Places, word: str) -> str:

@@ -539,6 +539,19 @@ def test_on_a_healthy_node_no_check_says_anything(healthy: Healthy) -> None:
     assert not any(isinstance(getattr(examination.node, group), Unseen) for group in GROUPS)
 
 
+def test_a_container_that_has_ended_is_nobody_s_trouble(tree: Tree) -> None:
+    module_of_another_version(tree)
+    in_version_1("")(tree)
+    codes = ["D100", "D101", "D102", "D103"]
+    assert {f.code[-4:] for f in examine(tree.places(), choose(codes)).findings} == {"D100", "D101"}
+    stat = " ".join(["S", *["0"] * 18, str(3600 * os.sysconf("SC_CLK_TCK"))])
+    # Its number is that of a younger process; and nobody's.
+    tree.write("/proc/970/stat", f"970 (a) b) {stat}\n")
+    assert examine(tree.places(), choose(codes)).findings == ()
+    tree.remove("/proc/970")
+    assert examine(tree.places(), choose(codes)).findings == ()
+
+
 def test_every_check_has_a_node_that_is_sick_of_it() -> None:
     tried = {code for _, code, _, _ in SICK.values()} | ELSEWHERE
     assert {check.code for check in CHECKS} == {f"NVSHIM-{code}" for code in tried}
