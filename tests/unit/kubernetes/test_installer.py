@@ -347,8 +347,13 @@ def test_what_a_killed_installer_has_said_is_not_believed_of_the_next(
 ) -> None:
     node.run()
     assert node.status["state"] == State.READY
-    said = []
-    monkeypatch.setattr(Installer, "_driver_root", lambda _: said.append(node.status) or "")
+    said: list[dict[str, Any]] = []
+
+    def look(_: Installer) -> str:
+        said.append(node.status)
+        return ""
+
+    monkeypatch.setattr(Installer, "_driver_root", look)
     node.run()
     assert said[0]["state"] == State.STARTING
 
