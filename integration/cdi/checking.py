@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from hooks.cdi.spec import DeviceNode, Edits, SpecFile, SpecMount
     from hooks.config import Config
 
-__all__ = ["Checked", "Finding", "check_files", "check_registry", "check_spec"]
+__all__ = ["ERROR", "Checked", "Finding", "check_files", "check_registry", "check_spec"]
 
 ERROR: Final = "error"
 WARNING: Final = "warning"

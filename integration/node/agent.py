@@ -9,11 +9,12 @@
 Rules
 - One agent per node: a lock in its state directory says so, which ends with the process.
 - A look runs in a thread, and what it asks of the driver in a child of it: neither a hung driver
-  nor a hung file system keeps the agent from ending when it is told to.
+  nor a hung file system keeps the agent from ending when it is told to. A look that is under way
+  then is given the time that it takes to end its child, and no more.
 - What is wrong with the node is said, in the log when it begins and when it ends, and in the
   status file for as long as it lasts; it does not end the agent.
 - The status file is written after every look that differs, and its time is touched by every look:
-  that is what readiness goes by.
+  that is what readiness goes by. Where it cannot be written, the agent goes on, and is not ready.
 
 Source: flock(2).
 """
@@ -24,14 +25,16 @@ import fcntl
 import json
 import os
 import signal
+import socket
+import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.abc
-import anyio.to_thread
 
 from hooks.node.inventory import RETRY_AFTER
 from integration.devices.creating import State, Wish, create
@@ -53,6 +56,11 @@ _LOCK: Final = "node.lock"
 
 # A look that has not come for so many times the time between two is not going to come.
 _LATE: Final = 3
+
+# Seconds beyond the driver's own: for a child to be killed, and for one who asks for readiness.
+_TO_END: Final = 2.0
+_TO_ASK: Final = 1.0
+_POLL: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +102,20 @@ async def serve(
             seen = Seen()
             first, heard = True, False
             deaf: dict[str, str] = {}
+            unnoted = ""
             while True:
-                now = await anyio.to_thread.run_sync(
-                    _look, config, options, heard, abandon_on_cancel=True
-                )
+                look = partial(_look, config, options, heard)
+                now = await _aside(look, to_end=config.nvml_timeout + _TO_END)
                 _tell(say, seen, now, first=first)
-                _note(config, now, options.poll)
+                try:
+                    _note(config, now, options.poll)
+                    unnoted = ""
+                except AgentStateUnusable as error:
+                    if first:
+                        raise
+                    if str(error) != unnoted:
+                        unnoted = str(error)
+                        say("warning", unnoted)
                 seen, first = now, False
                 if once:
                     break
@@ -112,6 +128,38 @@ async def serve(
                 heard = unheard or await changes.wait(pause)
             tasks.cancel_scope.cancel()
     return seen
+
+
+async def _aside(look: Callable[[], Seen], *, to_end: float) -> Seen:
+    """Look in a thread that nobody has to wait for: the process can end before it.
+
+    Args:
+        look: what it does.
+        to_end: seconds that it has once this is cancelled.
+    """
+    seen: list[Seen] = []
+    failed: list[BaseException] = []
+    done, tell = socket.socketpair()
+
+    def run() -> None:
+        try:
+            seen.append(look())
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            failed.append(error)
+        finally:
+            tell.close()
+
+    thread = threading.Thread(target=run, name="look", daemon=True)
+    with done:
+        thread.start()
+        try:
+            await anyio.wait_readable(done)
+        except BaseException:
+            thread.join(to_end)
+            raise
+    if failed:
+        raise failed[0]
+    return seen[0]
 
 
 def _look(config: Config, options: Options, heard: bool) -> Seen:  # noqa: FBT001 - of a thread
@@ -232,14 +280,30 @@ def _alone(config: Config) -> Iterator[None]:
             f"to lock {path}", found=str(error.strerror), do="run it as root"
         ) from error
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not _lock(fd):
+            number = os.pread(fd, 32, 0).decode(errors="replace").strip()
             raise AgentRunning(
                 "to keep this node's GPUs",
-                found=f"another agent holds {path}",
-                do="stop it first (nvshim ps names it)",
-            ) from error
+                found=f"another agent, process {number or 'unknown'}, holds {path}",
+                do="stop it first; it may run in a pod",
+            )
+        with suppress(OSError):  # a full disk: then it is not known which it is
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(fd)
+
+
+def _lock(fd: int) -> bool:
+    """Take the lock; one who only asks whether an agent is ready has it for a moment."""
+    deadline = time.monotonic() + _TO_ASK
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL)
+        else:
+            return True

@@ -6,6 +6,8 @@ Rules
   not ours (Podman, CRI-O, Docker's ``--device``).
 - The spec is written when it would differ, in one step. When there is no driver any more it is
   removed: a spec of what is not there fails containers that could say why.
+- NVML that does not answer, as in the middle of a reset, takes no devices away: without it MIG
+  devices are unknown. So a spec of which everything is there still stays until NVML answers.
 - Only a file that we have made is replaced or removed; its first line says so.
 - What is wrong with the node is an answer, not the end of the agent.
 """
@@ -18,7 +20,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import NvshimError
-from hooks.cdi import generating, schema
+from hooks.cdi import files, generating, schema
+from hooks.errors import CdiError
+from integration.cdi.checking import ERROR, check_spec
 from integration.cdi.writing import text_of
 from integration.files import read_file, replace_file
 from integration.inventory import inventory_of
@@ -93,7 +97,7 @@ def refresh(config: Config, spec: str, *, heard: bool = False) -> Seen:
     try:
         inventory = inventory_of(config, confirmed=heard)
         if spec:
-            text = _text(inventory, config)
+            text = _still_true(spec, inventory, config) or _text(inventory, config)
     except NvshimError as error:
         faults.append(str(error))
     written = False
@@ -114,6 +118,30 @@ def refresh(config: Config, spec: str, *, heard: bool = False) -> Seen:
         written=written,
         faults=(*faults, *unanswered, *inventory.notes),
     )
+
+
+def _still_true(path: str, inventory: Inventory, config: Config) -> bytes | None:
+    """The spec that is there, if NVML does not answer, and nothing of it is gone.
+
+    Args:
+        path: where it is.
+        inventory: what is known of the node.
+        config: where device nodes are.
+    """
+    if not inventory.nvml_failure:
+        return None
+    try:
+        there = read_file(path)
+        if there is None or not there.startswith(MARK):
+            return None
+        spec = schema.parse(files.tree_of(there, path), path)
+    except (OSError, CdiError):
+        return None
+    gpus = {device.name for device in spec.devices if device.name.startswith("GPU-")}
+    gone = gpus.difference(gpu.uuid for gpu in inventory.gpus)
+    if gone or any(each.weight == ERROR for each in check_spec(spec, config)):
+        return None
+    return there
 
 
 def _text(inventory: Inventory, config: Config) -> bytes:

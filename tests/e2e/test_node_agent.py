@@ -93,11 +93,12 @@ def test_one_agent_per_node_and_readiness(gpus: SimulatedNode, tmp_path: Path) -
     spec = str(tmp_path / "nvidia.yaml")
     ready = argv(gpus, spec, "--ready")
     assert subprocess.run(ready, check=False).returncode == 3
-    with agent(gpus, spec):
+    with agent(gpus, spec) as process:
         eventually(lambda: subprocess.run(ready, check=False).returncode == 0, "ready")
         second = subprocess.run(argv(gpus, spec), capture_output=True, text=True, check=False)
         assert second.returncode == 1
         assert second.stderr.startswith("NVSHIM-E2701 agent-running: ")
+        assert f"process {process.pid}, " in second.stderr
     assert subprocess.run(ready, check=False).returncode == 3
 
 
@@ -123,3 +124,62 @@ def test_a_driver_that_hangs_does_not_keep_the_agent(gpus: SimulatedNode, tmp_pa
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=20)
         assert process.returncode == 0
+
+
+def configured(node: SimulatedNode, line: str) -> None:
+    with open(node.config_path, "a", encoding="utf-8") as file:
+        file.write(f"{line}\n")
+
+
+def test_a_file_system_that_hangs_does_not_keep_the_agent(
+    gpus: SimulatedNode, tmp_path: Path
+) -> None:
+    configured(gpus, "nvml-timeout = 0.1")
+    spec = tmp_path / "nvidia.yaml"
+    os.mkfifo(spec)  # to open it is to wait for a writer that does not come
+    with agent(gpus, str(spec)) as process:
+        assert process.stderr is not None
+        assert "begins" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0
+
+
+def test_an_agent_that_cannot_say_how_it_is_goes_on_and_is_not_ready(
+    gpus: SimulatedNode, tmp_path: Path
+) -> None:
+    spec = tmp_path / "nvidia.yaml"
+    status = f"{gpus.state}/node.json"
+    with agent(gpus, str(spec), "--poll", "0.2") as process:
+        eventually(lambda: os.path.exists(status), "the first look")
+        os.unlink(status)
+        os.mkdir(status)
+        spec.unlink()
+        eventually(spec.exists, "it is written anew")
+        ready = argv(gpus, str(spec), "--ready")
+        assert subprocess.run(ready, check=False).returncode == 3
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert said.count("NVSHIM-E2702") == 1
+
+
+def test_nvml_that_does_not_answer_takes_no_mig_devices_away(tmp_path: Path) -> None:
+    spec = str(tmp_path / "nvidia.yaml")
+    with SimulatedNode.create(str(tmp_path / "node"), Scenario.load("mig")) as node:
+        libraries = f"{node.driver_root}/usr/lib/x86_64-linux-gnu"
+        once = argv(node, spec, "--once")
+        subprocess.run(once, check=False)
+        before = devices_of(spec)
+        assert any(":" in name for name in before)
+        real = os.path.realpath(f"{libraries}/libnvidia-ml.so.1")
+        os.unlink(real)
+        with open(real, "wb") as file:
+            file.write(b"no library")
+        done = subprocess.run(once, capture_output=True, text=True, check=False)
+        assert done.returncode == 3
+        assert "NVML: " in done.stderr
+        assert devices_of(spec) == before
+        # What is gone is not told of, though.
+        os.unlink(os.path.realpath(f"{libraries}/libnvidia-ptxjitcompiler.so.1"))
+        subprocess.run(once, check=False)
+        assert devices_of(spec) != before

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import fcntl
+import threading
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hooks.config import Config
+from integration.node.agent import Options, serve
+from integration.node.errors import AgentRunning
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+
+def silent(*_: object, **__: object) -> None: ...
+
+
+def nothing(tmp_path: Path) -> Config:
+    """A node without anything; but a directory for what is known of it."""
+    (tmp_path / "state").mkdir()
+    return Config(
+        driver_root=str(tmp_path / "driver"),
+        dev=str(tmp_path / "dev"),
+        proc=str(tmp_path / "proc"),
+        sys=str(tmp_path / "sys"),
+        state=str(tmp_path / "state"),
+        make_nodes=False,
+        char_links=False,
+    )
+
+
+async def test_who_asks_for_readiness_keeps_no_agent_from_beginning(tmp_path: Path) -> None:
+    config = nothing(tmp_path)
+    with (tmp_path / "state" / "node.lock").open("w") as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        threading.Timer(0.2, partial(fcntl.flock, asking.fileno(), fcntl.LOCK_UN)).start()
+        seen = await serve(config, Options("", 1), silent, once=True)
+    assert seen.faults
+
+
+async def test_an_agent_that_stays_is_told_of(tmp_path: Path) -> None:
+    config = nothing(tmp_path)
+    with (tmp_path / "state" / "node.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(AgentRunning, match="another agent, process unknown, holds"):
+            await serve(config, Options("", 1), silent, once=True)
