@@ -136,8 +136,11 @@ install: $(CACHE)/.packages ## Install below PREFIX (/opt/containerd-shim-nvidia
 
 .PHONY: uninstall
 uninstall: ## Remove what install made, but for what running containers need
-	@if [ -e '$(PREFIX)/current' ]; then \
-	  '$(PREFIX)/current/bin/nvshim' uninstall --prefix '$(PREFIX)' --bindir '$(BINDIR)'; fi
+	@[ -e '$(PREFIX)' ] || exit 0; \
+	for nvshim in '$(PREFIX)'/{current,*-*}/bin/nvshim dist/tree/bin/nvshim; do \
+	  if [ -x "$$nvshim" ]; then \
+	    exec "$$nvshim" uninstall --prefix '$(PREFIX)' --bindir '$(BINDIR)'; fi; done; \
+	echo 'no nvshim below $(PREFIX) nor in dist: make dist, and run it again' >&2; exit 1
 
 .PHONY: clean
 clean: ## Remove everything that the other targets made in this directory

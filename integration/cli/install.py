@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from integration.cli.output import Output
 
 _PREFIX = "/opt/containerd-shim-nvidia"
-_BINDIR = "/usr/local/bin"
 
 
 def with_place(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -29,8 +28,9 @@ def with_place(command: Callable[..., Any]) -> Callable[..., Any]:
             help="No links; for engines that are given the program's path.",
         ),
         click.option(
-            "--bindir", metavar="DIR", default=_BINDIR, show_default=True,
-            help="Where the links to the programs are, on containerd's PATH.",
+            "--bindir", metavar="DIR",
+            help="Where the links to the programs are, on containerd's PATH; by default"
+            " where they are already, or in /usr/local/bin.",
         ),
         click.option(
             "--prefix", metavar="DIR", default=_PREFIX, show_default=True,
@@ -83,7 +83,7 @@ def command(
     rollback: bool,
     collect: bool,
     prefix: str,
-    bindir: str,
+    bindir: str | None,
     no_links: bool,
     no_self_test: bool,
     runtime: str,
@@ -144,5 +144,5 @@ def _lines(answer: dict[str, Any]) -> list[str]:
     ]
     lines += answer["warnings"]
     if answer["unseen_shims"]:
-        lines.append("there are shims that are not seen from here, so no version was removed")
+        lines.append("there may be shims that are not seen from here, so no version was removed")
     return lines

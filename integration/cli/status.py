@@ -29,7 +29,9 @@ _COLUMNS = (
 @with_place
 @click.option("--verify", is_flag=True, help="Verify every file of every version.")
 @with_output
-def command(output: Output, *, prefix: str, bindir: str, no_links: bool, verify: bool) -> None:
+def command(
+    output: Output, *, prefix: str, bindir: str | None, no_links: bool, verify: bool
+) -> None:
     """Show what is installed; the exit status is 3 if something is wrong with it."""
     from integration.install.places import Place  # noqa: PLC0415 - after the options
     from integration.install.status import status  # noqa: PLC0415
@@ -40,6 +42,10 @@ def command(output: Output, *, prefix: str, bindir: str, no_links: bool, verify:
             output.rows(answer["versions"], _COLUMNS)
         if answer["being_changed"]:
             click.echo("an installer works on it now")
+        if answer["unseen_shims"]:
+            click.echo(
+                "there may be shims that are not seen from here: run it on the node, as root"
+            )
         for line in answer["problems"]:
             click.echo(line)
     else:

@@ -35,7 +35,7 @@ def command(
     config: Config,
     *,
     prefix: str,
-    bindir: str,
+    bindir: str | None,
     no_links: bool,
     purge: bool,
     wait: float,
@@ -63,6 +63,14 @@ def command(
         raise click.exceptions.Exit(exits.FOUND)
 
 
+def _program(answer: dict[str, Any]) -> str:
+    """What can finish it: the link may be gone although a version is still used."""
+    linked = any(os.path.basename(path) == "nvshim" for path in answer["left"])
+    programs = (os.path.join(path, "bin", "nvshim") for path in answer["left"])
+    found = next(filter(os.path.exists, programs), "")
+    return found if found and not linked else "nvshim"
+
+
 def _lines(answer: dict[str, Any]) -> list[str]:
     lines = list(answer["steps"]) if answer["dry_run"] else []
     if answer["complete"]:
@@ -70,11 +78,11 @@ def _lines(answer: dict[str, Any]) -> list[str]:
     elif not answer["dry_run"]:
         running = f"{len(answer['shims'])} shims run" if answer["shims"] else "something uses it"
         if answer["unseen_shims"]:
-            running = "there are shims that are not seen from here"
+            running = "there may be shims that are not seen from here"
         lines.append(f"not all of it could go: {running}")
     lines += [f"{path} stays" for path in answer["left"]]
     if not answer["complete"] and not answer["dry_run"]:
-        lines.append("once they have ended, run nvshim uninstall again")
+        lines.append(f"once they have ended, run {_program(answer)} uninstall again")
     lines += [f"removed {path}" for path in answer["purged"]]
     lines += [
         f"{path} still names the shim: nvshim configure … --remove, or its pods will fail"

@@ -96,8 +96,13 @@ _POSTRM: Final = """\
 #!/bin/sh
 set -e
 if [ "$1" = purge ]; then
-  nvshim=/opt/containerd-shim-nvidia/current/bin/nvshim
-  if [ -x "$nvshim" ]; then "$nvshim" uninstall --bindir /usr/bin || [ $? = {found} ]; fi
+  for nvshim in /opt/containerd-shim-nvidia/current/bin/nvshim \\
+      /opt/containerd-shim-nvidia/*-*/bin/nvshim; do
+    if [ -x "$nvshim" ]; then
+      "$nvshim" uninstall --bindir /usr/bin || [ $? = {found} ]
+      break
+    fi
+  done
 fi
 """
 

@@ -16,12 +16,17 @@ from integration.install.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from integration.install.places import Place
     from integration.install.survey import Survey
 
 
 # In the list of directories that the tree's loader is given, see shim/tree.c.
 _MISREAD = frozenset(":;$")
+
+# As many as the kernel follows.
+_MOST_LINKS = 40
 
 
 def check_root() -> None:
@@ -54,7 +59,13 @@ def check_place(place: Place) -> None:
             do="choose another --prefix",
         )
     prefix = _existing(place.prefix)
-    _check_owners(place.prefix)
+    check_owners(place.prefix)
+    if taken := _in_the_way(place.prefix):
+        raise PlaceUnsafe(
+            f"to install below {place.prefix}",
+            found=f"{taken} leads to nothing",
+            do="choose another --prefix",
+        )
     flags = os.statvfs(prefix).f_flag
     if flags & os.ST_RDONLY:
         raise PlaceReadOnly(
@@ -87,6 +98,10 @@ def check_links(survey: Survey) -> None:
     bindir = survey.place.bindir
     if all(link.is_right for link in survey.links):
         return
+    if taken := _in_the_way(bindir):
+        raise LinkTaken(
+            f"links in {bindir}", found=f"{taken} is no directory", do="choose another --bindir"
+        )
     if os.statvfs(_existing(bindir)).f_flag & os.ST_RDONLY:
         raise PlaceReadOnly(
             f"links in {bindir}",
@@ -116,6 +131,19 @@ def check_space(place: Place, needed: int) -> None:
         )
 
 
+def check_owners(path: str) -> None:
+    """See that nobody but root decides where a path leads.
+
+    Args:
+        path: absolute; it need not be there.
+
+    Raises:
+        PlaceUnsafe: a directory or a link on the way is another's, or can be changed by others.
+    """
+    for found, status in _on_the_way(path):
+        _check_owner(found, status)
+
+
 def _existing(path: str) -> str:
     """The nearest directory above a path, or the path, that is there."""
     while not os.path.isdir(path):
@@ -123,28 +151,52 @@ def _existing(path: str) -> str:
     return path
 
 
-def _check_owners(path: str) -> None:
-    path = os.path.realpath(path)
-    while True:
-        try:
-            status = os.stat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            pass  # it will be ours, or the next one above is no directory
-        else:
-            _check_owner(path, status)
-        if path == "/":
-            return
+def _in_the_way(path: str) -> str:
+    """What keeps a directory from being made; empty if nothing does, or it is there."""
+    while not os.path.lexists(path):
         path = os.path.dirname(path)
+    return "" if os.path.isdir(path) else path
+
+
+def _on_the_way(path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Every directory and link that has a say in where a path leads, as far as they are there."""
+    here, links = "/", 0
+    left = [*reversed(path.split("/"))]
+    while left:
+        name = left.pop()
+        if name == "..":
+            here = os.path.dirname(here)
+            continue
+        found = os.path.normpath(os.path.join(here, name))
+        try:
+            status = os.lstat(found)
+        except (FileNotFoundError, NotADirectoryError):
+            return  # it will be ours, or the one before is no directory
+        yield found, status
+        if not stat.S_ISLNK(status.st_mode):
+            here = found
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            raise PlaceUnsafe(
+                f"to follow {path}", found=f"more than {_MOST_LINKS} links", do="choose another"
+            )
+        target = os.readlink(found)
+        here = "/" if target.startswith("/") else here
+        left += reversed(target.split("/"))
 
 
 def _check_owner(path: str, status: os.stat_result) -> None:
     asked = f"a place that only root can change, {path}"
-    if not stat.S_ISDIR(status.st_mode):
+    is_link = stat.S_ISLNK(status.st_mode)
+    if not is_link and not stat.S_ISDIR(status.st_mode):
         raise PlaceUnsafe(asked, found="no directory", do="choose another")
     if status.st_uid not in {0, os.geteuid()}:
         raise PlaceUnsafe(
             asked, found=f"it belongs to user {status.st_uid}", do="chown root, or choose another"
         )
+    if is_link:
+        return  # whose directory was looked at
     # In a sticky directory others can exchange only what is theirs.
     others = stat.S_IWOTH | (stat.S_IWGRP if status.st_gid else 0)
     if status.st_mode & others and not status.st_mode & stat.S_ISVTX:

@@ -97,6 +97,7 @@ def collect(
         survey = look(place)
         return _answer(place, survey, planning.plan_collection(survey, keep), None, None)
     checks.check_root()
+    checks.check_owners(place.prefix)
     with locked(place.prefix, make=False):
         plan = planning.plan_collection(look(place), keep)
         done = workshop.take(plan)
@@ -130,6 +131,7 @@ def uninstall(
     """
     if not dry_run:
         checks.check_root()
+        checks.check_owners(place.prefix)
         _wait_for_containers(place, wait, workshop.say)
     with locked(place.prefix, make=False):
         survey = look(place)

@@ -6,10 +6,15 @@ import os
 import re
 import secrets
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 PREFIX: Final = "/opt/containerd-shim-nvidia"
 BINDIR: Final = "/usr/local/bin"
+BINDIRS: Final = (BINDIR, "/usr/bin")
+"""Where the links are, if nobody says otherwise: those of a package are in the second."""
 
 SHIM: Final = "containerd-shim-nvidia-v1"
 PROGRAMS: Final = (SHIM, "nvshim")
@@ -23,6 +28,10 @@ REMOVING: Final = ".removing-"
 SELF_TEST: Final = ".self-test-"
 
 _NEW_LINK: Final = ".nvshim-new"
+_DIGITS: Final = 8
+_LEFTOVER: Final = re.compile(
+    rf"({'|'.join(map(re.escape, (INCOMING, REMOVING, SELF_TEST)))})[0-9a-f]{{{_DIGITS}}}"
+)
 _NAME: Final = re.compile(r"[0-9][0-9A-Za-z.+~_]*-[0-9a-f]{8}(\.[1-9][0-9]*)?")
 
 
@@ -39,14 +48,26 @@ class Place:
     bindir: str = BINDIR
 
     @classmethod
-    def of(cls, prefix: str, bindir: str) -> Place:
+    def of(cls, prefix: str, bindir: str | None, *, usual: Iterable[str] = BINDIRS) -> Place:
         """The place that a person has named.
 
         Args:
             prefix: may be relative.
-            bindir: likewise; empty for no links.
+            bindir: likewise; empty for no links; None for where they are.
+            usual: where they could be then; in the first of them if they are nowhere.
         """
-        return cls(os.path.abspath(prefix), os.path.abspath(bindir) if bindir else "")
+        prefix = os.path.abspath(prefix)
+        if bindir is not None:
+            return cls(prefix, os.path.abspath(bindir) if bindir else "")
+        places = [cls(prefix, directory) for directory in usual]
+        return next((place for place in places if place.has_links()), places[0])
+
+    def has_links(self) -> bool:
+        """Whether there is a link to the tree in effect."""
+        return any(
+            os.path.islink(path) and os.readlink(path) == target
+            for path, target in self.links.items()
+        )
 
     def path(self, name: str) -> str:
         """The path of something below the prefix."""
@@ -70,7 +91,7 @@ def is_directory_name(name: str) -> bool:
 
 def is_leftover_name(name: str) -> bool:
     """Whether something below the prefix is what an installer that was killed has left."""
-    return name.startswith((INCOMING, REMOVING, SELF_TEST)) or name.endswith(_NEW_LINK)
+    return _LEFTOVER.fullmatch(name) is not None or name in _NEW_LINKS
 
 
 def working_name(kind: str) -> str:
@@ -79,7 +100,7 @@ def working_name(kind: str) -> str:
     Args:
         kind: :data:`INCOMING`, :data:`REMOVING` or :data:`SELF_TEST`.
     """
-    return kind + secrets.token_hex(4)
+    return kind + secrets.token_hex(_DIGITS // 2)
 
 
 def new_link(path: str) -> str:
@@ -92,3 +113,6 @@ def new_link(path: str) -> str:
     """
     directory, name = os.path.split(path)
     return os.path.join(directory, f".{name}{_NEW_LINK}")
+
+
+_NEW_LINKS: Final = frozenset(map(new_link, (CURRENT, PREVIOUS)))

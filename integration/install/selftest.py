@@ -31,6 +31,7 @@ from api.ttrpc import RemoteError, connect
 from hooks.config import ENVIRONMENT_VARIABLE, NVIDIA_ENVIRONMENT_VARIABLE
 from integration import traces
 from integration.byhand import EventsServer, call, execute_verb, verb_words
+from integration.inspection.procfs import Procfs
 from integration.install import probe
 from integration.install.errors import NoRuntimeToTest, SelfTestFailed
 from integration.install.places import SELF_TEST, SHIM
@@ -293,10 +294,11 @@ def _command_lines() -> Iterator[tuple[int, bytes]]:
     Not of those in other mount namespaces: a container can have whoever reads its own wait.
     """
     here = os.readlink("/proc/self/ns/mnt")
+    processes = Procfs()
     for name in filter(str.isdecimal, os.listdir("/proc")):
         folder = f"/proc/{name}"
         with suppress(OSError):
-            ours = os.stat(folder).st_uid == os.geteuid() and int(name) != os.getpid()
+            ours = processes.owner(int(name)) == os.geteuid() and int(name) != os.getpid()
             if ours and os.readlink(f"{folder}/ns/mnt") == here:
                 with open(f"{folder}/cmdline", "rb") as file:
                     yield int(name), file.read()

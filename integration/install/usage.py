@@ -2,7 +2,9 @@
 
 A process uses a tree if it executes or maps a file of it: its interpreter's loader, or a library.
 Files are told by their path, and by device and inode: a process in another mount namespace may see
-them elsewhere, and one whose tree was renamed sees them where they are now.
+them elsewhere, and one whose tree was renamed sees them where they are now. A container can have
+files under the same path; they are on another device. What a process says that it is counts only if
+it is root's.
 
 A tree that cannot be ruled out counts as used: a process that cannot be looked at (it has gone) is
 no reason, but one that may not be looked at, or a shim in a pid namespace that is not seen from
@@ -23,6 +25,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from integration.inspection.procfs import Procfs
 from integration.install.places import PROGRAMS, SHIM
 
 if TYPE_CHECKING:
@@ -81,15 +84,16 @@ def users(trees: Iterable[str], *, proc: str = PROC) -> list[User]:
     Returns:
         One for each process and tree, in the order of their pids.
     """
-    known = {tree: (_below(tree), _identities(tree)) for tree in trees}
+    known = {tree: _Known.of(tree) for tree in trees}
+    processes = Procfs(proc)
     found = []
     for pid in _pids(proc):
         folder = os.path.join(proc, str(pid))
-        paths, identities = _files(folder)
-        for tree, (below, own) in known.items():
-            if any(path.startswith(below) for path in paths) or not own.isdisjoint(identities):
+        files = _files(folder)
+        for tree, its in known.items():
+            if any(map(its.has, files)):
                 # Not of others: to read the words of a process can take as long as it wants.
-                role = role_of(_words(folder))
+                role = role_of(_words(folder)) if processes.owner(pid) == 0 else Role.OTHER
                 asked_by = _asked_by(folder) if role is Role.SHIM else ""
                 found.append(User(pid, role, tree, asked_by))
     return found
@@ -163,9 +167,54 @@ def _pids(proc: str) -> list[int]:
     return sorted(int(name) for name in os.listdir(proc) if name.isdecimal())
 
 
-def _below(tree: str) -> tuple[str, ...]:
-    """How paths in a tree begin, as they are given and as the kernel tells them."""
-    return (f"{tree}/", f"{os.path.realpath(tree)}/")
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file that a process executes or maps.
+
+    Attributes:
+        path: as the kernel tells it.
+        identity: likewise; on some file systems the device is not that which stat(2) tells.
+        link: leads to it, in procfs.
+    """
+
+    path: str
+    identity: Identity
+    link: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the files of a tree are known by.
+
+    Attributes:
+        below: how their paths begin, as they are given and as the kernel tells them.
+        own: what they are.
+        device: that they are on; -1 if that is not known.
+    """
+
+    below: tuple[str, ...]
+    own: frozenset[Identity]
+    device: int
+
+    @classmethod
+    def of(cls, tree: str) -> _Known:
+        """Look at a tree."""
+        try:
+            device = os.stat(tree).st_dev
+        except OSError:
+            device = -1
+        return cls((f"{tree}/", f"{os.path.realpath(tree)}/"), _identities(tree), device)
+
+    def has(self, file: _File) -> bool:
+        """Whether a file is the tree's, or may be."""
+        if file.identity in self.own:
+            return True
+        if not file.path.startswith(self.below):
+            return False
+        try:
+            return self.device in {os.stat(file.link).st_dev, -1}
+        except OSError:
+            return True
 
 
 def _identities(tree: str) -> frozenset[Identity]:
@@ -180,23 +229,25 @@ def _identities(tree: str) -> frozenset[Identity]:
     return frozenset(found)
 
 
-def _files(folder: str) -> tuple[set[str], set[Identity]]:
-    """Paths and identities of the files that a process executes or maps."""
-    paths: set[str] = set()
-    identities: set[Identity] = set()
+def _files(folder: str) -> list[_File]:
+    """The files that a process executes or maps."""
+    found = set()
     exe = os.path.join(folder, "exe")
     with suppress(OSError):
-        paths.add(os.readlink(exe))
+        path = os.readlink(exe)
         status = os.stat(exe)
-        identities.add((status.st_dev, status.st_ino))
+        found.add(_File(path, (status.st_dev, status.st_ino), exe))
     for line in _lines(os.path.join(folder, "maps")):
         # address permissions offset device inode path
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and fields[4] != "0":  # noqa: PLR2004 - as listed above
-            paths.add(fields[5])
             major, _, minor = fields[3].partition(":")
-            identities.add((os.makedev(int(major, 16), int(minor, 16)), int(fields[4])))
-    return paths, identities
+            identity = (os.makedev(int(major, 16), int(minor, 16)), int(fields[4]))
+            # Which is named without the zeros before it.
+            begin, _, end = fields[0].partition("-")
+            link = f"{begin.lstrip('0') or '0'}-{end.lstrip('0')}"
+            found.add(_File(fields[5], identity, os.path.join(folder, "map_files", link)))
+    return list(found)
 
 
 def _words(folder: str) -> list[str]:

@@ -244,6 +244,8 @@ def test_the_package_installs_upgrades_and_goes_and_never_under_a_running_progra
     said = root.run("/bin/sh", "-c", f"{SHIM} -v; nvshim --version")
     assert "Revision: tested" in said.stdout
     assert _dpkg(root, "--verify") == ""
+    said = root.run("/bin/sh", "-c", "nvshim status && nvshim install --dry-run")
+    assert said.returncode == 0, said.stdout
 
     program = ["/opt/containerd-shim-nvidia/current/runtime/bin/python3", "-ISc", _LATECOMER]
     with root.spawn(*program) as running:
@@ -260,6 +262,7 @@ def test_the_package_installs_upgrades_and_goes_and_never_under_a_running_progra
     assert (running.returncode, out.count(first)) == (0, 2)
     _dpkg(root, "--purge", "containerd-shim-nvidia")
     assert os.listdir(f"{root.path}/usr/bin") == []
+    assert not os.path.exists(prefix)
 
 
 # -- containers ----------------------------------------------------------------------------

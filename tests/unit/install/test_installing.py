@@ -39,6 +39,7 @@ from integration.install.status import status
 from integration.install.survey import look
 from integration.install.trees import problem_of
 from shim import syscalls
+from tests.harness.launcher import REPOSITORY
 from tests.harness.trees import disk_of_its_own, small_tree
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ def test_a_tree_that_a_killed_installer_set_aside_although_it_is_used_gets_its_n
 ) -> None:
     node.install(node.old)
     node.install(node.new)
-    path, aside = (f"{node.place.prefix}/{name}" for name in (node.old.name, ".removing-1"))
+    path, aside = (f"{node.place.prefix}/{name}" for name in (node.old.name, ".removing-00000001"))
     with _using(path):
         os.rename(path, aside)
         node.install(node.new)
@@ -203,7 +204,7 @@ def test_a_tree_that_a_killed_installer_set_aside_although_it_is_used_gets_its_n
 
 def test_what_an_installer_works_on_is_no_leftover_while_it_works(node: Node) -> None:
     node.install(node.old)
-    os.mkdir(f"{node.place.prefix}/.incoming-1")
+    os.mkdir(f"{node.place.prefix}/.incoming-00000001")
     assert "interrupted" in node.status()["problems"][0]
     with effects.locked(node.place.prefix, make=False):
         assert (node.status()["being_changed"], node.status()["problems"]) == (True, [])
@@ -268,6 +269,23 @@ def test_nothing_of_somebody_else_is_replaced_by_a_link(node: Node) -> None:
         assert node.names == []
         assert [p for p in status(node.place, engines_root="/nowhere")["links"] if p["right"]] == []
         os.rmdir(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
+
+
+def test_links_that_cannot_be_are_refused_before_anything_is_written(node: Node) -> None:
+    os.symlink("nowhere", f"{node.directory}/dangling")
+    for bindir in ("/etc/passwd", "/etc/passwd/bin", f"{node.directory}/dangling"):
+        with pytest.raises(LinkTaken, match="no directory"):
+            replace(node, place=replace(node.place, bindir=bindir)).install(node.old)
+        assert node.names == []
+
+
+def test_make_uninstall_finds_a_program_although_no_version_is_in_effect(node: Node) -> None:
+    words = [f"PREFIX={node.place.prefix}", f"BINDIR={node.place.bindir}"]
+    argv = ["make", "--silent", "-C", REPOSITORY, "uninstall", *words]
+    assert subprocess.run(argv, capture_output=True, check=True).stdout == b""
+    node.install(node.old)
+    os.unlink(node.place.path("current"))
+    assert subprocess.run(argv, capture_output=True, check=True).stdout == b"nvshim 1.0\n"
 
 
 def test_a_second_installer_is_turned_away_and_a_dead_one_is_in_nobodys_way(node: Node) -> None:
@@ -354,6 +372,30 @@ def test_a_prefix_that_others_may_change_is_refused(node: Node) -> None:
     os.chown(f"{node.directory}/open", 1000, 0)
     with pytest.raises(PlaceUnsafe, match="user 1000"):
         install(Installation(place, source=node.old.path, test=False))
+
+
+def test_a_prefix_that_another_decides_the_way_to_is_neither_filled_nor_emptied(node: Node) -> None:
+    theirs = f"{node.directory}/theirs"
+    os.mkdir(theirs)
+    os.symlink("../opt", f"{theirs}/link")
+    os.symlink(f"{theirs}/link", f"{node.directory}/ours")
+    os.chown(theirs, 1000, 1000)
+    for prefix in (f"{theirs}/link", f"{node.directory}/ours"):
+        other = replace(node, place=replace(node.place, prefix=prefix))
+        calls: list[Callable[[], object]] = [
+            lambda: other.install(node.old),  # noqa: B023 - called at once
+            other.uninstall,
+            lambda: collect(other.place, keep=0, workshop=Workshop(other.place)),  # noqa: B023 - likewise
+        ]
+        for call in calls:
+            with pytest.raises(PlaceUnsafe, match="user 1000"):
+                call()
+    os.chown(theirs, 0, 0)
+    with pytest.raises(PlaceUnsafe, match="leads to nothing"):
+        replace(node, place=replace(node.place, prefix=f"{node.directory}/ours")).install(node.old)
+    os.mkdir(node.place.prefix)
+    replace(node, place=replace(node.place, prefix=f"{node.directory}/ours")).install(node.old)
+    assert node.names == [node.old.name, "current"]
 
 
 def test_a_prefix_that_a_loader_would_misread_is_refused(node: Node) -> None:

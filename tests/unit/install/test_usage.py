@@ -67,11 +67,12 @@ def test_a_process_that_executes_a_file_uses_its_tree_whatever_the_tree_is_calle
     assert users([f"{tree}-aside"]) == []
 
 
-def _process(proc: Path, pid: int, line: str, maps: str = "") -> Path:
+def _process(proc: Path, pid: int, line: str, maps: str = "", *, uid: int = 0) -> Path:
     folder = proc / str(pid)
     folder.mkdir(parents=True)
     (folder / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in line.split()))
     (folder / "maps").write_text(maps)
+    (folder / "status").write_text(f"Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
     return folder
 
 
@@ -89,9 +90,28 @@ def test_a_shim_that_maps_a_library_names_the_program_that_containerd_asks_for(
     folder = _process(tmp_path / "proc", 5, f"{NAME} -namespace n -id c1 -address a", maps)
     (folder / "cwd").symlink_to(bundle)
     _process(tmp_path / "proc", 6, f"{NAME} -namespace n -id c2 -address a")
+    # Anybody may map a file of a tree, and say what he wants.
+    _process(tmp_path / "proc", 7, f"{NAME} -namespace n -id c3 -address a", maps, uid=1000)
     assert users([f"{tmp_path}/a"], proc=str(tmp_path / "proc")) == [
-        User(5, Role.SHIM, f"{tmp_path}/a", f"/usr/local/bin/{NAME}")
+        User(5, Role.SHIM, f"{tmp_path}/a", f"/usr/local/bin/{NAME}"),
+        User(7, Role.OTHER, f"{tmp_path}/a"),
     ]
+
+
+def test_a_file_under_the_path_of_a_tree_in_a_container_is_none_of_the_tree(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    tree = str(tmp_path / "a")
+    small_tree(tree)
+    script = 'mount -t tmpfs tmpfs "$0" && cp /bin/busybox "$0/sleep" && exec "$0/sleep" 100'
+    with subprocess.Popen(["unshare", "--mount", "sh", "-c", script, tree]) as process:
+        try:
+            while not os.readlink(f"/proc/{process.pid}/exe").endswith("/sleep"):
+                assert process.poll() is None
+            assert os.readlink(f"/proc/{process.pid}/exe") == f"{tree}/sleep"
+            assert users([tree]) == []
+        finally:
+            process.kill()
 
 
 def test_a_mapped_file_is_known_by_its_inode_where_its_path_is_another(tmp_path: Path) -> None:
@@ -176,14 +196,26 @@ def _asked(question: str, capabilities: str) -> bool:
     return done.stdout == "True\n"
 
 
+def test_links_are_looked_for_where_they_usually_are(tmp_path: Path) -> None:
+    prefix, *usual = (str(tmp_path / name) for name in ("opt", "one", "two"))
+    assert Place.of(prefix, None, usual=usual) == Place(prefix, usual[0])
+    for directory, to in zip(usual, ("/elsewhere", prefix), strict=True):
+        os.mkdir(directory)
+        os.symlink(f"{to}/current/bin/nvshim", f"{directory}/nvshim")
+    assert Place.of(prefix, None, usual=usual) == Place(prefix, usual[1])
+    assert Place.of(prefix, usual[0], usual=usual) == Place(prefix, usual[0])
+    assert Place.of(prefix, "", usual=usual) == Place(prefix, "")
+
+
 def test_what_nobody_knows_below_the_prefix_is_no_tree(tmp_path: Path) -> None:
     small_tree(str(tmp_path / "1.0-00000000"))
     (tmp_path / "notes").write_text("mine")
-    (tmp_path / ".incoming-1").mkdir()
+    (tmp_path / ".incoming-0123abcd").mkdir()
+    (tmp_path / ".self-test-").mkdir()
     os.symlink("1.0-00000000", tmp_path / "current")
     os.symlink("/etc", tmp_path / "previous")
     survey = look(Place(str(tmp_path), ""))
     assert [each.name for each in survey.installed] == ["1.0-00000000"]
     assert (survey.current, survey.previous) == ("1.0-00000000", "")
-    assert survey.foreign == ("notes",)
-    assert survey.leftovers == (f"{tmp_path}/.incoming-1",)
+    assert survey.foreign == (".self-test-", "notes")
+    assert survey.leftovers == (f"{tmp_path}/.incoming-0123abcd",)
