@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from integration.dist.errors import TreeNotBuilt
+from integration.dist.manifest import ARCHITECTURES
 from integration.dist.modules import OURS, REQUIREMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 REPOSITORY: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-# The kernel's name of a machine, and Debian's, Go's and Kubernetes'.
-ARCHITECTURES: Final = {"aarch64": "arm64", "x86_64": "amd64"}
 
 _OTHERS: Final = (*REQUIREMENTS, "LICENSE", "pyproject.toml")
 

@@ -25,9 +25,12 @@ from integration.dist.errors import TreeDamaged, TreeUnreadable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["MANIFEST", "Tree", "own_tree", "read_tree", "verify", "write_tree"]
+__all__ = ["ARCHITECTURES", "MANIFEST", "Tree", "own_tree", "read_tree", "verify", "write_tree"]
 
 MANIFEST: Final = "tree.json"
+ARCHITECTURES: Final = {"aarch64": "arm64", "x86_64": "amd64"}
+"""The kernel's name of a machine, and Debian's, Go's and Kubernetes'."""
+
 FORMAT: Final = 1
 
 _SHA256: Final = "sha256:"

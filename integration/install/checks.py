@@ -6,6 +6,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
+from integration.dist.manifest import ARCHITECTURES
 from integration.install.errors import (
     LinkTaken,
     NoSpace,
@@ -13,11 +14,13 @@ from integration.install.errors import (
     PlaceNotExecutable,
     PlaceReadOnly,
     PlaceUnsafe,
+    SourceBroken,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from integration.dist.manifest import Tree
     from integration.install.places import Place
     from integration.install.survey import Survey
 
@@ -108,6 +111,22 @@ def check_links(survey: Survey) -> None:
             found="a file system that is mounted read-only",
             do="choose a --bindir on containerd's PATH, or --no-links and"
             " nvshim configure … --shim PATH",
+        )
+
+
+def check_machine(tree: Tree) -> None:
+    """See that a tree is for this machine.
+
+    Raises:
+        SourceBroken: it is for another one.
+    """
+    machine = os.uname().machine
+    here = ARCHITECTURES.get(machine, machine)
+    if tree.architecture != here:
+        raise SourceBroken(
+            f"to install {tree.name}",
+            found=f"it is for {tree.architecture}, and this machine is {here}",
+            do="have the one for this machine",
         )
 
 

@@ -82,7 +82,7 @@ def source_tree(source: str) -> Tree:
     if not os.path.exists(os.path.join(source, MANIFEST)):
         raise SourceMissing(
             f"to install {source}",
-            found=f"no {MANIFEST} in it" if os.path.isdir(source) else "no such file or directory",
+            found=_what(source),
             do="name a tree, or its archive, that make dist has built",
         )
     return _read(source)
@@ -130,7 +130,7 @@ def unpack(archive: str, target: str) -> Tree:
         _unpack(members, archive, target)
     if not os.path.exists(os.path.join(target, MANIFEST)):
         raise _refused(archive, f"no {MANIFEST} in its top directory")
-    return _read(target)
+    return _read(target, archive)
 
 
 def verify_copy(tree: Tree, target: str, name: str) -> None:
@@ -156,12 +156,21 @@ def verify_copy(tree: Tree, target: str, name: str) -> None:
         )
 
 
-def _read(path: str) -> Tree:
+def _what(source: str) -> str:
+    """Why a source is none."""
+    if os.path.isdir(source):
+        return f"no {MANIFEST} in it"
+    return "no directory or file" if os.path.lexists(source) else "no such file or directory"
+
+
+def _read(path: str, archive: str = "") -> Tree:
+    """Read a tree's list; it may be in a directory of ours that nobody knows."""
     try:
         return read_tree(path)
     except DistError as error:
+        found = error.found.replace(f"{path}/", "") if archive else error.found
         raise SourceBroken(
-            f"to install {path}", found=error.found, do="build or fetch it again"
+            f"to install {archive or path}", found=found, do="build or fetch it again"
         ) from error
 
 
@@ -182,7 +191,7 @@ def _look_into(archive: str) -> tuple[Tree, int]:
                     found = True
         if not found:
             raise _refused(archive, f"no {MANIFEST} in its top directory")
-        return _read(folder), size
+        return _read(folder, archive), size
 
 
 def _size(path: str) -> int:

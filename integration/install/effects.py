@@ -244,11 +244,25 @@ def locked(prefix: str, *, make: bool) -> Iterator[None]:
 
     Raises:
         InstallerBusy: another one works there.
+        StepFailed: it cannot be made.
     """
-    fd = _lock(prefix, make=make)
+    made = make and not os.path.exists(prefix)
+    try:
+        fd = _lock(prefix, make=make)
+    except OSError as error:
+        raise StepFailed(
+            f"to work on {prefix}",
+            found=os.strerror(error.errno or 0).lower(),
+            do="choose another --prefix",
+        ) from error
     umask = os.umask(_UMASK)  # what is installed is for everybody to look at
     try:
         yield
+    except BaseException:
+        if made:
+            with suppress(OSError):  # something is in it
+                os.rmdir(prefix)
+        raise
     finally:
         os.umask(umask)
         if fd >= 0:

@@ -48,7 +48,7 @@ class SourceMissing(InstallError):
 
 
 class SourceBroken(InstallError):
-    """The tree to install is not what its own list of files says. Nothing of it is installed."""
+    """The tree to install is not what its own list of files says, or for another machine."""
 
     code = "NVSHIM-E2622"
     status = Status.DATA_LOSS

@@ -179,6 +179,7 @@ def _planned(wanted: Installation) -> tuple[Survey, Sequence[steps.Step], Tree |
     else:
         source = os.path.abspath(wanted.source) if wanted.source else own_tree()
         tree, size = copying.look_at(source)
+        checks.check_machine(tree)
         same = tree.digest
         survey = look(wanted.place, check=lambda path: problem_of(path, only=same))
         wish = planning.Wish(tree=tree, source=source, test=wanted.test, keep=wanted.keep)

@@ -7,7 +7,7 @@ import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from integration.dist.manifest import MANIFEST, read_tree, write_tree
+from integration.dist.manifest import ARCHITECTURES, MANIFEST, read_tree, write_tree
 from shim import syscalls
 from tests.harness.dist import copied
 
@@ -38,7 +38,10 @@ def small_tree(path: str, version: str = "1.0", *, more: int = 3) -> Tree:
     os.symlink("busybox", os.path.join(path, "runtime/lib/sleep"))
     for number in range(more):
         _write(path, f"lib/api/module{number}.py", f"VERSION = {version!r}\n", mode=0o644)
-    return write_tree(path, version=version, revision="abc", architecture="amd64", python="3.11.2")
+    return write_tree(
+        path, version=version, revision="abc", architecture=ARCHITECTURES[os.uname().machine],
+        python="3.11.2",
+    )  # fmt: skip
 
 
 def other_version(tree: str, path: str, version: str) -> Tree:

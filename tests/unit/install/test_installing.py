@@ -10,13 +10,14 @@ import stat
 import subprocess
 import sys
 import tarfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from hooks.config import Config
+from integration.dist.manifest import write_tree
 from integration.install import checks, effects, installing, leaving, selftest, usage
 from integration.install.effects import Workshop
 from integration.install.errors import (
@@ -32,6 +33,7 @@ from integration.install.errors import (
     SelfTestFailed,
     SourceBroken,
     SourceMissing,
+    StepFailed,
 )
 from integration.install.installing import Installation, collect, install, uninstall
 from integration.install.places import Place
@@ -81,7 +83,9 @@ class Node:
 
     @property
     def names(self) -> list[str]:
-        return sorted(os.listdir(self.place.prefix))
+        with suppress(FileNotFoundError):
+            return sorted(os.listdir(self.place.prefix))
+        return []
 
 
 @pytest.fixture
@@ -279,6 +283,32 @@ def test_links_that_cannot_be_are_refused_before_anything_is_written(node: Node)
         assert node.names == []
 
 
+def test_what_cannot_be_installed_leaves_no_prefix_and_is_named_as_it_was_given(
+    node: Node,
+) -> None:
+    for source, found in (
+        ("/dev/null", "no directory or file"),
+        ("/nowhere", "no such file"),
+        (node.directory, "no tree.json"),
+    ):
+        with pytest.raises(SourceMissing, match=found):
+            node.install(replace(node.old, path=source))
+    os.unlink(f"{node.new.path}/tree.json")
+    of = {"version": "2.0", "revision": "", "python": "3.11.2"}
+    other = write_tree(node.new.path, architecture="s390x", **of)
+    with pytest.raises(SourceBroken, match="it is for s390x, and this machine is"):
+        node.install(other)
+    with open(f"{node.new.path}/tree.json", "w") as file:
+        file.write("{")
+    with tarfile.open(f"{node.directory}/broken.tar", "w") as archive:
+        archive.add(node.new.path, "top")
+    with pytest.raises(SourceBroken, match=r"install \S+/broken.tar; found: tree.json: "):
+        node.install(replace(node.old, path=f"{node.directory}/broken.tar"))
+    assert not os.path.exists(node.place.prefix)
+    with pytest.raises(StepFailed, match="no such file"):
+        install(Installation(Place("/proc/x/y", ""), source=node.old.path, test=False))
+
+
 def test_make_uninstall_finds_a_program_although_no_version_is_in_effect(node: Node) -> None:
     words = [f"PREFIX={node.place.prefix}", f"BINDIR={node.place.bindir}"]
     argv = ["make", "--silent", "-C", REPOSITORY, "uninstall", *words]
@@ -359,7 +389,7 @@ def test_a_disk_that_is_too_small_is_told_before_and_one_that_fills_up_is_left_a
     monkeypatch.setattr(checks, "check_space", lambda *_: None)
     with pytest.raises(NoSpace, match="no space left"):
         install(wanted)
-    assert os.listdir(place.prefix) == []
+    assert not os.path.exists(place.prefix)
 
 
 def test_a_prefix_that_others_may_change_is_refused(node: Node) -> None:
