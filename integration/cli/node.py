@@ -49,8 +49,9 @@ def command(
     """Keep what is told of this node's GPUs true: one agent per node.
 
     When a driver is installed or replaced, when GPUs or MIG devices come or go, it brings the CDI
-    spec, the inventory, device nodes and the links in /dev/char up to date. It ends on SIGTERM.
-    With --once, the exit status is 3 if something is wrong with the node.
+    spec, the inventory, device nodes and the links in /dev/char up to date. It ends on SIGTERM, and
+    when another version of it is put into effect. With --once, the exit status is 3 if something is
+    wrong with the node.
     """
     import anyio  # noqa: PLC0415 - readiness is asked every few seconds
 

@@ -13,6 +13,8 @@ Rules
   then is given the time that it takes to end its child, and no more.
 - What is wrong with the node is said, in the log when it begins and when it ends, and in the
   status file for as long as it lasts; it does not end the agent.
+- An agent that runs from the tree in effect ends when another is put into effect, so that whoever
+  started it starts the new one; nothing else would tell it of an upgrade.
 - The status file is written after every look that differs, and its time is touched by every look:
   that is what readiness goes by. Where it cannot be written, the agent goes on, and is not ready.
 
@@ -38,7 +40,9 @@ import anyio.abc
 
 from hooks.node.inventory import RETRY_AFTER
 from integration.devices.creating import State, Wish, create
+from integration.dist.manifest import own_tree
 from integration.files import read_file, replace_file
+from integration.install.places import CURRENT
 from integration.node.changes import Changes
 from integration.node.errors import AgentRunning, AgentStateUnusable
 from integration.node.refresh import Seen, refresh
@@ -79,7 +83,7 @@ class Options:
 async def serve(
     config: Config, options: Options, say: Callable[..., None], *, once: bool = False
 ) -> Seen:
-    """Keep the node's files true until SIGTERM or SIGINT.
+    """Keep the node's files true until SIGTERM or SIGINT, or until its own tree is replaced.
 
     Args:
         config: where the node is.
@@ -100,6 +104,7 @@ async def serve(
                 await tasks.start(_end_when_told, tasks.cancel_scope, say)
                 say("info", "begins", version=VERSION, spec=options.spec or "none")
             seen = Seen()
+            in_effect = _is_in_effect()
             first, heard = True, False
             deaf: dict[str, str] = {}
             unnoted = ""
@@ -118,6 +123,9 @@ async def serve(
                         say("warning", unnoted)
                 seen, first = now, False
                 if once:
+                    break
+                if in_effect and not _is_in_effect():
+                    say("info", "ends", reason="another version was put into effect")
                     break
                 unheard = changes.listen_to(now.directories, config.dev)
                 if changes.deaf != deaf:
@@ -160,6 +168,15 @@ async def _aside(look: Callable[[], Seen], *, to_end: float) -> Seen:
     if failed:
         raise failed[0]
     return seen[0]
+
+
+def _is_in_effect() -> bool:
+    """Whether this program is of the tree that the link beside it leads to."""
+    tree = own_tree()
+    try:
+        return bool(tree) and os.path.samefile(tree, os.path.join(os.path.dirname(tree), CURRENT))
+    except OSError:
+        return False
 
 
 def _look(config: Config, options: Options, heard: bool) -> Seen:  # noqa: FBT001 - of a thread

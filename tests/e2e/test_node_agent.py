@@ -183,3 +183,37 @@ def test_nvml_that_does_not_answer_takes_no_mig_devices_away(tmp_path: Path) -> 
         os.unlink(os.path.realpath(f"{libraries}/libnvidia-ptxjitcompiler.so.1"))
         subprocess.run(once, check=False)
         assert devices_of(spec) != before
+
+
+_OF_A_TREE = """
+import sys
+from integration.node import agent
+agent.own_tree = lambda: sys.argv[1]
+from integration.cli.app import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def test_it_ends_when_another_version_is_put_into_effect(
+    gpus: SimulatedNode, tmp_path: Path
+) -> None:
+    for version in ("first", "second"):
+        (tmp_path / version).mkdir()
+    current, spec = tmp_path / "current", str(tmp_path / "nvidia.yaml")
+    current.symlink_to("first")
+    words = argv(gpus, spec, "--poll", "0.1")[3:]
+    with subprocess.Popen(
+        [sys.executable, "-c", _OF_A_TREE, str(tmp_path / "first"), *words],
+        stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        try:
+            eventually(lambda: "1" in devices_of(spec), "two GPUs")
+            assert process.poll() is None
+            current.unlink()
+            current.symlink_to("second")
+            _, said = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert "another version was put into effect" in said.splitlines()[-1]
+    assert "1" in devices_of(spec)
