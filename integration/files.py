@@ -1,6 +1,11 @@
 """Replacing files of the node, so that whoever reads one sees all of the old or all of the new.
 
-Source: rename(2); fsync(2).
+Rules
+- A link is written through, as an editor would. But root follows no link, and replaces no file, of
+  another user in a directory where everybody may make one (/tmp): that is theirs to lead astray.
+  The kernel can see to it itself, but not for who looks where a link leads before it opens a file.
+
+Source: rename(2); fsync(2); proc_sys_fs(5), protected_symlinks and protected_regular.
 """
 
 from __future__ import annotations
@@ -10,11 +15,13 @@ import errno
 import os
 import stat
 import tempfile
+from collections import deque
 from typing import Final
 
 __all__ = ["read_file", "replace_file"]
 
 _MODE: Final = 0o644
+_MOST_LINKS: Final = 40  # as the kernel
 
 
 def read_file(path: str) -> bytes | None:
@@ -48,11 +55,12 @@ def replace_file(path: str, content: bytes, *, mode: int = _MODE) -> None:
         mode: of a file that has not been there before.
 
     Raises:
-        OSError: it cannot be written; what was there is untouched.
+        OSError: it cannot be written, or is where another user can lead us; what was there is
+            untouched.
     """
-    path = os.path.realpath(path)
+    os.makedirs(os.path.dirname(_resolved(path)), mode=0o755, exist_ok=True)
+    path = _resolved(path)
     directory, name = os.path.split(path)
-    os.makedirs(directory, mode=0o755, exist_ok=True)
     before = None
     with contextlib.suppress(FileNotFoundError):
         before = os.stat(path)
@@ -73,6 +81,53 @@ def replace_file(path: str, content: bytes, *, mode: int = _MODE) -> None:
         os.unlink(aside)
         raise
     _sync(directory)
+
+
+def _resolved(path: str) -> str:
+    """The place that a path leads to, by nobody's links but those of who may be trusted.
+
+    Args:
+        path: whose last parts need not be there.
+
+    Raises:
+        OSError: a link, or what is there, is another user's where everybody may make one.
+    """
+    here = "/" if path.startswith("/") else os.getcwd()
+    parts = deque(path.split("/"))
+    links = 0
+    while parts:
+        part = parts.popleft()
+        if part in {"", "."}:
+            continue
+        if part == "..":
+            here = os.path.dirname(here)
+            continue
+        above, here = here, os.path.join(here, part)
+        try:
+            seen = os.lstat(here)
+        except FileNotFoundError:
+            continue
+        if stat.S_ISDIR(seen.st_mode):
+            continue
+        _refuse_strangers(above, here, seen)
+        if stat.S_ISLNK(seen.st_mode):
+            links += 1
+            if links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            target = os.readlink(here)
+            parts.extendleft(reversed(target.split("/")))
+            here = "/" if target.startswith("/") else above
+    return here
+
+
+def _refuse_strangers(directory: str, path: str, seen: os.stat_result) -> None:
+    above = os.stat(directory)
+    everybodys = stat.S_ISVTX | stat.S_IWOTH
+    if above.st_mode & everybodys != everybodys or seen.st_uid in {os.geteuid(), above.st_uid}:
+        return
+    raise PermissionError(
+        errno.EACCES, f"{path} is of user {seen.st_uid}, where everybody may make files", path
+    )
 
 
 def _sync(directory: str) -> None:

@@ -65,3 +65,43 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(
 
 def test_a_file_that_is_not_there_is_none(tmp_path: Path) -> None:
     assert read_file(str(tmp_path / "a")) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes files of another user")
+@pytest.mark.parametrize("what", ["link", "link to nothing", "directory", "file"])
+def test_nobody_leads_root_astray_in_a_directory_of_everybody(what: str, tmp_path: Path) -> None:
+    everybodys = tmp_path / "tmp"
+    everybodys.mkdir()
+    everybodys.chmod(0o1777)
+    precious = tmp_path / "etc" / "shadow"
+    precious.parent.mkdir()
+    path = everybodys / "shadow"
+    if what == "file":
+        path.write_text("old")
+    elif what == "directory":
+        path = everybodys / "etc" / "shadow"
+        path.parent.symlink_to(precious.parent)
+    else:
+        path.symlink_to(precious)
+    if what != "link to nothing":
+        precious.write_text("old")
+    strangers = path.parent if what == "directory" else path
+    os.lchown(strangers, 12345, 12345)
+    with pytest.raises(PermissionError, match="is of user 12345"):
+        replace_file(str(path), b"new")
+    assert not precious.exists() if what == "link to nothing" else precious.read_text() == "old"
+    assert os.listdir(everybodys) == [strangers.name]
+    os.lchown(strangers, 0, 0)
+    replace_file(str(path), b"new")
+    assert path.read_text() == "new"
+
+
+def test_links_are_followed_as_the_kernel_does(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "way").symlink_to("a/b")
+    (tmp_path / "a" / "link").symlink_to("../way/../made/file")
+    replace_file(str(tmp_path / "a" / "link"), b"new")
+    assert (tmp_path / "a" / "made" / "file").read_bytes() == b"new"
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="levels of symbolic links"):
+        replace_file(str(tmp_path / "loop"), b"")
