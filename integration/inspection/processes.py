@@ -8,7 +8,9 @@ look, and it is believed for what nobody else can have:
 a shim        has the directory of a bundle as its own (the very directory, by device and inode),
               in which only its user may write, and listens where that bundle's ``address`` says;
               one that has outlived its bundle is root's (or the caller's), in the namespaces
-              of who asks, and has our code mapped
+              of who asks, and has our code mapped. A container whose volume is mounted where
+              the host has it can look like that; so where containers are, only one says that is
+              in the node's own pid and user namespaces
 a fork        holds open the lock beside the socket that it listens on (the very file), in a
 server        directory of sockets of its user's alone
 a spare       is of the user, program, mount, user and pid namespaces of a fork server, and was
@@ -110,6 +112,7 @@ class OurProcess:
         memory: PSS and USS in bytes; None if they cannot be read.
         tree: what it was started from; None if that is not known.
         warm: whether it was forked from a fork server; None if that is not known.
+        is_abroad: whether it is in a pid or user namespace that is not the node's.
     """
 
     pid: int
@@ -124,6 +127,7 @@ class OurProcess:
     memory: tuple[int, int] | None = field(default=None, compare=False)
     tree: Tree | None = None
     warm: bool | None = None
+    is_abroad: bool = False
 
     def of(self, containers: Iterable[Container]) -> list[Container]:
         """The containers that a shim serves, of some."""
@@ -244,7 +248,22 @@ def _shim(procfs: Procfs, words: Sequence[str], family: _Family) -> OurProcess |
         memory=procfs.memory(pid),
         tree=tree_of(procfs, pid),
         warm=family.is_warm(address),
+        is_abroad=_is_abroad(procfs, pid),
     )
+
+
+def _is_abroad(procfs: Procfs, pid: int) -> bool:
+    """Whether a process is in other namespaces than the node's first; False if that is not known.
+
+    Where containerd has mounts of its own (MicroK8s), shims have, too.
+    """
+    names = ("ns/user", "ns/pid")
+    # The first process is not everybody's to look at; and another procfs has no self.
+    for one in (1, os.getpid()) if procfs.path == "/proc" else (1,):
+        home = [procfs.identity(one, name) for name in names]
+        if None not in home:
+            return home != [procfs.identity(pid, name) for name in names]
+    return False
 
 
 def _left_shim(
@@ -333,14 +352,18 @@ def _own(path: str, owner: int) -> tuple[int, int] | None:
 def states_of(processes: Iterable[OurProcess]) -> list[str]:
     """The state directories of the containerds whose shims run.
 
-    Of root's and the caller's own, that is: another user can run what looks like a shim, and
-    must not tell root who has which GPU.
+    Of root's and the caller's own on the node itself, that is: another user, or a container, can
+    run what looks like a shim, and must not tell root who has which GPU.
 
     Args:
         processes: what :func:`find_processes` found.
     """
     trusted = {0, os.geteuid()}
-    bundles = [each.bundle for each in processes if each.bundle and each.uid in trusted]
+    bundles = [
+        each.bundle
+        for each in processes
+        if each.bundle and each.uid in trusted and not each.is_abroad
+    ]
     above = [os.path.dirname(os.path.dirname(os.path.dirname(path))) for path in bundles]
     return list(dict.fromkeys(above))
 

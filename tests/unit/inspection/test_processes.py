@@ -51,11 +51,12 @@ LISTEN = """if True:
 
 @contextmanager
 def process(
-    directory: str, *words: str, socket: str = "", lock: str = ""
+    directory: str, *words: str, socket: str = "", lock: str = "", within: tuple[str, ...] = ()
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process that calls itself what it likes, in a directory, and listens somewhere."""
     with subprocess.Popen(
-        [sys.executable, "-c", LISTEN, directory, socket, lock, *words], stdout=subprocess.PIPE
+        [*within, sys.executable, "-c", LISTEN, directory, socket, lock, *words],
+        stdout=subprocess.PIPE,
     ) as started:
         try:
             assert started.stdout is not None
@@ -100,6 +101,7 @@ def test_a_shim_is_known_by_its_bundle_and_its_socket(
         assert one.memory is not None
         assert one.memory[0] >= one.memory[1] > 0
         assert one.warm is None
+        assert not one.is_abroad
         assert states_of([one]) == [bundle.partition("/io.containerd")[0]]
 
 
@@ -263,6 +265,19 @@ def test_nobody_but_root_says_where_containers_are(tmp_path: Path) -> None:
     shims = [OurProcess(uid, SHIM, uid, "/c", bundle=bundle) for uid in (0, os.geteuid() + 1)]
     assert states_of(shims[:1]) == [str(tmp_path)]
     assert states_of(shims[1:]) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a pid namespace")
+def test_a_container_that_looks_like_a_shim_tells_of_no_containers(
+    make_bundle: Callable[..., str], place: str
+) -> None:
+    socket = f"{place}/s"
+    bundle = make_bundle("web", address=f"unix://{socket}")
+    within = ("unshare", "--pid", "--fork", "--kill-child")
+    with process(bundle, *shim_words(), socket=socket, within=within):
+        (one,) = [each for each in find_processes() if each.bundle == bundle]
+        assert one.is_abroad
+        assert states_of([one]) == []
 
 
 def test_what_a_container_holds_has_names() -> None:
