@@ -281,3 +281,5 @@ def test_systemd_understands_the_units_that_keep_the_spec(
     service = (tmp_path / "nvshim-cdi-refresh.service").read_text()
     (words,) = re.findall(r"^ExecStart=(.*)$", service, re.MULTILINE)
     commands.run(None, "nvshim", *words.split()[1:], "--help")
+    # A limit that is reached ends the path unit, too.
+    assert "\nStartLimitIntervalSec=0\n" in service
