@@ -58,7 +58,7 @@ def parse_nvidia_config(content: bytes, file: str) -> Config:
             raise _wrong(key, value, file, row.wanted or _KINDS[row.kind])
         if isinstance(row, _Note):
             if value not in row.harmless:
-                notes.append(f"{key} = {_written(value)} means nothing here: {row.why}")
+                notes.append(f"{key} = {_written(key, value)} means nothing here: {row.why}")
             continue
         meant = row.meaning(value)
         if meant is None:
@@ -284,11 +284,13 @@ def _leaves(table: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
             yield key, value
 
 
-def _written(value: object) -> str:
+def _written(key: str, value: object) -> str:
+    if key.endswith(".environment"):
+        return "..."  # somebody may keep a password there, and notes go into logs and reports
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def _wrong(key: str, value: object, file: str, wanted: str) -> WrongConfigValue:
     return WrongConfigValue(
-        f"{key} of configuration {file}", found=f"{value!r}", do=f"write {wanted}"
+        f"{key} of configuration {file}", found=_written(key, value), do=f"write {wanted}"
     )

@@ -236,3 +236,14 @@ def _toml(value: Any) -> str:
     if isinstance(value, str):
         return '"' + "".join(f"\\U{ord(c):08x}" for c in value) + '"'
     return str(value)
+
+
+@pytest.mark.parametrize("value", ['["TOKEN=hunter2"]', '"TOKEN=hunter2"'])
+def test_values_of_variables_are_not_repeated(value: str) -> None:
+    text = f"[nvidia-container-cli]\nenvironment = {value}\n".encode()
+    try:
+        (*_, told) = parse_nvidia_config(text, "/etc/x").notes
+    except WrongConfigValue as error:
+        told = str(error)
+    assert "nvidia-container-cli.environment" in told
+    assert "hunter2" not in told
