@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from integration.cli.output import Output
 
 __all__ = ["command"]
+
+_PLAIN: Final = re.compile(r"[\w.:/@+-]+", re.ASCII)
 
 
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -27,7 +30,9 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
     except StateUnreadable:
         return []
     words = [word for c in found if not c.sandbox for word in (c.id, c.title)]
-    return [word for word in dict.fromkeys(words) if word.startswith(incomplete)]
+    known = [word for word in dict.fromkeys(words) if word.startswith(incomplete)]
+    # A shell takes what it is given for what was typed: no name may be a command.
+    return [word for word in known if _PLAIN.fullmatch(word)]
 
 
 @click.command("explain")

@@ -23,6 +23,7 @@ from hooks.errors import DriverNotFound
 from hooks.node.witness import read_text
 from hooks.platforms import tegra, wsl
 from hooks.vendors import amd, intel
+from integration.inspection.records import entries, strings
 from integration.inventory import look_at_node
 
 if TYPE_CHECKING:
@@ -210,8 +211,8 @@ def _platform_row(platform: str, running: list[Container]) -> dict[str, Any]:
         "containers": [
             c.to_json()
             for c in running
-            for each in (c.record or {}).get("vendors") or ()
-            if each.get("vendor") == vendor and each.get("granted")
+            for each in entries(c.record, "vendors")
+            if each.get("vendor") == vendor and strings(each, "granted")
         ],
     }
 
@@ -234,10 +235,13 @@ def _absent_row(kind: str, entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _granted(record: Mapping[str, Any] | None) -> list[tuple[str, Mapping[str, Any]]]:
-    grant = (record or {}).get("grant") or {}
+    granted = (("gpu", entries(record, "grant", "gpus")),
+               ("mig", entries(record, "grant", "mig_devices")))  # fmt: skip
     return [
-        *(("gpu", entry) for entry in grant.get("gpus", ()) if entry.get("uuid")),
-        *(("mig", entry) for entry in grant.get("mig_devices", ()) if entry.get("uuid")),
+        (kind, entry)
+        for kind, its in granted
+        for entry in its
+        if entry.get("uuid") and isinstance(entry["uuid"], str)
     ]
 
 
@@ -257,8 +261,7 @@ def _has(
         return True
     if not path or not granted.isdisjoint(unless):
         return False
-    edits = (record or {}).get("edits") or {}
-    return any(device.get("path") == path for device in edits.get("devices", ()))
+    return any(device.get("path") == path for device in entries(record, "edits", "devices"))
 
 
 def _numa_node(config: Config, address: str) -> int | None:

@@ -41,6 +41,7 @@ from integration.inspection.bundles import (
 )
 from integration.inspection.errors import StateUnreadable
 from integration.inspection.procfs import Procfs
+from integration.inspection.records import entries, strings
 from shim.detach import PROGRAM
 
 if TYPE_CHECKING:
@@ -513,11 +514,8 @@ def held_names(record: Mapping[str, Any] | None) -> list[str]:
     Args:
         record: of its injection; None for nothing.
     """
-    if record is None:
-        return []
-    grant = record.get("grant") or {}
-    held = [*grant.get("gpus", ()), *grant.get("mig_devices", ())]
+    held = [*entries(record, "grant", "gpus"), *entries(record, "grant", "mig_devices")]
     names = [entry.get("uuid") or entry.get("bus_id") or "" for entry in held]
-    for vendor in record.get("vendors") or ():
-        names += vendor.get("granted", ())
-    return [str(name) for name in names if name]
+    for vendor in entries(record, "vendors"):
+        names += strings(vendor, "granted")
+    return [name for name in names if name and isinstance(name, str)]

@@ -351,6 +351,7 @@ def test_containers_are_completed_by_id_and_by_pod(
     make_bundle("aaa1", annotations=pod)
     make_bundle("bbb2", annotations={**pod, "io.kubernetes.cri.container-type": "sandbox"})
     make_bundle("abc3", namespace="moby")
+    make_bundle("ccc4", annotations={"nerdctl/name": "$(reboot)"})
 
     def complete(incomplete: str) -> list[str]:
         done = subprocess.run(
@@ -371,3 +372,4 @@ def test_containers_are_completed_by_id_and_by_pod(
     assert complete("a") == ["aaa1", "abc3"]
     assert complete("team/") == ["team/web/server"]
     assert complete("b") == []
+    assert complete("$") == []

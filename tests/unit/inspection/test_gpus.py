@@ -66,6 +66,20 @@ def test_containers_are_listed_with_what_they_hold(node: Node) -> None:
     assert {tuple(row) for row in rows} == {tuple(rows[0])}
 
 
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"grant": 5, "vendors": 3, "edits": []},
+        {"grant": {"gpus": [5, {"uuid": [1]}]}, "edits": {"devices": [7, {}]}},
+        {"grant": {"mig_devices": {"uuid": "x"}}, "edits": {"devices": 7}},
+    ],
+)
+def test_a_record_of_another_shape_holds_nothing(node: Node, record: dict[str, Any]) -> None:
+    rows = list_gpus(node.config, [container("odd", **record)], nvml=False)
+    assert rows
+    assert all(row["containers"] == [] for row in rows)
+
+
 def test_what_has_ended_holds_nothing(node: Node) -> None:
     ended = container("ended", pid=0, **granted(uuid_of(0)))
     assert holders(list_gpus(node.config, [ended], nvml=False))[uuid_of(0)] == []

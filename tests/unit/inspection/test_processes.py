@@ -286,3 +286,16 @@ def test_what_a_container_holds_has_names() -> None:
     assert held_names({"grant": {"gpus": [{"uuid": "", "bus_id": "0000:01:00.0"}]}}) == [
         "0000:01:00.0"
     ]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"grant": 5, "vendors": 3},
+        {"grant": {"gpus": 5, "mig_devices": "x"}},
+        {"grant": {"gpus": [5, {"uuid": [1]}, {}]}},
+        {"vendors": [5, {"granted": 7}, {"granted": [{}]}]},
+    ],
+)
+def test_a_record_of_another_shape_holds_nothing(record: dict[str, Any]) -> None:
+    assert held_names(record) == []
