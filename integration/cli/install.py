@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from api.errors import printable
 from integration.cli import exits
 from integration.cli.options import with_output
 from integration.cli.output import is_terminal
@@ -120,18 +121,18 @@ def command(
             ),
             dry_run=dry_run,
         )
-    output.text("\n".join(_lines(answer)), answer)
+    output.text("\n".join(map(printable, _lines(answer, switched=not collect))), answer)
     if dry_run and answer["steps"]:
         raise click.exceptions.Exit(exits.FOUND)
 
 
-def _lines(answer: dict[str, Any]) -> list[str]:
+def _lines(answer: dict[str, Any], *, switched: bool) -> list[str]:
     if answer["dry_run"]:
         return answer["steps"] or ["nothing to do"]
     lines = []
     if answer["current"]:
         tested = ", which has started a container" if answer["tested"] else ""
-        news = "is in effect now" if answer["changed"] else "is in effect, as it was"
+        news = "is in effect now" if answer["changed"] and switched else "is in effect, as it was"
         lines.append(f"{answer['current']} below {answer['prefix']} {news}{tested}")
     else:
         lines.append(f"no version is in effect below {answer['prefix']}")

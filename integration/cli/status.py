@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from api.errors import printable
 from integration.cli import exits
 from integration.cli.install import with_place
 from integration.cli.options import with_output
@@ -47,7 +48,7 @@ def command(
                 "there may be shims that are not seen from here: run it on the node, as root"
             )
         for line in answer["problems"]:
-            click.echo(line)
+            click.echo(printable(line))
     else:
         output.document(answer)
     if answer["problems"]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from api.errors import printable
 from integration.cli import exits
 from integration.cli.install import tell, with_place
 from integration.cli.options import configured, with_output
@@ -58,7 +59,7 @@ def command(
     answer = installing.uninstall(
         place, workshop=workshop, wait=wait, purge=config if purge else None, dry_run=dry_run
     )
-    output.text("\n".join(_lines(answer)), answer)
+    output.text("\n".join(map(printable, _lines(answer))), answer)
     if not answer["complete"] and (answer["steps"] or not dry_run):
         raise click.exceptions.Exit(exits.FOUND)
 

@@ -74,6 +74,7 @@ def install(wanted: Installation, *, dry_run: bool = False) -> dict[str, Any]:
         survey, plan, tree = _planned(wanted)
         return _answer(wanted.place, survey, plan, None, tree)
     with locked(wanted.place.prefix, make=True):
+        checks.check_owners(wanted.place.prefix)  # somebody else may have made it meanwhile
         survey, plan, tree = _planned(wanted)
         done = wanted.workshop.take(plan)
         return _answer(wanted.place, look(wanted.place), plan, done, tree)

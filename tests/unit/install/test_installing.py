@@ -428,6 +428,33 @@ def test_a_prefix_that_another_decides_the_way_to_is_neither_filled_nor_emptied(
     assert node.names == [node.old.name, "current"]
 
 
+def test_a_prefix_that_another_makes_at_this_moment_is_refused(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+        os.chown(path, 1000, 1000)
+
+    monkeypatch.setattr(effects, "_make_directory", make)
+    with pytest.raises(PlaceUnsafe, match="user 1000"):
+        node.install(node.old)
+
+
+def test_a_person_is_shown_no_control_characters_of_what_lies_there(node: Node) -> None:
+    os.makedirs(node.place.path("a\x1b[31m\nb"))
+    words = ["--prefix", node.place.prefix, "--bindir", node.place.bindir]
+    nvshim = [sys.executable, "-m", "integration.cli"]
+    done = subprocess.run(
+        [*nvshim, "uninstall", *words], capture_output=True, text=True, check=True, cwd=REPOSITORY
+    )
+    assert len(done.stdout.splitlines()) == 2
+    assert "\x1b" not in done.stdout
+    node.install(node.old)
+    collecting = [*nvshim, "install", "--collect", *words]
+    done = subprocess.run(collecting, capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    assert "is in effect, as it was" in done.stdout
+
+
 def test_a_prefix_that_a_loader_would_misread_is_refused(node: Node) -> None:
     place = replace(node.place, prefix=f"{node.directory}/a:b")
     with pytest.raises(PlaceUnsafe, match="loader"):
