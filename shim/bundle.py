@@ -143,8 +143,9 @@ def keep_spec(bundle: str) -> None:
         remove(kept)  # of a Create that was killed
         os.link(path, kept, follow_symlinks=False)
     except OSError:
+        content = read(path, LONGEST_SPEC)
         mode = stat.S_IMODE(os.stat(path, follow_symlinks=False).st_mode)
-        write(kept, read(path, LONGEST_SPEC), mode=mode)
+        write(kept, content, mode=mode)
 
 
 def restore_spec(bundle: str) -> None:

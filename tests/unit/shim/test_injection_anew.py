@@ -289,3 +289,9 @@ async def test_a_bundle_that_asks_for_nothing_or_is_broken_is_not_looked_at(
         injection.look_ahead(str(tmp_path / "bundle"))
     injection.look_ahead(str(tmp_path / "no bundle"))
     assert looked.call_count == 0
+
+
+def test_without_a_spec_none_is_kept_and_that_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(BundleUnusable, match=r"config\.json"):
+        bundle_files.keep_spec(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
