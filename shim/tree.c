@@ -92,6 +92,12 @@ void run_in_tree(const char *tree, const char *name, const char *script, char **
     argv[used++] = script ? "-IBS" : "-B";
     if (script)
         argv[used++] = (char *)script;
+    /* What containerd is preloaded with is for the system's libc. The loader would say that it does
+     * not fit ours, and what "start" says is taken for its answer. */
+    if (script) {
+        unsetenv("LD_PRELOAD");
+        unsetenv("LD_AUDIT");
+    }
     memcpy(argv + used, arguments, count * sizeof *argv);
     execv(loader, argv);
     dprintf(2, "%s: %s: %s; install it again", name, loader, strerror(errno));

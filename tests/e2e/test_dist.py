@@ -108,10 +108,14 @@ def test_by_a_link_it_is_found_and_acts_under_the_names_of_links(
     for name in ("nvshim", "nvidia-ctk"):
         os.symlink("/current/bin/nvshim", f"{root.path}/bin/{name}")
     by = "PYTHONPATH=/tmp PYTHONHOME=/nowhere LD_LIBRARY_PATH=/tmp"
+    # As a containerd may have it; what "start" writes is taken for its answer.
+    by += " LD_PRELOAD=/lib/no-such-library.so LD_AUDIT=/lib/no-such-library.so"
     said = root.run("/bin/sh", "-c", f"{by} nvshim --version")
     assert (said.stdout, said.stderr) == (f"nvshim {built_tree.version}\n", "")
     said = root.run("/bin/sh", "-c", f"{by} nvidia-ctk --version")
     assert COMPATIBLE_WITH in said.stdout
+    said = root.run("/bin/sh", "-c", f"{by} /current/bin/{SHIM} -v")
+    assert (said.returncode, said.stderr) == (0, "")
 
 
 def test_a_place_that_the_loader_would_misread_is_refused(built_tree: Tree, tmp_path: Path) -> None:
