@@ -18,7 +18,7 @@ import tempfile
 from collections import deque
 from typing import Final
 
-__all__ = ["read_file", "replace_file"]
+__all__ = ["read_file", "remove_file", "replace_file", "resolved"]
 
 _MODE: Final = 0o644
 _MOST_LINKS: Final = 40  # as the kernel
@@ -44,7 +44,7 @@ def read_file(path: str) -> bytes | None:
 
 
 def replace_file(path: str, content: bytes, *, mode: int = _MODE) -> None:
-    """Put a file in place in one step, with the owner and the mode of the one that it replaces.
+    """Put a file in place in one step, with owner, mode and attributes of the one it replaces.
 
     A link is followed, as an editor would: what it leads to is replaced, and it stays a link. Its
     directory is made if it is missing.
@@ -58,8 +58,8 @@ def replace_file(path: str, content: bytes, *, mode: int = _MODE) -> None:
         OSError: it cannot be written, or is where another user can lead us; what was there is
             untouched.
     """
-    os.makedirs(os.path.dirname(_resolved(path)), mode=0o755, exist_ok=True)
-    path = _resolved(path)
+    os.makedirs(os.path.dirname(resolved(path)), mode=0o755, exist_ok=True)
+    path = resolved(path)
     directory, name = os.path.split(path)
     before = None
     with contextlib.suppress(FileNotFoundError):
@@ -71,10 +71,11 @@ def replace_file(path: str, content: bytes, *, mode: int = _MODE) -> None:
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(content)
-            file.flush()
             if before is not None:
                 os.fchown(fd, before.st_uid, before.st_gid)
+                _copy_attributes(path, fd)
             os.fchmod(fd, mode if before is None else stat.S_IMODE(before.st_mode))
+            file.flush()
             os.fsync(fd)
         os.rename(aside, path)
     except BaseException:
@@ -83,7 +84,21 @@ def replace_file(path: str, content: bytes, *, mode: int = _MODE) -> None:
     _sync(directory)
 
 
-def _resolved(path: str) -> str:
+def remove_file(path: str) -> None:
+    """Remove a file, for good.
+
+    Args:
+        path: of it; what a link leads to is removed, and the link stays.
+
+    Raises:
+        OSError: it cannot be removed, or is where another user can lead us.
+    """
+    path = resolved(path)
+    os.unlink(path)
+    _sync(os.path.dirname(path))
+
+
+def resolved(path: str) -> str:
     """The place that a path leads to, by nobody's links but those of who may be trusted.
 
     Args:
@@ -128,6 +143,14 @@ def _refuse_strangers(directory: str, path: str, seen: os.stat_result) -> None:
     raise PermissionError(
         errno.EACCES, f"{path} is of user {seen.st_uid}, where everybody may make files", path
     )
+
+
+def _copy_attributes(path: str, fd: int) -> None:
+    """Above all the label of SELinux. Not every file system has them."""
+    with contextlib.suppress(OSError):
+        for name in os.listxattr(path):
+            with contextlib.suppress(OSError):
+                os.setxattr(fd, name, os.getxattr(path, name))
 
 
 def _sync(directory: str) -> None:

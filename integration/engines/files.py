@@ -20,8 +20,6 @@ import difflib
 import errno
 import fcntl
 import os
-import stat
-import tempfile
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
@@ -32,6 +30,7 @@ from integration.engines.errors import (
     ConfigUnreadable,
     WriteFailed,
 )
+from integration.files import remove_file, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -230,55 +229,14 @@ def _locked(path: str) -> Iterator[None]:
 
 
 def _replace(change: FileChange) -> None:
-    path = os.path.realpath(change.path)
-    if change.new is None:
-        os.unlink(path)
-        _sync(os.path.dirname(path))
-        for directory in reversed(change.directories):
-            # Somebody else's files, or a mount: it is not only ours any more.
-            with contextlib.suppress(OSError):
-                os.rmdir(directory)
+    if change.new is not None:
+        replace_file(change.path, change.new, mode=change.mode)
         return
-    for directory in change.directories:
-        os.makedirs(directory, mode=0o755, exist_ok=True)
-    directory, name = os.path.split(path)
-    # Nothing that a pattern of imports (*.toml) matches.
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{name}.", suffix=".nvshim", dir=directory)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(change.new)
-            _take_over(path, descriptor, change.mode)
-            file.flush()
-            os.fsync(descriptor)
-        os.rename(temporary, path)
-    except BaseException:
+    remove_file(change.path)
+    for directory in reversed(change.directories):
+        # Somebody else's files, or a mount: it is not only ours any more.
         with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    _sync(directory)
-
-
-def _take_over(path: str, descriptor: int, mode: int) -> None:
-    """Give a new file the owner, mode and attributes of the one it replaces."""
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        os.fchmod(descriptor, mode)
-        return
-    os.fchown(descriptor, found.st_uid, found.st_gid)
-    os.fchmod(descriptor, stat.S_IMODE(found.st_mode))
-    with contextlib.suppress(OSError):  # not every file system has them
-        for name in os.listxattr(path):
-            with contextlib.suppress(OSError):
-                os.setxattr(descriptor, name, os.getxattr(path, name))
-
-
-def _sync(directory: str) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            os.rmdir(directory)
 
 
 def _lines(content: bytes | None) -> Sequence[str]:

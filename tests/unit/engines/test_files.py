@@ -109,3 +109,17 @@ def test_diff_says_what_is_at_the_end_of_a_file() -> None:
     assert "\\ No newline at end of file\n" in diff
     assert FileChange("/f", None, b"a\n").diff().startswith("--- /dev/null\n+++ /f\n")
     assert FileChange("/f", b"a\n", None).action == "removed"
+
+
+def test_a_link_of_another_user_where_everybody_may_make_one_is_not_followed(
+    tmp_path: Path,
+) -> None:
+    tmp_path.chmod(0o1777)
+    precious = tmp_path / "precious"
+    precious.write_text("old")
+    link = tmp_path / "config.toml"
+    link.symlink_to(precious)
+    os.lchown(link, 12345, 12345)
+    with pytest.raises(WriteFailed, match="is of user 12345"):
+        apply(change(FileChange(str(link), b"old", b"new")))
+    assert precious.read_text() == "old"
