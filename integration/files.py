@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import os
 import stat
 import tempfile
 from collections import deque
 from typing import Final
 
-__all__ = ["read_file", "remove_file", "replace_file", "resolved"]
+__all__ = ["read_file", "remove_file", "replace_file", "resolved", "sweep"]
 
 _MODE: Final = 0o644
+_SUFFIX: Final = ".new"
 _MOST_LINKS: Final = 40  # as the kernel
 
 
@@ -43,7 +45,9 @@ def read_file(path: str) -> bytes | None:
         return None
 
 
-def replace_file(path: str, content: bytes, *, mode: int = _MODE) -> None:
+def replace_file(
+    path: str, content: bytes, *, mode: int = _MODE, staging: str | None = None
+) -> None:
     """Put a file in place in one step, with owner, mode and attributes of the one it replaces.
 
     A link is followed, as an editor would: what it leads to is replaced, and it stays a link. Its
@@ -53,6 +57,8 @@ def replace_file(path: str, content: bytes, *, mode: int = _MODE) -> None:
         path: where; what is there must be a file, or nothing.
         content: all of it.
         mode: of a file that has not been there before.
+        staging: a directory where it is written first, if that is on the same file system; for
+            a directory of which others read every file, whatever its name.
 
     Raises:
         OSError: it cannot be written, or is where another user can lead us; what was there is
@@ -67,7 +73,8 @@ def replace_file(path: str, content: bytes, *, mode: int = _MODE) -> None:
         if not stat.S_ISREG(before.st_mode):
             raise FileExistsError(errno.EEXIST, "is no file", path)
     # Readers of configuration directories go by the end of the name, and by the dot before it.
-    fd, aside = tempfile.mkstemp(prefix=f".{name}.", suffix=".new", dir=directory)
+    where = _staging(directory, staging)
+    fd, aside = tempfile.mkstemp(prefix=f".{name}.", suffix=_SUFFIX, dir=where)
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(content)
@@ -96,6 +103,29 @@ def remove_file(path: str) -> None:
     path = resolved(path)
     os.unlink(path)
     _sync(os.path.dirname(path))
+
+
+def sweep(path: str, *, staging: str | None = None) -> None:
+    """Remove what one that was killed while it replaced a file has left of it.
+
+    Args:
+        path: of the file, which nobody else replaces just now.
+        staging: where it was written first.
+    """
+    directory, name = os.path.split(resolved(path))
+    for place in {directory, _staging(directory, staging)}:
+        for left in glob.glob(f"{glob.escape(f'{place}/.{name}.')}????????{_SUFFIX}"):
+            with contextlib.suppress(OSError):
+                os.unlink(left)
+
+
+def _staging(directory: str, wanted: str | None) -> str:
+    try:
+        if wanted is not None and os.stat(wanted).st_dev == os.stat(directory).st_dev:
+            return wanted
+    except OSError:
+        pass
+    return directory
 
 
 def resolved(path: str) -> str:

@@ -34,8 +34,8 @@ from integration.engines.files import Change, FileChange, Need, missing_director
 from integration.engines.former import Former, without_us
 from integration.engines.handler import check_name
 from integration.engines.imports import View, load
-from integration.engines.options import ENGINE, Options
-from integration.engines.verdict import check, check_former, refuse_generated
+from integration.engines.options import ENGINE, RUNTIME_TYPE, Options
+from integration.engines.verdict import check, check_default, check_former, refuse_generated
 from integration.engines.wanted import with_us
 
 if TYPE_CHECKING:
@@ -70,9 +70,10 @@ def plan(options: Options) -> Change:
         wanted, notes = with_us(options, containerd, former, before, kept)
         after = containerd.dump(wanted, options.config)
     check(options, before, after)
-    changed = any(_file_changes(former.view, former))
+    changed = any(_file_changes(former.view, former, options.config))
     # Where nothing of ours is, there is nothing else to compare with.
     now = _dump_now(options, containerd) if changed else before
+    check_default(options, now, after)
     return _change(options, former, wanted, now=now, after=after, notes=notes)
 
 
@@ -86,7 +87,8 @@ def plan_removal(options: Options) -> Change:
         The change, which is empty if there is nothing of ours.
 
     Raises:
-        EnginesError: a file cannot be read, or was changed by hand.
+        EnginesError: a file cannot be read, or was changed by hand, or containerd would not be as
+            well off without us.
     """
     notes: list[str] = []
     containerd = now = after = None
@@ -96,12 +98,22 @@ def plan_removal(options: Options) -> Change:
         notes.append(f"not looked at by containerd: {error.found}")
     former = without_us(options, containerd)
     if containerd is not None:
+        now = _dump_now(options, containerd)
         try:
             after = containerd.dump(former.view, options.config)
-            now = _dump_now(options, containerd)
         except ConfigRefused as error:
+            if now is not None and not options.force:
+                raise
             # It is no reason to stay.
             notes.append(f"what is left is refused by containerd: {error.found}")
+        else:
+            check_default(options, now, after)
+            notes += [
+                f"the handler {name} is one of {RUNTIME_TYPE}, too, and has no mark of nvshim: "
+                "whoever wrote it has to take it out"
+                for name, handler in handlers(after).items()
+                if handler.get("runtime_type") == RUNTIME_TYPE
+            ]
     return _change(options, former, former.view, now=now, after=after, notes=notes)
 
 
@@ -122,7 +134,8 @@ def _change(
     after: Mapping[str, Any] | None,
     notes: Sequence[str],
 ) -> Change:
-    files = sorted(_file_changes(wanted, former), key=lambda change: _rank(options, change))
+    changes = _file_changes(wanted, former, options.config)
+    files = sorted(changes, key=lambda change: _rank(options, change))
     need, why = (
         Need.RESTART,
         (
@@ -137,15 +150,15 @@ def _change(
     return Change(ENGINE, tuple(files), need, why, options.config, tuple(notes))
 
 
-def _file_changes(view: View, former: Former) -> Iterator[FileChange]:
+def _file_changes(view: View, former: Former, root: str) -> Iterator[FileChange]:
     """The files that are not in a view what they are on disk."""
     for path, text in view.exchanged.items():
-        change = _file_change(path, text, former)
+        change = _file_change(path, text, former, root)
         if change is not None:
             yield change
 
 
-def _file_change(path: str, text: str | None, former: Former) -> FileChange | None:
+def _file_change(path: str, text: str | None, former: Former, root: str) -> FileChange | None:
     old, new = read(path), None if text is None else text.encode()
     if old == new:
         return None
@@ -154,7 +167,9 @@ def _file_change(path: str, text: str | None, former: Former) -> FileChange | No
         directories = former.directories.get(path, ())
     elif old is None:
         directories = missing_directories(path)
-    return FileChange(path, old, new, directories=directories)
+    # What it imports it may import by "*", and somebody may start it just now.
+    staging = os.path.dirname(os.path.realpath(root))
+    return FileChange(path, old, new, directories=directories, staging=staging)
 
 
 def _rank(options: Options, change: FileChange) -> int:

@@ -28,6 +28,7 @@ from integration.engines.errors import (
     ConfigInvalid,
     ConfigRefused,
     EngineNotInstalled,
+    HandlerInUse,
     HandlerTaken,
     NotOurs,
 )
@@ -107,10 +108,7 @@ def plan(options: Options) -> Change:
     directories = record.get("directories", list(missing_directories(options.drop_in)))
     text = marks.owned(ENGINE, _body(options, shim), {"directories": directories})
     notes = _validated(options, text)
-    change = FileChange(
-        options.drop_in, old, text.encode(), directories=missing_directories(options.drop_in)
-    )
-    return _change(options, change, notes)
+    return _change(options, old, text.encode(), missing_directories(options.drop_in), notes)
 
 
 def plan_removal(options: Options) -> Change:
@@ -127,7 +125,9 @@ def plan_removal(options: Options) -> Change:
     """
     old, record = _ours(options)
     directories = tuple(record.get("directories", ()))
-    return _change(options, FileChange(options.drop_in, old, None, directories=directories), ())
+    if old is not None and not options.force:
+        _check_default(options, read_text(options.drop_in, old))
+    return _change(options, old, None, directories)
 
 
 def _ours(options: Options) -> tuple[bytes | None, dict[str, Any]]:
@@ -154,16 +154,31 @@ def _ours(options: Options) -> tuple[bytes | None, dict[str, Any]]:
 def _others(options: Options) -> Iterator[tuple[str, dict[str, Any]]]:
     """CRI-O's files but ours."""
     directory = os.path.dirname(options.drop_in)
-    for path in (options.config, *sorted(glob.glob(f"{glob.escape(directory)}/*"))):
+    pattern = f"{glob.escape(directory)}/**"
+    paths = sorted(glob.glob(pattern, recursive=True, include_hidden=True))
+    for path in (options.config, *paths):
         if path == options.drop_in or os.path.isdir(path):
             continue
         content = read(path)
         if content is None:
             continue
         try:
-            yield path, tomllib.loads(read_text(path, content))
+            yield path, tomltext.parse(read_text(path, content))
         except tomllib.TOMLDecodeError as error:
             raise ConfigInvalid(f"to read {path}", found=f"no TOML: {error}") from error
+
+
+def _check_default(options: Options, ours: str) -> None:
+    """That what is to go is not what others have made the default."""
+    runtime = tomltext.parse(ours).get("crio", {}).get("runtime", {})
+    for path, table in _others(options):
+        name = table.get("crio", {}).get("runtime", {}).get("default_runtime")
+        if name in runtime.get("runtimes", {}):
+            raise HandlerInUse(
+                f"to take the handler {name} away",
+                found=f"{path} has default_runtime = {name}: no pod would start",
+                do="give it another value first; --force removes the handler anyway",
+            )
 
 
 def _body(options: Options, shim: str) -> str:
@@ -201,9 +216,18 @@ def _validated(options: Options, text: str) -> tuple[str, ...]:
     return ()
 
 
-def _change(options: Options, change: FileChange, notes: tuple[str, ...]) -> Change:
-    if change.old == change.new:
+def _change(
+    options: Options,
+    old: bytes | None,
+    new: bytes | None,
+    directories: tuple[str, ...],
+    notes: tuple[str, ...] = (),
+) -> Change:
+    if old == new:
         why = "nothing changes: CRI-O needs no restart"
         return Change(ENGINE, (), Need.NOTHING, why, options.drop_in, notes)
     why = "CRI-O reads its handlers when it starts: it needs a restart"
+    # CRI-O reads every file of its directory, whatever its name.
+    staging = os.path.dirname(os.path.dirname(os.path.realpath(options.drop_in)))
+    change = FileChange(options.drop_in, old, new, directories=directories, staging=staging)
     return Change(ENGINE, (change,), Need.RESTART, why, options.drop_in, notes)

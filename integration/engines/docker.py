@@ -36,6 +36,7 @@ from integration.engines.errors import (
     EditImpossible,
     EngineNotInstalled,
     EngineTooOld,
+    HandlerInUse,
     HandlerTaken,
     RecordInvalid,
 )
@@ -155,7 +156,7 @@ def plan(options: Options) -> Change:
             do="remove it (NVIDIA's by `nvidia-ctk`), or choose another --runtime-name",
         )
     members = _members(options, before)
-    wanted = former.text if former.text is not None else "{}\n"
+    wanted = "{}\n" if former.text is None or _is_blank(former.text) else former.text
     for path, value in members:
         try:
             wanted = jsontext.set_member(wanted, path, value)
@@ -164,6 +165,7 @@ def plan(options: Options) -> Change:
                 f"{'.'.join(path)} in {options.config}",
                 found=f"{'.'.join(path[:-1])} is no object",
             ) from None
+    _check_default(options, wanted)
     notes = _validated(options, program, former.text, wanted)
     hook, hook_text = former.hook, None
     if hook is not None or shutil.which(HOOK, path=_hook_path(options)) is None:
@@ -204,6 +206,7 @@ def plan_removal(options: Options) -> Change:
         EnginesError: a file cannot be read, or was changed by hand.
     """
     former = _without_us(options)
+    _check_default(options, former.text)
     files: list[tuple[str, str | None, int]] = [(options.config, former.text, 0o644)]
     if former.hook is not None:
         files.append((former.hook, None, 0))
@@ -319,15 +322,34 @@ def _text(path: str) -> str | None:
 
 
 def _parsed(path: str, text: str | None) -> dict[str, Any]:
-    if text is None:
+    if text is None or _is_blank(text):
         return {}
     try:
-        found = json.loads(text)
-    except ValueError as error:
+        found = json.loads(text.removeprefix(jsontext.MARK))
+    except (ValueError, RecursionError) as error:
         raise ConfigInvalid(f"to read {path}", found=f"no JSON: {error}") from error
     if not isinstance(found, dict):
         raise ConfigInvalid(f"to read {path}", found="it is no object ({ … })")
     return found
+
+
+def _is_blank(text: str) -> bool:
+    """Whether dockerd takes a text for a file without settings."""
+    return text.removeprefix(jsontext.MARK).strip() in ("", "null")
+
+
+def _check_default(options: Options, text: str | None) -> None:
+    """That dockerd's default runtime is not taken away."""
+    now, after = _parsed(options.config, _text(options.config)), _parsed(options.config, text)
+    name = after.get("default-runtime")
+    gone = name in (now.get("runtimes") or {}) and name not in (after.get("runtimes") or {})
+    if gone and not options.force:
+        raise HandlerInUse(
+            f"to take the runtime {name} away",
+            found=f"{options.config} has default-runtime = {name}, and nvshim has not written "
+            "that: dockerd would not start",
+            do="give it another value first, such as runc; --force removes the runtime anyway",
+        )
 
 
 def _at(value: Any, path: Any) -> Any:

@@ -100,7 +100,7 @@ class Containerd:
             done = run([self.program, "--config", copies[root], "config", "dump"])
         if done.returncode == 0:
             try:
-                return tomllib.loads(done.stdout)
+                return tomltext.parse(done.stdout)
             except tomllib.TOMLDecodeError as error:
                 raise ConfigRefused(
                     f"the dump of {root} by {self.program}", found=f"no TOML: {error}"

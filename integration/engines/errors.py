@@ -24,7 +24,8 @@ Leaves of the tree in :mod:`api.errors`, beside those in :mod:`integration.error
         ├── WriteFailed          E2567
         ├── RestartRefused       E2568
         ├── RestartFailed        E2569
-        └── RecordInvalid        E2570
+        ├── RecordInvalid        E2570
+        └── HandlerInUse         E2571
 """
 
 from __future__ import annotations
@@ -182,3 +183,10 @@ class RecordInvalid(EnginesError):
 
     code = "NVSHIM-E2570"
     status = Status.DATA_LOSS
+
+
+class HandlerInUse(EnginesError):
+    """Others have made ours the default: without it, no container of theirs would start."""
+
+    code = "NVSHIM-E2571"
+    status = Status.FAILED_PRECONDITION

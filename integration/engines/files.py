@@ -20,6 +20,7 @@ import difflib
 import errno
 import fcntl
 import os
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
@@ -30,7 +31,7 @@ from integration.engines.errors import (
     ConfigUnreadable,
     WriteFailed,
 )
-from integration.files import remove_file, replace_file
+from integration.files import remove_file, replace_file, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,7 +59,10 @@ class FileChange:
         new: what is to be there instead; None for nothing.
         mode: of a file that is made.
         directories: that are made for the file, or removed with it if they are empty then; each
-            before those below it.
+            each before those below it.
+        staging: where it is written before it is renamed, if that is on the same file system; None
+            for the directory that it is in. For one that is in a directory of which an engine
+            may read every file.
     """
 
     path: str
@@ -66,6 +70,7 @@ class FileChange:
     new: bytes | None
     mode: int = _MODE
     directories: tuple[str, ...] = ()
+    staging: str | None = None
 
     @property
     def action(self) -> str:
@@ -229,8 +234,10 @@ def _locked(path: str) -> Iterator[None]:
 
 
 def _replace(change: FileChange) -> None:
+    # Only who holds the lock writes these files: what lies there was left by one that was killed.
+    sweep(change.path, staging=change.staging)
     if change.new is not None:
-        replace_file(change.path, change.new, mode=change.mode)
+        replace_file(change.path, change.new, mode=change.mode, staging=change.staging)
         return
     remove_file(change.path)
     for directory in reversed(change.directories):
@@ -242,7 +249,7 @@ def _replace(change: FileChange) -> None:
 def _lines(content: bytes | None) -> Sequence[str]:
     if content is None:
         return []
-    lines = content.decode(errors="replace").splitlines(keepends=True)
+    lines = re.findall(r"[^\n]*\n|[^\n]+", content.decode(errors="replace"))
     if lines and not lines[-1].endswith("\n"):
         lines[-1] += "\n\\ No newline at end of file\n"
     return lines

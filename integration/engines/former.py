@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from integration.engines import marks, tomltext
 from integration.engines.errors import ChangedByHand
-from integration.engines.imports import View, imports_value, load
+from integration.engines.imports import View, imports_value, load, resolved
 from integration.engines.options import default_drop_in
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def without_us(options: Options, containerd: Containerd | None) -> Former:
     for path, kind in imported:
         text = view.text(options.config)
         if text is not None:
-            view = view.with_text(options.config, without_import(text, path, kind))
+            view = view.with_text(options.config, without_import(text, options.config, path, kind))
     return Former(view, directories)
 
 
@@ -99,7 +99,7 @@ def _places(options: Options) -> list[str]:
 def _plain(path: str, text: str, options: Options) -> str:
     """A file of others without our parts."""
     try:
-        tomllib.loads(text)
+        tomltext.parse(text)
     except tomllib.TOMLDecodeError:
         return text  # none that containerd reads, or it has been said already
     block = marks.find_block(text)
@@ -116,22 +116,28 @@ def _by_hand(path: str) -> ChangedByHand:
     )
 
 
-def without_import(text: str, path: str, kind: Any) -> str:
-    """A file without the import that we added to it.
+def without_import(text: str, root: str, path: str, kind: Any) -> str:
+    """A file without what imports a file of ours by its name.
+
+    However that is written by now: containerd does not start without a file that is imported so.
 
     Args:
         text: the file's.
+        root: its path.
         path: what it imports.
-        kind: "line" if all of ``imports`` is ours, "element" if it is one of others' too.
+        kind: "line" if all of ``imports`` was ours.
     """
     value = imports_value(text)
-    if value is None or kind not in ("line", "element"):
+    if value is None:
         return text
-    alone = len(tomltext.elements(text, value)) == 1
-    if kind == "line" and alone and tomltext.to_value(path) in text[slice(*value)]:
+
+    def is_ours(name: Any) -> bool:
+        return "*" not in name and resolved(root, name) == path
+
+    if kind == "line" and all(map(is_ours, tomltext.parse(text)["imports"])):
         begin = text.rfind("\n", 0, value[0]) + 1
         return tomltext.remove_line(text, begin, _line_behind(text, value[1]))
-    return tomltext.remove_element(text, value, path)
+    return tomltext.remove_element(text, value, is_ours)
 
 
 def _line_behind(text: str, at: int) -> int:

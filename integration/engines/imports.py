@@ -28,7 +28,7 @@ from integration.engines.files import read, read_text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["File", "View", "covers", "load", "parse"]
+__all__ = ["File", "View", "covers", "load", "parse", "resolved"]
 
 _VERSIONS: Final = range(1, 5)
 
@@ -116,10 +116,8 @@ def load(view: View, root: str, *, relative_patterns: bool = True) -> list[File]
         table = {} if text is None else parse(path, text)
         imports = []
         for pattern in _patterns(path, table):
-            where = os.path.dirname(path)
-            if "*" in pattern and not relative_patterns:
-                where = "/"
-            absolute = os.path.normpath(os.path.join(where, pattern))
+            where = "/" if "*" in pattern and not relative_patterns else path
+            absolute = resolved(where, pattern)
             imports.append((absolute, tuple(view.matches(absolute))))
         files[path] = File(path, text, table, tuple(imports))
         pending += [match for _, matches in imports for match in matches]
@@ -137,7 +135,7 @@ def parse(path: str, text: str) -> dict[str, Any]:
         ConfigInvalid: it is no TOML, or of a version that nobody knows.
     """
     try:
-        table = tomllib.loads(text)
+        table = tomltext.parse(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigInvalid(f"to read {path}", found=f"no TOML: {error}") from error
     version = table.get("version", 1)
@@ -156,6 +154,16 @@ def covers(file: File, path: str) -> bool:
         _is_match(path, pattern) if "*" in pattern else path == pattern
         for pattern, _ in file.imports
     )
+
+
+def resolved(path: str, pattern: str) -> str:
+    """Where an import leads to.
+
+    Args:
+        path: of the file that imports.
+        pattern: what it says.
+    """
+    return os.path.normpath(os.path.join(os.path.dirname(path), pattern))
 
 
 def imports_value(text: str) -> tuple[int, int] | None:

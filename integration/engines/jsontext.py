@@ -18,9 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["remove_member", "set_member"]
+__all__ = ["MARK", "remove_member", "set_member"]
 
-_SPACE: Final = " \t\r\n"
+MARK: Final = "\ufeff"
+"""What some editors put before UTF-8, and dockerd takes."""
+
+_SPACE: Final = f" \t\r\n{MARK}"
 _INDENTATION: Final = "    "
 _DECODER: Final = json.JSONDecoder()
 

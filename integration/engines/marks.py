@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -239,7 +240,8 @@ def _comments(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _comment_lines(text: str, begin: int, end: int) -> Iterator[tuple[int, int]]:
-    for line in text[begin:end].splitlines(keepends=True):
+    # Not splitlines: there is more that ends a line to Python than to TOML.
+    for line in re.findall(r"[^\n]*\n|[^\n]+", text[begin:end]):
         if line.startswith("#"):
             yield begin, begin + len(line)
         begin += len(line)

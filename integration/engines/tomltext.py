@@ -19,7 +19,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = [
     "Kind",
@@ -30,6 +30,7 @@ __all__ = [
     "insert_element",
     "insert_line",
     "line_ending",
+    "parse",
     "remove_element",
     "remove_line",
     "statements",
@@ -39,6 +40,7 @@ __all__ = [
 
 _SPACE: Final = " \t"
 _LINE_END: Final = "\r\n"
+_MARK: Final = "\ufeff"  # some editors put it before UTF-8, and containerd 1 takes it
 
 
 class Kind(Enum):
@@ -77,13 +79,28 @@ class Statement:
         return (*self.table, *self.key)
 
 
+def parse(text: str) -> dict[str, Any]:
+    """What a document says.
+
+    Args:
+        text: with or without a byte order mark.
+
+    Raises:
+        TOMLDecodeError: it is no TOML, or none that can be read.
+    """
+    try:
+        return tomllib.loads(text.removeprefix(_MARK))
+    except RecursionError as error:
+        raise tomllib.TOMLDecodeError("it is nested too deeply") from error
+
+
 def statements(text: str) -> Iterator[Statement]:
     """The statements of a document, in their order.
 
     Args:
         text: valid TOML.
     """
-    at = 0
+    at = len(_MARK) if text.startswith(_MARK) else 0
     table: tuple[str, ...] = ()
     while True:
         at = _skip(text, at, _SPACE + _LINE_END)
@@ -146,25 +163,26 @@ def insert_element(text: str, array: tuple[int, int], value: str) -> str:
     return text[:at] + (", " if there else "") + to_value(value) + text[at:]
 
 
-def remove_element(text: str, array: tuple[int, int], value: str) -> str:
-    """Take a string out of an array again. Nothing if it is not there.
+def remove_element(text: str, array: tuple[int, int], is_meant: Callable[[Any], bool]) -> str:
+    """Take values out of an array again, however they are written. Nothing if there are none.
 
     Args:
         text: the document.
         array: see :func:`elements`.
-        value: the string.
+        is_meant: which values.
     """
     there = elements(text, array)
-    written = to_value(value)
     for position in reversed(range(len(there))):
         begin, end = there[position]
-        if text[begin:end] != written:
+        if not is_meant(tomllib.loads(f"a = {text[begin:end]}")["a"]):
             continue
         if position:
             begin = there[position - 1][1]
         elif len(there) > 1:
             end = there[1][0]
-        return text[:begin] + text[end:]
+        text = text[:begin] + text[end:]
+        array = array[0], array[1] - (end - begin)
+        there = elements(text, array)
     return text
 
 
@@ -257,7 +275,9 @@ def _value_end(text: str, at: int, stop: str = "") -> int:
         end = at
         while end < len(text) and text[end] not in f"#{_LINE_END}{stop}":
             end += 1
-        return len(text[:end].rstrip(_SPACE))
+        while text[end - 1] in _SPACE:
+            end -= 1
+        return end
     depth = 0
     while True:
         character = text[at]

@@ -186,7 +186,7 @@ def _with_import(root: File, path: str, version: int) -> tuple[str, str]:
         new, kind = tomltext.insert_element(text, value, path), "element"
     imports = [*root.table.get("imports", []), path]
     _expect(root.path, new, {**parse(root.path, text), "imports": imports})
-    if without_import(new, path, kind) != text:
+    if without_import(new, root.path, path, kind) != text:
         raise _impossible(root.path, "imports")
     return new, kind
 
@@ -236,7 +236,7 @@ def _edited(path: str, text: str, tables: Sequence[_Table]) -> str:
 def _expect(path: str, text: str, wanted: Mapping[str, Any]) -> None:
     """That a text says what it should, and nothing else."""
     try:
-        found = tomllib.loads(text)
+        found = tomltext.parse(text)
     except tomllib.TOMLDecodeError as error:
         raise _impossible(path, str(error)) from error
     for difference in differences({"": found}, {"": dict(wanted)}):

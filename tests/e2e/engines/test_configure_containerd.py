@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import stat
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from integration.engines import ContainerdOptions, apply, plan, plan_removal
+from integration.engines import ContainerdOptions, apply, dump, plan, plan_removal
 from integration.engines.dump import Containerd, differences, handlers, pruned
 from integration.engines.errors import (
     ChangedByHand,
@@ -24,11 +25,13 @@ from integration.engines.errors import (
     CriDisabled,
     DropInReplaces,
     EditImpossible,
+    HandlerInUse,
     HandlerTaken,
     NotOurs,
     WriteFailed,
 )
 from integration.engines.imports import View
+from integration.engines.programs import run
 from integration.parts import Parts
 from tests.harness.nvshim import nvshim
 from tests.harness.runtime import STOCK
@@ -114,6 +117,35 @@ version = {version}
 def programs() -> dict[str, str]:
     """The containerd of each release."""
     return {release: Parts.named(release).containerd for release in RELEASES}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def asked_once() -> Iterator[None]:
+    """Plans do not ask a containerd twice about the same files; what is in place is asked anew."""
+    answers: dict[tuple[str, ...], subprocess.CompletedProcess[str]] = {}
+
+    def ask(argv: list[str]) -> subprocess.CompletedProcess[str]:
+        directory = os.path.dirname(argv[2]) if "dump" in argv else "/nowhere"
+        texts = []
+        for path in sorted(glob.glob(f"{directory}/*")):
+            with open(path, newline="") as file:
+                texts.append(file.read())
+        key = tuple(text.replace(directory, "{directory}") for text in (*argv, *texts))
+        if key not in answers:
+            done = run(argv)
+            done.stdout, done.stderr = (
+                said.replace(directory, "{directory}") for said in (done.stdout, done.stderr)
+            )
+            answers[key] = done
+        found = answers[key]
+        out, error = (
+            said.replace("{directory}", directory) for said in (found.stdout, found.stderr)
+        )
+        return subprocess.CompletedProcess(argv, found.returncode, out, error)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dump, "run", ask)
+        yield
 
 
 class Node:
@@ -374,6 +406,53 @@ def test_what_somebody_changed_of_ours_is_kept_until_forced(make: Callable[..., 
         node.write(node.read(name).replace('["cdi.k8s.io/*"]', '["mine/*"]'), name)
         apply(plan_removal(node.options(force=True)))
         assert node.files() == {"config.toml": before}
+
+
+def test_import_that_somebody_has_written_otherwise_goes_with_what_it_imports(
+    make: Callable[..., Node],
+) -> None:
+    """containerd does not start without a file that is imported by its name."""
+    node = make("sid", VERSION_3)
+    apply(plan(node.options()))
+    path = f"{node.directory}/conf.d/99-nvshim.toml"
+    for imports, left in (
+        (f"['{path}', \"conf.d/99-nvshim.toml\"]", ""),
+        (f'[\n  "{node.directory}/mine.toml", # mine\n  \'{path}\',\n]',
+         f'imports = [\n  "{node.directory}/mine.toml",\n] # by nvshim\n'),
+    ):  # fmt: skip
+        node.write("version = 3\n", "mine.toml")
+        node.write(node.read().replace(f'["{path}"]', imports))
+        apply(plan_removal(node.options()))
+        text = VERSION_3.replace("version = 3\n", f"version = 3\n{left}")
+        assert node.read().replace(", # mine", "") == text
+        node.dump()
+        node.write(VERSION_3)
+        apply(plan(node.options()))
+
+
+@pytest.mark.parametrize("release", ["trixie", "sid"])
+def test_handler_that_somebody_made_the_default_is_not_taken_away(
+    make: Callable[..., Node], release: str
+) -> None:
+    node = make(release, GKE)
+    apply(plan(node.options()))
+    node.write(node.read().replace('name = "runc"', 'name = "nvidia"'))
+    files = node.files()
+    refused(node, HandlerInUse, "default_runtime_name = nvidia.*such as runc", runtime_name="gpu")
+    with pytest.raises(HandlerInUse):
+        plan_removal(node.options())
+    assert node.files() == files
+    apply(plan_removal(node.options(force=True)))
+    assert "nvidia" not in handlers(node.dump())
+
+
+def test_handler_whose_mark_somebody_has_lost_is_named(make: Callable[..., Node]) -> None:
+    node = make("trixie", GKE)
+    apply(plan(node.options()))
+    node.write(re.sub(r"(?m)^# (>>>|<<<) nvshim.*\n?", "", node.read()))
+    change = plan_removal(node.options())
+    assert not change.files
+    assert "handler nvidia is one of io.containerd.nvidia.v1" in change.notes[0]
 
 
 @pytest.mark.parametrize(("release", "version"), [("trixie", 2), ("sid", 3)])

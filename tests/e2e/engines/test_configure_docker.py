@@ -16,6 +16,7 @@ from integration.engines.errors import (
     ConfigRefused,
     EditImpossible,
     EngineTooOld,
+    HandlerInUse,
     HandlerTaken,
     RecordInvalid,
 )
@@ -74,7 +75,9 @@ def node(tmp_path: Path, dockerd: str) -> Node:
     return Node(str(tmp_path), dockerd)
 
 
-@pytest.mark.parametrize("text", [None, "{}", '{"features": {"cdi": false}}\n', GRUBBY])
+@pytest.mark.parametrize(
+    "text", [None, "", "{}", "\ufeff{}", '{"features": {"cdi": false}}\n', GRUBBY]
+)
 def test_members_are_added_as_their_neighbours_are_and_come_out_again(
     node: Node, text: str | None
 ) -> None:
@@ -83,7 +86,9 @@ def test_members_are_added_as_their_neighbours_are_and_come_out_again(
     tree = node.tree()
     options = node.options(set_default=True, enable_cdi=True)
     apply(plan(options))
-    before, after = json.loads(text or "{}"), json.loads(node.read())
+    before, after = (
+        json.loads(each.removeprefix("\ufeff") or "{}") for each in (text or "", node.read())
+    )
     assert after.pop("default-runtime") == "nvidia"
     assert after["runtimes"].pop("nvidia") == {"runtimeType": "io.containerd.nvidia.v1"}
     assert after["features"].pop("cdi") is True
@@ -109,6 +114,17 @@ def test_what_others_changed_since_stays_and_what_they_replaced_does_too(node: N
         name: value for name, value in theirs["runtimes"].items() if name != "nvidia"
     }
     assert after["default-runtime"] == "kata"
+
+
+def test_runtime_that_somebody_made_the_default_is_not_taken_away(node: Node) -> None:
+    node.write(GRUBBY)
+    apply(plan(node.options()))
+    node.write(node.read().replace('"default-runtime": "kata"', '"default-runtime": "nvidia"'))
+    for act, name in ((plan_removal, "nvidia"), (plan, "gpu")):
+        with pytest.raises(HandlerInUse, match="dockerd would not start"):
+            act(node.options(runtime_name=name))
+    apply(plan_removal(node.options(force=True)))
+    assert json.loads(node.read())["default-runtime"] == "nvidia"
 
 
 def test_hook_of_others_is_left_alone_and_ours_is_not_overwritten_blindly(node: Node) -> None:
@@ -147,6 +163,7 @@ def test_what_stands_in_the_way_is_one_line(node: Node) -> None:
     for text, kind, pattern in (
         ("{", ConfigInvalid, "no JSON"),
         ("[]", ConfigInvalid, "no object"),
+        (f'{{"a": {"[" * 100_000}', ConfigInvalid, "no JSON: "),
         ('{"runtimes": []}', EditImpossible, "runtimes is no object"),
         ('{"runtimes": {"nvidia": {"path": "/x"}}}', HandlerTaken, "nvidia-ctk"),
     ):

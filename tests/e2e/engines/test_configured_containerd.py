@@ -34,7 +34,7 @@ class Configured:
     """A containerd whose configuration is ours to change before it starts."""
 
     def __init__(self) -> None:
-        self.options: list[str] = []
+        self.options = ["--set-default"]
         self.before = b""
         self.containerd: PrivateContainerd
 
@@ -89,7 +89,7 @@ def start_gpu_container(pods: Pods, uuid: str) -> str:
     return done.stdout
 
 
-def test_pod_of_the_handler_gets_its_gpu_and_others_are_as_before(
+def test_pod_of_the_handler_gets_its_gpu_as_the_default_does_and_others_are_as_before(
     configured: Configured, two_gpus: SimulatedNode
 ) -> None:
     first, second = (gpu.uuid for gpu in two_gpus.scenario.gpus)
@@ -98,15 +98,18 @@ def test_pod_of_the_handler_gets_its_gpu_and_others_are_as_before(
         seen = start_gpu_container(pods, second)
         assert second in seen
         assert first not in seen
-        others = Pods(configured.containerd, "")
+        default = Pods(configured.containerd, "")
+        assert first in start_gpu_container(default, first)
+        default.close()
+        others = Pods(configured.containerd, "runc")
         plain = others.run().start(*IDLE, image=GLIBC, env={DEVICES: "all"})
         assert plain.exec("sh", "-c", "ls /dev | grep nvidia").stdout == ""
         others.close()
         pods.close()
 
 
-def test_default_and_options_reach_the_shim_and_removal_leaves_the_file_as_it_was(
-    configured: Configured, two_gpus: SimulatedNode
+def test_options_reach_the_shim_and_removal_leaves_the_file_as_it_was(
+    configured: Configured,
 ) -> None:
     containerd = configured.containerd
     # Written over the handler that is there: the file was written anew, our drop-in was not.
@@ -117,15 +120,7 @@ def test_default_and_options_reach_the_shim_and_removal_leaves_the_file_as_it_wa
         with pytest.raises(CriRefused, match="NVSHIM-E1206"):
             pods.run()
         pods.close()
-    configured.restart("--set-default")
-    with nothing_left(containerd):
-        pods = Pods(containerd, "")
-        assert two_gpus.scenario.gpus[0].uuid in start_gpu_container(
-            pods, two_gpus.scenario.gpus[0].uuid
-        )
-        pods.close()
-
-    again = configured.nvshim(configured.path, "--set-default")
+    again = configured.nvshim(configured.path, *configured.options)
     assert again["changed"] is False
     assert again["restart"]["needed"] == "nothing"
     removed = configured.nvshim(configured.path, "--remove")
@@ -137,6 +132,7 @@ def test_default_and_options_reach_the_shim_and_removal_leaves_the_file_as_it_wa
     assert configured.nvshim(configured.path, "--remove")["changed"] is False
 
 
+@pytest.mark.parametrize("configured", ["sid"], indirect=True)
 def test_restart_by_a_signal_is_refused_where_nobody_starts_what_it_ends(
     configured: Configured,
 ) -> None:

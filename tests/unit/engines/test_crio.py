@@ -14,6 +14,7 @@ from integration.engines.errors import (
     ChangedByHand,
     ConfigInvalid,
     ConfigRefused,
+    HandlerInUse,
     HandlerTaken,
     NotOurs,
 )
@@ -49,6 +50,29 @@ def test_handler_is_a_file_of_its_own_that_goes_again(options: Any, tmp_path: Pa
     apply(plan_removal(options()))
     assert os.listdir(tmp_path) == []
     assert plan_removal(options()).files == ()
+
+
+def test_nothing_is_ever_in_its_directory_but_whole_files(
+    options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CRI-O reads every file that is in there, hidden ones and those below it among them."""
+    seen: list[list[str]] = []
+    rename = os.rename
+
+    def look(source: str, target: str) -> None:
+        seen.append(os.listdir(os.path.dirname(target)))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", look)
+    apply(plan(options()))
+    assert seen == [[]]
+    hidden = tmp_path / "crio/crio.conf.d/.more/.hidden"
+    hidden.parent.mkdir()
+    hidden.write_text('[crio.runtime]\ndefault_runtime = "nvidia"\n')
+    with pytest.raises(HandlerInUse, match=r"\.hidden has default_runtime = nvidia"):
+        plan_removal(options())
+    apply(plan_removal(options(force=True)))
+    assert os.listdir(tmp_path / "crio/crio.conf.d") == [".more"]
 
 
 def test_what_others_wrote_is_not_touched(options: Any, tmp_path: Path) -> None:

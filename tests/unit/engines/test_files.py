@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -123,3 +125,52 @@ def test_a_link_of_another_user_where_everybody_may_make_one_is_not_followed(
     with pytest.raises(WriteFailed, match="is of user 12345"):
         apply(change(FileChange(str(link), b"old", b"new")))
     assert precious.read_text() == "old"
+
+
+def killed(change: Change, step: int) -> bool:
+    """Do it in a process that is killed at a step of it; False if it had fewer."""
+    pid = os.fork()
+    if pid == 0:
+        left = [step]
+
+        def hook(event: str, _: object) -> None:
+            if event in {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod"}:
+                left[0] -= 1
+                if not left[0]:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        status = 1
+        try:
+            sys.addaudithook(hook)
+            apply(change)
+            status = 0
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(pid, 0)
+    assert os.WIFSIGNALED(status) or status == 0
+    return os.WIFSIGNALED(status)
+
+
+def test_kill_at_any_step_leaves_old_or_new_and_the_next_one_sweeps(tmp_path: Path) -> None:
+    path, drop_in = tmp_path / "config.toml", tmp_path / "d" / "x.toml"
+    for old, new in ((None, b"new"), (b"old", b"new"), (b"old", None)):
+        for step in range(1, 99):
+            path.write_bytes(b"root")
+            if old is not None:
+                drop_in.parent.mkdir(exist_ok=True)
+                drop_in.write_bytes(old)
+            made = (str(drop_in.parent),) if None in (old, new) else ()
+            todo = change(FileChange(str(drop_in), old, new, 0o644, made, str(tmp_path)))
+            was_killed = killed(todo, step)
+            now = drop_in.read_bytes() if drop_in.exists() else None
+            assert now in (old, new)
+            if drop_in.parent.exists():
+                assert set(os.listdir(drop_in.parent)) <= {"x.toml"}
+            for content in (b"again", None):
+                apply(change(FileChange(str(drop_in), now, content, 0o644, (made or (
+                    str(drop_in.parent),)), str(tmp_path))))  # fmt: skip
+                now = content
+            assert os.listdir(tmp_path) == ["config.toml"]
+            if not was_killed:
+                break
+        assert step > 3, "it was killed at steps of its own"
