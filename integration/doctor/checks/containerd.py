@@ -150,6 +150,10 @@ def _taken_away(node: Node) -> Iterator[Trouble]:
                 f.path for f in containerd.files if f.imported and f is not file and f.handlers
             ]
             yield Trouble(f"{listed(lost)} of {file.path} is lost to {listed(later)}")
+    drop_ins = [f.path for f in containerd.files if f.imported and not f.root and f.handlers]
+    named = {name for file in containerd.files for name, _ in file.handlers}
+    if drop_ins and _BUILT_IN not in in_effect | named:
+        yield Trouble(f"containerd's own handler {_BUILT_IN} is lost to {listed(drop_ins)}")
 
 
 def _not_reread(node: Node) -> Iterator[Trouble]:
@@ -173,6 +177,7 @@ def _descriptors(node: Node) -> Iterator[Trouble]:
 
 
 _NEEDS: Final = ("containerd",)
+_BUILT_IN: Final = "runc"
 _FORMAT: Final = (
     "https://github.com/containerd/containerd/blob/main/docs/man/containerd-config.toml.5.md"
 )

@@ -695,3 +695,12 @@ def test_containerd_s_own_word_counts_and_not_what_the_files_seem_to_say(tree: T
     tree.write("/etc/containerd/conf.d/zz-other.toml", other)
     (finding,) = found(tree, "D032")
     assert "makes something else of it" in finding.found
+
+
+def test_own_handler_of_containerd_that_a_drop_in_takes_away_is_named(tree: Tree) -> None:
+    """What is left of a node that has gone back from containerd 2 to 1."""
+    tree.write(CONTAINERD, 'version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n')
+    assert found(tree, "D045") == []
+    tree.write(DROP_IN, f"version = 2\n{HANDLER}")
+    (finding,) = found(tree, "D045")
+    assert f"own handler runc is lost to {DROP_IN}" in finding.found
