@@ -60,6 +60,14 @@ class Configured:
         self.containerd.restart()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _signals_as_from_a_terminal() -> Iterator[None]:
+    """What nohup has made ignored, containerd would ignore as well."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture(scope="module", params=RELEASES)
 def configured(
     request: pytest.FixtureRequest, shim_directory: str, two_gpus: SimulatedNode

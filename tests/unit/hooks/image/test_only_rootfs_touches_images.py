@@ -34,6 +34,7 @@ HOST_PATHS: Final = {
     ("hooks/image/placement.py", "os.makedirs"): "the staging directory in the bundle",
     ("hooks/image/staging.py", "os.path.isdir"): "the source of a mount, in the driver root",
     ("hooks/image/staging.py", "os.path.lexists"): "below the source of a mount",
+    ("shim/layered.py", "os.stat"): "where this code is installed",
 }
 
 # fmt: off
