@@ -91,8 +91,9 @@ def _observed(pid: int) -> dict[str, Any]:
 
 
 async def test_a_warm_shim_differs_in_nothing_that_can_be_observed(node: Node) -> None:
-    cold = await node.start("aa")
-    warm = await node.start("bb")
+    # In capitals, which no random name of a directory has.
+    cold = await node.start("ID-A")
+    warm = await node.start("ID-B")
     assert _is_forked_by(warm, node.servers()[0])
 
     def alike(pid: int, name: str) -> dict[str, Any]:
@@ -106,9 +107,9 @@ async def test_a_warm_shim_differs_in_nothing_that_can_be_observed(node: Node) -
 
     # The connections that asked for their pids are still being closed.
     deadline = time.monotonic() + 5
-    while alike(warm, "bb") != alike(cold, "aa") and time.monotonic() < deadline:  # noqa: ASYNC110 - seen from outside
+    while alike(warm, "ID-B") != alike(cold, "ID-A") and time.monotonic() < deadline:  # noqa: ASYNC110 - seen from outside
         await anyio.sleep(0.05)
-    assert alike(warm, "bb") == alike(cold, "aa")
+    assert alike(warm, "ID-B") == alike(cold, "ID-A")
 
 
 def _script(path: str, body: str) -> None:
