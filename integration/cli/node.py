@@ -55,7 +55,8 @@ def command(
     """
     import anyio  # noqa: PLC0415 - readiness is asked every few seconds
 
-    from integration.node.agent import Options, is_ready, serve  # noqa: PLC0415
+    from integration.node.agent import is_ready, serve  # noqa: PLC0415
+    from integration.node.parts import Options  # noqa: PLC0415
 
     if ready:
         click.get_current_context().exit(exits.OK if is_ready(config) else exits.FOUND)

@@ -4,7 +4,8 @@
 
     a change, or the time is up ──▶ refresh ──▶ CDI spec, inventory, nodes and /dev/char links
                                        │
-                                       └──▶ STATE/node.json: what was seen, when, what is wrong
+                                       ├──▶ STATE/node.json: what was seen, when, what is wrong
+                                       └──▶ the board, which the other parts of the agent go by
 
 Rules
 - One agent per node: a lock in its state directory says so, which ends with the process.
@@ -31,7 +32,7 @@ import socket
 import threading
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,6 +46,7 @@ from integration.files import read_file, replace_file
 from integration.install.places import CURRENT
 from integration.node.changes import Changes
 from integration.node.errors import AgentRunning, AgentStateUnusable
+from integration.node.parts import PARTS, Context, keep
 from integration.node.refresh import Seen, refresh
 from shim import VERSION
 
@@ -52,8 +54,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hooks.config import Config
+    from integration.node.parts import Options
 
-__all__ = ["Options", "is_ready", "serve", "status_path"]
+__all__ = ["is_ready", "serve", "status_path"]
 
 _STATUS: Final = "node.json"
 _LOCK: Final = "node.lock"
@@ -65,19 +68,6 @@ _LATE: Final = 3
 _TO_END: Final = 2.0
 _TO_ASK: Final = 1.0
 _POLL: Final = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the agent is to do.
-
-    Attributes:
-        spec: the path of the CDI spec that it keeps; "" for none.
-        poll: seconds between two looks that nothing gave a reason for.
-    """
-
-    spec: str
-    poll: float
 
 
 async def serve(
@@ -103,6 +93,7 @@ async def serve(
             if not once:
                 await tasks.start(_end_when_told, tasks.cancel_scope, say)
                 say("info", "begins", version=VERSION, spec=options.spec or "none")
+            context = Context(config, options, say)
             seen = Seen()
             in_effect = _is_in_effect()
             first, heard = True, False
@@ -121,9 +112,12 @@ async def serve(
                     if str(error) != unnoted:
                         unnoted = str(error)
                         say("warning", unnoted)
-                seen, first = now, False
+                context.board.post(seen=now)
                 if once:
                     break
+                if first:
+                    _begin_parts(tasks, context)
+                seen, first = now, False
                 if in_effect and not _is_in_effect():
                     say("info", "ends", reason="another version was put into effect")
                     break
@@ -136,6 +130,12 @@ async def serve(
                 heard = unheard or await changes.wait(pause)
             tasks.cancel_scope.cancel()
     return seen
+
+
+def _begin_parts(tasks: anyio.abc.TaskGroup, context: Context) -> None:
+    """Begin with a node that was looked at."""
+    for name in PARTS:
+        tasks.start_soon(keep, name, context)
 
 
 async def _aside(look: Callable[[], Seen], *, to_end: float) -> Seen:

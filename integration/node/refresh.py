@@ -59,6 +59,7 @@ class Seen:
         spec: the path of the CDI spec; "" if there is none.
         written: whether the spec was written or removed this time.
         faults: what is wrong, a line each.
+        inventory: what the node has; None if that could not be told.
     """
 
     driver: str = ""
@@ -68,6 +69,7 @@ class Seen:
     spec: str = ""
     written: bool = False
     faults: tuple[str, ...] = field(default=())
+    inventory: Inventory | None = None
 
     def as_document(self) -> dict[str, Any]:
         """For the agent's status file and its log."""
@@ -117,6 +119,7 @@ def refresh(config: Config, spec: str, *, heard: bool = False) -> Seen:
         spec=spec if text is not None and os.path.exists(spec) else "",
         written=written,
         faults=(*faults, *unanswered, *inventory.notes),
+        inventory=inventory,
     )
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hooks.config import Config
-from integration.node.agent import Options, serve
+from integration.node.agent import serve
 from integration.node.errors import AgentRunning
+from integration.node.parts import Options
 
 if TYPE_CHECKING:
     from pathlib import Path

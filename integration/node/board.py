@@ -1,0 +1,125 @@
+"""What the parts of the agent tell each other.
+
+Each part posts what it knows, and waits for what it needs of others; no part calls another. So each
+can be slow, fail, or be left out. What is posted is immutable, and replaced as a whole.
+
+=============  ==============  ============================================================
+what           posted by       who goes by it
+=============  ==============  ============================================================
+seen           the look        all
+sample         monitor         health, usage, metrics
+health         health          plugin, metrics, ``nvshim list``
+ledger         ledger          health (who is to blame), metrics
+usage          ledger          metrics, ``nvshim top``
+settings       plugin          mps, metrics
+resources      plugin          mps, metrics
+faults         every part      metrics, the status file
+=============  ==============  ============================================================
+
+What happens, in contrast to what is, is told by :meth:`Board.tell` to all who listen then.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from integration.node.ledger.values import DeviceUse, Ledger
+from integration.node.refresh import Seen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+    from integration.node.health.values import DeviceHealth
+    from integration.node.monitor.values import GpuEvent, Sample
+    from integration.node.plugin.values import Resource, Settings
+
+__all__ = ["Board"]
+
+# Events that one who listens may be behind; more of them are not kept for it.
+_BEHIND: Final = 1024
+
+
+class Board:
+    """What is known now. For one event loop."""
+
+    def __init__(self) -> None:
+        self.seen: Seen = Seen()
+        self.sample: Sample | None = None
+        self.health: Mapping[str, DeviceHealth] = {}
+        self.ledger: Ledger = Ledger()
+        self.usage: tuple[DeviceUse, ...] = ()
+        self.settings: Settings | None = None
+        self.resources: tuple[Resource, ...] = ()
+        self.faults: Mapping[str, str] = {}
+        self._posted: dict[str, int] = {}
+        self._news = anyio.Event()
+        self._listening: set[MemoryObjectSendStream[GpuEvent]] = set()
+
+    def post(self, **known: Any) -> None:
+        """Put up what is known now, by the names of the table above.
+
+        Args:
+            known: the new values. One that equals the old wakes nobody.
+        """
+        for name, value in known.items():
+            if getattr(self, name) != value:
+                self._posted[name] = self._posted.get(name, 0) + 1
+            setattr(self, name, value)
+        self._news.set()
+        self._news = anyio.Event()
+
+    def fault(self, part: str, line: str) -> None:
+        """Say what is wrong with a part of the agent.
+
+        Args:
+            part: which ("plugin").
+            line: what; "" if nothing is any more.
+        """
+        others = {name: said for name, said in self.faults.items() if name != part}
+        self.post(faults={**others, part: line} if line else others)
+
+    def version(self, *names: str) -> int:
+        """How often any of these has changed, to be given to :meth:`change` later."""
+        return sum(self._posted.get(name, 0) for name in names)
+
+    async def change(self, *names: str, since: int, timeout: float = math.inf) -> int:
+        """Wait until one of these has changed.
+
+        Args:
+            names: of the table above.
+            since: what :meth:`version` or this said the last time.
+            timeout: seconds to wait at most.
+
+        Returns:
+            The version now; the same if the time is up.
+        """
+        with anyio.move_on_after(timeout):
+            while self.version(*names) == since:
+                await self._news.wait()
+        return self.version(*names)
+
+    def tell(self, event: GpuEvent) -> None:
+        """Tell all who listen that something has happened."""
+        for stream in self._listening:
+            try:
+                stream.send_nowait(event)
+            except anyio.WouldBlock:
+                continue  # it is told again by the next look at what is
+
+    @contextmanager
+    def listen(self) -> Iterator[MemoryObjectReceiveStream[GpuEvent]]:
+        """Hear what happens from now on, in order."""
+        send, receive = anyio.create_memory_object_stream[Any](_BEHIND)
+        self._listening.add(send)
+        try:
+            yield receive
+        finally:
+            self._listening.discard(send)
+            send.close()
+            receive.close()

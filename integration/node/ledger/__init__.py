@@ -1,0 +1,1 @@
+"""Which container holds which GPU, and what it uses of it."""

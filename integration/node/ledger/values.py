@@ -1,0 +1,81 @@
+"""Who holds what, and who uses what, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from integration.inspection.bundles import Container
+
+__all__ = ["DeviceUse", "Holding", "Ledger"]
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one container holds.
+
+    Attributes:
+        container: which; it is running, or was created and not started yet.
+        devices: UUIDs of GPUs and MIG devices.
+        gpus: UUIDs of the GPUs that those are, or are parts of.
+        stale: what of the driver that it was made with is no more; "" for nothing. Such a pod is
+            to be drained.
+        orphan: why nobody seems to know of it any more; "" if somebody does.
+    """
+
+    container: Container
+    devices: tuple[str, ...]
+    gpus: tuple[str, ...] = ()
+    stale: str = ""
+    orphan: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Who holds what at one moment.
+
+    Attributes:
+        when: seconds since boot (CLOCK_BOOTTIME).
+        holdings: a container each.
+        unknown: why some containers could not be read, a line each.
+    """
+
+    when: float = 0.0
+    holdings: tuple[Holding, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    def holders(self, uuid: str) -> tuple[Holding, ...]:
+        """Who holds a device: that one, or the whole GPU that it is a part of counts for a GPU.
+
+        Args:
+            uuid: of a GPU or MIG device. For a GPU, those who hold a part of it are included.
+        """
+        return tuple(each for each in self.holdings if uuid in {*each.devices, *each.gpus})
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """What one container uses of one device at one moment; None for what is not known.
+
+    Attributes:
+        holding: whose it is; None for processes of no container.
+        device: UUID of the GPU or MIG device.
+        processes: their pids, in the node's pid namespace.
+        memory_bytes: of the device's memory.
+        sm_percent: of the time that its kernels ran.
+        memory_percent: of the time that memory was read or written.
+        encoder_percent: of the encoder's time.
+        decoder_percent: of the decoder's time.
+        energy_joules: its share since it is watched, by time on the multiprocessors.
+    """
+
+    holding: Holding | None
+    device: str
+    processes: tuple[int, ...] = ()
+    memory_bytes: int | None = None
+    sm_percent: int | None = None
+    memory_percent: int | None = None
+    encoder_percent: int | None = None
+    decoder_percent: int | None = None
+    energy_joules: float | None = None

@@ -1,0 +1,131 @@
+"""The parts of the agent, and how they are kept going.
+
+A part is a coroutine ``run(context)`` in a module of its own, imported when it is wanted: a node
+without a kubelet does not pay for gRPC. It ends when it is cancelled, and not before; whatever else
+ends it is said, and it is begun again after a while, so that none takes another down with it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Protocol
+
+import anyio
+
+from api.errors import NvshimError, one_line
+from integration.node.board import Board
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hooks.config import Config
+    from integration.node.plugin.values import Settings
+
+__all__ = ["AUTO", "NO", "PARTS", "YES", "Context", "Options", "SettingsSource", "keep"]
+
+AUTO: Final = "auto"
+YES: Final = "yes"
+NO: Final = "no"
+
+PARTS: Final[Mapping[str, str]] = {}
+"""The module of each part, by its name."""
+
+# Seconds before a part that has failed is begun again: the first time, and at most. One that went
+# for longer than that is taken to have recovered.
+_FIRST_PAUSE: Final = 1.0
+_LONGEST_PAUSE: Final = 30.0
+
+
+class SettingsSource(Protocol):
+    """Where the device plugin's settings come from: flags, the environment and a file."""
+
+    @property
+    def path(self) -> str:
+        """The file; "" for none."""
+
+    def load(self) -> Settings:
+        """Read them, as they are now.
+
+        Raises:
+            NvshimError: something of them is wrong.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the agent is to do.
+
+    Attributes:
+        spec: the path of the CDI spec that it keeps; "" for none.
+        poll: seconds between two looks that nothing gave a reason for.
+        device_plugin: whether it serves kubelets: :data:`AUTO` (if there is one here, and no other
+            plugin for its resources), :data:`YES`, :data:`NO`.
+        kubelet_socket: where a kubelet registers device plugins; theirs are made beside it.
+        pod_resources: the socket on which the kubelet tells what it has given to whom.
+        settings: the device plugin's; None for what NVIDIA's has by default.
+        metrics: "ADDRESS:PORT" where /metrics is served; "" for nowhere.
+        states: containerd's state directories; none for those that are known.
+        ignored_xids: what ``DP_DISABLE_HEALTHCHECKS`` says.
+        heeded_xids: what ``DP_ENABLE_HEALTHCHECKS`` says.
+        kernel_log: where the kernel's log is read; "" for nowhere.
+    """
+
+    spec: str
+    poll: float
+    device_plugin: str = AUTO
+    kubelet_socket: str = "/var/lib/kubelet/device-plugins/kubelet.sock"
+    pod_resources: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    settings: SettingsSource | None = None
+    metrics: str = ""
+    states: tuple[str, ...] = ()
+    ignored_xids: str = ""
+    heeded_xids: str = ""
+    kernel_log: str = "/dev/kmsg"
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a part is given.
+
+    Attributes:
+        config: where the node is.
+        options: what the agent is to do.
+        say: takes the log's lines: level, event, fields.
+        board: what the parts tell each other.
+    """
+
+    config: Config
+    options: Options
+    say: Callable[..., None]
+    board: Board = field(default_factory=Board)
+
+
+async def keep(name: str, context: Context, module: str = "") -> None:
+    """Keep a part going, until cancelled.
+
+    Args:
+        name: which, of :data:`PARTS`.
+        context: what it is given.
+        module: another one than the table's.
+    """
+    run = importlib.import_module(module or PARTS[name]).run
+    pause = _FIRST_PAUSE
+    while True:
+        begun = time.monotonic()
+        try:
+            await run(context)
+            line = f"the part {name} of the agent ended"
+        except Exception as error:  # noqa: BLE001 - none takes another down with it
+            known = isinstance(error, NvshimError)
+            line = str(error) if known else f"{name}: {type(error).__name__}: {error}"
+        line = one_line(line)
+        if time.monotonic() - begun > _LONGEST_PAUSE:
+            pause = _FIRST_PAUSE
+        if context.board.faults.get(name) != line:
+            context.say("error", line, part=name, again_in=pause)
+        context.board.fault(name, line)
+        await anyio.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+        context.board.fault(name, "")

@@ -1,0 +1,185 @@
+"""What the device plugin is to do, and what it tells the kubelet of, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from integration.node.health.values import State
+
+__all__ = [
+    "Allocation",
+    "Device",
+    "DeviceIds",
+    "DeviceList",
+    "Mig",
+    "Resource",
+    "Settings",
+    "SharedResource",
+    "Sharing",
+]
+
+
+class Mig(StrEnum):
+    """How MIG devices are told of: ``migStrategy``."""
+
+    NONE = "none"
+    SINGLE = "single"
+    MIXED = "mixed"
+
+
+class DeviceList(StrEnum):
+    """How a container is told what it has: ``deviceListStrategy``."""
+
+    ENVVAR = "envvar"
+    VOLUME_MOUNTS = "volume-mounts"
+    CDI_ANNOTATIONS = "cdi-annotations"
+    CDI_CRI = "cdi-cri"
+
+
+class DeviceIds(StrEnum):
+    """What devices are called there: ``deviceIDStrategy``."""
+
+    UUID = "uuid"
+    INDEX = "index"
+
+
+class Allocation(StrEnum):
+    """Which replicas of shared devices are preferred: ``sharedDevicesAllocationPolicy``."""
+
+    DISTRIBUTED = "distributed"
+    PACKED = "packed"
+
+
+TIME_SLICING: Final = "time-slicing"
+MPS: Final = "mps"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedResource:
+    """A resource whose devices are shared.
+
+    Attributes:
+        name: of the resource ("nvidia.com/gpu").
+        replicas: how many may share each device.
+        rename: what it is called then; "" for the same name.
+        devices: which of them, by UUID or index; None for all.
+    """
+
+    name: str
+    replicas: int
+    rename: str = ""
+    devices: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How devices are shared.
+
+    Attributes:
+        kind: :data:`TIME_SLICING`, :data:`MPS`; "" for not at all.
+        rename_by_default: a resource is called NAME.shared.
+        fail_requests_greater_than_one: nobody gets two shares.
+        resources: what is shared.
+    """
+
+    kind: str = ""
+    rename_by_default: bool = False
+    fail_requests_greater_than_one: bool = False
+    resources: tuple[SharedResource, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the device plugin is to do; the names are those of NVIDIA's, where it has one.
+
+    Attributes:
+        mig_strategy: how MIG devices are told of.
+        fail_on_init_error: a node without a driver is an error, and not a node without GPUs.
+        device_list_strategies: how a container is told what it has; several at once may be.
+        device_id_strategy: what devices are called there.
+        pass_device_specs: device nodes are named in the answer as well.
+        gdrcopy: containers get GDRCopy.
+        gds: containers get GPUDirect Storage.
+        mofed: containers get Mellanox's devices.
+        cdi_annotation_prefix: of the annotations of :attr:`DeviceList.CDI_ANNOTATIONS`.
+        mps_root: the host's directory of MPS daemons.
+        shared_devices_allocation_policy: which replicas are preferred.
+        sharing: how devices are shared.
+        imex_channels: numbers of the IMEX channels that every container gets.
+        imex_required: an IMEX channel that is not there is an error.
+        driver_root: where a driver container has the driver, on the host; "" for the
+            configuration's.
+        dev_root: likewise for device nodes.
+        source: the file that they are from; "" for none.
+    """
+
+    mig_strategy: Mig = Mig.NONE
+    fail_on_init_error: bool = True
+    device_list_strategies: tuple[DeviceList, ...] = (DeviceList.CDI_CRI,)
+    device_id_strategy: DeviceIds = DeviceIds.UUID
+    pass_device_specs: bool = False
+    gdrcopy: bool = False
+    gds: bool = False
+    mofed: bool = False
+    cdi_annotation_prefix: str = "cdi.k8s.io/"
+    mps_root: str = "/run/nvidia/mps"
+    shared_devices_allocation_policy: Allocation = Allocation.DISTRIBUTED
+    sharing: Sharing = field(default_factory=Sharing)
+    imex_channels: tuple[int, ...] = ()
+    imex_required: bool = False
+    driver_root: str = ""
+    dev_root: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device, or one share of one, as the kubelet knows it.
+
+    Attributes:
+        id: what the kubelet calls it: the UUID, or "UUID::N" for the share N of one.
+        uuid: of the GPU or MIG device.
+        gpu: UUID of the GPU that it is, or is a part of.
+        index: as nvidia-smi has it: "0"; "0:1" for a MIG device.
+        minor: the number in the node of its GPU.
+        numa_node: where it is; None if that is not known.
+        memory_bytes: of the whole device; None if NVML did not say.
+        state: what is thought of it.
+    """
+
+    id: str
+    uuid: str
+    gpu: str
+    index: str
+    minor: int
+    numa_node: int | None = None
+    memory_bytes: int | None = None
+    state: State = State.HEALTHY
+
+    @property
+    def is_healthy(self) -> bool:
+        """What the kubelet is told."""
+        return self.state.is_given
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A resource of the node, for which there is one plugin.
+
+    Attributes:
+        name: "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared".
+        devices: what there is of it, in the order of their indices.
+        sharing: :data:`TIME_SLICING`, :data:`MPS`; "" if its devices are not shared.
+        replicas: shares of each device; 1 if they are not shared.
+        one_each: whether a request for more than one is refused.
+        original: the name without renaming.
+    """
+
+    name: str
+    devices: tuple[Device, ...]
+    sharing: str = ""
+    replicas: int = 1
+    one_each: bool = False
+    original: str = ""
