@@ -112,12 +112,13 @@ async def serve(
                     if str(error) != unnoted:
                         unnoted = str(error)
                         say("warning", unnoted)
-                context.board.post(seen=now)
+                seen = now
+                context.board.post(seen=seen)
                 if once:
                     break
                 if first:
                     _begin_parts(tasks, context)
-                seen, first = now, False
+                first = False
                 if in_effect and not _is_in_effect():
                     say("info", "ends", reason="another version was put into effect")
                     break
