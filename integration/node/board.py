@@ -9,6 +9,7 @@ what           posted by       who goes by it
 seen           the look        all
 sample         monitor         health, usage, metrics
 health         health          plugin, metrics, ``nvshim list``
+xids           health          metrics
 ledger         ledger          health (who is to blame), metrics
 usage          ledger          metrics, ``nvshim top``
 settings       plugin          mps, metrics
@@ -52,6 +53,9 @@ class Board:
         self.seen: Seen = Seen()
         self.sample: Sample | None = None
         self.health: Mapping[str, DeviceHealth] = {}
+        # How often, by UUID of the GPU ("" where it is not known), number, and title of the
+        # container that it is attributed to ("" for nobody); since the agent began.
+        self.xids: Mapping[tuple[str, int, str], int] = {}
         self.ledger: Ledger = Ledger()
         self.usage: tuple[DeviceUse, ...] = ()
         self.settings: Settings | None = None
