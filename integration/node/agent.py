@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import anyio.abc
 
+from hooks.node.gpus import CAPS
 from hooks.node.inventory import RETRY_AFTER
 from integration.devices.creating import State, Wish, create
 from integration.dist.manifest import own_tree
@@ -94,43 +95,103 @@ async def serve(
                 await tasks.start(_end_when_told, tasks.cancel_scope, say)
                 say("info", "begins", version=VERSION, spec=options.spec or "none")
             context = Context(config, options, say)
-            seen = Seen()
-            in_effect = _is_in_effect()
-            first, heard = True, False
-            deaf: dict[str, str] = {}
-            unnoted = ""
-            while True:
-                look = partial(_look, config, options, heard)
-                now = await _aside(look, to_end=config.nvml_timeout + _TO_END)
-                _tell(say, seen, now, first=first)
-                try:
-                    _note(config, now, options.poll)
-                    unnoted = ""
-                except AgentStateUnusable as error:
-                    if first:
-                        raise
-                    if str(error) != unnoted:
-                        unnoted = str(error)
-                        say("warning", unnoted)
-                seen = now
-                context.board.post(seen=seen)
-                if once:
-                    break
-                if first:
-                    _begin_parts(tasks, context)
-                first = False
-                if in_effect and not _is_in_effect():
-                    say("info", "ends", reason="another version was put into effect")
-                    break
-                unheard = changes.listen_to(now.directories, config.dev)
-                if changes.deaf != deaf:
-                    deaf = dict(changes.deaf)
-                    say("warning", "not all changes are heard, only looked for", **deaf)
-                # A doubtful answer is asked for again as soon as it is believed no longer.
-                pause = min(options.poll, RETRY_AFTER) if now.faults else options.poll
-                heard = unheard or await changes.wait(pause)
+            rounds = _Rounds(context, changes)
+            seen, in_effect = Seen(), _is_in_effect()
+            seen = await rounds.look(first=True)
+            if not once:
+                _begin_parts(tasks, context)
+                tasks.start_soon(rounds.note_faults)
+                while not in_effect or _is_in_effect():
+                    await rounds.wait()
+                    seen = await rounds.look()
+                say("info", "ends", reason="another version was put into effect")
             tasks.cancel_scope.cancel()
     return seen
+
+
+class _Rounds:
+    """Looking at the node, again and again.
+
+    Args:
+        context: of the agent.
+        changes: what is heard of the node.
+    """
+
+    def __init__(self, context: Context, changes: Changes) -> None:
+        self._context = context
+        self._changes = changes
+        self._heard = True
+        self._deaf: dict[str, str] = {}
+        self._unnoted = ""
+        self._wanted = 0
+
+    async def look(self, *, first: bool = False) -> Seen:
+        """Look, say what is different, and post it.
+
+        Args:
+            first: whether it is the first time.
+
+        Raises:
+            AgentStateUnusable: the first time, what was seen cannot be written.
+        """
+        config, options, board = self._context.config, self._context.options, self._context.board
+        look = partial(_look, config, options, self._heard)
+        wanted = board.version("wanted")
+        now = await _aside(look, to_end=config.nvml_timeout + _TO_END)
+        self._wanted = wanted
+        _tell(self._context.say, board.seen, now, first=first)
+        board.post(seen=now)
+        self._note(strict=first)
+        return now
+
+    async def wait(self) -> None:
+        """Wait for a reason to look again, or for the time to be up."""
+        config, options, board = self._context.config, self._context.options, self._context.board
+        seen = board.seen
+        nodes = (config.dev, os.path.join(config.dev, *CAPS))
+        self._heard = self._changes.listen_to(seen.directories, nodes)
+        if self._changes.deaf != self._deaf:
+            self._deaf = dict(self._changes.deaf)
+            self._context.say("warning", "not all changes are heard, only looked for", **self._deaf)
+        if self._heard:
+            return
+        # A doubtful answer is asked for again as soon as it is believed no longer.
+        pause = min(options.poll, RETRY_AFTER) if seen.faults else options.poll
+
+        async def hear() -> None:
+            self._heard = await self._changes.wait(pause)
+            either.cancel_scope.cancel()
+
+        async def be_asked() -> None:
+            await board.change("wanted", since=self._wanted)
+            self._heard = True
+            either.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as either:
+            either.start_soon(hear)
+            either.start_soon(be_asked)
+
+    async def note_faults(self) -> None:
+        """Keep the status file true when another part of the agent fails, or does no more."""
+        board = self._context.board
+        version = board.version("faults")
+        while True:
+            version = await board.change("faults", since=version)
+            self._note()
+
+    def _note(self, *, strict: bool = False) -> None:
+        board = self._context.board
+        seen = replace(board.seen, faults=(*board.seen.faults, *board.faults.values()))
+        try:
+            _note(self._context.config, seen, self._context.options.poll)
+        except AgentStateUnusable as error:
+            if strict:
+                raise
+            if str(error) != self._unnoted:
+                self._unnoted = str(error)
+                self._context.say("warning", self._unnoted)
+        else:
+            self._unnoted = ""
 
 
 def _begin_parts(tasks: anyio.abc.TaskGroup, context: Context) -> None:

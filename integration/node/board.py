@@ -15,6 +15,7 @@ usage          ledger          metrics, ``nvshim top``
 settings       plugin          mps, metrics
 resources      plugin          mps, metrics
 faults         every part      metrics, the status file
+wanted         every part      the look: it is to be soon, since the node may have changed
 =============  ==============  ============================================================
 
 What happens, in contrast to what is, is told by :meth:`Board.tell` to all who listen then.
@@ -61,6 +62,7 @@ class Board:
         self.settings: Settings | None = None
         self.resources: tuple[Resource, ...] = ()
         self.faults: Mapping[str, str] = {}
+        self.wanted: int = 0
         self._posted: dict[str, int] = {}
         self._news = anyio.Event()
         self._listening: set[MemoryObjectSendStream[GpuEvent]] = set()
@@ -87,6 +89,10 @@ class Board:
         """
         others = {name: said for name, said in self.faults.items() if name != part}
         self.post(faults={**others, part: line} if line else others)
+
+    def want_look(self) -> None:
+        """Have the node looked at anew, since something of it may have changed."""
+        self.post(wanted=self.wanted + 1)
 
     def version(self, *names: str) -> int:
         """How often any of these has changed, to be given to :meth:`change` later."""

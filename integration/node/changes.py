@@ -5,7 +5,8 @@ Rules
   node itself (:func:`hooks.engine.load_inventory`), however one came to look.
 - The kernel announces devices and modules that come and go (uevents). Files of the driver and
   device nodes that are made by hand it tells by inotify, of their directories. MIG devices it does
-  not announce: for those, and for all that was missed, one looks again every now and then.
+  not announce, only the nodes that are made for them: for those, and for all that was missed, one
+  looks again every now and then.
 - Changes come in swarms (a driver's installation writes three hundred files). So the end of a
   swarm is waited for, but not for ever.
 - A socket or a watch that cannot be had (a container without the host's network, a limit of
@@ -27,7 +28,7 @@ import anyio
 from shim import syscalls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
     from types import TracebackType
 
 __all__ = ["Changes", "concerns_gpus"]
@@ -77,19 +78,19 @@ class Changes:
         """What cannot be heard, and why."""
         return self._deaf
 
-    def listen_to(self, directories: Iterable[str], nodes: str) -> bool:
+    def listen_to(self, directories: Iterable[str], nodes: Collection[str]) -> bool:
         """Hear of files that come, go or change in directories.
 
         Args:
             directories: all that matter now, in place of those before; one that is not there is
                 left out.
-            nodes: the directory of device nodes, where what is written does not matter.
+            nodes: the directories of device nodes, where what is written does not matter.
 
         Returns:
             Whether one of them was not heard until now: what has happened there is to be looked
             for once more.
         """
-        there = _identities((*directories, nodes))
+        there = _identities((*directories, *nodes))
         if there == self._watched:
             return False
         self._close_watch()
@@ -97,7 +98,7 @@ class Changes:
         try:
             self._watch = syscalls.inotify_init()
             for path in there:
-                syscalls.inotify_watch_changes(self._watch, path, content=path != nodes)
+                syscalls.inotify_watch_changes(self._watch, path, content=path not in nodes)
         except OSError as error:
             self._deaf["files"] = str(error.strerror)
             self._close_watch()

@@ -40,7 +40,7 @@ def test_which_announcements_matter(message: bytes, matters: bool) -> None:
 
 async def test_a_new_file_is_heard(tmp_path: Path) -> None:
     with Changes() as changes:
-        changes.listen_to([str(tmp_path)], "/nonexistent")
+        changes.listen_to([str(tmp_path)], ("/nonexistent",))
         (tmp_path / "libcuda.so.1").write_bytes(b"")
         assert await changes.wait(10)
         assert not await changes.wait(0.05)
@@ -48,7 +48,7 @@ async def test_a_new_file_is_heard(tmp_path: Path) -> None:
 
 async def test_a_swarm_is_one_change(tmp_path: Path) -> None:
     with Changes() as changes:
-        changes.listen_to([str(tmp_path)], "/nonexistent")
+        changes.listen_to([str(tmp_path)], ("/nonexistent",))
 
         async def install() -> None:
             for number in range(10):
@@ -66,7 +66,7 @@ async def test_a_swarm_that_does_not_end_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr("integration.node.changes._LONGEST_SWARM", 0.5)
     with Changes() as changes:
-        changes.listen_to([str(tmp_path)], "/nonexistent")
+        changes.listen_to([str(tmp_path)], ("/nonexistent",))
 
         async def install() -> None:
             while True:
@@ -84,7 +84,7 @@ async def test_a_swarm_that_does_not_end_is_not_waited_for(
 async def test_what_is_written_to_a_node_is_not_heard_but_a_new_node_is(tmp_path: Path) -> None:
     (tmp_path / "null").write_bytes(b"")
     with Changes() as changes:
-        changes.listen_to([], str(tmp_path))
+        changes.listen_to([], (str(tmp_path),))
         (tmp_path / "null").write_bytes(b"x")
         assert not await changes.wait(0.1)
         os.mkfifo(tmp_path / "nvidia0")
@@ -95,8 +95,8 @@ async def test_directories_are_exchanged(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     with Changes() as changes:
-        changes.listen_to([str(tmp_path / "a")], "/nonexistent")
-        changes.listen_to([str(tmp_path / "b"), "/nonexistent"], "/nonexistent")
+        changes.listen_to([str(tmp_path / "a")], ("/nonexistent",))
+        changes.listen_to([str(tmp_path / "b"), "/nonexistent"], ("/nonexistent",))
         (tmp_path / "a" / "x").write_bytes(b"")
         assert not await changes.wait(0.1)
         (tmp_path / "b" / "x").write_bytes(b"")
@@ -106,7 +106,7 @@ async def test_directories_are_exchanged(tmp_path: Path) -> None:
 async def test_descriptors_are_given_back(tmp_path: Path) -> None:
     before = sorted(os.listdir("/proc/self/fd"))
     with Changes() as changes:
-        changes.listen_to([str(tmp_path)], "/nonexistent")
+        changes.listen_to([str(tmp_path)], ("/nonexistent",))
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
@@ -118,6 +118,6 @@ async def test_without_inotify_it_says_so_and_waits(
 
     monkeypatch.setattr("shim.syscalls.inotify_init", refuse)
     with Changes() as changes:
-        changes.listen_to([str(tmp_path)], "/nonexistent")
+        changes.listen_to([str(tmp_path)], ("/nonexistent",))
         assert changes.deaf["files"] == "Too many open files"
         assert not await changes.wait(0.05)
