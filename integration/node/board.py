@@ -8,6 +8,8 @@ what           posted by       who goes by it
 =============  ==============  ============================================================
 seen           the look        all
 sample         monitor         health, usage, metrics
+sampler        monitor         health, usage, metrics: they ask it for a sample
+unwatched      monitor         health, metrics
 health         health          plugin, metrics, ``nvshim list``
 xids           health          metrics
 ledger         ledger          health (who is to blame), metrics
@@ -24,12 +26,14 @@ What happens, in contrast to what is, is told by :meth:`Board.tell` to all who l
 from __future__ import annotations
 
 import math
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
 from integration.node.ledger.values import DeviceUse, Ledger
+from integration.node.monitor.values import Sample
 from integration.node.refresh import Seen
 
 if TYPE_CHECKING:
@@ -38,13 +42,22 @@ if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
     from integration.node.health.values import DeviceHealth
-    from integration.node.monitor.values import GpuEvent, Sample
+    from integration.node.monitor.values import GpuEvent, Sampler
     from integration.node.plugin.values import Resource, Settings
 
-__all__ = ["Board"]
+__all__ = ["Board", "Unsampled"]
 
 # Events that one who listens may be behind; more of them are not kept for it.
 _BEHIND: Final = 1024
+
+
+class Unsampled:
+    """Nobody asks NVML: the monitor has not begun, or has just failed."""
+
+    async def sample(self, *, max_age: float) -> Sample:
+        """See :class:`~integration.node.monitor.values.Sampler`."""
+        del max_age
+        return Sample(time.clock_gettime(time.CLOCK_BOOTTIME), failure="nobody asks NVML")
 
 
 class Board:
@@ -53,6 +66,9 @@ class Board:
     def __init__(self) -> None:
         self.seen: Seen = Seen()
         self.sample: Sample | None = None
+        self.sampler: Sampler = Unsampled()
+        # Why events of a GPU cannot be had now, by its UUID; "" stands for all of them.
+        self.unwatched: Mapping[str, str] = {}
         self.health: Mapping[str, DeviceHealth] = {}
         # How often, by UUID of the GPU ("" where it is not known), number, and title of the
         # container that it is attributed to ("" for nobody); since the agent began.

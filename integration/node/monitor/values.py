@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
-__all__ = ["COMPUTE", "GRAPHICS", "DeviceSample", "GpuEvent", "GpuSample", "ProcessUse", "Sample"]
+__all__ = [
+    "COMPUTE",
+    "GRAPHICS",
+    "DeviceSample",
+    "GpuEvent",
+    "GpuSample",
+    "ProcessUse",
+    "Sample",
+    "Sampler",
+]
 
 COMPUTE: Final = "compute"
 GRAPHICS: Final = "graphics"
@@ -109,6 +118,7 @@ class Sample:
         processes: what each process uses of each GPU or MIG device.
         failure: why there is nothing else in it: NVML failed, crashed or did not answer in time;
             "" if it answered.
+        notes: what it said and was not believed, a line each.
     """
 
     when: float
@@ -116,6 +126,21 @@ class Sample:
     gpus: tuple[GpuSample, ...] = ()
     processes: tuple[ProcessUse, ...] = ()
     failure: str = ""
+    notes: tuple[str, ...] = ()
+
+
+class Sampler(Protocol):
+    """Who asks NVML for samples: the agent's is ``board.sampler``."""
+
+    async def sample(self, *, max_age: float) -> Sample:
+        """What the GPUs are like now.
+
+        All who ask at the same time share one answer. It comes within NVML's time-out, whatever
+        NVML does: then it is one with a ``failure``, and so for a while is whatever is asked next.
+
+        Args:
+            max_age: seconds that an answer may be old that somebody else was given.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +160,9 @@ class GpuEvent:
         process: its name there.
         source: "nvml" or "kernel".
         text: what was told besides, one line; it is printable.
+        times: how many of the same this stands for; more than one in a storm of them.
+        is_more: whether it tells more of the one before with the same GPU and number (its process,
+            its MIG instance), which it is then, and not another.
     """
 
     when: float
@@ -148,3 +176,5 @@ class GpuEvent:
     process: str = ""
     source: str = "nvml"
     text: str = ""
+    times: int = 1
+    is_more: bool = False
