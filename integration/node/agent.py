@@ -137,7 +137,9 @@ class _Rounds:
         config, options, board = self._context.config, self._context.options, self._context.board
         look = partial(_look, config, options, self._heard)
         wanted = board.version("wanted")
-        now = await _aside(look, to_end=config.nvml_timeout + _TO_END)
+        with board.counters.timing() as timed:
+            now = await _aside(look, to_end=config.nvml_timeout + _TO_END)
+        board.counters.looked(timed.seconds, faults=bool(now.faults))
         self._wanted = wanted
         _tell(self._context.say, board.seen, now, first=first)
         board.post(seen=now)

@@ -21,6 +21,7 @@ wanted         every part      the look: it is to be soon, since the node may ha
 =============  ==============  ============================================================
 
 What happens, in contrast to what is, is told by :meth:`Board.tell` to all who listen then.
+What was done and heard since the agent began is counted in :attr:`Board.counters`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from integration.node.ledger.values import DeviceUse, Ledger
+from integration.node.metrics.counters import Counters
 from integration.node.monitor.values import Sample
 from integration.node.refresh import Seen
 
@@ -78,6 +80,7 @@ class Board:
         self.settings: Settings | None = None
         self.resources: tuple[Resource, ...] = ()
         self.faults: Mapping[str, str] = {}
+        self.counters = Counters()
         self.wanted: int = 0
         self._posted: dict[str, int] = {}
         self._news = anyio.Event()
@@ -132,6 +135,7 @@ class Board:
 
     def tell(self, event: GpuEvent) -> None:
         """Tell all who listen that something has happened."""
+        self.counters.happened(event)
         for stream in self._listening:
             try:
                 stream.send_nowait(event)

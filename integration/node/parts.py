@@ -126,6 +126,7 @@ async def keep(name: str, context: Context, module: str = "") -> None:
         if context.board.faults.get(name) != line:
             context.say("error", line, part=name, again_in=pause)
         context.board.fault(name, line)
+        context.board.counters.restarted(name)
         await anyio.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
         context.board.fault(name, "")

@@ -1,0 +1,178 @@
+"""What the agent has done and heard since it began: numbers that only grow.
+
+They are the board's (``context.board.counters``), so that they outlive the part that shows them,
+and a part counts whether or not anybody looks. Nothing of Prometheus is imported for it::
+
+    with counters.timing() as timed:            # or counters.allocated(resource, seconds, OK)
+        …
+    counters.allocated("nvidia.com/gpu", timed.seconds, OK)
+
+Rules
+- A name that becomes a label's value (a resource, a result) is one of few; what comes beyond
+  :data:`MOST` of a kind is counted together under :data:`OTHERS`, so that nobody makes the agent
+  and the one who scrapes it grow.
+- For one event loop: nothing is locked.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from integration.node.monitor.values import GpuEvent
+
+__all__ = ["FAILED", "MOST", "OK", "OTHERS", "REFUSED", "SECONDS", "Counters", "Durations", "Timed"]
+
+OK: Final = "ok"
+REFUSED: Final = "refused"
+"""What was asked cannot be had: the one who asked is told why."""
+FAILED: Final = "failed"
+"""It could not be done, and that was nobody's wish."""
+
+SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+"""The upper bounds of what durations are counted by; there is none for the last."""
+
+MOST: Final = 512
+OTHERS: Final = "others"
+
+K = TypeVar("K", bound=tuple[str, ...])
+V = TypeVar("V")
+
+
+@dataclass(slots=True)
+class Durations:
+    """How long something took, each time.
+
+    Attributes:
+        counts: how often it took up to each of :data:`SECONDS`, and longer than the one before;
+            and how often it took longer than all of them.
+        total: seconds in all.
+    """
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
+    total: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count one more."""
+        self.counts[bisect_left(SECONDS, seconds)] += 1
+        self.total += seconds
+
+
+@dataclass(slots=True)
+class Timed:
+    """How long something took, once it is over."""
+
+    seconds: float = 0.0
+
+
+class Counters:
+    """What was counted.
+
+    Attributes:
+        allocations: answers to Allocate, by resource and result.
+        allocating: how long they took, by resource.
+        registrations: with a kubelet, by resource and result.
+        updates: lists of devices that were sent to a kubelet, by resource.
+        last_xids: when a GPU's driver last reported an error, in seconds since boot, by the GPU's
+            UUID and the number. How many there were is the board's ``xids``.
+        unheard: how often the events of a GPU could no longer be had, by its UUID ("" for all).
+        restarts: how often a part of the agent was begun again, by its name.
+        looks: at the node, by result; one that found something wrong has failed.
+        looking: how long they took.
+        last_look: when the last that found nothing wrong was, in seconds since boot; None if there
+            was none.
+    """
+
+    def __init__(self) -> None:
+        self.allocations: dict[tuple[str, str], int] = {}
+        self.allocating: dict[tuple[str], Durations] = {}
+        self.registrations: dict[tuple[str, str], int] = {}
+        self.updates: dict[tuple[str], int] = {}
+        self.last_xids: dict[tuple[str, str], float] = {}
+        self.unheard: dict[tuple[str], int] = {}
+        self.restarts: dict[tuple[str], int] = {}
+        self.looks: dict[tuple[str], int] = {}
+        self.looking = Durations()
+        self.last_look: float | None = None
+
+    def allocated(self, resource: str, seconds: float, result: str) -> None:
+        """An Allocate of the kubelet's was answered.
+
+        Args:
+            resource: "nvidia.com/gpu".
+            seconds: that the answer took.
+            result: :data:`OK`, :data:`REFUSED` or :data:`FAILED`.
+        """
+        _count(self.allocations, (resource, result))
+        key = _bounded(self.allocating, (resource,))
+        self.allocating.setdefault(key, Durations()).add(seconds)
+
+    def registered(self, resource: str, result: str) -> None:
+        """A resource was registered with a kubelet, or was not.
+
+        Args:
+            resource: "nvidia.com/gpu".
+            result: :data:`OK`, :data:`REFUSED` (the kubelet said no) or :data:`FAILED`.
+        """
+        _count(self.registrations, (resource, result))
+
+    def updated(self, resource: str) -> None:
+        """A kubelet was sent a resource's list of devices.
+
+        Args:
+            resource: "nvidia.com/gpu".
+        """
+        _count(self.updates, (resource,))
+
+    def happened(self, event: GpuEvent) -> None:
+        """Something happened to a GPU. :meth:`integration.node.board.Board.tell` says so."""
+        if event.xid:
+            key = _bounded(self.last_xids, (event.gpu, str(event.xid)))
+            self.last_xids[key] = event.when
+        elif event.kind == "unwatched":
+            _count(self.unheard, (event.gpu,))
+
+    def restarted(self, part: str) -> None:
+        """A part of the agent has ended, and is begun again."""
+        _count(self.restarts, (part,))
+
+    def looked(self, seconds: float, *, faults: bool) -> None:
+        """The node was looked at.
+
+        Args:
+            seconds: that it took.
+            faults: whether something was found wrong.
+        """
+        _count(self.looks, (FAILED if faults else OK,))
+        self.looking.add(seconds)
+        if not faults:
+            self.last_look = time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    @staticmethod
+    @contextmanager
+    def timing() -> Iterator[Timed]:
+        """Measure how long something takes, however it ends."""
+        timed, begun = Timed(), time.perf_counter()
+        try:
+            yield timed
+        finally:
+            timed.seconds = time.perf_counter() - begun
+
+
+def _bounded(counted: dict[K, V], key: K) -> K:
+    """The key to count under: itself, or that of all others if there are too many already."""
+    if key in counted or len(counted) < MOST:
+        return key
+    return type(key)(OTHERS for _ in key)
+
+
+def _count(counted: dict[K, int], key: K) -> K:
+    key = _bounded(counted, key)
+    counted[key] = counted.get(key, 0) + 1
+    return key
