@@ -8,7 +8,8 @@ GPUs are rare; developing, testing and trying the shim must not need one. A simu
     DIR/dev/              device nodes: nvidia0, nvidiactl, nvidia-uvm, nvidia-caps/, dri/
     DIR/proc/             driver/nvidia, driver/nvidia-caps, devices
     DIR/sys/              bus/pci/devices, module/nvidia
-    DIR/state/            the shim's state; nvml-faults and nvml-events (see nvml.c)
+    DIR/state/            the shim's state; nvml-faults, nvml-events, nvml-processes, nvml-facts
+                          and nvml-nvlinks, by which NVML's GPUs come to life (see nvml.c)
 
 The engine takes these roots from its configuration, so it runs the same code as on a real node.
 Real is: the driver's files, the device nodes (nobody answers when they are opened), the formats.

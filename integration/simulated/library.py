@@ -28,7 +28,7 @@ SONAME: Final = "libnvidia-ml.so.1"
 _SOURCE: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "nvml.c")
 _NVIDIA: Final = 0x10DE
 _DEFINED: Final = re.compile(
-    r"^(?:API .*?(nvml\w+)\(|(?:NUMBER|NO_PROCESSES|IDLE_ENGINE)\((nvml\w+))", re.MULTILINE
+    r"^(?:API .*?(nvml\w+)\(|(?:NUMBER|PROCESSES|ENGINE)\((nvml\w+))", re.MULTILINE
 )
 
 

@@ -11,19 +11,40 @@
  * NVML_ERROR_NOT_SUPPORTED (unsupported.h, likewise written by library.py); so programs that
  * look for more than they need, as nvidia-smi does, find all of it.
  *
- * Faults, for tests of those who call NVML. They are read at nvmlInit from the environment
- * variable NVSHIM_SIMULATED_FAULTS and from the file nvml-faults in the node's state directory,
- * separated by blanks or line ends; a line that begins with '#' is a comment:
+ * Faults, for tests of those who call NVML. They are read from the environment variable
+ * NVSHIM_SIMULATED_FAULTS and from the file nvml-faults in the node's state directory, separated
+ * by blanks or line ends; a line that begins with '#' is a comment. The file is read at nvmlInit,
+ * and anew by the next call (or the wait for an event) after it was changed:
  *
  *     nvmlInit=hang                 any function, named without its version, never returns
  *     nvmlInit=sleep:1500           … returns after 1500 ms, and then as usual
  *     nvmlDeviceGetName=error:15    … returns this nvmlReturn_t
  *     nvmlDeviceGetUUID=crash       … the process dies of SIGSEGV
+ *     gpu1=error:15                 whatever is asked about GPU 1 of the scenario: it is lost
+ *     any=hang                      any function at all
  *     count=7                       nvmlDeviceGetCount lies
  *
  * Events come from the file nvml-events in the state directory. Each line that is added to it
  * after an event set was made is one event: "INDEX TYPE DATA [GPU-INSTANCE COMPUTE-INSTANCE]",
  * all numbers, TYPE 8 for an Xid ("0 8 79": GPU 0 has fallen off the bus).
+ *
+ * What the GPUs do is in files of the state directory too, read at each call, a line each, in
+ * numbers; lines that begin with '#' are comments:
+ *
+ *     nvml-processes   [g|m] INDEX PID BYTES [GPU-INSTANCE COMPUTE-INSTANCE] [SM MEMORY ENC DEC]
+ *                      a process on a GPU, with what it uses of the GPU in percent; g for one that
+ *                      draws, m for a client of MPS
+ *     nvml-facts       INDEX NAME VALUE
+ *                      what else a GPU says of itself: gpu, memory, encoder, decoder (percent; of
+ *                      the processes if it is not told), temperature (degrees), milliwatts,
+ *                      throttle (bits), millijoules (more than it has drawn while idle), and counts:
+ *                      ecc-corrected, ecc-uncorrected, rows-corrected, rows-uncorrected,
+ *                      rows-pending, rows-failed
+ *     nvml-nvlinks     INDEX OTHER LINKS
+ *                      so many NVLinks between two GPUs; "INDEX s LINKS" to a switch. Each GPU
+ *                      numbers its links in the order of the lines
+ *
+ * Energy grows by what an idle GPU draws, since boot.
  *
  * How often it was asked: each nvmlInit adds a byte to the file nvml-inits in the state directory,
  * if somebody has put one there.
@@ -38,12 +59,14 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <limits.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <time.h>
@@ -122,6 +145,7 @@ static u32 visible_count;
 static const char *dev = "/dev";
 static int initialised;
 static char faults[4096];
+static struct statx faults_seen; /* the file of them, when it was read */
 
 static const struct gpu *as_gpu(const void *handle)
 {
@@ -199,12 +223,30 @@ static nvmlReturn_t text(char *to, u32 size, const char *from)
 
 /* --- Faults ---------------------------------------------------------------------------- */
 
+static void look_at_faults(struct statx *status)
+{
+    if (statx(AT_FDCWD, STATE "/nvml-faults", 0, STATX_MTIME | STATX_SIZE | STATX_INO, status))
+        memset(status, 0, sizeof *status);
+}
+
+static int faults_changed(void)
+{
+    struct statx now;
+
+    look_at_faults(&now);
+    return now.stx_ino != faults_seen.stx_ino || now.stx_size != faults_seen.stx_size ||
+           now.stx_mtime.tv_sec != faults_seen.stx_mtime.tv_sec ||
+           now.stx_mtime.tv_nsec != faults_seen.stx_mtime.tv_nsec;
+}
+
 static void read_faults(void)
 {
     const char *variable = getenv("NVSHIM_SIMULATED_FAULTS");
     char file[2048] = "", *comment;
-    int descriptor = open(STATE "/nvml-faults", O_RDONLY | O_CLOEXEC);
+    int descriptor;
 
+    look_at_faults(&faults_seen);
+    descriptor = open(STATE "/nvml-faults", O_RDONLY | O_CLOEXEC);
     if (descriptor >= 0) {
         ssize_t length = read(descriptor, file, sizeof file - 1);
 
@@ -280,7 +322,23 @@ static nvmlReturn_t suffer(const char *name)
 
 static nvmlReturn_t enter(const char *name)
 {
-    return initialised ? suffer(name) : UNINITIALIZED;
+    nvmlReturn_t fault;
+
+    if (!initialised)
+        return UNINITIALIZED;
+    if (faults_changed())
+        read_faults();
+    fault = suffer("any");
+    return fault ? fault : suffer(name);
+}
+
+/* Suffer what was asked for of a GPU. */
+static nvmlReturn_t suffer_of(const struct gpu *gpu)
+{
+    char name[16];
+
+    snprintf(name, sizeof name, "gpu%u", (u32)(gpu - GPUS) & 0xffff);
+    return suffer(name);
 }
 
 /* The head of every function that needs nvmlInit; then what it insists on. */
@@ -295,12 +353,20 @@ static nvmlReturn_t enter(const char *name)
         if (!(condition))                                                                          \
             return otherwise;                                                                      \
     } while (0)
+#define WELL(gpu)                                                                                  \
+    do {                                                                                           \
+        nvmlReturn_t ailing = suffer_of(gpu);                                                      \
+        if (ailing)                                                                                \
+            return ailing;                                                                         \
+    } while (0)
 #define GPU_OF(handle)                                                                             \
     const struct gpu *gpu = as_gpu(handle);                                                        \
-    REQUIRE(gpu, as_mig(handle) ? NOT_SUPPORTED : INVALID_ARGUMENT)
+    REQUIRE(gpu, as_mig(handle) ? NOT_SUPPORTED : INVALID_ARGUMENT);                               \
+    WELL(gpu)
 #define BOARD_OF(handle)                                                                           \
     const struct gpu *gpu = board_of(handle);                                                      \
-    REQUIRE(gpu, INVALID_ARGUMENT)
+    REQUIRE(gpu, INVALID_ARGUMENT);                                                                \
+    WELL(gpu)
 
 /* One byte more in the file of that name, if it is there. */
 static void count_init(void)
@@ -324,9 +390,10 @@ API nvmlReturn_t nvmlInitWithFlags(u32 flags)
     (void)flags;
     read_faults();
     count_init();
+    fault = suffer("any");
+    REQUIRE(!fault, fault);
     fault = suffer("nvmlInit");
-    if (fault)
-        return fault;
+    REQUIRE(!fault, fault);
     dev = statx(AT_FDCWD, DEV, 0, STATX_TYPE, &status) ? "/dev" : DEV;
     REQUIRE(is_node(NVIDIA_MAJOR, CONTROL_MINOR, "nvidiactl"), DRIVER_NOT_LOADED);
     visible_count = 0;
@@ -458,14 +525,165 @@ API nvmlReturn_t nvmlGetExcludedDeviceCount(u32 *count)
     return nvmlSystemGetHicVersion(count, NULL);
 }
 
+/* --- What the GPUs do, as files say ---------------------------------------------------- */
+
+/* The whole of a file, to be freed; NULL if it is not there. */
+static char *content_of(const char *path)
+{
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    size_t length = 0, room = 0;
+    char *content = NULL;
+    ssize_t got = 1;
+
+    if (descriptor < 0)
+        return NULL;
+    while (got > 0) {
+        if (room - length < 2) {
+            char *larger = realloc(content, room += 16384);
+
+            if (!larger)
+                break;
+            content = larger;
+        }
+        got = read(descriptor, content + length, room - length - 1);
+        length += got > 0 ? got : 0;
+    }
+    close(descriptor);
+    if (content)
+        content[length] = '\0';
+    return content;
+}
+
+/* Where the next line begins. */
+static const char *after_line(const char *at)
+{
+    at += strcspn(at, "\n");
+    return *at ? at + 1 : at;
+}
+
+/* The numbers of what is left of a line. */
+static u32 numbers(const char *at, u64 *values, u32 most)
+{
+    u32 count = 0;
+
+    for (; count < most; count++) {
+        at += strspn(at, " \t");
+        if (*at < '0' || *at > '9')
+            break;
+        values[count] = number(&at);
+    }
+    return count;
+}
+
+/* What the file of facts tells of a GPU; the last line counts. */
+static u64 fact(const struct gpu *gpu, const char *name, u64 otherwise)
+{
+    char *facts = content_of(STATE "/nvml-facts");
+    size_t length = strlen(name);
+
+    for (const char *line = facts; line && *line; line = after_line(line)) {
+        const char *at = line;
+        u64 index = number(&at);
+
+        if (at == line || index != gpu->minor)
+            continue;
+        at += strspn(at, " \t");
+        if (strncmp(at, name, length) || at[length] != ' ')
+            continue;
+        at += length;
+        otherwise = number(&at);
+    }
+    free(facts);
+    return otherwise;
+}
+
+enum { NO_INSTANCE = 0xffffffff };
+enum use { SM, MEMORY, ENCODER, DECODER, USES };
+
+struct process {
+    char kind; /* c, g or m */
+    u32 pid, instance, compute;
+    u64 bytes;
+    u32 use[USES];
+};
+
+/* Call this for each process of a GPU or, if mig is given, of that device. */
+static void each_process(const struct gpu *gpu, const struct mig *mig,
+                         void (*what)(const struct process *, void *), void *data)
+{
+    char *processes = content_of(STATE "/nvml-processes");
+
+    for (const char *line = processes; line && *line; line = after_line(line)) {
+        struct process process = {.kind = 'c', .instance = NO_INSTANCE, .compute = NO_INSTANCE};
+        u64 values[9];
+        u32 count, at = 3;
+
+        if (*line == 'g' || *line == 'm' || *line == 'c')
+            process.kind = *line++;
+        count = numbers(line, values, COUNT(values));
+        if (count < 3 || values[0] != gpu->minor)
+            continue;
+        process.pid = (u32)values[1];
+        process.bytes = values[2];
+        if (count == 5 || count == 9) {
+            process.instance = (u32)values[at++];
+            process.compute = (u32)values[at++];
+        }
+        for (u32 use = 0; use < USES && at < count; use++)
+            process.use[use] = (u32)values[at++];
+        if (!mig || (process.instance == mig->instance->id && process.compute == mig->id))
+            what(&process, data);
+    }
+    free(processes);
+}
+
+static void add_bytes(const struct process *process, void *sum)
+{
+    *(u64 *)sum += process->bytes;
+}
+
+static u64 bytes_used(const struct gpu *gpu, const struct mig *mig)
+{
+    u64 sum = 0;
+
+    each_process(gpu, mig, add_bytes, &sum);
+    return sum;
+}
+
+static void add_use(const struct process *process, void *sums)
+{
+    for (u32 use = 0; use < USES; use++)
+        ((u32 *)sums)[use] += process->use[use];
+}
+
+/* How busy a part of a GPU is, in percent. */
+static u32 percent_of(const struct gpu *gpu, enum use use)
+{
+    static const char *const names[] = {"gpu", "memory", "encoder", "decoder"};
+    u32 sums[USES] = {0};
+
+    each_process(gpu, NULL, add_use, sums);
+    return (u32)fact(gpu, names[use], sums[use] < 100 ? sums[use] : 100);
+}
+
+/* A tenth of what it may draw while idle, and the rest of it by how busy it is. */
+static u32 milliwatts_of(const struct gpu *gpu)
+{
+    u32 idle = gpu->milliwatts / 10;
+
+    return (u32)fact(gpu, "milliwatts", idle + (gpu->milliwatts - idle) / 100 *
+                                                   (u64)percent_of(gpu, SM));
+}
+
 /* --- Finding devices ------------------------------------------------------------------- */
 
 API nvmlReturn_t nvmlDeviceGetCount_v2(u32 *count)
 {
-    const char *lie = fault_of("count");
+    const char *lie;
 
     ENTER;
     REQUIRE(count, INVALID_ARGUMENT);
+    lie = fault_of("count");
     *count = lie ? (u32)number(&lie) : visible_count;
     return SUCCESS;
 }
@@ -479,6 +697,7 @@ API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(u32 index, const void **device)
 {
     ENTER;
     REQUIRE(device && index < visible_count, INVALID_ARGUMENT);
+    WELL(visible[index]);
     *device = visible[index];
     return SUCCESS;
 }
@@ -724,7 +943,7 @@ NUMBER(nvmlDeviceGetAccountingMode, BOARD_OF, 0)
 NUMBER(nvmlDeviceGetAccountingBufferSize, BOARD_OF, 4000)
 NUMBER(nvmlDeviceGetVirtualizationMode, BOARD_OF, 0)
 NUMBER(nvmlDeviceGetPowerManagementMode, GPU_OF, 1)
-NUMBER(nvmlDeviceGetPowerUsage, GPU_OF, gpu->milliwatts / 10)
+NUMBER(nvmlDeviceGetPowerUsage, GPU_OF, milliwatts_of(gpu))
 NUMBER(nvmlDeviceGetPowerManagementLimit, GPU_OF, gpu->milliwatts)
 NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, GPU_OF, gpu->milliwatts)
 NUMBER(nvmlDeviceGetEnforcedPowerLimit, GPU_OF, gpu->milliwatts)
@@ -748,7 +967,7 @@ API nvmlReturn_t nvmlDeviceGetTemperature(const void *device, u32 sensor, u32 *c
     ENTER;
     GPU_OF(device);
     REQUIRE(celsius && sensor == 0, INVALID_ARGUMENT);
-    *celsius = 30;
+    *celsius = (u32)fact(gpu, "temperature", 30);
     return SUCCESS;
 }
 
@@ -796,7 +1015,26 @@ API nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(const void *device, u
     ENTER;
     GPU_OF(device);
     REQUIRE(reasons, INVALID_ARGUMENT);
-    *reasons = 1; /* idle */
+    *reasons = fact(gpu, "throttle", percent_of(gpu, SM) == 0); /* 1: idle */
+    return SUCCESS;
+}
+
+/* The same by its newer name. */
+API nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(const void *device, u64 *reasons)
+{
+    return nvmlDeviceGetCurrentClocksThrottleReasons(device, reasons);
+}
+
+API nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(const void *device, u64 *millijoules)
+{
+    struct timespec up;
+
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(millijoules, INVALID_ARGUMENT);
+    clock_gettime(CLOCK_BOOTTIME, &up);
+    *millijoules = (up.tv_sec * 1000ULL + up.tv_nsec / 1000000) * (gpu->milliwatts / 10) / 1000 +
+                   fact(gpu, "millijoules", 0);
     return SUCCESS;
 }
 
@@ -819,26 +1057,27 @@ API nvmlReturn_t nvmlDeviceGetUtilizationRates(const void *device, struct utiliz
     GPU_OF(device);
     REQUIRE(rates, INVALID_ARGUMENT);
     REQUIRE(!gpu->mig_mode, NOT_SUPPORTED);
-    rates->gpu = rates->memory = 0;
+    rates->gpu = percent_of(gpu, SM);
+    rates->memory = percent_of(gpu, MEMORY);
     return SUCCESS;
 }
 
-/* Percentages and periods: nothing is encoded or decoded. */
-#define IDLE_ENGINE(name)                                                                          \
+/* Percentages and periods. */
+#define ENGINE(name, busy)                                                                         \
     API nvmlReturn_t name(const void *device, u32 *percent, u32 *period_us)                        \
     {                                                                                              \
         ENTER;                                                                                     \
         GPU_OF(device);                                                                            \
         REQUIRE(percent && period_us, INVALID_ARGUMENT);                                           \
-        *percent = 0;                                                                              \
+        *percent = (busy);                                                                         \
         *period_us = 100000;                                                                       \
         return SUCCESS;                                                                            \
     }
 
-IDLE_ENGINE(nvmlDeviceGetEncoderUtilization)
-IDLE_ENGINE(nvmlDeviceGetDecoderUtilization)
-IDLE_ENGINE(nvmlDeviceGetJpgUtilization)
-IDLE_ENGINE(nvmlDeviceGetOfaUtilization)
+ENGINE(nvmlDeviceGetEncoderUtilization, percent_of(gpu, ENCODER))
+ENGINE(nvmlDeviceGetDecoderUtilization, percent_of(gpu, DECODER))
+ENGINE(nvmlDeviceGetJpgUtilization, 0)
+ENGINE(nvmlDeviceGetOfaUtilization, 0)
 
 API nvmlReturn_t nvmlDeviceGetPcieThroughput(const void *device, u32 counter, u32 *kb_per_second)
 {
@@ -849,7 +1088,7 @@ API nvmlReturn_t nvmlDeviceGetPcieThroughput(const void *device, u32 counter, u3
     return SUCCESS;
 }
 
-/* ECC is on, but for GPUs of players, and has counted nothing. */
+/* ECC is on, but for GPUs of players. */
 API nvmlReturn_t nvmlDeviceGetEccMode(const void *device, u32 *current, u32 *pending)
 {
     ENTER;
@@ -864,7 +1103,8 @@ API nvmlReturn_t nvmlDeviceGetTotalEccErrors(const void *device, u32 type, u32 c
     ENTER;
     GPU_OF(device);
     REQUIRE(count && type < 2 && counter < 2, INVALID_ARGUMENT);
-    *count = 0;
+    REQUIRE(gpu->brand != GEFORCE, NOT_SUPPORTED);
+    *count = fact(gpu, type ? "ecc-uncorrected" : "ecc-corrected", 0);
     return SUCCESS;
 }
 
@@ -881,7 +1121,10 @@ API nvmlReturn_t nvmlDeviceGetRemappedRows(const void *device, u32 *correctable,
     ENTER;
     GPU_OF(device);
     REQUIRE(correctable && uncorrectable && pending && failed, INVALID_ARGUMENT);
-    *correctable = *uncorrectable = *pending = *failed = 0;
+    *correctable = (u32)fact(gpu, "rows-corrected", 0);
+    *uncorrectable = (u32)fact(gpu, "rows-uncorrected", 0);
+    *pending = (u32)fact(gpu, "rows-pending", 0);
+    *failed = (u32)fact(gpu, "rows-failed", 0);
     return SUCCESS;
 }
 
@@ -897,43 +1140,47 @@ struct memory_v2 {
 };
 
 /* What the driver keeps for itself: some of each GPU, a sliver of each MIG device. */
-static nvmlReturn_t memory(const void *device, u64 *total, u64 *reserved)
+static nvmlReturn_t memory(const void *device, u64 *total, u64 *reserved, u64 *used)
 {
     const struct mig *mig = as_mig(device);
 
     BOARD_OF(device);
     *total = (mig ? mig->instance->profile->memory_mib : gpu->memory_mib) << 20;
     *reserved = (mig ? 13ULL : 551ULL) << 20;
+    *used = bytes_used(gpu, mig);
+    if (*used > *total - *reserved)
+        *used = *total - *reserved;
     return SUCCESS;
 }
 
 API nvmlReturn_t nvmlDeviceGetMemoryInfo(const void *device, struct memory *info)
 {
-    u64 total, reserved;
+    u64 total, reserved, used;
     nvmlReturn_t result;
 
     ENTER;
     REQUIRE(info, INVALID_ARGUMENT);
-    result = memory(device, &total, &reserved);
+    result = memory(device, &total, &reserved, &used);
     REQUIRE(!result, result);
-    *info = (struct memory){.total = total, .free = total - reserved, .used = reserved};
+    used += reserved;
+    *info = (struct memory){.total = total, .free = total - used, .used = used};
     return SUCCESS;
 }
 
 API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(const void *device, struct memory_v2 *info)
 {
-    u64 total, reserved;
+    u64 total, reserved, used;
     nvmlReturn_t result;
 
     ENTER;
     REQUIRE(info, INVALID_ARGUMENT);
     REQUIRE(info->version == (sizeof *info | 2 << 24), ARGUMENT_VERSION_MISMATCH);
-    result = memory(device, &total, &reserved);
+    result = memory(device, &total, &reserved, &used);
     REQUIRE(!result, result);
     info->total = total;
     info->reserved = reserved;
-    info->free = total - reserved;
-    info->used = 0;
+    info->free = total - reserved - used;
+    info->used = used;
     return SUCCESS;
 }
 
@@ -951,29 +1198,125 @@ API nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(const void *device, struct memory *
     return SUCCESS;
 }
 
-/* --- Processes: there are none --------------------------------------------------------- */
+/* --- Processes ------------------------------------------------------------------------- */
 
-#define NO_PROCESSES(name)                                                                         \
+struct process_info {
+    u32 pid;
+    u64 bytes;
+    u32 instance, compute; /* since _v2 */
+};
+
+/* Where processes are put: those of a kind, as many as there is room for. */
+struct list {
+    char kind;
+    u32 room, count;
+    size_t size; /* of an entry, by the version of the question */
+    char *entries;
+};
+
+static void put_process(const struct process *process, void *data)
+{
+    struct list *list = data;
+    struct process_info info = {
+        .pid = process->pid,
+        .bytes = process->bytes,
+        .instance = process->instance,
+        .compute = process->compute,
+    };
+
+    if (process->kind != list->kind)
+        return;
+    if (list->count < list->room)
+        memcpy(list->entries + list->count * list->size, &info, list->size);
+    list->count++;
+}
+
+/* Count is how many there is room for, and then how many there are. */
+static nvmlReturn_t list_processes(const void *device, struct list *list, u32 *count)
+{
+    BOARD_OF(device);
+    REQUIRE(count, INVALID_ARGUMENT);
+    list->room = list->entries ? *count : 0;
+    each_process(gpu, as_mig(device), put_process, list);
+    *count = list->count;
+    return list->count > list->room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+#define PROCESSES(name, of_kind, of_size)                                                          \
     API nvmlReturn_t name(const void *device, u32 *count, void *processes)                         \
     {                                                                                              \
-        (void)processes;                                                                           \
+        struct list list = {.kind = of_kind, .size = of_size, .entries = processes};               \
         ENTER;                                                                                     \
-        BOARD_OF(device);                                                                          \
-        REQUIRE(count, INVALID_ARGUMENT);                                                          \
-        *count = 0;                                                                                \
-        return SUCCESS;                                                                            \
+        return list_processes(device, &list, count);                                               \
     }
 
-NO_PROCESSES(nvmlDeviceGetComputeRunningProcesses)
-NO_PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2)
-NO_PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3)
-NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses)
-NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2)
-NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3)
-NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses)
-NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2)
-NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3)
-NO_PROCESSES(nvmlDeviceGetAccountingPids)
+enum { FIRST = offsetof(struct process_info, instance), LATER = sizeof(struct process_info) };
+
+PROCESSES(nvmlDeviceGetComputeRunningProcesses, 'c', FIRST)
+PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2, 'c', LATER)
+PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3, 'c', LATER)
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses, 'g', FIRST)
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2, 'g', LATER)
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3, 'g', LATER)
+PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses, 'm', FIRST)
+PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2, 'm', LATER)
+PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, 'm', LATER)
+
+API nvmlReturn_t nvmlDeviceGetAccountingPids(const void *device, u32 *count, u32 *pids)
+{
+    (void)pids;
+    ENTER;
+    BOARD_OF(device);
+    REQUIRE(count, INVALID_ARGUMENT);
+    *count = 0;
+    return SUCCESS;
+}
+
+struct process_use {
+    u32 pid;
+    u64 when; /* microseconds since the epoch */
+    u32 use[USES];
+};
+
+struct uses {
+    u32 room, count;
+    struct process_use *entries;
+};
+
+static void put_use(const struct process *process, void *data)
+{
+    struct uses *uses = data;
+    struct process_use entry = {.pid = process->pid};
+    struct timespec now;
+
+    if (!process->use[SM] && !process->use[MEMORY] && !process->use[ENCODER] &&
+        !process->use[DECODER])
+        return;
+    clock_gettime(CLOCK_REALTIME, &now);
+    entry.when = now.tv_sec * 1000000ULL + now.tv_nsec / 1000;
+    memcpy(entry.use, process->use, sizeof entry.use);
+    if (uses->count < uses->room)
+        uses->entries[uses->count] = entry;
+    uses->count++;
+}
+
+/* One sample of each process that did something, which is always new. */
+API nvmlReturn_t nvmlDeviceGetProcessUtilization(const void *device, struct process_use *samples,
+                                                 u32 *count, u64 since)
+{
+    struct uses uses = {.entries = samples};
+
+    (void)since;
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(count, INVALID_ARGUMENT);
+    REQUIRE(!gpu->mig_mode, NOT_SUPPORTED);
+    uses.room = samples ? *count : 0;
+    each_process(gpu, NULL, put_use, &uses);
+    *count = uses.count;
+    REQUIRE(uses.count, NOT_FOUND);
+    return uses.count > uses.room ? INSUFFICIENT_SIZE : SUCCESS;
+}
 
 /* --- Where a device hangs -------------------------------------------------------------- */
 
@@ -1012,6 +1355,132 @@ API nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(const void *one, const void
     ENTER;
     REQUIRE(first && second && level, INVALID_ARGUMENT);
     *level = first == second ? 0 : first->numa_node == second->numa_node ? 40 : 50;
+    return SUCCESS;
+}
+
+/* --- NVLink ---------------------------------------------------------------------------- */
+
+enum { MOST_LINKS = 18, TO_SWITCH = -1, NO_LINK = -2, NVSWITCH_BUS = 0xc0 };
+
+/* Where a link of a GPU leads: the minor of the other GPU, or one of the above. */
+static int link_to(const struct gpu *gpu, u32 link)
+{
+    char *links = content_of(STATE "/nvml-nvlinks");
+    int found = NO_LINK;
+
+    for (const char *line = links; line && *line && found == NO_LINK; line = after_line(line)) {
+        const char *at = line;
+        u64 one, other, count;
+        int to_switch;
+
+        one = number(&at);
+        if (at == line)
+            continue;
+        at += strspn(at, " ");
+        to_switch = *at == 's';
+        at += to_switch;
+        other = to_switch ? 0 : number(&at);
+        count = number(&at);
+        if (one != gpu->minor && (to_switch || other != gpu->minor))
+            continue;
+        if (link < count)
+            found = to_switch ? TO_SWITCH : (int)(one == gpu->minor ? other : one);
+        else
+            link -= (u32)count;
+    }
+    free(links);
+    return found;
+}
+
+#define LINK_OF(device, link)                                                                      \
+    GPU_OF(device);                                                                                \
+    int end;                                                                                       \
+    REQUIRE((link) < MOST_LINKS, INVALID_ARGUMENT);                                                \
+    end = link_to(gpu, link);                                                                      \
+    REQUIRE(end != NO_LINK, NOT_SUPPORTED)
+
+API nvmlReturn_t nvmlDeviceGetNvLinkState(const void *device, u32 link, u32 *active)
+{
+    ENTER;
+    LINK_OF(device, link);
+    REQUIRE(active, INVALID_ARGUMENT);
+    *active = 1;
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetNvLinkVersion(const void *device, u32 link, u32 *version)
+{
+    ENTER;
+    LINK_OF(device, link);
+    REQUIRE(version, INVALID_ARGUMENT);
+    *version = gpu->major >= 9 ? 7 : 5;
+    return SUCCESS;
+}
+
+/* 0 a GPU, 2 a switch. */
+API nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(const void *device, u32 link, u32 *type)
+{
+    ENTER;
+    LINK_OF(device, link);
+    REQUIRE(type, INVALID_ARGUMENT);
+    *type = end == TO_SWITCH ? 2 : 0;
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(const void *device, u32 link,
+                                                     struct pci_v3 *info)
+{
+    ENTER;
+    LINK_OF(device, link);
+    REQUIRE(info, INVALID_ARGUMENT);
+    memset(info, 0, sizeof *info);
+    if (end == TO_SWITCH)
+        info->v1.bus = NVSWITCH_BUS + link % 4;
+    for (u32 i = 0; i < GPU_COUNT; i++) {
+        if ((int)GPUS[i].minor == end) {
+            info->v1.domain = GPUS[i].domain;
+            info->v1.bus = GPUS[i].bus;
+            info->v1.device = GPUS[i].device;
+            info->v1.pci_device = GPUS[i].pci_device;
+        }
+    }
+    snprintf(info->v1.bus_id, sizeof info->v1.bus_id, "%04X:%02X:%02X.0",
+             info->v1.domain & 0xffff, info->v1.bus & 0xff, info->v1.device & 0xff);
+    snprintf(info->bus_id, sizeof info->bus_id, "%08X:%02X:%02X.0", info->v1.domain, info->v1.bus,
+             info->v1.device);
+    return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo(const void *device, u32 link,
+                                                  struct pci_v2 *info)
+{
+    struct pci_v3 full;
+    nvmlReturn_t result;
+
+    REQUIRE(info, INVALID_ARGUMENT);
+    result = nvmlDeviceGetNvLinkRemotePciInfo_v2(device, link, &full);
+    REQUIRE(!result, result);
+    memset(info, 0, sizeof *info);
+    info->v1 = full.v1;
+    return SUCCESS;
+}
+
+/* Capabilities 0 read, 1 write, 2 NVLink, 3 atomics, 4 PCIe: 0 is yes, 5 that it is not so. */
+API nvmlReturn_t nvmlDeviceGetP2PStatus(const void *one, const void *other, u32 capability,
+                                        u32 *status)
+{
+    const struct gpu *second = as_gpu(other);
+    int linked = 0;
+
+    ENTER;
+    GPU_OF(one);
+    REQUIRE(second && status && capability < 5, INVALID_ARGUMENT);
+    for (u32 link = 0; link < MOST_LINKS; link++) {
+        int end = link_to(gpu, link);
+
+        linked |= end == TO_SWITCH || end == (int)second->minor;
+    }
+    *status = linked || capability < 2 ? 0 : 5;
     return SUCCESS;
 }
 
@@ -1436,7 +1905,7 @@ API nvmlReturn_t nvmlComputeInstanceGetInfo(const void *handle, struct compute_i
 
 /* --- Events ---------------------------------------------------------------------------- */
 
-enum { XID = 8, POLL_MS = 20 };
+enum { XID = 8, POLL_MS = 200 };
 
 struct event {
     const void *device;
@@ -1447,6 +1916,7 @@ struct event {
 struct event_set {
     u64 types[MOST_GPUS]; /* what is registered of each GPU of the scenario */
     off_t seen;           /* how far the file of events has been read */
+    int changes;          /* tells of changes in the state directory; -1 if that cannot be had */
 };
 
 API nvmlReturn_t nvmlEventSetCreate(struct event_set **set)
@@ -1457,6 +1927,13 @@ API nvmlReturn_t nvmlEventSetCreate(struct event_set **set)
     REQUIRE(set, INVALID_ARGUMENT);
     *set = calloc(1, sizeof **set);
     REQUIRE(*set, UNKNOWN);
+    (*set)->changes = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+    if ((*set)->changes >= 0 &&
+        inotify_add_watch((*set)->changes, STATE, IN_MODIFY | IN_CREATE | IN_MOVED_TO | IN_DELETE) <
+            0) {
+        close((*set)->changes);
+        (*set)->changes = -1;
+    }
     if (!statx(AT_FDCWD, STATE "/nvml-events", 0, STATX_SIZE, &status))
         (*set)->seen = status.stx_size;
     return SUCCESS;
@@ -1466,6 +1943,8 @@ API nvmlReturn_t nvmlEventSetFree(struct event_set *set)
 {
     ENTER;
     REQUIRE(set, INVALID_ARGUMENT);
+    if (set->changes >= 0)
+        close(set->changes);
     free(set);
     return SUCCESS;
 }
@@ -1524,19 +2003,57 @@ static int next_event(struct event_set *set, struct event *event)
     return found;
 }
 
+static u64 now_ms(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000ULL + now.tv_nsec / 1000000;
+}
+
+/* What is wrong with a GPU that is waited for. */
+static nvmlReturn_t suffer_of_set(const struct event_set *set)
+{
+    nvmlReturn_t fault = SUCCESS;
+
+    for (u32 i = 0; i < GPU_COUNT && !fault; i++)
+        if (set->types[i])
+            fault = suffer_of(&GPUS[i]);
+    return fault;
+}
+
+/* Sleep until something changes in the state directory, and no longer than that. */
+static void sleep_until_change(const struct event_set *set, u64 ms)
+{
+    struct pollfd changes = {.fd = set->changes, .events = POLLIN};
+    char told[4096];
+
+    if (set->changes < 0) {
+        sleep_ms(ms < POLL_MS ? ms : POLL_MS);
+        return;
+    }
+    poll(&changes, 1, (int)(ms < INT_MAX ? ms : INT_MAX));
+    while (read(set->changes, told, sizeof told) > 0)
+        ;
+}
+
 API nvmlReturn_t nvmlEventSetWait_v2(struct event_set *set, struct event *event, u32 timeout_ms)
 {
-    ENTER;
-    REQUIRE(set && event, INVALID_ARGUMENT);
-    for (;;) {
-        u32 step = timeout_ms < POLL_MS ? timeout_ms : POLL_MS;
+    u64 end = now_ms() + timeout_ms;
 
+    for (;;) {
+        nvmlReturn_t fault;
+        u64 now;
+
+        ENTER;
+        REQUIRE(set && event, INVALID_ARGUMENT);
+        fault = suffer_of_set(set);
+        REQUIRE(!fault, fault);
         if (next_event(set, event))
             return SUCCESS;
-        if (timeout_ms == 0)
-            return TIMEOUT;
-        sleep_ms(step);
-        timeout_ms -= step;
+        now = now_ms();
+        REQUIRE(now < end, TIMEOUT);
+        sleep_until_change(set, end - now);
     }
 }
 
