@@ -8,13 +8,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from api.errors import printable
 from integration.cli import exits
-from integration.cli.options import configured
+from integration.cli.node_options import agent_options, options_of
+from integration.cli.options import configured, with_output
+from integration.cli.output import Format, serialized
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hooks.config import Config
+    from integration.cli.node_options import Told
+    from integration.cli.output import Output
+    from integration.node.parts import Options
 
 _SPEC: Final = "nvidia.yaml"
 
@@ -39,12 +45,27 @@ _SPEC: Final = "nvidia.yaml"
     "--ready", is_flag=True, help="Only say by the exit status whether an agent keeps this node."
 )
 @click.option(
+    "--check-config", is_flag=True,
+    help="Only check the device plugin's settings, and show those in force, as a configuration.",
+)  # fmt: skip
+@click.option(
     "--log-format", type=click.Choice(["logfmt", "json"]), default="logfmt", show_default=True,
     help="How lines on stderr are written.",
 )  # fmt: skip
+@agent_options
+@with_output
 @configured
 def command(
-    config: Config, *, cdi_spec: str | None, poll: float, once: bool, ready: bool, log_format: str
+    output: Output,
+    config: Config,
+    *,
+    told: Told,
+    cdi_spec: str | None,
+    poll: float,
+    once: bool,
+    ready: bool,
+    check_config: bool,
+    log_format: str,
 ) -> None:
     """Keep what is told of this node's GPUs true: one agent per node.
 
@@ -52,19 +73,36 @@ def command(
     spec, the inventory, device nodes and the links in /dev/char up to date. It ends on SIGTERM, and
     when another version of it is put into effect. With --once, the exit status is 3 if something is
     wrong with the node.
+
+    It is the kubelet's device plugin too, with the flags, variables and configuration of NVIDIA's,
+    where a flag comes before its variable, and that before the configuration file.
     """
     import anyio  # noqa: PLC0415 - readiness is asked every few seconds
 
     from integration.node.agent import is_ready, serve  # noqa: PLC0415
-    from integration.node.parts import Options  # noqa: PLC0415
 
     if ready:
         click.get_current_context().exit(exits.OK if is_ready(config) else exits.FOUND)
     spec = f"{config.cdi_spec_dirs[-1]}/{_SPEC}" if cdi_spec is None else cdi_spec
-    options = Options(spec="" if spec == "none" else spec, poll=poll)
+    options = options_of(told, spec="" if spec == "none" else spec, poll=poll)
+    if check_config:
+        _show_settings(output, options)
+        return
     seen = anyio.run(functools.partial(serve, once=once), config, options, _log(log_format))
     if once and seen.faults:
         click.get_current_context().exit(exits.FOUND)
+
+
+def _show_settings(output: Output, options: Options) -> None:
+    from integration.node.plugin.settings import as_document  # noqa: PLC0415 - seldom
+
+    if options.settings is None:
+        return
+    settings = options.settings.load()
+    for note in settings.notes:
+        click.echo(printable(note), err=True)
+    document = as_document(settings)
+    output.text(serialized(document, Format.YAML), document)
 
 
 def _log(form: str) -> Callable[..., None]:

@@ -37,6 +37,7 @@ _SECTIONS: Final = (
     ("NVSHIM-E1", "The shim", "Bundles, programs, tasks, stdio, cgroups, checkpoints, sandboxes."),
     ("NVSHIM-E25", "nvshim", "Commands, engines, devices."),
     ("NVSHIM-E26", "nvshim: installation, Kubernetes, documentation", ""),
+    ("NVSHIM-E27", "The node agent", ""),
     ("NVSHIM-E2", "The simulated node, the demo, a private containerd", ""),
 )
 

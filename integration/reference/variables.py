@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from integration.kubernetes.environment import VARIABLES
 from integration.kubernetes.settings import Settings
+from integration.node.plugin.flags import FLAGS
 from integration.reference.markdown import code, table
 
 __all__ = ["ELSEWHERE", "GROUPS", "Group", "Variable", "declared", "page"]
@@ -60,6 +61,18 @@ def _of_installer() -> tuple[Variable, ...]:
             value = False
         text = str(value).lower() if isinstance(value, bool) else f"{value}"
         rows.append(Variable(name, known.meaning, code(text) if text else ""))
+    return tuple(rows)
+
+
+def _of_device_plugin() -> tuple[Variable, ...]:
+    """The flags that stand for keys of the configuration; what means nothing here comes last."""
+    rows = []
+    for flag in sorted(FLAGS, key=lambda flag: flag.ignored):
+        for name in flag.variables:
+            meaning = f"`--{flag.name}`, in the configuration `{flag.path}`"
+            if flag.ignored:
+                meaning = f"NVIDIA's, and nothing here: {flag.meaning}"
+            rows.append(Variable(name, meaning))
     return tuple(rows)
 
 
@@ -180,6 +193,22 @@ GROUPS: Final = (
                 "_NVSHIM_COMPLETE",
                 "set by a shell's completion (`nvshim completion`), to ask what may follow",
             ),
+        ),
+    ),
+    Group(
+        "In the environment of nvshim node",
+        "Those of NVIDIA's device plugin, each in place of a flag; one that is empty is not set. "
+        "Lists are comma lists.",
+        (
+            *_of_device_plugin(),
+            Variable("KUBELET_SOCKET", "`--kubelet-socket`"),
+            Variable("CONFIG_FILE", "`--config-file`"),
+            Variable("CONFIG_FILE_SRCDIR", "`--config-dir`"),
+            Variable("NODE_LABEL", "`--node-label`"),
+            Variable("DEFAULT_CONFIG", "`--default-config`"),
+            Variable("FALLBACK_STRATEGIES", "`--fallback-strategies`"),
+            Variable("DP_DISABLE_HEALTHCHECKS", "`--disable-healthchecks`"),
+            Variable("DP_ENABLE_HEALTHCHECKS", "`--enable-healthchecks`"),
         ),
     ),
     Group(

@@ -65,12 +65,14 @@ class SharedResource:
         replicas: how many may share each device.
         rename: what it is called then; "" for the same name.
         devices: which of them, by UUID or index; None for all.
+        count: how many of them, by index; None for all.
     """
 
     name: str
     replicas: int
     rename: str = ""
     devices: tuple[str, ...] | None = None
+    count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ class Settings:
             configuration's.
         dev_root: likewise for device nodes.
         source: the file that they are from; "" for none.
+        notes: what was said and means nothing here, for people.
     """
 
     mig_strategy: Mig = Mig.NONE
@@ -132,6 +135,7 @@ class Settings:
     driver_root: str = ""
     dev_root: str = ""
     source: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

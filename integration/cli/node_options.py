@@ -1,0 +1,241 @@
+"""The options of ``nvshim node``: what the agent is to do, and NVIDIA's flags of its device plugin.
+
+Each of NVIDIA's flags has the name, the variable and the meaning that it has there
+(:mod:`integration.node.plugin.flags`), so that a DaemonSet made for that plugin needs no other
+arguments. They are read as texts: what they may say is the same as in the file, and so is the
+error.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from integration.node.plugin.flags import FLAGS, Given
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from integration.node.parts import Options, SettingsSource
+    from integration.node.plugin.flags import Flag
+
+__all__ = ["Told", "agent_options", "options_of"]
+
+R = TypeVar("R")
+
+_ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^\s:\[\]]*):(\d{1,5})", re.ASCII)
+_LAST_PORT: Final = 65535
+_KUBELET: Final = "/var/lib/kubelet/device-plugins/kubelet.sock"
+_POD_RESOURCES: Final = "/var/lib/kubelet/pod-resources/kubelet.sock"
+
+
+class Told(NamedTuple):
+    """What the command line says of the device plugin's settings, and of all other parts.
+
+    Attributes:
+        given: the settings that flags or variables say.
+        others: the values of the other options, by their names.
+    """
+
+    given: tuple[Given, ...]
+    others: dict[str, Any]
+
+
+def agent_options(command: Callable[..., R]) -> Callable[..., R]:
+    """Give a command the options of the agent's parts; it gets them as ``told``, a :class:`Told`.
+
+    Args:
+        command: the function that needs them.
+    """
+
+    @functools.wraps(command)
+    def answer(*args: Any, **kwargs: Any) -> R:
+        context = click.get_current_context()
+        given = [_given(context, flag, kwargs.pop(_parameter(flag))) for flag in FLAGS]
+        others = {name: kwargs.pop(name) for name in _OTHERS}
+        return command(
+            *args, told=Told(tuple(each for each in given if each is not None), others), **kwargs
+        )
+
+    decorated: Callable[..., R] = answer
+    for flag in reversed(FLAGS):
+        decorated = _option(flag)(decorated)
+    for option in reversed(_OTHERS.values()):
+        decorated = option(decorated)
+    return decorated
+
+
+def options_of(told: Told, *, spec: str, poll: float) -> Options:
+    """What the agent is to do.
+
+    Args:
+        told: by the command line.
+        spec: as :class:`Options` has it.
+        poll: likewise.
+
+    Raises:
+        SettingsError: a flag or variable says what means nothing.
+    """
+    from integration.node.parts import AUTO, NO, YES, Options  # noqa: PLC0415 - readiness is asked
+
+    others = told.others
+    socket = str(others["kubelet_socket"]).removeprefix("unix://")
+    device_plugin = others["device_plugin"]
+    if not socket and device_plugin == YES:
+        raise click.UsageError("--device-plugin yes needs a --kubelet-socket")
+    return Options(
+        spec=spec,
+        poll=poll,
+        device_plugin=NO if device_plugin == AUTO and not socket else device_plugin,
+        kubelet_socket=socket,
+        pod_resources=str(others["pod_resources"]).removeprefix("unix://"),
+        settings=_source(told),
+        metrics=others["metrics"],
+        states=others["states"],
+        ignored_xids=others["ignored_xids"],
+        heeded_xids=others["heeded_xids"],
+        kernel_log="" if others["kernel_log"] == "none" else others["kernel_log"],
+    )
+
+
+def _source(told: Told) -> SettingsSource:
+    from integration.node.plugin.choosing import FALLBACKS, Choice  # noqa: PLC0415 - see above
+    from integration.node.plugin.settings import Source  # noqa: PLC0415 - likewise
+
+    others = told.others
+    file, directory = others["config_file"], others["config_dir"]
+    if not directory:
+        return Source(told.given, file)
+    if file:
+        raise click.UsageError("--config-file and --config-dir exclude each other")
+    fallbacks = tuple(word for each in others["fallbacks"] for word in each.split(",") if word)
+    for word in fallbacks:
+        if word not in FALLBACKS:
+            raise click.UsageError(
+                f"--fallback-strategies: {word!r} is none of {', '.join(FALLBACKS)}"
+            )
+    choice = Choice(
+        directory=directory,
+        name_file=others["config_name_file"],
+        default=others["default_config"],
+        fallbacks=fallbacks,
+        label=others["node_label"],
+    )
+    return Source(told.given, choice=choice)
+
+
+# -- NVIDIA's flags ----------------------------------------------------------------------------
+
+
+def _parameter(flag: Flag) -> str:
+    return "setting_" + flag.name.replace("-", "_")
+
+
+def _option(flag: Flag) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    names = [f"--{name}" for name in (flag.name, *flag.aliases)]
+    boolean: dict[str, Any] = {"is_flag": False, "flag_value": "true"}
+    return click.option(
+        *names, _parameter(flag), metavar=flag.metavar, envvar=list(flag.variables),
+        multiple=flag.kind == "many", hidden=flag.ignored, help=flag.meaning,
+        **(boolean if flag.kind == "boolean" else {}),
+    )  # fmt: skip
+
+
+def _given(context: click.Context, flag: Flag, value: Any) -> Given | None:
+    """What a flag says; None if neither it nor its variable is given."""
+    source = context.get_parameter_source(_parameter(flag))
+    if source is ParameterSource.ENVIRONMENT:
+        origin = next(name for name in flag.variables if os.environ.get(name))
+    elif source is ParameterSource.COMMANDLINE:
+        origin = f"--{flag.name}"
+    else:
+        return None
+    return Given(flag.path, origin, tuple(value) if flag.kind == "many" else (value,))
+
+
+# -- the others --------------------------------------------------------------------------------
+
+
+def _address(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    del context, parameter
+    if value in {"", "none"}:
+        return ""
+    found = _ADDRESS.fullmatch(value)
+    if found is None or int(found[2]) > _LAST_PORT:
+        raise click.BadParameter(f"{value!r} is no ADDRESS:PORT, such as 127.0.0.1:9400 or :9400")
+    return value
+
+
+_OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = {
+    "device_plugin": click.option(
+        "--device-plugin", type=click.Choice(["auto", "yes", "no"]), default="auto",
+        show_default=True,
+        help="Serve the kubelet: auto if there is one here, and no other plugin for its resources.",
+    ),
+    "kubelet_socket": click.option(
+        "--kubelet-socket", metavar="SOCKET", envvar="KUBELET_SOCKET", default=_KUBELET,
+        show_default=True, help="Where the kubelet registers device plugins; '' for none.",
+    ),
+    "pod_resources": click.option(
+        "--pod-resources", metavar="SOCKET", default=_POD_RESOURCES, show_default=True,
+        help="Where the kubelet tells what it has given to whom.",
+    ),
+    "metrics": click.option(
+        "--metrics", metavar="ADDRESS:PORT", default="", callback=_address,
+        help="Serve /metrics there.  [default: nowhere]",
+    ),
+    "states": click.option(
+        "--containerd-state", "--state", "states", metavar="DIR", multiple=True,
+        envvar="NVSHIM_CONTAINERD_STATE", type=click.Path(file_okay=False),
+        help="Where containerd keeps its state; may be given several times. By default where"
+        " packages, Docker, k3s, k0s and MicroK8s have it.",
+    ),
+    "kernel_log": click.option(
+        "--kernel-log", metavar="FILE", default="/dev/kmsg", show_default=True,
+        help="Where the kernel's log is read; 'none' for nowhere.",
+    ),
+    "ignored_xids": click.option(
+        "--disable-healthchecks", "ignored_xids", metavar="XIDS", default="",
+        envvar="DP_DISABLE_HEALTHCHECKS",
+        help="XIDs that make no device unhealthy, besides those that never do: a comma list, or"
+        " all.",
+    ),
+    "heeded_xids": click.option(
+        "--enable-healthchecks", "heeded_xids", metavar="XIDS", default="",
+        envvar="DP_ENABLE_HEALTHCHECKS",
+        help="XIDs that do all the same: a comma list, or all.",
+    ),
+    "config_file": click.option(
+        "--config-file", metavar="FILE", default="", envvar="CONFIG_FILE",
+        help="The device plugin's configuration, as NVIDIA's has it. It is read again when it"
+        " changes.",
+    ),
+    "config_dir": click.option(
+        "--config-dir", "--config-file-srcdir", "config_dir", metavar="DIR", default="",
+        envvar="CONFIG_FILE_SRCDIR", help="Several of them, of which one is chosen by its name.",
+    ),
+    "config_name_file": click.option(
+        "--config-name-file", metavar="FILE", default="",
+        help="Has that name, or labels that the kubelet wrote, one of which is --node-label.",
+    ),
+    "node_label": click.option(
+        "--node-label", metavar="LABEL", default="nvidia.com/device-plugin.config",
+        show_default=True, envvar="NODE_LABEL", help="The label that says the name.",
+    ),
+    "default_config": click.option(
+        "--default-config", metavar="NAME", default="", envvar="DEFAULT_CONFIG",
+        help="The name if none is said.",
+    ),
+    "fallbacks": click.option(
+        "--fallback-strategies", "fallbacks", metavar="named|single|empty", multiple=True,
+        default=("named,single",), show_default=True, envvar="FALLBACK_STRATEGIES",
+        help="What holds without any name: the one called default, the only one, none; in this"
+        " order.",
+    ),
+}  # fmt: skip
+"""Every other option, by the name of its value."""
