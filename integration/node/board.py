@@ -3,9 +3,9 @@
 Each part posts what it knows, and waits for what it needs of others; no part calls another. So each
 can be slow, fail, or be left out. What is posted is immutable, and replaced as a whole.
 
-=============  ==============  ============================================================
+=============  ==============  ==================================================================
 what           posted by       who goes by it
-=============  ==============  ============================================================
+=============  ==============  ==================================================================
 seen           the look        all
 sample         monitor         health, usage, metrics
 sampler        monitor         health, usage, metrics: they ask it for a sample
@@ -16,9 +16,10 @@ ledger         ledger          health (who is to blame), metrics
 usage          ledger          metrics, ``nvshim top``
 settings       plugin          mps, metrics
 resources      plugin          mps, metrics
+mps            mps             plugin: a device whose daemon does not serve is not healthy; metrics
 faults         every part      metrics, the status file
 wanted         every part      the look: it is to be soon, since the node may have changed
-=============  ==============  ============================================================
+=============  ==============  ==================================================================
 
 What happens, in contrast to what is, is told by :meth:`Board.tell` to all who listen then.
 What was done and heard since the agent began is counted in :attr:`Board.counters`.
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     from integration.node.health.values import DeviceHealth
     from integration.node.monitor.values import GpuEvent, Sampler
+    from integration.node.mps.values import MpsDaemon
     from integration.node.plugin.values import Resource, Settings
 
 __all__ = ["Board", "Unsampled"]
@@ -79,6 +81,7 @@ class Board:
         self.usage: tuple[DeviceUse, ...] = ()
         self.settings: Settings | None = None
         self.resources: tuple[Resource, ...] = ()
+        self.mps: Mapping[str, MpsDaemon] = {}
         self.faults: Mapping[str, str] = {}
         self.counters = Counters()
         self.wanted: int = 0

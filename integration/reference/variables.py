@@ -283,6 +283,7 @@ GROUPS: Final = (
 ELSEWHERE: Final = {
     "CONTAINERD_SNAPSHOTTER": "set for ctr",
     "CRIU_CONFIG_FILE": "written for CRIU",
+    "CUDA_MPS_PIPE_DIRECTORY": "set for MPS control daemons and their clients",
     "NVIDIA_REQUIRE_CUDA": "one of NVIDIA_REQUIRE_*",
 }
 """Names that the code has and nobody sets for us, with the reason."""

@@ -1,0 +1,122 @@
+"""What a container needs to be a client of MPS, and when it may not be one.
+
+Rules
+- The pipe directory is seen where NVIDIA's plugin shows it, so that images find it. It is mounted
+  read-only: a client connects to the sockets in it, which that allows; root of one container could
+  otherwise put sockets of its own there, for all others to connect to.
+- /dev/shm is that of the daemon, for the server and its clients have memory in common. It is not
+  the pod's own: what containers leave there, all clients of MPS on the node may see.
+- The container's limits are the daemon's, and no environment variables of the container: there a
+  client could take them away. Two shares of one device are limited as one is; the plugin refuses
+  such requests unless it was told not to.
+- While the daemon does not serve its device, a container gets nothing: its first call of CUDA would
+  fail, or take the whole GPU.
+
+Source: k8s-device-plugin, cmd/mps-control-daemon; "Multi-Process Service", NVIDIA.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from integration.node.mps.errors import MpsNotReady
+from integration.node.mps.places import SHM, Places, shm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from integration.node.mps.values import MpsDaemon
+    from integration.node.plugin.values import Resource, Settings
+
+__all__ = ["Edits", "Mount", "edits", "refuse_unready", "unready"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A mount of the kubelet's answer to a container.
+
+    Attributes:
+        container_path: where the container sees it.
+        host_path: what it sees.
+        read_only: whether it can only read it.
+    """
+
+    container_path: str
+    host_path: str
+    read_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """What a container gets besides its devices.
+
+    Attributes:
+        env: environment variables.
+        mounts: in order.
+    """
+
+    env: Mapping[str, str]
+    mounts: tuple[Mount, ...]
+
+
+def edits(settings: Settings, resource: Resource, ids: Iterable[str] = ()) -> Edits:
+    """What a container needs that got devices of a resource that is shared by MPS.
+
+    Args:
+        settings: where MPS is on the host.
+        resource: whose devices they are.
+        ids: which, as the kubelet has them; all clients of a resource get the same.
+
+    Returns:
+        For the answer to Allocate, with any way of telling the runtime which devices they are.
+    """
+    del ids
+    places = Places(settings.mps_root, resource.name)
+    return Edits(
+        env={"CUDA_MPS_PIPE_DIRECTORY": places.container_pipe},
+        mounts=(
+            Mount(places.container_pipe, places.pipe, read_only=True),
+            Mount(SHM, shm(settings.mps_root), read_only=False),
+        ),
+    )
+
+
+def unready(resource: str, uuids: Iterable[str], daemons: Mapping[str, MpsDaemon]) -> str:
+    """Why containers cannot have devices now: such a device is not healthy for the kubelet.
+
+    Args:
+        resource: the resource's name; it is shared by MPS.
+        uuids: of the devices.
+        daemons: what the board says of MPS.
+
+    Returns:
+        One line; "" if they can.
+    """
+    daemon = daemons.get(resource)
+    if daemon is None:
+        return "its MPS control daemon is not started yet"
+    if daemon.unready:
+        return daemon.unready
+    missing = [uuid for uuid in uuids if uuid not in daemon.devices]
+    return f"its MPS control daemon does not serve {missing[0]} yet" if missing else ""
+
+
+def refuse_unready(resource: str, uuids: Iterable[str], daemons: Mapping[str, MpsDaemon]) -> None:
+    """Refuse devices of a resource that is shared by MPS while its daemon cannot serve them.
+
+    Args:
+        resource: the resource's name.
+        uuids: of the devices.
+        daemons: what the board says of MPS.
+
+    Raises:
+        MpsNotReady: it cannot.
+    """
+    uuids = tuple(uuids)
+    if reason := unready(resource, uuids, daemons):
+        raise MpsNotReady(
+            f"{resource} for a container: {', '.join(uuids)}",
+            found=reason,
+            do="see what the node agent says of it: it starts the daemon again by itself",
+        )
