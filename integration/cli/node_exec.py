@@ -28,6 +28,9 @@ def command(host: str, prefix: str, words: tuple[str, ...]) -> None:
     heed_signals()  # as process 1, who heeds none is not ended by one
     try:
         with Host(host) as node:
-            become(node, program, words, say=lambda: Log().info("waiting for nvshim", path=program))
+            become(
+                node, program, words, environment=os.environ,
+                say=lambda: Log().info("waiting for nvshim", path=program),
+            )  # fmt: skip
     except Stopped:
         return

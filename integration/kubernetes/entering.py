@@ -4,6 +4,10 @@ The agent writes paths into the CDI spec and asks the driver's own libraries, so
 node as the node sees itself. The container's process becomes the node's own ``nvshim`` in the
 node's root, once there is one: the installer may still be at it.
 
+Of the container's variables the agent gets those by which NVIDIA's device plugin is told what to do
+(:data:`HANDED_ON`), so that what a chart sets means the same, and no others: an image's own, or the
+kubelet's, say nothing about a node. Paths in them are the node's.
+
 Source: chroot(2).
 """
 
@@ -11,28 +15,59 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from integration.kubernetes.errors import HostUnusable
 from integration.kubernetes.host import ENVIRONMENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from integration.kubernetes.host import Host
 
-__all__ = ["become"]
+__all__ = ["HANDED_ON", "become"]
 
-_POLL = 1.0
+HANDED_ON: Final = (
+    "CDI_ANNOTATION_PREFIX",
+    "CONFIG_FILE",
+    "DEVICE_ID_STRATEGY",
+    "DEVICE_LIST_STRATEGY",
+    "DP_DISABLE_HEALTHCHECKS",
+    "DP_ENABLE_HEALTHCHECKS",
+    "FAIL_ON_INIT_ERROR",
+    "GDRCOPY_ENABLED",
+    "GDS_ENABLED",
+    "IMEX_CHANNEL_IDS",
+    "IMEX_REQUIRED",
+    "KUBELET_SOCKET",
+    "MIG_STRATEGY",
+    "MOFED_ENABLED",
+    "MPS_ROOT",
+    "NVIDIA_DEV_ROOT",
+    "NVIDIA_DRIVER_ROOT",
+    "PASS_DEVICE_SPECS",
+    "SHARED_DEVICES_ALLOCATION_POLICY",
+)
+"""The variables of NVIDIA's device plugin that mean something to the node agent."""
+
+_POLL: Final = 1.0
 
 
-def become(host: Host, program: str, words: Sequence[str], *, say: Callable[[], None]) -> NoReturn:
+def become(
+    host: Host,
+    program: str,
+    words: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    say: Callable[[], None],
+) -> NoReturn:
     """Become a program of the node.
 
     Args:
         host: the node.
         program: its path on the node; it is awaited.
         words: its arguments.
+        environment: the container's.
         say: called once if it has to be awaited.
 
     Raises:
@@ -42,9 +77,10 @@ def become(host: Host, program: str, words: Sequence[str], *, say: Callable[[], 
         say()
     while host.identity(program) is None:
         time.sleep(_POLL)
+    handed_on = {name: environment[name] for name in HANDED_ON if name in environment}
     try:
         host.enter()
-        os.execve(program, [program, *words], ENVIRONMENT)  # noqa: S606 - that is what is wanted
+        os.execve(program, [program, *words], {**ENVIRONMENT, **handed_on})  # noqa: S606 - wanted
     except OSError as error:
         raise HostUnusable(
             f"to run {program} in {host.root}",

@@ -8,7 +8,8 @@ Rules
   removed: a spec of what is not there fails containers that could say why.
 - NVML that does not answer, as in the middle of a reset, takes no devices away: without it MIG
   devices are unknown. So a spec of which everything is there still stays until NVML answers.
-- Only a file that we have made is replaced or removed; its first line says so.
+- Only a file that we have made is replaced or removed; its first line says so. That of the unit that
+  makes a spec where no agent runs says so, too.
 - What is wrong with the node is an answer, not the end of the agent.
 """
 
@@ -31,10 +32,15 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from hooks.node.inventory import Inventory
 
-__all__ = ["MARK", "Seen", "refresh"]
+__all__ = ["MARK", "MARK_OF_UNIT", "Seen", "refresh"]
 
 MARK: Final = b"# Made by nvshim node, which replaces it when the node changes.\n"
 """The first line of the spec; without it, a file is somebody else's."""
+
+MARK_OF_UNIT: Final = b"# Made by nvshim-cdi-refresh.service, until nvshim node replaces it.\n"
+"""The first line of a spec that ``integration/systemd/nvshim-cdi-refresh.service`` has made."""
+
+_MARKS: Final = (MARK, MARK_OF_UNIT)
 
 _WISH: Final = generating.Wish(
     kind="gpu",
@@ -135,7 +141,7 @@ def _still_true(path: str, inventory: Inventory, config: Config) -> bytes | None
         return None
     try:
         there = read_file(path)
-        if there is None or not there.startswith(MARK):
+        if there is None or not there.startswith(_MARKS):
             return None
         spec = schema.parse(files.tree_of(there, path), path)
     except (OSError, CdiError):
@@ -161,7 +167,7 @@ def _put(path: str, text: bytes | None) -> bool:
     there = read_file(path)
     if there == text:
         return False
-    if there is not None and not there.startswith(MARK):
+    if there is not None and not there.startswith(_MARKS):
         raise FileExistsError(
             errno.EEXIST, "is not ours: remove it, or name another with --cdi-spec", path
         )
