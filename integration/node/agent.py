@@ -16,8 +16,9 @@ Rules
   status file for as long as it lasts; it does not end the agent.
 - An agent that runs from the tree in effect ends when another is put into effect, so that whoever
   started it starts the new one; nothing else would tell it of an upgrade.
-- The status file is written after every look that differs, and its time is touched by every look:
-  that is what readiness goes by. Where it cannot be written, the agent goes on, and is not ready.
+- The status file is written when what is in it differs, and its time is that of the last look,
+  whatever else was written since: that is what readiness goes by. Where it cannot be written, the
+  agent goes on, and is not ready.
 
 Source: flock(2).
 """
@@ -62,6 +63,9 @@ __all__ = ["is_ready", "serve", "status_path"]
 _STATUS: Final = "node.json"
 _LOCK: Final = "node.lock"
 
+# What of the board is in the status file, besides what a look has seen.
+_NOTED: Final = ("faults", "resources")
+
 # A look that has not come for so many times the time between two is not going to come.
 _LATE: Final = 3
 
@@ -100,7 +104,7 @@ async def serve(
             seen = await rounds.look(first=True)
             if not once:
                 _begin_parts(tasks, context)
-                tasks.start_soon(rounds.note_faults)
+                tasks.start_soon(rounds.note_changes)
                 while not in_effect or _is_in_effect():
                     await rounds.wait()
                     seen = await rounds.look()
@@ -124,6 +128,7 @@ class _Rounds:
         self._deaf: dict[str, str] = {}
         self._unnoted = ""
         self._wanted = 0
+        self._looked = 0.0
 
     async def look(self, *, first: bool = False) -> Seen:
         """Look, say what is different, and post it.
@@ -141,6 +146,7 @@ class _Rounds:
             now = await _aside(look, to_end=config.nvml_timeout + _TO_END)
         board.counters.looked(timed.seconds, faults=bool(now.faults))
         self._wanted = wanted
+        self._looked = time.time()
         _tell(self._context.say, board.seen, now, first=first)
         board.post(seen=now)
         self._note(strict=first)
@@ -173,19 +179,17 @@ class _Rounds:
             either.start_soon(hear)
             either.start_soon(be_asked)
 
-    async def note_faults(self) -> None:
-        """Keep the status file true when another part of the agent fails, or does no more."""
+    async def note_changes(self) -> None:
+        """Keep the status file true when another part of the agent has something to say in it."""
         board = self._context.board
-        version = board.version("faults")
+        version = board.version(*_NOTED)
         while True:
-            version = await board.change("faults", since=version)
+            version = await board.change(*_NOTED, since=version)
             self._note()
 
     def _note(self, *, strict: bool = False) -> None:
-        board = self._context.board
-        seen = replace(board.seen, faults=(*board.seen.faults, *board.faults.values()))
         try:
-            _note(self._context.config, seen, self._context.options.poll)
+            _note(self._context, self._looked)
         except AgentStateUnusable as error:
             if strict:
                 raise
@@ -329,15 +333,33 @@ def is_ready(config: Config) -> bool:
     return age < _LATE * poll + config.nvml_timeout
 
 
-def _note(config: Config, seen: Seen, poll: float) -> None:
-    document = {"pid": os.getpid(), "poll": poll, **seen.as_document()}
+def _note(context: Context, looked: float) -> None:
+    """Write the status file; its time is that of the last look.
+
+    Args:
+        context: of the agent.
+        looked: seconds since the epoch.
+
+    Raises:
+        AgentStateUnusable: it cannot be written.
+    """
+    board = context.board
+    seen = replace(board.seen, faults=(*board.seen.faults, *board.faults.values()))
+    resources = {
+        each.name: {
+            "devices": len(each.devices),
+            "healthy": sum(device.is_healthy for device in each.devices),
+        }
+        for each in board.resources
+    }
+    document = {"pid": os.getpid(), "poll": context.options.poll, **seen.as_document()}
+    document["resources"] = resources
     content = (json.dumps(document, indent=2) + "\n").encode()
-    path = status_path(config)
+    path = status_path(context.config)
     try:
-        if read_file(path) == content:
-            os.utime(path)
-        else:
+        if read_file(path) != content:
             replace_file(path, content)
+        os.utime(path, (looked, looked))
     except OSError as error:
         raise AgentStateUnusable(
             f"to write {path}", found=str(error.strerror), do="make it writable, or free some space"

@@ -8,8 +8,8 @@ Rules
   removed: a spec of what is not there fails containers that could say why.
 - NVML that does not answer, as in the middle of a reset, takes no devices away: without it MIG
   devices are unknown. So a spec of which everything is there still stays until NVML answers.
-- Only a file that we have made is replaced or removed; its first line says so. That of the unit that
-  makes a spec where no agent runs says so, too.
+- Only a file that we have made is replaced or removed; its first line says so. So does that of the
+  unit that makes a spec where no agent runs.
 - What is wrong with the node is an answer, not the end of the agent.
 """
 
