@@ -31,8 +31,10 @@ __all__ = [
     "Machine",
     "Mount",
     "Node",
+    "NodeAgent",
     "Nvml",
     "PciGpu",
+    "Plugins",
     "Policy",
     "Program",
     "ProgramFailed",
@@ -557,6 +559,53 @@ class Container:
     unseen: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class NodeAgent:
+    """The node agent.
+
+    Attributes:
+        unit: whether systemd is to start it.
+        pod: the kubelet's directory of the logs of its pod; "" if it has none here.
+        runs: whether an agent has the node.
+        age: seconds since it has looked at the node; None if it never has.
+        poll: seconds after which it looks again.
+        ready: whether it has looked not long ago.
+        faults: what it says is wrong.
+        resources: that it tells the kubelet of: name, devices, and how many of them are healthy.
+        kernel_log: why the kernel's log cannot be read; "" if it can.
+    """
+
+    unit: bool = False
+    pod: str = ""
+    runs: bool = False
+    age: float | None = None
+    poll: float = 0.0
+    ready: bool = False
+    faults: tuple[str, ...] = ()
+    resources: tuple[tuple[str, int, int], ...] = ()
+    kernel_log: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plugins:
+    """Device plugins, as the kubelet of this node has them.
+
+    Attributes:
+        directory: where they register.
+        registered: resources of NVIDIA's devices that it knows, each with how many devices of it it
+            takes for healthy; None if it has not written down what it knows.
+        sockets: of plugins for NVIDIA's devices.
+        nvidias: pids of NVIDIA's own plugin.
+        dra: whether a driver for dynamic resource allocation of NVIDIA's devices has registered.
+    """
+
+    directory: str
+    registered: tuple[tuple[str, int], ...] | None
+    sockets: tuple[str, ...] = ()
+    nvidias: tuple[int, ...] = ()
+    dra: bool = False
+
+
 _NOT_ASKED = Unseen("nobody asked for it")
 
 
@@ -578,6 +627,8 @@ class Node:
         policy: our configuration.
         installation: what of ours is installed and runs.
         containers: that have GPUs of ours.
+        agent: the node agent.
+        plugins: the kubelet's device plugins; None if there is no kubelet.
     """
 
     machine: Machine | Unseen = _NOT_ASKED
@@ -593,3 +644,5 @@ class Node:
     policy: Policy | Unseen = _NOT_ASKED
     installation: Installation | Unseen = _NOT_ASKED
     containers: tuple[Container, ...] | Unseen = _NOT_ASKED
+    agent: NodeAgent | Unseen = _NOT_ASKED
+    plugins: Plugins | Unseen | None = _NOT_ASKED

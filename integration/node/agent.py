@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from integration.node.parts import Options
 
-__all__ = ["is_ready", "serve", "status_path"]
+__all__ = ["is_ready", "is_running", "serve", "status_path"]
 
 _STATUS: Final = "node.json"
 _LOCK: Final = "node.lock"
@@ -304,6 +304,25 @@ def _lock_path(config: Config) -> str:
     return os.path.join(config.state, _LOCK)
 
 
+def is_running(config: Config) -> bool:
+    """Whether an agent has this node, whatever it does.
+
+    Args:
+        config: where the node is.
+    """
+    try:
+        fd = os.open(_lock_path(config), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 def is_ready(config: Config) -> bool:
     """Whether an agent keeps this node, and has looked at it not long ago.
 
@@ -314,17 +333,10 @@ def is_ready(config: Config) -> bool:
     try:
         content = read_file(path)
         age = time.time() - os.stat(path).st_mtime
-        fd = os.open(_lock_path(config), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        pass  # an agent has it
-    else:
+    if not is_running(config):
         return False
-    finally:
-        os.close(fd)
     try:
         status: Any = json.loads(content or b"{}")
         poll = float(status["poll"])

@@ -24,7 +24,7 @@ D06x    CDI specs
 D07x    our configuration
 D08x    kernel, security modules, mounts
 D09x    our installation and its processes
-D10x    running containers
+D10x    running containers, the node agent
 ======  ====================================
 """
 
@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from integration.doctor.checks.agent import AGENT
 from integration.doctor.checks.cdi import CDI
 from integration.doctor.checks.containerd import CONTAINERD
 from integration.doctor.checks.containers import CONTAINERS
@@ -59,5 +60,6 @@ CHECKS: Final[tuple[Check, ...]] = (
     *MACHINE,
     *INSTALLATION,
     *CONTAINERS,
+    *AGENT,
 )
 """Every check, in the order of the codes."""

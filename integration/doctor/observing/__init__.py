@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from api.errors import NvshimError, one_line
 from integration.doctor.errors import DoctorError
 from integration.doctor.facts import CouldNotLook, Node, Unseen
+from integration.doctor.observing.agent import look_at_agent, look_at_plugins
 from integration.doctor.observing.cdi import look_at_cdi
 from integration.doctor.observing.containerd import look_at_containerd
 from integration.doctor.observing.containers import look_at_containers
@@ -46,6 +47,8 @@ GROUPS: Final[Mapping[str, Callable[[Places], Any]]] = {
     "policy": look_at_policy,
     "installation": look_at_installation,
     "containers": look_at_containers,
+    "agent": look_at_agent,
+    "plugins": look_at_plugins,
 }
 """Who gathers each field of :class:`~integration.doctor.facts.Node`."""
 

@@ -6,6 +6,7 @@ the kernel.
 
 from __future__ import annotations
 
+import glob
 import os
 from typing import TYPE_CHECKING, Final
 
@@ -40,7 +41,8 @@ _DISPLAY: Final = "0x03"
 _MODULES: Final = (
     "nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nouveau", "nova_core", "vfio_pci",
 )  # fmt: skip
-_MPS: Final = ("/tmp/nvidia-mps", "/run/nvidia/mps")  # noqa: S108 - where NVIDIA's daemon has it
+_MPS_ROOT: Final = "/run/nvidia/mps"
+_MPS: Final = ("/tmp/nvidia-mps", _MPS_ROOT)  # noqa: S108 - where NVIDIA's daemon has it
 _IMEX: Final = "nvidia-caps-imex-channels"
 _ANCHOR: Final = "libcuda.so."
 
@@ -84,12 +86,24 @@ def look_at_driver(places: Places) -> Driver:
         missing_nodes=tuple(path for path in faults if not _is_there(config, path)),
         may_make_nodes=may_make_nodes(parameters),
         char_links=tuple(_unlinked(config, nodes)),
-        mps_pipe=next((p for p in _MPS if os.path.exists(f"{places.at(p)}/control")), ""),
+        mps_pipe=next((p for p in _pipes(places) if _has_pipe(places.at(p))), ""),
         mps_runs=any(p.name.startswith("nvidia-cuda-mps") for p in processes(places)),
         imex=_IMEX in read_majors(config),
         imex_channels=sum(name.startswith("channel") for name in channels),
         platform_faults=tuple(_platform_faults(config, platform)),
     )
+
+
+def _pipes(places: Places) -> Iterator[str]:
+    """Where a pipe of MPS may be; a device plugin has one for each resource."""
+    yield from _MPS
+    root = places.at(_MPS_ROOT)
+    for pipe in sorted(glob.glob("*/pipe", root_dir=root) + glob.glob("*/*/pipe", root_dir=root)):
+        yield f"{_MPS_ROOT}/{pipe}"
+
+
+def _has_pipe(directory: str) -> bool:
+    return os.path.exists(f"{directory}/control")
 
 
 def _installed(places: Places, config: Config) -> Iterator[Installed]:

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
     from integration.doctor.places import Places
 
-__all__ = ["look_at_kubernetes"]
+__all__ = ["KUBELETS", "look_at_kubernetes"]
 
 _CONFIG: Final = "/var/lib/kubelet/config.yaml"
-_KUBELETS: Final = frozenset({"kubelet", "k3s-server", "k3s-agent", "rke2"})
+KUBELETS: Final = frozenset({"kubelet", "k3s-server", "k3s-agent", "rke2"})
+"""The kernel's short names of processes that are a kubelet, or have one in them."""
 _DEFAULT_DRIVER: Final = "cgroupfs"
 
 
@@ -40,7 +41,7 @@ def look_at_kubernetes(places: Places) -> Kubernetes:
 
 
 def _cgroup_driver(places: Places) -> str:
-    kubelets = [process for process in hosts_processes(places) if process.name in _KUBELETS]
+    kubelets = [process for process in hosts_processes(places) if process.name in KUBELETS]
     flag = next((d for k in kubelets if (d := k.option("--cgroup-driver"))), "")
     if flag:
         return flag

@@ -21,6 +21,7 @@ from integration.doctor.observing import GROUPS
 from tests.unit.doctor.trees import (
     BUNDLE,
     CDI,
+    CHECKPOINT,
     CONTAINERD,
     CONTAINERD_PID,
     DAEMON,
@@ -512,10 +513,25 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
         lambda tree: tree.script("/usr/bin/systemctl", "echo no bus >&2; exit 1"),
         "D103", NOTE, "no bus",
     ),
+    "the agent's unit is enabled, and nothing runs": (
+        lambda tree: tree.link(
+            "/etc/systemd/system/multi-user.target.wants/nvshim-node.service", "/x"
+        ),
+        "D104", ERROR, "the unit nvshim-node is enabled",
+    ),
+    "the agent has a pod, and nothing runs": (
+        text("/var/log/pods/x_node-agent-ab1_77/node-agent/0.log", ""),
+        "D104", ERROR, "/var/log/pods/x_node-agent-ab1_77/node-agent",
+    ),
+    "no device plugin ever": (without(CHECKPOINT), "D106", ERROR, "no node agent runs"),
+    "no device plugin since the kubelet's restart": (
+        changed(CHECKPOINT, '["GPU-a", "GPU-b"]', "null"), "D106", ERROR, "nobody serves it",
+    ),
 }  # fmt: skip
 
-# Broken where no file can do it: by a fault of NVML's, or of the kernel that runs the tests.
-ELSEWHERE: Final = {"D005", "D006", "D083"}
+# Broken where no file can do it: by a fault of NVML's, or of the kernel that runs the tests; or of
+# an agent that runs (test_doctor_agent.py).
+ELSEWHERE: Final = {"D005", "D006", "D083", "D105", "D107", "D108", "D109"}
 
 
 def found(tree: Tree, code: str) -> list[Finding]:

@@ -28,6 +28,7 @@ OURS: Final = "/etc/containerd-shim-nvidia/config.toml"
 CONTAINERD: Final = "/etc/containerd/config.toml"
 DROP_IN: Final = "/etc/containerd/conf.d/99-nvidia.toml"
 KUBELET: Final = "/var/lib/kubelet/config.yaml"
+CHECKPOINT: Final = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
 DAEMON: Final = "/etc/docker/daemon.json"
 CDI: Final = "/run/cdi/nvidia.json"
 MOUNTS: Final = "/proc/self/mountinfo"
@@ -259,6 +260,9 @@ class Healthy:
         self._fill_programs(tree)
         tree.write(CONTAINERD, _ROOT_FILE + HANDLER)
         tree.write(DROP_IN, _OTHERS_DROP_IN)
+        known = {"nvidia.com/gpu": ["GPU-a", "GPU-b"], "example.com/nic": []}
+        checkpoint = {"Data": {"PodDeviceEntries": None, "RegisteredDevices": known}, "Checksum": 1}
+        tree.write(CHECKPOINT, json.dumps(checkpoint))
         tree.write(KUBELET, "kind: KubeletConfiguration\ncgroupDriver: systemd\n")
         tree.write(DAEMON, json.dumps(_DAEMON_JSON))
         tree.write("/classes.yaml", _MANIFEST)

@@ -1,0 +1,152 @@
+"""The node agent, and device plugins: D104 to D109."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from integration.doctor.facts import seen
+from integration.doctor.findings import Check, Severity, Trouble, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from integration.doctor.facts import Node
+
+__all__ = ["AGENT"]
+
+_ERROR, _WARNING, _NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
+
+
+def _not_running(node: Node) -> Iterator[Trouble]:
+    agent = seen(node.agent)
+    who = "the unit nvshim-node" if agent.unit else f"the pod of {agent.pod}"
+    if agent.runs and not agent.ready:
+        looked = "never" if agent.age is None else f"{agent.age:.0f} s ago"
+        yield Trouble(
+            f"it runs, has looked at the node {looked}, and was to look every {agent.poll:g} s",
+            remedy="see its log, and that nvidia-smi answers: it waits for the driver, or cannot "
+            "write its state",
+            command="nvshim info",
+        )
+    elif not agent.runs and agent.unit:
+        yield Trouble(f"{who} is enabled, and no agent has the node")
+    elif not agent.runs and agent.pod:
+        yield Trouble(
+            f"there is {who}, and no agent has the node",
+            remedy="see the pod's log; it waits for the installer's tree if there is none, and "
+            "ends if another agent has the node",
+            command=f"tail {agent.pod}/*.log",
+        )
+
+
+def _faults(node: Node) -> Iterator[Trouble]:
+    agent = seen(node.agent)
+    if agent.runs:
+        for fault in agent.faults:
+            yield Trouble(fault)
+
+
+def _no_plugin(node: Node) -> Iterator[Trouble]:
+    plugins, driver, agent = seen(node.plugins), seen(node.driver), seen(node.agent)
+    if plugins is None or not driver.gpus or plugins.dra:
+        return
+    registered = plugins.registered or ()
+    if not registered:
+        who = "the node agent serves none" if agent.runs else "no node agent runs"
+        yield Trouble(f"{plugins.directory} knows no nvidia.com/… resource, and {who}")
+        return
+    for name, healthy in registered:
+        if not healthy and all(name != each for each, _, _ in agent.resources):
+            yield Trouble(
+                f"{name} was registered, and nobody serves it any more, or all of it is unhealthy"
+            )
+
+
+def _two_plugins(node: Node) -> Iterator[Trouble]:
+    plugins, agent = seen(node.plugins), seen(node.agent)
+    if plugins is None or not plugins.nvidias or not agent.runs or not agent.resources:
+        return
+    names = listed(name for name, _, _ in agent.resources)
+    yield Trouble(
+        f"the node agent serves {names}, and NVIDIA's device plugin runs "
+        f"(process {listed(plugins.nvidias)})"
+    )
+
+
+def _unhealthy(node: Node) -> Iterator[Trouble]:
+    agent = seen(node.agent)
+    if agent.runs:
+        for name, devices, healthy in agent.resources:
+            if healthy < devices:
+                yield Trouble(f"{name}: {devices - healthy} of {devices} are told as unhealthy")
+
+
+def _kernel_log(node: Node) -> Iterator[Trouble]:
+    agent = seen(node.agent)
+    if agent.runs and agent.kernel_log:
+        yield Trouble(agent.kernel_log)
+
+
+AGENT: Final = (
+    Check(
+        code="NVSHIM-D104",
+        severity=_ERROR,
+        title="the node agent is to run, and does not",
+        why="The kubelet has no GPUs to give, nobody notices a GPU that breaks, and the CDI spec "
+        "is that of the last time.",
+        remedy="see its log, and start it",
+        command="systemctl restart nvshim-node",
+        needs=("agent",),
+        look=_not_running,
+    ),
+    Check(
+        code="NVSHIM-D105",
+        severity=_WARNING,
+        title="the node agent says that something is wrong",
+        why="What it cannot do is not done until that is mended; it tries again by itself.",
+        remedy="do what the line says; it goes away when it is over",
+        needs=("agent",),
+        look=_faults,
+    ),
+    Check(
+        code="NVSHIM-D106",
+        severity=_ERROR,
+        title="the kubelet has no device plugin for GPUs",
+        why="Pods that ask for nvidia.com/gpu stay Pending: Insufficient nvidia.com/gpu.",
+        remedy="run the node agent; if it runs, its log says why it does not serve the kubelet",
+        command="systemctl enable --now nvshim-node",
+        needs=("plugins", "driver", "agent"),
+        look=_no_plugin,
+    ),
+    Check(
+        code="NVSHIM-D107",
+        severity=_ERROR,
+        title="two device plugins serve the same GPUs",
+        why="The one that registered last has the kubelet, and what the other has given is given "
+        "again. They take turns with each restart of the kubelet.",
+        remedy="turn one of them off: devicePlugin.enabled=false in the values of NVIDIA's GPU "
+        "operator, or --device-plugin=no for the node agent",
+        needs=("plugins", "agent"),
+        look=_two_plugins,
+    ),
+    Check(
+        code="NVSHIM-D108",
+        severity=_WARNING,
+        title="the kubelet is told that GPUs are unhealthy",
+        why="No new pod gets them. Those that have them go on.",
+        remedy="see why in the health of each; what has recovered is given again without a restart",
+        command="nvshim list",
+        needs=("agent",),
+        look=_unhealthy,
+    ),
+    Check(
+        code="NVSHIM-D109",
+        severity=_NOTE,
+        title="the kernel's log cannot be read",
+        why="Which process an error of a GPU (XID) came from is told by the kernel's log alone: "
+        "health is watched without it, and nobody is named.",
+        remedy="let the agent read /dev/kmsg: it needs CAP_SYSLOG, and the node in its /dev",
+        needs=("agent",),
+        look=_kernel_log,
+    ),
+)

@@ -1,0 +1,106 @@
+"""The node agent, and the device plugins that the kubelet knows.
+
+What the kubelet knows is read from what it writes down for itself: it is not asked, since its
+sockets are for plugins.
+
+Source: integration.node.agent; kubelet pkg/kubelet/cm/devicemanager/checkpoint; kmsg in the
+kernel's Documentation/ABI/testing/dev-kmsg.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from glob import glob
+from typing import TYPE_CHECKING, Any, Final
+
+from integration.doctor.facts import NodeAgent, Plugins
+from integration.doctor.observing.kubernetes import KUBELETS
+from integration.doctor.observing.running import hosts_processes, processes, read_file
+
+if TYPE_CHECKING:
+    from hooks.config import Config
+    from integration.doctor.places import Places
+
+__all__ = ["look_at_agent", "look_at_plugins"]
+
+_UNITS: Final = ("/etc/systemd/system/*.wants", "/run/systemd/system/*.wants")
+_UNIT: Final = "nvshim-node.service"
+# NAMESPACE_POD_UID/CONTAINER, by the DaemonSet of our manifests.
+_LOGS: Final = "/var/log/pods"
+_POD: Final = "*_node-agent-*_*/node-agent"
+_KUBELET: Final = "/var/lib/kubelet"
+_NVIDIAS: Final = "nvidia-device-plugin"
+_VENDOR: Final = "nvidia.com/"
+
+
+def look_at_agent(places: Places) -> NodeAgent:
+    """How the node agent is, by its own word."""
+    from integration.node.agent import is_ready, is_running, status_path  # noqa: PLC0415 - anyio
+
+    config = places.config()
+    pods = sorted(glob(_POD, root_dir=places.at(_LOGS)))
+    age: float | None = None
+    status: dict[str, Any] = {}
+    path = status_path(config)
+    if os.path.exists(path):
+        age = max(0.0, time.time() - os.stat(path).st_mtime)
+        status = json.loads(read_file(path))
+    resources = status.get("resources", {})
+    return NodeAgent(
+        unit=any(glob(f"{places.at('/')}/{wants}/{_UNIT}") for wants in _UNITS),
+        pod=f"{_LOGS}/{pods[0]}" if pods else "",
+        runs=is_running(config),
+        age=age,
+        poll=float(status.get("poll", 0)),
+        ready=is_ready(config),
+        faults=tuple(str(fault) for fault in status.get("faults", ())),
+        resources=tuple(
+            (str(name), int(each["devices"]), int(each["healthy"]))
+            for name, each in sorted(resources.items())
+        ),
+        kernel_log=_kernel_log(config),
+    )
+
+
+def _kernel_log(config: Config) -> str:
+    path = f"{config.dev}/kmsg"
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return ""
+
+
+def look_at_plugins(places: Places) -> Plugins | None:
+    """What the kubelet knows of device plugins."""
+    kubelets = [process for process in hosts_processes(places) if process.name in KUBELETS]
+    if not kubelets:
+        return None
+    root = next((d for k in kubelets if (d := k.option("--root-dir"))), _KUBELET)
+    directory = f"{root}/device-plugins"
+    here = places.at(directory)
+    names = sorted(os.listdir(here)) if os.path.isdir(here) else []
+    return Plugins(
+        directory=directory,
+        registered=_registered(f"{here}/kubelet_internal_checkpoint"),
+        sockets=tuple(n for n in names if n.endswith(".sock") and "nvidia" in n),
+        nvidias=tuple(p.pid for p in processes(places) if _is_nvidias(p.words)),
+        dra=bool(glob(f"{places.at(root)}/plugins_registry/*gpu.nvidia.com*.sock")),
+    )
+
+
+def _registered(path: str) -> tuple[tuple[str, int], ...] | None:
+    if not os.path.exists(path):
+        return None
+    known = json.loads(read_file(path))["Data"]["RegisteredDevices"] or {}
+    return tuple(
+        (str(name), len(ids or ()))
+        for name, ids in sorted(known.items())
+        if str(name).startswith(_VENDOR)
+    )
+
+
+def _is_nvidias(words: tuple[str, ...]) -> bool:
+    return os.path.basename(words[0]) == _NVIDIAS if words else False

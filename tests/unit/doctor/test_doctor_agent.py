@@ -1,0 +1,92 @@
+"""The node agent by its own word, on a node where one runs."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from integration.doctor.examination import choose, examine
+from integration.doctor.findings import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from integration.doctor.findings import Finding
+    from tests.unit.doctor.trees import Tree
+
+STATE: Final = "/run/containerd-shim-nvidia"
+CODES: Final = ("D104", "D105", "D106", "D107", "D108", "D109")
+
+
+@contextmanager
+def agent(tree: Tree, **status: Any) -> Iterator[None]:
+    """An agent that has the node, as others see it: its lock, and what it says of itself."""
+    document = {"pid": 7, "poll": 60.0, "faults": [], "resources": {}, **status}
+    tree.write(f"{STATE}/node.json", json.dumps(document))
+    tree.write(f"{STATE}/node.lock", "7\n")
+    if not os.path.lexists(tree.at("/dev/kmsg")):
+        tree.node("/dev/kmsg", 1, 11)
+    with open(tree.at(f"{STATE}/node.lock"), encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def served(devices: int, healthy: int) -> dict[str, Any]:
+    return {"nvidia.com/gpu": {"devices": devices, "healthy": healthy}}
+
+
+def found(tree: Tree) -> dict[str, Finding]:
+    findings = examine(tree.places(), choose(CODES)).findings
+    assert len({finding.code for finding in findings}) == len(findings)
+    return {finding.code.removeprefix("NVSHIM-"): finding for finding in findings}
+
+
+def test_of_an_agent_that_does_its_work_nothing_is_said(tree: Tree) -> None:
+    tree.link("/etc/systemd/system/multi-user.target.wants/nvshim-node.service", "/x")
+    with agent(tree, resources=served(2, 2)):
+        assert found(tree) == {}
+    assert set(found(tree)) == {"D104"}  # it has ended
+
+
+def test_one_that_does_not_look_any_more_is_found(tree: Tree) -> None:
+    with agent(tree):
+        status = tree.at(f"{STATE}/node.json")
+        before = os.stat(status).st_mtime - 3600
+        os.utime(status, (before, before))
+        (finding,) = found(tree).values()
+    assert finding.code == "NVSHIM-D104"
+    assert finding.found.startswith("it runs, has looked at the node 36")
+
+
+def test_what_it_says_is_wrong_is_handed_on(tree: Tree) -> None:
+    with agent(tree, faults=["plugin: no\x1b[31m"], resources=served(2, 1)):
+        tree.remove("/dev/kmsg")
+        seen = found(tree)
+    assert set(seen) == {"D105", "D108", "D109"}
+    assert seen["D105"].found == "plugin: no?[31m"
+    assert seen["D108"].found == "nvidia.com/gpu: 1 of 2 are told as unhealthy"
+    assert "/dev/kmsg" in seen["D109"].found
+    assert seen["D109"].severity is Severity.NOTE
+
+
+def test_two_device_plugins_are_found(tree: Tree) -> None:
+    tree.process(77, "/usr/bin/nvidia-device-plugin", uid=0, mounts=9)
+    with agent(tree):
+        assert found(tree) == {}  # it leaves the GPUs to that one
+    with agent(tree, resources=served(2, 2)):
+        (finding,) = found(tree).values()
+    assert finding.code == "NVSHIM-D107"
+    assert "process 77" in finding.found
+
+
+def test_a_pipe_of_mps_whose_daemon_is_dead_is_found_where_device_plugins_have_it(
+    tree: Tree,
+) -> None:
+    tree.write("/run/nvidia/mps/nvidia.com/gpu/pipe/control", "")
+    (finding,) = examine(tree.places(), choose(["D013"])).findings
+    assert "/run/nvidia/mps/nvidia.com/gpu/pipe/control" in finding.found
+    tree.process(78, "nvidia-cuda-mps-control", "-d")
+    assert examine(tree.places(), choose(["D013"])).findings == ()
