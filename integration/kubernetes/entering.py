@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from integration.kubernetes.errors import HostUnusable
 from integration.kubernetes.host import ENVIRONMENT
+from integration.node.plugin.flags import FLAGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,28 +28,21 @@ if TYPE_CHECKING:
 
 __all__ = ["HANDED_ON", "become"]
 
-HANDED_ON: Final = (
-    "CDI_ANNOTATION_PREFIX",
-    "CONFIG_FILE",
-    "DEVICE_ID_STRATEGY",
-    "DEVICE_LIST_STRATEGY",
-    "DP_DISABLE_HEALTHCHECKS",
-    "DP_ENABLE_HEALTHCHECKS",
-    "FAIL_ON_INIT_ERROR",
-    "GDRCOPY_ENABLED",
-    "GDS_ENABLED",
-    "IMEX_CHANNEL_IDS",
-    "IMEX_REQUIRED",
-    "KUBELET_SOCKET",
-    "MIG_STRATEGY",
-    "MOFED_ENABLED",
-    "MPS_ROOT",
-    "NVIDIA_DEV_ROOT",
-    "NVIDIA_DRIVER_ROOT",
-    "PASS_DEVICE_SPECS",
-    "SHARED_DEVICES_ALLOCATION_POLICY",
+HANDED_ON: Final = frozenset(
+    {
+        *(name for flag in FLAGS for name in flag.variables),
+        "CONFIG_FILE",
+        "CONFIG_FILE_SRCDIR",
+        "DEFAULT_CONFIG",
+        "DP_DISABLE_HEALTHCHECKS",
+        "DP_ENABLE_HEALTHCHECKS",
+        "FALLBACK_STRATEGIES",
+        "KUBELET_SOCKET",
+        "NODE_LABEL",
+        "NVSHIM_CONTAINERD_STATE",
+    }
 )
-"""The variables of NVIDIA's device plugin that mean something to the node agent."""
+"""The variables by which a container's agent is told what to do."""
 
 _POLL: Final = 1.0
 
@@ -77,7 +71,7 @@ def become(
         say()
     while host.identity(program) is None:
         time.sleep(_POLL)
-    handed_on = {name: environment[name] for name in HANDED_ON if name in environment}
+    handed_on = {name: environment[name] for name in sorted(HANDED_ON) if name in environment}
     try:
         host.enter()
         os.execve(program, [program, *words], {**ENVIRONMENT, **handed_on})  # noqa: S606 - wanted

@@ -43,6 +43,8 @@ _RESOURCES: Final = {
     "v1": [
         ("namespaces", "Namespace", False),
         ("resourcequotas", "ResourceQuota", True),
+        ("configmaps", "ConfigMap", True),
+        ("services", "Service", True),
         ("serviceaccounts", "ServiceAccount", True),
         ("pods", "Pod", True),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -12,8 +13,12 @@ import yaml
 
 from integration.cli.app import COMMANDS, nvshim
 from integration.kubernetes.containerfile import IMAGE, NAME
+from integration.kubernetes.entering import HANDED_ON
 from integration.kubernetes.environment import VARIABLES, settings_from
 from integration.kubernetes.settings import LOCAL, Settings
+from integration.node.parts import Options
+from integration.node.plugin.settings import Source
+from integration.node.plugin.values import Settings as PluginSettings
 from shim import VERSION
 from tests.harness.kubectl import MANIFESTS, Discovery, Kubectl, render
 
@@ -23,6 +28,7 @@ with warnings.catch_warnings():
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 OVERLAYS: Final = (
     "beside-gpu-operator", "default-runtime", "driver-container", "host-driver", "not-default",
@@ -31,6 +37,8 @@ COMPONENTS: Final = tuple(sorted(os.listdir(os.path.join(MANIFESTS, "components"
 # The oldest and the newest that the validator has, and one between.
 VERSIONS: Final = ("1.25", "1.31", "1.37")
 RELEASES: Final = ("trixie", "sid")
+_KUBELET_SOCKET: Final = Options("", 1).kubelet_socket
+_MPS_ROOT: Final = PluginSettings().mps_root
 
 
 @pytest.fixture(scope="module", params=RELEASES)
@@ -248,6 +256,71 @@ def test_the_installer_is_given_as_little_as_it_needs(
             assert pod["containers"][0]["resources"]["limits"]["memory"]
 
 
+# -- the node agent ---------------------------------------------------------------------------
+
+
+def _mounts(documents: list[dict[str, Any]]) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """What the agent's container has mounted: by the place, the mount and its volume."""
+    volumes = {each["name"]: each for each in _pod(documents, "node-agent")["volumes"]}
+    mounts = _container(documents, "node-agent")["volumeMounts"]
+    return {each["mountPath"]: (each, volumes[each["name"]]) for each in mounts}
+
+
+@pytest.mark.parametrize("name", [*OVERLAYS, *COMPONENTS])
+def test_the_agent_sees_the_node_and_writes_where_it_has_to(
+    rendered: dict[str, list[dict[str, Any]]], name: str
+) -> None:
+    documents = rendered[name]
+    assert _pod(documents, "node-agent")["hostPID"] is True
+    mounts = _mounts(documents)
+    root, volume = mounts.pop("/host")
+    assert (root["readOnly"], volume["hostPath"]["path"]) == (True, "/")
+    writable = {place for place, (mount, _) in mounts.items() if not mount.get("readOnly")}
+    more = {"/host/run/nvidia/mps"} if name == "mps" else set()
+    assert writable == more | {
+        "/host/run/containerd-shim-nvidia", "/host/run/cdi", "/host/dev",
+        os.path.dirname(f"/host{_KUBELET_SOCKET}"),
+    }  # fmt: skip
+    for place in writable:
+        assert mounts[place][1]["hostPath"]["path"] == place.removeprefix("/host")
+    # What is mounted in a place has to be made there, which a read-only root does not allow.
+    for place in mounts:
+        assert place in writable or any(place.startswith(f"{each}/") for each in writable)
+
+
+def test_mounts_of_mps_are_seen_on_the_node(rendered: dict[str, list[dict[str, Any]]]) -> None:
+    mount, volume = _mounts(rendered["mps"])[f"/host{_MPS_ROOT}"]
+    assert mount["mountPropagation"] == "Bidirectional"
+    assert volume["hostPath"]["type"] == "DirectoryOrCreate"
+    for name in (*OVERLAYS, *COMPONENTS):
+        for each, _ in _mounts(rendered[name]).values():
+            assert name == "mps" or each.get("mountPropagation") != "Bidirectional"
+
+
+def test_the_agent_reads_the_configuration_that_is_mounted_and_that_is_one(
+    rendered: dict[str, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    documents = rendered["device-plugin-config"]
+    config_map = _one(documents, "ConfigMap", "device-plugin")
+    (place,) = (p for p, (_, volume) in _mounts(documents).items() if "configMap" in volume)
+    (option,) = (w for w in _container(documents, "node-agent")["args"] if "config" in w)
+    assert option == f"--config-file={place.removeprefix('/host')}/{next(iter(config_map['data']))}"
+    path = tmp_path / "config.yaml"
+    path.write_text(config_map["data"]["config.yaml"])
+    assert replace(Source((), str(path)).load(), source="") == PluginSettings()
+
+
+def test_every_variable_of_the_agent_is_handed_on_to_it() -> None:
+    command = nvshim.get_command(click.Context(nvshim), "node")
+    assert command is not None
+    known = set[str]()
+    for parameter in command.params:
+        names = parameter.envvar or ()
+        known |= {names} if isinstance(names, str) else set(names)
+    # Where our own configuration is, the node says itself.
+    assert known - {"NVSHIM_CONFIG"} == HANDED_ON
+
+
 def test_every_overlay_says_what_its_name_says(
     rendered: dict[str, list[dict[str, Any]]],
 ) -> None:
@@ -292,3 +365,4 @@ def test_the_operators_values_turn_its_toolkit_off_and_name_our_handler() -> Non
         values = yaml.safe_load(file)
     assert values["toolkit"] == {"enabled": False}
     assert values["operator"]["runtimeClass"] == Settings().runtime_name
+    assert values["devicePlugin"] == {"enabled": False}
