@@ -35,6 +35,13 @@ One TOML file, read when a container asks for a GPU or names a logger::
     disable-require = false  # true: NVIDIA_REQUIRE_* is not looked at
     ignore-imex-channel-requests = false
 
+    [sharing]                # hooks.requests.sharing has the rules
+    holders = "any"          # or "exclusive", or how many containers may have a device at once
+    holders-of = []          # of single devices: "NAME=any", "NAME=exclusive", "NAME=4"
+    exempt-namespaces = []   # of Kubernetes: their containers do not count, and have no limit
+    exempt-utility = false   # true: nor do those that have no driver capability but utility
+    beyond = "fail"          # what becomes of one too many; or "start", without a GPU
+
     [cdi]                    # hooks.cdi has the rules
     spec-dirs = ["/etc/cdi", "/var/run/cdi"]  # the later wins
     allow-hooks = []         # programs that hooks of CDI specs may run; NVIDIA's never run
@@ -73,6 +80,7 @@ __all__ = [
     "TABLES",
     "Config",
     "Denied",
+    "Holders",
     "Mode",
     "Platform",
     "find_files",
@@ -113,6 +121,13 @@ class Denied:
     FAIL: Final = "fail"
 
 
+class Holders:
+    """The words of ``holders`` in ``[sharing]``, besides a number."""
+
+    ANY: Final = "any"
+    EXCLUSIVE: Final = "exclusive"
+
+
 @value
 class Config:
     """The configuration, checked.
@@ -149,6 +164,17 @@ class Config:
         cdi_skip_hooks: whether other hooks are left out; otherwise their container is refused.
         load_modules: whether kernel modules that a container needs are loaded.
         make_nodes: whether device nodes that a container needs are made.
+        holders: how many containers may have a GPU or MIG device at once: a number, or a word of
+            :class:`Holders`.
+        holders_of: the same of single devices, "NAME=HOLDERS"; names are UUIDs, PCI addresses, and
+            indices ("0", "0:1" of a MIG device). What is said of a GPU holds for each of its MIG
+            devices of which nothing is said.
+        holders_exempt: of Kubernetes; containers in these namespaces neither count nor have a
+            limit.
+        holders_exempt_utility: whether that holds for those that have no driver capability but
+            ``utility``, too; an image can bring a libcuda of its own.
+        holders_beyond: what becomes of a container that would be one too many, of
+            :class:`Denied`.
         source: the file that this was read from; "" for none.
         notes: what of it means nothing here, for people.
     """
@@ -182,6 +208,11 @@ class Config:
     load_modules: bool = True
     make_nodes: bool = True
     layers: str = "/var/lib/containerd-shim-nvidia/layers"
+    holders: int | str = Holders.ANY
+    holders_of: tuple[str, ...] = ()
+    holders_exempt: tuple[str, ...] = ()
+    holders_exempt_utility: bool = False
+    holders_beyond: str = Denied.FAIL
     source: str = ""
     notes: tuple[str, ...] = ()
     _apart = ("source", "notes")
@@ -395,6 +426,21 @@ TABLES: Final[dict[str, dict[str, tuple[str, Callable[[object], object], str]]]]
         ),
         "disable-require": ("disable_require", values.yes_or_no, "true or false"),
         "ignore-imex-channel-requests": ("ignore_imex", values.yes_or_no, "true or false"),
+    },
+    "sharing": {
+        "holders": ("holders", values.holders, '"any", "exclusive" or a number, at least 1'),
+        "holders-of": (
+            "holders_of",
+            values.holders_of,
+            'a list of "NAME=any", "NAME=exclusive" and "NAME=4", by UUID, PCI address or index',
+        ),
+        "exempt-namespaces": ("holders_exempt", values.words, "a list of namespaces"),
+        "exempt-utility": ("holders_exempt_utility", values.yes_or_no, "true or false"),
+        "beyond": (
+            "holders_beyond",
+            values.one_of(Denied.START, Denied.FAIL),
+            '"fail" or "start"',
+        ),
     },
     "cdi": {
         "spec-dirs": ("cdi_spec_dirs", values.paths, "a list of absolute paths"),

@@ -110,6 +110,39 @@ def capabilities(value: object) -> tuple[str, ...] | None:
     return None if named is None or not CAPABILITIES.issuperset(named) else tuple(sorted(named))
 
 
+_ANY, _EXCLUSIVE = "any", "exclusive"
+_MOST_HOLDERS: Final = 4096
+_INDEX: Final = re.compile(r"[0-9]{1,4}(:[0-9]{1,4})?")
+
+
+def holders(value: object) -> int | str | None:
+    """How many may have a device at once."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return value if isinstance(value, str) and value in {_ANY, _EXCLUSIVE} else None
+    return value if 1 <= value <= _MOST_HOLDERS else None
+
+
+def holders_of(value: object) -> tuple[str, ...] | None:
+    """A list of devices, each with how many may have it: "NAME=HOLDERS"."""
+    named = words(value)
+    found: dict[str, int | str] = {}
+    for word in named or ():
+        name, _, many = word.rpartition("=")
+        number = int(many) if many.isdecimal() and many.isascii() else many
+        device, limit = _device(name), holders(number)
+        if device is None or limit is None or device in found:
+            return None
+        found[device] = limit
+    return None if named is None else tuple(f"{name}={many}" for name, many in found.items())
+
+
+def _device(name: str) -> str | None:
+    """A name of a GPU or a MIG device, as an inventory writes it."""
+    if _INDEX.fullmatch(name):
+        return ":".join(str(int(part)) for part in name.split(":"))
+    return _uuid(name, "GPU") or _uuid(name, "MIG") or _pci_address(name)
+
+
 _UUID_GROUPS: Final = [8, 4, 4, 4, 12]
 _HEX: Final = frozenset("0123456789abcdef")
 _DOMAIN_DIGITS, _MOST_DOMAIN_DIGITS = 4, 8
@@ -125,11 +158,11 @@ def gpu_names(value: object) -> tuple[str, ...] | None:
     return None if None in names else tuple(dict.fromkeys(name for name in names if name))
 
 
-def _uuid(text: str) -> str | None:
+def _uuid(text: str, of: str = "GPU") -> str | None:
     kind, _, digits = text.partition("-")
     groups = digits.lower().split("-")
     fits = [len(group) for group in groups] == _UUID_GROUPS and _HEX.issuperset("".join(groups))
-    return f"GPU-{digits.lower()}" if fits and kind.upper() == "GPU" else None
+    return f"{of}-{digits.lower()}" if fits and kind.upper() == of else None
 
 
 def _pci_address(text: str) -> str | None:

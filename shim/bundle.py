@@ -55,6 +55,7 @@ INIT_PID: Final = "init.pid"
 STAGING: Final = "nvidia"
 RECORD: Final = "nvidia.json"
 BEFORE: Final = "nvidia-before.json"
+CLAIM: Final = "claim"
 WORK: Final = "work"
 POD: Final = "pod"
 HOLDER: Final = "holder"
@@ -491,6 +492,23 @@ def remove(path: str) -> None:
         os.unlink(path)
     except FileNotFoundError:
         pass
+
+
+def release_claim(bundle: str) -> None:
+    """Give back what the container claims (:mod:`shim.claims`), if it claims anything.
+
+    Args:
+        bundle: the bundle's path; it may be gone.
+
+    Raises:
+        BundleUnusable: what it claims cannot be told.
+        OSError: the claim cannot be removed.
+    """
+    name = os.path.join(bundle, CLAIM)
+    claim = read_line(name)
+    if claim:
+        remove(claim)
+        remove(name)
 
 
 def remove_staging(bundle: str) -> None:

@@ -80,6 +80,8 @@ def _clean_up(
         lambda: _unmount(os.path.join(path, bundle.ROOTFS)),
         lambda: _unmount(staging),
         lambda: bundle.remove_tree(staging),
+        # After its processes have ended: the next container may get the GPU now.
+        lambda: bundle.release_claim(path),
     )
 
 

@@ -109,6 +109,7 @@ class Injector:
         self._is_asked = False
         self._layer: Layer | None = None
         self._prepared: Prepared | None = None
+        self._may_claim = False
 
     async def prepare(
         self, spec: dict[str, Any], rootfs_mounts: Sequence[Mount]
@@ -162,6 +163,11 @@ class Injector:
         The delete verb, for which containerd and a user wait, then has nothing to look after.
         """
         self.forgo_layer()
+        if self._may_claim:
+            try:
+                bundle_files.release_claim(self._bundle)
+            except (NvshimError, OSError) as error:  # it is dead when the bundle is gone
+                self._log.warning("a claim is left", bundle=self._bundle, why=str(error))
         if self._record is not None:
             try:
                 bundle_files.remove_staging(self._bundle)
@@ -229,7 +235,37 @@ class Injector:
             if inventory is None:
                 inventory = await self._take_inventory(config)
             asked.inventory, asked.made = engine.make_nodes(verdict.allowed, inventory, config)
+            if config.holders != "any" or config.holders_of:
+                await self._claim(spec, asked)
         return asked
+
+    async def _claim(self, spec: dict[str, Any], asked: _Asked) -> None:
+        """Have what the container is to get, where only so many may."""
+        from hooks import engine  # noqa: PLC0415 - see _ask
+        from hooks.requests.policy_errors import DeviceHeld  # noqa: PLC0415 - most nodes have no
+        from hooks.requests.sharing import without_gpus  # noqa: PLC0415 - limit, and load none
+        from shim import claims  # noqa: PLC0415 - of it
+
+        config = asked.config
+        self._may_claim = True
+        while asked.inventory is not None:
+            inventory, allowed = asked.inventory, asked.verdict.allowed
+            try:
+                await claims.claim(self._bundle, spec, allowed, inventory, config)
+            except engine.FOUNDED_ON_INVENTORY:
+                if not inventory.kept or inventory.nvml_failure:
+                    raise
+                inventory = await self._take_inventory(config)
+                asked.inventory, asked.made = engine.make_nodes(allowed, inventory, config)
+            except DeviceHeld as error:
+                if config.holders_beyond == "fail":
+                    raise
+                container = os.path.basename(self._bundle)
+                self._log.warning("it starts without GPUs", container=container, why=str(error))
+                asked.verdict = without_gpus(asked.verdict, str(error))
+                asked.inventory = asked.made = None
+            else:
+                return
 
     async def _decided(
         self, spec: dict[str, Any], rootfs: str, runtime: str, asked: _Asked
@@ -265,6 +301,10 @@ class Injector:
                 if self._layer is not None:
                     raise  # what is mounted was decided by this inventory
                 inventory, made = await self._take_inventory(asked.config), None
+                if self._may_claim:
+                    asked.inventory = inventory
+                    await self._claim(spec, asked)
+                    inventory = asked.inventory
 
     def _keep(self, record: dict[str, Any]) -> None:
         path = os.path.join(self._bundle, bundle_files.RECORD)
@@ -324,6 +364,8 @@ class Injector:
         """
         # First what gives room back: a full disk may be why we are here.
         bundle_files.remove(os.path.join(self._bundle, bundle_files.RECORD))
+        if self._may_claim:
+            bundle_files.release_claim(self._bundle)
         bundle_files.remove_staging(self._bundle)
         bundle_files.restore_spec(self._bundle)
 

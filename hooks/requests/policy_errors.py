@@ -5,8 +5,9 @@
     RequestError    E0200   (hooks.errors)
     ├── RequestDenied         E0221    ├── RequirementUnmet      E0225
     ├── GpuExcluded           E0222    ├── RequirementUnclear    E0226
-    ├── PrivilegeNeeded       E0223    └── MalformedRequirement  E0227
-    └── UnsupportedCapability E0224
+    ├── PrivilegeNeeded       E0223    ├── MalformedRequirement  E0227
+    ├── UnsupportedCapability E0224    └── DeviceHeld            E0228
+    └── ClaimsUnusable        E0229
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from api.errors import Status
 from hooks.errors import RequestError
 
 __all__ = [
+    "ClaimsUnusable",
+    "DeviceHeld",
     "GpuExcluded",
     "MalformedRequirement",
     "PrivilegeNeeded",
@@ -79,3 +82,20 @@ class MalformedRequirement(RequestError):
     """NVIDIA_REQUIRE_* has what is no requirement. Raised by :func:`check_requirements`."""
 
     code = "NVSHIM-E0227"
+
+
+class DeviceHeld(RequestError):
+    """As many containers have a device as may have it. Raised by :mod:`shim.claims`."""
+
+    code = "NVSHIM-E0228"
+    status = Status.RESOURCE_EXHAUSTED
+
+
+class ClaimsUnusable(RequestError):
+    """Who has which device cannot be written down, and there is a limit to it.
+
+    Raised by :mod:`shim.claims`.
+    """
+
+    code = "NVSHIM-E0229"
+    status = Status.FAILED_PRECONDITION

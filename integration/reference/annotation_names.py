@@ -51,6 +51,16 @@ ANNOTATIONS: Final = (
         "containerd's CRI plugin",
         "the namespace, for `trusted-namespaces`",
     ),
+    Annotation(
+        "io.kubernetes.cri.sandbox-name",
+        "containerd's CRI plugin",
+        "the pod's name, for messages and answers",
+    ),
+    Annotation(
+        "io.kubernetes.cri.container-name",
+        "containerd's CRI plugin",
+        "the container's name in its pod, likewise",
+    ),
     Annotation("io.kubernetes.cri-o.ContainerType", "CRI-O", "as container-type"),
     Annotation("io.kubernetes.cri-o.Namespace", "CRI-O", "as sandbox-namespace"),
     Annotation(

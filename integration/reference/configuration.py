@@ -30,6 +30,8 @@ _OF_TABLES: Final = {
     "requests": "Where it is said what a container asks for; see "
     "[requests](../architecture.md#requests).",
     "policy": "What of it is granted; see [policy](../architecture.md#policy).",
+    "sharing": "How many containers may have a device at once; see "
+    "[sharing](../architecture.md#sharing).",
     "cdi": "Specs of any vendor; see [CDI](../architecture.md#cdi).",
     "stdio": "Where the output of containers may go.",
 }

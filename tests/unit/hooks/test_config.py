@@ -51,6 +51,15 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
     supported-driver-capabilities = ["utility", "compute"]
     disable-require = true
     ignore-imex-channel-requests = true
+    [sharing]
+    holders = "exclusive"
+    holders-of = [
+        "GPU-8EF4A8D0-0000-4000-8000-0000000000AB=4", "00000000:3B:00.0=any", "1=exclusive",
+        "01:02=2", "mig-8EF4A8D0-0000-4000-8000-0000000000AB=1",
+    ]
+    exempt-namespaces = ["monitoring"]
+    exempt-utility = true
+    beyond = "start"
     [stdio]
     loggers = ["/usr/local/bin/logger", "/opt//x/../logger"]
     """
@@ -67,6 +76,12 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         ),
         supported_capabilities=("compute", "utility"),
         disable_require=True, ignore_imex=True,
+        holders="exclusive",
+        holders_of=(
+            "GPU-8ef4a8d0-0000-4000-8000-0000000000ab=4", "0000:3b:00.0=any", "1=exclusive",
+            "1:2=2", "MIG-8ef4a8d0-0000-4000-8000-0000000000ab=1",
+        ),
+        holders_exempt=("monitoring",), holders_exempt_utility=True, holders_beyond="start",
     )  # fmt: skip
 
 
@@ -125,6 +140,15 @@ def test_driver_root_is_looked_for_unless_it_is_named(tmp_path: Path) -> None:
         ('[policy]\nexclude-gpus = ["0:3:00.0"]\n', WrongConfigValue, "exclude-gpus"),
         ('[policy]\nexclude-gpus = ["x:3b:00.0"]\n', WrongConfigValue, "exclude-gpus"),
         ('[policy]\nexclude-gpus = ["000000000:3b:00.0"]\n', WrongConfigValue, "exclude-gpus"),
+        ("[sharing]\nholders = 0\n", WrongConfigValue, '"exclusive"'),
+        ("[sharing]\nholders = true\n", WrongConfigValue, '"exclusive"'),
+        ('[sharing]\nholders = "one"\n', WrongConfigValue, '"exclusive"'),
+        ('[sharing]\nholders-of = "0=1"\n', WrongConfigValue, "holders-of"),
+        ('[sharing]\nholders-of = ["0"]\n', WrongConfigValue, "holders-of"),
+        ('[sharing]\nholders-of = ["0=-1"]\n', WrongConfigValue, "holders-of"),
+        ('[sharing]\nholders-of = ["x=1"]\n', WrongConfigValue, "holders-of"),
+        ('[sharing]\nholders-of = ["GPU-8ef4=1"]\n', WrongConfigValue, "holders-of"),
+        ('[sharing]\nholders-of = ["0=1", "00=2"]\n', WrongConfigValue, "holders-of"),
         ('[policy]\nexclude-gpus = ["3b:00.0.0"]\n', WrongConfigValue, "exclude-gpus"),
         (
             '[policy]\nexclude-gpus = ["MIG-8ef4a8d0-0000-4000-8000-000000000000"]\n',

@@ -1,0 +1,289 @@
+"""Who has which GPU, where ``[sharing]`` limits how many may: claims, a file each.
+
+A claim lies in ``STATE/claims``; its name is nobody's but its container's, whose bundle has it in
+the file ``claim``. So a claim holds as long as that bundle names it, whatever becomes of the shims:
+when containerd removes a bundle, its claim is dead, and the next one who looks removes it.
+
+Rules
+- Whoever takes a claim looks at all others under one lock; the kernel gives it back when its holder
+  dies. So of two containers that are made at once, one sees the other.
+- The bundle names the claim before the claim is there, and the claim goes before that name does. A
+  shim that is killed in between leaves nothing that counts.
+- A container whose init process has ended has nothing any more, even if its task was not deleted.
+  A pid that is another process's by now keeps the claim until the bundle is gone: rather that than
+  two that have the same device.
+- A container that was made while there was no limit has no claim, and counts by its record: those
+  of the same containerd are looked at, beside those that have claims.
+- Where nothing is limited, none of this is loaded, or asked of the kernel.
+
+Source: flock(2), rename(2); which containers count: :mod:`hooks.requests.sharing`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+
+from api import aio
+from hooks.edits.grant import decide
+from hooks.requests.policy import read_container
+from hooks.requests.policy_errors import ClaimsUnusable
+from hooks.requests.sharing import (
+    Claim,
+    claim_of_record,
+    held_too_often,
+    is_exempt,
+    refusal,
+    wanted_of,
+)
+from shim import bundle as bundle_files
+from shim.errors import BundleUnusable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any, Final
+
+    from hooks.config import Config
+    from hooks.node.inventory import Inventory
+    from hooks.requests.sharing import Wanted
+
+DIRECTORY: Final = "claims"
+_LOCK: Final = "lock"
+_LONGEST: Final = 1 << 20
+_LONGEST_RECORD: Final = 1 << 24
+
+# Seconds that others may have the lock, each of whom needs a millisecond; and between two tries.
+_LATE: Final = 10.0
+_POLL: Final = 0.002
+
+_POD_NAME: Final = "io.kubernetes.cri.sandbox-name"
+_POD_NAMESPACE: Final = "io.kubernetes.cri.sandbox-namespace"
+_NAME: Final = "io.kubernetes.cri.container-name"
+
+
+async def claim(
+    bundle: str, spec: Mapping[str, Any], request: Any, inventory: Inventory, config: Config
+) -> None:
+    """Have for a container what it is to get, if as many others as may do not have it.
+
+    Args:
+        bundle: the container's; what it had claimed before is given back.
+        spec: its config.json, decoded.
+        request: what it may have.
+        inventory: what the node has.
+        config: the limits, and where claims are.
+
+    Raises:
+        DeviceHeld: too many others have a device of it.
+        ClaimsUnusable: it cannot be written down.
+        RequestError: the node does not have what it is to get.
+    """
+    grant = decide(request, inventory)
+    namespace = read_container(spec).namespace
+    wanted = wanted_of(grant, inventory, config)
+    if not any(each.limit for each in wanted) or is_exempt(config, namespace, grant.capabilities):
+        bundle_files.release_claim(bundle)
+        return
+    title = title_of(spec, bundle)
+    directory = os.path.join(config.state, DIRECTORY)
+    try:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        lock = await _locked(directory)
+        try:
+            _take(directory, title, bundle, wanted, config)
+        finally:
+            os.close(lock)
+    except (OSError, BundleUnusable) as error:
+        why = error.found if isinstance(error, BundleUnusable) else str(error.strerror)
+        raise ClaimsUnusable(
+            f"to write down in {directory} what {title} has",
+            found=why,
+            do="make it writable, or let any number have a device: [sharing] holders",
+        ) from error
+
+
+async def _locked(directory: str) -> int:
+    """The lock, had; it is given back by closing the descriptor."""
+    fd = os.open(
+        os.path.join(directory, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+    )
+    deadline = time.monotonic() + _LATE
+    try:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise
+                await aio.sleep(_POLL)
+            else:
+                return fd
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _take(
+    directory: str, title: str, bundle: str, wanted: Sequence[Wanted], config: Config
+) -> None:
+    """Look at what others have, and write down what this one has; under the lock."""
+    others = {name: kept for name, kept in _kept(directory) if kept.bundle != bundle}
+    claimed = {kept.bundle for kept in others.values()}
+    adopted = [
+        found
+        for each in _neighbours({bundle, *claimed})
+        if each != bundle
+        and each not in claimed
+        and (found := _without_claim(each, config)) is not None
+    ]
+    crowded = held_too_often(wanted, [*others.values(), *adopted])
+    if crowded:
+        raise refusal(title, crowded)
+    bundle_files.release_claim(bundle)
+    path = os.path.join(directory, os.urandom(16).hex())
+    bundle_files.write(os.path.join(bundle, bundle_files.CLAIM), path.encode())
+    content = {
+        "title": title,
+        "bundle": bundle,
+        "devices": [each.uuid for each in wanted],
+        "parents": sorted({each.gpu for each in wanted if each.gpu != each.uuid}),
+    }
+    bundle_files.write(path, json.dumps(content).encode())
+
+
+def read_claims(directory: str) -> Iterator[tuple[str, Claim | None, bool]]:
+    """What is written down.
+
+    Args:
+        directory: of claims.
+
+    Yields:
+        The name of each file, its claim (None if it is none), and whether that holds.
+    """
+    try:
+        names = sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return
+    for name in names:
+        if name == _LOCK:
+            continue
+        path = os.path.join(directory, name)
+        kept = _parsed(path)
+        yield name, kept, kept is not None and _is_named(kept.bundle, path)
+
+
+def _kept(directory: str) -> Iterator[tuple[str, Claim]]:
+    """The claims that hold; the others are removed, for which one has the lock."""
+    for name, kept, holds in read_claims(directory):
+        if kept is not None and holds:
+            if not has_ended(kept.bundle):
+                yield name, kept
+        else:
+            bundle_files.remove(os.path.join(directory, name))
+
+
+def remove_dead(directory: str, name: str) -> bool:
+    """Remove a claim that does not hold; whether it did not.
+
+    Args:
+        directory: of claims.
+        name: of its file.
+    """
+    fd = os.open(os.path.join(directory, _LOCK), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        path = os.path.join(directory, name)
+        kept = _parsed(path)
+        if kept is not None and _is_named(kept.bundle, path) and not has_ended(kept.bundle):
+            return False
+        bundle_files.remove(path)
+        return True
+    finally:
+        os.close(fd)
+
+
+def _parsed(path: str) -> Claim | None:
+    try:
+        content = bundle_files.parse_object(bundle_files.read(path, _LONGEST), path)
+    except BundleUnusable:
+        return None
+    title, bundle = content.get("title"), content.get("bundle")
+    devices, parents = content.get("devices"), content.get("parents")
+    if not (isinstance(title, str) and isinstance(bundle, str) and bundle.startswith("/")):
+        return None
+    if not (isinstance(devices, list) and isinstance(parents, list)):
+        return None
+    return Claim(title, bundle, tuple(map(str, devices)), tuple(map(str, parents)))
+
+
+def _is_named(bundle: str, path: str) -> bool:
+    """Whether a bundle is there, and names a claim."""
+    try:
+        return bundle_files.read_line(os.path.join(bundle, bundle_files.CLAIM)) == path
+    except BundleUnusable:
+        return False
+
+
+def has_ended(bundle: str) -> bool:
+    """Whether the init process of a bundle's container has ended; one not made yet has not.
+
+    Args:
+        bundle: its path.
+    """
+    try:
+        pid = bundle_files.read_pid(os.path.join(bundle, bundle_files.INIT_PID))
+    except BundleUnusable:
+        return False
+    if not pid:
+        return False
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in {b"Z", b"X"}
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def _neighbours(bundles: set[str]) -> Iterator[str]:
+    """All bundles of the containerds of some: they lie in TASKS/NAMESPACE/ID."""
+    for tasks in sorted({os.path.dirname(os.path.dirname(bundle)) for bundle in bundles}):
+        for namespace in _directories(tasks):
+            yield from _directories(namespace)
+
+
+def _directories(path: str) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+
+
+def _without_claim(bundle: str, config: Config) -> Claim | None:
+    """What a container has that claims nothing; None if it has nothing, or has ended."""
+    path = os.path.join(bundle, bundle_files.RECORD)
+    if not os.path.lexists(path):
+        return None
+    try:
+        record = bundle_files.parse_object(bundle_files.read(path, _LONGEST_RECORD), path)
+    except BundleUnusable:
+        return None
+    namespace, container = bundle.split("/")[-2:]
+    found = claim_of_record(record, bundle, f"{namespace}/{container}", config)
+    return None if found is None or has_ended(bundle) else found
+
+
+def title_of(spec: Mapping[str, Any], bundle: str) -> str:
+    """What people call a container: its pod and name, or containerd's namespace and its id.
+
+    Args:
+        spec: its config.json, decoded.
+        bundle: its path.
+    """
+    annotations = spec.get("annotations")
+    said = annotations if isinstance(annotations, dict) else {}
+    if said.get(_POD_NAME):
+        return f"{said.get(_POD_NAMESPACE, '')}/{said[_POD_NAME]}/{said.get(_NAME) or '?'}"
+    return "/".join(bundle.split("/")[-2:])

@@ -1,0 +1,251 @@
+"""Claims in files: which hold, who is refused, what is left of those that died."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import pytest
+
+from api.values import changed
+from hooks.node.inventory import take_inventory
+from hooks.requests.policy_errors import ClaimsUnusable, DeviceHeld
+from hooks.requests.request import read_request
+from shim import bundle as bundle_files
+from shim import claims
+from tests.unit.hooks.fake_node import VERSION, Elves, Node, nvml_gpu, uuid_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hooks.config import Config
+    from hooks.node.inventory import Inventory
+
+pytestmark = pytest.mark.anyio
+
+SPEC: Final[dict[str, Any]] = {
+    "process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"], "user": {"uid": 0, "gid": 0}},
+    "linux": {},
+    "mounts": [],
+}
+
+
+class Place:
+    """A node with one GPU that one container may have, and bundles on it."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        (tmp_path / "elves").mkdir()
+        (tmp_path / "node").mkdir()
+        node = Node(tmp_path / "node", Elves(tmp_path / "elves"))
+        node.add_kernel()
+        node.add_driver()
+        node.add_gpu(0)
+        said = json.dumps({"driver": VERSION, "gpus": [nvml_gpu(0)]}).encode()
+        self.inventory: Inventory = take_inventory(node.config, said)
+        self.config: Config = changed(node.config, holders="exclusive")
+        self.tasks = tmp_path / "tasks"
+
+    def bundle(self, name: str) -> str:
+        path = self.tasks / "ns" / name
+        path.mkdir(parents=True)
+        return str(path)
+
+    async def claim(self, bundle: str, spec: dict[str, Any] = SPEC, **limits: Any) -> None:
+        config = changed(self.config, **limits)
+        request = read_request(spec, config)
+        await claims.claim(bundle, spec, request, self.inventory, config)
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.config.state) / claims.DIRECTORY
+
+    def files(self) -> list[str]:
+        return sorted(name for name in os.listdir(self.directory) if name != "lock")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+async def test_the_second_is_refused_until_the_first_gives_back(place: Place) -> None:
+    one, two = place.bundle("one"), place.bundle("two")
+    await place.claim(one)
+    with pytest.raises(DeviceHeld) as refused:
+        await place.claim(two)
+    assert "one container may have it, and ns/one has it" in str(refused.value)
+    assert not os.path.exists(f"{two}/{bundle_files.CLAIM}")
+    bundle_files.release_claim(one)
+    assert os.listdir(one) == []
+    await place.claim(two)
+    assert len(place.files()) == 1
+
+
+async def test_as_many_as_may_have_it(place: Place) -> None:
+    for name in ("one", "two", "three"):
+        await place.claim(place.bundle(name), holders_of=("0=3",))
+    with pytest.raises(DeviceHeld, match="3 containers may have it"):
+        await place.claim(place.bundle("four"), holders_of=("0=3",))
+
+
+async def test_the_same_container_may_claim_again(place: Place) -> None:
+    one = place.bundle("one")
+    await place.claim(one)
+    await place.claim(one)
+    assert len(place.files()) == 1
+
+
+async def test_a_bundle_that_is_gone_or_is_another_s_claims_nothing(place: Place) -> None:
+    one = place.bundle("one")
+    await place.claim(one)
+    os.unlink(f"{one}/{bundle_files.CLAIM}")
+    os.rmdir(one)
+    place.bundle("one")  # of a container of the same id, which asks for nothing
+    await place.claim(place.bundle("two"))
+    assert len(place.files()) == 1
+
+
+@pytest.fixture
+def init() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that goes on."""
+    with subprocess.Popen(["sleep", "100"]) as process:
+        yield process
+        process.kill()
+
+
+def _wait_unreaped(pid: int) -> None:
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
+async def test_a_container_whose_init_has_ended_has_nothing(
+    place: Place, init: subprocess.Popen[bytes]
+) -> None:
+    one, two = place.bundle("one"), place.bundle("two")
+    await place.claim(one)
+    Path(one, bundle_files.INIT_PID).write_text(str(init.pid))
+    with pytest.raises(DeviceHeld):
+        await place.claim(two)
+    init.kill()
+    _wait_unreaped(init.pid)
+    await place.claim(two)
+    init.wait()
+    (place.directory / place.files()[0]).unlink()
+    await place.claim(two)
+
+
+async def test_one_that_was_made_without_a_limit_counts(place: Place) -> None:
+    one, two = place.bundle("one"), place.bundle("two")
+    record = {"grant": {"gpus": [{"uuid": uuid_of(0)}], "capabilities": ["compute"]}}
+    Path(one, bundle_files.RECORD).write_text(json.dumps(record))
+    with pytest.raises(DeviceHeld, match="ns/one has it"):
+        await place.claim(two)
+    Path(one, bundle_files.RECORD).write_text("damaged")
+    await place.claim(two)
+
+
+async def test_the_exempt_neither_count_nor_are_refused(place: Place) -> None:
+    annotations = {"io.kubernetes.cri.sandbox-namespace": "monitoring"}
+    monitor = {**SPEC, "annotations": annotations}
+    exempt: dict[str, Any] = {"holders_exempt": ("monitoring",)}
+    await place.claim(place.bundle("monitor"), monitor, **exempt)
+    await place.claim(place.bundle("one"), **exempt)
+    await place.claim(place.bundle("another"), monitor, **exempt)
+    with pytest.raises(DeviceHeld):
+        await place.claim(place.bundle("two"), **exempt)
+
+
+async def test_what_is_no_claim_is_removed(place: Place) -> None:
+    await place.claim(place.bundle("one"))
+    names = {"damaged": b"\xff", "empty": b"", "list": b"[]", "half": b'{"title": "x"}'}
+    for name, content in names.items():
+        (place.directory / name).write_bytes(content)
+    (place.directory / ".temporary.17").write_bytes(b"{}")
+    with pytest.raises(DeviceHeld):
+        await place.claim(place.bundle("two"))
+    assert len(place.files()) == 1
+
+
+async def test_claims_that_cannot_be_written_refuse(place: Place) -> None:
+    place.directory.parent.mkdir(exist_ok=True)
+    place.directory.write_text("no directory")
+    with pytest.raises(ClaimsUnusable, match="NVSHIM-E0229"):
+        await place.claim(place.bundle("one"))
+
+
+def _try(place: Place, bundle: str, begin: Any, answers: Any) -> None:
+    begin.wait()
+    try:
+        anyio.run(place.claim, bundle)
+    except DeviceHeld:
+        answers.put("")
+    else:
+        answers.put(bundle)
+
+
+def test_of_many_at_once_one_has_it(place: Place) -> None:
+    context = multiprocessing.get_context("fork")
+    begin, answers = context.Event(), context.Queue()
+    many = [
+        context.Process(target=_try, args=(place, place.bundle(f"c{n}"), begin, answers))
+        for n in range(12)
+    ]
+    for process in many:
+        process.start()
+    begin.set()
+    got = [answers.get(timeout=30) for _ in many]
+    for process in many:
+        process.join()
+    assert len([bundle for bundle in got if bundle]) == 1
+    assert len(place.files()) == 1
+
+
+def _die_at(place: Place, bundle: str, write: int) -> None:
+    """Be killed at the so manieth file that is written."""
+    real, times = bundle_files.write, 0
+
+    def counted(path: str, content: bytes, *, mode: int = 0o600) -> None:
+        nonlocal times
+        times += 1
+        if times == write:
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(path, content, mode=mode)
+
+    claims.bundle_files.write = counted  # type: ignore[attr-defined]
+    anyio.run(place.claim, bundle)
+    time.sleep(100)
+
+
+@pytest.mark.parametrize("write", [1, 2])
+def test_who_dies_while_it_claims_neither_has_it_nor_holds_others_up(
+    place: Place, write: int
+) -> None:
+    one = place.bundle("one")
+    process = multiprocessing.get_context("fork").Process(target=_die_at, args=(place, one, write))
+    process.start()
+    process.join(30)
+    assert process.exitcode == -signal.SIGKILL
+    anyio.run(place.claim, place.bundle("two"))
+    bundle_files.release_claim(one)  # the delete verb, afterwards
+    assert os.listdir(one) == []
+    assert len(place.files()) == 1
+
+
+async def test_only_a_dead_claim_is_removed_by_hand(place: Place) -> None:
+    one = place.bundle("one")
+    await place.claim(one)
+    (name,) = place.files()
+    directory = str(place.directory)
+    assert [(n, c.title, holds) for n, c, holds in claims.read_claims(directory) if c] == [
+        (name, "ns/one", True)
+    ]
+    assert not claims.remove_dead(directory, name)
+    os.unlink(f"{one}/{bundle_files.CLAIM}")
+    assert claims.remove_dead(directory, name)
+    assert place.files() == []
