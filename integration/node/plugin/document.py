@@ -239,13 +239,12 @@ def _devices(value: Any, at: _Place) -> tuple[tuple[str, ...] | None, int | None
         text = str(entry) if isinstance(entry, (str, int)) else ""
         if _DEVICE.fullmatch(text) is None:
             at.entry(number).fail(entry, "an index (0), of a MIG device (0:1), or a UUID")
-        head, _, digits = text.partition("-")
-        found.append(f"{head}-{digits.lower()}" if head == "GPU" or _is_new_mig(text) else text)
+        prefix = next((each for each in _PREFIXES if text.startswith(each)), "")
+        found.append(prefix + text.removeprefix(prefix).lower())
     return tuple(dict.fromkeys(found)), None
 
 
-def _is_new_mig(text: str) -> bool:
-    return text.startswith("MIG-") and not text.startswith("MIG-GPU-")
+_PREFIXES: Final = ("MIG-GPU-", "MIG-", "GPU-")
 
 
 def _replicas(value: Any, at: _Place) -> int:

@@ -3,13 +3,20 @@
 Leaves of the tree in :mod:`api.errors`, below :class:`~integration.node.errors.NodeAgentError`::
 
     PluginError                     E2703-E2734
-    └── SettingsError               E2720-E2729  what it is told to do
-        ├── SettingsUnreadable      E2720  the file cannot be read
-        ├── SettingsMalformed       E2721  it is neither YAML nor JSON
-        ├── UnknownSetting          E2722  a key that means nothing
-        ├── WrongSetting            E2723  a value that means nothing
-        ├── SettingsConflict        E2724  two settings that exclude each other
-        └── NoSettingsChosen        E2725  which of several files holds is not said
+    ├── SettingsError               E2720-E2729  what it is told to do
+    │   ├── SettingsUnreadable      E2720  the file cannot be read
+    │   ├── SettingsMalformed       E2721  it is neither YAML nor JSON
+    │   ├── UnknownSetting          E2722  a key that means nothing
+    │   ├── WrongSetting            E2723  a value that means nothing
+    │   ├── SettingsConflict        E2724  two settings that exclude each other
+    │   └── NoSettingsChosen        E2725  which of several files holds is not said
+    └── ResourcesError              E2726-E2734  what the node has, and which of it is given
+        ├── MigLayoutUnsuitable     E2726  GPUs that are cut as migStrategy cannot tell
+        ├── MigDevicesUnknown       E2727  NVML does not say which MIG devices there are
+        ├── SharingUnsuitable       E2728  a device that cannot be shared so
+        ├── DeviceUnknown           E2730  no device of the resource is called so
+        ├── TooFewAvailable         E2731  fewer devices are free than are asked for
+        └── PreferenceUnsuitable    E2732  what has to be given is not free, or more than is asked
 """
 
 from __future__ import annotations
@@ -18,12 +25,19 @@ from api.errors import Status
 from integration.node.errors import NodeAgentError
 
 __all__ = [
+    "DeviceUnknown",
+    "MigDevicesUnknown",
+    "MigLayoutUnsuitable",
     "NoSettingsChosen",
     "PluginError",
+    "PreferenceUnsuitable",
+    "ResourcesError",
     "SettingsConflict",
     "SettingsError",
     "SettingsMalformed",
     "SettingsUnreadable",
+    "SharingUnsuitable",
+    "TooFewAvailable",
     "UnknownSetting",
     "WrongSetting",
 ]
@@ -77,3 +91,49 @@ class NoSettingsChosen(SettingsError):
 
     code = "NVSHIM-E2725"
     status = Status.NOT_FOUND
+
+
+class ResourcesError(PluginError):
+    """Base of what can be wrong with what a node has to give, and with what is asked of it."""
+
+
+class MigLayoutUnsuitable(ResourcesError):
+    """The GPUs are cut in a way that ``migStrategy`` cannot tell a kubelet of."""
+
+    code = "NVSHIM-E2726"
+    status = Status.FAILED_PRECONDITION
+
+
+class MigDevicesUnknown(ResourcesError):
+    """There are GPUs in MIG mode, and NVML does not say what they are cut into."""
+
+    code = "NVSHIM-E2727"
+    status = Status.UNAVAILABLE
+
+
+class SharingUnsuitable(ResourcesError):
+    """A device cannot be shared as it is to be: MIG devices by MPS, or a GPU by too many."""
+
+    code = "NVSHIM-E2728"
+    status = Status.FAILED_PRECONDITION
+
+
+class DeviceUnknown(ResourcesError):
+    """A device is named that the resource does not have. Raised by :mod:`.preferred`."""
+
+    code = "NVSHIM-E2730"
+    status = Status.NOT_FOUND
+
+
+class TooFewAvailable(ResourcesError):
+    """More devices are asked for than are free. Raised by :mod:`.preferred`."""
+
+    code = "NVSHIM-E2731"
+    status = Status.RESOURCE_EXHAUSTED
+
+
+class PreferenceUnsuitable(ResourcesError):
+    """What has to be given is not free, or is more than is asked for. Of :mod:`.preferred`."""
+
+    code = "NVSHIM-E2732"
+    status = Status.INVALID_ARGUMENT
