@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
@@ -28,8 +27,6 @@ __all__ = ["Told", "agent_options", "options_of"]
 
 R = TypeVar("R")
 
-_ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^\s:\[\]]*):(\d{1,5})", re.ASCII)
-_LAST_PORT: Final = 65535
 _KUBELET: Final = "/var/lib/kubelet/device-plugins/kubelet.sock"
 _POD_RESOURCES: Final = "/var/lib/kubelet/pod-resources/kubelet.sock"
 
@@ -162,12 +159,12 @@ def _given(context: click.Context, flag: Flag, value: Any) -> Given | None:
 
 
 def _address(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    from integration.node.metrics.address import parse_address  # noqa: PLC0415 - seldom given
+
     del context, parameter
     if value in {"", "none"}:
         return ""
-    found = _ADDRESS.fullmatch(value)
-    if found is None or int(found[2]) > _LAST_PORT:
-        raise click.BadParameter(f"{value!r} is no ADDRESS:PORT, such as 127.0.0.1:9400 or :9400")
+    parse_address(value)
     return value
 
 
@@ -187,7 +184,7 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
     ),
     "metrics": click.option(
         "--metrics", metavar="ADDRESS:PORT", default="", callback=_address,
-        help="Serve /metrics there.  [default: nowhere]",
+        help="Serve /metrics there, say at :9477.  [default: nowhere]",
     ),
     "states": click.option(
         "--containerd-state", "--state", "states", metavar="DIR", multiple=True,

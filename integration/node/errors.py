@@ -5,7 +5,8 @@ Leaves of the tree in :mod:`api.errors`, below :class:`~integration.errors.Integ
     NodeAgentError          E27xx
     ├── AgentRunning        E2701  another one has the node
     ├── AgentStateUnusable  E2702  its directory cannot be used
-    └── MpsError            E2735  and following: see integration.node.mps.errors
+    ├── MpsError            E2735  and following: see integration.node.mps.errors
+    └── MetricsError        E2785  and following: see integration.node.metrics.errors
 """
 
 from __future__ import annotations

@@ -29,7 +29,9 @@ AUTO: Final = "auto"
 YES: Final = "yes"
 NO: Final = "no"
 
-PARTS: Final[Mapping[str, str]] = {}
+PARTS: Final[Mapping[str, str]] = {
+    "metrics": "integration.node.metrics.part",
+}
 """The module of each part, by its name."""
 
 # Seconds before a part that has failed is begun again: the first time, and at most. One that went

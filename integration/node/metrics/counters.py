@@ -81,7 +81,6 @@ class Counters:
         updates: lists of devices that were sent to a kubelet, by resource.
         last_xids: when a GPU's driver last reported an error, in seconds since boot, by the GPU's
             UUID and the number. How many there were is the board's ``xids``.
-        unheard: how often the events of a GPU could no longer be had, by its UUID ("" for all).
         restarts: how often a part of the agent was begun again, by its name.
         looks: at the node, by result; one that found something wrong has failed.
         looking: how long they took.
@@ -95,7 +94,6 @@ class Counters:
         self.registrations: dict[tuple[str, str], int] = {}
         self.updates: dict[tuple[str], int] = {}
         self.last_xids: dict[tuple[str, str], float] = {}
-        self.unheard: dict[tuple[str], int] = {}
         self.restarts: dict[tuple[str], int] = {}
         self.looks: dict[tuple[str], int] = {}
         self.looking = Durations()
@@ -135,8 +133,6 @@ class Counters:
         if event.xid:
             key = _bounded(self.last_xids, (event.gpu, str(event.xid)))
             self.last_xids[key] = event.when
-        elif event.kind == "unwatched":
-            _count(self.unheard, (event.gpu,))
 
     def restarted(self, part: str) -> None:
         """A part of the agent has ended, and is begun again."""

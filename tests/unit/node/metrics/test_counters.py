@@ -57,10 +57,8 @@ def test_what_happens_is_counted_although_nobody_listens() -> None:
     board = Board()
     board.tell(GpuEvent(1.0, "xid", "GPU-a", xid=79))
     board.tell(GpuEvent(2.0, "xid", "GPU-a", xid=79))
-    board.tell(GpuEvent(3.0, "unwatched", ""))
-    board.tell(GpuEvent(4.0, "watched", ""))
+    board.tell(GpuEvent(3.0, "unwatched", "GPU-a"))
     assert board.counters.last_xids == {("GPU-a", "79"): 2.0}
-    assert board.counters.unheard == {("",): 1}
 
 
 def test_a_look_that_found_something_wrong_is_not_the_last_good_one() -> None:

@@ -1,0 +1,77 @@
+"""Where metrics are served: "ADDRESS:PORT".
+
+Rules
+- As Prometheus' own exporters have it: ":9477" is every address of the node, "[::1]:9477" one of
+  IPv6. An address is a number or a name of the node's own ("localhost").
+- Port 0 is any that is free; which it is, the log says.
+- There is no form for a socket in the file system: Prometheus cannot scrape one.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Final, NamedTuple
+
+from integration.node.metrics.errors import MetricsAddressInvalid
+
+__all__ = ["Address", "parse_address"]
+
+_FORM: Final = re.compile(r"(?:\[(?P<six>[^\[\]]*)\]|(?P<host>[^\[\]:]*)):(?P<port>[0-9]{1,5})")
+_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+_HIGHEST: Final = 65535
+
+
+class Address(NamedTuple):
+    """Where to listen.
+
+    Attributes:
+        host: an address or a name; "" for every address.
+        port: 0 for any that is free.
+    """
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """Read an address.
+
+    Args:
+        text: "127.0.0.1:9477", "[::1]:9477", ":9477".
+
+    Raises:
+        MetricsAddressInvalid: it is none.
+    """
+    found = _FORM.fullmatch(text)
+    if found is None:
+        raise _invalid(text, "no ADDRESS:PORT")
+    port = int(found["port"])
+    if port > _HIGHEST:
+        raise _invalid(text, f"there is no port {port}")
+    if found["six"] is not None:
+        try:
+            ipaddress.IPv6Address(found["six"])
+        except ValueError:
+            raise _invalid(text, "no address of IPv6 in the brackets") from None
+        return Address(found["six"], port)
+    host = found["host"]
+    if host and not _NAME.fullmatch(host):
+        raise _invalid(text, "neither an address nor a name before the colon")
+    if host and re.fullmatch(r"[0-9.]+", host):
+        try:
+            ipaddress.IPv4Address(host)
+        except ValueError:
+            raise _invalid(text, "no address of IPv4 before the colon") from None
+    return Address(host, port)
+
+
+def _invalid(text: str, found: str) -> MetricsAddressInvalid:
+    return MetricsAddressInvalid(
+        f"to serve metrics at {text!r}",
+        found=found,
+        do="write it as 127.0.0.1:9477, [::1]:9477, or :9477 for every address",
+    )

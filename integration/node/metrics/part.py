@@ -1,0 +1,205 @@
+"""One scrape after the other: what the agent knows, when Prometheus asks.
+
+Rules
+- NVML is asked when somebody scrapes, and then only: an agent that nobody asks has nothing to do.
+- A scrape is over before Prometheus gives it up (it says when): without NVML's answer until then,
+  what is known otherwise is told, and that NVML is not up.
+- Scrapes that come together, or within :data:`FRESH` seconds, are told the same; so it does not
+  matter how many there are.
+- What is told is written in pieces, between which the agent does what else there is to do.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from dataclasses import dataclass
+from http import HTTPStatus
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+
+from api.errors import NvshimError, one_line
+from integration.node.metrics.address import parse_address
+from integration.node.metrics.exchange import Refused, Request, Response, accepts_gzip
+
+if TYPE_CHECKING:
+    from integration.node.metrics.text import Form
+    from integration.node.monitor.values import Sample
+    from integration.node.parts import Context
+
+__all__ = ["FRESH", "LONGEST_WAIT", "Scrapes", "deadline", "run"]
+
+FRESH: Final = 0.5
+
+# Seconds that a scrape waits for NVML at most, and what is kept of the time that Prometheus gives
+# it for everything else.
+LONGEST_WAIT: Final = 8.0
+_FOR_THE_REST: Final = 1.0
+_SHORTEST_WAIT: Final = 0.1
+_TIMEOUT: Final = "x-prometheus-scrape-timeout-seconds"
+
+_INDEX: Final = b"""<!doctype html>
+<html lang="en"><title>nvshim node</title>
+<p>nvshim node: <a href="/metrics">metrics</a>, <a href="/healthz">healthz</a>,
+<a href="/readyz">readyz</a></p></html>
+"""
+
+
+async def run(context: Context) -> None:
+    """Serve /metrics where the options say, until cancelled.
+
+    Args:
+        context: of the agent.
+
+    Raises:
+        MetricsError: the address is none, or cannot be had.
+    """
+    if not context.options.metrics:
+        await anyio.sleep_forever()
+    # All of it is imported by those only who want it.
+    from integration.node.metrics.server import addresses_of, listen, serve  # noqa: PLC0415
+
+    listener = await listen(parse_address(context.options.metrics))
+    context.say("info", "metrics are served", address=", ".join(addresses_of(listener)))
+    scrapes = Scrapes(context)
+
+    def failed(error: Exception) -> None:
+        known = isinstance(error, NvshimError)
+        line = str(error) if known else f"a scrape failed: {type(error).__name__}: {error}"
+        context.say("error", one_line(line), part="metrics")
+
+    await serve(listener, scrapes.answer, failed)
+
+
+@dataclass(slots=True)
+class _Told:
+    """What a scrape was told.
+
+    Attributes:
+        when: by the monotonic clock.
+        text: of the metrics.
+        packed: the same by gzip; empty as long as nobody wanted that.
+    """
+
+    when: float
+    text: bytes
+    packed: bytes = b""
+
+
+class Scrapes:
+    """Answers to scrapes.
+
+    Args:
+        context: of the agent.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._told: dict[Form, _Told] = {}
+        self._one = anyio.Lock()
+
+    async def answer(self, request: Request) -> Response:
+        """Answer one request.
+
+        Args:
+            request: any.
+
+        Raises:
+            Refused: there is nothing at its path.
+        """
+        match request.path:
+            case "/metrics":
+                return await self._metrics(request)
+            case "/healthz":
+                return Response(HTTPStatus.OK, b"ok\n")
+            case "/readyz":
+                return await self._ready()
+            case "/":
+                return Response(HTTPStatus.OK, _INDEX, "text/html; charset=utf-8")
+        raise Refused(HTTPStatus.NOT_FOUND, "there are /metrics, /healthz and /readyz")
+
+    async def _metrics(self, request: Request) -> Response:
+        from integration.node.metrics.text import choose  # noqa: PLC0415
+
+        form = choose(request.headers.get("accept", ""))
+        begun = time.monotonic()
+        async with self._one:
+            told = self._told.get(form)
+            # Also one that was begun after this scrape came, while it waited for its turn.
+            if told is None or told.when < begun - FRESH:
+                until = begun + deadline(request.headers.get(_TIMEOUT, ""))
+                told = await self._tell(form, max(until - time.monotonic(), _SHORTEST_WAIT))
+                self._told[form] = told
+            packed = accepts_gzip(request.headers.get("accept-encoding", ""))
+            if packed and not told.packed:
+                told.packed = await anyio.to_thread.run_sync(_packed, told.text)
+        headers: tuple[tuple[str, str], ...] = (("Vary", "Accept, Accept-Encoding"),)
+        if packed:
+            headers = (*headers, ("Content-Encoding", "gzip"))
+        return Response(HTTPStatus.OK, told.packed if packed else told.text, form.type, headers)
+
+    async def _tell(self, form: Form, wait: float) -> _Told:
+        from integration.node.metrics.collecting import Moment, collect  # noqa: PLC0415
+        from integration.node.metrics.own import own_process  # noqa: PLC0415
+        from integration.node.metrics.text import write  # noqa: PLC0415
+        from integration.node.parts import PARTS  # noqa: PLC0415
+
+        begun = time.monotonic()
+        sample = await self._sample(wait)
+        boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        moment = Moment.of(
+            self._context.board,
+            boot=boot,
+            sample=sample,
+            waited=time.monotonic() - begun,
+            parts=tuple(PARTS),
+        )
+        pieces = []
+        for piece in write(chain(collect(moment), own_process(boot)), form):
+            pieces.append(piece.encode())
+            await anyio.lowlevel.checkpoint()
+        return _Told(begun, b"".join(pieces))
+
+    async def _sample(self, wait: float) -> Sample | None:
+        """What NVML says; None if it does not in time."""
+        with anyio.move_on_after(wait):
+            return await self._context.board.sampler.sample(max_age=FRESH)
+        return None
+
+    async def _ready(self) -> Response:
+        from integration.node.agent import is_ready  # noqa: PLC0415 - it imports the parts
+
+        ready = False
+        with anyio.move_on_after(LONGEST_WAIT):
+            # The file system may hang; so may a thread that asks it.
+            ready = await anyio.to_thread.run_sync(
+                is_ready, self._context.config, abandon_on_cancel=True
+            )
+        if ready:
+            return Response(HTTPStatus.OK, b"ok\n")
+        return Response(HTTPStatus.SERVICE_UNAVAILABLE, b"the node was not looked at lately\n")
+
+
+def _packed(text: bytes) -> bytes:
+    packer = zlib.compressobj(1, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+    return packer.compress(text) + packer.flush()
+
+
+def deadline(said: str) -> float:
+    """How long a scrape may wait for NVML, in seconds.
+
+    Args:
+        said: the seconds after which Prometheus gives the scrape up; "" if it did not say.
+    """
+    try:
+        seconds = float(said)
+    except ValueError:
+        return LONGEST_WAIT
+    # What is no number compares as false, too.
+    if not seconds > 0:
+        return LONGEST_WAIT
+    return min(LONGEST_WAIT, max(seconds - _FOR_THE_REST, seconds / 2, _SHORTEST_WAIT))

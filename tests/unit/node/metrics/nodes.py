@@ -1,0 +1,157 @@
+"""A node as large as they come, as the parts of the agent would tell of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hooks.edits.plan import Arch
+from hooks.node.driver import Driver
+from hooks.node.gpus import Gpu, MigDevice, Nodes
+from hooks.node.inventory import Inventory
+from integration.inspection.bundles import Container, Pod
+from integration.node.health.values import DeviceHealth, State
+from integration.node.ledger.values import DeviceUse, Holding, Ledger
+from integration.node.metrics.collecting import Moment
+from integration.node.metrics.counters import FAILED, OK, REFUSED, Counters
+from integration.node.monitor.values import DeviceSample, GpuEvent, GpuSample, Sample
+from integration.node.plugin.values import TIME_SLICING, Device, Resource
+from integration.node.refresh import Seen
+
+__all__ = ["BOOT", "container", "gpu_uuid", "holding", "large", "mig_uuid"]
+
+BOOT = 1_700_000_000.0
+
+
+def gpu_uuid(index: int) -> str:
+    return f"GPU-{index:08x}-7c6a-4a61-bc33-9cd9f5ff8d32"
+
+
+def mig_uuid(gpu: int, index: int) -> str:
+    return f"MIG-{gpu:04x}{index:04x}-7c6a-4a61-bc33-9cd9f5ff8d32"
+
+
+def container(number: int, *, name: str = "main", pod: Pod | None = None) -> Container:
+    return Container(
+        id=f"{number:064x}",
+        namespace="k8s.io",
+        bundle="",
+        pod=pod,
+        name=name,
+        group="",
+        sandbox=False,
+        pid=1000 + number,
+    )
+
+
+def holding(number: int, uuid: str, gpu: str, **more: Any) -> Holding:
+    pod = Pod("team-a", f"training-{number:05d}")
+    return Holding(container(number, pod=pod), (uuid,), (gpu,), **more)
+
+
+def large(*, gpus: int = 16, mig: int = 7, containers: int = 500) -> Moment:
+    """All there can be of everything."""
+    boards = tuple(
+        Gpu(
+            index=n,
+            minor=n,
+            uuid=gpu_uuid(n),
+            bus_id=f"0000:{n:02x}:00.0",
+            model="NVIDIA H100 80GB HBM3",
+            mig=bool(mig),
+            compute_capability="9.0",
+            brand="tesla",
+        )
+        for n in range(gpus)
+    )
+    parts = tuple(
+        MigDevice(
+            gpu=n, index=m, uuid=mig_uuid(n, m), gpu_instance=7 + m, compute_instance=0,
+            profile="1g.10gb",
+        )
+        for n in range(gpus)
+        for m in range(mig)
+    )  # fmt: skip
+    inventory = Inventory(
+        driver=Driver("550.163.01", Arch.X86_64, (), (), ()),
+        gpus=boards,
+        mig_devices=parts,
+        nodes=Nodes({}, {}, frozenset()),
+        sockets={},
+        cuda_version="12.4",
+    )
+    uuids = [*(each.uuid for each in boards), *(each.uuid for each in parts)]
+    return Moment(
+        boot=BOOT,
+        seen=Seen(driver="550.163.01", inventory=inventory, faults=("something",)),
+        sample=_sample(gpus, mig),
+        health={uuid: DeviceHealth(uuid, since=BOOT + 5) for uuid in uuids},
+        xids={(gpu_uuid(0), 31, "team-a/training-00000/main"): 2, ("", 79, ""): 1},
+        ledger=(ledger := _ledger(gpus, mig, containers)),
+        usage=(
+            *(
+                DeviceUse(each, each.devices[0], (1, 2), 1 << 30, 50, 25, 0, 0, 12345.5)
+                for each in ledger.holdings
+            ),
+            DeviceUse(None, gpu_uuid(0), (7,), 1 << 20),
+        ),
+        resources=_resources(gpus, mig),
+        faults={"plugin": "no kubelet"},
+        parts=("plugin", "metrics"),
+        counters=_counters(),
+        waited=0.01,
+    )
+
+
+def _sample(gpus: int, mig: int) -> Sample:
+    return Sample(
+        10.0,
+        "550.163.01",
+        tuple(
+            GpuSample(
+                gpu_uuid(n), 1 << 36, 1 << 35, 50, 25, 1, 0, 300.5, 1e6, 61, 1_980_000_000,
+                2_619_000_000, 3, 0, False, False, 0x44,
+                tuple(DeviceSample(mig_uuid(n, m), 1 << 33, 1 << 32) for m in range(mig)),
+            )
+            for n in range(gpus)
+        ),
+        notes=("one",),
+    )  # fmt: skip
+
+
+def _ledger(gpus: int, mig: int, containers: int) -> Ledger:
+    holdings = []
+    for number in range(containers):
+        gpu = number % gpus
+        uuid = mig_uuid(gpu, number % mig) if mig else gpu_uuid(gpu)
+        stale = "driver 535 is gone" if number % 10 == 1 else ""
+        holdings.append(holding(number, uuid, gpu_uuid(gpu), stale=stale))
+    return Ledger(10.0, tuple(holdings), ("one could not be read",))
+
+
+def _resources(gpus: int, mig: int) -> tuple[Resource, ...]:
+    devices = tuple(
+        Device(
+            f"{mig_uuid(n, m)}::{r}", mig_uuid(n, m), gpu_uuid(n), f"{n}:{m}", n,
+            state=State.UNHEALTHY if n == 1 else State.HEALTHY,
+        )
+        for n in range(gpus)
+        for m in range(mig)
+        for r in range(48)
+    )  # fmt: skip
+    name = "nvidia.com/mig-1g.10gb.shared"
+    return (
+        Resource(name, devices, TIME_SLICING, 48, original="nvidia.com/mig-1g.10gb"),
+        Resource("nvidia.com/gpu", ()),
+    )
+
+
+def _counters() -> Counters:
+    counters = Counters()
+    for result in (OK, REFUSED):
+        counters.allocated("nvidia.com/gpu", 0.003, result)
+    counters.registered("nvidia.com/gpu", FAILED)
+    counters.updated("nvidia.com/gpu")
+    counters.restarted("plugin")
+    counters.looked(0.2, faults=False)
+    counters.happened(GpuEvent(9.0, "xid", gpu_uuid(0), xid=31))
+    return counters

@@ -1,0 +1,136 @@
+"""Metrics are read as they were meant, by somebody else's parsers, whatever a pod is called."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from integration.node.metrics.counters import Durations
+from integration.node.metrics.families import FAMILIES, Family, Kind
+from integration.node.metrics.text import LONGEST, OPENMETRICS, PLAIN, Form, Row, choose, write
+from tests.harness.exposition import read_told
+
+GAUGE = Family("nvshim_test_bytes", Kind.GAUGE, "A test.", ("pod", "container"))
+
+HOSTILE = (
+    'a"b', "a\\", "a\\nb", "a\nb", 'x",container="y', '"} 1\nnvshim_evil 1\n#', "{}", "é漢😀",
+    " leading and trailing ", "#", '\\\\"\\\n',
+)  # fmt: skip
+
+
+PROMETHEUS_2 = (
+    "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+    "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+)
+PROMETHEUS_3 = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
+    "application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;"
+    "escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+)
+
+
+def text_of(family: Family, rows: list[Row], form: Form = PLAIN) -> str:
+    return "".join(write([(family, rows)], form))
+
+
+def pod_in(text: str) -> str:
+    (family,) = read_told(text).values()
+    ((_, labels),) = family.series
+    return dict(labels)["pod"]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("form", [PLAIN, OPENMETRICS])
+def test_a_name_is_read_as_it_was_written(name: str, form: Form) -> None:
+    (family,) = read_told(text_of(GAUGE, [Row((name, "main"), 1)], form)).values()
+    ((_, labels),) = family.series
+    assert labels == (("container", "main"), ("pod", name))
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\rb", "a\x1b[2Jb", "\udcff", "\ud800x", "\x85"])
+def test_what_is_no_text_is_replaced(name: str) -> None:
+    text = text_of(GAUGE, [Row((name, ""), 1)])
+    assert "\ufffd" in text.encode().decode()
+    assert pod_in(text).replace("\ufffd", "").isprintable()
+
+
+def test_a_name_without_end_is_cut() -> None:
+    assert len(pod_in(text_of(GAUGE, [Row(("x" * 1_000_000, ""), 1)]))) == LONGEST
+
+
+def test_a_label_without_a_value_and_a_family_without_series_are_left_out() -> None:
+    assert text_of(GAUGE, [Row(("", ""), 1.5)]).endswith("\nnvshim_test_bytes 1.5\n")
+    assert text_of(GAUGE, []) == ""
+    assert text_of(GAUGE, [], OPENMETRICS) == "# EOF\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [(True, "1"), (False, "0"), (2**53 + 1, str(2**53 + 1)), (0.1, "0.1"), (1e300, "1e+300"),
+     (math.inf, "+Inf"), (-math.inf, "-Inf"), (math.nan, "NaN")],
+)  # fmt: skip
+def test_a_value_is_written_as_prometheus_reads_it(value: float, written: str) -> None:
+    assert text_of(GAUGE, [Row(("", ""), value)]).splitlines()[-1].split()[1] == written
+
+
+def test_a_histogram_adds_up() -> None:
+    family = Family("nvshim_test_seconds", Kind.HISTOGRAM, "A test.", ("resource",))
+    durations = Durations()
+    for seconds in (0.0001, 0.004, 0.004, 77.0):
+        durations.add(seconds)
+    for form in (PLAIN, OPENMETRICS):
+        (got,) = read_told(text_of(family, [Row(("gpu",), durations)], form)).values()
+        assert got.kind == "histogram"
+        values = {(name, dict(of).get("le")): value for (name, of), value in got.series.items()}
+        assert values["nvshim_test_seconds_bucket", "0.0025"] == 1
+        assert values["nvshim_test_seconds_bucket", "0.005"] == 3
+        assert values["nvshim_test_seconds_bucket", "+Inf"] == 4
+        assert values["nvshim_test_seconds_count", None] == 4
+        assert values["nvshim_test_seconds_sum", None] == pytest.approx(77.0081)
+
+
+def test_much_is_written_in_pieces() -> None:
+    rows = [Row((f"pod-{n}", "main"), n) for n in range(1000)]
+    pieces = list(write([(GAUGE, rows)], PLAIN))
+    assert max(piece.count("\n") for piece in pieces) <= 250
+    assert text_of(GAUGE, rows).count("\nnvshim_test_bytes{") == 1000
+
+
+@pytest.mark.parametrize(
+    ("accept", "form"),
+    [
+        ("", PLAIN),
+        ("*/*", PLAIN),
+        ("text/plain", PLAIN),
+        ("application/openmetrics-text", OPENMETRICS),
+        ("application/openmetrics-text; version=1.0.0; charset=utf-8", OPENMETRICS),
+        (PROMETHEUS_2, OPENMETRICS),
+        (PROMETHEUS_3, OPENMETRICS),
+        ("application/vnd.google.protobuf;q=1,text/plain;q=0.2", PLAIN),
+        ("application/openmetrics-text;version=7.0.0", PLAIN),
+        ("application/openmetrics-text;q=0, */*", PLAIN),
+        ("application/openmetrics-text;q=nonsense;;;=,", PLAIN),
+    ],
+)
+def test_the_form_is_the_one_that_is_wanted_most(accept: str, form: Form) -> None:
+    assert choose(accept) is form
+
+
+def test_every_family_is_named_as_its_kind_and_unit_want_it() -> None:
+    names = [family.name for family in FAMILIES]
+    assert len(names) == len(set(names))
+    units = ("bytes", "seconds", "joules", "watts", "celsius", "hertz", "ratio", "info")
+    for family in FAMILIES:
+        stem = family.name.removesuffix("_total")
+        assert (family.name != stem) == (family.kind is Kind.COUNTER), family
+        assert family.name.endswith("_info") == (family.kind is Kind.INFO), family
+        assert family.name.startswith(("nvshim_", "process_")), family
+        assert not set(family.labels) & {"le", "job", "instance"}, family
+        assert len(family.labels) == len(set(family.labels)), family
+        assert family.help.endswith("."), family
+        assert '"' not in family.help, family
+        for word in ("mib", "percent", "milli", "mhz", "kb"):
+            assert word not in family.name.split("_"), family
+        if any(unit in stem.split("_") for unit in units):
+            assert stem.split("_")[-1] in units or family.kind is Kind.HISTOGRAM, family
