@@ -1,0 +1,296 @@
+"""How near the GPUs of a node are to each other: what is between them, and how many NVLinks.
+
+Rules
+- What is between two GPUs is in sysfs, in the path of each below its PCI root: a bridge that both
+  are below is a switch, and no common bridge but one root is a host bridge. NVML's word comes
+  before it: only NVML knows of two GPUs on one board, and what a hypervisor has told.
+- NVLinks are told by NVML alone: which link of a GPU leads where. Between two GPUs there are those
+  that lead from one to the other, and as many as both have to the same switches (NVIDIA's plugin
+  does not count those).
+- NVML is asked in a child that lives for one question, as for the inventory. Without an answer
+  there is what sysfs says, and NVML is asked again later.
+- It is found once, and again when there are other GPUs.
+
+Source: go-gpuallocator internal/links, gpuallocator/besteffort_policy.go; nvml.h,
+nvmlGpuTopologyLevel_t; the kernel's Documentation/ABI/testing/sysfs-bus-pci (numa_node).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, Final
+
+from api.errors import NvshimError, one_line
+from hooks import engine
+from hooks.node.witness import read_text
+from integration.inventory import ask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from hooks.config import Config
+    from hooks.node.gpus import Gpu
+    from hooks.node.inventory import Inventory
+
+__all__ = ["Between", "Links", "Topologies", "Topology", "between", "numa_nodes", "parse_links"]
+
+_PROBE: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "links_nvml_probe.py")
+_PROBE_AT: Final = 3  # in the command that asks for the inventory
+
+_MOST_BYTES: Final = 1 << 20
+_MOST_GPUS: Final = 256
+_MOST_LINKS: Final = 18
+_OF_A_LINK: Final = 100
+_DOMAIN_DIGITS: Final = 4
+_RETRY_AFTER: Final = 60.0
+
+
+class Between(IntEnum):
+    """What is between two GPUs; the number is what that is worth."""
+
+    SYSTEM = 10  # the interconnect of two sockets
+    NODE = 20  # that of the host bridges of one socket
+    HOST_BRIDGE = 30
+    SWITCHES = 40
+    SWITCH = 50
+    BOARD = 60
+
+
+# nvmlGpuTopologyLevel_t
+_OF_NVML: Final = {
+    0: Between.BOARD,
+    10: Between.SWITCH,
+    20: Between.SWITCHES,
+    30: Between.HOST_BRIDGE,
+    40: Between.NODE,
+    50: Between.SYSTEM,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """What NVML said; GPUs are called by their PCI addresses.
+
+    Attributes:
+        gpus: of each GPU, to where how many of its NVLinks lead.
+        hubs: of these places, those that are switches.
+        between: what is between two GPUs, the smaller address first.
+        failure: why there is nothing else in it; "" if NVML answered.
+    """
+
+    gpus: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    hubs: frozenset[str] = frozenset()
+    between: Mapping[tuple[str, str], Between] = field(default_factory=dict)
+    failure: str = ""
+
+    def count(self, one: str, other: str) -> int:
+        """How many NVLinks there are between two GPUs."""
+        ours, theirs = self.gpus.get(one, {}), self.gpus.get(other, {})
+        direct = max(ours.get(other, 0), theirs.get(one, 0))
+        common = self.hubs.intersection(ours, theirs)
+        by_switch = sum(min(ours[hub], theirs[hub]) for hub in common)
+        return min(direct + by_switch, _MOST_LINKS)
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """How near the GPUs of a node are to each other, by UUID.
+
+    Attributes:
+        nearness: what is between two GPUs; each pair once, in order of their UUIDs.
+        nvlinks: how many NVLinks are between them, likewise; none is left out.
+        numa: the NUMA node of each GPU, by its PCI address, as far as it is known.
+        failure: why NVML's word is not in it; "" if it is.
+    """
+
+    nearness: Mapping[tuple[str, str], Between] = field(default_factory=dict)
+    nvlinks: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    numa: Mapping[str, int] = field(default_factory=dict)
+    failure: str = ""
+
+    def score(self, one: str, other: str) -> int:
+        """What it is worth to have two GPUs together; 0 if nothing is known of them."""
+        pair = (one, other) if one < other else (other, one)
+        return self.nearness.get(pair, 0) + _OF_A_LINK * self.nvlinks.get(pair, 0)
+
+
+class Topologies:
+    """Finds the topology, and keeps it until there are other GPUs.
+
+    Args:
+        config: where sysfs and the driver are.
+        ask_nvml: answers as the probe does; by default it is run. None for no answer.
+    """
+
+    def __init__(self, config: Config, ask_nvml: Callable[[], bytes | None] | None = None) -> None:
+        self._config = config
+        self._ask = ask_nvml or self._run
+        self._key: Any = None
+        self._known = Topology()
+        self._found = 0.0
+
+    def find(self, inventory: Inventory) -> Topology:
+        """The topology of the node's GPUs. It may take as long as NVML may (in a thread, then).
+
+        Args:
+            inventory: what the node has.
+        """
+        key = (
+            inventory.driver.version,
+            tuple((gpu.uuid, gpu.bus_id, gpu.lost) for gpu in inventory.gpus),
+        )
+        doubtful = self._known.failure and time.monotonic() - self._found > _RETRY_AFTER
+        if key != self._key or doubtful:
+            links = self._links(inventory.gpus)
+            self._known = topology_of(self._config, inventory.gpus, links)
+            self._key, self._found = key, time.monotonic()
+        return self._known
+
+    def _links(self, gpus: Sequence[Gpu]) -> Links:
+        if len(gpus) < 2:  # noqa: PLR2004 - there is nothing between one and nobody
+            return Links()
+        answer = self._ask()
+        return (
+            Links(failure="NVML did not answer in time") if answer is None else parse_links(answer)
+        )
+
+    def _run(self) -> bytes | None:
+        try:
+            command = list(engine.probe_command(self._config))
+        except NvshimError:
+            return None
+        command[_PROBE_AT] = _PROBE
+        return ask(command, self._config.nvml_timeout)
+
+
+def topology_of(config: Config, gpus: Iterable[Gpu], links: Links) -> Topology:
+    """The topology, of sysfs and what NVML said.
+
+    Args:
+        config: where sysfs is.
+        gpus: the node's.
+        links: what NVML said.
+    """
+    there = [gpu for gpu in gpus if gpu.uuid]
+    numa = numa_nodes(config, there)
+    paths = {gpu.bus_id: _path(config, gpu.bus_id) for gpu in there}
+    nearness: dict[tuple[str, str], Between] = {}
+    nvlinks: dict[tuple[str, str], int] = {}
+    for one, other in combinations(sorted(there, key=lambda gpu: gpu.uuid), 2):
+        pair = (one.uuid, other.uuid)
+        buses = (min(one.bus_id, other.bus_id), max(one.bus_id, other.bus_id))
+        nearness[pair] = links.between.get(buses) or between(
+            paths[one.bus_id], paths[other.bus_id], numa.get(one.bus_id), numa.get(other.bus_id)
+        )
+        if count := links.count(one.bus_id, other.bus_id):
+            nvlinks[pair] = count
+    return Topology(nearness, nvlinks, numa, links.failure)
+
+
+# -- sysfs -------------------------------------------------------------------------------------
+
+
+def numa_nodes(config: Config, gpus: Iterable[Gpu]) -> dict[str, int]:
+    """The NUMA node of each GPU, by PCI address; those that the machine does not say are left out.
+
+    Args:
+        config: where sysfs is.
+        gpus: the node's.
+    """
+    found: dict[str, int] = {}
+    for gpu in gpus:
+        text = read_text(f"{config.sys}/bus/pci/devices/{gpu.bus_id}/numa_node") or ""
+        if text.strip().isdecimal():
+            found[gpu.bus_id] = int(text)
+    return found
+
+
+def _path(config: Config, bus_id: str) -> tuple[str, ...]:
+    """The PCI root of a device, the bridges to it, and itself; nothing if it is not there."""
+    real = os.path.realpath(f"{config.sys}/bus/pci/devices/{bus_id}")
+    words = real.split("/")
+    roots = [number for number, word in enumerate(words) if word.startswith("pci")]
+    return tuple(words[roots[-1] :]) if roots and words[-1] == bus_id else ()
+
+
+def between(
+    one: Sequence[str], other: Sequence[str], one_numa: int | None, other_numa: int | None
+) -> Between:
+    """What is between two devices by their paths.
+
+    Args:
+        one: its PCI root, the bridges to it, and itself; empty if that is not known.
+        other: likewise.
+        one_numa: its NUMA node; None if that is not known.
+        other_numa: likewise.
+    """
+    common = 0
+    while common < min(len(one), len(other)) and one[common] == other[common]:
+        common += 1
+    if common == 0:
+        return Between.NODE if one_numa == other_numa else Between.SYSTEM
+    if common == 1:
+        return Between.HOST_BRIDGE
+    # Each is below a port of the switch that both are below: further ones are further switches.
+    further = max(len(one), len(other)) - common - 1
+    return Between.SWITCH if further <= 1 else Between.SWITCHES
+
+
+# -- NVML --------------------------------------------------------------------------------------
+
+
+def parse_links(answer: bytes) -> Links:
+    """The meaning of what the probe printed.
+
+    Args:
+        answer: all of its stdout; of a foreign library, so nothing of it is believed unchecked.
+    """
+    try:
+        if len(answer) > _MOST_BYTES:
+            raise ValueError("it is too long")  # noqa: TRY301 - as all else that is wrong with it
+        report = json.loads(answer or b"{}")
+        if isinstance(report, dict) and isinstance(report.get("error"), str):
+            return Links(failure=one_line(report["error"]))
+        entries = report["gpus"]
+        if len(entries) > _MOST_GPUS:
+            raise ValueError("too many GPUs")  # noqa: TRY301 - likewise
+        addresses = [_address(entry["bus_id"]) for entry in entries]
+        gpus: dict[str, dict[str, int]] = {}
+        hubs: set[str] = set()
+        for address, entry in zip(addresses, entries, strict=True):
+            to: dict[str, int] = {}
+            for remote, kind in entry["links"][:_MOST_LINKS]:
+                place = _address(remote)
+                to[place] = to.get(place, 0) + 1
+                # Of what kind it is not every driver says; what is no GPU of ours is a switch then.
+                if kind == _SWITCH or (kind is None and place not in addresses):
+                    hubs.add(place)
+            gpus[address] = to
+        levels = {
+            (min(pair), max(pair)): _OF_NVML[level]
+            for first, second, level in report["between"]
+            if (pair := (addresses[_index(first)], addresses[_index(second)])) and level in _OF_NVML
+        }
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        return Links(failure=one_line(f"NVML's answer makes no sense: {error}"))
+    return Links(gpus, frozenset(hubs), levels)
+
+
+_SWITCH: Final = 2  # nvmlIntNvLinkDeviceType_t
+
+
+def _index(value: Any) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError("no index")
+    return value
+
+
+def _address(text: Any) -> str:
+    """NVML writes the domain with eight digits ("00000000:07:00.0"), sysfs with four or more."""
+    domain, _, rest = str(text).lower().partition(":")
+    return f"{int(domain, 16):0{_DOMAIN_DIGITS}x}:{rest}"

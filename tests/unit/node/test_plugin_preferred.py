@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from integration.node.plugin.errors import DeviceUnknown, PreferenceUnsuitable, TooFewAvailable
+from integration.node.plugin.preferred import EXACT, preferred
+from integration.node.plugin.topology import Between, Topology
+from integration.node.plugin.values import TIME_SLICING, Allocation, Device, Resource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+def gpus(count: int) -> Resource:
+    names = [f"GPU-{index:02}" for index in range(count)]
+    return Resource(
+        "nvidia.com/gpu",
+        tuple(Device(name, name, name, str(index), index) for index, name in enumerate(names)),
+    )
+
+
+def shares(count: int, replicas: int) -> Resource:
+    return Resource(
+        "nvidia.com/gpu",
+        tuple(
+            Device(f"{device.uuid}::{number}", device.uuid, device.gpu, device.index, device.minor)
+            for device in gpus(count).devices
+            for number in range(replicas)
+        ),
+        sharing=TIME_SLICING,
+        replicas=replicas,
+    )
+
+
+def migs(*counts: int) -> Resource:
+    return Resource(
+        "nvidia.com/mig-1g.10gb",
+        tuple(
+            Device(f"MIG-{gpu}-{n}", f"MIG-{gpu}-{n}", f"GPU-{gpu}", f"{gpu}:{n}", gpu)
+            for gpu, count in enumerate(counts)
+            for n in range(count)
+        ),
+    )
+
+
+def names(*numbers: int) -> tuple[str, ...]:
+    return tuple(f"GPU-{number:02}" for number in numbers)
+
+
+def topology(count: int, links: Callable[[int, int], int]) -> Topology:
+    pairs = list(combinations(range(count), 2))
+    return Topology(
+        nearness={(names(a)[0], names(b)[0]): Between.SYSTEM for a, b in pairs},
+        nvlinks={(names(a)[0], names(b)[0]): links(a, b) for a, b in pairs},
+    )
+
+
+def dgx1(a: int, b: int) -> int:
+    """The NVLinks of eight GPUs in a cube mesh, as of a DGX-1."""
+    table = {
+        (0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2, (1, 2): 2, (1, 3): 1, (1, 5): 2, (2, 3): 2,
+        (2, 6): 1, (3, 7): 1, (4, 5): 1, (4, 6): 1, (4, 7): 2, (5, 6): 2, (5, 7): 1, (6, 7): 2,
+    }  # fmt: skip
+    return table.get((a, b), 0)
+
+
+CUBE = topology(8, dgx1)
+# Groups of four GPUs, each with each other.
+QUADS = topology(16, lambda a, b: 4 if a // 4 == b // 4 else 0)
+
+
+def all_ids(resource: Resource) -> list[str]:
+    return [device.id for device in resource.devices]
+
+
+def choose(
+    resource: Resource,
+    size: int,
+    *,
+    free: Iterable[str] | None = None,
+    required: Iterable[str] = (),
+    topology: Topology | None = None,
+    policy: Allocation = Allocation.DISTRIBUTED,
+) -> tuple[str, ...]:
+    available = list(free) if free is not None else all_ids(resource)
+    return preferred(resource, available, list(required), size, topology=topology, policy=policy)
+
+
+# -- whole GPUs --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [(2, {(0, 3), (0, 4), (1, 2), (1, 5), (4, 7), (5, 6), (2, 3), (6, 7)}),
+     (4, {(0, 1, 2, 3), (4, 5, 6, 7)}), (8, {tuple(range(8))})],
+)  # fmt: skip
+def test_gpus_that_are_given_together_are_linked(size: int, expected: set[tuple[int, ...]]) -> None:
+    assert choose(gpus(8), size, topology=CUBE) in {names(*each) for each in expected}
+
+
+def test_a_pair_is_taken_so_that_the_others_can_be_pairs_too() -> None:
+    # 0 and 1 have the most links; but then 2 and 3 would have none.
+    line = topology(4, lambda a, b: {(0, 1): 3, (0, 2): 2, (1, 3): 2}.get((a, b), 0))
+    assert choose(gpus(4), 2, topology=line) in {names(0, 2), names(1, 3)}
+    assert choose(gpus(4), 2, topology=line, required=names(1)) == names(1, 3)
+
+
+def test_one_gpu_is_taken_of_the_group_that_is_incomplete() -> None:
+    assert choose(gpus(8), 1, topology=CUBE) == names(0)
+    free = names(0, 1, 2, 3, 5, 6, 7)
+    assert choose(gpus(8), 1, free=free, topology=topology(8, lambda a, b: a // 4 == b // 4)) == (
+        names(5)
+    )
+
+
+def test_without_a_topology_the_first_ones_are_given() -> None:
+    assert choose(gpus(4), 2) == names(0, 1)
+    assert choose(gpus(4), 2, free=names(3, 1, 2)) == names(1, 2)
+    assert choose(gpus(4), 0) == ()
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8, 12])
+def test_many_gpus_are_given_by_groups(size: int) -> None:
+    found = choose(gpus(16), size, topology=QUADS)
+    groups = {int(name.removeprefix("GPU-")) // 4 for name in found}
+    assert len(groups) == -(-size // 4)
+
+
+def test_what_is_required_of_many_is_given_with_its_neighbours() -> None:
+    assert choose(gpus(16), 4, topology=QUADS, required=names(9)) == (
+        *names(9), *names(8, 10, 11),
+    )  # fmt: skip
+
+
+weights = st.integers(0, 18)
+
+
+@given(st.data(), st.integers(2, EXACT))
+def test_up_to_eight_no_division_is_better(data: st.DataObject, count: int) -> None:
+    size = data.draw(st.integers(1, count))
+    table = {pair: data.draw(weights) for pair in combinations(range(count), 2)}
+    nodes = topology(count, lambda a, b: table[a, b])
+    required = data.draw(st.sets(st.integers(0, count - 1), max_size=size))
+    found = choose(gpus(count), size, topology=nodes, required=names(*required))
+    chosen = {int(name.removeprefix("GPU-")) for name in found}
+    assert len(found) == len(chosen) == size
+    assert required <= chosen
+    if size == 1 or len(required) == size:
+        return
+
+    def inside(members: Iterable[int]) -> int:
+        return sum(10 + 100 * table[pair] for pair in combinations(sorted(members), 2))
+
+    def best(left: frozenset[int]) -> int:
+        """Of every order in which sets can be cut off; the last may be smaller."""
+        if len(left) <= size:
+            return inside(left)
+        return max(
+            inside(each) + best(left - frozenset(each)) for each in combinations(sorted(left), size)
+        )
+
+    everyone = frozenset(range(count))
+    worth = inside(chosen) + best(everyone - chosen)
+    for each in combinations(range(count), size):
+        if required <= set(each):
+            assert inside(each) + best(everyone - frozenset(each)) <= worth
+
+
+@given(st.data(), st.integers(EXACT + 1, 16))
+def test_beyond_that_the_answer_is_whole_and_has_what_is_required(
+    data: st.DataObject, count: int
+) -> None:
+    size = data.draw(st.integers(1, count))
+    seed = data.draw(st.integers(0, 1 << 16))
+    nodes = topology(count, lambda a, b: (a * 7919 + b * 104729 + seed) % 19)
+    free = data.draw(st.sets(st.integers(0, count - 1), min_size=size))
+    required = data.draw(st.sets(st.sampled_from(sorted(free)), max_size=size))
+    found = choose(gpus(count), size, free=names(*free), required=names(*required), topology=nodes)
+    assert len(found) == len(set(found)) == size
+    assert set(names(*required)) <= set(found) <= set(names(*free))
+
+
+# -- shares and MIG devices --------------------------------------------------------------------
+
+
+def test_shares_are_of_as_many_gpus_as_can_be() -> None:
+    assert choose(shares(2, 3), 2) == ("GPU-00::0", "GPU-01::0")
+    assert choose(shares(2, 3), 3) == ("GPU-00::0", "GPU-01::0", "GPU-00::1")
+
+
+def test_the_gpu_with_the_least_allocated_comes_first() -> None:
+    free = [id_ for id_ in all_ids(shares(3, 3)) if id_ not in {"GPU-00::0", "GPU-01::2"}]
+    assert choose(shares(3, 3), 1, free=free) == ("GPU-02::0",)
+    packed = choose(shares(3, 3), 3, free=free, policy=Allocation.PACKED)
+    assert packed == ("GPU-00::1", "GPU-00::2", "GPU-01::0")
+
+
+def test_what_is_required_counts_as_allocated() -> None:
+    found = choose(shares(2, 3), 2, required=["GPU-00::2"])
+    assert found == ("GPU-00::2", "GPU-01::0")
+    found = choose(shares(2, 3), 2, required=["GPU-01::2"], policy=Allocation.PACKED)
+    assert found == ("GPU-01::2", "GPU-01::0")
+
+
+def test_mig_devices_are_spread_over_gpus_or_packed_into_one() -> None:
+    assert choose(migs(3, 3), 2) == ("MIG-0-0", "MIG-1-0")
+    assert choose(migs(3, 3), 2, policy=Allocation.PACKED) == ("MIG-0-0", "MIG-0-1")
+    free = ["MIG-0-0", "MIG-0-1", "MIG-0-2", "MIG-1-1", "MIG-1-2"]
+    assert choose(migs(3, 3), 1, free=free, policy=Allocation.PACKED) == ("MIG-1-1",)
+
+
+@given(st.data(), st.sampled_from(Allocation))
+def test_any_choice_is_of_what_is_free_and_as_even_or_uneven_as_can_be(
+    data: st.DataObject, policy: Allocation
+) -> None:
+    resource = shares(data.draw(st.integers(1, 4)), data.draw(st.integers(2, 4)))
+    everything = all_ids(resource)
+    free = data.draw(st.sets(st.sampled_from(everything)))
+    size = data.draw(st.integers(0, len(free)))
+    required = data.draw(st.sets(st.sampled_from(sorted(free)), max_size=size)) if free else set()
+    found = choose(resource, size, free=sorted(free), required=required, policy=policy)
+    assert len(found) == len(set(found)) == size
+    assert required <= set(found) <= free
+    if policy is Allocation.DISTRIBUTED and not required:
+        left: dict[str, list[bool]] = {}
+        for device in resource.devices:
+            used = device.id not in free or device.id in found
+            left.setdefault(device.gpu, []).append(used)
+        given_to = {id_.partition("::")[0] for id_ in found}
+        fullest = max((sum(left[gpu]) for gpu in given_to), default=0)
+        # None has fewer, by more than one, than the fullest that something was taken from.
+        for allocated in left.values():
+            assert all(allocated) or sum(allocated) >= fullest - 1
+
+
+# -- what cannot be ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("free", "required", "size", "kind"),
+    [
+        (names(0, 1), (), 3, TooFewAvailable),
+        (names(0, 7), (), 1, DeviceUnknown),
+        (names(0, 1), names(9), 1, DeviceUnknown),
+        (names(0, 1), names(2), 1, PreferenceUnsuitable),
+        (names(0, 1), names(0, 1), 1, PreferenceUnsuitable),
+        (names(0, 1), (), -1, PreferenceUnsuitable),
+    ],
+)
+def test_what_cannot_be_is_an_error(
+    free: tuple[str, ...], required: tuple[str, ...], size: int, kind: type[Exception]
+) -> None:
+    with pytest.raises(kind):
+        choose(gpus(4), size, free=free, required=required)
+
+
+def test_what_is_named_twice_counts_once() -> None:
+    assert choose(gpus(4), 2, free=(*names(2, 2), *names(3)), required=names(3, 3)) == names(3, 2)
+    with pytest.raises(TooFewAvailable):
+        choose(gpus(4), 2, free=names(2, 2))

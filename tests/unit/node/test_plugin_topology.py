@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hooks.config import Config, load_config
+from hooks.node.gpus import Gpu, Nodes
+from hooks.node.inventory import Inventory
+from integration.inventory import inventory_of
+from integration.node.plugin.preferred import preferred
+from integration.node.plugin.resources import resources_of
+from integration.node.plugin.topology import (
+    Between,
+    Links,
+    Topologies,
+    between,
+    parse_links,
+    topology_of,
+)
+from integration.node.plugin.values import Settings
+from integration.simulated import Scenario, SimulatedNode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+def gpu(index: int, bus_id: str) -> Gpu:
+    return Gpu(index=index, minor=index, uuid=f"GPU-{index}", bus_id=bus_id, model="H100")
+
+
+ROOT = "pci0000:00"
+PORT = "0000:00:01.0"
+UP = "0000:01:00.0"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        # two ports of one switch
+        ((ROOT, PORT, UP, "0000:02:00.0", "a"), (ROOT, PORT, UP, "0000:02:01.0", "b"),
+         Between.SWITCH),
+        # a switch behind a port of another
+        ((ROOT, PORT, UP, "0000:02:00.0", "0000:03:00.0", "0000:04:00.0", "a"),
+         (ROOT, PORT, UP, "0000:02:01.0", "b"), Between.SWITCHES),
+        ((ROOT, PORT, "a"), (ROOT, "0000:00:02.0", "b"), Between.HOST_BRIDGE),
+        # as a hypervisor shows them
+        ((ROOT, "a"), (ROOT, "b"), Between.HOST_BRIDGE),
+        ((ROOT, "a"), ("pci0000:80", "b"), Between.SYSTEM),
+        ((), (), Between.SYSTEM),
+    ],
+)  # fmt: skip
+def test_what_is_between_two_gpus_is_in_their_paths(
+    one: tuple[str, ...], other: tuple[str, ...], expected: Between
+) -> None:
+    assert between(one, other, 0, 1) is expected
+    assert between(other, one, 1, 0) is expected
+
+
+def test_host_bridges_of_one_socket_are_nearer_than_those_of_two() -> None:
+    assert between((ROOT, "a"), ("pci0000:80", "b"), 1, 1) is Between.NODE
+    assert between((ROOT, "a"), ("pci0000:80", "b"), None, None) is Between.NODE
+
+
+@pytest.fixture
+def sys_tree(tmp_path: Path) -> Config:
+    """Three GPUs, the first two behind one switch, with what the kernel writes of them."""
+    os.makedirs(tmp_path / "bus/pci/devices")
+    for bus_id, path, numa in (
+        ("0000:03:00.0", f"{ROOT}/{PORT}/{UP}/0000:02:00.0/0000:03:00.0", "0"),
+        ("0000:04:00.0", f"{ROOT}/{PORT}/{UP}/0000:02:01.0/0000:04:00.0", "0"),
+        ("0000:81:00.0", "pci0000:80/0000:80:01.0/0000:81:00.0", "-1"),
+    ):
+        os.makedirs(tmp_path / "devices" / path)
+        (tmp_path / "devices" / path / "numa_node").write_text(f"{numa}\n")
+        os.symlink(f"../../../devices/{path}", tmp_path / "bus/pci/devices" / bus_id)
+    return Config(sys=str(tmp_path))
+
+
+GPUS = (gpu(0, "0000:03:00.0"), gpu(1, "0000:04:00.0"), gpu(2, "0000:81:00.0"))
+
+
+def test_without_nvml_there_is_what_sysfs_says(sys_tree: Config) -> None:
+    found = topology_of(sys_tree, GPUS, Links(failure="it hangs"))
+    assert found.nearness == {
+        ("GPU-0", "GPU-1"): Between.SWITCH,
+        ("GPU-0", "GPU-2"): Between.SYSTEM,
+        ("GPU-1", "GPU-2"): Between.SYSTEM,
+    }
+    assert found.numa == {"0000:03:00.0": 0, "0000:04:00.0": 0}
+    assert (found.score("GPU-1", "GPU-0"), found.score("GPU-0", "GPU-9")) == (50, 0)
+    assert found.failure == "it hangs"
+
+
+def report(*gpus: tuple[str, Sequence[tuple[str, int | None]]], levels: Any = ()) -> bytes:
+    entries = [{"bus_id": bus_id, "links": links} for bus_id, links in gpus]
+    return json.dumps({"gpus": entries, "between": list(levels)}).encode()
+
+
+def test_nvml_says_how_many_links_there_are_and_who_shares_a_board(sys_tree: Config) -> None:
+    links = parse_links(
+        report(
+            ("00000000:03:00.0", [("00000000:04:00.0", 0)] * 2 + [("00000000:C0:00.0", 2)] * 3),
+            ("00000000:04:00.0", [("00000000:03:00.0", 0)] * 2),
+            ("00000000:81:00.0", [("00000000:C0:00.0", 2), ("00000000:C1:00.0", 2)]),
+            levels=[(0, 1, 0), (0, 2, 40), (1, 2, 77)],
+        )
+    )
+    found = topology_of(sys_tree, GPUS, links)
+    assert found.nvlinks == {("GPU-0", "GPU-1"): 2, ("GPU-0", "GPU-2"): 1}
+    assert found.nearness[("GPU-0", "GPU-1")] is Between.BOARD
+    assert found.nearness[("GPU-0", "GPU-2")] is Between.NODE
+    assert found.nearness[("GPU-1", "GPU-2")] is Between.SYSTEM
+    assert found.score("GPU-0", "GPU-1") == 260
+
+
+def test_a_place_that_is_no_gpu_is_a_switch_unless_nvml_says_otherwise() -> None:
+    addresses = ("0000:03:00.0", "0000:04:00.0")
+    silent: list[tuple[str, int | None]] = [("0000:c0:00.0", None)] * 2
+    links = parse_links(report((addresses[0], silent), (addresses[1], silent)))
+    assert links.count(*addresses) == 2
+    processor: list[tuple[str, int | None]] = [("0000:c0:00.0", 1)] * 2
+    links = parse_links(report((addresses[0], processor), (addresses[1], processor)))
+    assert links.count(*addresses) == 0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"", b"null", b"[]", b"{", b"\xff", b'{"gpus": 3}', b'{"gpus": [], "between": 1}',
+        b'{"gpus": [{"bus_id": "x", "links": []}], "between": []}',
+        b'{"gpus": [{"bus_id": "0:1", "links": [["0:1"]]}], "between": []}',
+        b'{"gpus": [{"bus_id": "0:1", "links": [[{}, 0]]}], "between": []}',
+        b'{"gpus": [{"bus_id": "0:1", "links": []}], "between": [[0, -1, 0]]}',
+        b'{"gpus": [{"bus_id": "0:1", "links": []}], "between": [[0, 1, []]]}',
+    ],
+)  # fmt: skip
+def test_an_answer_that_makes_no_sense_is_none(answer: bytes) -> None:
+    assert "makes no sense" in parse_links(answer).failure
+    assert parse_links(answer).gpus == {}
+
+
+def test_what_nvml_complains_of_is_said() -> None:
+    assert parse_links(b'{"error": "NVMLError: lost\\n"}').failure == "NVMLError: lost"
+
+
+TREES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda below: (
+        st.lists(below, max_size=3)
+        | st.dictionaries(st.sampled_from(["gpus", "links", "bus_id", "between", "x"]), below)
+    ),
+)
+
+
+@settings(max_examples=60)
+@given(TREES)
+def test_no_answer_is_a_traceback(tree: Any) -> None:
+    parse_links(json.dumps(tree).encode())
+
+
+def inventory(*gpus: Gpu) -> Inventory:
+    return Inventory(
+        driver=cast("Any", _Driver()),
+        gpus=gpus,
+        mig_devices=(),
+        nodes=Nodes({}, {}, frozenset()),
+        sockets={},
+    )
+
+
+class _Driver:
+    version = "535.104.05"
+
+
+def test_nvml_is_asked_again_when_there_are_other_gpus(
+    sys_tree: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def answer() -> bytes | None:
+        asked.append(1)
+        return None if len(asked) == 1 else report()
+
+    topologies = Topologies(sys_tree, answer)
+    assert topologies.find(inventory(GPUS[0])).failure == ""
+    assert asked == []
+    assert topologies.find(inventory(*GPUS)).failure
+    assert topologies.find(inventory(*GPUS)).failure
+    assert len(asked) == 1
+    monkeypatch.setattr("integration.node.plugin.topology._RETRY_AFTER", -1.0)
+    assert topologies.find(inventory(*GPUS)).failure == ""
+    topologies.find(inventory(*GPUS))
+    assert len(asked) == 2
+    topologies.find(inventory(*GPUS[:2]))
+    assert len(asked) == 3
+
+
+def test_the_real_probe_finds_the_links_of_a_node(tmp_path: Path) -> None:
+    with SimulatedNode.create(str(tmp_path / "node"), Scenario.of(gpus=4)) as node:
+        state = tmp_path / "node/state"
+        (state / "nvml-nvlinks").write_text("0 3 4\n1 2 4\n0 1 1\n")
+        config = load_config(node.config_path)
+        there = inventory_of(config)
+        found = Topologies(config).find(there)
+        assert found.failure == ""
+        first = [gpu.uuid for gpu in there.gpus]
+        assert found.score(first[0], first[3]) == 410
+        assert found.score(first[0], first[2]) == 10
+        (resource,) = resources_of(there, Settings(), numa=found.numa)
+        assert [device.numa_node for device in resource.devices] == [0, 0, 1, 1]
+        chosen = preferred(resource, first, [], 2, topology=found)
+        assert set(chosen) in ({first[0], first[3]}, {first[1], first[2]})
+
+        (state / "nvml-faults").write_text("nvmlInit=error:999\n")
+        found = Topologies(config).find(there)
+        assert found.failure
+        assert found.score(first[0], first[1]) == 20
