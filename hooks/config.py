@@ -50,6 +50,14 @@ One TOML file, read when a container asks for a GPU or names a logger::
     [stdio]
     loggers = ["/usr/local/bin/logger"]  # programs that binary:// may name
 
+    [health]                 # what the node agent thinks of devices; integration.node.health
+    xids = []                # "31=suspect": what an error of the driver makes of a device
+    suspects = 3             # so many errors in a while make a suspect device unhealthy
+    window = 600             # seconds that the while lasts
+    patience = 30            # seconds of NVML's silence after which devices are unhealthy
+    quiet = 60               # seconds without an error before a device is given again
+    longest-quiet = 3600     # when it fails again and again, that doubles up to this
+
 Rules
 - If this file is not there and NVIDIA's own is, that one is read instead, so that an existing
   node behaves as before (:mod:`hooks.nvidia_config` says what becomes of each of its keys).
@@ -175,6 +183,15 @@ class Config:
             ``utility``, too; an image can bring a libcuda of its own.
         holders_beyond: what becomes of a container that would be one too many, of
             :class:`Denied`.
+        health_xids: what errors of the driver make of a device, in place of what the agent has
+            for them.
+        health_suspects: how many errors in a while make a suspect device unhealthy.
+        health_window: how long that while is, in seconds.
+        health_patience: how long NVML may be silent before devices are unhealthy, in seconds.
+        health_quiet: how long a device has to answer without an error before it is given again,
+            in seconds.
+        health_longest_quiet: up to how much that doubles, with each time that it fails again, in
+            seconds.
         source: the file that this was read from; "" for none.
         notes: what of it means nothing here, for people.
     """
@@ -207,6 +224,12 @@ class Config:
     cdi_skip_hooks: bool = False
     load_modules: bool = True
     make_nodes: bool = True
+    health_xids: tuple[str, ...] = ()
+    health_suspects: int = 3
+    health_window: float = 600.0
+    health_patience: float = 30.0
+    health_quiet: float = 60.0
+    health_longest_quiet: float = 3600.0
     layers: str = "/var/lib/containerd-shim-nvidia/layers"
     holders: int | str = Holders.ANY
     holders_of: tuple[str, ...] = ()
@@ -365,6 +388,7 @@ def _fields(name: str, table: Mapping[str, Any], file: str) -> dict[str, Any]:
 
 
 _A_PATH: Final = 'an absolute path ("/…")'
+_LONG: Final = "seconds, more than 0 and at most 86400"
 TABLES: Final[dict[str, dict[str, tuple[str, Callable[[object], object], str]]]] = {
     "node": {
         "driver-root": ("driver_root", values.path_or_look, f'{_A_PATH} or "{values.LOOK}"'),
@@ -452,5 +476,17 @@ TABLES: Final[dict[str, dict[str, tuple[str, Callable[[object], object], str]]]]
         ),
     },
     "stdio": {"loggers": ("loggers", values.paths, "a list of absolute paths")},
+    "health": {
+        "xids": (
+            "health_xids",
+            values.texts_like(values.XID),
+            'a list of "NUMBER=SEVERITY", which is ignore, suspect, unhealthy or fatal',
+        ),
+        "suspects": ("health_suspects", values.count, "a number, 1 to 1000"),
+        "window": ("health_window", values.long_seconds, _LONG),
+        "patience": ("health_patience", values.long_seconds, _LONG),
+        "quiet": ("health_quiet", values.long_seconds, _LONG),
+        "longest-quiet": ("health_longest_quiet", values.long_seconds, _LONG),
+    },
 }
 """By table and key: the field of :class:`Config`, the check of a value, and what one is."""

@@ -41,6 +41,26 @@ def seconds(value: object) -> float | None:
     return float(value) if 0 < value <= _LONGEST_TIMEOUT else None
 
 
+_DAY: Final = 86400.0
+
+
+def long_seconds(value: object) -> float | None:
+    """How long something is to last."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 < value <= _DAY else None
+
+
+_MOST: Final = 1000
+
+
+def count(value: object) -> int | None:
+    """How many of something; at least one."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if 0 < value <= _MOST else None
+
+
 def paths(value: object) -> tuple[str, ...] | None:
     """A list of absolute paths."""
     if not isinstance(value, list):
@@ -49,6 +69,7 @@ def paths(value: object) -> tuple[str, ...] | None:
     return None if None in found else tuple(each for each in found if each)
 
 
+XID: Final = re.compile(r"[1-9][0-9]{0,4}=(ignore|suspect|unhealthy|fatal)")
 VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # A name that begins with a domain; "" would make every annotation a list of devices.
 PREFIX: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9_./-]*")

@@ -80,11 +80,13 @@ def command(
     import anyio  # noqa: PLC0415 - readiness is asked every few seconds
 
     from integration.node.agent import is_ready, serve  # noqa: PLC0415
+    from integration.node.health.policy import policy_of  # noqa: PLC0415
 
     if ready:
         click.get_current_context().exit(exits.OK if is_ready(config) else exits.FOUND)
     spec = f"{config.cdi_spec_dirs[-1]}/{_SPEC}" if cdi_spec is None else cdi_spec
     options = options_of(told, spec="" if spec == "none" else spec, poll=poll)
+    policy_of(config, options.ignored_xids, options.heeded_xids)  # what is wrong is said now
     if check_config:
         _show_settings(output, options)
         return

@@ -30,6 +30,7 @@ YES: Final = "yes"
 NO: Final = "no"
 
 PARTS: Final[Mapping[str, str]] = {
+    "health": "integration.node.health.part",
     "metrics": "integration.node.metrics.part",
 }
 """The module of each part, by its name."""

@@ -34,6 +34,8 @@ _OF_TABLES: Final = {
     "[sharing](../architecture.md#sharing).",
     "cdi": "Specs of any vendor; see [CDI](../architecture.md#cdi).",
     "stdio": "Where the output of containers may go.",
+    "health": "What `nvshim node` thinks of devices, read when it begins; see "
+    "[errors of the driver](xids.md).",
 }
 
 

@@ -16,6 +16,7 @@ from integration.reference import (
     findings,
     migration,
     variables,
+    xids,
 )
 from integration.reference.errors import BlockMissing
 from integration.reference.picture import draw
@@ -38,6 +39,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "reference/capabilities.md": capabilities.page,
     "reference/errors.md": error_codes.page,
     "reference/findings.md": findings.page,
+    "reference/xids.md": xids.page,
 }
 """Pages that are made as a whole."""
 

@@ -1,0 +1,141 @@
+"""Which container an error is of.
+
+Rules, the first that tells
+1. The process that the kernel's log names: of the container whose id its cgroup has in its path.
+   One that has ended already is looked for among those that were seen using a GPU not long ago. A
+   process that was started after the error is another with the same number.
+2. The only container that holds the MIG device that the error is of, or one of them.
+3. The only container that holds the GPU, or a part of it.
+
+Otherwise nobody knows. How it is known is said with it: that somebody alone holds a GPU that fell
+off the bus does not make it their fault.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from integration.inspection.bundles import Container
+    from integration.inspection.procfs import Procfs
+    from integration.node.health.book import Verdict
+    from integration.node.ledger.values import DeviceUse, Ledger
+    from integration.node.monitor.values import GpuEvent
+
+__all__ = ["Blame", "How", "Pids", "blame"]
+
+_MOST_PIDS: Final = 4096
+# Seconds that an ended process is remembered.
+_REMEMBERED: Final = 900.0
+# Seconds by which the kernel's times may differ: a process's beginning is told in hundredths.
+_SLACK: Final = 1.0
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+class How(StrEnum):
+    """How it is known whose an error is."""
+
+    PROCESS = "by its process"
+    HOLDER = "only holder"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Whose an error is.
+
+    Attributes:
+        titles: the containers, as people call them; none if nobody knows.
+        how: how it is known.
+    """
+
+    titles: tuple[str, ...] = ()
+    how: How = How.UNKNOWN
+
+
+class Pids:
+    """Which processes used GPUs lately, and of which containers they were."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[int, tuple[str, float]] = OrderedDict()
+
+    def remember(self, usage: Iterable[DeviceUse], now: float) -> None:
+        """Remember who uses GPUs now.
+
+        Args:
+            usage: as the ledger has it.
+            now: in seconds since boot.
+        """
+        for use in usage:
+            if use.holding is None:
+                continue
+            for pid in use.processes:
+                self._known[pid] = (use.holding.container.title, now)
+                self._known.move_to_end(pid)
+        while len(self._known) > _MOST_PIDS:
+            self._known.popitem(last=False)
+
+    def find(self, pid: int, now: float) -> str:
+        """The container that a process was of; "" if that is not known.
+
+        Args:
+            pid: its number.
+            now: in seconds since boot.
+        """
+        title, when = self._known.get(pid, ("", 0.0))
+        return title if now - when <= _REMEMBERED else ""
+
+
+def blame(event: GpuEvent, verdict: Verdict, ledger: Ledger, pids: Pids, procfs: Procfs) -> Blame:
+    """Whose an error is.
+
+    Args:
+        event: the error.
+        verdict: which devices it is of.
+        ledger: who holds what.
+        pids: who used GPUs lately.
+        procfs: the node's processes.
+    """
+    if event.pid:
+        container = _of_process(event, (held.container for held in ledger.holdings), procfs)
+        title = container.title if container else pids.find(event.pid, event.when)
+        if title:
+            return Blame((title,), How.PROCESS)
+    if not verdict.certain:
+        return Blame()
+    narrow = [uuid for uuid in verdict.devices if uuid != verdict.gpu]
+    if verdict.gpu not in verdict.devices and (only := _only(ledger, narrow)):
+        return only
+    return _only(ledger, [verdict.gpu]) or Blame()
+
+
+def _only(ledger: Ledger, uuids: Iterable[str]) -> Blame | None:
+    """Who alone holds any of these devices; None if that is nobody, or are several."""
+    holders = {held.container.title for uuid in uuids for held in ledger.holders(uuid)}
+    return Blame((holders.pop(),), How.HOLDER) if len(holders) == 1 else None
+
+
+def _of_process(
+    event: GpuEvent, containers: Iterable[Container], procfs: Procfs
+) -> Container | None:
+    status = procfs.status(event.pid)
+    if status is None or status.start_time / _TICKS > event.when + _SLACK:
+        return None
+    parts = {
+        part
+        for line in procfs.text(event.pid, "cgroup").splitlines()
+        for part in line.rpartition(":")[2].split("/")
+        if part
+    }
+    for container in containers:
+        if container.id in parts or any(
+            part.endswith((f"-{container.id}.scope", f":{container.id}")) for part in parts
+        ):
+            return container
+    return None

@@ -1,0 +1,550 @@
+"""What is thought of all devices of a node, and what of it an event, a look or a sample changes.
+
+Rules
+- An error of a GPU in MIG mode is of the devices of the instance that it names. One without an
+  instance, one of the whole GPU and a fatal one are of the GPU and all its MIG devices. (NVIDIA's
+  plugin keeps one MIG device for each GPU, and watches that one alone.)
+- An error of an instance that is not there any more, or of a GPU that nobody knows, is nobody's:
+  those who might have it are suspect if it is serious, and are asked; it counts against none.
+- A double-bit ECC error (48) with a contained one (94) shortly before or after it was contained:
+  then it needs no reset.
+- When the driver says what it needs to recover (154), its words count: a reset, a boot, nothing.
+- A GPU that NVML cannot open, that it does not count, or that the node has no more, is lost, and
+  its MIG devices with it. So is every device when the driver is gone. A MIG device that is gone
+  while its GPU is there was removed by somebody, and is told of no more; if it comes back, it has
+  to prove itself. Without NVML, MIG devices are not known, so none is gone.
+- A MIG device that is new has the condition of its GPU, as far as that is not to be given.
+- That the driver was loaded anew, and that counters of a GPU went back, is a reset.
+
+All is pure; :mod:`integration.node.health.machine` knows one device.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from integration.node.health.machine import (
+    Answer,
+    Clear,
+    Condition,
+    Contained,
+    Error,
+    Lost,
+    Reset,
+    Silence,
+    Unwatched,
+    Watched,
+    due,
+    step,
+)
+from integration.node.health.values import DeviceHealth
+from integration.node.health.xids import Remedy, Scope, Severity, Xid, about
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from hooks.node.inventory import Inventory
+    from integration.node.health.machine import Moment, Rules, Signal
+    from integration.node.health.policy import Policy
+    from integration.node.monitor.values import GpuEvent, GpuSample, Sample
+
+__all__ = [
+    "Book",
+    "Place",
+    "Verdict",
+    "attributed",
+    "cleared",
+    "heard",
+    "judge",
+    "next_sample",
+    "places_of",
+    "reports",
+    "sampled",
+    "saw",
+    "watched",
+]
+
+_ECC_DOUBLE: Final = "ecc-double"
+_XID: Final = "xid"
+_DBE, _CONTAINED, _RECOVERY = 48, 94, 154
+
+# Seconds between two errors that tell of the same.
+_TOGETHER: Final = 30.0
+# NVML's word for no instance.
+_NO_INSTANCE: Final = 0xFFFFFFFF
+# Joules that a counter may seem to go back by, since it is told in whole millijoules.
+_TOLERANCE: Final = 1.0
+
+_GONE: Final = "the node has it no more"
+_UNCOUNTED: Final = "NVML does not count it"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a device is.
+
+    Attributes:
+        uuid: its own.
+        gpu: UUID of the GPU that it is, or is a part of.
+        bus_id: that one's PCI address.
+        gpu_instance: of a MIG device; None for a GPU.
+        compute_instance: likewise.
+    """
+
+    uuid: str
+    gpu: str
+    bus_id: str = ""
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a whole GPU."""
+        return self.uuid == self.gpu
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """What is known of all devices.
+
+    Attributes:
+        places: where each is or was, by UUID.
+        conditions: what is known of each, likewise.
+        gone: those that are not there now.
+        load: which loading of the driver it was ("" for none yet).
+        counters: what each GPU had counted: joules, and uncorrected errors.
+        contained: when the last contained error of each GPU was.
+    """
+
+    places: Mapping[str, Place] = field(default_factory=dict)
+    conditions: Mapping[str, Condition] = field(default_factory=dict)
+    gone: frozenset[str] = frozenset()
+    load: str = ""
+    counters: Mapping[str, tuple[float | None, int | None]] = field(default_factory=dict)
+    contained: Mapping[str, float] = field(default_factory=dict)
+
+    def of_gpu(self, gpu: str) -> tuple[str, ...]:
+        """A GPU and its MIG devices that are there.
+
+        Args:
+            gpu: its UUID.
+        """
+        return tuple(
+            uuid for uuid, it in self.places.items() if it.gpu == gpu and uuid not in self.gone
+        )
+
+    def gpu_of(self, event: GpuEvent) -> str:
+        """The UUID of the GPU that an event is of; "" if that is not known."""
+        if event.gpu in self.places:
+            return self.places[event.gpu].gpu
+        named = event.bus_id.lower()
+        return next(
+            (
+                it.gpu
+                for it in self.places.values()
+                if named and it.is_gpu and _bus(it.bus_id) == _bus(named)
+            ),
+            "",
+        )
+
+
+def _bus(address: str) -> tuple[str, ...]:
+    """A PCI address without its function, of which the kernel's log says nothing."""
+    domain, _, rest = address.lower().partition(":")
+    return (domain.lstrip("0"), rest.partition(".")[0])
+
+
+def places_of(inventory: Inventory) -> dict[str, Place]:
+    """Where the devices of a node are.
+
+    Args:
+        inventory: what it has.
+    """
+    gpus = {gpu.index: gpu for gpu in inventory.gpus if gpu.uuid}
+    whole = {gpu.uuid: Place(gpu.uuid, gpu.uuid, gpu.bus_id) for gpu in gpus.values()}
+    parts = {
+        device.uuid: Place(
+            device.uuid,
+            gpus[device.gpu].uuid,
+            gpus[device.gpu].bus_id,
+            device.gpu_instance,
+            device.compute_instance,
+        )
+        for device in inventory.mig_devices
+        if device.gpu in gpus
+    }
+    return {**whole, **parts}
+
+
+def _stepped(book: Book, uuids: Iterable[str], signal: Signal, now: Moment, rules: Rules) -> Book:
+    conditions = dict(book.conditions)
+    for uuid in uuids:
+        conditions[uuid] = step(conditions.get(uuid) or Condition(), signal, now, rules)
+    return replace(book, conditions=conditions)
+
+
+# -- what is there -----------------------------------------------------------------------------
+
+
+def saw(
+    book: Book,
+    places: Mapping[str, Place] | None,
+    lost: Mapping[str, str],
+    now: Moment,
+    rules: Rules,
+    *,
+    load: str = "",
+    complete: bool = True,
+    why: str = "",
+) -> Book:
+    """After a look at the node.
+
+    Args:
+        book: what was known.
+        places: where devices are; None if the driver is gone.
+        lost: why a GPU cannot be opened, by its UUID.
+        now: when.
+        rules: how patient one is.
+        load: which loading of the driver it is; "" if that is not known.
+        complete: whether all MIG devices are known.
+        why: the driver is gone.
+    """
+    if load and book.load and load != book.load:
+        book = _stepped(book, book.conditions, Reset(), now, rules)
+        book = replace(book, counters={})
+    book = replace(book, load=load or book.load)
+    if places is None:
+        there = [uuid for uuid in book.conditions if uuid not in book.gone]
+        return _stepped(book, there, Lost(f"the driver is gone: {why}"), now, rules)
+    book = _gone(book, places, now, rules, complete=complete)
+    conditions = dict(book.conditions)
+    for uuid, place in places.items():
+        if uuid not in conditions:
+            of_gpu = conditions.get(place.gpu, Condition())
+            conditions[uuid] = Condition() if of_gpu.state.is_given else of_gpu
+    kept = {uuid: book.places[uuid] for uuid in conditions if uuid not in places}
+    book = replace(
+        book, places={**kept, **places}, conditions=conditions, gone=book.gone - places.keys()
+    )
+    for gpu, reason in lost.items():
+        book = _stepped(book, book.of_gpu(gpu), Lost(reason), now, rules)
+    return book
+
+
+def _gone(
+    book: Book, places: Mapping[str, Place], now: Moment, rules: Rules, *, complete: bool
+) -> Book:
+    """Without what is not there any more, some time after it went."""
+    missing = [
+        uuid
+        for uuid, place in book.places.items()
+        if uuid not in places
+        and uuid not in book.gone
+        and (place.is_gpu or complete or place.gpu not in places)
+    ]
+    book = _stepped(book, missing, Lost(_GONE), now, rules)
+    book = replace(book, gone=book.gone.union(missing))
+    old = {
+        uuid
+        for uuid in book.gone - places.keys()
+        if now.boot - book.conditions[uuid].last_error > rules.longest
+    }
+    return replace(
+        book,
+        places={uuid: place for uuid, place in book.places.items() if uuid not in old},
+        conditions={uuid: each for uuid, each in book.conditions.items() if uuid not in old},
+        gone=book.gone - old,
+    )
+
+
+# -- what happens ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What an event means.
+
+    Attributes:
+        gpu: UUID of the GPU that it is of; "" if nobody knows it.
+        xid: what is known of its number; None for an event without one.
+        severity: what it makes of those that it is of.
+        devices: UUIDs of those.
+        certain: whether it is theirs; otherwise they are only those who might have it.
+        remedy: what a person can do.
+        over: whether the driver says that it needs nothing to recover any more.
+        blamed: the containers that it is attributed to.
+    """
+
+    gpu: str
+    xid: Xid | None
+    severity: Severity
+    devices: tuple[str, ...]
+    certain: bool = True
+    remedy: Remedy = Remedy.NOTHING
+    over: bool = False
+    blamed: tuple[str, ...] = ()
+
+    @property
+    def reason(self) -> str:
+        """Why a device is what it is, for people."""
+        what = "a double-bit ECC error"
+        if self.xid is not None:
+            what = f"XID {self.xid.number}: {self.xid.meaning}"
+        if self.certain:
+            return what
+        return f"{what}, of {'another instance of it' if self.gpu else 'a GPU that is not known'}"
+
+
+def judge(book: Book, event: GpuEvent, policy: Policy) -> Verdict:
+    """What an event means.
+
+    Args:
+        book: what is known.
+        event: what happened.
+        policy: which error makes what of a device.
+    """
+    gpu = book.gpu_of(event)
+    xid = about(event.xid) if event.kind == _XID else None
+    severity, remedy, over = _severity(book, event, gpu, policy)
+    if not gpu:
+        suspects = tuple(uuid for uuid in book.places if uuid not in book.gone)
+        serious = severity.weight >= Severity.UNHEALTHY.weight
+        capped = Severity.SUSPECT if serious else Severity.IGNORE
+        return Verdict("", xid, capped, suspects if serious else (), certain=False, remedy=remedy)
+    everything = book.of_gpu(gpu)
+    instance = _instance(event.gpu_instance)
+    whole = xid is None or xid.scope == Scope.GPU or severity == Severity.FATAL
+    if whole or instance is None:
+        return Verdict(gpu, xid, severity, everything, remedy=remedy, over=over)
+    part = _instance(event.compute_instance)
+    hit = tuple(
+        uuid
+        for uuid in everything
+        if book.places[uuid].gpu_instance == instance
+        and (part is None or book.places[uuid].compute_instance == part)
+    )
+    if hit:
+        return Verdict(gpu, xid, severity, hit, remedy=remedy)
+    capped = min(severity, Severity.SUSPECT, key=lambda each: each.weight)
+    return Verdict(gpu, xid, capped, everything, certain=False, remedy=remedy)
+
+
+def _instance(number: int | None) -> int | None:
+    return None if number is None or number >= _NO_INSTANCE else number
+
+
+def _severity(
+    book: Book, event: GpuEvent, gpu: str, policy: Policy
+) -> tuple[Severity, Remedy, bool]:
+    """What an event makes of a device, what to do, and whether it says that all is well."""
+    if event.kind == _ECC_DOUBLE:  # its XID says whether it was contained
+        return Severity.SUSPECT, Remedy.RESET_LATER, False
+    if event.kind != _XID:
+        return Severity.IGNORE, Remedy.NOTHING, False
+    severity, remedy = policy.severity(event.xid), about(event.xid).remedy
+    if event.xid == _DBE and severity == Severity.FATAL:
+        before = book.contained.get(gpu)
+        if before is not None and abs(event.when - before) <= _TOGETHER:
+            return Severity.UNHEALTHY, remedy, False
+    if event.xid == _RECOVERY and severity == Severity.SUSPECT:
+        return _of_recovery(event.text)
+    return severity, remedy, False
+
+
+_TO: Final = re.compile(r"changed\b.*\bto\b[^(]*\(([^)]*)\)", re.IGNORECASE)
+_ACTIONS: Final[Mapping[str, tuple[Severity, Remedy, bool]]] = {
+    "none": (Severity.IGNORE, Remedy.NOTHING, True),
+    "gpu reset required": (Severity.FATAL, Remedy.RESET, False),
+    "drain and reset": (Severity.FATAL, Remedy.RESET, False),
+    "pf flr": (Severity.FATAL, Remedy.RESET, False),
+    "node reboot required": (Severity.FATAL, Remedy.REBOOT, False),
+    "drain p2p": (Severity.SUSPECT, Remedy.RESTART_APP, False),
+}
+
+
+def _of_recovery(text: str) -> tuple[Severity, Remedy, bool]:
+    found = _TO.search(text)
+    action = found[1].strip().lower() if found else ""
+    return _ACTIONS.get(action, (Severity.SUSPECT, Remedy.RESET, False))
+
+
+def heard(book: Book, event: GpuEvent, verdict: Verdict, now: Moment, rules: Rules) -> Book:
+    """After an event.
+
+    Args:
+        book: what was known.
+        event: what happened.
+        verdict: what it means (:func:`judge`), and who is to blame.
+        now: when.
+        rules: how patient one is.
+    """
+    if event.kind == _XID and event.xid == _CONTAINED and verdict.gpu:
+        book = replace(book, contained={**book.contained, verdict.gpu: event.when})
+        recent = [
+            uuid
+            for uuid in book.of_gpu(verdict.gpu)
+            if abs(now.boot - book.conditions[uuid].last_error) <= _TOGETHER
+        ]
+        book = _stepped(book, recent, Contained(_DBE), now, rules)
+    if verdict.over:
+        book = _stepped(book, verdict.devices, Reset(), now, rules)
+    error = Error(
+        verdict.severity,
+        verdict.reason,
+        xid=event.xid,
+        remedy=verdict.remedy,
+        blamed=verdict.blamed,
+        counts=verdict.certain and event.kind == _XID,
+        times=event.times,
+    )
+    return _stepped(book, verdict.devices, error, now, rules)
+
+
+def attributed(book: Book, uuids: Iterable[str], xid: int, blamed: tuple[str, ...]) -> Book:
+    """After it became known who is to blame for an error that was heard of.
+
+    Args:
+        book: what was known.
+        uuids: the devices that it was of.
+        xid: its number.
+        blamed: the containers.
+    """
+    conditions = dict(book.conditions)
+    for uuid in uuids:
+        known = conditions.get(uuid)
+        if known is not None and known.xid == xid and known.reason:
+            conditions[uuid] = replace(known, blamed=blamed)
+    return replace(book, conditions=conditions)
+
+
+def watched(book: Book, unwatched: Mapping[str, str], now: Moment, rules: Rules) -> Book:
+    """After it became known which GPUs' events cannot be had.
+
+    Args:
+        book: what was known.
+        unwatched: why, by UUID of the GPU; "" stands for all.
+        now: when.
+        rules: how patient one is.
+    """
+    for uuid, place in book.places.items():
+        why = unwatched.get(place.gpu) or unwatched.get("") or ""
+        if uuid in book.gone or book.conditions[uuid].unwatched == why:
+            continue
+        book = _stepped(book, [uuid], Unwatched(why) if why else Watched(), now, rules)
+    return book
+
+
+def cleared(book: Book, uuids: Iterable[str], now: Moment, rules: Rules) -> Book:
+    """After a person put devices back.
+
+    Args:
+        book: what was known.
+        uuids: of GPUs, whose MIG devices are put back as well, and of MIG devices.
+        now: when.
+        rules: how patient one is.
+    """
+    meant = [each for uuid in uuids for each in (uuid, *book.of_gpu(uuid)) if each in book.places]
+    return _stepped(book, dict.fromkeys(meant), Clear(), now, rules)
+
+
+# -- what is said when they are asked ----------------------------------------------------------
+
+
+def sampled(book: Book, sample: Sample, now: Moment, rules: Rules) -> Book:
+    """After NVML was asked.
+
+    Args:
+        book: what was known.
+        sample: what it said.
+        now: when.
+        rules: how patient one is.
+    """
+    there = [uuid for uuid in book.conditions if uuid not in book.gone]
+    if sample.failure:
+        return _stepped(book, there, Silence(sample.failure), now, rules)
+    told = {gpu.uuid: gpu for gpu in sample.gpus}
+    for uuid in there:
+        if not book.places[uuid].is_gpu:
+            continue
+        gpu = told.get(uuid)
+        if gpu is not None:
+            book = _told(book, gpu, sample.when, now, rules)
+        elif not sample.notes and not book.conditions[uuid].lost:
+            book = _stepped(book, book.of_gpu(uuid), Lost(_UNCOUNTED), now, rules)
+    return book
+
+
+def _told(book: Book, gpu: GpuSample, when: float, now: Moment, rules: Rules) -> Book:
+    devices = book.of_gpu(gpu.uuid)
+    if gpu.lost:
+        return _stepped(book, devices, Lost(gpu.lost), now, rules)
+    counted = (gpu.energy_joules, gpu.ecc_uncorrected)
+    if _went_back(book.counters.get(gpu.uuid, (None, None)), counted):
+        book = _stepped(book, devices, Reset(), now, rules)
+    book = replace(book, counters={**book.counters, gpu.uuid: counted})
+    parts = {device.uuid for device in gpu.mig}
+    answer = Answer(pending=bool(gpu.rows_pending), failed=bool(gpu.rows_failed))
+    # What was said before the last error proves nothing.
+    proven = [
+        uuid
+        for uuid in devices
+        if (uuid == gpu.uuid or uuid in parts) and when > book.conditions[uuid].last_error
+    ]
+    return _stepped(book, proven, answer, now, rules)
+
+
+def _went_back(
+    before: tuple[float | None, int | None], now: tuple[float | None, int | None]
+) -> bool:
+    """Whether a counter that only a reset takes back did go back."""
+    energy, errors = before
+    joules, counted = now
+    if energy is not None and joules is not None and joules < energy - _TOLERANCE:
+        return True
+    return errors is not None and counted is not None and counted < errors
+
+
+def next_sample(book: Book, asked: float, rules: Rules, usual: float) -> float:
+    """When NVML is to be asked again.
+
+    Args:
+        book: what is known.
+        asked: when it was asked last.
+        rules: how patient one is.
+        usual: seconds between two times while something is not as it should be.
+
+    Returns:
+        Seconds since boot, as of ``asked``; infinite if nothing can become of asking.
+    """
+    soonest = math.inf
+    for uuid, known in book.conditions.items():
+        if uuid in book.gone:
+            continue
+        when = due(known, rules)
+        if when <= asked:  # it was asked then, and did not say enough
+            when = asked + usual
+        soonest = min(soonest, when if known.state.is_given else min(when, asked + usual))
+    return soonest
+
+
+def reports(book: Book) -> dict[str, DeviceHealth]:
+    """What others are told, by UUID: all that is there, and GPUs that are not any more.
+
+    Args:
+        book: what is known.
+    """
+    return {
+        uuid: DeviceHealth(
+            uuid=uuid,
+            state=known.state,
+            since=known.since,
+            reason=known.reason,
+            xid=known.xid,
+            blamed=known.blamed,
+        )
+        for uuid, known in book.conditions.items()
+        if uuid not in book.gone or book.places[uuid].is_gpu
+    }

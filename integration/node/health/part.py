@@ -1,0 +1,437 @@
+"""The part of the agent that says whether a device can be given to a container.
+
+::
+
+    events ──▶ judge ──▶ blame ──▶ book ──▶ board.health, board.xids, STATE/health.json, the log
+    looks  ──────────────────────▶  │
+    samples ◀── asked for when a device has something to prove, and every few minutes
+    requests of people ──────────▶  │
+
+Rules
+- Every error is said, with whose it is as far as that is known, and counted once. A line of the
+  kernel's log and an event of NVML tell of the same error (``is_more``): which comes first decides
+  at once what is thought of the device, and who is to blame is filled in by the other.
+- Only of a GPU with MIG devices an error without an instance waits for a moment: the other may name
+  the instance, and the GPU's other devices are spared.
+- What becomes of a device is said when its state changes: why, by whom, and what to do.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+
+from api.errors import one_line
+from integration.inspection.procfs import Procfs
+from integration.node.board import Unsampled
+from integration.node.health import requests, store
+from integration.node.health.blame import Blame, How, Pids, blame
+from integration.node.health.book import (
+    Verdict,
+    attributed,
+    cleared,
+    heard,
+    judge,
+    next_sample,
+    places_of,
+    reports,
+    sampled,
+    saw,
+    watched,
+)
+from integration.node.health.machine import Moment, Rules
+from integration.node.health.policy import Policy, policy_of
+from integration.node.health.values import State
+from integration.node.health.xids import Scope, Severity
+from shim import syscalls
+
+if TYPE_CHECKING:
+    from hooks.config import Config
+    from integration.node.health.book import Book
+    from integration.node.monitor.values import GpuEvent, Sample
+    from integration.node.parts import Context
+
+__all__ = ["rules_of", "run"]
+
+# Seconds between two samples while all is well.
+_SELDOM: Final = 300.0
+# Seconds that an error waits for the other source to name its instance, or its process.
+_FOR_INSTANCE: Final = 0.3
+_FOR_PROCESS: Final = 3.0
+# Seconds between two looks for requests, where the kernel does not tell of them.
+_DEAF: Final = 5.0
+
+_MOST_TOTALS: Final = 4096
+
+_KINDS: Final = frozenset({"xid", "ecc-double"})
+_LEVELS: Final = {
+    Severity.IGNORE: "info",
+    Severity.SUSPECT: "warning",
+    Severity.UNHEALTHY: "error",
+    Severity.FATAL: "error",
+}
+_LEVEL_OF_STATE: Final = {
+    State.HEALTHY: "info",
+    State.SUSPECT: "warning",
+    State.UNHEALTHY: "error",
+    State.RECOVERING: "info",
+}
+
+
+async def run(context: Context) -> None:
+    """Watch over the devices until cancelled.
+
+    Args:
+        context: of the agent.
+
+    Raises:
+        XidListWrong: a list of errors is none.
+    """
+    options = context.options
+    policy = policy_of(context.config, options.ignored_xids, options.heeded_xids)
+    if not policy.judged:
+        context.say("warning", "no device's health is judged", reason="DP_DISABLE_HEALTHCHECKS")
+        context.board.post(health={})
+        await anyio.sleep_forever()
+    await _Ward(context, policy).watch()
+
+
+def rules_of(config: Config) -> Rules:
+    """How patient one is, as the configuration says."""
+    return Rules(
+        suspects=config.health_suspects,
+        window=config.health_window,
+        patience=config.health_patience,
+        quiet=config.health_quiet,
+        longest=config.health_longest_quiet,
+    )
+
+
+def _now() -> Moment:
+    return Moment(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
+
+
+class _Ward:
+    """All devices, and what is done when something becomes of them."""
+
+    def __init__(self, context: Context, policy: Policy) -> None:
+        self._config = context.config
+        self._options = context.options
+        self._board = context.board
+        self._say = context.say
+        self._policy = policy
+        self._rules = rules_of(context.config)
+        self._pids = Pids()
+        self._procfs = Procfs()
+        self._vague: list[GpuEvent] = []
+        self._unattributed: list[tuple[GpuEvent, Verdict, Blame]] = []
+        self._totals = dict(context.board.xids)
+        self._sampled = -math.inf
+        self._unwritten = ""
+        self._saving = anyio.Lock()
+        self._changed = anyio.Event()
+        record = store.read(context.config)
+        if record.fault:
+            self._say("warning", record.fault)
+        self._book: Book = record.book
+        self._put(record.book)
+
+    async def watch(self) -> None:
+        """Go by everything that is told."""
+        with self._board.listen() as events:
+            self._look()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._go_by_looks)
+                tasks.start_soon(self._go_by_usage)
+                tasks.start_soon(self._go_by_samples)
+                tasks.start_soon(self._ask)
+                tasks.start_soon(self._serve_requests)
+                tasks.start_soon(self._keep_file)
+                async for event in events:
+                    self._hear(event, tasks)
+
+    # -- events --------------------------------------------------------------------------------
+
+    def _hear(self, event: GpuEvent, tasks: anyio.abc.TaskGroup) -> None:
+        if event.kind not in _KINDS:
+            return
+        if event.is_more:
+            self._hear_more(event)
+        elif self._is_vague(event):
+            self._vague.append(event)
+            tasks.start_soon(self._wait_for_instance, event)
+        else:
+            self._judge(event, tasks)
+
+    def _is_vague(self, event: GpuEvent) -> bool:
+        verdict = judge(self._book, event, self._policy)
+        return (
+            event.gpu_instance is None
+            and verdict.xid is not None
+            and verdict.xid.scope == Scope.INSTANCE
+            and verdict.severity in {Severity.SUSPECT, Severity.UNHEALTHY}
+            and any(uuid != verdict.gpu for uuid in verdict.devices)
+        )
+
+    async def _wait_for_instance(self, event: GpuEvent) -> None:
+        await anyio.sleep(_FOR_INSTANCE)
+        with suppress(ValueError):
+            self._vague.remove(event)
+            self._judge(event, None)
+
+    def _hear_more(self, more: GpuEvent) -> None:
+        """The other source tells of an error that was heard of."""
+        for event in self._vague:
+            if self._is_same(event, more):
+                self._vague.remove(event)
+                self._judge(_both(event, more), None)
+                return
+        for each in self._unattributed:
+            event, verdict, _ = each
+            if self._is_same(event, more):
+                self._unattributed.remove(each)
+                self._attribute(_both(event, more), verdict)
+                return
+
+    def _is_same(self, event: GpuEvent, more: GpuEvent) -> bool:
+        gpu_of = self._book.gpu_of
+        return event.xid == more.xid and gpu_of(event) == gpu_of(more)
+
+    def _judge(self, event: GpuEvent, tasks: anyio.abc.TaskGroup | None) -> None:
+        verdict = judge(self._book, event, self._policy)
+        whose = self._blame(event, verdict)
+        verdict = replace(verdict, blamed=whose.titles)
+        self._put(heard(self._book, event, verdict, _now(), self._rules))
+        self._tell(event, verdict, whose)
+        if whose.how == How.PROCESS or event.source == "kernel" or tasks is None:
+            self._count(event, verdict, whose)
+            return
+        waiting = (event, verdict, whose)
+        self._unattributed.append(waiting)
+        tasks.start_soon(self._wait_for_process, waiting)
+
+    async def _wait_for_process(self, waiting: tuple[GpuEvent, Verdict, Blame]) -> None:
+        await anyio.sleep(_FOR_PROCESS)
+        with suppress(ValueError):
+            self._unattributed.remove(waiting)
+            self._count(*waiting)
+
+    def _attribute(self, event: GpuEvent, verdict: Verdict) -> None:
+        whose = self._blame(event, verdict)
+        if whose.titles != verdict.blamed:
+            verdict = replace(verdict, blamed=whose.titles)
+            book = attributed(self._book, verdict.devices, event.xid, whose.titles)
+            self._put(book)
+            self._tell(event, verdict, whose)
+        self._count(event, verdict, whose)
+
+    def _blame(self, event: GpuEvent, verdict: Verdict) -> Blame:
+        return blame(event, verdict, self._board.ledger, self._pids, self._procfs)
+
+    def _count(self, event: GpuEvent, verdict: Verdict, whose: Blame) -> None:
+        if event.kind != "xid":
+            return
+        key = (verdict.gpu, event.xid, whose.titles[0] if whose.titles else "")
+        if key not in self._totals and len(self._totals) >= _MOST_TOTALS:
+            key = (verdict.gpu, event.xid, "")
+        self._totals[key] = self._totals.get(key, 0) + event.times
+        self._board.post(xids=dict(self._totals))
+
+    def _tell(self, event: GpuEvent, verdict: Verdict, whose: Blame) -> None:
+        fields: dict[str, Any] = {
+            "gpu": verdict.gpu or event.gpu or event.bus_id or "unknown",
+            "severity": verdict.severity.value,
+        }
+        if len(verdict.devices) == 1 and verdict.devices[0] != verdict.gpu:
+            fields["device"] = verdict.devices[0]
+        if verdict.severity != Severity.IGNORE:
+            fields["do"] = verdict.remedy.value
+        if whose.titles:
+            fields |= {"container": one_line(", ".join(whose.titles)), "known": whose.how.value}
+        if event.pid:
+            fields |= {"process": event.pid, "program": one_line(event.process)}
+        if event.times > 1:
+            fields["times"] = event.times
+        if not verdict.gpu:
+            fields["note"] = "no GPU of the node is that one; all are asked"
+        self._say(_LEVELS[verdict.severity], verdict.reason, source=event.source, **fields)
+
+    # -- looks and samples ---------------------------------------------------------------------
+
+    def _look(self) -> None:
+        seen, now = self._board.seen, _now()
+        load = store.load_of_driver(self._config)
+        inventory = seen.inventory
+        if inventory is None:
+            if not seen.faults:
+                return  # nobody has looked yet
+            book = saw(self._book, None, {}, now, self._rules, load=load, why=seen.faults[0])
+        else:
+            book = saw(
+                self._book,
+                places_of(inventory),
+                {gpu.uuid: gpu.lost for gpu in inventory.gpus if gpu.uuid and gpu.lost},
+                now,
+                self._rules,
+                load=load,
+                complete=not inventory.nvml_failure,
+            )
+        self._put(watched(book, self._board.unwatched, now, self._rules))
+
+    async def _go_by_looks(self) -> None:
+        version = self._board.version("seen", "unwatched")
+        self._look()
+        while True:
+            version = await self._board.change("seen", "unwatched", since=version)
+            self._look()
+
+    async def _go_by_usage(self) -> None:
+        version = -1
+        while True:
+            version = await self._board.change("usage", since=version)
+            self._pids.remember(self._board.usage, _now().boot)
+
+    async def _go_by_samples(self) -> None:
+        version = self._board.version("sample")
+        while True:
+            version = await self._board.change("sample", since=version)
+            if self._board.sample is not None:
+                self._take(self._board.sample)
+
+    def _take(self, sample: Sample) -> None:
+        if sample.when <= self._sampled or isinstance(self._board.sampler, Unsampled):
+            return
+        self._sampled = sample.when
+        self._put(sampled(self._book, sample, _now(), self._rules))
+
+    async def _ask(self) -> None:
+        """Have NVML asked when a device has something to prove, and every now and then."""
+        asked = -math.inf
+        while True:
+            await self._until_due(asked)
+            sampler = self._board.sampler
+            if isinstance(sampler, Unsampled):
+                version = self._board.version("sampler")
+                await self._board.change("sampler", since=version, timeout=self._options.poll)
+            else:
+                asked = _now().boot
+                self._take(await sampler.sample(max_age=0))
+
+    async def _until_due(self, asked: float) -> None:
+        """Wait until NVML is to be asked."""
+        while True:
+            version = self._board.version("health", "sampler")
+            when = next_sample(self._book, asked, self._rules, self._options.poll)
+            pause = min(when, asked + _SELDOM) - _now().boot
+            if pause <= 0:
+                return
+            await self._board.change("health", "sampler", since=version, timeout=pause)
+
+    # -- people --------------------------------------------------------------------------------
+
+    async def _serve_requests(self) -> None:
+        directory = requests.directory_of(self._config)
+        with suppress(OSError):  # then nobody can ask
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+        for left in requests.waiting(self._config):
+            requests.taken(self._config, left)  # whoever asked an agent before this one gave up
+        watch = -1
+        try:
+            try:
+                watch = syscalls.inotify_init()
+                syscalls.inotify_watch_changes(watch, directory)
+            except OSError as error:
+                self._say("warning", "requests are only looked for", reason=error.strerror)
+            while True:
+                await self._wait_for_request(watch)
+                for name in requests.waiting(self._config):
+                    await self._clear(name)
+        finally:
+            if watch >= 0:
+                os.close(watch)
+
+    @staticmethod
+    async def _wait_for_request(watch: int) -> None:
+        with anyio.move_on_after(math.inf if watch >= 0 else _DEAF):
+            if watch < 0:
+                await anyio.sleep_forever()
+            await anyio.wait_readable(watch)
+            with suppress(BlockingIOError):
+                while os.read(watch, 1 << 16):
+                    pass
+
+    async def _clear(self, name: str) -> None:
+        """Put a device back, and say so once that lasts."""
+        meant = list(self._book.places) if name == "all" else [name]
+        self._say("warning", "put back by hand", device=name)
+        self._put(cleared(self._book, meant, _now(), self._rules))
+        await self._save()
+        requests.taken(self._config, name)
+
+    # -- what is told --------------------------------------------------------------------------
+
+    def _put(self, book: Book) -> None:
+        """Go by a new book: tell the others, and say what has become of whom."""
+        before, self._book = self._board.health, book
+        now = reports(book)
+        worse = False
+        for uuid, health in now.items():
+            was = before[uuid].state if uuid in before else State.HEALTHY
+            if health.state == was:
+                continue
+            worse = worse or not health.state.is_given
+            fields: dict[str, Any] = {"device": uuid, "state": health.state.value, "was": was.value}
+            if health.reason:
+                fields["reason"] = one_line(health.reason)
+            if health.xid and health.state != State.HEALTHY:
+                fields["xid"] = health.xid
+            if health.blamed:
+                fields["containers"] = one_line(", ".join(health.blamed))
+            if book.conditions[uuid].remedy:
+                fields["do"] = book.conditions[uuid].remedy
+            self._say(_LEVEL_OF_STATE[health.state], f"a device is {health.state.value}", **fields)
+        self._board.post(health=now)
+        if worse:  # what the inventory says of it may be old
+            self._board.want_look()
+        self._changed.set()
+
+    async def _keep_file(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed = anyio.Event()
+            await self._save()
+
+    async def _save(self) -> None:
+        async with self._saving:
+            try:
+                await anyio.to_thread.run_sync(
+                    store.write, self._config, self._book, abandon_on_cancel=True
+                )
+                self._unwritten = ""
+            except OSError as error:
+                line = f"{store.path_of(self._config)}: {error.strerror}"
+                if line != self._unwritten:
+                    self._unwritten = line
+                    self._say("warning", "health cannot be kept over a restart", reason=line)
+
+
+def _both(event: GpuEvent, more: GpuEvent) -> GpuEvent:
+    """An error, as both sources tell of it."""
+    return replace(
+        event,
+        pid=event.pid or more.pid,
+        process=event.process or more.process,
+        gpu_instance=more.gpu_instance if event.gpu_instance is None else event.gpu_instance,
+        compute_instance=(
+            more.compute_instance if event.compute_instance is None else event.compute_instance
+        ),
+        text=event.text or more.text,
+    )
