@@ -17,6 +17,7 @@ All programs are the driver's. Modules::
     nvml_mode.py   the child that sets the compute mode of GPUs
     daemon.py      one daemon: found again, started, asked, stopped
     ground.py      what all of them stand on: directories, shared memory, labels
+    users.py       which containers have a daemon's pipes
     keeper.py      keeps one going
     part.py        which there are to be
     values.py      what the other parts are told

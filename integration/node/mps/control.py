@@ -1,0 +1,172 @@
+"""The language of the control program: one command on its stdin, the answer on its stdout.
+
+Rules
+- Nobody but the driver's own program speaks the daemon's protocol, which is NVIDIA's.
+- An answer that does not come in time is a failure; so is one that makes no sense. An unknown
+  command, too, is answered with status 0.
+
+Source: nvidia-cuda-mps-control(1).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from api.errors import one_line
+from integration.node.mps.errors import MpsDaemonFailed
+from integration.patience import PATIENCE
+
+if TYPE_CHECKING:
+    from integration.node.mps.places import Places
+    from integration.node.mps.plan import Programs
+
+__all__ = ["TIMEOUT", "Control", "command_line"]
+
+TIMEOUT: Final = 3.0 * PATIENCE
+"""Seconds that an answer may take. A daemon that lives gives it within milliseconds."""
+
+_LAUNCH: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "launch.py")
+_LONGEST: Final = 1 << 16
+_HIGHEST_PID: Final = 1 << 22
+
+
+def command_line(
+    programs: Programs,
+    *arguments: str,
+    binds: tuple[str, ...] = (),
+    dev: str = "/dev",
+    shm: str = "",
+    lock: str = "",
+    record: dict[str, Any] | None = None,
+) -> list[str]:
+    """How the control program is started; see :mod:`integration.node.mps.launch` for the words.
+
+    Args:
+        programs: where it is.
+        arguments: its own.
+        binds: directories that it has to see, below another root.
+        dev: the host's device nodes.
+        shm: its shared memory.
+        lock: what is locked while it lives.
+        record: what the lock says.
+    """
+    wish = {
+        "program": programs.control,
+        "arguments": arguments,
+        "root": programs.root,
+        "binds": binds,
+        "dev": dev,
+        "shm": shm,
+        "lock": lock,
+        "record": record or {},
+    }
+    return [sys.executable, "-I", "-S", _LAUNCH, json.dumps(wish)]
+
+
+class Control:
+    """Speaks to the control daemon of one resource.
+
+    Args:
+        programs: where the control program is.
+        places: of the resource.
+        dev: the host's device nodes.
+    """
+
+    def __init__(self, programs: Programs, places: Places, dev: str) -> None:
+        self._programs = programs
+        self._places = places
+        self._dev = dev
+
+    def ask(self, command: str, timeout: float = TIMEOUT) -> str:
+        """Give the daemon one command.
+
+        Args:
+            command: of the manual page.
+            timeout: seconds that the answer may take.
+
+        Returns:
+            The answer, without white space around it.
+
+        Raises:
+            MpsDaemonFailed: there is no daemon, or it does not answer.
+        """
+        try:
+            done = self._run(command, timeout)
+        except subprocess.TimeoutExpired as error:
+            raise _failed(command, f"no answer within {timeout:g} s") from error
+        answer = done.stdout[:_LONGEST].decode(errors="replace").strip()
+        if done.returncode:
+            said = done.stderr[:_LONGEST].decode(errors="replace").strip() or answer
+            raise _failed(command, said or f"status {done.returncode} of the control program")
+        return answer
+
+    def _run(self, command: str, timeout: float) -> subprocess.CompletedProcess[bytes]:
+        programs, places = self._programs, self._places
+        argv = (
+            command_line(programs, binds=(places.directory,), dev=self._dev)
+            if programs.root
+            else [programs.control]
+        )
+        try:
+            return subprocess.run(
+                argv,
+                input=f"{command}\n".encode(),
+                capture_output=True,
+                env=programs.environment(places.pipe, places.log),
+                timeout=timeout,
+                check=False,
+            )
+        except OSError as error:
+            raise _failed(command, f"{programs.control}: {error.strerror}") from error
+
+    def quit(self) -> None:
+        """Tell the daemon to end as soon as its clients have; until then it does not answer.
+
+        Raises:
+            MpsDaemonFailed: the control program cannot be started.
+        """
+        with suppress(subprocess.TimeoutExpired):
+            self._run("quit", TIMEOUT)
+
+    def percentage(self) -> float:
+        """The threads that a client may have, in percent; that it is answered shows a daemon.
+
+        Raises:
+            MpsDaemonFailed: it is not.
+        """
+        command = "get_default_active_thread_percentage"
+        answer = self.ask(command)
+        try:
+            return float(answer)
+        except ValueError:
+            raise _failed(command, f"the answer {answer[:80]!r}") from None
+
+    def clients(self) -> tuple[int, ...]:
+        """The processes that use the daemon's servers.
+
+        Raises:
+            MpsDaemonFailed: the daemon does not say.
+        """
+        servers = _pids(self.ask("get_server_list"))
+        return tuple(
+            client for pid in servers for client in _pids(self.ask(f"get_client_list {pid}"))
+        )
+
+
+def _pids(answer: str) -> tuple[int, ...]:
+    """The lines that are one pid; a server that has just ended is answered in words."""
+    words = (line.strip() for line in answer.splitlines())
+    return tuple(int(word) for word in words if word.isdecimal() and int(word) <= _HIGHEST_PID)
+
+
+def _failed(command: str, found: str) -> MpsDaemonFailed:
+    return MpsDaemonFailed(
+        f"{command} of the MPS control daemon",
+        found=one_line(found),
+        do="see its log, control.log below mpsRoot; the node agent starts it again",
+    )

@@ -1,0 +1,323 @@
+"""One control daemon: found again, started, given its limits, stopped.
+
+Rules
+- A daemon outlives the agent that started it, for the sake of its clients. Its successor finds it
+  by the lock, which the daemon has inherited open and holds until it is dead; so do its servers.
+  What the lock's file says is written by who holds it, and tells which process is the daemon.
+- A lock that is held by nobody but servers is that of a daemon that died. While one of those may
+  have clients there is no new daemon: the GPU is theirs.
+- The compute mode is noted before it is set, and the note goes after it was set back. Whoever is
+  killed between any two steps leaves either nothing or what the next one finds.
+
+Sources: flock(2); pidfd_open(2); nvidia-cuda-mps-control(1).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from api.errors import one_line
+from hooks.errors import DriverNotFound
+from integration.files import read_file, replace_file
+from integration.inspection.procfs import Procfs
+from integration.node.mps import ground
+from integration.node.mps.control import TIMEOUT, Control, command_line
+from integration.node.mps.errors import MpsDaemonFailed, MpsStateUnusable
+from integration.node.mps.places import shm
+
+if TYPE_CHECKING:
+    from hooks.config import Config
+    from integration.node.mps.places import Places
+    from integration.node.mps.plan import Plan, Programs
+
+__all__ = ["Daemon", "Found"]
+
+_POLL: Final = 0.02
+_TO_START: Final = 10.0
+_TO_NOTE: Final = 1.0
+_MOST_LOG: Final = 4 << 20
+_TAIL: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Who has the lock.
+
+    Attributes:
+        pid: the daemon; 0 if it has died, and only servers of it are left.
+        devices: UUIDs of the GPUs that it serves.
+        driver: version of the driver that it is of.
+    """
+
+    pid: int
+    devices: tuple[str, ...]
+    driver: str
+
+
+class Daemon:
+    """The control daemon of one resource. All of it blocks, for seconds at most.
+
+    Args:
+        config: where the node is.
+        places: of the resource.
+    """
+
+    def __init__(self, config: Config, places: Places) -> None:
+        self._config = config
+        self._places = places
+        self._procfs = Procfs()
+
+    # -- found again ------------------------------------------------------------------------------
+
+    def find(self) -> Found | None:
+        """Who has the lock, if anybody has.
+
+        Raises:
+            MpsStateUnusable: it is locked, and does not say by whom.
+        """
+        deadline = time.monotonic() + _TO_NOTE
+        while self._is_locked():
+            found = self._read()
+            if found is not None:
+                return found
+            if time.monotonic() > deadline:
+                raise MpsStateUnusable(
+                    f"the MPS control daemon of {self._places.resource}",
+                    found=f"{self._places.lock} is locked, and does not say by whom",
+                    do="see with lsof who has it, and end that",
+                )
+            time.sleep(_POLL)
+        return None
+
+    def _is_locked(self) -> bool:
+        try:
+            fd = os.open(self._places.lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    def _read(self) -> Found | None:
+        try:
+            said: Any = json.loads(read_file(self._places.lock) or b"")
+            pid, start = int(said["pid"]), int(said["start"])
+            devices = tuple(str(each) for each in said["devices"])
+            driver = str(said["driver"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        status = self._procfs.status(pid)
+        alive = status is not None and status.start_time == start and not status.is_zombie
+        return Found(pid if alive else 0, devices, driver)
+
+    def holders(self) -> tuple[int, ...]:
+        """The processes that have the lock's file open: the daemon, and its servers."""
+        try:
+            lock = os.stat(self._places.lock)
+        except FileNotFoundError:
+            return ()
+        others = (pid for pid in self._procfs.pids() if pid != os.getpid())
+        return tuple(pid for pid in others if self._has_open(pid, lock))
+
+    @staticmethod
+    def _has_open(pid: int, inode: os.stat_result) -> bool:
+        try:
+            names = os.listdir(f"/proc/{pid}/fd")
+        except OSError:
+            return False  # it has just gone
+        for name in names:
+            with suppress(OSError):
+                seen = os.stat(f"/proc/{pid}/fd/{name}")
+                if (seen.st_dev, seen.st_ino) == (inode.st_dev, inode.st_ino):
+                    return True
+        return False
+
+    # -- started ----------------------------------------------------------------------------------
+
+    def start(self, plan: Plan) -> int:
+        """Start the daemon, and wait until it answers.
+
+        Args:
+            plan: what it is to be like. Nobody has the lock.
+
+        Returns:
+            Its pid.
+
+        Raises:
+            MpsError: it does not start, or what it needs cannot be had. Then there is none.
+            DriverNotFound: there is no driver any more.
+            DriverMismatch: the driver's files are of another version.
+        """
+        places, programs = self._places, plan.programs
+        ground.lay(places, self._config.sys)
+        ground.empty_pipe(places)
+        self._rotate()
+        ground.note_devices(places, plan.devices)
+        ground.set_compute_mode(self._config, ground.EXCLUSIVE_PROCESS, plan.devices)
+        argv = command_line(
+            programs,
+            "-f",
+            binds=(places.directory,),
+            dev=self._config.dev,
+            shm=shm(places.root),
+            lock=places.lock,
+            record={"devices": plan.devices, "driver": plan.driver},
+        )
+        append = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        pid = os.posix_spawn(
+            argv[0],
+            argv,
+            programs.environment(places.pipe, places.log, plan.devices),
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, places.log_file, append, 0o600),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setsid=True,  # what is said to the agent's group is not said to it
+        )
+        try:
+            self._await(pid, plan)
+        except BaseException:
+            self.kill(pid)
+            raise
+        return pid
+
+    def _await(self, pid: int, plan: Plan) -> None:
+        control = self.control(plan.programs)
+        deadline = time.monotonic() + _TO_START
+        socket = os.path.join(self._places.pipe, "control")
+        while True:
+            ended = self.ended(pid)
+            if ended:
+                raise self._failed(ended)
+            if os.path.exists(socket):
+                try:
+                    control.percentage()
+                except MpsDaemonFailed:
+                    if time.monotonic() > deadline:
+                        raise
+                else:
+                    return
+            elif time.monotonic() > deadline:
+                raise self._failed(f"no socket within {_TO_START:g} s")
+            time.sleep(_POLL)
+
+    def configure(self, plan: Plan) -> None:
+        """Give the daemon its limits, and see that it has them.
+
+        Args:
+            plan: what they are.
+
+        Raises:
+            MpsDaemonFailed: it does not take them.
+            MpsStateUnusable: it cannot be said that it has.
+        """
+        control = self.control(plan.programs)
+        for command in plan.settings:
+            control.ask(command)
+        percentage = control.percentage()
+        if round(percentage) != plan.percentage:
+            raise self._failed(f"{percentage:g} % of threads, not {plan.percentage}")
+        try:
+            replace_file(self._places.started, b"")
+        except OSError as error:
+            raise MpsStateUnusable(
+                f"to write {self._places.started}",
+                found=str(error.strerror),
+                do="make it writable, or free some space",
+            ) from error
+
+    def control(self, programs: Programs) -> Control:
+        """Who speaks to it.
+
+        Args:
+            programs: the driver's.
+        """
+        return Control(programs, self._places, self._config.dev)
+
+    # -- ended ------------------------------------------------------------------------------------
+
+    def ended(self, pid: int) -> str:
+        """How a daemon ended, if it has; it is reaped if it was started by this process.
+
+        Args:
+            pid: of it.
+
+        Returns:
+            A few words; "" while it lives.
+        """
+        with suppress(ChildProcessError):
+            result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+            if result is None:
+                return ""
+            how = "status" if result.si_code == os.CLD_EXITED else "signal"
+            last = self.last_words()
+            return f"it ended with {how} {result.si_status}" + (f": {last}" if last else "")
+        found = self._read()
+        return "" if found is not None and found.pid == pid else "it ended"
+
+    def kill(self, pid: int) -> None:
+        """End a daemon that does not do what it is to, at once.
+
+        Args:
+            pid: of it.
+        """
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + TIMEOUT
+        while not self.ended(pid) and time.monotonic() < deadline:
+            time.sleep(_POLL)
+
+    def last_words(self) -> str:
+        """The last line of its log; "" for none."""
+        try:
+            with open(self._places.log_file, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return one_line(next((line for line in reversed(lines) if line.strip()), ""))[:200]
+
+    def trim_log(self) -> None:
+        """Keep the log of a daemon that lives from growing for ever: it is written by appending."""
+        with suppress(OSError):
+            if os.stat(self._places.log_file).st_size > _MOST_LOG:
+                os.truncate(self._places.log_file, 0)
+
+    def _rotate(self) -> None:
+        """Keep what the daemon before has said."""
+        with suppress(OSError):
+            if os.stat(self._places.log_file).st_size > _MOST_LOG // 4:
+                os.rename(self._places.log_file, f"{self._places.log_file}.1")
+
+    def take_away(self, spared: frozenset[str]) -> None:
+        """Set back what was set for a daemon that is no more.
+
+        Args:
+            spared: UUIDs of GPUs whose compute mode another daemon needs.
+
+        Raises:
+            ComputeModeFailed: one could not be set back; it stays noted, with all the rest.
+        """
+        uuids = tuple(u for u in ground.noted_devices(self._places) if u not in spared)
+        with suppress(DriverNotFound):  # without a driver there are no modes
+            ground.set_compute_mode(self._config, ground.DEFAULT, uuids)
+        ground.clear(self._places)
+
+    def _failed(self, found: str) -> MpsDaemonFailed:
+        return MpsDaemonFailed(
+            f"the MPS control daemon of {self._places.resource}",
+            found=found,
+            do=f"see {self._places.log_file}; the node agent starts it again",
+        )

@@ -1,0 +1,118 @@
+"""The child that becomes a control daemon, or speaks to one: run by path and never imported.
+
+    python3 -I -S launch.py JSON
+
+The environment is the program's. JSON is an object::
+
+    program, arguments   what is executed at last, as seen below root
+    root                 its root directory; "" for the host's
+    binds                host directories that it has to see, at the same places
+    dev                  the host's device nodes
+    shm                  what it sees as /dev/shm; "" to leave that as it is
+    lock                 a file that is locked as long as it, or a child of it, lives; "" for none
+    record               what is written into that file, besides "pid" and "start"
+
+For a daemon this is done in mounts of its own, so that it has other shared memory than the host's
+programs, and for one with another root. Mounts that go on the host go there too: it keeps none.
+
+Ends with 75 if another has the lock, with 71 if something fails; its last line on stderr says what.
+
+Sources: flock(2), whose locks stay with the open file over execve(2); mount_namespaces(7).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+TEMPFAIL, OSERR = 75, 71
+_CLONE_NEWNS = 0x20000
+_MS_BIND, _MS_REC, _MS_SLAVE = 1 << 12, 1 << 14, 1 << 19
+_START_TIME = 19  # among the fields of /proc/PID/stat after the name
+
+
+def main(text: str) -> None:
+    """Becomes the program. Does not return."""
+    wish = json.loads(text)
+    try:
+        lock = _lock(wish["lock"]) if wish["lock"] else -1
+        if lock < -1:
+            sys.stderr.write("another one has the lock\n")
+            os._exit(TEMPFAIL)
+        if wish["root"] or wish["shm"]:
+            _own_mounts(wish)
+        if lock >= 0:
+            _note(lock, wish["record"])
+            os.set_inheritable(lock, True)
+        if wish["root"]:
+            os.chroot(wish["root"])
+        os.chdir("/")
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.execv(wish["program"], [wish["program"], *wish["arguments"]])  # noqa: S606 - the driver's
+    except OSError as error:
+        sys.stderr.write(f"{error.filename or wish['program']}: {error.strerror}\n")
+        os._exit(OSERR)
+
+
+def _lock(path: str) -> int:
+    """Take the lock; the descriptor, or -2 if another has it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return -2
+    os.ftruncate(fd, 0)  # what it says is of one who is dead
+    return fd
+
+
+def _note(lock: int, record: dict[str, Any]) -> None:
+    """Say in the lock whose it is. Who only looks whether it is taken may read half of it."""
+    with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
+        fields = file.read().rpartition(")")[2].split()
+    record = {**record, "pid": os.getpid(), "start": int(fields[_START_TIME])}
+    os.pwrite(lock, json.dumps(record).encode(), 0)
+
+
+def _own_mounts(wish: dict[str, Any]) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    _check(libc.unshare(_CLONE_NEWNS), "unshare")
+    _check(libc.mount(None, b"/", None, _MS_REC | _MS_SLAVE, None), "/")
+    root = wish["root"]
+    if root:
+        # A driver container's root has these itself.
+        if not os.path.exists(f"{root}/dev/nvidiactl"):
+            _bind(libc, wish["dev"], root, "/dev", _MS_REC)
+        if not os.path.exists(f"{root}/proc/self"):
+            _bind(libc, "/proc", root, "/proc", _MS_REC)
+        for path in wish["binds"]:
+            _bind(libc, path, root, path)
+    if wish["shm"]:
+        _bind(libc, wish["shm"], root, "/dev/shm")  # noqa: S108 - where shm_open() looks
+
+
+def _bind(libc: Any, source: str, root: str, path: str, flags: int = 0) -> None:
+    """Make a directory of the host seen below a root; what leads out of that is refused."""
+    target = root + path
+    if root:
+        real = os.path.realpath(target)
+        if not real.startswith(f"{os.path.realpath(root)}/"):
+            raise OSError(0, f"a link leads out of {root}", target)
+        os.makedirs(target, mode=0o755, exist_ok=True)
+    arguments = (os.fsencode(source), os.fsencode(target), None, _MS_BIND | flags, None)
+    _check(libc.mount(*arguments), target)
+
+
+def _check(result: int, path: str) -> None:
+    if result:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,188 @@
+"""The part of the agent that keeps MPS: which control daemons there are to be.
+
+Rules
+- It goes by the resources that the device plugin tells of. Before that has told any, and while
+  NVML does not answer, nothing is started and nothing is stopped.
+- A daemon of a driver that is gone, or was replaced, is drained: it keeps the driver's old files
+  open, and the kernel module.
+- What a predecessor has left below ``mpsRoot`` is taken over, or taken away.
+- The file .ready is there while every daemon serves; the shared memory as long as there is one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio import to_thread
+
+from api.errors import NvshimError
+from integration.files import replace_file
+from integration.node.mps import ground
+from integration.node.mps.errors import MpsProgramMissing
+from integration.node.mps.keeper import Keeper
+from integration.node.mps.places import Places, places_in, ready_file
+from integration.node.mps.plan import plan_of, programs_of
+from integration.node.plugin.values import MPS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from anyio.abc import TaskGroup
+
+    from integration.node.mps.plan import Plan, Programs
+    from integration.node.parts import Context
+    from integration.node.plugin.values import Settings, Sharing
+
+__all__ = ["run"]
+
+_NAMES = ("seen", "settings", "resources")
+
+
+async def run(context: Context) -> None:
+    """Keep the control daemons; see :mod:`integration.node.parts`."""
+    await _Mps(context).run()
+
+
+class _Mps:
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._board = context.board
+        self._keepers: dict[Places, Keeper] = {}
+        self._impossible: tuple[str, ...] = ()
+        self._roots: set[str] = set()
+        self._said = ""
+
+    async def run(self) -> None:
+        try:
+            async with anyio.create_task_group() as tasks:
+                version = -1
+                while True:
+                    version = await self._board.change(*_NAMES, since=version)
+                    self._look(tasks)
+        finally:
+            with anyio.CancelScope(shield=True):
+                async with anyio.create_task_group() as tasks:
+                    for keeper in self._keepers.values():
+                        tasks.start_soon(keeper.leave)
+                await to_thread.run_sync(self._leave_ground)
+                self._board.post(mps={})
+
+    def _look(self, tasks: TaskGroup) -> None:
+        """Go by what is known now."""
+        settings, inventory = self._board.settings, self._board.seen.inventory
+        if settings is None or (inventory is not None and inventory.nvml_failure):
+            return
+        plans = self._plans(settings)
+        if settings.mps_root not in self._roots:
+            self._roots.add(settings.mps_root)
+            plans = {**dict.fromkeys(places_in(settings.mps_root)), **plans}
+        programs = self._programs()
+        for places in plans:
+            if places not in self._keepers:
+                self._begin(places, tasks)
+        for places, keeper in self._keepers.items():
+            keeper.want(plans.get(places), programs)
+        self._post()
+
+    def _plans(self, settings: Settings) -> dict[Places, Plan | None]:
+        inventory = self._board.seen.inventory
+        plans: dict[Places, Plan | None] = {}
+        impossible = []
+        for resource in self._board.resources:
+            if resource.sharing != MPS or not resource.devices or inventory is None:
+                continue
+            try:
+                places = Places(settings.mps_root, resource.name)
+                plans[places] = plan_of(resource, inventory)
+            except NvshimError as error:
+                impossible.append(str(error))
+        for line in impossible:
+            if line not in self._impossible:
+                self._context.say("error", line, part="mps")
+        self._impossible = tuple(impossible)
+        return plans
+
+    def _programs(self) -> Programs | None:
+        inventory = self._board.seen.inventory
+        with suppress(MpsProgramMissing):
+            return None if inventory is None else programs_of(inventory.driver)
+        return None
+
+    def _begin(self, places: Places, tasks: TaskGroup) -> None:
+        keeper = Keeper(places, self._context, self._in_use, self._post)
+        self._keepers[places] = keeper
+
+        async def keep() -> None:
+            await keeper.run()
+            del self._keepers[places]
+            if not self._keepers:
+                await to_thread.run_sync(self._leave_ground)
+            self._post()
+            self._look(tasks)  # it may be wanted again
+
+        tasks.start_soon(keep)
+
+    def _in_use(self) -> frozenset[str]:
+        plans = (keeper.plan for keeper in self._keepers.values())
+        return frozenset(uuid for plan in plans if plan is not None for uuid in plan.devices)
+
+    def _post(self) -> None:
+        says = {each.places.resource: each.says for each in self._keepers.values()}
+        self._board.post(mps=says)
+        faults = (*self._impossible, *(each.fault for each in self._keepers.values()))
+        line = "; ".join(fault for fault in faults if fault)
+        if line != self._board.faults.get("mps", ""):
+            self._board.fault("mps", line)
+        settings = self._board.settings
+        if settings is not None:
+            self._tell_all_ready(settings, says)
+
+    def _tell_all_ready(self, settings: Settings, says: Mapping[str, object]) -> None:
+        ready = bool(says) and not self._impossible
+        ready &= all(not each.says.unready for each in self._keepers.values())
+        text = _document(settings.sharing) if ready else ""
+        if text == self._said:
+            return
+        path = ready_file(settings.mps_root)
+        try:
+            if text:
+                replace_file(path, text.encode())
+            else:
+                os.unlink(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self._context.say("warning", f"{path}: {error.strerror}", part="mps")
+        self._said = text
+
+    def _leave_ground(self) -> None:
+        """Take away what all daemons stand on, if there is none left."""
+        for root in self._roots:
+            if next(places_in(root), None) is not None:
+                continue
+            with suppress(FileNotFoundError):
+                os.unlink(ready_file(root))
+            try:
+                ground.take_shm(root)
+            except OSError as error:
+                self._context.say("warning", f"{root}/shm: {error.strerror}", part="mps")
+
+
+def _document(sharing: Sharing) -> str:
+    """What NVIDIA's plugin looks for in .ready: the sharing that the daemons were started for."""
+    resources = [
+        {"name": each.name, "replicas": each.replicas}
+        | ({"rename": each.rename} if each.rename else {})
+        | {"devices": "all" if each.devices is None else list(each.devices)}
+        for each in sharing.resources
+    ]
+    document = {
+        "renameByDefault": sharing.rename_by_default,
+        "failRequestsGreaterThanOne": sharing.fail_requests_greater_than_one,
+        "resources": resources,
+    }
+    return json.dumps(document) + "\n"
