@@ -32,6 +32,7 @@ NO: Final = "no"
 PARTS: Final[Mapping[str, str]] = {
     "health": "integration.node.health.part",
     "metrics": "integration.node.metrics.part",
+    "mps": "integration.node.mps.part",
 }
 """The module of each part, by its name."""
 

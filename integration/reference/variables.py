@@ -283,7 +283,9 @@ GROUPS: Final = (
 ELSEWHERE: Final = {
     "CONTAINERD_SNAPSHOTTER": "set for ctr",
     "CRIU_CONFIG_FILE": "written for CRIU",
+    "CUDA_MPS_LOG_DIRECTORY": "set for MPS control daemons",
     "CUDA_MPS_PIPE_DIRECTORY": "set for MPS control daemons and their clients",
+    "CUDA_VISIBLE_DEVICES": "set for MPS control daemons",
     "NVIDIA_REQUIRE_CUDA": "one of NVIDIA_REQUIRE_*",
 }
 """Names that the code has and nobody sets for us, with the reason."""

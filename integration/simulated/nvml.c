@@ -44,6 +44,8 @@
  *                      so many NVLinks between two GPUs; "INDEX s LINKS" to a switch. Each GPU
  *                      numbers its links in the order of the lines
  *
+ * A GPU's compute mode is what was set last: one digit, in the file nvml-compute-mode-UUID.
+ *
  * Energy grows by what an idle GPU draws, since boot.
  *
  * How often it was asked: each nvmlInit adds a byte to the file nvml-inits in the state directory,
@@ -908,6 +910,46 @@ API nvmlReturn_t nvmlDeviceGetGspFirmwareMode(const void *device, u32 *enabled, 
     return SUCCESS;
 }
 
+/* --- Compute mode: the one thing that is set, and stays so until the node is removed ------- */
+
+static const char *compute_mode_file(const struct gpu *gpu)
+{
+    static char path[PATH_MAX];
+
+    snprintf(path, sizeof path, STATE "/nvml-compute-mode-%s", gpu->uuid);
+    return path;
+}
+
+static u32 compute_mode_of(const struct gpu *gpu)
+{
+    int descriptor = open(compute_mode_file(gpu), O_RDONLY | O_CLOEXEC);
+    char mode = '0';
+
+    if (descriptor < 0)
+        return 0;
+    if (read(descriptor, &mode, 1) < 0)
+        perror("nvml-compute-mode");
+    close(descriptor);
+    return mode - '0';
+}
+
+API nvmlReturn_t nvmlDeviceSetComputeMode(const void *device, u32 mode)
+{
+    int descriptor;
+    char digit = '0' + mode;
+    nvmlReturn_t result = SUCCESS;
+
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(mode <= 3, INVALID_ARGUMENT);
+    descriptor = open(compute_mode_file(gpu), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    REQUIRE(descriptor >= 0, NO_PERMISSION);
+    if (write(descriptor, &digit, 1) != 1)
+        result = UNKNOWN;
+    close(descriptor);
+    return result;
+}
+
 /*
  * Facts that are one number. They are written as a table, since they differ in nothing but
  * their name and the number.
@@ -938,7 +980,7 @@ NUMBER(nvmlDeviceGetPcieReplayCounter, GPU_OF, 0)
 NUMBER(nvmlDeviceGetPersistenceMode, BOARD_OF, 0)
 NUMBER(nvmlDeviceGetDisplayMode, BOARD_OF, 0)
 NUMBER(nvmlDeviceGetDisplayActive, BOARD_OF, 0)
-NUMBER(nvmlDeviceGetComputeMode, BOARD_OF, 0)
+NUMBER(nvmlDeviceGetComputeMode, BOARD_OF, compute_mode_of(gpu))
 NUMBER(nvmlDeviceGetAccountingMode, BOARD_OF, 0)
 NUMBER(nvmlDeviceGetAccountingBufferSize, BOARD_OF, 4000)
 NUMBER(nvmlDeviceGetVirtualizationMode, BOARD_OF, 0)

@@ -37,6 +37,7 @@ _HIGHEST_PID: Final = 1 << 22
 
 def command_line(
     programs: Programs,
+    environment: dict[str, str],
     *arguments: str,
     binds: tuple[str, ...] = (),
     dev: str = "/dev",
@@ -48,6 +49,7 @@ def command_line(
 
     Args:
         programs: where it is.
+        environment: all of its own; the command itself needs none.
         arguments: its own.
         binds: directories that it has to see, below another root.
         dev: the host's device nodes.
@@ -58,6 +60,7 @@ def command_line(
     wish = {
         "program": programs.control,
         "arguments": arguments,
+        "environment": environment,
         "root": programs.root,
         "binds": binds,
         "dev": dev,
@@ -107,8 +110,9 @@ class Control:
 
     def _run(self, command: str, timeout: float) -> subprocess.CompletedProcess[bytes]:
         programs, places = self._programs, self._places
+        environment = programs.environment(places.pipe, places.log)
         argv = (
-            command_line(programs, binds=(places.directory,), dev=self._dev)
+            command_line(programs, environment, binds=(places.directory,), dev=self._dev)
             if programs.root
             else [programs.control]
         )
@@ -117,7 +121,7 @@ class Control:
                 argv,
                 input=f"{command}\n".encode(),
                 capture_output=True,
-                env=programs.environment(places.pipe, places.log),
+                env={} if programs.root else environment,
                 timeout=timeout,
                 check=False,
             )

@@ -161,12 +161,15 @@ class Daemon:
         """
         places, programs = self._places, plan.programs
         ground.lay(places, self._config.sys)
+        with suppress(FileNotFoundError):
+            os.unlink(places.started)
         ground.empty_pipe(places)
         self._rotate()
         ground.note_devices(places, plan.devices)
         ground.set_compute_mode(self._config, ground.EXCLUSIVE_PROCESS, plan.devices)
         argv = command_line(
             programs,
+            programs.environment(places.pipe, places.log, plan.devices),
             "-f",
             binds=(places.directory,),
             dev=self._config.dev,
@@ -178,7 +181,7 @@ class Daemon:
         pid = os.posix_spawn(
             argv[0],
             argv,
-            programs.environment(places.pipe, places.log, plan.devices),
+            {},
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_OPEN, 1, places.log_file, append, 0o600),
@@ -213,18 +216,19 @@ class Daemon:
                 raise self._failed(f"no socket within {_TO_START:g} s")
             time.sleep(_POLL)
 
-    def configure(self, plan: Plan) -> None:
+    def configure(self, plan: Plan, devices: tuple[str, ...]) -> None:
         """Give the daemon its limits, and see that it has them.
 
         Args:
             plan: what they are.
+            devices: those that it was started with, in its order.
 
         Raises:
             MpsDaemonFailed: it does not take them.
             MpsStateUnusable: it cannot be said that it has.
         """
         control = self.control(plan.programs)
-        for command in plan.settings:
+        for command in plan.commands(devices):
             control.ask(command)
         percentage = control.percentage()
         if round(percentage) != plan.percentage:

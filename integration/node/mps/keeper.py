@@ -4,7 +4,7 @@
 
     wanted ──▶ find ──┬─ nobody ───────────▶ start ─┐
                       ├─ as wanted ─────────────────┼─▶ limits ──▶ ready ──▶ it ends, or is to be
-                      ├─ with other GPUs ──▶ drain  │              another ──▶ find
+                      ├─ lacks a GPU ──────▶ drain  │              another ──▶ find
                       └─ dead, its servers live: wait for their clients
     not wanted ──▶ drain ──▶ compute modes, sockets
 
@@ -150,7 +150,7 @@ class Keeper:
             NvshimError: it cannot be had, or has ended.
         """
         found = await self._living()
-        if found is not None and (found.devices, found.driver) != (plan.devices, plan.driver):
+        if found is not None and not _serves(found, plan):
             await self._drain(found)
             found = await self._living()
         if found is None:
@@ -159,7 +159,8 @@ class Keeper:
         else:
             pid = found.pid
             await self._adopt(found, plan)
-        await _aside(lambda: self._daemon.configure(plan))
+        devices = plan.devices if found is None else found.devices
+        await _aside(lambda: self._daemon.configure(plan, devices))
         self._post(unready="", pid=pid, devices=plan.devices)
         self._say_fault("")
         how = await self._until_ended(pid)
@@ -345,6 +346,10 @@ class Keeper:
             self._context.say("info", "over", part="mps", fault=self.fault)
         self.fault = line
         self._posted()
+
+
+def _serves(found: Found, plan: Plan) -> bool:
+    return found.driver == plan.driver and set(plan.devices) <= set(found.devices)
 
 
 async def _aside(work: Callable[[], T]) -> T:

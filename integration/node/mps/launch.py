@@ -2,9 +2,10 @@
 
     python3 -I -S launch.py JSON
 
-The environment is the program's. JSON is an object::
+JSON is an object::
 
     program, arguments   what is executed at last, as seen below root
+    environment          all of its environment
     root                 its root directory; "" for the host's
     binds                host directories that it has to see, at the same places
     dev                  the host's device nodes
@@ -54,7 +55,8 @@ def main(text: str) -> None:
         os.chdir("/")
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        os.execv(wish["program"], [wish["program"], *wish["arguments"]])  # noqa: S606 - the driver's
+        argv = [wish["program"], *wish["arguments"]]
+        os.execve(wish["program"], argv, wish["environment"])  # noqa: S606 - the driver's
     except OSError as error:
         sys.stderr.write(f"{error.filename or wish['program']}: {error.strerror}\n")
         os._exit(OSERR)

@@ -97,7 +97,8 @@ class _Mps:
                 continue
             try:
                 places = Places(settings.mps_root, resource.name)
-                plans[places] = plan_of(resource, inventory)
+                plan = plan_of(resource, inventory)
+                plans[places] = plan if plan.devices else None
             except NvshimError as error:
                 impossible.append(str(error))
         for line in impossible:

@@ -3,11 +3,13 @@
 Rules
 - Devices are in the order of their indices, and named by UUID: so what number a device has for the
   daemon is its place in that order, whatever else the node has.
+- A GPU that NVML cannot open is left out: CUDA sees none of those that come after one that it
+  cannot see. A daemon that has it already stays, for the sake of the others.
 - Each share has an equal part of the memory, in whole MiB, and of the threads, in whole percent.
   Where NVML did not say how much memory there is, it is not limited.
-- Up to 48 clients can use a GPU from Volta on (compute capability 7.0), 16 an older one. NVIDIA's
-  plugin counts Volta among the older ones; its manual does not.
-- MIG devices are not shared so, nor are GPUs in MIG mode.
+- How many may share a device at all was seen to when the resource was made
+  (:mod:`integration.node.plugin.resources`). A GPU that was given MIG mode since, or is gone, is
+  not shared.
 - The programs are the driver's. A driver root with a dynamic loader is a system of its own, as in a
   driver container, and its programs run with that as their root; in one without they are started
   like programs of the host, and told where their libraries are.
@@ -34,17 +36,12 @@ if TYPE_CHECKING:
     from integration.node.plugin.values import Resource
 
 __all__ = [
-    "MOST_CLIENTS",
-    "MOST_CLIENTS_BEFORE_VOLTA",
     "Plan",
     "Programs",
     "plan_of",
     "programs_of",
 ]
 
-MOST_CLIENTS: Final = 48
-MOST_CLIENTS_BEFORE_VOLTA: Final = 16
-_VOLTA: Final = (7, 0)
 _MIB: Final = 1 << 20
 
 _CONTROL: Final = "nvidia-cuda-mps-control"
@@ -99,7 +96,8 @@ class Plan:
     Attributes:
         resource: the resource's name.
         devices: UUIDs of its GPUs, in the daemon's order.
-        limits: MiB of memory that a client may have of each; None for no limit.
+        limits: MiB of memory that a client may have of each, by UUID; one that is not limited is
+            not in it.
         percentage: of the threads that a client may have.
         driver: version of the driver that it is started from.
         programs: how it is started.
@@ -107,20 +105,23 @@ class Plan:
 
     resource: str
     devices: tuple[str, ...]
-    limits: tuple[int | None, ...]
+    limits: Mapping[str, int]
     percentage: int
     driver: str
     programs: Programs
 
-    @property
-    def settings(self) -> tuple[str, ...]:
-        """The commands that give a daemon its limits; to give them again changes nothing."""
+    def commands(self, devices: tuple[str, ...]) -> tuple[str, ...]:
+        """What gives a daemon its limits; to give them again changes nothing.
+
+        Args:
+            devices: those of the daemon, in its order; it may have more than are wanted now.
+        """
         return (
             f"set_default_active_thread_percentage {self.percentage}",
             *(
-                f"set_default_device_pinned_mem_limit {number} {limit}M"
-                for number, limit in enumerate(self.limits)
-                if limit is not None
+                f"set_default_device_pinned_mem_limit {number} {self.limits[uuid]}M"
+                for number, uuid in enumerate(devices)
+                if uuid in self.limits
             ),
         )
 
@@ -140,23 +141,19 @@ def plan_of(resource: Resource, inventory: Inventory) -> Plan:
         MpsProgramMissing: the driver has not all of MPS.
     """
     gpus = {gpu.uuid: gpu for gpu in inventory.gpus}
-    devices = tuple(dict.fromkeys(device.uuid for device in resource.devices))
-    memory = {device.uuid: device.memory_bytes for device in resource.devices}
-    for uuid in devices:
+    memory = {device.uuid: device.memory_bytes or 0 for device in resource.devices}
+    for uuid in memory:
         _check(resource, uuid, gpus)
     replicas = max(1, resource.replicas)
+    shares = {uuid: total // replicas // _MIB for uuid, total in memory.items()}
     return Plan(
         resource=resource.name,
-        devices=devices,
-        limits=tuple(_share(memory[uuid], replicas) for uuid in devices),
+        devices=tuple(uuid for uuid in memory if not gpus[uuid].lost),
+        limits={uuid: share for uuid, share in shares.items() if share},
         percentage=100 // replicas,
         driver=inventory.driver.version,
         programs=programs_of(inventory.driver),
     )
-
-
-def _share(memory: int | None, replicas: int) -> int | None:
-    return None if memory is None else memory // replicas // _MIB or None
 
 
 def _check(resource: Resource, uuid: str, gpus: Mapping[str, Gpu]) -> None:
@@ -164,30 +161,9 @@ def _check(resource: Resource, uuid: str, gpus: Mapping[str, Gpu]) -> None:
     if gpu is None or gpu.mig:
         raise MpsImpossible(
             f"to share {uuid} of {resource.name} by MPS",
-            found="a MIG device" if gpu is None else "a GPU in MIG mode",
+            found="no GPU of the node" if gpu is None else "a GPU in MIG mode",
             do="share MIG devices by time-slicing, or turn MIG mode off",
         )
-    most = most_clients(gpu.compute_capability)
-    if resource.replicas > most:
-        raise MpsImpossible(
-            f"{resource.replicas} shares of {uuid} of {resource.name} by MPS",
-            found=f"a GPU of compute capability {gpu.compute_capability or 'unknown'}, which "
-            f"{most} clients can use",
-            do=f"set replicas to {most} or less in sharing.mps.resources",
-        )
-
-
-def most_clients(compute_capability: str) -> int:
-    """How many clients of MPS can use a GPU.
-
-    Args:
-        compute_capability: "9.0"; "" if that is not known.
-    """
-    major, _, minor = compute_capability.partition(".")
-    if not (major.isdecimal() and minor.isdecimal()):
-        return MOST_CLIENTS
-    older = (int(major), int(minor)) < _VOLTA
-    return MOST_CLIENTS_BEFORE_VOLTA if older else MOST_CLIENTS
 
 
 def programs_of(driver: Driver) -> Programs:
