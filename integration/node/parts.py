@@ -32,7 +32,11 @@ NO: Final = "no"
 PARTS: Final[Mapping[str, str]] = {
     "health": "integration.node.health.part",
     "metrics": "integration.node.metrics.part",
+<<<<<<< HEAD
     "mps": "integration.node.mps.part",
+=======
+    "plugin": "integration.node.plugin.part",
+>>>>>>> adb6065 (Node agent: the kubelet's device plugin: a server per resource, registration, Allocate for every strategy, CDI specs)
 }
 """The module of each part, by its name."""
 
@@ -48,6 +52,10 @@ class SettingsSource(Protocol):
     @property
     def path(self) -> str:
         """The file; "" for none."""
+
+    @property
+    def watched(self) -> tuple[str, ...]:
+        """Every file and directory whose content makes a difference."""
 
     def load(self) -> Settings:
         """Read them, as they are now.

@@ -3,6 +3,7 @@
 Leaves of the tree in :mod:`api.errors`, below :class:`~integration.node.errors.NodeAgentError`::
 
     PluginError                     E2703-E2734
+    ├── ServingError                E2704-E2719  see integration.node.plugin.serving_errors
     ├── SettingsError               E2720-E2729  what it is told to do
     │   ├── SettingsUnreadable      E2720  the file cannot be read
     │   ├── SettingsMalformed       E2721  it is neither YAML nor JSON

@@ -1,0 +1,339 @@
+"""What a container is given of a resource: the answer to the kubelet's Allocate. Pure.
+
+============================  ====================================================================
+``deviceListStrategy``        what the answer has
+============================  ====================================================================
+envvar                        NVIDIA_VISIBLE_DEVICES=ID,…; NVIDIA_IMEX_CHANNELS=N,…
+volume-mounts                 NVIDIA_VISIBLE_DEVICES=/var/run/nvidia-container-devices, and
+                              /dev/null mounted on ID, and on imex/N, in that directory
+cdi-annotations               cdi.k8s.io/nvidia-device-plugin_… = VENDOR/gpu=ID,… (or another
+                              prefix)
+cdi-cri                       the CRI's own field of CDI devices, with the same names
+============================  ====================================================================
+
+VENDOR is k8s.device-plugin.nvidia.com, whose specs :mod:`integration.node.plugin.cdi` writes: our
+shim, and any other runtime, gives by them what it gives by the variable. With CDI, what comes
+beside GPUs is named too: VENDOR/gds=all, mofed=all, gdrcopy=all, imex-channel=N. Without, and only
+then (as with NVIDIA's), the variables NVIDIA_GDS, NVIDIA_MOFED and NVIDIA_GDRCOPY ask for it, and
+``passDeviceSpecs`` has the device nodes in the answer.
+
+Rules
+- Shares of one device are that device; it is named once.
+- An id that the resource does not have is refused; so is one whose device the node does not have at
+  this moment. One that is unhealthy is not, as with NVIDIA's: the kubelet has chosen by what it was
+  told, and who keeps a device over a restart of the kubelet is not to lose it.
+- The shim believes UUIDs in a variable, and mounts, by default; not indices in a variable, since an
+  image could name them too (:mod:`hooks.requests.policy`). Where its mode does not believe the
+  variable, the answer to ``envvar`` has the mounts as well, which name the same devices and come
+  before it. So a container gets what the kubelet has given, in every mode.
+- Of IMEX channels those are named that the node has; where they are required, a missing one is an
+  error.
+
+Source: facts of NVIDIA's k8s-device-plugin; device plugin API v1beta1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from api.proto import deviceplugin_pb2 as pb
+from hooks.config import Mode
+from hooks.edits.capabilities import CONTROL, MODESET, UVM, UVM_TOOLS
+from hooks.requests.glance import DEVICES, MOUNTS
+from integration.node.plugin.errors import DeviceUnknown
+from integration.node.plugin.serving_errors import (
+    CdiDeviceUnwritten,
+    ChannelsMissing,
+    DeviceGone,
+    GrantIneffective,
+    TooManyShares,
+)
+from integration.node.plugin.values import DeviceIds, DeviceList
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hooks.config import Config
+    from hooks.node.inventory import Inventory
+    from integration.node.mps.containers import Edits
+    from integration.node.plugin.values import Device, Resource, Settings
+
+__all__ = [
+    "CDI",
+    "IMEX_NODES",
+    "VENDOR",
+    "Ground",
+    "allocate",
+    "name_in",
+    "refuse_ineffective",
+]
+
+VENDOR: Final = "k8s.device-plugin.nvidia.com"
+"""Of the CDI kinds, as NVIDIA's plugin calls them."""
+
+CDI: Final = frozenset({DeviceList.CDI_ANNOTATIONS, DeviceList.CDI_CRI})
+IMEX_NODES: Final = "/dev/nvidia-caps-imex-channels"
+
+_USUAL_PREFIX: Final = "cdi.k8s.io/"
+_PLUGIN: Final = "nvidia-device-plugin"
+_NOTHING: Final = "void"
+_CONTROL_NODES: Final = (CONTROL.path, UVM.path, UVM_TOOLS.path, MODESET.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What answers go by.
+
+    Attributes:
+        settings: what the plugin is to do.
+        inventory: what the node has now; None if that cannot be told.
+        cdi_devices: the names that the CDI specs have ("k8s.device-plugin.nvidia.com/gpu=…").
+        channels: the IMEX channels that the node has.
+        dev: where the host's device nodes are.
+        mode: of the shim's policy.
+        accepts_mounts: whether the shim goes by mounts.
+    """
+
+    settings: Settings
+    inventory: Inventory | None
+    cdi_devices: frozenset[str] = frozenset()
+    channels: tuple[int, ...] = ()
+    dev: str = "/dev"
+    mode: str = Mode.DEFAULT
+    accepts_mounts: bool = True
+
+
+def allocate(
+    resource: Resource,
+    ids: Sequence[str],
+    ground: Ground,
+    *,
+    token: str,
+    extras: Edits | None = None,
+) -> pb.ContainerAllocateResponse:
+    """What one container is given.
+
+    Args:
+        resource: of which.
+        ids: what the kubelet has chosen of it.
+        ground: what the node is like, and what is to be done.
+        token: what no other answer has; it names the annotation.
+        extras: what comes with the resource.
+
+    Returns:
+        The answer.
+
+    Raises:
+        DeviceUnknown: the resource has no such id.
+        TooManyShares: nobody is to get so many shares.
+        DeviceGone: the node has no such device now.
+        CdiDeviceUnwritten: no CDI spec has the device.
+        ChannelsMissing: the node lacks a required IMEX channel.
+    """
+    devices = _devices(resource, ids)
+    for device in devices:
+        _refuse_gone(device, ground.inventory)
+    settings = ground.settings
+    channels = _channels(ground)
+    names = [name_in(device, settings) for device in devices]
+    answer = pb.ContainerAllocateResponse()
+    if extras is not None:
+        answer.envs.update(extras.env)
+        for each in extras.mounts:
+            answer.mounts.add(
+                host_path=each.host_path,
+                container_path=each.container_path,
+                read_only=each.read_only,
+            )
+    strategies = set(settings.device_list_strategies)
+    if strategies & CDI:
+        _add_cdi(answer, _cdi_names(names, channels, ground), settings, token)
+    if not strategies <= CDI:
+        _add_variables(answer, names, channels, ground)
+        if settings.pass_device_specs:
+            _add_nodes(answer, devices, channels, ground)
+    return answer
+
+
+def name_in(device: Device, settings: Settings) -> str:
+    """What a container knows a device by."""
+    return device.index if settings.device_id_strategy == DeviceIds.INDEX else device.uuid
+
+
+def refuse_ineffective(settings: Settings, config: Config) -> None:
+    """See whether our shim would go by what containers are given.
+
+    Args:
+        settings: what the plugin is to do.
+        config: what the shim goes by.
+
+    Raises:
+        GrantIneffective: it would not, so that containers would start without their devices.
+    """
+    strategies = set(settings.device_list_strategies)
+    if strategies & CDI:
+        return  # the engine gives by CDI, or the shim by the annotation
+    if DeviceList.VOLUME_MOUNTS not in strategies and _is_believed(settings, config.mode):
+        return
+    if not config.accept_mounts:
+        raise GrantIneffective(
+            f"devices by {', '.join(sorted(strategies))}",
+            found=f'accept-mounts is false, and mode "{config.mode}" believes no variable that '
+            f"names a device by its {settings.device_id_strategy}",
+            do="set accept-mounts, or choose cdi-cri or cdi-annotations",
+        )
+
+
+def _is_believed(settings: Settings, mode: str) -> bool:
+    """Whether the shim believes the variable of an unprivileged container."""
+    by_uuid = settings.device_id_strategy == DeviceIds.UUID
+    return mode == Mode.NVIDIA or (mode == Mode.DEFAULT and by_uuid)
+
+
+# -- which devices ----------------------------------------------------------------------------
+
+
+def _devices(resource: Resource, ids: Sequence[str]) -> list[Device]:
+    """The devices of ids, each once."""
+    if resource.one_each and len(ids) > 1:
+        raise TooManyShares(
+            f"{len(ids)} of {resource.name} for one container",
+            found="its devices are shared, and one share each is the most",
+            do="ask for 1, or set failRequestsGreaterThanOne to false",
+        )
+    known = {device.id: device for device in resource.devices}
+    found: dict[str, Device] = {}
+    for name in ids:
+        if name not in known:
+            raise DeviceUnknown(
+                f"{name} of {resource.name}",
+                found=f"there are {len(known)} devices, and none of this id",
+                do="see what nvshim list shows; the kubelet has been told what there is",
+            )
+        found.setdefault(known[name].uuid, known[name])
+    return list(found.values())
+
+
+def _refuse_gone(device: Device, inventory: Inventory | None) -> None:
+    if inventory is None:
+        why = "what the node has cannot be told now"
+    elif device.uuid in _uuids(inventory):
+        return
+    elif inventory.nvml_failure:
+        why = f"NVML does not answer: {inventory.nvml_failure}"
+    else:
+        why = "the node does not have it any more"
+    raise DeviceGone(f"device {device.uuid}", found=why, do="have the pod made anew")
+
+
+def _uuids(inventory: Inventory) -> set[str]:
+    """Everything that the node has."""
+    gpus = {gpu.uuid for gpu in inventory.gpus if not gpu.excluded}
+    return gpus | {mig.uuid for mig in inventory.mig_devices}
+
+
+def _channels(ground: Ground) -> list[int]:
+    wanted = ground.settings.imex_channels
+    missing = [channel for channel in wanted if channel not in ground.channels]
+    if missing and ground.settings.imex_required:
+        raise ChannelsMissing(
+            f"the IMEX channels {', '.join(map(str, wanted))}",
+            found=f"the node lacks {', '.join(map(str, missing))}",
+            do="make them (nvidia-modprobe -i), or do not require them",
+        )
+    return [channel for channel in wanted if channel in ground.channels]
+
+
+# -- how they are told ------------------------------------------------------------------------
+
+
+def _cdi_names(names: Iterable[str], channels: Iterable[int], ground: Ground) -> list[str]:
+    settings = ground.settings
+    needed = [f"{VENDOR}/gpu={name}" for name in names]
+    for name in needed:
+        if name not in ground.cdi_devices:
+            raise CdiDeviceUnwritten(
+                f"the CDI device {name}",
+                found="no spec of it has been written",
+                do="see what the agent says of the spec, and who may write there",
+            )
+    wished = {"gdrcopy": settings.gdrcopy, "gds": settings.gds, "mofed": settings.mofed}
+    beside = [f"{VENDOR}/{kind}=all" for kind, is_wished in wished.items() if is_wished]
+    beside += [f"{VENDOR}/imex-channel={channel}" for channel in channels]
+    # A node that has nothing of the kind has no spec of it, and images are the same everywhere.
+    return [*needed, *(name for name in beside if name in ground.cdi_devices)]
+
+
+def _add_cdi(
+    answer: pb.ContainerAllocateResponse, names: Sequence[str], settings: Settings, token: str
+) -> None:
+    if not names:
+        return
+    if DeviceList.CDI_ANNOTATIONS in settings.device_list_strategies:
+        prefix = settings.cdi_annotation_prefix or _USUAL_PREFIX
+        answer.annotations[f"{prefix}{_PLUGIN}_{token}"] = ",".join(names)
+    if DeviceList.CDI_CRI in settings.device_list_strategies:
+        for name in names:
+            answer.cdi_devices.add(name=name)
+
+
+def _add_variables(
+    answer: pb.ContainerAllocateResponse,
+    names: Sequence[str],
+    channels: Sequence[int],
+    ground: Ground,
+) -> None:
+    settings = ground.settings
+    strategies = set(settings.device_list_strategies)
+    by_mounts = DeviceList.VOLUME_MOUNTS in strategies
+    if by_mounts:
+        answer.envs[DEVICES] = MOUNTS
+    else:
+        answer.envs[DEVICES] = ",".join(names) or _NOTHING
+    if DeviceList.ENVVAR in strategies and channels:
+        answer.envs["NVIDIA_IMEX_CHANNELS"] = ",".join(map(str, channels))
+    helped = (
+        not strategies & CDI and ground.accepts_mounts and not _is_believed(settings, ground.mode)
+    )
+    if by_mounts or helped:
+        below = [*names, *(f"imex/{channel}" for channel in channels)]
+        for name in below:
+            answer.mounts.add(host_path="/dev/null", container_path=f"{MOUNTS}/{name}")
+    features = {
+        "NVIDIA_GDRCOPY": settings.gdrcopy,
+        "NVIDIA_GDS": settings.gds,
+        "NVIDIA_MOFED": settings.mofed,
+    }
+    answer.envs.update({name: "enabled" for name, is_wished in features.items() if is_wished})
+
+
+def _add_nodes(
+    answer: pb.ContainerAllocateResponse,
+    devices: Iterable[Device],
+    channels: Iterable[int],
+    ground: Ground,
+) -> None:
+    inventory = ground.inventory
+    if inventory is None:  # then there are no devices either
+        return
+    own: dict[str, None] = {}
+    for device in devices:
+        own[f"/dev/nvidia{device.minor}"] = None
+        for mig in inventory.mig_devices:
+            if mig.uuid == device.uuid:
+                own.update(dict.fromkeys(mig.paths))
+    own.update(dict.fromkeys(f"{IMEX_NODES}/channel{channel}" for channel in channels))
+    there = [path for path in _CONTROL_NODES if path in inventory.nodes.usable]
+    for path in (*there, *own):
+        answer.devices.add(
+            container_path=path, host_path=_host_path(path, inventory, ground), permissions="rw"
+        )
+
+
+def _host_path(path: str, inventory: Inventory, ground: Ground) -> str:
+    root = ground.settings.dev_root.rstrip("/")
+    if root:
+        return f"{root}{path}"
+    node = inventory.nodes.usable.get(path)
+    return node.host if node is not None and node.host else ground.dev + path.removeprefix("/dev")

@@ -1,0 +1,193 @@
+"""The CDI specs of what the device plugin gives, for any container runtime.
+
+``DIRECTORY/k8s.device-plugin.nvidia.com-gpu.json``, and likewise -gds, -mofed, -gdrcopy and
+-imex-channel, in the last of the configuration's spec directories. A runtime that knows CDI gives
+by them what our shim gives of itself; our shim, told of an annotation, goes by them as well.
+
+Rules
+- They have the names that NVIDIA's plugin gives them, and are of its kinds. A node has one device
+  plugin, so whoever serves the kubelet has these files: those that NVIDIA's has left are replaced,
+  as two files with the same devices would be a conflict, by which no container starts. A file of
+  that name that is of another kind is somebody else's, and stays.
+- A spec is written before the kubelet is told of its devices, in one step, and only if it differs.
+- It stays when the agent ends, since containers are started again by it, which no kubelet asks for
+  anew. It is removed when nothing is given by CDI any more, or there is no driver.
+- While NVML does not answer, a spec of which everything is there still stays as it is, for without
+  NVML nothing is known of MIG devices.
+- Version 0.5.0 of the specification is enough for them, so that every runtime that knows CDI can
+  read them: there are no groups in them, as in NVIDIA's.
+
+Source: CDI specification; NVIDIA Container Toolkit, pkg/nvcdi.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from hooks.cdi import files, generating, schema
+from hooks.cdi.errors import CdiNotGenerated
+from hooks.errors import CdiError
+from hooks.requests.request import Feature
+from integration.cdi.checking import ERROR, check_spec
+from integration.cdi.writing import text_of
+from integration.files import read_file, remove_file, replace_file
+from integration.node.plugin.allocation import CDI, VENDOR
+from integration.node.plugin.serving_errors import PluginSpecUnwritten
+from integration.node.plugin.values import DeviceIds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hooks.cdi.spec import SpecFile
+    from hooks.config import Config
+    from hooks.node.inventory import Inventory
+    from integration.node.plugin.values import Settings
+
+__all__ = ["KINDS", "Specs", "keep_specs", "path_of"]
+
+KINDS: Final = ("gpu", Feature.GDS, Feature.MOFED, Feature.GDRCOPY, "imex-channel")
+"""What there may be a spec of; the class of its kind is called so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Specs:
+    """What the specs have now.
+
+    Attributes:
+        devices: the full names.
+        fault: why something of it could not be written; "" if all is well.
+        written: the paths of those that were written or removed this time.
+    """
+
+    devices: frozenset[str] = frozenset()
+    fault: str = ""
+    written: tuple[str, ...] = ()
+
+
+def path_of(kind: str, config: Config) -> str:
+    """Where the spec of a kind is.
+
+    Args:
+        kind: of :data:`KINDS`.
+        config: where specs are.
+    """
+    return os.path.join(config.cdi_spec_dirs[-1], f"{VENDOR}-{kind}.json")
+
+
+def keep_specs(settings: Settings, inventory: Inventory | None, config: Config) -> Specs:
+    """Bring the specs up to date.
+
+    Args:
+        settings: what the plugin is to do.
+        inventory: what the node has; None if there is no driver that can be used.
+        config: where specs and device nodes are.
+
+    Returns:
+        What they have. What could not be written is not among it.
+    """
+    wanted = _wanted(settings) if inventory is not None else frozenset()
+    devices: set[str] = set()
+    faults: list[str] = []
+    written: list[str] = []
+    for kind in KINDS:
+        path = path_of(kind, config)
+        try:
+            spec = None
+            if inventory is not None and kind in wanted:
+                spec = _still_true(path, kind, inventory, config)
+                spec = spec or _spec(kind, settings, inventory, config)
+            if _put(path, kind, spec):
+                written.append(path)
+        except PluginSpecUnwritten as error:
+            faults.append(str(error))
+        else:
+            if spec is not None:
+                devices.update(f"{spec.kind}={device.name}" for device in spec.devices)
+    return Specs(frozenset(devices), "; ".join(faults), tuple(written))
+
+
+def _wanted(settings: Settings) -> frozenset[str]:
+    def kinds() -> Iterator[str]:
+        yield "gpu"
+        if settings.gds:
+            yield Feature.GDS
+        if settings.mofed:
+            yield Feature.MOFED
+        if settings.gdrcopy:
+            yield Feature.GDRCOPY
+        if settings.imex_channels:
+            yield "imex-channel"
+
+    return frozenset(kinds() if CDI.intersection(settings.device_list_strategies) else ())
+
+
+def _spec(kind: str, settings: Settings, inventory: Inventory, config: Config) -> SpecFile | None:
+    """The spec of a kind; None if the node has nothing of it."""
+    by_index = settings.device_id_strategy == DeviceIds.INDEX
+    wish = generating.Wish(
+        kind=kind,
+        vendor=VENDOR,
+        class_=kind,
+        strategies=("index",) if by_index else ("uuid",),
+        groups=False,
+    )
+    try:
+        return generating.generate(wish, inventory, config)
+    except CdiNotGenerated:
+        return None
+
+
+def _still_true(path: str, kind: str, inventory: Inventory, config: Config) -> SpecFile | None:
+    """The spec that is there, if NVML does not answer, and nothing of it is gone."""
+    if kind != "gpu" or not inventory.nvml_failure:
+        return None
+    try:
+        there = read_file(path)
+        spec = None if there is None else schema.parse(files.tree_of(there, path), path)
+    except (OSError, CdiError):
+        return None
+    if spec is None or any(each.weight == ERROR for each in check_spec(spec, config)):
+        return None
+    return spec
+
+
+def _put(path: str, kind: str, spec: SpecFile | None) -> bool:
+    """Write a spec, or remove it; whether that was needed.
+
+    Raises:
+        PluginSpecUnwritten: it cannot be done; also if what is there is of another kind.
+    """
+    try:
+        there = read_file(path)
+        text = None if spec is None else text_of(schema.to_tree(spec), "json").encode()
+        if there == text:
+            return False
+        if there is not None and _kind_of(there, path) not in {f"{VENDOR}/{kind}", ""}:
+            raise PluginSpecUnwritten(
+                f"to keep {path}",
+                found=f"it is a spec of {_kind_of(there, path)}",
+                do="remove it, or name another directory in spec-dirs",
+            )
+        if text is None:
+            remove_file(path)
+        else:
+            replace_file(path, text)
+    except OSError as error:
+        raise PluginSpecUnwritten(
+            f"to keep {path}",
+            found=error.strerror or str(error),
+            do="see who may write there, and whether there is space",
+        ) from error
+    return True
+
+
+def _kind_of(content: bytes, path: str) -> str:
+    """The kind that a file says it is of; "" if it says none, and so is of no use to anybody."""
+    try:
+        tree = files.tree_of(content, path)
+    except CdiError:
+        return ""
+    kind = tree.get("kind") if isinstance(tree, dict) else None
+    return kind if isinstance(kind, str) else ""

@@ -1,0 +1,84 @@
+"""The kubelet's side of things: its socket, registering with it, and hearing that it is back.
+
+Rules
+- A kubelet that begins removes every socket of its directory, and then makes its own: so a socket
+  of the kubelet's that is another than before means that everybody is to register anew.
+- It calls a plugin back before it answers, which it may try for ten seconds.
+- Its directory, which is made when it is first started, is waited for; nothing is looked at every
+  so often for it.
+
+Source: kubelet pkg/kubelet/cm/devicemanager/plugin/v1beta1; inotify(7).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import grpc  # type: ignore[import-untyped] # it ships no types
+import grpc.aio  # type: ignore[import-untyped] # likewise
+
+from api.proto import deviceplugin_pb2 as pb
+from integration.node.plugin.serving_errors import KubeletRefused, KubeletUnreachable
+
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["VERSION", "register"]
+
+VERSION: Final = "v1beta1"
+
+_REGISTER: Final = "/v1beta1.Registration/Register"
+_TO_DIAL: Final = 5.0
+_TO_ANSWER: Final = 15.0
+
+# Each attempt stands for itself: none waits for what an earlier one has found.
+_OPTIONS: Final = (("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1))
+_NO_ANSWER: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
+
+
+async def register(kubelet: str, endpoint: str, resource: str) -> None:
+    """Tell a kubelet of a plugin.
+
+    Args:
+        kubelet: the path of its socket.
+        endpoint: the name of the plugin's, in the same directory.
+        resource: what the plugin is of.
+
+    Raises:
+        KubeletRefused: the kubelet says no, and why.
+        KubeletUnreachable: there is none that answers.
+    """
+    asked = f"to register {resource} with the kubelet at {kubelet}"
+    request = pb.RegisterRequest(
+        version=VERSION,
+        endpoint=endpoint,
+        resource_name=resource,
+        options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
+    )
+    async with grpc.aio.insecure_channel(f"unix:{kubelet}", options=_OPTIONS) as channel:
+        try:
+            with anyio.fail_after(_TO_DIAL):
+                await channel.channel_ready()
+        except TimeoutError as error:
+            raise KubeletUnreachable(
+                asked,
+                found=f"nobody has answered for {_TO_DIAL:g} s",
+                do="see whether the kubelet runs; it is tried again",
+            ) from error
+        call: Any = channel.unary_unary(
+            _REGISTER,
+            request_serializer=pb.RegisterRequest.SerializeToString,
+            response_deserializer=pb.Empty.FromString,
+        )
+        try:
+            await call(request, timeout=_TO_ANSWER)
+        except grpc.aio.AioRpcError as error:
+            found = error.details() or error.code().name
+            if error.code() in _NO_ANSWER:
+                raise KubeletUnreachable(asked, found=found, do="it is tried again") from error
+            raise KubeletRefused(
+                asked,
+                found=f"the kubelet says: {found}",
+                do="see whether this kubelet takes device plugins; it is tried again",
+            ) from error

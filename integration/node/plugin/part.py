@@ -1,0 +1,379 @@
+"""The device plugin, as a part of the agent.
+
+::
+
+    settings' file ─▶ settings ─┐
+    the look ───────▶ seen ─────┼─▶ resources ─▶ CDI specs ─▶ a plugin per resource ─▶ kubelet
+    health, MPS ────────────────┘
+
+Rules
+- It serves where a kubelet is. By default, where somebody else's device plugin serves too, it does
+  not: which of the two a kubelet listens to would be chance. It says so, and looks again.
+- Settings that cannot be used leave those before in force, and it is said what is wrong with them.
+- What cannot be looked at is unhealthy, and not gone (:mod:`integration.node.plugin.doubt`).
+- CDI specs are written before the kubelet is told of what is in them.
+- An answer goes by what is known when it is given: it waits until what was posted is worked in.
+- gRPC is loaded where it is needed, and not before.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import uuid
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+
+from api.errors import NvshimError, one_line
+from integration.node.metrics.counters import FAILED, OK, REFUSED
+from integration.node.mps.containers import edits, refuse_unready, unready
+from integration.node.parts import NO, YES
+from integration.node.plugin import allocation, sockets
+from integration.node.plugin.allocation import IMEX_NODES, Ground, refuse_ineffective
+from integration.node.plugin.cdi import Specs, keep_specs
+from integration.node.plugin.doubt import unhealthy
+from integration.node.plugin.errors import DeviceUnknown
+from integration.node.plugin.preferred import preferred
+from integration.node.plugin.reloading import keep_settings
+from integration.node.plugin.resources import resources_of
+from integration.node.plugin.serving_errors import KubeletUnreachable, OtherPlugin
+from integration.node.plugin.topology import Topologies, Topology, numa_nodes
+from integration.node.plugin.values import MPS
+from integration.node.plugin.watching import Directory, socket_identity
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from api.proto import deviceplugin_pb2 as pb
+    from hooks.node.inventory import Inventory
+    from integration.node.parts import Context
+    from integration.node.plugin.serving import Serving
+    from integration.node.plugin.values import Resource, Settings
+
+__all__ = ["run"]
+
+_NAME: Final = "plugin"
+_GOES_BY: Final = ("seen", "health", "settings", "mps")
+
+# Another plugin that dies says nothing.
+_LOOK_FOR_OTHERS: Final = 30.0
+_MOST_BEHIND: Final = 5.0
+_RETRY_SPECS: Final = 30.0
+_FEW: Final = 3
+
+
+async def run(context: Context) -> None:
+    """Serve the kubelet, until cancelled.
+
+    Args:
+        context: of the agent.
+    """
+    if context.options.device_plugin == NO:
+        await anyio.sleep_forever()
+    for part in [name for name in context.board.faults if name.startswith(f"{_NAME} ")]:
+        context.board.fault(part, "")
+    async with anyio.create_task_group() as tasks:
+        plugin = _Plugin(context, tasks)
+        tasks.start_soon(partial(keep_settings, context, plugin.fault))
+        tasks.start_soon(plugin.hear_board)
+        tasks.start_soon(plugin.hear_kubelet)
+        try:
+            await plugin.keep_serving()
+        finally:
+            await plugin.end()
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the plugins go by: as of which version of the board, and what was made of it."""
+
+    version: int = -1
+    settings: Settings | None = None
+    inventory: Inventory | None = None
+    resources: tuple[Resource, ...] = ()
+    specs: Specs = Specs()  # noqa: RUF009 - it is immutable
+
+
+class _Plugin:
+    """The part at work.
+
+    Args:
+        context: of the agent.
+        tasks: where what it does goes on.
+    """
+
+    def __init__(self, context: Context, tasks: anyio.abc.TaskGroup) -> None:
+        self._context = context
+        self._board = context.board
+        self._options = context.options
+        self._tasks = tasks
+        self._known = _Known()
+        self._serving: Serving | None = None
+        self._specs_of: tuple[Settings | None, Inventory | None] | None = None
+        self._topologies = Topologies(context.config)
+        self._topology = Topology()
+        self._finding = anyio.Lock()
+        self._wake = anyio.Event()
+        self._worked_in = anyio.Event()
+
+    # What is heard
+
+    async def hear_board(self) -> None:
+        """Work in what the others post."""
+        version = self._board.version(*_GOES_BY)
+        while True:
+            self.wake()
+            version = await self._board.change(*_GOES_BY, since=version)
+
+    async def hear_kubelet(self) -> None:
+        """Hear of sockets that come and go."""
+        with Directory(os.path.dirname(self._options.kubelet_socket)) as directory:
+            while True:
+                await directory.change()
+                self.wake()
+
+    def wake(self) -> None:
+        """Have the next round begin."""
+        self._wake.set()
+
+    # What is done
+
+    async def keep_serving(self) -> None:
+        """Go round, whenever there is a reason to."""
+        while True:
+            wake = self._wake = anyio.Event()
+            pause = await self._round()
+            with anyio.move_on_after(pause):
+                await wake.wait()
+
+    async def end(self) -> None:
+        """Serve nothing any more."""
+        if self._serving is not None:
+            await self._serving.end()
+
+    async def _round(self) -> float:
+        """Bring everything up to date; the seconds after which to look again anyway."""
+        before = self._known
+        known = self._look(before)
+        kubelet = socket_identity(self._options.kubelet_socket)
+        pause, active = self._may_serve(kubelet)
+        if not active:
+            self._known = known
+            if self._serving is not None:
+                serving, self._serving = self._serving, None
+                await serving.end()
+            return pause
+        known = replace(known, specs=await self._keep_specs(known))
+        self._known = known
+        if self._serving is None or known.inventory != before.inventory:
+            self._tasks.start_soon(self._find_topology)
+        self._worked_in.set()
+        self._worked_in = anyio.Event()
+        self._board.post(resources=known.resources)
+        if self._serving is None:
+            self._serving = self._new_serving()
+        await self._serving.round(known.resources, kubelet)
+        return min(pause, _RETRY_SPECS) if known.specs.fault else pause
+
+    def _look(self, before: _Known) -> _Known:
+        """What is known now."""
+        version = self._board.version(*_GOES_BY)
+        settings, inventory = self._board.settings, self._board.seen.inventory
+        if version == before.version or settings is None:
+            return before
+        resources = unhealthy(before.resources)
+        try:
+            if inventory is not None:
+                resources = unhealthy(before.resources, but=_seen_without_nvml(inventory))
+                numa = numa_nodes(self._context.config, inventory.gpus)
+                resources = resources_of(inventory, settings, self._board.health, numa)
+        except NvshimError as error:
+            self.fault("resources", str(error))
+        else:
+            self.fault("resources", "")
+        resources = tuple(map(self._as_mps_has_it, resources))
+        if settings != before.settings:
+            try:
+                refuse_ineffective(settings, self._context.config)
+            except NvshimError as error:
+                self.fault("strategy", str(error))
+            else:
+                self.fault("strategy", "")
+        return replace(
+            before, version=version, settings=settings, inventory=inventory, resources=resources
+        )
+
+    def _as_mps_has_it(self, resource: Resource) -> Resource:
+        """A resource that is shared by MPS, without what no daemon serves yet."""
+        if resource.sharing != MPS:
+            return resource
+        served = {
+            device.uuid
+            for device in resource.devices
+            if not unready(resource.name, (device.uuid,), self._board.mps)
+        }
+        return unhealthy((resource,), but=served)[0]
+
+    def _may_serve(self, kubelet: object) -> tuple[float, bool]:
+        """When to look again, and whether to serve now."""
+        if self._board.settings is None:
+            return math.inf, False
+        if self._options.device_plugin == YES:
+            missing = KubeletUnreachable(
+                f"a kubelet at {self._options.kubelet_socket}",
+                found="there is no such socket",
+                do="see whether the kubelet runs; it is heard when it comes",
+            )
+            self.fault("kubelet", "" if kubelet is not None else str(missing))
+            return math.inf, True
+        if kubelet is None and self._serving is None:
+            self.fault("kubelet", "")
+            return math.inf, False
+        directory = os.path.dirname(self._options.kubelet_socket)
+        ours = self._serving.identities if self._serving is not None else ()
+        others = sockets.others(directory, ours)
+        if not others:
+            self.fault("kubelet", "")
+            return math.inf, True
+        named = ", ".join(map(os.path.basename, others[:_FEW]))
+        error = OtherPlugin(
+            "to serve the kubelet",
+            found=f"another device plugin serves {named} in {directory}",
+            do="remove that plugin, or have this one serve anyway by --device-plugin yes, or not "
+            "at all by --device-plugin no",
+        )
+        self.fault("kubelet", str(error))
+        return _LOOK_FOR_OTHERS, False
+
+    async def _keep_specs(self, known: _Known) -> Specs:
+        of = (known.settings, known.inventory)
+        if known.settings is None or self._specs_of == of:
+            return known.specs
+        keep = partial(keep_specs, known.settings, known.inventory, self._context.config)
+        specs = await anyio.to_thread.run_sync(keep)
+        # What could not be written is tried again.
+        self._specs_of = None if specs.fault else of
+        for path in specs.written:
+            self._context.say("info", "CDI spec of the device plugin is up to date", path=path)
+        self.fault("cdi", specs.fault)
+        return specs
+
+    def _new_serving(self) -> Serving:
+        from integration.node.plugin.serving import Serving, Work  # noqa: PLC0415 - it loads gRPC
+
+        work = Work(allocate=self._allocate, prefer=self._prefer, wake=self.wake, fault=self.fault)
+        return Serving(self._context, self._tasks, work)
+
+    def fault(self, concern: str, line: str) -> None:
+        """Say what is wrong with a concern of ours, and when it is no more."""
+        part, line = f"{_NAME} {concern}", one_line(line)
+        if self._board.faults.get(part, "") != line:
+            if line:
+                self._context.say("error", line, part=_NAME)
+            self._board.fault(part, line)
+
+    # What kubelets ask
+
+    async def _allocate(self, name: str, ids: Sequence[str]) -> pb.ContainerAllocateResponse:
+        counters = self._board.counters
+        result = FAILED
+        try:
+            with counters.timing() as timed:
+                try:
+                    await self._catch_up()
+                    answer = self._answer(name, ids)
+                    result = OK
+                except NvshimError as error:
+                    result = REFUSED
+                    self._context.say("warning", str(error), resource=name)
+                    raise
+        finally:
+            counters.allocated(name, timed.seconds, result)
+        self._context.say("info", "allocated", resource=name, devices=",".join(ids))
+        return answer
+
+    def _answer(self, name: str, ids: Sequence[str]) -> pb.ContainerAllocateResponse:
+        known, config = self._known, self._context.config
+        resource = self._resource(name)
+        settings = known.settings
+        assert settings is not None  # noqa: S101 - there is a resource
+        by_id = {device.id: device for device in resource.devices}
+        chosen = [by_id[each] for each in ids if each in by_id]
+        extras = None
+        if resource.sharing == MPS:
+            refuse_unready(name, dict.fromkeys(each.uuid for each in chosen), self._board.mps)
+            extras = edits(settings, resource, ids)
+        sick = sorted({each.uuid for each in chosen if not each.is_healthy})
+        ground = Ground(
+            settings,
+            known.inventory,
+            cdi_devices=known.specs.devices,
+            channels=_channels(config.dev) if settings.imex_channels else (),
+            dev=config.dev,
+            mode=config.mode,
+            accepts_mounts=config.accept_mounts,
+        )
+        answer = allocation.allocate(resource, ids, ground, token=str(uuid.uuid4()), extras=extras)
+        if sick:
+            self._context.say("warning", "given, though unhealthy", devices=",".join(sick))
+        return answer
+
+    async def _prefer(
+        self, name: str, available: Sequence[str], required: Sequence[str], size: int
+    ) -> Sequence[str]:
+        await self._catch_up()
+        resource, settings = self._resource(name), self._known.settings
+        assert settings is not None  # noqa: S101 - there is a resource
+        if self._topology.failure:
+            self._tasks.start_soon(self._find_topology)
+        return preferred(
+            resource,
+            available,
+            required,
+            size,
+            topology=self._topology,
+            policy=settings.shared_devices_allocation_policy,
+        )
+
+    async def _find_topology(self) -> None:
+        """Find how near the GPUs are to each other, which NVML may take long to say."""
+        async with self._finding:
+            if self._known.inventory is not None:
+                find = partial(self._topologies.find, self._known.inventory)
+                self._topology = await anyio.to_thread.run_sync(find, abandon_on_cancel=True)
+
+    def _resource(self, name: str) -> Resource:
+        for resource in self._known.resources:
+            if resource.name == name:
+                return resource
+        raise DeviceUnknown(
+            f"devices of {name}", found="the node has no such resource now", do="see nvshim list"
+        )
+
+    async def _catch_up(self) -> None:
+        """Wait until what the others have posted is worked in; not for ever."""
+        with anyio.move_on_after(_MOST_BEHIND):
+            while self._known.version != self._board.version(*_GOES_BY):
+                await self._worked_in.wait()
+
+
+def _seen_without_nvml(inventory: Inventory) -> frozenset[str]:
+    """The devices that are known to be there if NVML does not answer."""
+    if not inventory.nvml_failure:
+        return frozenset()
+    return frozenset(gpu.uuid for gpu in inventory.gpus if not gpu.lost)
+
+
+def _channels(dev: str) -> tuple[int, ...]:
+    """The IMEX channels that the node has."""
+    try:
+        names = os.listdir(dev + IMEX_NODES.removeprefix("/dev"))
+    except OSError:
+        return ()
+    numbers = (name.removeprefix("channel") for name in names if name.startswith("channel"))
+    return tuple(sorted(int(each) for each in numbers if each.isascii() and each.isdecimal()))

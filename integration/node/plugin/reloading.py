@@ -1,0 +1,94 @@
+"""The device plugin's settings: on the board, and again whenever what they are from changes.
+
+Rules
+- Settings that cannot be used leave those before in force, and it is said what is wrong with them.
+- What is written is read when it is quiet again, and not while it is half there.
+- A volume of Kubernetes' is exchanged by a link in the directory that is mounted, so that is
+  watched, and what the link leads to.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from api.errors import NvshimError
+from integration.node.plugin.values import Settings
+from integration.node.plugin.watching import Directory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from integration.node.parts import Context, SettingsSource
+
+__all__ = ["keep_settings"]
+
+# Seconds without a change after which a file is taken to be written.
+_WRITING: Final = 0.3
+
+
+async def keep_settings(context: Context, fault: Callable[[str, str], None]) -> None:
+    """Post the settings, now and whenever they change.
+
+    Args:
+        context: of the agent.
+        fault: takes what is wrong with a concern; "" if nothing is.
+    """
+    source = context.options.settings
+    if source is None:
+        _post(context, Settings())
+        return
+    while True:
+        _load(source, context, fault)
+        if not source.watched:
+            return
+        with ExitStack() as stack:
+            directories = [
+                stack.enter_context(Directory(path, quiet=_WRITING))
+                for path in _directories_of(source.watched)
+            ]
+            for directory in directories:
+                directory.listen()
+            _load(source, context, fault)  # what has changed until now was not heard
+            await _first_change(directories)
+
+
+def _load(source: SettingsSource, context: Context, fault: Callable[[str, str], None]) -> None:
+    try:
+        _post(context, source.load())
+    except NvshimError as error:
+        kept = "" if context.board.settings is None else "; those before stay in force"
+        fault("settings", f"{error}{kept}")
+    else:
+        fault("settings", "")
+
+
+def _post(context: Context, settings: Settings) -> None:
+    if settings == context.board.settings:
+        return
+    context.say("info", "settings of the device plugin", source=settings.source or "none")
+    for note in settings.notes:
+        context.say("warning", note)
+    context.board.post(settings=settings)
+
+
+def _directories_of(paths: Iterable[str]) -> set[str]:
+    """The directories in which something of these files and directories can change."""
+    found = set()
+    for path in paths:
+        for each in (path, os.path.realpath(path)):
+            found.add(each if os.path.isdir(each) else os.path.dirname(os.path.abspath(each)))
+    return found
+
+
+async def _first_change(directories: Iterable[Directory]) -> None:
+    async def wait(directory: Directory) -> None:
+        await directory.change()
+        tasks.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        for each in directories:
+            tasks.start_soon(wait, each)

@@ -1,0 +1,252 @@
+"""The plugin of one resource: a gRPC server at a socket of its own, in the agent's event loop.
+
+Rules
+- ListAndWatch tells the whole list at once, and again at every change, to each of any number of
+  watchers. When the server ends, the streams are ended in order, with what was told last sent.
+- What is refused has the gRPC status of its error, and its one line, which the kubelet puts into
+  the pod's status. What fails otherwise is an error of ours: it is logged, and the server goes on.
+- A server whose listener is gone has crashed; it ends with an error, and is begun again by who
+  keeps it.
+
+Source: device plugin API v1beta1; grpc.aio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import grpc  # type: ignore[import-untyped] # it ships no types
+import grpc.aio  # type: ignore[import-untyped] # likewise
+
+from api.errors import NvshimError, one_line
+from api.proto import deviceplugin_pb2 as pb
+from integration.node.plugin import sockets
+from integration.node.plugin.serving_errors import PluginFailed, PluginSocketUnusable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+    from integration.node.plugin.sockets import Identity
+    from integration.node.plugin.values import Resource
+
+__all__ = ["HEALTHY", "UNHEALTHY", "Answers", "Server", "list_of"]
+
+HEALTHY: Final = "Healthy"
+UNHEALTHY: Final = "Unhealthy"
+
+_SERVICE: Final = "v1beta1.DevicePlugin"
+_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+
+# Seconds that calls under way have when the server ends.
+_TO_END: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What a server does not know itself.
+
+    Attributes:
+        allocate: for the ids of one container.
+        prefer: which of the available ids, with these among them, and how many.
+        told: a list was sent to a watcher.
+        lost: the last watcher has gone of itself.
+        failed: what went wrong in a call, with its traceback.
+    """
+
+    allocate: Callable[[Sequence[str]], Awaitable[pb.ContainerAllocateResponse]]
+    prefer: Callable[[Sequence[str], Sequence[str], int], Awaitable[Sequence[str]]]
+    told: Callable[[], None]
+    lost: Callable[[], None]
+    failed: Callable[[str, str], None]
+
+
+def list_of(resource: Resource) -> pb.ListAndWatchResponse:
+    """What the kubelet is told of a resource."""
+    answer = pb.ListAndWatchResponse()
+    for device in resource.devices:
+        told = answer.devices.add(ID=device.id, health=HEALTHY if device.is_healthy else UNHEALTHY)
+        if device.numa_node is not None:
+            told.topology.nodes.add(ID=device.numa_node)
+    return answer
+
+
+class Server:
+    """The server of one resource.
+
+    Args:
+        path: of its socket.
+        resource: what is told at first.
+        answers: what it asks.
+    """
+
+    def __init__(self, path: str, resource: Resource, answers: Answers) -> None:
+        self.path = path
+        self.resource = resource
+        self.identity: Identity | None = None
+        """Which socket is ours; None before it is there."""
+        self._answers = answers
+        self._list = list_of(resource)
+        self._version = 0
+        self._news = anyio.Event()
+        self._ended = False
+        self._watchers = 0
+        self._server: Any = None
+
+    async def begin(self) -> None:
+        """Listen.
+
+        Raises:
+            OtherPlugin: somebody else serves the socket.
+            PluginSocketUnusable: there can be none.
+        """
+        sockets.refuse_served(self.path)
+        aside = sockets.temporary_path(self.path)
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(_SERVICE, self._methods()),)
+        )
+        try:
+            server.add_insecure_port(f"unix:{aside}")
+            await server.start()
+            self.identity = sockets.put_in_place(aside, self.path)
+        except BaseException as error:
+            await server.stop(0)
+            if isinstance(error, RuntimeError):  # gRPC's word for what bind(2) said
+                raise PluginSocketUnusable(
+                    f"the socket {self.path}", found=str(error), do="see who may write there"
+                ) from error
+            raise
+        self._server = server
+
+    async def crash(self) -> None:
+        """Wait until the server has ended without being told to."""
+        server = self._server
+        if server is None:  # it was told to, before we have begun to wait
+            await anyio.sleep_forever()
+        # To cancel that call would cancel every other wait for the server's end.
+        await asyncio.shield(asyncio.ensure_future(server.wait_for_termination()))
+
+    async def end(self) -> None:
+        """End: watchers get what was told last, and the end of their streams. Safe to repeat."""
+        self._ended = True
+        self._news.set()
+        server, self._server = self._server, None
+        if self.identity is not None:
+            sockets.remove(self.path, self.identity)
+        if server is not None:
+            with anyio.CancelScope(shield=True):
+                await server.stop(_TO_END)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the kubelet, which goes by the path, would find this server."""
+        return self.identity is not None and sockets.identity_of(self.path) == self.identity
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether anybody listens to its list."""
+        return self._watchers > 0
+
+    def tell(self, resource: Resource) -> None:
+        """Tell all watchers what there is now, if it is something else than before."""
+        if resource.devices != self.resource.devices:
+            self._list = list_of(resource)
+            self._version += 1
+            self._news.set()
+            self._news = anyio.Event()
+        self.resource = resource
+
+    # What a kubelet calls
+
+    def _methods(self) -> dict[str, Any]:
+        unary: dict[str, tuple[Any, Any]] = {
+            "GetDevicePluginOptions": (self._options, pb.Empty),
+            "GetPreferredAllocation": (self._prefer, pb.PreferredAllocationRequest),
+            "Allocate": (self._allocate, pb.AllocateRequest),
+            "PreStartContainer": (self._pre_start, pb.PreStartContainerRequest),
+        }
+        methods = {
+            name: grpc.unary_unary_rpc_method_handler(
+                self._guarded(name, method),
+                request_deserializer=request.FromString,
+                response_serializer=_serialize,
+            )
+            for name, (method, request) in unary.items()
+        }
+        methods["ListAndWatch"] = grpc.unary_stream_rpc_method_handler(
+            self._list_and_watch,
+            request_deserializer=pb.Empty.FromString,
+            response_serializer=_serialize,
+        )
+        return methods
+
+    def _guarded(self, name: str, method: Callable[[Any], Awaitable[Any]]) -> Any:
+        async def call(request: Any, context: Any) -> Any:
+            try:
+                return await method(request)
+            except NvshimError as error:
+                said = error
+            except Exception as error:  # noqa: BLE001 - the server goes on, whatever it is
+                said = PluginFailed(
+                    f"{name} of {self.resource.name}",
+                    found=f"{type(error).__name__}: {error}",
+                    do="see the agent's log",
+                )
+                self._answers.failed(str(said), traceback.format_exc())
+            return await context.abort(_CODES[said.status], one_line(str(said)))
+
+        return call
+
+    async def _list_and_watch(
+        self, _request: pb.Empty, _context: Any
+    ) -> AsyncIterator[pb.ListAndWatchResponse]:
+        told = -1
+        self._watchers += 1
+        try:
+            while True:
+                news = self._news
+                if told != self._version:
+                    told = self._version
+                    yield self._list
+                    self._answers.told()
+                elif self._ended:
+                    return
+                else:
+                    await news.wait()
+        finally:
+            self._watchers -= 1
+            if not self._watchers and not self._ended:
+                self._answers.lost()
+
+    async def _options(self, _request: pb.Empty) -> pb.DevicePluginOptions:
+        return pb.DevicePluginOptions(get_preferred_allocation_available=True)
+
+    async def _prefer(
+        self, request: pb.PreferredAllocationRequest
+    ) -> pb.PreferredAllocationResponse:
+        answer = pb.PreferredAllocationResponse()
+        for each in request.container_requests:
+            ids = await self._answers.prefer(
+                each.available_deviceIDs, each.must_include_deviceIDs, each.allocation_size
+            )
+            answer.container_responses.add(deviceIDs=ids)
+        return answer
+
+    async def _allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:
+        # All of them or none: the kubelet takes the answer as a whole.
+        found = [await self._answers.allocate(e.devices_ids) for e in request.container_requests]
+        return pb.AllocateResponse(container_responses=found)
+
+    async def _pre_start(
+        self, _request: pb.PreStartContainerRequest
+    ) -> pb.PreStartContainerResponse:
+        return pb.PreStartContainerResponse()
+
+
+def _serialize(message: Any) -> bytes:
+    data: bytes = message.SerializeToString()
+    return data

@@ -1,0 +1,109 @@
+"""The CDI specs of what the device plugin gives."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from api.values import changed
+from hooks.node.inventory import take_inventory
+from integration.node.plugin.cdi import keep_specs, path_of
+from integration.node.plugin.values import DeviceIds, DeviceList, Settings
+from tests.unit.hooks.fake_node import VERSION, nvml_gpu, nvml_mig, uuid_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hooks.config import Config
+    from hooks.node.inventory import Inventory
+    from tests.unit.hooks.fake_node import Node
+
+VENDOR = "k8s.device-plugin.nvidia.com"
+BY_CDI = Settings()
+
+
+@pytest.fixture
+def config(node: Node, tmp_path: Path) -> Config:
+    return changed(node.config, cdi_spec_dirs=("/nonexistent", str(tmp_path / "cdi")))
+
+
+@pytest.fixture
+def inventory(node: Node) -> Inventory:
+    """GPU 0, and GPU 1 in MIG mode with one device."""
+    node.add_mig(1, 1, 0, (12, 13))
+    gpus = [nvml_gpu(0), nvml_gpu(1, mig=True, mig_devices=[nvml_mig(0, 1, 0)])]
+    return take_inventory(node.config, json.dumps({"driver": VERSION, "gpus": gpus}).encode())
+
+
+def spec_in(config: Config, kind: str = "gpu") -> Any:
+    with open(path_of(kind, config), encoding="utf-8") as file:
+        return json.load(file)
+
+
+def test_there_is_a_device_for_each_id_that_a_kubelet_can_give(
+    config: Config, inventory: Inventory
+) -> None:
+    specs = keep_specs(BY_CDI, inventory, config)
+    mig = inventory.mig_devices[0].uuid
+    assert specs.devices == {f"{VENDOR}/gpu={name}" for name in (uuid_of(0), mig, "all")}
+    assert specs.fault == ""
+    made = spec_in(config)
+    assert made["kind"] == f"{VENDOR}/gpu"
+    assert {each["name"] for each in made["devices"]} == {uuid_of(0), mig, "all"}
+    # What older runtimes refuse is not in it.
+    assert tuple(map(int, made["cdiVersion"].split("."))) <= (0, 5, 0)
+    by_index = keep_specs(Settings(device_id_strategy=DeviceIds.INDEX), inventory, config)
+    assert by_index.devices == {f"{VENDOR}/gpu={name}" for name in ("0", "1:0", "all")}
+
+
+def test_a_spec_is_written_only_if_it_differs_and_removed_if_nobody_needs_it(
+    config: Config, inventory: Inventory
+) -> None:
+    path = path_of("gpu", config)
+    assert keep_specs(BY_CDI, inventory, config).written == (path,)
+    assert keep_specs(BY_CDI, inventory, config).written == ()
+    by_variable = Settings(device_list_strategies=(DeviceList.ENVVAR,))
+    assert keep_specs(by_variable, inventory, config).written == (path,)
+    assert os.listdir(os.path.dirname(path)) == []
+    assert keep_specs(by_variable, inventory, config).written == ()
+    keep_specs(BY_CDI, inventory, config)
+    assert not keep_specs(BY_CDI, None, config).devices  # there is no driver any more
+    assert os.listdir(os.path.dirname(path)) == []
+
+
+def test_what_the_node_has_nothing_of_has_no_spec(config: Config, inventory: Inventory) -> None:
+    wanted = Settings(gds=True, mofed=True, gdrcopy=True, imex_channels=(0,))
+    specs = keep_specs(wanted, inventory, config)
+    assert os.listdir(config.cdi_spec_dirs[-1]) == [f"{VENDOR}-gpu.json"]
+    assert specs.fault == ""
+
+
+def test_nvidias_own_spec_is_replaced_and_a_strangers_is_not(
+    config: Config, inventory: Inventory
+) -> None:
+    path = path_of("gpu", config)
+    os.makedirs(os.path.dirname(path))
+    for kind, is_replaced in ((f"{VENDOR}/gpu", True), ("vendor.com/device", False)):
+        before = {"cdiVersion": "0.5.0", "kind": kind, "devices": []}
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(before, file)
+        specs = keep_specs(BY_CDI, inventory, config)
+        assert (specs.fault == "") == is_replaced
+        assert bool(specs.devices) == is_replaced
+        assert (spec_in(config) == before) != is_replaced
+    assert "NVSHIM-E2712" in specs.fault
+    assert "vendor.com/device" in specs.fault
+
+
+def test_while_nvml_does_not_answer_a_spec_stays_if_all_of_it_is_there(
+    node: Node, config: Config, inventory: Inventory
+) -> None:
+    before = keep_specs(BY_CDI, inventory, config)
+    mute = take_inventory(node.config, None)
+    assert mute.nvml_failure
+    assert keep_specs(BY_CDI, mute, config).devices == before.devices
+    os.unlink(path_of("gpu", config))
+    assert keep_specs(BY_CDI, mute, config).devices < before.devices

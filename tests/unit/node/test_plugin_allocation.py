@@ -1,0 +1,309 @@
+"""What a kubelet is answered, and that our shim gives just that."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from hooks.config import Config, Mode
+from hooks.edits.grant import decide
+from hooks.node.gpus import Gpu, MigDevice, Node, Nodes
+from hooks.node.inventory import Inventory
+from hooks.requests.policy import judge, read_container
+from hooks.requests.request import read_request
+from integration.node.health.values import State
+from integration.node.mps.containers import edits
+from integration.node.plugin.allocation import VENDOR, Ground, allocate, refuse_ineffective
+from integration.node.plugin.errors import DeviceUnknown
+from integration.node.plugin.resources import resources_of
+from integration.node.plugin.serving_errors import (
+    CdiDeviceUnwritten,
+    ChannelsMissing,
+    DeviceGone,
+    GrantIneffective,
+    TooManyShares,
+)
+from integration.node.plugin.values import (
+    MPS,
+    TIME_SLICING,
+    DeviceIds,
+    DeviceList,
+    Mig,
+    Resource,
+    Settings,
+    SharedResource,
+    Sharing,
+)
+
+if TYPE_CHECKING:
+    from api.errors import NvshimError
+    from api.proto import deviceplugin_pb2 as pb
+
+GPUS = tuple(f"GPU-{n}0000000-0000-4000-8000-000000000000" for n in range(3))
+PART = "MIG-10000000-0000-4000-8000-000000000001"
+CHANNELS = "/dev/nvidia-caps-imex-channels"
+
+
+def usable(*paths: str) -> dict[str, Node]:
+    return {path: Node(path, 195, 0, 0o666, 0, 0, f"/host{path}") for path in paths}
+
+
+NODE = Inventory(
+    driver=cast("Any", None),
+    gpus=tuple(
+        Gpu(n, n + 4, uuid, f"0000:{n + 1:02x}:00.0", "H100", mig=n == 1)
+        for n, uuid in enumerate(GPUS)
+    ),
+    mig_devices=(MigDevice(1, 0, PART, 1, 0, "1g.10gb", (12, 13)),),
+    nodes=Nodes(
+        usable(
+            "/dev/nvidiactl",
+            "/dev/nvidia-uvm",
+            *(f"/dev/nvidia{n}" for n in (4, 5, 6)),
+            *(f"/dev/nvidia-caps/nvidia-cap{n}" for n in (12, 13)),
+        ),
+        {},
+        frozenset({195}),
+    ),
+    sockets={},
+)
+SHARED = Sharing(
+    TIME_SLICING,
+    resources=(SharedResource("nvidia.com/gpu", 4), SharedResource("nvidia.com/mig-1g.10gb", 2)),
+)
+ANNOTATION = "cdi.k8s.io/nvidia-device-plugin_token"
+
+
+def settings(*strategies: DeviceList, **more: Any) -> Settings:
+    return Settings(
+        mig_strategy=Mig.MIXED, device_list_strategies=strategies or tuple(DeviceList), **more
+    )
+
+
+def ground(told: Settings, **more: Any) -> Ground:
+    names = [*GPUS, PART, "0", "1", "2", "1:0"]
+    specs = {f"{VENDOR}/gpu={name}" for name in names} | {f"{VENDOR}/gds=all"}
+    return Ground(told, NODE, **{"cdi_devices": frozenset(specs), "channels": (0, 1)} | more)
+
+
+def resource(told: Settings, name: str = "nvidia.com/gpu") -> Resource:
+    return next(each for each in resources_of(NODE, told) if each.name == name)
+
+
+def answered(
+    told: Settings, *ids: str, name: str = "nvidia.com/gpu", **more: Any
+) -> pb.ContainerAllocateResponse:
+    return allocate(resource(told, name), ids, ground(told, **more), token="token")
+
+
+def spec_of(answer: pb.ContainerAllocateResponse, *, engine_has_cdi: bool = False) -> Any:
+    """The OCI spec of a container of a pod, with what the kubelet and containerd make of it."""
+    env = [f"{name}={value}" for name, value in answer.envs.items()]
+    if engine_has_cdi and (answer.cdi_devices or answer.annotations):
+        env.append("NVIDIA_VISIBLE_DEVICES=void")  # as each of our specs says
+    return {
+        "process": {"env": env},
+        "mounts": [
+            {"source": each.host_path, "destination": each.container_path} for each in answer.mounts
+        ],
+        "annotations": {
+            "io.kubernetes.cri.container-type": "container",
+            "io.kubernetes.cri.sandbox-namespace": "default",
+            **answer.annotations,
+        },
+    }
+
+
+def granted(spec: Any, config: Config) -> set[str]:
+    """What our shim gives of itself, and the names that it goes to spec files with."""
+    verdict = judge(read_request(spec, config), read_container(spec), config)
+    assert not verdict.denials
+    grant = decide(verdict.allowed, NODE)
+    given = {gpu.uuid for gpu in grant.gpus} | {mig.uuid for mig in grant.mig_devices}
+    return given | {name.removeprefix(f"{VENDOR}/gpu=") for name in verdict.allowed.cdi_devices}
+
+
+@pytest.mark.parametrize("mode", [Mode.DEFAULT, Mode.NVIDIA, Mode.PRIVILEGED, Mode.STRICT])
+@pytest.mark.parametrize("called", list(DeviceIds))
+@pytest.mark.parametrize(
+    "strategies",
+    [
+        some
+        for count in range(1, len(DeviceList) + 1)
+        for some in itertools.combinations(DeviceList, count)
+    ],
+    ids="+".join,
+)
+@pytest.mark.parametrize(
+    ("name", "device", "index"),
+    [("nvidia.com/gpu", GPUS[2], "2"), ("nvidia.com/mig-1g.10gb", PART, "1:0")],
+)
+def test_the_shim_gives_what_the_kubelet_has_given_in_every_way_and_mode(
+    mode: str,
+    called: DeviceIds,
+    strategies: tuple[DeviceList, ...],
+    name: str,
+    device: str,
+    index: str,
+) -> None:
+    told = settings(*strategies, device_id_strategy=called, sharing=SHARED)
+    config = Config(mode=mode)
+    refuse_ineffective(told, config)
+    answer = answered(told, f"{device}::0", name=name, mode=mode)
+    cdi = [each.name for each in answer.cdi_devices]
+    if strategies == (DeviceList.CDI_CRI,):
+        # There, the engine gives.
+        assert cdi == [f"{VENDOR}/gpu={device if called == DeviceIds.UUID else index}"]
+        assert granted(spec_of(answer, engine_has_cdi=True), config) == set()
+        return
+    believed = not set(strategies) <= {DeviceList.CDI_CRI, DeviceList.ENVVAR}
+    if DeviceList.CDI_CRI in strategies and not believed:
+        # The engine gives, and the variable is void at its end.
+        assert granted(spec_of(answer, engine_has_cdi=True), config) == set()
+        return
+    given = granted(spec_of(answer), config)
+    by_annotation = DeviceList.CDI_ANNOTATIONS in strategies
+    assert given == {index if by_annotation and called == DeviceIds.INDEX else device}
+
+
+def test_variables_name_each_device_once_whatever_shares_it_has() -> None:
+    told = settings(DeviceList.ENVVAR, sharing=SHARED)
+    answer = answered(told, f"{GPUS[0]}::1", f"{GPUS[2]}::0", f"{GPUS[0]}::3")
+    assert dict(answer.envs) == {"NVIDIA_VISIBLE_DEVICES": f"{GPUS[0]},{GPUS[2]}"}
+    assert not answer.mounts
+    assert not answer.annotations
+    assert not answer.cdi_devices
+    assert not answer.devices
+
+
+def test_no_device_is_asked_and_none_is_given() -> None:
+    assert answered(settings(DeviceList.ENVVAR)).envs["NVIDIA_VISIBLE_DEVICES"] == "void"
+    assert not answered(settings(DeviceList.CDI_CRI)).cdi_devices
+
+
+def test_mounts_name_devices_and_channels() -> None:
+    told = settings(DeviceList.VOLUME_MOUNTS, imex_channels=(0, 7))
+    answer = answered(told, GPUS[0])
+    assert dict(answer.envs) == {"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"}
+    assert [(each.host_path, each.container_path) for each in answer.mounts] == [
+        ("/dev/null", f"/var/run/nvidia-container-devices/{GPUS[0]}"),
+        ("/dev/null", "/var/run/nvidia-container-devices/imex/0"),
+    ]
+
+
+def test_cdi_names_are_in_the_annotation_and_in_the_field() -> None:
+    told = settings(
+        DeviceList.CDI_ANNOTATIONS, DeviceList.CDI_CRI, gds=True, mofed=True, gdrcopy=True
+    )
+    answer = answered(told, GPUS[0], GPUS[2])
+    names = [f"{VENDOR}/gpu={GPUS[0]}", f"{VENDOR}/gpu={GPUS[2]}", f"{VENDOR}/gds=all"]
+    assert dict(answer.annotations) == {ANNOTATION: ",".join(names)}
+    assert [each.name for each in answer.cdi_devices] == names
+    assert not answer.envs  # all that the variables would say is said
+    other = answered(replace(told, cdi_annotation_prefix="example.com/"), GPUS[0])
+    assert list(other.annotations) == ["example.com/nvidia-device-plugin_token"]
+
+
+def test_features_and_channels_are_variables_beside_a_variable() -> None:
+    told = settings(DeviceList.ENVVAR, gds=True, mofed=True, gdrcopy=True, imex_channels=(1, 0, 9))
+    assert dict(answered(told, GPUS[0]).envs) == {
+        "NVIDIA_VISIBLE_DEVICES": GPUS[0],
+        "NVIDIA_GDS": "enabled",
+        "NVIDIA_MOFED": "enabled",
+        "NVIDIA_GDRCOPY": "enabled",
+        "NVIDIA_IMEX_CHANNELS": "1,0",
+    }
+
+
+def test_device_nodes_are_those_of_the_device_and_the_control_nodes_that_are_there() -> None:
+    told = settings(DeviceList.ENVVAR, pass_device_specs=True, imex_channels=(1,))
+    answer = answered(told, PART, name="nvidia.com/mig-1g.10gb")
+    assert [(each.container_path, each.host_path) for each in answer.devices] == [
+        ("/dev/nvidiactl", "/host/dev/nvidiactl"),
+        ("/dev/nvidia-uvm", "/host/dev/nvidia-uvm"),
+        ("/dev/nvidia5", "/host/dev/nvidia5"),
+        ("/dev/nvidia-caps/nvidia-cap12", "/host/dev/nvidia-caps/nvidia-cap12"),
+        ("/dev/nvidia-caps/nvidia-cap13", "/host/dev/nvidia-caps/nvidia-cap13"),
+        (f"{CHANNELS}/channel1", f"{CHANNELS}/channel1"),
+    ]
+    assert {each.permissions for each in answer.devices} == {"rw"}
+    elsewhere = replace(told, dev_root="/run/nvidia/driver/")
+    assert answered(elsewhere, GPUS[0]).devices[-2].host_path == "/run/nvidia/driver/dev/nvidia4"
+    by_cdi = settings(DeviceList.CDI_CRI, pass_device_specs=True)
+    assert not answered(by_cdi, GPUS[0]).devices
+
+
+def test_who_shares_by_mps_gets_what_its_clients_need() -> None:
+    told = settings(
+        DeviceList.CDI_CRI,
+        sharing=Sharing(MPS, resources=(SharedResource("nvidia.com/gpu", 2),)),
+    )
+    one = resource(told)
+    answer = allocate(one, [f"{GPUS[0]}::1"], ground(told), token="token", extras=edits(told, one))
+    assert dict(answer.envs) == {"CUDA_MPS_PIPE_DIRECTORY": "/mps/nvidia.com/gpu/pipe"}
+    assert [(each.container_path, each.read_only) for each in answer.mounts] == [
+        ("/mps/nvidia.com/gpu/pipe", True),
+        ("/dev/shm", False),
+    ]
+
+
+ONE_EACH = Sharing(
+    TIME_SLICING,
+    fail_requests_greater_than_one=True,
+    resources=(SharedResource("nvidia.com/gpu", 2),),
+)
+
+
+@pytest.mark.parametrize(
+    ("told", "ids", "more", "error"),
+    [
+        (settings(), ["GPU-none"], {}, DeviceUnknown),
+        (settings(sharing=SHARED), [GPUS[0]], {}, DeviceUnknown),  # that is no share
+        (settings(), [GPUS[0]], {"inventory": None}, DeviceGone),
+        (settings(), [GPUS[0], GPUS[2]], {"gpus": NODE.gpus[1:]}, DeviceGone),
+        (settings(), [GPUS[0]], {"cdi_devices": frozenset()}, CdiDeviceUnwritten),
+        (settings(imex_channels=(0, 5), imex_required=True), [GPUS[0]], {}, ChannelsMissing),
+        (
+            settings(sharing=ONE_EACH),
+            [f"{GPUS[0]}::0", f"{GPUS[2]}::0"],
+            {},
+            TooManyShares,
+        ),
+    ],
+)
+def test_what_cannot_be_given_is_refused(
+    told: Settings, ids: list[str], more: dict[str, Any], error: type[NvshimError]
+) -> None:
+    known = ground(told)
+    if "gpus" in more:
+        left = Inventory(cast("Any", None), more.pop("gpus"), (), NODE.nodes, {})
+        more["inventory"] = left
+    with pytest.raises(error):
+        allocate(resource(told), ids, replace(known, **more), token="token")
+
+
+def test_a_device_that_has_become_unhealthy_is_given_as_nvidias_plugin_does() -> None:
+    told = settings(DeviceList.ENVVAR)
+    known = resource(told)
+    sick = replace(
+        known, devices=tuple(replace(each, state=State.UNHEALTHY) for each in known.devices)
+    )
+    answer = allocate(sick, [GPUS[0]], ground(told), token="token")
+    assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == GPUS[0]
+
+
+def test_a_way_that_the_shim_would_not_go_by_is_said() -> None:
+    deaf = Config(accept_mounts=False)
+    refuse_ineffective(settings(DeviceList.ENVVAR), deaf)
+    refuse_ineffective(settings(DeviceList.CDI_CRI), deaf)
+    by_index = settings(DeviceList.ENVVAR, device_id_strategy=DeviceIds.INDEX)
+    for told, config in (
+        (settings(DeviceList.VOLUME_MOUNTS), deaf),
+        (by_index, deaf),
+        (settings(DeviceList.ENVVAR), Config(accept_mounts=False, mode=Mode.STRICT)),
+    ):
+        with pytest.raises(GrantIneffective):
+            refuse_ineffective(told, config)

@@ -1,0 +1,95 @@
+"""Sockets of plugins: whose one is, and in whose place ours goes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from typing import TYPE_CHECKING
+
+import pytest
+
+from integration.node.plugin import sockets
+from integration.node.plugin.serving_errors import OtherPlugin, PluginSocketUnusable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def listening(path: str) -> socket.socket:
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(path)
+    server.listen(1)
+    return server
+
+
+def dead(path: str) -> None:
+    listening(path).close()
+
+
+@pytest.mark.parametrize(
+    ("resource", "name"),
+    [
+        ("nvidia.com/gpu", "nvidia-gpu.sock"),
+        ("nvidia.com/mig-1g.10gb.me", "nvidia-mig-1g.10gb.me.sock"),
+        ("nvidia.com/gpu.shared", "nvidia-gpu.shared.sock"),
+    ],
+)
+def test_sockets_are_called_as_nvidias_plugin_calls_them(resource: str, name: str) -> None:
+    assert sockets.socket_name(resource) == name
+
+
+def test_a_socket_goes_into_the_place_of_a_dead_one(tmp_path: Path) -> None:
+    path = str(tmp_path / "nvidia-gpu.sock")
+    dead(path)
+    aside = sockets.temporary_path(path)
+    with listening(aside):
+        identity = sockets.put_in_place(aside, path)
+        assert sockets.identity_of(path) == identity
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+        assert sockets.is_served(path)
+        assert sockets.others(str(tmp_path), {identity}) == []
+    assert os.listdir(tmp_path) == ["nvidia-gpu.sock"]
+    sockets.remove(path, (0, 0))  # another's stays
+    assert sockets.identity_of(path) == identity
+    sockets.remove(path, identity)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_socket_that_somebody_serves_is_not_touched(tmp_path: Path) -> None:
+    path = str(tmp_path / "nvidia-gpu.sock")
+    with listening(path):
+        before = sockets.identity_of(path)
+        aside = sockets.temporary_path(path)
+        with listening(aside), pytest.raises(OtherPlugin, match=r"nvidia-gpu\.sock"):
+            sockets.put_in_place(aside, path)
+        assert sockets.identity_of(path) == before
+        assert sockets.others(str(tmp_path), ()) == [path]
+        sockets.sweep(str(tmp_path))
+        assert os.listdir(tmp_path) == ["nvidia-gpu.sock"]
+
+
+def test_only_sockets_of_nvidias_plugins_that_are_served_are_others(tmp_path: Path) -> None:
+    dead(str(tmp_path / "nvidia-gpu.sock"))
+    (tmp_path / "nvidia-file.sock").write_text("")
+    with listening(str(tmp_path / "kubelet.sock")):
+        assert sockets.others(str(tmp_path), ()) == []
+    assert sockets.others(str(tmp_path / "absent"), ()) == []
+
+
+def test_what_the_dead_have_left_is_swept_but_not_what_has_just_begun(tmp_path: Path) -> None:
+    old, new = (str(tmp_path / name) for name in ("nvidia-old.sock", "nvidia-new.sock"))
+    dead(old)
+    os.utime(old, (0, 0))
+    dead(new)
+    sockets.sweep(str(tmp_path))
+    assert os.listdir(tmp_path) == ["nvidia-new.sock"]
+
+
+def test_where_no_socket_can_be_is_said(tmp_path: Path) -> None:
+    for path, why in (
+        (tmp_path / "absent" / "nvidia-gpu.sock", "not there"),
+        (tmp_path / f"nvidia-{'x' * 100}.sock", "longer than"),
+    ):
+        with pytest.raises(PluginSocketUnusable, match=why):
+            sockets.temporary_path(str(path))
