@@ -287,7 +287,7 @@ def inotify_init() -> int:
     return _check(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
 
-def inotify_watch_changes(fd: int, directory: str, *, content: bool = True) -> None:
+def inotify_watch_changes(fd: int, directory: str, *, content: bool = True) -> int:
     """Be told of each file that is made, written, changed, moved or removed in a directory.
 
     Args:
@@ -295,9 +295,12 @@ def inotify_watch_changes(fd: int, directory: str, *, content: bool = True) -> N
         directory: its path. It is told too if the directory itself is moved or removed.
         content: False leaves out that something was written to a file: where device nodes are,
             that happens with every line for /dev/null.
+
+    Returns:
+        The watch, by which what is told says whence it is.
     """
     mask = _IN_CHANGES if content else _IN_CHANGES & ~_IN_WRITTEN
-    _check(_libc.inotify_add_watch(fd, os.fsencode(directory), mask))
+    return _check(_libc.inotify_add_watch(fd, os.fsencode(directory), mask))
 
 
 def die_with_parent(signum: int) -> None:

@@ -55,6 +55,9 @@ COMMANDS: Final[Mapping[str, Command]] = {
     ),
     "devices": Command("integration.cli.devices", "Make device nodes and /dev/char links"),
     "node": Command("integration.cli.node", "Keep what is told of this node's GPUs true"),
+    "ledger": Command(
+        "integration.cli.ledger", "List who holds which GPU, and what is wrong with that"
+    ),
     "compat": Command("integration.cli.compat", "Act as nvidia-ctk or nvidia-container-cli"),
     "node-installer": Command(
         "integration.cli.node_installer", "Install on a Kubernetes node, and keep it so"

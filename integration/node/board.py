@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from integration.node.ledger.energy import Meter
 from integration.node.ledger.values import DeviceUse, Ledger
 from integration.node.metrics.counters import Counters
 from integration.node.monitor.values import Sample
@@ -79,6 +80,8 @@ class Board:
         self.xids: Mapping[tuple[str, int, str], int] = {}
         self.ledger: Ledger = Ledger()
         self.usage: tuple[DeviceUse, ...] = ()
+        # What usage is counted by, so that sums outlive the part that asks.
+        self.energy = Meter()
         self.settings: Settings | None = None
         self.resources: tuple[Resource, ...] = ()
         self.mps: Mapping[str, MpsDaemon] = {}

@@ -8,6 +8,7 @@ Leaves of the tree in :mod:`api.errors`, below :class:`~integration.errors.Integ
     ├── ServingError        E2704  and following: see integration.node.plugin.serving_errors
     ├── MpsError            E2735  and following: see integration.node.mps.errors
     ├── HealthError         E2755  and following: see integration.node.health.errors
+    ├── LedgerError         E2765  and following: see integration.node.ledger.errors
     └── MetricsError        E2785  and following: see integration.node.metrics.errors
 """
 

@@ -30,6 +30,7 @@ YES: Final = "yes"
 NO: Final = "no"
 
 PARTS: Final[Mapping[str, str]] = {
+    "ledger": "integration.node.ledger.part",
     "health": "integration.node.health.part",
     "metrics": "integration.node.metrics.part",
 <<<<<<< HEAD

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from integration.inspection.bundles import Container
 
-__all__ = ["DeviceUse", "Holding", "Ledger"]
+__all__ = ["DeviceUse", "Holding", "Ledger", "Unheld"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +32,43 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
+class Unheld:
+    """A device that the kubelet has given to a container, and that no container of that name has.
+
+    For a while that is so of every pod: until its image is there.
+
+    Attributes:
+        namespace: of the pod.
+        pod: its name.
+        container: its name in the pod.
+        resource: whose device it is ("nvidia.com/gpu").
+        device: what the kubelet calls it.
+    """
+
+    namespace: str
+    pod: str
+    container: str
+    resource: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ledger:
     """Who holds what at one moment.
 
     Attributes:
-        when: seconds since boot (CLOCK_BOOTTIME).
+        when: seconds since boot (CLOCK_BOOTTIME). Two that differ in nothing else are equal.
         holdings: a container each.
         unknown: why some containers could not be read, a line each.
+        unheld: what the kubelet has given, and nobody has.
+        containers: all that there are, with and without devices; they are not compared.
     """
 
-    when: float = 0.0
+    when: float = field(default=0.0, compare=False)
     holdings: tuple[Holding, ...] = ()
     unknown: tuple[str, ...] = ()
+    unheld: tuple[Unheld, ...] = ()
+    containers: tuple[Container, ...] = field(default=(), compare=False, repr=False)
 
     def holders(self, uuid: str) -> tuple[Holding, ...]:
         """Who holds a device: that one, or the whole GPU that it is a part of counts for a GPU.

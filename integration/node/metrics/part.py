@@ -166,9 +166,13 @@ class Scrapes:
 
     async def _sample(self, wait: float) -> Sample | None:
         """What NVML says; None if it does not in time."""
+        from integration.node.ledger.usage import usage  # noqa: PLC0415 - as the others
+
+        sample = None
         with anyio.move_on_after(wait):
-            return await self._context.board.sampler.sample(max_age=FRESH)
-        return None
+            sample = await self._context.board.sampler.sample(max_age=FRESH)
+            await usage(self._context, FRESH)  # so that the board's is of this sample
+        return sample
 
     async def _ready(self) -> Response:
         from integration.node.agent import is_ready  # noqa: PLC0415 - it imports the parts

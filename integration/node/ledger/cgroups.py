@@ -1,0 +1,101 @@
+"""Whose a process is: its cgroup, held against those of the containers.
+
+Rules
+- A container's cgroup is the one whose name has the container's id in it, above which its init may
+  not be; if none has, the one that its init is in. Cgroups below it are the container's as well.
+- A process is a container's if it is in one of its cgroups in any hierarchy: of version 1 some may
+  have been left out. The root is nobody's. Where several contain one another (a container in a
+  container), the innermost is meant.
+- What /proc/PID/cgroup says is relative to the cgroup namespace of who reads it, for all alike.
+
+Source: cgroups(7), cgroup_namespaces(7).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from integration.inspection.bundles import Container
+    from integration.inspection.procfs import Procfs
+
+__all__ = ["Owners", "cgroups_in", "own_cgroup"]
+
+_Cgroup: TypeAlias = "tuple[str, str]"
+
+
+def cgroups_in(text: str) -> tuple[_Cgroup, ...]:
+    """The cgroups of a process, each with its hierarchy ("" for version 2).
+
+    Args:
+        text: what /proc/PID/cgroup has.
+    """
+    found = []
+    for line in text.splitlines():
+        _, first, rest = line.partition(":")
+        controllers, second, path = rest.partition(":")
+        if first and second and path.startswith("/"):
+            found.append((controllers, path.removesuffix(" (deleted)")))
+    return tuple(found)
+
+
+def own_cgroup(path: str, container_id: str) -> str:
+    """The cgroup of a container whose init is in that one.
+
+    Args:
+        path: of init's.
+        container_id: the container's id.
+    """
+    parts = path.split("/")
+    for number, part in enumerate(parts):
+        if part == container_id or part.endswith((f"-{container_id}.scope", f":{container_id}")):
+            return "/".join(parts[: number + 1])
+    return path
+
+
+class Owners:
+    """The containers by their cgroups.
+
+    Args:
+        containers: of the node; those without a process have none.
+        procfs: where processes are shown.
+    """
+
+    def __init__(self, containers: Iterable[Container], procfs: Procfs) -> None:
+        self._procfs = procfs
+        self._owners: dict[_Cgroup, Container] = {}
+        for container in containers:
+            if container.pid:
+                self._own(container, procfs.text(container.pid, "cgroup"))
+
+    def _own(self, container: Container, text: str) -> None:
+        for controllers, path in cgroups_in(text):
+            own = own_cgroup(path, container.id)
+            if own.strip("/."):
+                self._owners.setdefault((controllers, own), container)
+
+    def of(self, pid: int) -> Container | None:
+        """The container of a process; None if it is of none, or gone."""
+        return owner_of(cgroups_in(self._procfs.text(pid, "cgroup")), self._owners)
+
+
+def owner_of(cgroups: Iterable[_Cgroup], owners: Mapping[_Cgroup, Container]) -> Container | None:
+    """Whose a process is.
+
+    Args:
+        cgroups: of the process.
+        owners: the containers by their cgroups.
+    """
+    best: tuple[int, Container] | None = None
+    for controllers, path in cgroups:
+        while path.strip("/."):
+            found = owners.get((controllers, path))
+            if found is not None:
+                depth = path.count("/")
+                if best is None or depth > best[0]:
+                    best = (depth, found)
+                break
+            path = path.rpartition("/")[0]  # noqa: PLW2901 - upwards
+    return None if best is None else best[1]

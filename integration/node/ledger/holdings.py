@@ -1,0 +1,214 @@
+"""Which container holds which GPU: the containers of a node, held against its inventory.
+
+Rules
+- A container holds devices from before its processes are made until its init has ended: one that is
+  being made has its record already, and one that has stopped is only waiting to be deleted.
+- It holds what its record says that it was given. What came with a foreign CDI file, or what its
+  spec lists because somebody else put it there (``--device``, CDI that containerd does by itself),
+  is told by the nodes. Of a privileged container that says nothing: it has every node of the host.
+- A node of a GPU that goes with one of its MIG devices is not the whole GPU.
+- A holding is stale if the driver that its container was made with is no more.
+- A holding is an orphan if its container runs and its shim does not, or if the kubelet does not
+  know its pod. A kubelet that does not answer knows them all.
+
+Source: :mod:`hooks.record`; Kubernetes, pkg/kubelet/apis/podresources.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from api.errors import NvshimError
+from hooks.node.identity import what_changed
+from hooks.requests.policy import read_container
+from integration.inspection.records import entries
+from integration.node.ledger.values import Holding, Unheld
+from shim import bundle as bundle_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from hooks.node.inventory import Inventory
+    from integration.inspection.bundles import Container
+    from integration.inspection.procfs import Procfs
+
+__all__ = ["Allocated", "devices_of", "has_stopped", "holdings_of", "unheld_of"]
+
+_GPU_NODE: Final = re.compile(r"/dev/nvidia([0-9]+)")
+_SHIM: Final = "containerd-shim"
+
+
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """What the kubelet has given to one container; ``devices`` are resources and their ids."""
+
+    namespace: str
+    pod: str
+    container: str
+    devices: tuple[tuple[str, str], ...] = ()
+
+
+def holdings_of(
+    containers: Iterable[Container],
+    inventory: Inventory | None,
+    procfs: Procfs,
+    allocated: Iterable[Allocated] | None = None,
+) -> tuple[Holding, ...]:
+    """What each container holds.
+
+    Args:
+        containers: those of the node.
+        inventory: what the node has; None if that is not known, and then only records tell.
+        procfs: where processes are shown.
+        allocated: what the kubelet says; None if it says nothing.
+
+    Returns:
+        Of each container that holds something, what, and what is wrong with that.
+    """
+    pods = None if allocated is None else {(each.namespace, each.pod) for each in allocated}
+    found = []
+    for container in containers:
+        if container.sandbox or has_stopped(container):
+            continue
+        devices, gpus = devices_of(container, inventory)
+        if devices:
+            found.append(
+                Holding(
+                    container,
+                    devices,
+                    gpus,
+                    stale=_stale(container),
+                    orphan=_orphan(container, procfs, pods),
+                )
+            )
+    return tuple(found)
+
+
+def has_stopped(container: Container) -> bool:
+    """Whether a container's init process has ended; that of one being made has not begun.
+
+    Args:
+        container: as it was read from its bundle.
+    """
+    noted = os.path.lexists(os.path.join(container.bundle, bundle_files.INIT_PID))
+    return not container.pid and noted
+
+
+def devices_of(
+    container: Container, inventory: Inventory | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The UUIDs of what a container holds, and of the GPUs that those are, or are parts of.
+
+    Args:
+        container: which.
+        inventory: what the node has; None if that is not known.
+    """
+    record = container.record
+    gpus = {_uuid(entry): _uuid(entry) for entry in entries(record, "grant", "gpus")}
+    parts = {
+        _uuid(entry): _parent(entry, inventory) for entry in entries(record, "grant", "mig_devices")
+    }
+    held = {uuid: gpu for uuid, gpu in (*gpus.items(), *parts.items()) if uuid}
+    if not held and inventory is not None:
+        listed = entries(record, "edits", "devices") if record else _nodes_in_spec(container)
+        held = _by_nodes({str(node.get("path")) for node in listed}, inventory)
+    return tuple(held), tuple(dict.fromkeys(gpu for gpu in held.values() if gpu))
+
+
+def _uuid(entry: Mapping[str, Any]) -> str:
+    name = entry.get("uuid") or entry.get("bus_id")
+    return name if isinstance(name, str) else ""
+
+
+def _parent(entry: Mapping[str, Any], inventory: Inventory | None) -> str:
+    """The UUID of the GPU of which a MIG device of a record is."""
+    if inventory is None:
+        return ""
+    index = next((d.gpu for d in inventory.mig_devices if d.uuid == entry.get("uuid")), None)
+    index = entry.get("gpu") if index is None else index
+    return next((gpu.uuid for gpu in inventory.gpus if gpu.index == index), "")
+
+
+def _by_nodes(paths: set[str], inventory: Inventory) -> dict[str, str]:
+    """What a container holds by its nodes, each with its GPU."""
+    uuids = {gpu.index: gpu.uuid or gpu.bus_id for gpu in inventory.gpus}
+    parts = {
+        device.uuid: uuids.get(device.gpu, "")
+        for device in inventory.mig_devices
+        if device.paths and paths.issuperset(device.paths)
+    }
+    whole = {
+        uuid: uuid
+        for gpu in inventory.gpus
+        if gpu.path in paths and (uuid := uuids[gpu.index]) not in parts.values()
+    }
+    return {**whole, **parts}
+
+
+def _nodes_in_spec(container: Container) -> list[dict[str, Any]]:
+    """The nodes that a container's spec lists; none of a privileged one's."""
+    try:
+        spec = container.spec()
+        privileged = read_container(spec).privileged
+    except NvshimError:
+        return []  # a sandbox, or a bundle that goes
+    nodes = [node for node in entries(spec, "linux", "devices") if node.get("type") == "c"]
+    # To list them all, as to be privileged, is to say nothing of any.
+    return [] if privileged else nodes
+
+
+def _stale(container: Container) -> str:
+    try:
+        return what_changed(container.record or {})
+    except (KeyError, TypeError, ValueError):  # the record is damaged, or of another version
+        return ""
+
+
+def _orphan(container: Container, procfs: Procfs, pods: set[tuple[str, str]] | None) -> str:
+    if container.pid and not _has_shim(container.pid, procfs):
+        return "its shim is gone, and it runs on"
+    pod = container.pod
+    if pod is not None and pods is not None and (pod.namespace, pod.name) not in pods:
+        return "the kubelet does not know its pod"
+    return ""
+
+
+def _has_shim(pid: int, procfs: Procfs) -> bool:
+    """Whether the parent of an init process is a shim: the kernel gives it another when that dies.
+
+    One that went meanwhile has nothing to complain of.
+    """
+    status = procfs.status(pid)
+    if status is None:
+        return True
+    words = procfs.words(status.parent)[:3]
+    return any(os.path.basename(word).startswith(_SHIM) for word in words)
+
+
+def unheld_of(allocated: Iterable[Allocated], holdings: Iterable[Holding]) -> tuple[Unheld, ...]:
+    """What the kubelet has given, and nobody has; of devices that it calls by their UUIDs.
+
+    Args:
+        allocated: what the kubelet says.
+        holdings: who holds what.
+    """
+    held: dict[tuple[str, str, str], set[str]] = {}
+    for each in holdings:
+        if (pod := each.container.pod) is not None:
+            whose = (pod.namespace, pod.name, each.container.name)
+            held.setdefault(whose, set()).update(each.devices)
+    return tuple(
+        Unheld(each.namespace, each.pod, each.container, resource, device)
+        for each in allocated
+        for resource, device in each.devices
+        if device.startswith(("GPU-", "MIG-"))
+        and _of_share(device) not in held.get((each.namespace, each.pod, each.container), ())
+    )
+
+
+def _of_share(device: str) -> str:
+    """The UUID of a device, of which "UUID::N" is one share."""
+    return device.partition("::")[0]

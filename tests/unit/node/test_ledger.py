@@ -1,0 +1,327 @@
+"""Who holds what: containers, an inventory and what the kubelet says, as values and as files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import anyio
+import pytest
+
+from api.proto import deviceplugin_pb2 as pb
+from hooks.config import Config
+from hooks.node.gpus import Gpu, MigDevice
+from integration.inspection.bundles import TASKS, Container, Pod
+from integration.inspection.procfs import Procfs
+from integration.node.ledger import part
+from integration.node.ledger.holdings import Allocated, devices_of, holdings_of, unheld_of
+from integration.node.ledger.kubelet import allocated_by
+from integration.node.ledger.values import Holding, Unheld
+from integration.node.ledger.watching import Watching
+from integration.node.parts import Context, Options
+from integration.node.refresh import Seen
+from tests.harness.kubelet_plugins import Assignment, KubeletPlugins
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from hooks.node.inventory import Inventory
+
+pytestmark = pytest.mark.anyio
+
+GPUS: Final = (
+    Gpu(0, 0, "GPU-a", "0000:01:00.0", "A100", mig=True),
+    Gpu(1, 3, "GPU-b", "0000:02:00.0", "A100"),
+)
+PARTS: Final = (
+    MigDevice(0, 0, "MIG-1", 1, 0, caps=(12, 13)),
+    MigDevice(0, 1, "MIG-2", 2, 0, caps=(21, 22)),
+)
+
+
+class _Has:
+    gpus, mig_devices = GPUS, PARTS
+
+
+INVENTORY: Final = cast("Inventory", _Has())
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Procfs:
+    """Process 7 is a container's, and 6 its shim; 9's shim is gone, 1 has it."""
+    for pid, parent, words in (
+        (1, 0, "/sbin/init"),
+        (6, 1, "/opt/x/containerd-shim-nvidia-v1\0-namespace\0k8s.io"),
+        (7, 6, "python"),
+        (9, 1, "python"),
+    ):
+        directory = tmp_path / "proc" / str(pid)
+        directory.mkdir(parents=True)
+        (directory / "stat").write_text(f"{pid} (a b) c) S {parent} " + "0 " * 40)
+        (directory / "cmdline").write_text(words)
+    return Procfs(str(tmp_path / "proc"))
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Container]:
+    def make(
+        name: str = "one",
+        record: dict[str, Any] | None = None,
+        *,
+        pid: int = 7,
+        spec: dict[str, Any] | None = None,
+        pod: Pod | None = None,
+        sandbox: bool = False,
+    ) -> Container:
+        bundle = tmp_path / "tasks" / name
+        bundle.mkdir(parents=True)
+        if spec is not None:
+            (bundle / "config.json").write_text(json.dumps(spec))
+        return Container(name, "ns", str(bundle), pod, name, name, sandbox, pid, record)
+
+    return make
+
+
+def granted(*gpus: str, parts: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+    return {"grant": {"gpus": [{"uuid": uuid} for uuid in gpus], "mig_devices": list(parts)}}
+
+
+def node(path: str, kind: str = "c") -> dict[str, Any]:
+    return {"path": path, "type": kind, "major": 195, "minor": 3}
+
+
+CAPS_1: Final = ("/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13")
+
+
+@pytest.mark.parametrize(
+    ("record", "spec", "devices", "gpus"),
+    [
+        (granted("GPU-b"), None, ["GPU-b"], ["GPU-b"]),
+        (granted("GPU-gone"), None, ["GPU-gone"], ["GPU-gone"]),
+        (granted(parts=({"uuid": "MIG-2", "gpu": 0},)), None, ["MIG-2"], ["GPU-a"]),
+        (granted(parts=({"uuid": "MIG-old", "gpu": 1},)), None, ["MIG-old"], ["GPU-b"]),
+        (granted(parts=({"uuid": "MIG-old", "gpu": 9},)), None, ["MIG-old"], []),
+        ({"edits": {"devices": [{"path": "/dev/nvidia3"}]}}, None, ["GPU-b"], ["GPU-b"]),
+        ({"edits": {"devices": [{"path": p} for p in CAPS_1]}}, None, ["MIG-1"], ["GPU-a"]),
+        ({"policy": {}, "request": 3, "grant": []}, None, [], []),
+        (None, {"linux": {"devices": [node("/dev/nvidia3")]}}, ["GPU-b"], ["GPU-b"]),
+        (None, {"linux": {"devices": [node("/dev/nvidia3", "b")]}}, [], []),
+        (None, {"linux": {"devices": [node("/dev/nvidia3")]},
+                "process": {"capabilities": {"bounding": ["CAP_SYS_ADMIN"]}}}, [], []),
+        (None, {"linux": {"devices": [None, "x", {}]}}, [], []),
+        (None, {"linux": 3}, [], []),
+        (None, None, [], []),
+    ],
+)  # fmt: skip
+def test_what_a_container_holds(
+    make: Callable[..., Container],
+    record: dict[str, Any] | None,
+    spec: dict[str, Any] | None,
+    devices: list[str],
+    gpus: list[str],
+) -> None:
+    found = devices_of(make(record=record, spec=spec), INVENTORY)
+    assert (list(found[0]), list(found[1])) == (devices, gpus)
+
+
+def test_without_an_inventory_the_records_tell(make: Callable[..., Container]) -> None:
+    assert devices_of(make(record=granted("GPU-b")), None) == (("GPU-b",), ("GPU-b",))
+
+
+def test_what_is_made_holds_and_what_has_stopped_or_is_a_sandbox_does_not(
+    make: Callable[..., Container], proc: Procfs
+) -> None:
+    made = make("made", granted("GPU-b"), pid=0)
+    stopped = make("stopped", granted("GPU-b"), pid=0)
+    with open(f"{stopped.bundle}/init.pid", "w") as file:
+        file.write("4711")
+    sandbox = make("sandbox", granted("GPU-b"), sandbox=True)
+    found = holdings_of([made, stopped, sandbox, make("none")], INVENTORY, proc)
+    assert [(each.container.id, each.stale, each.orphan) for each in found] == [("made", "", "")]
+
+
+def test_orphans_are_told_from_those_that_somebody_knows(
+    make: Callable[..., Container], proc: Procfs
+) -> None:
+    web, other = Pod("team", "web"), Pod("team", "other")
+    containers = [
+        make("known", granted("GPU-b"), pod=web),
+        make("unknown", granted("GPU-b"), pod=other),
+        make("no-pod", granted("GPU-b")),
+        make("no-shim", granted("GPU-b"), pid=9, pod=other),
+    ]
+    allocated = (Allocated("team", "web", ""),)
+    found = {e.container.id: e.orphan for e in holdings_of(containers, None, proc, allocated)}
+    gone, unknown = "its shim is gone, and it runs on", "the kubelet does not know its pod"
+    assert found == {"known": "", "unknown": unknown, "no-pod": "", "no-shim": gone}
+    silent = {e.container.id: e.orphan for e in holdings_of(containers, None, proc, None)}
+    assert silent == {"known": "", "unknown": "", "no-pod": "", "no-shim": gone}
+
+
+def test_a_driver_that_is_another_makes_a_holding_stale(
+    make: Callable[..., Container], proc: Procfs, tmp_path: Path
+) -> None:
+    library = tmp_path / "libcuda.so.1"
+    library.write_text("new")
+    identity = {
+        "driver": "1", "proc": str(tmp_path), "sys": str(tmp_path), "modules": [],
+        "observations": [["stat", str(library), "something else"]],
+    }  # fmt: skip
+    record = {**granted("GPU-b"), "identity": identity}
+    (stale,) = holdings_of([make("stale", record)], None, proc)
+    assert stale.stale.endswith("libcuda.so.1 is not the one that it was made with")
+    damaged = {**granted("GPU-b"), "identity": {"driver": 3}}
+    (whole,) = holdings_of([make("damaged", damaged)], None, proc)
+    assert whole.stale == ""
+
+
+def test_what_the_kubelet_gave_and_nobody_holds(make: Callable[..., Container]) -> None:
+    pod = Pod("team", "web")
+    holdings = [Holding(make("server", pod=pod), ("GPU-a", "MIG-1"))]
+    given = (
+        ("nvidia.com/gpu", "GPU-a::3"),
+        ("nvidia.com/mig-1g.10gb", "MIG-1"),
+        ("nvidia.com/gpu", "GPU-b"),
+        ("example.com/fpga", "f0"),
+    )
+    allocated = (
+        Allocated("team", "web", "server", given),
+        Allocated("team", "late", "server", given[:1]),
+    )
+    assert unheld_of(allocated, holdings) == (
+        Unheld("team", "web", "server", "nvidia.com/gpu", "GPU-b"),
+        Unheld("team", "late", "server", "nvidia.com/gpu", "GPU-a::3"),
+    )
+
+
+async def test_the_kubelet_is_asked_and_need_not_answer(tmp_path: Path) -> None:
+    socket = str(tmp_path / "resources.sock")
+    assert await allocated_by(socket) is None
+    assert await allocated_by("") is None
+    with KubeletPlugins(str(tmp_path / "plugins"), pod_resources=socket) as kubelet:
+        kubelet.assignments.append(
+            Assignment("web", "team", "server", "nvidia.com/gpu", ("GPU-a::0", "GPU-b::1"),
+                       pb.ContainerAllocateResponse())
+        )  # fmt: skip
+        found = await allocated_by(socket)
+    both = (("nvidia.com/gpu", "GPU-a::0"), ("nvidia.com/gpu", "GPU-b::1"))
+    assert found == (Allocated("team", "web", ""), Allocated("team", "web", "server", both))
+    if not os.path.lexists(socket):
+        (tmp_path / "resources.sock").write_text("")
+    assert await allocated_by(socket) is None
+
+
+# -- hearing of containers -------------------------------------------------------------------
+
+
+async def heard(watching: Watching, states: list[str]) -> bool:
+    """Whether something is heard, or was found anew."""
+    return await watching.wait(10) | watching.follow(states, [])
+
+
+async def test_a_state_that_comes_later_and_what_comes_below_it_is_heard(tmp_path: Path) -> None:
+    state = str(tmp_path / "run" / "containerd")
+    bundle = f"{state}/{TASKS}/ns/one"
+    with Watching() as watching:
+        assert watching.follow([state], [])
+        assert not watching.follow([state], [])
+        (tmp_path / "noise").write_text("")
+        assert not await watching.wait(0.3)
+        for made in (os.path.dirname(state), state, f"{state}/{TASKS}", f"{state}/{TASKS}/ns"):
+            os.mkdir(made)
+            assert await heard(watching, [state])
+            while watching.follow([state], []):
+                pass
+        os.mkdir(bundle)
+        assert await heard(watching, [state])
+        for noise in ("log.json", "exec.x.pid"):
+            (tmp_path / f"run/containerd/{TASKS}/ns/one/{noise}").write_text("")
+        assert not await watching.wait(0.3)
+        (tmp_path / f"run/containerd/{TASKS}/ns/one/nvidia.json").write_text("{}")
+        assert await heard(watching, [state])
+        os.unlink(f"{bundle}/nvidia.json")
+        assert await heard(watching, [state])
+        for name in ("log.json", "exec.x.pid"):
+            os.unlink(f"{bundle}/{name}")
+        os.rmdir(bundle)
+        assert await heard(watching, [state])
+        assert not await watching.wait(0.3)
+        assert watching.deaf == ""
+
+
+@pytest.fixture
+def init() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "100"]) as process:
+        yield process
+        process.kill()
+
+
+async def test_the_end_of_a_process_is_heard_once(
+    init: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    states = [str(tmp_path)]
+    with Watching() as watching:
+        watching.follow(states, [init.pid])
+        assert not await watching.wait(0.2)
+        init.kill()
+        assert await watching.wait(10)
+        assert not watching.follow(states, [init.pid])
+        assert not await watching.wait(0.2)
+        assert not watching.follow(states, [])
+    init.wait()
+    with Watching() as watching:
+        assert watching.follow(states, [init.pid])
+
+
+async def test_the_part_posts_and_writes_and_begins_with_what_its_predecessor_had(
+    tmp_path: Path,
+) -> None:
+    state, said = tmp_path / "state", []
+    config = Config(state=str(tmp_path / "own"))
+    options = Options("", 1000, states=(str(state),), pod_resources="")
+
+    async def begun(check: Callable[[Context], Any]) -> Any:
+        context = Context(config, options, lambda *words, **_: said.append(words))
+        context.board.post(seen=Seen(inventory=INVENTORY))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(part.run, context)
+            with anyio.fail_after(20):
+                while not (found := check(context)):  # noqa: ASYNC110 - a file is looked at, too
+                    await anyio.sleep(0.02)
+            tasks.cancel_scope.cancel()
+        return found
+
+    def written() -> dict[str, Any]:
+        with open(f"{config.state}/{part.FILE}") as file:
+            return cast("dict[str, Any]", json.load(file))
+
+    async def with_one() -> Any:
+        bundle = state / TASKS / "ns" / "one"
+        done = False
+
+        def check(context: Context) -> Any:
+            nonlocal done
+            if not done and os.path.exists(f"{config.state}/{part.FILE}"):
+                assert written()["holdings"] == []
+                bundle.mkdir(parents=True)
+                (bundle / "nvidia.json").write_text(json.dumps(granted("GPU-b")))
+                done = True
+            return context.board.ledger.holders("GPU-b")
+
+        return await begun(check)
+
+    (holder,) = await with_one()
+    assert holder.devices == ("GPU-b",)
+    before = written()
+    assert before["holdings"][0]["bundle"].endswith("/ns/one")
+    (again,) = await begun(lambda context: context.board.ledger.holders("GPU-b"))
+    assert again == holder
+    assert written() == before
+    assert said == []
+    os.unlink(f"{config.state}/{part.FILE}")
+    os.mkdir(f"{config.state}/{part.FILE}")
+    fault = await begun(lambda context: context.board.faults.get("ledger"))
+    assert fault.startswith("NVSHIM-E2765 ledger-unwritten: ")
