@@ -33,11 +33,8 @@ PARTS: Final[Mapping[str, str]] = {
     "ledger": "integration.node.ledger.part",
     "health": "integration.node.health.part",
     "metrics": "integration.node.metrics.part",
-<<<<<<< HEAD
     "mps": "integration.node.mps.part",
-=======
     "plugin": "integration.node.plugin.part",
->>>>>>> adb6065 (Node agent: the kubelet's device plugin: a server per resource, registration, Allocate for every strategy, CDI specs)
 }
 """The module of each part, by its name."""
 
