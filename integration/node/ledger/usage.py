@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from integration.node.monitor.values import ProcessUse, Sample
     from integration.node.parts import Context
 
-__all__ = ["join", "merged", "usage", "usage_of"]
+__all__ = ["join", "merged", "owners_of", "usage", "usage_by", "usage_of"]
 
 
 async def usage(context: Context, max_age: float) -> tuple[DeviceUse, ...]:
@@ -45,7 +45,19 @@ async def usage(context: Context, max_age: float) -> tuple[DeviceUse, ...]:
         An entry for each container and device, and one without a container for each device that
         has processes of none. If NVML does not answer, what is held, and nothing of its use.
     """
-    sample = await context.board.sampler.sample(max_age=max_age)
+    return await usage_by(context, await context.board.sampler.sample(max_age=max_age))
+
+
+async def usage_by(context: Context, sample: Sample) -> tuple[DeviceUse, ...]:
+    """What each container uses of each device, for one who has asked NVML already.
+
+    Args:
+        context: the agent's.
+        sample: what NVML said.
+
+    Returns:
+        As :func:`usage`.
+    """
     ledger, meter = context.board.ledger, context.board.energy
     owners = await anyio.to_thread.run_sync(
         owners_of, sample, ledger.containers, "/proc", abandon_on_cancel=True

@@ -166,12 +166,12 @@ class Scrapes:
 
     async def _sample(self, wait: float) -> Sample | None:
         """What NVML says; None if it does not in time."""
-        from integration.node.ledger.usage import usage  # noqa: PLC0415 - as the others
+        from integration.node.ledger.usage import usage_by  # noqa: PLC0415 - as the others
 
         sample = None
         with anyio.move_on_after(wait):
             sample = await self._context.board.sampler.sample(max_age=FRESH)
-            await usage(self._context, FRESH)  # so that the board's is of this sample
+            await usage_by(self._context, sample)  # so that the board's is of now, too
         return sample
 
     async def _ready(self) -> Response:
