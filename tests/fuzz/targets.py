@@ -43,6 +43,9 @@ from hooks.requests.policy import judge, read_container
 from hooks.requests.request import parse_capabilities, read_request
 from hooks.requests.requirements import parse_requirement
 from hooks.vendors.names import parse as parse_vendor
+from integration.node.plugin.document import read_document
+from integration.node.plugin.settings import settings_of
+from integration.node.plugin.topology import parse_links
 from shim import bundle, criu
 from tests.unit.hooks.image.images import debian
 
@@ -247,6 +250,14 @@ def _nvidia_config(data: bytes) -> None:
     parse_nvidia_config(data, "config.toml")
 
 
+def _plugin_settings(data: bytes) -> None:
+    settings_of(read_document(data, "config.yaml")[0])
+
+
+def _links(data: bytes) -> None:
+    parse_links(data)
+
+
 def _checkpoint(data: bytes) -> None:
     directory = os.path.join(os.path.dirname(_image_directory()), "checkpoint")
     os.makedirs(directory, exist_ok=True)
@@ -334,6 +345,24 @@ TARGETS: Final[dict[str, Target]] = {
     "nvidia-config": Target(
         _nvidia_config, (b"[nvidia-container-runtime]\n", b"[", b"]", b"=", b'"', b"true", b".")
     ),
+    "plugin-settings": Target(
+        _plugin_settings,
+        (
+            *_JSON,
+            b"flags: ",
+            b"sharing: ",
+            b"timeSlicing: ",
+            b"resources:\n",
+            b"- name: ",
+            b"replicas: ",
+            b"devices: ",
+            b"migStrategy: ",
+            b"\n  ",
+            b"&a ",
+            b"*a",
+        ),
+    ),
+    "links": Target(_links, (*_JSON, b'"gpus"', b'"links"', b'"between"', b'"0000:18:00.0"')),
     "checkpoint": Target(_checkpoint, (*_JSON, b"\xff\xff", b"file[1:2]", b'"switches"')),
     "cdi": Target(_cdi, (*_JSON, *_OF_CDI, b"---\n", b"- ", b": ", b"&a ", b"*a", b"<<: ", b"!!")),
     "requirement": Target(
