@@ -103,10 +103,13 @@ def blame(event: GpuEvent, verdict: Verdict, ledger: Ledger, pids: Pids, procfs:
         procfs: the node's processes.
     """
     if event.pid:
-        container = _of_process(event, (held.container for held in ledger.holdings), procfs)
+        cgroups = _cgroups_of(event, procfs)
+        container = _in(cgroups, (held.container for held in ledger.holdings))
         title = container.title if container else pids.find(event.pid, event.when)
         if title:
             return Blame((title,), How.PROCESS)
+        if cgroups:
+            return Blame()  # it is there, and is of no container that holds a device
     if not verdict.certain:
         return Blame()
     narrow = [uuid for uuid in verdict.devices if uuid != verdict.gpu]
@@ -121,21 +124,21 @@ def _only(ledger: Ledger, uuids: Iterable[str]) -> Blame | None:
     return Blame((holders.pop(),), How.HOLDER) if len(holders) == 1 else None
 
 
-def _of_process(
-    event: GpuEvent, containers: Iterable[Container], procfs: Procfs
-) -> Container | None:
+def _cgroups_of(event: GpuEvent, procfs: Procfs) -> str:
+    """Where the process is that an error names; "" if it has ended."""
     status = procfs.status(event.pid)
     if status is None or status.start_time / _TICKS > event.when + _SLACK:
-        return None
-    parts = {
-        part
-        for line in procfs.text(event.pid, "cgroup").splitlines()
-        for part in line.rpartition(":")[2].split("/")
-        if part
-    }
-    for container in containers:
-        if container.id in parts or any(
-            part.endswith((f"-{container.id}.scope", f":{container.id}")) for part in parts
-        ):
-            return container
+        return ""
+    return procfs.text(event.pid, "cgroup")
+
+
+def _in(cgroups: str, containers: Iterable[Container]) -> Container | None:
+    """The container whose id a cgroup has in its path, the outermost: those within are its own."""
+    known = tuple(containers)
+    for line in cgroups.splitlines():
+        for part in line.split("/"):
+            for container in known:
+                own = (f"-{container.id}.scope", f":{container.id}")
+                if part == container.id or part.endswith(own):
+                    return container
     return None

@@ -138,6 +138,7 @@ class _Ward:
         self._unwritten = ""
         self._saving = anyio.Lock()
         self._changed = anyio.Event()
+        self._news = anyio.Event()
         record = store.read(context.config)
         if record.fault:
             self._say("warning", record.fault)
@@ -328,12 +329,12 @@ class _Ward:
     async def _until_due(self, asked: float) -> None:
         """Wait until NVML is to be asked."""
         while True:
-            version = self._board.version("health", "sampler")
             when = next_sample(self._book, asked, self._rules, self._options.poll)
             pause = min(when, asked + _SELDOM) - _now().boot
             if pause <= 0:
                 return
-            await self._board.change("health", "sampler", since=version, timeout=pause)
+            with anyio.move_on_after(pause):
+                await self._news.wait()  # there may be less time, or more
 
     # -- people --------------------------------------------------------------------------------
 
@@ -399,6 +400,8 @@ class _Ward:
                 fields["do"] = book.conditions[uuid].remedy
             self._say(_LEVEL_OF_STATE[health.state], f"a device is {health.state.value}", **fields)
         self._board.post(health=now)
+        self._news.set()
+        self._news = anyio.Event()
         if worse:  # what the inventory says of it may be old
             self._board.want_look()
         self._changed.set()

@@ -1,0 +1,338 @@
+"""Which devices an event, a look or a sample is of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hooks.config import Config
+from integration.node.health.book import (
+    Book,
+    Place,
+    attributed,
+    cleared,
+    heard,
+    judge,
+    next_sample,
+    reports,
+    sampled,
+    saw,
+    watched,
+)
+from integration.node.health.machine import Moment, Need, Rules
+from integration.node.health.policy import policy_of
+from integration.node.health.values import State
+from integration.node.health.xids import Severity
+from integration.node.monitor.values import DeviceSample, GpuEvent, GpuSample, Sample
+
+RULES: Final = Rules(suspects=3, window=100, patience=20, quiet=10, longest=80)
+POLICY: Final = policy_of(Config(), "", "")
+
+# One whole GPU, and one in MIG mode with two devices in one instance and one in another.
+WHOLE: Final = Place("GPU-0", "GPU-0", "0000:18:00.0")
+CUT: Final = Place("GPU-1", "GPU-1", "0000:2a:00.0")
+PARTS: Final = (
+    Place("MIG-a", "GPU-1", CUT.bus_id, 1, 0),
+    Place("MIG-b", "GPU-1", CUT.bus_id, 1, 1),
+    Place("MIG-c", "GPU-1", CUT.bus_id, 2, 0),
+)
+PLACES: Final = {place.uuid: place for place in (WHOLE, CUT, *PARTS)}
+OF_CUT: Final = {"GPU-1", "MIG-a", "MIG-b", "MIG-c"}
+
+
+def moment(when: float) -> Moment:
+    return Moment(when, when)
+
+
+def book() -> Book:
+    return saw(Book(), PLACES, {}, moment(0), RULES, load="535:7")
+
+
+def xid(number: int, gpu: str = "GPU-0", when: float = 1.0, **more: object) -> GpuEvent:
+    return replace(GpuEvent(when, "xid", gpu, xid=number), **more)  # type: ignore[arg-type]
+
+
+def after(known: Book, event: GpuEvent) -> Book:
+    verdict = judge(known, event, POLICY)
+    return heard(known, event, verdict, moment(event.when), RULES)
+
+
+def states(known: Book) -> dict[str, State]:
+    return {uuid: health.state for uuid, health in reports(known).items()}
+
+
+def ill(known: Book) -> set[str]:
+    return {uuid for uuid, state in states(known).items() if not state.is_given}
+
+
+def answers(when: float, **of_gpus: object) -> Sample:
+    mig = tuple(DeviceSample(part.uuid) for part in PARTS)
+    both = (GpuSample("GPU-0"), GpuSample("GPU-1", mig=mig))
+    return Sample(when, gpus=tuple(replace(each, **of_gpus) for each in both))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("event", "hit", "severity", "certain"),
+    [
+        (xid(119), {"GPU-0"}, Severity.UNHEALTHY, True),
+        (xid(119, "", bus_id="0000:18:00"), {"GPU-0"}, Severity.UNHEALTHY, True),
+        (xid(119, "", bus_id="00000000:18:00.0"), {"GPU-0"}, Severity.UNHEALTHY, True),
+        (xid(32, "GPU-1"), OF_CUT, Severity.SUSPECT, True),
+        (xid(32, "MIG-a", gpu_instance=1), {"MIG-a", "MIG-b"}, Severity.SUSPECT, True),
+        (xid(32, "GPU-1", gpu_instance=1), {"MIG-a", "MIG-b"}, Severity.SUSPECT, True),
+        (
+            xid(32, "GPU-1", gpu_instance=1, compute_instance=1),
+            {"MIG-b"}, Severity.SUSPECT, True,
+        ),
+        (
+            xid(32, "GPU-1", gpu_instance=0xFFFFFFFF, compute_instance=0xFFFFFFFF),
+            OF_CUT, Severity.SUSPECT, True,
+        ),
+        (xid(94, "GPU-1", gpu_instance=2), {"MIG-c"}, Severity.SUSPECT, True),
+        (xid(79, "GPU-1", gpu_instance=2), OF_CUT, Severity.FATAL, True),
+        (xid(119, "GPU-1", gpu_instance=2), OF_CUT, Severity.UNHEALTHY, True),
+        (xid(94, "GPU-1", gpu_instance=5), OF_CUT, Severity.SUSPECT, False),
+        (xid(79, "GPU-9"), {"GPU-0", *OF_CUT}, Severity.SUSPECT, False),
+        (xid(31, "GPU-9"), set(), Severity.IGNORE, False),
+        (xid(154), {"GPU-0"}, Severity.SUSPECT, True),
+        (
+            xid(154, text="GPU recovery action changed from 0x0 (None) to 0x2 "
+                "(Node Reboot Required)"),
+            {"GPU-0"}, Severity.FATAL, True,
+        ),
+        (
+            xid(154, text="GPU recovery action changed from 0x1 (Drain P2P) to 0x0 (None)"),
+            {"GPU-0"}, Severity.IGNORE, True,
+        ),
+        (GpuEvent(1, "ecc-double", "GPU-0"), {"GPU-0"}, Severity.SUSPECT, True),
+        (GpuEvent(1, "ecc-single", "GPU-0"), {"GPU-0"}, Severity.IGNORE, True),
+    ],
+)  # fmt: skip
+def test_what_an_event_is_of(
+    event: GpuEvent,
+    hit: set[str],
+    severity: Severity,
+    certain: bool,
+) -> None:
+    verdict = judge(book(), event, POLICY)
+    assert (set(verdict.devices), verdict.severity, verdict.certain) == (hit, severity, certain)
+
+
+def test_an_error_of_one_instance_leaves_the_others_alone() -> None:
+    known = book()
+    for when in (1.0, 2.0, 3.0):
+        known = after(known, xid(94, "GPU-1", when, gpu_instance=1, compute_instance=0))
+    assert ill(known) == {"MIG-a"}
+    assert states(known)["MIG-b"] == State.HEALTHY
+    assert ill(after(known, xid(79, "GPU-1"))) == OF_CUT
+
+
+def test_an_error_of_a_gpu_that_nobody_knows_makes_nobody_unhealthy() -> None:
+    known = book()
+    for when in range(1, 9):
+        known = after(known, xid(79, "GPU-9", float(when)))
+    assert set(states(known).values()) == {State.SUSPECT}
+    known = sampled(known, answers(30), moment(30), RULES)
+    assert set(states(known).values()) == {State.HEALTHY}
+
+
+@pytest.mark.parametrize("numbers", [(48, 94), (94, 48)])
+def test_a_double_bit_error_that_was_contained_needs_no_reset(numbers: tuple[int, int]) -> None:
+    known = book()
+    for when, number in enumerate(numbers, 1):
+        known = after(known, xid(number, when=float(when)))
+    assert ill(known) == {"GPU-0"}
+    assert known.conditions["GPU-0"].need == Need.PROOF
+    late = after(after(book(), xid(94, when=1)), xid(48, when=60))
+    assert late.conditions["GPU-0"].need == Need.RESET
+    other = after(after(book(), xid(94, "GPU-1", when=1)), xid(48, when=2))
+    assert other.conditions["GPU-0"].need == Need.RESET
+
+
+def test_what_the_driver_needs_no_more_is_a_reset() -> None:
+    known = after(book(), xid(79))
+    text = "GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)"
+    known = after(known, xid(154, text=text))
+    assert known.conditions["GPU-0"].need == Need.PROOF
+
+
+def test_nvml_that_hiccups_takes_nothing_away_at_once() -> None:
+    silent = Sample(5, failure="it hangs")
+    known = sampled(book(), silent, moment(5), RULES)
+    assert set(states(known).values()) == {State.SUSPECT}
+    known = sampled(known, replace(silent, when=26), moment(26), RULES)
+    assert ill(known) == set(PLACES)
+    known = sampled(known, answers(27), moment(27), RULES)
+    assert set(states(known).values()) == {State.RECOVERING}
+    known = sampled(known, answers(38), moment(38), RULES)
+    assert set(states(known).values()) == {State.HEALTHY}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "reset"),
+    [
+        ({"energy_joules": 900.0}, {"energy_joules": 3.0}, True),
+        ({"energy_joules": 900.0}, {"energy_joules": 899.9999}, False),
+        ({"ecc_uncorrected": 1}, {"ecc_uncorrected": 0}, True),
+        ({"ecc_uncorrected": 1}, {}, False),
+        ({}, {"energy_joules": 3.0}, False),
+    ],
+)
+def test_counters_that_went_back_are_a_reset(
+    before: dict[str, object],
+    now: dict[str, object],
+    reset: bool,
+) -> None:
+    known = sampled(book(), answers(0.5, **before), moment(0.5), RULES)
+    known = sampled(after(known, xid(79)), answers(5, **now), moment(5), RULES)
+    assert (states(known)["GPU-0"] == State.RECOVERING) == reset
+
+
+def test_a_driver_that_was_loaded_anew_is_a_reset_and_one_that_is_gone_is_a_loss() -> None:
+    known = after(after(book(), xid(79)), xid(79, "GPU-1"))
+    known = saw(known, None, {}, moment(2), RULES, why="no libcuda.so")
+    assert ill(known) == set(PLACES)
+    assert known.conditions["GPU-0"].lost == "the driver is gone: no libcuda.so"
+    known = saw(known, PLACES, {}, moment(3), RULES, load="550:9")
+    assert ill(known) == set(PLACES)
+    known = sampled(known, answers(4), moment(4), RULES)
+    assert set(states(known).values()) == {State.RECOVERING}
+
+
+def test_an_answer_from_before_the_error_proves_nothing() -> None:
+    known = after(book(), xid(119, when=5.0))
+    assert states(sampled(known, answers(4), moment(6), RULES))["GPU-0"] == State.UNHEALTHY
+    assert states(sampled(known, answers(6), moment(6), RULES))["GPU-0"] == State.RECOVERING
+
+
+def test_a_gpu_that_nvml_does_not_count_or_cannot_open_is_lost_with_its_parts() -> None:
+    one = Sample(1, gpus=(GpuSample("GPU-0"),))
+    assert ill(sampled(book(), one, moment(1), RULES)) == OF_CUT
+    doubted = replace(one, notes=("it says that it has 7 GPUs",))
+    assert ill(sampled(book(), doubted, moment(1), RULES)) == set()
+    lost = replace(one, gpus=(GpuSample("GPU-0"), GpuSample("GPU-1", lost="GPU is lost")))
+    assert ill(sampled(book(), lost, moment(1), RULES)) == OF_CUT
+    assert ill(saw(book(), PLACES, {"GPU-1": "GPU is lost"}, moment(1), RULES)) == OF_CUT
+
+
+def test_a_gpu_that_was_pulled_out_and_put_back_has_to_prove_itself() -> None:
+    without = {uuid: place for uuid, place in PLACES.items() if place.gpu == "GPU-1"}
+    known = saw(book(), without, {}, moment(1), RULES)
+    assert states(known)["GPU-0"] == State.UNHEALTHY  # who held it has lost it
+    known = saw(known, PLACES, {}, moment(2), RULES)
+    assert states(known)["GPU-0"] == State.UNHEALTHY
+    known = sampled(known, answers(3), moment(3), RULES)
+    assert states(known)["GPU-0"] == State.RECOVERING
+    known = saw(known, without, {}, moment(4), RULES)
+    known = saw(known, without, {}, moment(100), RULES)
+    assert "GPU-0" not in known.conditions  # nobody waits for it any more
+
+
+def test_a_mig_device_that_was_removed_is_told_of_no_more() -> None:
+    without = {uuid: place for uuid, place in PLACES.items() if uuid != "MIG-a"}
+    known = saw(book(), without, {}, moment(1), RULES)
+    assert "MIG-a" not in reports(known)
+    assert ill(known) == set()
+    again = saw(known, PLACES, {}, moment(2), RULES)
+    assert ill(again) == {"MIG-a"}
+    assert states(sampled(again, answers(3), moment(3), RULES))["MIG-a"] == State.RECOVERING
+    # Without NVML it is not known which there are.
+    known = saw(book(), without, {}, moment(1), RULES, complete=False)
+    assert states(known)["MIG-a"] == State.HEALTHY
+
+
+def test_a_mig_device_that_is_made_of_an_unhealthy_gpu_is_unhealthy() -> None:
+    known = after(saw(Book(), {"GPU-1": CUT}, {}, moment(0), RULES), xid(79, "GPU-1"))
+    known = saw(known, {"GPU-1": CUT, "MIG-a": PARTS[0]}, {}, moment(2), RULES)
+    assert ill(known) == {"GPU-1", "MIG-a"}
+
+
+def test_events_that_cannot_be_had_make_suspect_as_long_as_that_lasts() -> None:
+    known = watched(book(), {"GPU-0": "not supported"}, moment(1), RULES)
+    assert states(known) == {**dict.fromkeys(PLACES, State.HEALTHY), "GPU-0": State.SUSPECT}
+    known = watched(known, {"": "NVML hangs"}, moment(2), RULES)
+    assert set(states(known).values()) == {State.SUSPECT}
+    known = sampled(watched(known, {}, moment(3), RULES), answers(20), moment(20), RULES)
+    assert set(states(known).values()) == {State.HEALTHY}
+
+
+def test_who_is_to_blame_is_filled_in_and_a_person_puts_back() -> None:
+    known = attributed(after(book(), xid(79, "GPU-1")), ["GPU-1", "MIG-a"], 79, ("a/b/c",))
+    assert reports(known)["MIG-a"].blamed == ("a/b/c",)
+    assert reports(known)["MIG-b"].blamed == ()
+    known = cleared(known, ["GPU-1", "GPU-9"], moment(3), RULES)
+    assert ill(known) == set()
+    assert reports(known)["MIG-a"].reason == "put back by hand"
+    assert ill(cleared(after(book(), xid(79, "GPU-1")), ["MIG-a"], moment(3), RULES)) == {
+        "GPU-1", "MIG-b", "MIG-c",
+    }  # fmt: skip
+
+
+def test_nvml_is_asked_when_something_can_become_of_it() -> None:
+    assert next_sample(book(), 0, RULES, usual=60) == float("inf")
+    known = after(book(), xid(79))
+    assert next_sample(known, 1, RULES, usual=60) == 61
+    known = sampled(after(book(), xid(119)), answers(2), moment(2), RULES)
+    assert next_sample(known, 2, RULES, usual=60) == 12
+    assert next_sample(after(book(), xid(32)), 2, RULES, usual=600) == 101
+    assert next_sample(after(book(), xid(32)), 102, RULES, usual=60) == 162
+
+
+uuids = st.sampled_from([*PLACES, "GPU-9", ""])
+events = st.builds(
+    lambda number, gpu, kind, instance, part: GpuEvent(
+        0, kind, gpu, xid=number, gpu_instance=instance, compute_instance=part
+    ),
+    st.sampled_from([13, 32, 48, 79, 94, 119, 154, 999]),
+    uuids,
+    st.sampled_from(["xid", "xid", "xid", "ecc-double", "ecc-single", "watched"]),
+    st.sampled_from([None, 1, 2, 7, 0xFFFFFFFF]),
+    st.sampled_from([None, 0, 1]),
+)
+samples = st.one_of(
+    st.just(Sample(0, failure="hangs")),
+    st.builds(
+        lambda lost, joules: answers(0, lost=lost, energy_joules=joules),
+        st.sampled_from(["", "", "gone"]),
+        st.sampled_from([None, 5.0, 50.0]),
+    ),
+    st.just(Sample(0)),
+)
+looks = st.one_of(
+    st.none(),
+    st.sets(st.sampled_from(sorted(PLACES))).map(
+        lambda some: {uuid: place for uuid, place in PLACES.items() if place.gpu in some}
+    ),
+)
+
+
+@given(st.lists(st.one_of(events, samples, looks, st.just("clear")), max_size=25))
+def test_whatever_happens_what_is_lost_is_not_given_and_a_fatal_error_takes_all_of_its_gpu(
+    history: list[object],
+) -> None:
+    known = book()
+    for number, happened in enumerate(history, 1):
+        now = moment(7.0 * number)
+        if isinstance(happened, GpuEvent):
+            event = replace(happened, when=now.boot)
+            verdict = judge(known, event, POLICY)
+            assert set(verdict.devices) <= set(known.places) - known.gone
+            known = heard(known, event, verdict, now, RULES)
+            if verdict.severity == Severity.FATAL:
+                assert set(known.of_gpu(verdict.gpu)) <= ill(known)
+        elif isinstance(happened, Sample):
+            known = sampled(known, replace(happened, when=now.boot), now, RULES)
+        elif happened == "clear":
+            known = cleared(known, list(known.places), now, RULES)
+        else:
+            known = saw(known, happened, {}, now, RULES, load="535:7")  # type: ignore[arg-type]
+        assert known.places.keys() == known.conditions.keys()
+        for uuid, condition in known.conditions.items():
+            assert not (condition.lost and condition.state.is_given)
+            if uuid in known.gone:
+                assert condition.lost
+        assert next_sample(known, now.boot, RULES, usual=60) > now.boot

@@ -1,0 +1,158 @@
+"""The file of the devices' health, and what a person asks of the agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hooks.config import Config
+from integration.node.health import requests, store
+from integration.node.health.book import Book, Place, heard, judge, saw
+from integration.node.health.errors import AgentSilent
+from integration.node.health.machine import Moment, Rules
+from integration.node.health.policy import policy_of
+from integration.node.health.values import State
+from integration.node.monitor.values import GpuEvent
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PLACES = {
+    "GPU-0": Place("GPU-0", "GPU-0", "0000:18:00.0"),
+    "MIG-GPU-0/1/0": Place("MIG-GPU-0/1/0", "GPU-0", "0000:18:00.0", 1, 0),
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    (tmp_path / "state").mkdir()
+    random = tmp_path / "proc" / "sys" / "kernel" / "random"
+    random.mkdir(parents=True)
+    (random / "boot_id").write_text("one\n")
+    return Config(
+        state=str(tmp_path / "state"), proc=str(tmp_path / "proc"), sys=str(tmp_path / "sys")
+    )
+
+
+def ill() -> Book:
+    known = saw(Book(), PLACES, {}, Moment(1, 100), Rules(), load="535:7")
+    event = GpuEvent(2, "xid", "GPU-0", xid=79)
+    verdict = replace(judge(known, event, policy_of(Config(), "", "")), blamed=("a/b/\x1b",))
+    return heard(known, event, verdict, Moment(2, 200), Rules())
+
+
+def test_what_was_known_is_known_again_in_the_same_boot(config: Config, tmp_path: Path) -> None:
+    store.write(config, ill())
+    found = store.read(config)
+    assert found.fault == ""
+    assert (found.book.conditions, found.book.places) == (ill().conditions, ill().places)
+    assert found.book.load == "535:7"
+    devices = store.read_devices(config)
+    assert devices is not None
+    assert [each["state"] for each in devices] == ["unhealthy", "unhealthy"]
+    before = os.stat(store.path_of(config)).st_ino
+    store.write(config, ill())
+    assert os.stat(store.path_of(config)).st_ino == before  # it is as it was
+    (tmp_path / "proc/sys/kernel/random/boot_id").write_text("two\n")
+    assert store.read(config) == store.Record(Book())
+    assert store.read_devices(config) is None
+
+
+def test_there_need_be_no_file(config: Config) -> None:
+    assert store.read(config) == store.Record(Book())
+    assert store.read_devices(config) is None
+
+
+def changed(config: Config, change: dict[str, Any], *, entry: bool = True) -> None:
+    store.write(config, ill())
+    with open(store.path_of(config), encoding="utf-8") as file:
+        document = json.load(file)
+    (document["devices"][0] if entry else document).update(change)
+    with open(store.path_of(config), "w", encoding="utf-8") as file:
+        json.dump(document, file)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"state": "fine"}, {"state": "healthy"}, {"need": 7}, {"need": 0}, {"since": "now"},
+        {"since": -1}, {"since": float("nan")}, {"blamed": [1]}, {"errors": ["x"]}, {"gone": 0},
+        {"uuid": ""}, {"gpu_instance": "1"}, {"xid": True}, {"lost": None}, {"pending": 1},
+        {"silent_since": "x"},
+    ],
+)  # fmt: skip
+def test_an_entry_that_makes_no_sense_is_left_out(config: Config, change: dict[str, Any]) -> None:
+    changed(config, change)
+    found = store.read(config)
+    assert set(found.book.conditions) == {"MIG-GPU-0/1/0"}
+    assert found.fault.endswith("1 of its entries make no sense")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": 9}', b"\xff", b"[" * 9999])
+def test_a_damaged_file_keeps_nobody_from_watching(config: Config, content: bytes) -> None:
+    with open(store.path_of(config), "wb") as file:
+        file.write(content)
+    found = store.read(config)
+    assert found.book == Book()
+    assert found.fault.startswith(store.path_of(config))
+    assert store.read_devices(config) is None
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(
+    st.sampled_from(["state", "need", "since", "errors", "blamed", "xid", "uuid", "gpu", "gone"]),
+    json_values,
+)
+def test_whatever_is_in_the_file_it_is_read_or_said(config: Config, key: str, value: Any) -> None:
+    changed(config, {key: value})
+    found = store.read(config)
+    for condition in found.book.conditions.values():
+        assert condition.state in State
+    changed(config, {"devices": value}, entry=False)
+    assert store.read(config).book.conditions == {} or not store.read(config).fault
+
+
+def test_which_loading_of_the_driver_it_is(config: Config) -> None:
+    assert store.load_of_driver(config) == ""
+    module = f"{config.sys}/module/nvidia"
+    os.makedirs(module)
+    with open(f"{module}/version", "w", encoding="utf-8") as file:
+        file.write("535.104.05\n")
+    assert store.load_of_driver(config) == f"535.104.05:{os.stat(module).st_ino}"
+
+
+def test_what_is_asked_is_done_or_taken_back(config: Config) -> None:
+    os.makedirs(requests.directory_of(config))
+    with pytest.raises(AgentSilent, match=r"has not done it in 0\.05 s"):
+        requests.ask(config, "MIG-GPU-0/1/0", 0.05)
+    assert requests.waiting(config) == []
+    (asking := threading.Thread(target=requests.ask, args=(config, "MIG-GPU-0/1/0", 10))).start()
+    try:
+        eventually(lambda: requests.waiting(config) == ["MIG-GPU-0/1/0"], "it is asked")
+    finally:
+        requests.taken(config, "MIG-GPU-0/1/0")
+        asking.join()
+    for stray in (".x", "GPU-..%2F..", "other"):
+        with open(f"{requests.directory_of(config)}/{stray}", "w", encoding="utf-8"):
+            pass
+    assert requests.waiting(config) == []
+
+
+def test_nobody_is_asked_where_no_agent_has_been(config: Config) -> None:
+    with pytest.raises(AgentSilent, match=r"No such file"):
+        requests.ask(config, "GPU-0", 1)
