@@ -1,0 +1,213 @@
+"""The device plugin as a process: a simulated node that changes, a kubelet that restarts."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING, Final
+
+import grpc  # type: ignore[import-untyped] # it ships no types
+import pytest
+
+from integration.simulated import Scenario, SimulatedNode
+from tests.harness.kubelet_plugins import KubeletPlugins, NotEnough
+from tests.harness.node_agent import NodeAgent
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+GPU: Final = "nvidia.com/gpu"
+SHARED: Final = "nvidia.com/gpu.shared"
+SLICE: Final = "nvidia.com/mig-1g.5gb"
+BY_VARIABLE: Final = {"plugin": {"deviceListStrategy": ["envvar"]}}
+
+
+@pytest.fixture
+def gpus(tmp_path: Path) -> Iterator[SimulatedNode]:
+    """A node with two GPUs."""
+    with SimulatedNode.create(str(tmp_path / "node"), Scenario.load("two")) as node:
+        keep_specs_in(f"{tmp_path}/cdi", node)
+        yield node
+
+
+def keep_specs_in(directory: str, node: SimulatedNode) -> None:
+    with open(node.config_path, "a", encoding="utf-8") as file:
+        file.write(f'\n[cdi]\nspec-dirs = ["{directory}"]\n')
+
+
+@pytest.fixture
+def kubelet(tmp_path: Path) -> Iterator[KubeletPlugins]:
+    """One that has not begun yet."""
+    kubelet = KubeletPlugins(str(tmp_path / "kubelet"))
+    yield kubelet
+    kubelet.stop()
+
+
+@pytest.fixture
+def agent(gpus: SimulatedNode, kubelet: KubeletPlugins, tmp_path: Path) -> NodeAgent:
+    """One that has not begun yet."""
+    return NodeAgent(gpus, str(tmp_path), kubelet.socket)
+
+
+def socket_of(kubelet: KubeletPlugins, resource: str) -> str:
+    return f"{kubelet.directory}/{kubelet.plugins[resource].request.endpoint}"
+
+
+def test_a_kubelet_comes_restarts_and_hands_nothing_out_twice(
+    agent: NodeAgent, kubelet: KubeletPlugins, tmp_path: Path
+) -> None:
+    with agent:
+        eventually(lambda: agent.said("the node has"), "the agent has looked")
+        kubelet.start()  # its directory was not there until now
+        ids = kubelet.wait_for(GPU, 2)
+        assert ids == {gpu.uuid for gpu in agent.node.scenario.gpus}
+        plugin = kubelet.plugins[GPU]
+        assert plugin.request.version == "v1beta1"
+        assert plugin.request.endpoint == "nvidia-gpu.sock"
+        assert plugin.options().get_preferred_allocation_available
+        assert {node.ID for each in plugin.devices.values() for node in each.topology.nodes} == {
+            gpu.numa_node for gpu in agent.node.scenario.gpus
+        }
+        first = kubelet.allocate(GPU, 1, pod="one")
+        (name,) = (each.name for each in first.cdi_devices)  # the default
+        assert name.removeprefix("k8s.device-plugin.nvidia.com/gpu=") in ids
+        with open(tmp_path / "cdi" / "k8s.device-plugin.nvidia.com-gpu.json") as file:
+            assert name.partition("=")[2] in file.read()
+        with pytest.raises(grpc.RpcError) as refused:
+            plugin.allocate("GPU-unheard-of")
+        assert refused.value.code() == grpc.StatusCode.NOT_FOUND
+        assert refused.value.details().startswith("NVSHIM-E2730 device-unknown: ")
+        assert "\n" not in refused.value.details()
+
+        kubelet.restart()
+        kubelet.wait_for(GPU, 2)
+        kubelet.allocate(GPU, 1, pod="two")
+        assert kubelet.given(GPU) == ids
+        with pytest.raises(NotEnough):
+            kubelet.allocate(GPU, 1, pod="three")
+        # A kubelet that only loses its connection gets the list again, without a restart.
+        kubelet.plugins[GPU].close()
+        eventually(lambda: len(kubelet.registrations) == 3, "it is registered again")
+        kubelet.wait_for(GPU, 2)
+
+        assert agent.stop() == 0
+        eventually(lambda: kubelet.plugins[GPU].ended, "the list has ended")
+        assert os.listdir(kubelet.directory) == ["kubelet.sock"]
+
+
+def test_settings_change_while_the_kubelet_watches_and_bad_ones_change_nothing(
+    agent: NodeAgent, kubelet: KubeletPlugins
+) -> None:
+    agent.configure(flags=BY_VARIABLE)
+    kubelet.start()
+    with agent:
+        kubelet.wait_for(GPU, 2)
+        whole = kubelet.plugins[GPU]
+        many = {"replicas": 4, "name": GPU}
+        agent.configure(
+            flags=BY_VARIABLE,
+            sharing={"timeSlicing": {"renameByDefault": True, "resources": [many]}},
+        )
+        kubelet.wait_for(SHARED, 8)
+        eventually(lambda: whole.ended, "the resource that is no more has ended")
+        assert whole.devices == {}, "the kubelet was told that nothing is left"
+        answer = kubelet.allocate(SHARED, 2, pod="one")
+        # Spread over the GPUs, as is preferred.
+        assert set(answer.envs["NVIDIA_VISIBLE_DEVICES"].split(",")) == {
+            gpu.uuid for gpu in agent.node.scenario.gpus
+        }
+        agent.configure(sharing={"timeSlicing": {"resources": [{"name": GPU, "replicas": "many"}]}})
+        eventually(lambda: any("NVSHIM-E2723" in line for line in agent.faults()), "it is said")
+        assert kubelet.wait_for(SHARED, 8)
+        assert not kubelet.plugins[SHARED].ended
+
+        # Killed, it leaves its socket; whoever comes after it takes its place.
+        agent.kill()
+        assert os.path.exists(socket_of(kubelet, SHARED))
+        eventually(lambda: kubelet.plugins[SHARED].ended, "its connections are gone")
+        agent.configure(flags=BY_VARIABLE, sharing={"timeSlicing": {
+            "renameByDefault": True, "failRequestsGreaterThanOne": True, "resources": [many]
+        }})  # fmt: skip
+        agent.start()
+        kubelet.wait_for(SHARED, 8)
+        assert len(kubelet.given(SHARED)) == 2
+        kubelet.allocate(SHARED, 1, pod="two")
+        with pytest.raises(grpc.RpcError, match="NVSHIM-E2704"):
+            kubelet.allocate(SHARED, 2, pod="three")
+        assert len(kubelet.given(SHARED)) == 3
+
+
+def test_resources_come_and_go_without_a_word_to_the_others(
+    gpus: SimulatedNode, kubelet: KubeletPlugins, tmp_path: Path
+) -> None:
+    gpus.change(Scenario.parse({"gpus": 2, "model": "a100", "gpu": []}))
+    keep_specs_in(f"{tmp_path}/cdi", gpus)
+    # Without a directory of the driver's there is nothing to hear.
+    agent = NodeAgent(gpus, str(tmp_path), kubelet.socket, "--poll", "1")
+    agent.configure(flags={"migStrategy": "mixed", **BY_VARIABLE})
+    kubelet.start()
+    with agent:
+        kubelet.wait_for(GPU, 2)
+        whole = kubelet.plugins[GPU]
+        before = os.stat(socket_of(kubelet, GPU)).st_ino
+        cut = {"index": 1, "mig": ["1g.5gb", "1g.5gb"]}
+        agent.node.change(Scenario.parse({"gpus": 2, "model": "a100", "gpu": [cut]}))
+        slices = kubelet.wait_for(SLICE, 2)
+        kubelet.wait_for(GPU, 1)
+        assert kubelet.plugins[GPU] is whole
+        assert os.stat(socket_of(kubelet, GPU)).st_ino == before
+        answer = kubelet.allocate(SLICE, 1, pod="one")
+        assert answer.envs["NVIDIA_VISIBLE_DEVICES"] in slices
+
+        # No driver: nothing can be given, and nothing is forgotten.
+        parked = f"{agent.node.driver_root}/usr/lib/parked"
+        os.rename(f"{agent.node.driver_root}/usr/lib/x86_64-linux-gnu", parked)
+        for resource in (GPU, SLICE):
+            kubelet.wait_for(resource, 0)
+            assert kubelet.devices(resource)
+        with pytest.raises(grpc.RpcError, match="NVSHIM-E2705 device-gone"):
+            kubelet.plugins[SLICE].allocate(*slices)
+        os.rename(parked, f"{agent.node.driver_root}/usr/lib/x86_64-linux-gnu")
+        # They are there again; when they are to be trusted again, the agent's health says.
+        eventually(lambda: is_given(kubelet, SLICE, *slices), "they can be given")
+        assert kubelet.plugins[GPU] is whole
+        assert not whole.ended
+
+
+def is_given(kubelet: KubeletPlugins, resource: str, *ids: str) -> bool:
+    try:
+        return bool(kubelet.plugins[resource].allocate(*ids).envs)
+    except grpc.RpcError:
+        return False
+
+
+def test_a_kubelet_that_refuses_and_a_plugin_that_was_here_first(
+    agent: NodeAgent, kubelet: KubeletPlugins
+) -> None:
+    kubelet.versions = ("v1",)
+    kubelet.start()
+    path = f"{kubelet.directory}/nvidia-gpu.sock"
+    other = socket.socket(socket.AF_UNIX)
+    other.bind(path)
+    other.listen()
+    theirs = os.stat(path).st_ino
+    with agent:
+        (fault,) = eventually(agent.faults, "it says that it does not serve")
+        assert fault.startswith("NVSHIM-E2710 other-plugin: ")
+        assert "nvidia-gpu.sock" in fault
+        assert os.stat(path).st_ino == theirs
+        other.close()
+        os.unlink(path)
+        eventually(
+            lambda: any(
+                line.startswith("NVSHIM-E2708 kubelet-refused: ") for line in agent.faults()
+            ),
+            "the kubelet does not want it",
+        )
+        (fault,) = agent.faults()
+        assert "requested API version 'v1beta1' is not supported by kubelet" in fault
+        kubelet.versions = ("v1beta1",)
+        kubelet.wait_for(GPU, 2)
+        eventually(lambda: not agent.faults(), "nothing is wrong any more")

@@ -1,0 +1,102 @@
+"""The node agent as a process, on a simulated node, beside a kubelet of :mod:`.kubelet_plugins`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any, Self
+
+import yaml
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from integration.simulated import SimulatedNode
+
+__all__ = ["NodeAgent"]
+
+
+class NodeAgent:
+    """``nvshim node``. As a context it runs; what it has said is shown if the test fails.
+
+    Args:
+        node: which it keeps.
+        directory: for its log, and its configuration as a device plugin.
+        kubelet: the socket of the kubelet's that it registers with.
+        more: further arguments.
+    """
+
+    def __init__(self, node: SimulatedNode, directory: str, kubelet: str, *more: str) -> None:
+        self.node = node
+        self.config_file = os.path.join(directory, "plugin.yaml")
+        self._log = os.path.join(directory, "agent.log")
+        # A poll that does not come: what follows is heard.
+        self._argv = [
+            *(sys.executable, "-m", "integration.cli", "node", "--config", node.config_path),
+            *("--cdi-spec", "none", "--poll", "1000", "--kernel-log", "none", "--log-format"),
+            *("json", "--kubelet-socket", kubelet, "--config-file", self.config_file, *more),
+        ]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def configure(self, **tables: Any) -> None:
+        """Give the device plugin another configuration, as an editor does: in one step."""
+        aside = f"{self.config_file}.new"
+        with open(aside, "w", encoding="utf-8") as file:
+            yaml.safe_dump({"version": "v1", **tables}, file)
+        os.rename(aside, self.config_file)
+
+    def start(self) -> None:
+        if not os.path.exists(self.config_file):
+            self.configure()
+        with open(self._log, "ab") as log:
+            self.process = subprocess.Popen(self._argv, stderr=log)
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def kill(self) -> None:
+        """Kill it, so that it can do nothing more about anything."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        """End it as an init system does; its exit status."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=30)
+
+    def said(self, event: str = "") -> list[dict[str, Any]]:
+        """The lines of its log, of one event if that is given."""
+        with open(self._log, encoding="utf-8") as file:
+            lines = [json.loads(line) for line in file if line.startswith("{")]
+        return [line for line in lines if event in line["event"]]
+
+    def faults(self) -> list[str]:
+        """What is wrong, by its status file."""
+        try:
+            with open(f"{self.node.state}/node.json", encoding="utf-8") as file:
+                faults: list[str] = json.load(file)["faults"]
+        except FileNotFoundError:
+            return []
+        return faults
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.process is not None:
+            self.kill()
+        with open(self._log, encoding="utf-8") as file:
+            sys.stderr.write(file.read())
