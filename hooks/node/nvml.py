@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from hooks.node.driver import Driver
 
-__all__ = ["MigReport", "NvmlGpu", "NvmlReport", "parse_report", "probe_command"]
+__all__ = [
+    "MigReport",
+    "NvmlGpu",
+    "NvmlReport",
+    "library_path",
+    "modules_directory",
+    "parse_report",
+    "probe_command",
+]
 
 _LIBRARY: Final = "libnvidia-ml.so.{v}"
 _PROBE: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "nvml_probe.py")
@@ -106,23 +114,33 @@ def probe_command(config: Config, driver: Driver) -> tuple[str, ...]:
         The argument list, the program's absolute path first. It needs no environment and
         reads no input; its answer is on stdout.
     """
-    library = next(
-        (
-            library.source
-            for library in driver.libraries
-            if library.row == _LIBRARY and library.arch is driver.arch
-        ),
-        # Without one the probe says itself what is not there.
-        _LIBRARY.format(v=driver.version),
-    )
     return (
         sys.executable,
         "-I",
         "-S",
         _PROBE,
         f"{config.nvml_timeout:g}",
-        library,
-        _modules_directory(),
+        library_path(driver),
+        modules_directory(),
+    )
+
+
+def library_path(driver: Driver) -> str:
+    """The driver's NVML library.
+
+    Args:
+        driver: whose it is.
+
+    Returns:
+        Its path; its bare name if the driver has none, so that whoever loads it says so.
+    """
+    return next(
+        (
+            library.source
+            for library in driver.libraries
+            if library.row == _LIBRARY and library.arch is driver.arch
+        ),
+        _LIBRARY.format(v=driver.version),
     )
 
 
@@ -274,7 +292,7 @@ def _nonsense(found: str) -> NvmlFailed:
     )
 
 
-def _modules_directory() -> str:
+def modules_directory() -> str:
     """Where pynvml is, without importing it (24 ms and 5 MB)."""
     for directory in sys.path:
         if os.path.isfile(os.path.join(directory, "pynvml.py")):

@@ -112,6 +112,8 @@ class Board:
             part: which ("plugin").
             line: what; "" if nothing is any more.
         """
+        if self.faults.get(part, "") == line:
+            return
         others = {name: said for name, said in self.faults.items() if name != part}
         self.post(faults={**others, part: line} if line else others)
 

@@ -7,6 +7,7 @@ Leaves of the tree in :mod:`api.errors`, below :class:`~integration.errors.Integ
     ├── AgentStateUnusable  E2702  its directory cannot be used
     ├── ServingError        E2704  and following: see integration.node.plugin.serving_errors
     ├── MpsError            E2735  and following: see integration.node.mps.errors
+    ├── MonitorError        E2745  and following: see integration.node.monitor.errors
     ├── HealthError         E2755  and following: see integration.node.health.errors
     ├── LedgerError         E2765  and following: see integration.node.ledger.errors
     └── MetricsError        E2785  and following: see integration.node.metrics.errors

@@ -33,6 +33,7 @@ PARTS: Final[Mapping[str, str]] = {
     "ledger": "integration.node.ledger.part",
     "health": "integration.node.health.part",
     "metrics": "integration.node.metrics.part",
+    "monitor": "integration.node.monitor.part",
     "mps": "integration.node.mps.part",
     "plugin": "integration.node.plugin.part",
 }

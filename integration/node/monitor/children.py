@@ -1,0 +1,209 @@
+"""The agent's children that talk with NVML: starting, hearing and ending them.
+
+Rules
+- NVML is never loaded into the agent. A driver that hangs leaves a child that no signal reaches; it
+  is left alone after a second, counted, and reaped if it ever ends.
+- A child dies with the agent (PR_SET_PDEATHSIG, which goes by the *thread* that started it: so
+  children are started by the event loop's, which is the process's first), gets no environment, no
+  terminal, and nothing of the agent's but two pipes.
+- While a child runs, the kernel module is in use: it cannot be removed, a GPU cannot be reset, and
+  MIG mode cannot be switched. So children are killed, not asked, when the agent is told to end or
+  when the driver or the GPUs change; nobody waits for NVML then.
+- What a child says is a line at a time and bounded. One that says more without an end is a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import IO, TYPE_CHECKING, Any, Final, cast
+
+import anyio
+
+from api.errors import one_line
+from hooks.node.nvml import library_path, modules_directory
+from integration.node.monitor import child as program
+from integration.node.monitor.errors import ChildFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from integration.node.refresh import Seen
+
+__all__ = ["Child", "Children", "library_of"]
+
+_LONGEST: Final = 4 << 20
+_CHUNK: Final = 1 << 16
+
+# Seconds for a killed child to be gone, and how often one looks.
+_TO_DIE: Final = 1.0
+_POLL: Final = 0.01
+
+
+def library_of(seen: Seen) -> str:
+    """The NVML library that is to be asked.
+
+    Args:
+        seen: what the node was like at the last look.
+
+    Returns:
+        Its path; "" if there is no driver, or no GPU to ask about.
+    """
+    inventory = seen.inventory
+    if inventory is None or not inventory.gpus:
+        return ""
+    return library_path(inventory.driver)
+
+
+class Children:
+    """Who starts and ends them.
+
+    Args:
+        say: takes the log's lines.
+    """
+
+    def __init__(self, say: Callable[..., None]) -> None:
+        self._say = say
+        self._abandoned: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def abandoned(self) -> int:
+        """How many could not be ended: the driver holds them."""
+        self._abandoned = [each for each in self._abandoned if each.poll() is None]
+        return len(self._abandoned)
+
+    def start(self, what: str, library: str, beat: float = 0.0) -> Child:
+        """Start one.
+
+        Args:
+            what: :data:`.child.EVENTS` or :data:`.child.SAMPLES`.
+            library: the path of NVML's.
+            beat: seconds that the first may be silent.
+
+        Raises:
+            ChildFailed: it could not be started.
+        """
+        argv = [
+            *(sys.executable, "-I", "-S", program.__file__),
+            *(what, library, modules_directory(), str(os.getpid()), str(int(beat * 1000))),
+        ]
+        try:
+            process = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                env={}, cwd="/", bufsize=0, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise ChildFailed(
+                f"{what} of NVML", found=f"no process can be started: {error.strerror}"
+            ) from error
+        return Child(what, process)
+
+    async def end(self, child: Child) -> None:
+        """End one at once, or leave it alone.
+
+        Args:
+            child: which. It is not to be used any more.
+        """
+        with anyio.CancelScope(shield=True):
+            process = child.process
+            process.kill()
+            child.close()
+            with anyio.move_on_after(_TO_DIE):
+                while process.poll() is None:  # noqa: ASYNC110 - nobody tells of it
+                    await anyio.sleep(_POLL)
+            if process.poll() is None:
+                self._abandoned.append(process)
+                self._say(
+                    "error", "a child that asked NVML cannot be killed: the driver holds it",
+                    pid=process.pid, left_alone=self.abandoned,
+                )  # fmt: skip
+
+
+class Child:
+    """One of them.
+
+    Args:
+        what: it does.
+        process: it is.
+    """
+
+    def __init__(self, what: str, process: subprocess.Popen[bytes]) -> None:
+        self.process: Final = process
+        self._what = what
+        self._to, self._from = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
+        self._heard = bytearray()
+        os.set_blocking(self._to.fileno(), False)
+        os.set_blocking(self._from.fileno(), False)
+
+    def ask(self) -> None:
+        """Send an empty line, which is a question to one that answers.
+
+        Raises:
+            ChildFailed: it takes none.
+        """
+        try:
+            self._to.write(b"\n")
+        except OSError as error:
+            raise self._failed(self._end()) from error
+
+    async def line(self, seconds: float) -> bytes:
+        """The next line that it says.
+
+        Args:
+            seconds: that it may take.
+
+        Raises:
+            ChildFailed: it said nothing in time, or will not any more.
+        """
+        with anyio.move_on_after(seconds) as limit:
+            while b"\n" not in self._heard:
+                await anyio.wait_readable(self._from)
+                self._hear()
+        # Whoever was asleep itself finds the time up, and the line there.
+        if limit.cancelled_caught:
+            self._hear()
+        line, end, rest = self._heard.partition(b"\n")
+        if not end:
+            raise self._failed(f"nothing within {seconds:g} s: NVML hangs")
+        self._heard = rest
+        return bytes(line)
+
+    def close(self) -> None:
+        """Let go of its pipes."""
+        self._to.close()
+        self._from.close()
+
+    def _hear(self) -> None:
+        """Take what it has said.
+
+        Raises:
+            ChildFailed: there will be no more of it, or it is too much.
+        """
+        try:
+            said = os.read(self._from.fileno(), _CHUNK)
+        except BlockingIOError:
+            return
+        self._heard += said
+        if not said:
+            raise self._failed(self._end())
+        if len(self._heard) > _LONGEST:
+            raise self._failed("a line without an end")
+
+    def _end(self) -> str:
+        """How it ended, as far as that is known."""
+        try:
+            status = self.process.wait(_POLL)
+        except subprocess.TimeoutExpired:
+            return "it has hung up"
+        if status < 0:
+            return f"NVML crashed: {signal.Signals(-status).name}"
+        return f"it ended with {status}"
+
+    def _failed(self, found: Any) -> ChildFailed:
+        return ChildFailed(
+            f"{self._what} of NVML",
+            found=one_line(str(found)),
+            do="see that nvidia-smi works on the node",
+        )

@@ -1,0 +1,164 @@
+"""Asking NVML what the GPUs are like, for all who want to know.
+
+Rules
+- The child begins with the first question and is ended when nobody has asked for a minute: between
+  scrapes of a minute or less it stays, and a node that nobody looks at keeps no driver busy.
+- One question at a time. Who asks meanwhile gets the same answer.
+- An answer comes in time or is a failure, and the child is ended. After a failure NVML is left
+  alone for a while, twice as long each time, and the failure stands for an answer.
+- When the driver or the GPUs change, the next question goes to a new child.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from integration.node.monitor import words
+from integration.node.monitor.child import SAMPLES
+from integration.node.monitor.children import Children, library_of
+from integration.node.monitor.errors import ChildFailed
+from integration.node.monitor.samples import sample_of
+from integration.node.monitor.values import Sample
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from integration.node.monitor.children import Child
+    from integration.node.refresh import Seen
+
+__all__ = ["NvmlSampler", "sampling"]
+
+_IDLE: Final = 60.0
+_FIRST_PAUSE: Final = 1.0
+_LONGEST_PAUSE: Final = 60.0
+_TO_BEGIN: Final = 5.0
+
+
+class NvmlSampler:
+    """Who asks. See :class:`~integration.node.monitor.values.Sampler`.
+
+    Args:
+        look: says what the node was like at the last look.
+        children: starts and ends the child.
+        to_answer: seconds that NVML may take to begin, and then for an answer.
+        post: takes each answer.
+        idle: seconds without a question after which the child is ended.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], Seen],
+        children: Children,
+        *,
+        to_answer: float,
+        post: Callable[[Sample], None] = lambda _: None,
+        idle: float = _IDLE,
+    ) -> None:
+        self._look, self._children, self._post = look, children, post
+        self._to_answer, self._idle = to_answer, idle
+        self._last: Sample | None = None
+        self._pause, self._retry = 0.0, -math.inf
+        self._asked, self._answered = anyio.Event(), anyio.Event()
+        self._child: Child | None = None
+        self._of: tuple[object, ...] = ()
+        self._over = False
+
+    async def sample(self, *, max_age: float) -> Sample:
+        """What the GPUs are like now, or were ``max_age`` seconds ago at most."""
+        last, now = self._last, _now()
+        if last is not None and (
+            now - last.when <= max_age or (last.failure and now < self._retry)
+        ):
+            return last
+        if self._over:
+            return _failed("nobody asks NVML")
+        self._asked.set()
+        await self._answered.wait()
+        return self._last or _failed("nobody asks NVML")
+
+    async def serve(self) -> None:
+        """Ask as long as somebody wants to know, until cancelled."""
+        try:
+            while True:
+                with anyio.move_on_after(self._idle if self._child else math.inf):
+                    await self._asked.wait()
+                if not self._asked.is_set():
+                    await self._end()
+                    continue
+                sample = await self._ask()
+                self._answer(sample)
+                self._post(sample)
+        finally:
+            self._over = True
+            self._answer(_failed("the agent has stopped to ask NVML"))
+            await self._end()
+
+    def _answer(self, sample: Sample) -> None:
+        """Give all who wait the same answer."""
+        self._pause = min(2 * self._pause or _FIRST_PAUSE, _LONGEST_PAUSE) if sample.failure else 0
+        self._retry = _now() + self._pause
+        self._last = sample
+        answered, self._answered, self._asked = self._answered, anyio.Event(), anyio.Event()
+        answered.set()
+
+    async def _ask(self) -> Sample:
+        seen = self._look()
+        library = library_of(seen)
+        gpus = seen.inventory.gpus if seen.inventory is not None else ()
+        of = (seen.driver, library, seen.gpus, *(gpu.lost for gpu in gpus))
+        if self._of != of:
+            await self._end()
+        if not library:
+            return _failed("; ".join(seen.faults) or "no driver, or no GPU")
+        try:
+            if self._child is None:
+                self._child, self._of = self._children.start(SAMPLES, library), of
+                line = await self._child.line(self._to_answer + _TO_BEGIN)
+                if "ready" not in words.parse(line):
+                    await self._end()
+                    return sample_of(line, _now(), {})
+            self._child.ask()
+            line = await self._child.line(self._to_answer)
+        except ChildFailed as error:
+            await self._end()
+            return _failed(error.found or "NVML failed")
+        sample = sample_of(line, _now(), {gpu.uuid: gpu.index for gpu in gpus if gpu.uuid})
+        if sample.failure:
+            await self._end()
+        return sample
+
+    async def _end(self) -> None:
+        child, self._child, self._of = self._child, None, ()
+        if child is not None:
+            await self._children.end(child)
+
+
+@asynccontextmanager
+async def sampling(
+    look: Callable[[], Seen], say: Callable[..., None], *, to_answer: float
+) -> AsyncIterator[NvmlSampler]:
+    """Sample in a program that is not the agent.
+
+    Args:
+        look: says what the node is like.
+        say: takes the log's lines.
+        to_answer: seconds that NVML may take.
+    """
+    sampler = NvmlSampler(look, Children(say), to_answer=to_answer)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(sampler.serve)
+        yield sampler
+        tasks.cancel_scope.cancel()
+
+
+def _failed(why: str) -> Sample:
+    return Sample(_now(), failure=why)
+
+
+def _now() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

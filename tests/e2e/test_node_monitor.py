@@ -1,0 +1,339 @@
+"""GPUs at work, watched through children that hang, crash, fail and are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from hooks.config import load_config
+from integration.node.monitor import events, part, sampling
+from integration.node.monitor.children import Children, library_of
+from integration.node.monitor.events import Watch
+from integration.node.monitor.sampling import NvmlSampler
+from integration.node.parts import Context, Options
+from integration.node.refresh import refresh
+from integration.patience import PATIENCE
+from integration.simulated import Scenario, SimulatedNode
+from tests.harness.runtime import is_alive
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from integration.node.monitor.values import GpuEvent
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedNode]:
+    """Four GPUs: the first three in MIG mode, the third without instances."""
+    directory = tmp_path_factory.mktemp("monitor") / "node"
+    with SimulatedNode.create(str(directory), Scenario.load("mig")) as made:
+        yield made
+
+
+@pytest.fixture
+def gpus(node: SimulatedNode) -> Iterator[SimulatedNode]:
+    """The node, idle and well."""
+    yield node
+    for path in Path(node.state).glob("nvml-*"):
+        path.unlink()
+
+
+def children_of(pid: int) -> list[int]:
+    """Those of its children that talk with NVML."""
+    found = []
+    for entry in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            status = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
+            words = Path("/proc", entry, "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        ours = any(word.endswith(b"/monitor/child.py") for word in words)
+        if ours and int(status[1]) == pid and status[0] != "Z":
+            found.append(int(entry))
+    return found
+
+
+def write(node: SimulatedNode, name: str, text: str, *, mode: str = "w") -> None:
+    with open(f"{node.state}/nvml-{name}", mode, encoding="utf-8") as file:
+        file.write(text)
+
+
+async def until(look: Callable[[], Any], what: str) -> Any:
+    with anyio.move_on_after(10 * PATIENCE):
+        while not (seen := look()):  # noqa: ASYNC110 - it looks at processes and files
+            await anyio.sleep(0.01)
+        return seen
+    raise AssertionError(f"{what}: not in time; last seen: {look()!r}")
+
+
+class Monitored:
+    """A node whose monitor runs in this process."""
+
+    def __init__(self, node: SimulatedNode, log: str) -> None:
+        self.node, self.said, self.heard = node, [""], list["GpuEvent"]()
+        self.config = load_config(node.config_path)
+        self.context = Context(self.config, Options("", 60, kernel_log=log), self._say)
+        self.board = self.context.board
+        self.board.post(seen=refresh(self.config, ""))
+
+    def _say(self, level: str, event: str, **fields: Any) -> None:
+        self.said.append(f"{level} {event} {fields}")
+
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.heard]
+
+    async def listen(self) -> None:
+        with self.board.listen() as stream:
+            async for event in stream:
+                self.heard.append(event)
+
+
+@asynccontextmanager
+async def monitored(node: SimulatedNode, log: str = "") -> AsyncIterator[Monitored]:
+    it = Monitored(node, log)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(it.listen)
+        tasks.start_soon(part.run, it.context)
+        await until(lambda: children_of(os.getpid()), "a child that watches")
+        yield it
+        tasks.cancel_scope.cancel()
+    assert children_of(os.getpid()) == []
+    # A later asker is not left waiting.
+    assert (await it.board.sampler.sample(max_age=0)).failure
+
+
+async def begun(it: Monitored, xid: int) -> GpuEvent:
+    """Make events until one is heard: those before the child has registered are nobody's."""
+    while not (found := [event for event in it.heard if event.xid == xid]):
+        write(it.node, "events", f"1 8 {xid}\n", mode="a")
+        await anyio.sleep(0.05)
+    return found[0]
+
+
+async def test_an_xid_has_the_mig_device_of_nvml_and_the_process_of_the_kernel(
+    gpus: SimulatedNode, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "kmsg")
+    log = os.open(tmp_path / "kmsg", os.O_RDWR)
+    try:
+        async with monitored(gpus, str(tmp_path / "kmsg")) as it:
+            gpu = it.board.seen.gpus[1]
+            first = await begun(it, 13)
+            assert (first.gpu, first.pid) == (gpu, 0)
+            bus = gpus.scenario.gpus[1].pci.rpartition(".")[0]
+            os.write(
+                log, f"4,1,2,-;NVRM: Xid (PCI:{bus}): 31, pid=8, name=python3, Ch 1\n".encode()
+            )
+            write(gpus, "events", "1 8 31 2 1\n", mode="a")
+            await until(lambda: it.heard[-1].xid == 31, "the Xid")
+            [event] = [event for event in it.heard if event.xid == 31]
+            assert (event.gpu, event.gpu_instance, event.compute_instance) == (gpu, 2, 1)
+            assert (event.pid, event.process, event.text) == (8, "python3", "Ch 1")
+
+            write(gpus, "processes", "1 8 1048576 2 1\n0 5 7 60 1 2 3\n3 6 9 60 1 2 3\n")
+            write(gpus, "facts", "3 ecc-uncorrected 2\n")
+            found = await it.board.sampler.sample(max_age=0)
+            assert it.board.sample is found
+            assert not found.failure
+            assert [each.uuid for each in found.gpus] == list(it.board.seen.gpus)
+            assert found.gpus[3].ecc_uncorrected == 2
+            device = next(
+                each for each in it.board.seen.inventory.mig_devices  # type: ignore[union-attr]
+                if (each.gpu_instance, each.compute_instance) == (2, 1)
+            )  # fmt: skip
+            uses = {use.pid: (use.device, use.sm_percent) for use in found.processes}
+            assert uses[8] == (device.uuid, None)
+            assert uses[6] == (it.board.seen.gpus[3], 60)
+    finally:
+        os.close(log)
+
+
+async def test_a_gpu_that_is_lost_is_told_of_and_the_others_are_watched(
+    gpus: SimulatedNode,
+) -> None:
+    async with monitored(gpus) as it:
+        await begun(it, 13)
+        write(gpus, "faults", "gpu0=error:15")
+        lost = it.board.seen.gpus[0]
+        await until(lambda: it.board.unwatched, "it is not watched")
+        assert it.board.unwatched == {lost: "GPU is lost"}
+        assert it.heard[-1].kind == "unwatched"
+        assert it.board.wanted
+        await begun(it, 45)
+        found = await it.board.sampler.sample(max_age=0)
+        assert [gpu.lost for gpu in found.gpus] == ["GPU is lost", "", "", ""]
+
+
+async def test_a_child_that_crashes_or_is_killed_is_begun_again(gpus: SimulatedNode) -> None:
+    async with monitored(gpus) as it:
+        await begun(it, 13)
+        [child] = children_of(os.getpid())
+        os.kill(child, signal.SIGKILL)
+        await until(lambda: it.kinds()[-1:] == ["unwatched"], "it is told")
+        assert "NVML crashed: SIGKILL" in it.board.unwatched[""]
+        assert "NVSHIM-E2745" in it.board.faults["monitor.events"]
+        await until(lambda: not it.board.unwatched, "another child")
+        assert "monitor.events" not in it.board.faults
+        await begun(it, 45)
+        write(gpus, "faults", "nvmlDeviceGetCount=crash")
+        assert "SIGSEGV" in (await it.board.sampler.sample(max_age=0)).failure
+        write(gpus, "faults", "nvmlDeviceGetTemperature=error:3 count=2")
+        found = await it.board.sampler.sample(max_age=0)
+        assert "SIGSEGV" in found.failure  # it is left alone for a while
+        with anyio.fail_after(10 * PATIENCE):
+            while (found := await it.board.sampler.sample(max_age=0)).failure:  # noqa: ASYNC110
+                await anyio.sleep(0.05)
+        assert [gpu.temperature_celsius for gpu in found.gpus] == [None, None]
+        assert found.gpus[0].power_watts == 40
+        assert len([note for note in found.notes if "does not tell of" in note]) == 2
+
+
+async def test_a_driver_that_hangs_is_left_and_found_again(
+    gpus: SimulatedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (events, sampling):
+        monkeypatch.setattr(module, "_TO_BEGIN", 1.0 * PATIENCE)
+    said: list[str] = []
+    it = Monitored(gpus, "")
+    children = Children(lambda *words, **_: said.append(words[1]))
+    watch = Watch(it.board, children, it.heard.append, it._say, to_answer=0.2, beat=0.2)
+    sampler = NvmlSampler(lambda: it.board.seen, children, to_answer=0.5, idle=0.3)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch.keep)
+        tasks.start_soon(sampler.serve)
+        await begun(it, 13)
+        answers: list[Any] = []
+
+        async def ask() -> None:
+            answers.append(await sampler.sample(max_age=0))
+
+        async with anyio.create_task_group() as askers:
+            for _ in range(20):
+                askers.start_soon(ask)
+        assert len({id(answer) for answer in answers}) == 1
+        assert not answers[0].failure
+        assert await sampler.sample(max_age=1000) is answers[0]
+        await until(lambda: len(children_of(os.getpid())) == 1, "nobody asks, no child")
+
+        write(gpus, "faults", "any=hang")
+        failed = await sampler.sample(max_age=0)
+        assert "NVML hangs" in failed.failure
+        assert await sampler.sample(max_age=0) is failed  # nobody waits for the same twice
+        await until(lambda: "" in it.board.unwatched, "it is told")
+        assert "NVML hangs" in it.board.unwatched[""]
+        os.unlink(f"{gpus.state}/nvml-faults")
+        await until(lambda: not it.board.unwatched, "it is watched again")
+        await begun(it, 45)
+        tasks.cancel_scope.cancel()
+    assert children_of(os.getpid()) == []
+    assert children.abandoned == 0
+    assert not said
+
+
+async def test_a_child_lets_go_when_the_driver_goes(gpus: SimulatedNode) -> None:
+    async with monitored(gpus) as it:
+        await begun(it, 13)
+        [child] = children_of(os.getpid())
+        it.board.post(seen=refresh(it.config, ""))
+        assert is_alive(child)
+        root = Path(gpus.driver_root)
+        away = root.rename(root.with_name("away"))
+        try:
+            it.board.post(seen=refresh(it.config, "", heard=True))
+            await until(lambda: not children_of(os.getpid()), "nobody keeps the driver")
+            assert not it.board.unwatched
+            assert "driver" in (await it.board.sampler.sample(max_age=0)).failure
+        finally:
+            away.rename(root)
+        it.board.post(seen=refresh(it.config, "", heard=True))
+        await begun(it, 45)
+
+
+async def test_a_child_that_no_signal_reaches_is_left_alone(gpus: SimulatedNode) -> None:
+    freezer = Path("/sys/fs/cgroup/freezer")
+    if not (freezer / "tasks").exists():
+        pytest.skip("no freezer of cgroup v1, whose processes no signal reaches")
+    said: list[str] = []
+    children = Children(lambda *words, **_: said.append(words[1]))
+    child = children.start("samples", library_of(refresh(load_config(gpus.config_path), "")))
+    cgroup = freezer / f"nvshim-monitor-{os.getpid()}"
+    cgroup.mkdir()
+    try:
+        (cgroup / "cgroup.procs").write_text(str(child.process.pid))
+        (cgroup / "freezer.state").write_text("FROZEN")
+        frozen = cgroup / "freezer.state"
+        await until(lambda: frozen.read_text() == "FROZEN\n", "it hangs")
+        await children.end(child)
+        assert children.abandoned == 1
+        assert "cannot be killed" in said[0]
+        frozen.write_text("THAWED")
+        await until(lambda: not children.abandoned, "it is reaped once it ends")
+    finally:
+        (cgroup / "freezer.state").write_text("THAWED")
+        child.process.kill()
+        child.process.wait()
+        cgroup.rmdir()
+
+
+@contextmanager
+def agent(node: SimulatedNode, *more: str) -> Iterator[subprocess.Popen[str]]:
+    program = [sys.executable, "-m", "integration.cli", "node", "--config", node.config_path]
+    process = subprocess.Popen(
+        [*program, "--cdi-spec", "none", *more], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        sys.stderr.write(process.communicate()[1])  # shown if the test fails
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_keeps_the_driver_once_the_agent_ends(gpus: SimulatedNode, number: int) -> None:
+    with agent(gpus, "--kernel-log", "/nowhere") as process:
+        [child] = eventually(lambda: children_of(process.pid), "a child that watches")
+        assert os.getsid(child) == child
+        if number == signal.SIGTERM:
+            assert process.stderr is not None
+            line = ""
+            while "NVSHIM-E2746" not in line:
+                line = process.stderr.readline()
+                assert line
+            # It ends at once, whatever NVML does.
+            write(gpus, "faults", "any=hang")
+        process.send_signal(number)
+        process.wait(timeout=20)
+        eventually(lambda: not is_alive(child), "it ends with the agent")
+
+
+async def test_watching_costs_nothing(gpus: SimulatedNode) -> None:
+    """The children's processor time, reported; what is asserted is that none turns in circles."""
+    async with monitored(gpus) as it:
+        await begun(it, 13)
+        await it.board.sampler.sample(max_age=0)
+        before = [ticks(pid) for pid in children_of(os.getpid())]
+        assert len(before) == 2
+        own, at = time.process_time(), time.monotonic()
+        await anyio.sleep(2)
+        used = [ticks(pid) for pid in children_of(os.getpid())]
+        own, at = time.process_time() - own, time.monotonic() - at
+        spent = [(b - a) / os.sysconf("SC_CLK_TCK") / at for a, b in zip(before, used, strict=True)]
+        sys.stdout.write(f"children: {spent} of a processor; the agent's process: {own / at:.5f}\n")
+        assert max(spent) < 0.2
+
+
+def ticks(pid: int) -> int:
+    fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])

@@ -1,0 +1,113 @@
+"""One event of what two sources tell, and few of many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from integration.node.monitor.merging import HOLD, Merger
+from integration.node.monitor.values import GpuEvent
+
+GPU = "GPU-00000000-0000-0000-0000-000000000000"
+
+
+def nvml(xid: int = 79, **more: Any) -> GpuEvent:
+    return GpuEvent(1.0, "xid", GPU, xid=xid, **more)
+
+
+def log(xid: int = 79, pid: int = 7, **more: Any) -> GpuEvent:
+    return GpuEvent(2.0, "xid", GPU, xid=xid, pid=pid, process="p", source="kernel", **more)
+
+
+def told(*events: tuple[float, GpuEvent], until: float = 100.0) -> list[tuple[float, GpuEvent]]:
+    """When each was told, to one who comes by exactly when there is something."""
+    merger, left = Merger(), list(events)
+    found: list[tuple[float, GpuEvent]] = []
+    while True:
+        wake = merger.wake()
+        now = min(
+            [*[when for when, _ in left[:1]], *([] if wake is None else [wake])], default=until
+        )
+        if now >= until:
+            return found
+        while left and left[0][0] <= now:
+            merger.add(left.pop(0)[1], now)
+        found += [(now, event) for event in merger.due(now)]
+
+
+def test_both_halves_are_one_event_as_soon_as_they_are_there() -> None:
+    for first, second in ((nvml(gpu_instance=3), log()), (log(), nvml(gpu_instance=3))):
+        [(when, event)] = told((0.0, first), (0.01, second))
+        assert when == 0.01
+        assert (event.gpu_instance, event.pid, event.process) == (3, 7, "p")
+        assert (event.source, event.when, event.times, event.is_more) == ("nvml", 1.0, 1, False)
+
+
+def test_one_alone_is_told_after_a_moment() -> None:
+    assert told((0.0, nvml())) == [(HOLD, nvml())]
+    assert told((0.0, log())) == [(HOLD, log())]
+
+
+def test_the_other_half_that_comes_late_is_told_if_it_tells_more() -> None:
+    first, second = told((0.0, nvml()), (2.0, log()))
+    assert not first[1].is_more
+    assert second[0] == 2.0
+    assert second[1].is_more
+    assert second[1].pid == 7
+    assert len(told((0.0, log()), (2.0, nvml()))) == 1
+    assert [event.is_more for _, event in told((0.0, nvml()), (20.0, log()))] == [False, False]
+
+
+def test_what_does_not_belong_together_stays_apart() -> None:
+    assert len(told((0.0, nvml(31)), (0.0, log(43)))) == 2
+    assert len(told((0.0, nvml(gpu_instance=1)), (0.0, log(gpu_instance=2)))) == 2
+    assert len(told((0.0, log(pid=1)), (0.0, log(pid=2)))) == 2
+
+
+def test_a_storm_is_told_of_once_a_second() -> None:
+    storm = [(n / 1000, log(31)) for n in range(3500)]
+    found = told(*storm)
+    assert len(found) <= 6
+    assert sum(event.times for _, event in found) == 3500
+    assert found[0][0] <= HOLD
+
+
+def test_a_storm_of_processes_is_bounded_and_nothing_is_lost() -> None:
+    storm = [(n / 1e6, log(31, pid=n + 1)) for n in range(5000)]
+    found = told(*storm)
+    assert len(found) < 600
+    assert sum(event.times for _, event in found) == 5000
+
+
+def test_states_are_never_held_back() -> None:
+    states = [GpuEvent(0.0, kind, GPU) for kind in ("unwatched", "watched") * 5]
+    assert [event for _, event in told(*((0.0, state) for state in states))] == states
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0, 0.4), st.booleans(), st.sampled_from([31, 79]), st.sampled_from([0, 7])
+        ),
+        max_size=60,
+    )
+)
+def test_whatever_comes_is_told_of_in_bounded_time(
+    steps: list[tuple[float, bool, int, int]],
+) -> None:
+    now, events, heard = 0.0, [], {31: [0, 0], 79: [0, 0]}
+    for pause, is_log, xid, pid in steps:
+        now += pause
+        events.append((now, log(xid, pid) if is_log else nvml(xid)))
+        heard[xid][is_log] += 1
+    found = told(*events, until=now + 3)
+    for xid, (of_nvml, of_log) in heard.items():
+        count = sum(event.times for _, event in found if event.xid == xid and not event.is_more)
+        # Each is told of, alone or with its other half, and never twice.
+        assert (
+            max(of_nvml, of_log)
+            <= count + sum(event.times for _, event in found if event.xid == xid and event.is_more)
+            <= of_nvml + of_log
+        )
