@@ -85,12 +85,11 @@ class Control:
         self._places = places
         self._dev = dev
 
-    def ask(self, command: str, timeout: float = TIMEOUT) -> str:
+    def ask(self, command: str) -> str:
         """Give the daemon one command.
 
         Args:
             command: of the manual page.
-            timeout: seconds that the answer may take.
 
         Returns:
             The answer, without white space around it.
@@ -99,16 +98,16 @@ class Control:
             MpsDaemonFailed: there is no daemon, or it does not answer.
         """
         try:
-            done = self._run(command, timeout)
+            done = self._run(command)
         except subprocess.TimeoutExpired as error:
-            raise _failed(command, f"no answer within {timeout:g} s") from error
+            raise _failed(command, f"no answer within {TIMEOUT:g} s") from error
         answer = done.stdout[:_LONGEST].decode(errors="replace").strip()
         if done.returncode:
             said = done.stderr[:_LONGEST].decode(errors="replace").strip() or answer
             raise _failed(command, said or f"status {done.returncode} of the control program")
         return answer
 
-    def _run(self, command: str, timeout: float) -> subprocess.CompletedProcess[bytes]:
+    def _run(self, command: str) -> subprocess.CompletedProcess[bytes]:
         programs, places = self._programs, self._places
         environment = programs.environment(places.pipe, places.log)
         argv = (
@@ -122,7 +121,7 @@ class Control:
                 input=f"{command}\n".encode(),
                 capture_output=True,
                 env={} if programs.root else environment,
-                timeout=timeout,
+                timeout=TIMEOUT,
                 check=False,
             )
         except OSError as error:
@@ -135,7 +134,7 @@ class Control:
             MpsDaemonFailed: the control program cannot be started.
         """
         with suppress(subprocess.TimeoutExpired):
-            self._run("quit", TIMEOUT)
+            self._run("quit")
 
     def percentage(self) -> float:
         """The threads that a client may have, in percent; that it is answered shows a daemon.

@@ -9,7 +9,8 @@ Rules
 - Where SELinux is on, containers may use what they share: it gets the label of their own files.
 - A directory that others than root can change is refused: they could put links there.
 
-Source: k8s-device-plugin, cmd/mps-control-daemon/mount; tmpfs(5); NVML, nvmlDeviceSetComputeMode.
+Source: k8s-device-plugin, cmd/mps-control-daemon/mount; tmpfs(5); unix(7); NVML,
+nvmlDeviceSetComputeMode.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ _LABEL: Final = b"system_u:object_r:container_file_t:s0\0"
 _MODE_PROGRAM: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "nvml_mode.py")
 _PROBE_WORD: Final = 3  # the place of the program in the command that asks NVML
 _TO_END: Final = 1.0
+_LONGEST_SOCKET: Final = "control_privileged"
+_LONGEST_ADDRESS: Final = 107  # of a socket: sockaddr_un, less the NUL
 
 
 def lay(places: Places, sys: str) -> None:
@@ -67,6 +70,13 @@ def lay(places: Places, sys: str) -> None:
         MpsStateUnusable: they cannot be made, or others can change them.
     """
     memory = shm(places.root)
+    longest = os.fsencode(os.path.join(places.pipe, _LONGEST_SOCKET))
+    if len(longest) > _LONGEST_ADDRESS:
+        raise MpsStateUnusable(
+            f"sockets in {places.pipe}",
+            found=f"their addresses would have {len(longest)} bytes; {_LONGEST_ADDRESS} can be",
+            do="set mpsRoot to a shorter path, or give the resource a shorter name",
+        )
     try:
         _make(places.root, _OPEN)
         _make(os.path.dirname(places.directory), _OPEN)

@@ -53,7 +53,7 @@ _LONGEST_PAUSE: Final = 30.0
 _AGAIN: Final = 20.0
 """Seconds between two requests to quit."""
 _LOG_LOOK: Final = 900.0
-_MOST_SILENT: Final = 3
+_MOST_SILENT: Final = 2
 _TO_LEAVE: Final = 12.0
 _TO_END: Final = 1.0
 _POLL: Final = 0.05

@@ -1,0 +1,291 @@
+"""MPS on a simulated node: the driver's own control daemon, kept through whatever happens.
+
+What it does not do without a GPU is to start a server that stays; where clients matter, a program
+stands in that speaks as the control program does (:data:`STAND_IN`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from integration.images import glibc_libraries
+from integration.simulated import Scenario, SimulatedNode
+from tests.harness.mps_agent import STEPS, Agent, agent_of
+from tests.harness.runtime import is_alive
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LOADERS: Final = {
+    "x86_64": "/lib64/ld-linux-x86-64.so.2",
+    "aarch64": "/lib/ld-linux-aarch64.so.1",
+}
+NEEDED: Final = ("libc.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1")
+PROGRAM: Final = "usr/bin/nvidia-cuda-mps-control"
+
+
+@pytest.fixture(scope="module")
+def node(workshop: str) -> Iterator[SimulatedNode]:
+    with SimulatedNode.create(f"{workshop}/mps", Scenario.load("two")) as node:
+        yield node
+
+
+@pytest.fixture
+def agent(node: SimulatedNode, tmp_path: Path) -> Iterator[Agent]:
+    with agent_of(node, tmp_path) as agent:
+        yield agent
+
+
+@contextmanager
+def another_program(agent: Agent, text: str) -> Iterator[None]:
+    """Another control program than the driver's own."""
+    program = f"{agent.node.driver_root}/{PROGRAM}"
+    os.rename(program, f"{program}.own")
+    try:
+        with open(program, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(program, 0o755)
+        yield
+    finally:
+        os.rename(f"{program}.own", program)
+
+
+def ask(agent: Agent, command: str) -> str:
+    """What a person would type."""
+    done = subprocess.run(
+        [f"{agent.node.driver_root}/{PROGRAM}"],
+        input=command, capture_output=True, text=True, check=True, timeout=10,
+        env={"CUDA_MPS_PIPE_DIRECTORY": f"{agent.directory}/pipe"},
+    )  # fmt: skip
+    return done.stdout.strip()
+
+
+def mode_of(path: Path) -> str:
+    return oct(path.stat().st_mode & 0o7777)
+
+
+def nothing_is_left(agent: Agent) -> None:
+    assert agent.processes() == []
+    assert agent.modes() == ["0", "0"]
+    assert not os.path.ismount(agent.root / "shm")
+    assert sorted(each.name for each in agent.directory.iterdir()) == ["log", "pipe"]
+    assert list((agent.directory / "pipe").iterdir()) == []
+    assert not (agent.root / ".ready").exists()
+
+
+def test_a_daemon_lives_with_its_limits_through_the_agents_that_keep_it(agent: Agent) -> None:
+    agent.start(replicas=4)
+    first = agent.ready()
+    assert ask(agent, "get_default_active_thread_percentage") == "25.0"
+    for number, gpu in enumerate(agent.node.scenario.gpus):
+        limit = f"set_default_device_pinned_mem_limit {number} {gpu.model.memory // 4}M"
+        assert f"Cmd:{limit}\n" in (agent.directory / "log/control.log").read_text()
+    assert agent.modes() == ["3", "3"]
+    with open(f"/proc/{first}/environ", encoding="utf-8") as file:
+        environment = dict(word.split("=", 1) for word in file.read().split("\0") if word)
+    uuids = [gpu.uuid for gpu in agent.node.scenario.gpus]
+    assert environment["CUDA_VISIBLE_DEVICES"].split(",") == uuids
+    assert agent.daemon()["devices"] == uuids
+    # Its shared memory is that of its clients, and not the host's.
+    shm = os.stat(agent.root / "shm")
+    assert shm.st_dev == os.stat(f"/proc/{first}/root/dev/shm").st_dev != os.stat("/dev/shm").st_dev
+    assert mode_of(agent.root / "shm") == "0o1777"
+    assert mode_of(agent.directory / "pipe") == "0o755"
+    assert mode_of(agent.directory / "log") == "0o700"
+    assert (agent.directory / ".started").exists()
+    ready = json.loads((agent.root / ".ready").read_text())
+    assert ready["resources"] == [{"name": "nvidia.com/gpu", "replicas": 4, "devices": "all"}]
+
+    # The agent is killed: the daemon is not, and the next agent takes it over, with new limits.
+    agent.end(signal.SIGKILL)
+    agent.start(replicas=2)
+    assert agent.ready() == first
+    assert ask(agent, "get_default_active_thread_percentage") == "50.0"
+
+    # The daemon is killed: it is said, and there is another one.
+    os.kill(first, signal.SIGKILL)
+    second = eventually(lambda: agent.ready() != first and agent.ready(), "another daemon")
+    assert not is_alive(first)
+    assert agent.processes() == [second]
+    assert ask(agent, "get_default_active_thread_percentage") == "50.0"
+    assert any("found: it ended" in line["faults"].get("mps", "") for line in agent.said())
+    assert not agent.fault()
+    assert agent.daemon()["restarts"] == 1
+
+    # One that does not answer any more is noticed by the next agent, and replaced.
+    agent.end(signal.SIGKILL)
+    os.kill(second, signal.SIGSTOP)
+    agent.start(replicas=2, timeout=1)
+    third = agent.ready()
+    assert third != second
+    assert not is_alive(second)
+
+    assert agent.end() == 0
+    nothing_is_left(agent)
+
+
+def test_an_agent_killed_after_any_step_leaves_what_the_next_one_mends(agent: Agent) -> None:
+    for steps in range(1, len(STEPS) + 1):
+        agent.start(dies=steps)
+        assert agent.process is not None
+        assert agent.process.wait(20) == -signal.SIGKILL, STEPS[steps - 1]
+        if STEPS[steps - 1][1] == "posix_spawn":
+            # The daemon, which that agent has not seen any more, is the next one's.
+            (pid,) = eventually(agent.processes, "a daemon")
+            agent.start()
+            assert agent.ready() == pid
+            assert agent.processes() == [pid]
+            assert ask(agent, "get_default_active_thread_percentage") == "25.0"
+            assert agent.modes() == ["3", "3"]
+            agent.end(signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
+            eventually(lambda: not agent.processes(), "it has ended")
+    # What is not shared any more is taken away by whoever comes next.
+    assert agent.modes() == ["3", "3"]
+    agent.start(replicas=0)
+    eventually(lambda: agent.modes() == ["0", "0"], "compute modes are set back")
+    eventually(lambda: not os.path.ismount(agent.root / "shm"), "all is gone")
+    nothing_is_left(agent)
+
+
+def test_a_driver_root_with_a_loader_is_the_daemons_root(
+    agent: Agent, request: pytest.FixtureRequest
+) -> None:
+    root = agent.node.driver_root
+    loader = LOADERS[platform.machine()]
+    host = os.path.dirname(glibc_libraries()[0])
+    (libcuda,) = Path(root).glob("usr/lib/*/libcuda.so.1")
+    copies = {loader: root + loader}
+    copies |= {f"{host}/{name}": str(libcuda.with_name(name)) for name in NEEDED}
+    for source, copy in copies.items():
+        os.makedirs(os.path.dirname(copy), exist_ok=True)
+        shutil.copy(source, copy)
+        request.addfinalizer(partial(os.unlink, copy))
+    agent.start()
+    pid = agent.ready()
+    assert os.readlink(f"/proc/{pid}/root") == root
+    assert os.stat(f"/proc/{pid}/root/dev/shm").st_dev == os.stat(agent.root / "shm").st_dev
+    # The mounts in that root are the daemon's own.
+    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+        assert root not in file.read()
+    assert agent.end() == 0
+    nothing_is_left(agent)
+
+
+def test_what_cannot_be_is_said_and_tried_again(agent: Agent) -> None:
+    with open(f"{agent.node.state}/nvml-faults", "w", encoding="utf-8") as file:
+        file.write("nvmlDeviceSetComputeMode=error:4\n")
+    agent.start()
+    eventually(lambda: "NVSHIM-E2740" in agent.fault(), "it is said")
+    assert agent.processes() == []
+    assert "Permission" in agent.daemon()["unready"]
+    os.unlink(f"{agent.node.state}/nvml-faults")
+    with another_program(agent, "#!/bin/sh\necho 'the driver is out of sorts'\nexit 3\n"):
+        eventually(lambda: "NVSHIM-E2738" in agent.fault(), "it is said")
+        assert "status 3: the driver is out of sorts" in agent.fault()
+    agent.ready()
+    assert not agent.fault()
+
+
+STAND_IN: Final = r"""#!/usr/bin/python3
+# Speaks as nvidia-cuda-mps-control does. Its clients are the lines of the file "clients" in the log
+# directory; a server lives as long as the daemon, and longer if it is told to.
+import os, pathlib, subprocess, sys, time
+pipe, log = (pathlib.Path(os.environ[f"CUDA_MPS_{name}_DIRECTORY"]) for name in ("PIPE", "LOG"))
+clients = lambda: (log / "clients").read_text().split() if (log / "clients").exists() else []
+if sys.argv[1:] == ["-f"]:
+    server = os.fork() or os.execv("/bin/sleep", ["sleep", "1000"])
+    (pipe / "server").write_text(str(server))
+    (pipe / "percentage").write_text("100.0")
+    (pipe / "control").write_text("")
+    while not (pipe / "quit").exists() or clients():
+        time.sleep(0.02)
+    os.kill(server, 9)
+    sys.exit(0)
+for line in sys.stdin:
+    name, *words = line.split()
+    if not (pipe / "control").exists():
+        sys.exit(1)
+    if name == "get_default_active_thread_percentage":
+        print((pipe / "percentage").read_text())
+    elif name == "set_default_active_thread_percentage":
+        (pipe / "percentage").write_text(words[0])
+    elif name == "get_server_list":
+        print((pipe / "server").read_text())
+    elif name == "get_client_list":
+        print("\n".join(clients()))
+    elif name == "quit":
+        (pipe / "quit").write_text("")
+        while (pipe / "control").exists():
+            time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def stand_in(agent: Agent) -> Iterator[Agent]:
+    with another_program(agent, STAND_IN):
+        yield agent
+
+
+def bundle(agent: Agent, **spec: Any) -> Path:
+    """A container that has the daemon's pipes, as containerd keeps it."""
+    path = agent.states / "io.containerd.runtime.v2.task/k8s.io/cuda-1"
+    path.mkdir(parents=True)
+    mounts = [{"destination": "/mps/nvidia.com/gpu/pipe", "source": f"{agent.directory}/pipe"}]
+    (path / "config.json").write_text(json.dumps({"ociVersion": "1.0.2", "mounts": mounts} | spec))
+    return path
+
+
+def test_clients_outlive_agents_and_a_sharing_that_is_no_more(stand_in: Agent) -> None:
+    agent = stand_in
+    agent.start()
+    pid = agent.ready()
+    clients = agent.directory / "log/clients"
+    clients.write_text("4242\n")
+    assert agent.end() == 0
+    assert is_alive(pid)
+    assert agent.modes() == ["3", "3"]
+    # Nothing is shared any more: the daemon waits for its client, and says so.
+    container = bundle(agent)
+    agent.start(replicas=0)
+    eventually(lambda: "cuda-1" in agent.fault(), "who is waited for")
+    assert is_alive(pid)
+    assert agent.daemon()["unready"]
+    clients.unlink()
+    eventually(lambda: not is_alive(pid), "it ends with its last client")
+    shutil.rmtree(container)
+    eventually(lambda: not os.path.ismount(agent.root / "shm"), "all is gone")
+    nothing_is_left(agent)
+
+
+def test_a_container_that_may_become_a_client_keeps_the_daemon(stand_in: Agent) -> None:
+    agent = stand_in
+    agent.start()
+    pid = agent.ready()
+    container = bundle(agent)
+    assert agent.end() == 0
+    assert is_alive(pid)
+    # The daemon dies, its server lives on: while a container may use that, there is no other one.
+    agent.start()
+    assert agent.ready() == pid
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: "may have clients in cuda-1" in agent.fault(), "it is said")
+    (server,) = agent.processes()
+    assert agent.daemon()["unready"]
+    shutil.rmtree(container)
+    assert agent.ready() != pid
+    assert not is_alive(server)
+    assert agent.end() == 0
+    nothing_is_left(agent)

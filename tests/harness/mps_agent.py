@@ -1,0 +1,215 @@
+"""The agent's MPS part as a process, with a board on which the node has its GPUs shared by MPS.
+
+    python -m tests.harness.mps_agent JSON
+
+JSON: ``config``, ``root`` (mpsRoot), ``states``, ``replicas`` (0: nothing is shared),
+``timeout`` (seconds that a daemon has to answer), and ``dies``: after so many of its steps
+(:data:`STEPS`) it kills itself, as if by SIGKILL. What is on the board is written to stdout, a line
+each time. It ends on SIGTERM.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from hooks.config import load_config
+from integration.node.mps import control, daemon, ground, part
+from integration.node.parts import Context, Options
+from integration.node.plugin import values
+from integration.node.plugin.resources import resources_of
+from integration.node.plugin.values import Settings, SharedResource, Sharing
+from integration.node.refresh import refresh
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from integration.simulated import SimulatedNode
+
+RESOURCE: Final = "nvidia.com/gpu"
+
+STEPS: Final = (
+    (ground, "lay"),
+    (ground, "empty_pipe"),
+    (ground, "note_devices"),
+    (ground, "set_compute_mode"),
+    (os, "posix_spawn"),
+    (daemon.Daemon, "_await"),
+    (daemon.Daemon, "configure"),
+)
+"""What starting a daemon does, one after the other."""
+
+
+class Agent:
+    """One that runs: what it is asked, and what its board says."""
+
+    def __init__(self, node: SimulatedNode, work: Path, root: Path) -> None:
+        self.node = node
+        self.root = root  # a short one, for addresses of sockets are
+        self.directory = root / RESOURCE
+        self.out = work / "board"
+        self.states = work / "states"
+        self.states.mkdir(exist_ok=True)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *, replicas: int = 4, dies: int = 0, timeout: float = control.TIMEOUT) -> None:
+        """Start it; the one before has ended."""
+        wish = {
+            "config": self.node.config_path, "root": str(self.root), "replicas": replicas,
+            "states": [str(self.states)], "dies": dies,
+            "timeout": timeout,
+        }  # fmt: skip
+        with self.out.open("wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.harness.mps_agent", json.dumps(wish)],
+                stdout=out,
+            )
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """End it; its status."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(20)
+
+    def said(self) -> list[dict[str, Any]]:
+        """All that was on its board."""
+        lines = self.out.read_text(encoding="utf-8").splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def daemon(self) -> dict[str, Any]:
+        """What its board says of the daemon; empty if nothing."""
+        for line in reversed(self.said()):
+            return dict(line["mps"].get(RESOURCE, {}))
+        return {}
+
+    def fault(self) -> str:
+        """What its board says is wrong."""
+        said = self.said()
+        return str(said[-1]["faults"].get("mps", "")) if said else ""
+
+    def ready(self) -> int:
+        """Wait until the daemon serves; its pid."""
+        return int(
+            eventually(
+                lambda: not self.daemon().get("unready", "no") and self.daemon()["pid"],
+                "a daemon that serves",
+            )
+        )
+
+    def modes(self) -> list[str]:
+        """The compute modes of the node's GPUs: "3" is EXCLUSIVE_PROCESS."""
+        found = []
+        for gpu in self.node.scenario.gpus:
+            try:
+                path = f"{self.node.state}/nvml-compute-mode-{gpu.uuid}"
+                with open(path, encoding="ascii") as file:
+                    found.append(file.read())
+            except FileNotFoundError:
+                found.append("0")
+        return found
+
+    def processes(self) -> list[int]:
+        """The daemons and servers that there are, whoever is their parent."""
+        variable = f"CUDA_MPS_PIPE_DIRECTORY={self.directory}/pipe".encode()
+        found = []
+        for pid in filter(str.isdecimal, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/environ", "rb") as file:
+                    if variable in file.read().split(b"\0"):
+                        found.append(int(pid))
+            except OSError:
+                continue
+        return found
+
+    def close(self) -> None:
+        """Leave nothing, whatever has happened."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not self.processes(), "daemons and servers have ended")
+        ground.take_shm(str(self.root))
+        for gpu in self.node.scenario.gpus:
+            Path(f"{self.node.state}/nvml-compute-mode-{gpu.uuid}").unlink(missing_ok=True)
+
+
+@contextmanager
+def agent_of(node: SimulatedNode, work: Path) -> Iterator[Agent]:
+    """An agent that is not started yet, in whose end nothing is left.
+
+    Args:
+        node: whose GPUs are shared.
+        work: a directory of the test's own.
+    """
+    top = tempfile.mkdtemp(prefix="mps-")
+    agent = Agent(node, work, Path(top, "mps"))
+    try:
+        yield agent
+    finally:
+        sys.stdout.write(agent.out.read_text(encoding="utf-8") if agent.out.exists() else "")
+        log = agent.directory / "log/control.log"
+        sys.stdout.write(log.read_text(encoding="utf-8") if log.exists() else "")
+        agent.close()
+        shutil.rmtree(top)
+
+
+def _die_after(steps: int) -> None:
+    owner, name = STEPS[steps - 1]
+    step = getattr(owner, name)
+
+    def last(*arguments: Any, **named: Any) -> None:
+        step(*arguments, **named)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(owner, name, last)
+
+
+async def _main(wish: dict[str, Any]) -> None:
+    config = load_config(wish["config"])
+    options = Options(spec="", poll=60, states=tuple(wish["states"]))
+    context = Context(config, options, lambda *_, **__: None)
+    seen = refresh(config, "")
+    assert seen.inventory is not None
+    shared = (SharedResource(RESOURCE, wish["replicas"]),) if wish["replicas"] else ()
+    sharing = Sharing(kind=values.MPS if shared else "", resources=shared)
+    settings = Settings(mps_root=wish["root"], sharing=sharing)
+    resources = resources_of(seen.inventory, settings)
+    context.board.post(seen=seen, settings=settings, resources=resources)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(part.run, context)
+        tasks.start_soon(_tell, context)
+        with anyio.open_signal_receiver(signal.SIGTERM) as signals:
+            async for _ in signals:
+                break
+        tasks.cancel_scope.cancel()
+
+
+async def _tell(context: Context) -> None:
+    version = -1
+    while True:
+        version = await context.board.change("mps", "faults", since=version)
+        daemons = {name: dataclasses.asdict(each) for name, each in context.board.mps.items()}
+        line = {"mps": daemons, "faults": dict(context.board.faults)}
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    _wish = json.loads(sys.argv[1])
+    control.TIMEOUT = _wish["timeout"]  # type: ignore[misc]
+    if _wish["dies"]:
+        _die_after(_wish["dies"])
+    anyio.run(_main, _wish)
