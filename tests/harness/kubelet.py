@@ -6,7 +6,8 @@ their propagation, variables, limits; and its probes are run as they are written
 not a kubelet's: the pod is in the network of the node, since there is no other here, and nobody's
 score for the kernel's killer is lowered, for which the machine may lack the capability.
 
-Source: CRI v1; kubelet pkg/kubelet/kuberuntime (security_context.go, kuberuntime_container.go).
+Source: CRI v1; kubelet pkg/kubelet/kuberuntime (security_context.go, kuberuntime_container.go),
+pkg/volume/util/atomic_writer.go.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -117,6 +119,9 @@ class Kubelet:
         self.world = world
         self.cri = Cri(world.path(SOCKET))
         self.cgroup = new_name("kubelet")
+        self.config_maps: dict[str, dict[str, str]] = {}
+        """What is in ConfigMaps, by their names."""
+        self._mounted: dict[str, list[str]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -150,19 +155,19 @@ class Kubelet:
                     os.rmdir(directory)
 
     def run_pod(
-        self, name: str, *, handler: str = "", host_pid: bool = False
+        self, name: str, *, handler: str = "", host_pid: bool = False, privileged: bool = False
     ) -> tuple[str, pb.PodSandboxConfig]:
         """Run a pod without containers yet; returns its id and how it was asked for."""
-        namespaces = pb.NamespaceOption(
-            network=pb.NODE, pid=pb.NODE if host_pid else pb.CONTAINER, ipc=pb.POD
-        )
+        namespaces = _namespaces(host_pid=host_pid)
         uid = new_name(name)
         config = pb.PodSandboxConfig(
             metadata=pb.PodSandboxMetadata(name=name, uid=uid, namespace="containerd-shim-nvidia"),
             log_directory=os.path.join(LOGS, uid),
             linux=pb.LinuxPodSandboxConfig(
                 cgroup_parent=f"/{self.cgroup}/{uid}",
-                security_context=pb.LinuxSandboxSecurityContext(namespace_options=namespaces),
+                security_context=pb.LinuxSandboxSecurityContext(
+                    namespace_options=namespaces, privileged=privileged
+                ),
             ),
         )
         os.makedirs(self.world.path(config.log_directory))
@@ -201,12 +206,14 @@ class Kubelet:
             The pod's id, and its one container.
         """
         spec = daemon_set["spec"]["template"]["spec"]
+        (container,) = spec["containers"]
+        host_pid = spec.get("hostPID", False)
         pod = self.run_pod(
             daemon_set["metadata"]["name"],
             handler=spec.get("runtimeClassName", ""),
-            host_pid=spec.get("hostPID", False),
+            host_pid=host_pid,
+            privileged=container["securityContext"].get("privileged", False),
         )
-        (container,) = spec["containers"]
         volumes = {
             volume["name"]: self._volume(volume, pod[1].metadata.uid) for volume in spec["volumes"]
         }
@@ -221,7 +228,7 @@ class Kubelet:
             ],
             mounts=list(_mounts(container["volumeMounts"], volumes)),
             linux=pb.LinuxContainerConfig(
-                security_context=_security(container["securityContext"]),
+                security_context=_security(container["securityContext"], host_pid=host_pid),
                 resources=pb.LinuxContainerResources(
                     memory_limit_in_bytes=_bytes(container["resources"]["limits"]["memory"])
                 ),
@@ -235,10 +242,38 @@ class Kubelet:
             path = os.path.join("/var/lib/kubelet-volumes", uid, volume["name"])
             os.makedirs(self.world.path(path))
             return path
+        if "configMap" in volume:
+            path = os.path.join("/var/lib/kubelet-volumes", uid, volume["name"])
+            self._mounted.setdefault(volume["configMap"]["name"], []).append(path)
+            self._write(volume["configMap"]["name"], path)
+            return path
         path = volume["hostPath"]["path"]
         if volume["hostPath"].get("type") == "DirectoryOrCreate":
             os.makedirs(self.world.path(path), exist_ok=True)
         return str(path)
+
+    def change_config_map(self, name: str, data: dict[str, str]) -> None:
+        """Somebody has changed a ConfigMap, and it has come to where it is mounted."""
+        self.config_maps[name] = data
+        for path in self._mounted.get(name, ()):
+            self._write(name, path)
+
+    def _write(self, name: str, path: str) -> None:
+        """Write a ConfigMap as a kubelet does: all of it changes at once, by the name of a link."""
+        here = self.world.path(path)
+        os.makedirs(here, exist_ok=True)
+        link, new = os.path.join(here, "..data"), new_name("..")
+        before = os.readlink(link) if os.path.islink(link) else ""
+        os.mkdir(os.path.join(here, new))
+        for key, text in self.config_maps[name].items():
+            with open(os.path.join(here, new, key), "w", encoding="utf-8") as file:
+                file.write(text)
+            with contextlib.suppress(FileExistsError):
+                os.symlink(f"..data/{key}", os.path.join(here, key))
+        os.symlink(new, f"{link}_tmp")
+        os.rename(f"{link}_tmp", link)
+        if before:
+            shutil.rmtree(os.path.join(here, before))
 
 
 def _mounts(asked: Iterable[dict[str, Any]], volumes: dict[str, str]) -> Iterable[pb.Mount]:
@@ -251,12 +286,19 @@ def _mounts(asked: Iterable[dict[str, Any]], volumes: dict[str, str]) -> Iterabl
         )
 
 
-def _security(asked: dict[str, Any]) -> pb.LinuxContainerSecurityContext:
+def _namespaces(*, host_pid: bool) -> pb.NamespaceOption:
+    return pb.NamespaceOption(
+        network=pb.NODE, pid=pb.NODE if host_pid else pb.CONTAINER, ipc=pb.POD
+    )
+
+
+def _security(asked: dict[str, Any], *, host_pid: bool) -> pb.LinuxContainerSecurityContext:
     privileged = asked.get("privileged", False)
     capabilities = asked.get("capabilities") or {}
     seccomp = (asked.get("seccompProfile") or {}).get("type")
     return pb.LinuxContainerSecurityContext(
         privileged=privileged,
+        namespace_options=_namespaces(host_pid=host_pid),
         capabilities=pb.Capability(
             add_capabilities=capabilities.get("add", ()),
             drop_capabilities=capabilities.get("drop", ()),

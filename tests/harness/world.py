@@ -276,6 +276,19 @@ class World:
         output = read[: found.start()].decode(errors="replace")
         return Ended(int(found[1]), output)
 
+    def do(self, text: str) -> str:
+        """Type a command that has to work; returns what it wrote.
+
+        Args:
+            text: as for :meth:`run`.
+
+        Raises:
+            AssertionError: it failed.
+        """
+        done = self.run(text)
+        assert done.status == 0, done.output
+        return done.output
+
 
 def matches(command: Command, output: str) -> list[str]:
     """The lines that a page shows and a command has not printed, in their order.

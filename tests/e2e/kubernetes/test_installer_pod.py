@@ -13,67 +13,22 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from api.proto import cri_pb2 as pb
-from integration.dist.build import build
-from integration.dist.inputs import Inputs
 from integration.dist.manifest import MANIFEST, read_tree
-from integration.images import GLIBC, PAUSE, Directory, glibc, pause, write_archive
+from integration.images import GLIBC, Directory
 from integration.kubernetes.containerfile import CONTAINERFILE, IMAGE, read_containerfile
-from integration.simulated import Scenario, SimulatedNode
 from tests.harness.kubectl import Kubectl, render
-from tests.harness.kubelet import Container, Kubelet
 from tests.harness.launcher import REPOSITORY
 from tests.harness.waiting import eventually
-from tests.harness.world import World, write_image
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from integration.simulated import SimulatedNode
+    from tests.harness.kubelet import Container, Kubelet
 
 STATUS: Final = "/run/containerd-shim-nvidia/node-installer.json"
 CONFIG: Final = "/etc/containerd/config.toml"
 VALIDATIONS: Final = "/run/nvidia/validations"
 
-# As an administrator has it; the rest is for a machine without some capabilities.
-_CONTAINERD: Final = f"""\
-version = 2  # of this file
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{PAUSE}"
-  restrict_oom_score_adj = true
-  disable_apparmor = true
-"""
 _SYS_CHROOT: Final = 1 << 18
-
-
-@pytest.fixture(scope="module")
-def gpus(workshop: str) -> Iterator[SimulatedNode]:
-    with SimulatedNode.create(f"{workshop}/kubernetes-node", Scenario.load("two")) as node:
-        yield node
-
-
-@pytest.fixture(scope="module")
-def images(workshop: str) -> str:
-    cache = os.path.join(REPOSITORY, ".cache", "dist")
-    build(os.path.join(cache, "tree"), Inputs.of(), cache=cache)
-    ours = read_containerfile(CONTAINERFILE, context=cache)
-    return write_archive(os.path.join(workshop, "kubernetes.tar"), [ours, pause(), glibc()])
-
-
-@pytest.fixture
-def kubelet(gpus: SimulatedNode, images: str, workshop: str) -> Iterator[Kubelet]:
-    image = write_image(os.path.join(workshop, "kubernetes-world.tar"))
-    with World(gpus, image) as world:
-        _do(world, f"cat >{CONFIG} <<'end'\n{_CONTAINERD}end")
-        # As systemd has it; a container may see what is mounted on the node after it has begun.
-        _do(world, "mount --make-rshared /")
-        _do(world, f"systemctl restart containerd && ctr -n k8s.io images import {images}")
-        with Kubelet(world) as kubelet:
-            yield kubelet
-    kubelet.remove_cgroups()
-
-
-def _do(world: World, command: str) -> str:
-    done = world.run(command)
-    assert done.status == 0, done.output
-    return done.output
 
 
 def _installer(*components: str) -> dict[str, Any]:
@@ -145,16 +100,16 @@ def test_from_an_empty_node_to_a_pod_with_a_gpu_and_back(
     assert not os.path.exists(world.path("/opt/containerd-shim-nvidia/current"))
 
     # It is root of files, and of nothing else.
-    pid = int(_do(world, "pgrep -f 'nvshim.* node-installer' | head -1"))
+    pid = int(world.do("pgrep -f 'nvshim.* node-installer' | head -1"))
     status = dict(
         line.split(":\t", 1)
-        for line in _do(world, f"cat /proc/{pid}/status").splitlines()
+        for line in world.do(f"cat /proc/{pid}/status").splitlines()
         if ":\t" in line
     )
     for kind in ("CapEff", "CapPrm", "CapBnd"):
         assert int(status[kind], 16) == _SYS_CHROOT, status
     assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
-    refused = _do(world, f"touch /proc/{pid}/root/host/usr/x /proc/{pid}/root/x 2>&1 || :")
+    refused = world.do(f"touch /proc/{pid}/root/host/usr/x /proc/{pid}/root/x 2>&1 || :")
     assert refused.count("Read-only file system") == 2
 
     # Of two, one works.
@@ -163,7 +118,7 @@ def test_from_an_empty_node_to_a_pod_with_a_gpu_and_back(
     assert "NVSHIM-E2660 installer-running" in second.log()
 
     # The driver is ready: everything is put in place, and nothing restarted.
-    _do(world, f"mkdir -p {VALIDATIONS} && printf 'IS_HOST_DRIVER=false\\nNVIDIA_DRIVER_ROOT="
+    world.do(f"mkdir -p {VALIDATIONS} && printf 'IS_HOST_DRIVER=false\\nNVIDIA_DRIVER_ROOT="
         f"{gpus.driver_root}\\n' >{VALIDATIONS}/driver-ready")  # fmt: skip
     _reaches(kubelet, installer, "restart-outstanding")
     assert installer.probe("readiness").code == 1
@@ -171,10 +126,10 @@ def test_from_an_empty_node_to_a_pod_with_a_gpu_and_back(
     assert kubelet.read(CONFIG).startswith(before)
     assert "io.containerd.nvidia.v1" in kubelet.read(CONFIG)
     assert not os.path.exists(world.path(f"{VALIDATIONS}/toolkit-ready"))
-    assert _do(world, "nvshim status -o json >/tmp/$$; echo $?").strip() in {"0", "3"}
+    assert world.do("nvshim status -o json >/tmp/$$; echo $?").strip() in {"0", "3"}
 
     # Somebody restarts containerd, and it notices.
-    _do(world, "systemctl restart containerd")
+    world.do("systemctl restart containerd")
     kubelet.reconnect()
     _reaches(kubelet, installer, "ready")
     assert installer.probe("readiness").code == 0
@@ -204,9 +159,7 @@ def test_from_an_empty_node_to_a_pod_with_a_gpu_and_back(
     again.stop(60)
     assert again.exit_code() == 0, again.log()
     assert kubelet.read(CONFIG) == before, again.log()
-    left = _do(
-        world, "ls -A /opt/containerd-shim-nvidia /usr/local/bin; ls /run/nvidia/validations"
-    )
+    left = world.do("ls -A /opt/containerd-shim-nvidia /usr/local/bin; ls /run/nvidia/validations")
     assert tree not in left, again.log()
     assert "nvshim" not in left, again.log()
     assert "toolkit-ready" not in left, again.log()

@@ -1,0 +1,59 @@
+"""A node of a cluster, under a cover: its images, its simulated GPUs, and a kubelet's side."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from integration.dist.build import build
+from integration.dist.inputs import Inputs
+from integration.images import PAUSE, glibc, pause, write_archive
+from integration.kubernetes.containerfile import CONTAINERFILE, read_containerfile
+from integration.simulated import Scenario, SimulatedNode
+from tests.harness.kubelet import Kubelet
+from tests.harness.launcher import REPOSITORY
+from tests.harness.world import World, write_image
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CONFIG: Final = "/etc/containerd/config.toml"
+
+# As an administrator has it; the rest is for a machine without some capabilities.
+_CONTAINERD: Final = f"""\
+version = 2  # of this file
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{PAUSE}"
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+"""
+
+
+@pytest.fixture(scope="module")
+def gpus(workshop: str, request: pytest.FixtureRequest) -> Iterator[SimulatedNode]:
+    where = f"{workshop}/{request.module.__name__.rpartition('.')[2]}-node"
+    with SimulatedNode.create(where, Scenario.load("two")) as node:
+        yield node
+
+
+@pytest.fixture(scope="session")
+def images(workshop: str) -> str:
+    cache = os.path.join(REPOSITORY, ".cache", "dist")
+    build(os.path.join(cache, "tree"), Inputs.of(), cache=cache)
+    ours = read_containerfile(CONTAINERFILE, context=cache)
+    return write_archive(os.path.join(workshop, "kubernetes.tar"), [ours, pause(), glibc()])
+
+
+@pytest.fixture
+def kubelet(gpus: SimulatedNode, images: str, workshop: str) -> Iterator[Kubelet]:
+    image = write_image(os.path.join(workshop, "kubernetes-world.tar"))
+    with World(gpus, image) as world:
+        world.do(f"cat >{CONFIG} <<'end'\n{_CONTAINERD}end")
+        # As systemd has it; a container may see what is mounted on the node after it has begun.
+        world.do("mount --make-rshared /")
+        world.do(f"systemctl restart containerd && ctr -n k8s.io images import {images}")
+        with Kubelet(world) as kubelet:
+            yield kubelet
+    kubelet.remove_cgroups()

@@ -1,0 +1,122 @@
+"""The node agent as its DaemonSet runs it: the rendered manifest, its image, a real containerd.
+
+The kubelet's part has two halves: one makes pods of manifests (:mod:`tests.harness.kubelet`), the
+other has device plugins register, and asks them (:mod:`tests.harness.kubelet_plugins`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from api.proto import cri_pb2 as pb
+from integration.images import GLIBC
+from integration.kubernetes.containerfile import IMAGE
+from integration.node.refresh import MARK, MARK_OF_UNIT
+from tests.harness.kubectl import Kubectl, render
+from tests.harness.kubelet_plugins import KubeletPlugins
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from api.proto import deviceplugin_pb2
+    from integration.dist.manifest import Tree
+    from integration.simulated import SimulatedNode
+    from tests.harness.kubelet import Container, Kubelet
+
+RESOURCE: Final = "nvidia.com/gpu"
+SPEC: Final = "/run/cdi/nvidia.yaml"
+_PREFIX: Final = "/opt/containerd-shim-nvidia"
+# Debian 12's containerd has no CDI, and so no names of devices in the CRI: what the shim reads.
+_PLAIN: Final = "version: v1\nflags: {plugin: {deviceListStrategy: [cdi-annotations]}}\n"
+_SHARED: Final = (
+    f"{_PLAIN}sharing: {{timeSlicing: {{resources: [{{name: {RESOURCE}, replicas: 3}}]}}}}\n"
+)
+
+
+def _prepare(kubelet: Kubelet, tree: Tree) -> None:
+    """What the installer does to a node, in short: a tree in effect, and a handler."""
+    world = kubelet.world
+    world.do(
+        f"mkdir -p {_PREFIX} && ln -s {tree.path} {_PREFIX}/current\n"
+        f"ln -s {_PREFIX}/current/bin/* /usr/local/bin/\n"
+        "nvshim devices create\n"
+        "nvshim configure containerd\n"
+        "systemctl restart containerd"
+    )
+    kubelet.reconnect()
+    # Of a time before the agent.
+    world.do(f"mkdir -p /run/cdi && printf '{MARK_OF_UNIT.decode().strip()}\\n' >{SPEC}")
+
+
+def _status(kubelet: Kubelet) -> dict[str, Any]:
+    try:
+        status: dict[str, Any] = json.loads(
+            kubelet.read("/run/containerd-shim-nvidia/node.json") or "{}"
+        )
+    except FileNotFoundError:
+        return {}
+    return status
+
+
+def _gpu_pod(kubelet: Kubelet, given: deviceplugin_pb2.ContainerAllocateResponse) -> Container:
+    """A pod that has asked for GPUs, with what the plugin has answered."""
+    pod = kubelet.run_pod("cuda", handler="nvidia")
+    config = pb.ContainerConfig(
+        metadata=pb.ContainerMetadata(name="cuda"),
+        image=pb.ImageSpec(image=GLIBC),
+        command=["sh", "-c", "ls /dev; probe dlopen libcuda.so.1 libnvidia-ml.so.1"],
+        envs=[pb.KeyValue(key=key, value=value.encode()) for key, value in given.envs.items()],
+        annotations=given.annotations,
+    )
+    return kubelet.start(pod, config, {})
+
+
+def test_a_pod_gets_its_gpu_from_the_agent_of_the_daemon_set(
+    kubelet: Kubelet, gpus: SimulatedNode, built_tree: Tree
+) -> None:
+    world = kubelet.world
+    _prepare(kubelet, built_tree)
+    rendered = render(Kubectl.of_release("trixie"), "not-default", "device-plugin-config", "mps")
+    sets = [each for each in rendered if each["kind"] == "DaemonSet"]
+    (manifest,) = (each for each in sets if each["metadata"]["name"] == "node-agent")
+    (config_map,) = (each for each in rendered if each["kind"] == "ConfigMap")
+    assert yaml.safe_load(config_map["data"]["config.yaml"])["version"] == "v1"
+    kubelet.config_maps["device-plugin"] = {"config.yaml": _PLAIN}
+    directory = world.path("/var/lib/kubelet/device-plugins")
+    resources = world.path("/var/lib/kubelet/pod-resources/kubelet.sock")
+
+    with KubeletPlugins(directory, pod_resources=resources) as plugins:
+        _, agent = kubelet.run_daemon_set(manifest, image=IMAGE)
+        try:
+            uuids = plugins.wait_for(RESOURCE, 2)
+            assert uuids == {gpu.uuid for gpu in gpus.scenario.gpus}
+            eventually(lambda: agent.probe("readiness").code == 0, "ready")
+            assert _status(kubelet)["resources"] == {RESOURCE: {"devices": 2, "healthy": 2}}
+            assert kubelet.read(SPEC).startswith(MARK.decode())  # it has taken it over
+            # It is of the node's pid namespace, and was told by its manifest.
+            assert world.do(f"cat /proc/{_status(kubelet)['pid']}/cmdline").count("node") >= 1
+
+            given = plugins.allocate(RESOURCE, 1, pod="cuda")
+            cuda = _gpu_pod(kubelet, given)
+            assert cuda.exit_code() == 0, cuda.log()
+            (had,) = plugins.given(RESOURCE)
+            numbers = {gpu.uuid: gpu.index for gpu in gpus.scenario.gpus}
+            seen = {
+                name for name in cuda.log().split() if name[:6] == "nvidia" and name[6:].isdigit()
+            }
+            assert seen == {f"nvidia{numbers[had]}"}
+
+            # A ConfigMap that is changed is heeded, and what was given stays given.
+            kubelet.change_config_map("device-plugin", {"config.yaml": _SHARED})
+            shares = plugins.wait_for(RESOURCE, 6)
+            assert {share.partition("::")[0] for share in shares} == uuids
+
+            agent.stop(manifest["spec"]["template"]["spec"]["terminationGracePeriodSeconds"])
+            assert agent.exit_code() == 0, agent.log()
+            assert os.listdir(directory) == ["kubelet.sock"]
+        except BaseException:
+            print(agent.log())  # noqa: T201 - shown if the test fails
+            raise
