@@ -14,6 +14,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from tests.bench.agent import measure_agent
 from tests.bench.charts import write_charts
 from tests.bench.first_rpc import measure_starts
 from tests.bench.footprint import measure_idle
@@ -48,11 +49,12 @@ PARTS: Final[dict[str, Callable[[Stage], Results]]] = {
     "injection": measure_injection,
     "idle": measure_idle,
     "pods": measure_pods,
+    "agent": measure_agent,
 }
 """What can be measured, by the word that asks for it, in the order in which it is done."""
 
 _USUAL: Final = Sizes(rounds=25, shims=100, many=(10, 30), execs=300, pods=40, watch=10)
-_QUICK: Final = Sizes(rounds=5, shims=10, many=(10,), execs=50, pods=12, watch=5)
+_QUICK: Final = Sizes(rounds=5, shims=10, many=(10,), execs=50, pods=12, watch=5, idle=10)
 
 # Nothing of what is to be reached, and a third of the time.
 _LONG: Final = ("output", "growth", "scaling", "injection")

@@ -47,6 +47,7 @@ class Sizes:
         execs: in one shim, to see what they leave.
         pods: on the node at once.
         watch: seconds that idle shims are watched for wake-ups.
+        idle: seconds that the idle node agent is watched.
     """
 
     rounds: int
@@ -55,6 +56,7 @@ class Sizes:
     execs: int
     pods: int
     watch: float
+    idle: float = 60
 
 
 class Stage:

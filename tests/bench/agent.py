@@ -1,0 +1,249 @@
+"""What the node agent costs: how fast it answers a kubelet, and what it takes while idle.
+
+The agent is the real process, ``nvshim node``, on a simulated node; the kubelet's side is
+:mod:`tests.harness.kubelet_plugins`, in this process. So what a call takes here is what a kubelet
+sees, and a little more: this client is in Python, too.
+
+Two nodes: one with two GPUs, and the largest that there is, 16 GPUs with 7 MIG devices each, of
+which every one is given 48 times.
+
+Source: proc(5), /proc/PID/stat, /proc/PID/smaps_rollup, /proc/PID/task/TID/children.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from integration.memory import pss_and_uss
+from integration.simulated import Scenario, SimulatedNode
+from tests.bench.results import Figure, Figures, Results
+from tests.bench.stage import say
+from tests.harness.kubelet_plugins import KubeletPlugins
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.bench.stage import Stage
+    from tests.harness.kubelet_plugins import Plugin
+
+__all__ = ["KEY", "measure_agent"]
+
+KEY: Final = "agent"
+
+# The driver tells of an XID by an event; this one is a fault of the GPU, which no program causes.
+_XID: Final = 79
+_EVENT: Final = f"0 8 {_XID}\n"
+_PATIENCE: Final = 60.0
+_SETTLE: Final = 3.0
+_CALLS: Final = 40  # times the rounds
+_FIRST: Final = 10  # which do not count
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A node, and what the kubelet is told of it.
+
+    Attributes:
+        title: of its column.
+        scenario: what the node has.
+        changed: the same with a GPU or MIG device less.
+        config: the device plugin's configuration.
+        resource: of which devices are asked for.
+        devices: how many it has.
+    """
+
+    title: str
+    scenario: Scenario
+    changed: Scenario
+    config: str
+    resource: str
+    devices: int
+
+
+def _divided(gpus: int, parts: int) -> Scenario:
+    """So many GPUs with so many MIG devices each."""
+    tables = [{"index": index, "mig": ["1g.10gb"] * parts} for index in range(gpus)]
+    return Scenario.parse({"gpus": gpus, "model": "h100", "gpu": tables})
+
+
+def _cases() -> dict[str, Case]:
+    two = Scenario.load("two")
+    large = _divided(16, 7)
+    last = large.gpus[-1]
+    assert last.mig is not None
+    fewer = replace(large, gpus=(*large.gpus[:-1], replace(last, mig=last.mig[:-1])))
+    shared = "nvidia.com/mig-1g.10gb"
+    return {
+        "two": Case("2 GPUs", two, replace(two, gpus=two.gpus[:1]), "version: v1\n",
+                    "nvidia.com/gpu", 2),
+        "large": Case(
+            "16 GPUs of 7 MIG devices, 48 shares", large, fewer,
+            "version: v1\nflags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: "
+            f"[{{name: {shared}, replicas: 48}}]}}}}\n",
+            shared, 16 * 7 * 48,
+        ),
+    }  # fmt: skip
+
+
+def measure_agent(stage: Stage) -> Results:
+    """The agent on each node."""
+    cases = _cases()
+    found: dict[str, dict[str, float]] = {}
+    for key, case in cases.items():
+        say(f"the node agent: {case.title}")
+        found[key] = _measure(stage, key, case)
+    rows = {
+        name: Figure(title, unit, {key: values[name] for key, values in found.items()})
+        for name, (title, unit) in _ROWS.items()
+    }
+    columns = {key: case.title for key, case in cases.items()}
+    return Results(figures={KEY: Figures("the node agent", columns, None, rows)})
+
+
+_ROWS: Final = {
+    "begin": ("begin, until the kubelet has the list", "s"),
+    "allocate-p50": ("Allocate, median", "ms"),
+    "allocate-p99": ("Allocate, 99 of 100", "ms"),
+    "preferred-p50": ("GetPreferredAllocation of 4, median", "ms"),
+    "preferred-p99": ("GetPreferredAllocation of 4, 99 of 100", "ms"),
+    "unhealthy": ("an XID, until the kubelet knows", "s"),
+    "changed": ("a device goes, until the kubelet knows", "s"),
+    "idle": ("processor while idle", "%"),
+    "pss": ("PSS, the agent and its children", "MB"),
+    "uss": ("USS of them", "MB"),
+    "processes": ("processes", ""),
+}
+
+
+def _measure(stage: Stage, key: str, case: Case) -> dict[str, float]:
+    directory = f"{stage.directory}/agent-{key}"
+    os.makedirs(directory)
+    with SimulatedNode.create(f"{directory}/node", case.scenario, say=say) as node:
+        config = f"{directory}/plugin.yaml"
+        with open(config, "w", encoding="utf-8") as file:
+            file.write(case.config)
+        sockets = f"{directory}/kubelet"
+        with KubeletPlugins(sockets, pod_resources=f"{directory}/pods/kubelet.sock") as kubelet:
+            began = time.monotonic()
+            with _agent(node, directory, config, kubelet) as pid:
+                kubelet.wait_for(case.resource, case.devices, timeout=_PATIENCE)
+                begin = time.monotonic() - began
+                time.sleep(_SETTLE)
+                idle = _idle(pid, stage.sizes.idle)
+                plugin = kubelet.plugins[case.resource]
+                ids = sorted(plugin.devices)
+                calls = _CALLS * stage.sizes.rounds
+                allocate = _times(lambda: plugin.allocate(random.choice(ids)), calls)
+                preferred = _times(lambda: plugin.preferred(ids, min(4, len(ids))), calls // 4)
+                memory = [pss_and_uss(each) for each in _family(pid)]
+                known = _delay(plugin, lambda: _tell(node))
+                changed = _delay(plugin, lambda: node.change(case.changed))
+    return {
+        "begin": begin,
+        "allocate-p50": _of(allocate, 0.5),
+        "allocate-p99": _of(allocate, 0.99),
+        "preferred-p50": _of(preferred, 0.5),
+        "preferred-p99": _of(preferred, 0.99),
+        "unhealthy": known,
+        "changed": changed,
+        "idle": idle,
+        "pss": sum(pss for pss, _ in memory) / 1024,
+        "uss": sum(uss for _, uss in memory) / 1024,
+        "processes": float(len(memory)),
+    }
+
+
+@contextmanager
+def _agent(
+    node: SimulatedNode, directory: str, config: str, kubelet: KubeletPlugins
+) -> Iterator[int]:
+    argv = [
+        sys.executable, "-m", "integration.cli", "node", "--config", node.config_path,
+        "--config-file", config, "--cdi-spec", f"{directory}/cdi/nvidia.yaml",
+        "--kubelet-socket", kubelet.socket, "--pod-resources", str(kubelet.pod_resources),
+        "--containerd-state", f"{directory}/containerd", "--mps-root", f"{directory}/mps",
+        "--metrics", "127.0.0.1:0",
+    ]  # fmt: skip
+    with (
+        open(f"{directory}/log", "wb") as log,
+        subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL) as process,
+    ):
+        try:
+            yield process.pid
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _times(call: Callable[[], object], count: int) -> list[float]:
+    """Milliseconds of each call, but for the first few."""
+    found = []
+    for number in range(count + _FIRST):
+        began = time.perf_counter()
+        call()
+        if number >= _FIRST:
+            found.append((time.perf_counter() - began) * 1000)
+    return sorted(found)
+
+
+def _of(values: list[float], part: float) -> float:
+    return values[min(len(values) - 1, int(part * len(values)))]
+
+
+def _tell(node: SimulatedNode) -> None:
+    with open(f"{node.state}/nvml-events", "a", encoding="ascii") as file:
+        file.write(_EVENT)
+
+
+def _delay(plugin: Plugin, change: Callable[[], object]) -> float:
+    """Seconds from a change until the list is another."""
+    before = len(plugin.lists)
+    change()
+    began = time.monotonic()
+    while len(plugin.lists) == before:
+        if time.monotonic() - began > _PATIENCE:
+            raise RuntimeError(f"the kubelet was told nothing within {_PATIENCE:g} s")
+        time.sleep(0.002)
+    return time.monotonic() - began
+
+
+# -- processes --------------------------------------------------------------------------------
+
+
+def _family(pid: int) -> list[int]:
+    """A process, its children, and theirs."""
+    found = [pid]
+    for each in found:
+        with suppress(OSError):
+            for thread in os.listdir(f"/proc/{each}/task"):
+                path = f"/proc/{each}/task/{thread}/children"
+                with open(path, encoding="ascii") as file:
+                    found += [int(number) for number in file.read().split()]
+    return found
+
+
+def _idle(pid: int, seconds: float) -> float:
+    """The part of a processor that they take, in percent; of children that end, too."""
+    before = _used(pid)
+    time.sleep(seconds)
+    return (_used(pid) - before) / seconds * 100
+
+
+def _used(pid: int) -> float:
+    """Seconds of processor time, and of children that have ended."""
+    ticks = 0
+    for each in _family(pid):
+        with suppress(OSError), open(f"/proc/{each}/stat", encoding="utf-8") as file:
+            fields = file.read().rpartition(")")[2].split()
+            ticks += sum(int(field) for field in fields[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK")
