@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -144,7 +145,7 @@ def _measure(stage: Stage, key: str, case: Case) -> dict[str, float]:
                 preferred = _times(lambda: plugin.preferred(ids, min(4, len(ids))), calls // 4)
                 memory = [pss_and_uss(each) for each in _family(pid)]
                 known = _delay(plugin, lambda: _tell(node))
-                changed = _delay(plugin, lambda: node.change(case.changed))
+                changed = _delay(plugin, lambda: _change(node, case.changed, pid))
     return {
         "begin": begin,
         "allocate-p50": _of(allocate, 0.5),
@@ -203,6 +204,15 @@ def _of(values: list[float], part: float) -> float:
 def _tell(node: SimulatedNode) -> None:
     with open(f"{node.state}/nvml-events", "a", encoding="ascii") as file:
         file.write(_EVENT)
+
+
+def _change(node: SimulatedNode, scenario: Scenario, pid: int) -> None:
+    # A real node is not taken away and built up again below an agent that makes nodes there.
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        node.change(scenario)
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def _delay(plugin: Plugin, change: Callable[[], object]) -> float:
