@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -122,28 +122,39 @@ class Agent:
 
     def processes(self) -> list[int]:
         """The daemons and servers that there are, whoever is their parent."""
-        variable = f"CUDA_MPS_PIPE_DIRECTORY={self.directory}/pipe".encode()
-        found = []
-        for pid in filter(str.isdecimal, os.listdir("/proc")):
-            try:
-                with open(f"/proc/{pid}/environ", "rb") as file:
-                    if variable in file.read().split(b"\0"):
-                        found.append(int(pid))
-            except OSError:
-                continue
-        return found
+        return processes(self.root)
 
     def close(self) -> None:
         """Leave nothing, whatever has happened."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        for pid in self.processes():
+        end_daemons(self.root, self.node)
+
+
+def processes(root: Path) -> list[int]:
+    """The daemons and servers of the only resource below a root."""
+    variable = f"CUDA_MPS_PIPE_DIRECTORY={root}/{RESOURCE}/pipe".encode()
+    found = []
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                if variable in file.read().split(b"\0"):
+                    found.append(int(pid))
+        except OSError:
+            continue
+    return found
+
+
+def end_daemons(root: Path, node: SimulatedNode) -> None:
+    """Leave nothing of them, and of what was done to a node for them."""
+    for pid in processes(root):
+        with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        eventually(lambda: not self.processes(), "daemons and servers have ended")
-        ground.take_shm(str(self.root))
-        for gpu in self.node.scenario.gpus:
-            Path(f"{self.node.state}/nvml-compute-mode-{gpu.uuid}").unlink(missing_ok=True)
+    eventually(lambda: not processes(root), "daemons and servers have ended")
+    ground.take_shm(str(root))
+    for gpu in node.scenario.gpus:
+        Path(f"{node.state}/nvml-compute-mode-{gpu.uuid}").unlink(missing_ok=True)
 
 
 @contextmanager
