@@ -21,7 +21,7 @@ from typing import Final
 
 from integration.node.plugin.errors import NoSettingsChosen, SettingsUnreadable
 
-__all__ = ["FALLBACKS", "LABEL", "Choice", "choose"]
+__all__ = ["FALLBACKS", "LABEL", "Choice", "choose", "read_some"]
 
 LABEL: Final = "nvidia.com/device-plugin.config"
 FALLBACKS: Final = ("named", "single", "empty")
@@ -90,6 +90,28 @@ def choose(choice: Choice) -> str:
     )
 
 
+def read_some(path: str, most: int) -> bytes:
+    """The beginning of a file, also of /dev/null, for which nobody ever has to be waited.
+
+    Args:
+        path: of the file.
+        most: bytes of it.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    content = b""
+    try:
+        while len(content) < most and (more := os.read(fd, most - len(content))):
+            content += more
+    except BlockingIOError:
+        pass  # a pipe, to which nobody has written yet
+    finally:
+        os.close(fd)
+    return content
+
+
 def _names(directory: str) -> list[str]:
     try:
         # What begins with ".." is the kubelet's, by which it exchanges all files at once.
@@ -111,8 +133,7 @@ def _said(choice: Choice) -> str:
     if not choice.name_file:
         return ""
     try:
-        with open(choice.name_file, "rb") as file:
-            text = file.read(_LARGEST_FILE).decode(errors="replace")
+        text = read_some(choice.name_file, _LARGEST_FILE).decode(errors="replace")
     except FileNotFoundError:
         return ""
     except OSError as error:

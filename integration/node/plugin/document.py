@@ -248,14 +248,16 @@ _PREFIXES: Final = ("MIG-GPU-", "MIG-", "GPU-")
 
 
 def _replicas(value: Any, at: _Place) -> int:
-    wanted = "a number, and 2 at least; without sharing, leave the resource out"
+    wanted = f"a number, 2 to {_MOST_REPLICAS}; without sharing, leave the resource out"
     number = _number(value, at, wanted)
-    if number < _FEWEST_REPLICAS:
+    if not _FEWEST_REPLICAS <= number <= _MOST_REPLICAS:
         at.fail(value, wanted)
     return number
 
 
 _FEWEST_REPLICAS: Final = 2
+# More than a kubelet takes in one message (4 MiB), from a node with 16 GPUs.
+_MOST_REPLICAS: Final = 4096
 
 _OF_RESOURCE: Final[Mapping[str, Callable[[Any, _Place], Any]]] = {
     "name": _name,

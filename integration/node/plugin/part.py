@@ -40,7 +40,7 @@ from integration.node.plugin.doubt import unhealthy
 from integration.node.plugin.errors import DeviceUnknown
 from integration.node.plugin.preferred import preferred
 from integration.node.plugin.reloading import keep_settings
-from integration.node.plugin.resources import resources_of
+from integration.node.plugin.resources import resources_of, unmatched
 from integration.node.plugin.serving_errors import KubeletUnreachable, OtherPlugin
 from integration.node.plugin.topology import Topologies, Topology, numa_nodes
 from integration.node.plugin.values import MPS
@@ -118,6 +118,7 @@ class _Plugin:
         self._topologies = Topologies(context.config)
         self._topology = Topology()
         self._finding = anyio.Lock()
+        self._unmatched: tuple[str, ...] = ()
         self._wake = anyio.Event()
         self._worked_in = anyio.Event()
 
@@ -196,6 +197,7 @@ class _Plugin:
             self.fault("resources", str(error))
         else:
             self.fault("resources", "")
+            self._tell_unmatched(inventory, settings)
         resources = tuple(map(self._as_mps_has_it, resources))
         if settings != before.settings:
             try:
@@ -207,6 +209,14 @@ class _Plugin:
         return replace(
             before, version=version, settings=settings, inventory=inventory, resources=resources
         )
+
+    def _tell_unmatched(self, inventory: Inventory | None, settings: Settings) -> None:
+        """Say what is to be shared and is not there, when that begins."""
+        lines = unmatched(inventory, settings) if inventory is not None else ()
+        for line in lines:
+            if line not in self._unmatched:
+                self._context.say("warning", line)
+        self._unmatched = lines
 
     def _as_mps_has_it(self, resource: Resource) -> Resource:
         """A resource that is shared by MPS, without what no daemon serves yet."""

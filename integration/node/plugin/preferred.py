@@ -12,6 +12,8 @@ Rules
   ``packed`` of which the most is; of one GPU likewise from the device. What is allocated is what
   is not free.
 - What has to be given is given in any case. Nothing that is not free is ever given.
+- What is free and not there any more is left out: a kubelet that has not heard of that yet fails a
+  pod for an error, and others would do.
 
 Source: go-gpuallocator gpuallocator/besteffort_policy.go; k8s-device-plugin
 internal/rm/allocate.go.
@@ -65,20 +67,19 @@ def preferred(
         Their ids: those required first, the others by index or in the order of preference.
 
     Raises:
-        DeviceUnknown: an id is of no device of the resource.
+        DeviceUnknown: one that is required is no device of the resource.
         PreferenceUnsuitable: one that is required is not free, or more are required than asked
             for.
         TooFewAvailable: more are asked for than are free.
     """
     asked = f"{size} of {resource.name}"
     known = {device.id: device for device in resource.devices}
-    free, needed = dict.fromkeys(available), tuple(dict.fromkeys(required))
-    for id_ in (*free, *needed):
+    free, needed = known.keys() & set(available), tuple(dict.fromkeys(required))
+    for id_ in needed:
         if id_ not in known:
             raise DeviceUnknown(
                 asked, found=f"{id_!r}, which is none of them", do="ask of what was listed last"
             )
-    for id_ in needed:
         if id_ not in free:
             raise PreferenceUnsuitable(
                 asked, found=f"{id_}, which has to be given, is not free", do="require a free one"
@@ -92,7 +93,7 @@ def preferred(
     if all(device.id == device.gpu for device in known.values()):
         devices = [device for id_, device in known.items() if id_ in free]
         return _nearest(devices, needed, size, topology or Topology())
-    return _spread(resource.devices, free.keys(), needed, size, policy)
+    return _spread(resource.devices, free, needed, size, policy)
 
 
 # -- shares and MIG devices --------------------------------------------------------------------

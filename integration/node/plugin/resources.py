@@ -109,7 +109,9 @@ def resources_of(
 
 
 def unmatched(inventory: Inventory, settings: Settings) -> tuple[str, ...]:
-    """What the settings share and the node does not have, a line each, for people.
+    """Which single devices the settings share and the node does not have, a line each, for people.
+
+    One configuration is for many nodes: a resource that this one lacks altogether is no fault.
 
     Args:
         inventory: what the node has.
@@ -124,7 +126,6 @@ def unmatched(inventory: Inventory, settings: Settings) -> tuple[str, ...]:
     for share in settings.sharing.resources:
         devices = named.get(share.name, ())
         if not devices:
-            found.append(f"{share.name} is to be shared, and this node has none")
             continue
         if share.count is not None and share.count > len(devices):
             found.append(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from integration.node.plugin.choosing import choose
+from integration.node.plugin.choosing import choose, read_some
 from integration.node.plugin.document import IGNORED, VERSION, read_document, read_value
 from integration.node.plugin.errors import SettingsConflict, SettingsUnreadable
 from integration.node.plugin.values import (
@@ -126,8 +126,7 @@ class Source:
 
 def _read(path: str) -> bytes:
     try:
-        with open(path, "rb") as file:
-            content = file.read(_LARGEST_FILE + 1)
+        content = read_some(path, _LARGEST_FILE + 1)
     except OSError as error:
         raise SettingsUnreadable(
             f"{_ASKED} in {path}",
@@ -155,7 +154,10 @@ def settings_of(
         SettingsConflict: two of them exclude each other.
     """
     fields: dict[str, Any] = {
-        field: found[path].value for path, field in FIELDS.items() if path in found
+        # A path or prefix that is empty says nothing, as templates write it.
+        field: found[path].value
+        for path, field in FIELDS.items()
+        if path in found and found[path].value != ""
     }
     sharing = _sharing(found)
     if sharing.kind == MPS and fields.get("mig_strategy") is Mig.MIXED:

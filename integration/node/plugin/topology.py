@@ -162,8 +162,8 @@ class Topologies:
     def _run(self) -> bytes | None:
         try:
             command = list(engine.probe_command(self._config))
-        except NvshimError:
-            return None
+        except NvshimError as error:
+            return json.dumps({"error": str(error)}).encode()
         command[_PROBE_AT] = _PROBE
         return ask(command, self._config.nvml_timeout)
 
@@ -250,10 +250,12 @@ def parse_links(answer: bytes) -> Links:
     Args:
         answer: all of its stdout; of a foreign library, so nothing of it is believed unchecked.
     """
+    if not answer.strip():
+        return Links(failure="NVML crashed, or took longer than nvml-timeout")
     try:
         if len(answer) > _MOST_BYTES:
             raise ValueError("it is too long")  # noqa: TRY301 - as all else that is wrong with it
-        report = json.loads(answer or b"{}")
+        report = json.loads(answer)
         if isinstance(report, dict) and isinstance(report.get("error"), str):
             return Links(failure=one_line(report["error"]))
         entries = report["gpus"]

@@ -245,7 +245,7 @@ def test_any_choice_is_of_what_is_free_and_as_even_or_uneven_as_can_be(
     ("free", "required", "size", "kind"),
     [
         (names(0, 1), (), 3, TooFewAvailable),
-        (names(0, 7), (), 1, DeviceUnknown),
+        (names(0, 7), (), 2, TooFewAvailable),
         (names(0, 1), names(9), 1, DeviceUnknown),
         (names(0, 1), names(2), 1, PreferenceUnsuitable),
         (names(0, 1), names(0, 1), 1, PreferenceUnsuitable),
@@ -257,6 +257,10 @@ def test_what_cannot_be_is_an_error(
 ) -> None:
     with pytest.raises(kind):
         choose(gpus(4), size, free=free, required=required)
+
+
+def test_what_is_not_there_any_more_is_left_out() -> None:
+    assert choose(gpus(4), 1, free=(*names(7), *names(2), "x")) == names(2)
 
 
 def test_what_is_named_twice_counts_once() -> None:

@@ -285,9 +285,8 @@ def test_what_is_to_be_shared_and_is_not_there_is_said() -> None:
         SharedResource("nvidia.com/gpu", 2, devices=("0", "5")),
         SharedResource("nvidia.com/mig-1g.5gb", 2),
     )
-    first, second = unmatched(TWO, settings)
-    assert "device 5" in first
-    assert "mig-1g.5gb" in second
+    (line,) = unmatched(TWO, settings)
+    assert "device 5" in line
     assert unmatched(TWO, shared(SharedResource("nvidia.com/gpu", 2, count=3)))
     assert unmatched(TWO, shared(SharedResource("nvidia.com/gpu", 2))) == ()
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -204,7 +205,9 @@ def test_mps_refuses_more_than_one_share_unless_told_otherwise() -> None:
         ("sharing: {mps: {resources: [{name: gpu}]}}", WrongSetting,
          ("sharing.mps.resources[0].replicas", "nothing")),
         ("sharing: {mps: {resources: [{name: gpu, replicas: 1}]}}", WrongSetting,
-         ("resources[0].replicas", "2 at least")),
+         ("resources[0].replicas", "2 to 4096")),
+        ("sharing: {timeSlicing: {resources: [{name: gpu, replicas: 999999999}]}}", WrongSetting,
+         ("resources[0].replicas", "4096")),
         ("sharing: {mps: {resources: [{name: gpu, replicas: true}]}}", WrongSetting, ("'true'",)),
         ("sharing: {mps: {resources: [{name: gpu, replicas: 49}]}}", SettingsConflict,
          ("49 replicas", "48")),
@@ -265,6 +268,20 @@ def test_a_flag_may_be_given_several_times() -> None:
         DeviceList.CDI_CRI,
     )
     assert source(("imex.channelIDs", "IMEX_CHANNEL_IDS", "0")).load().imex_channels == (0,)
+
+
+def test_what_is_empty_says_nothing() -> None:
+    given = (("flags.mpsRoot", "--mps-root", ""), ("flags.nvidiaDriverRoot", "--x", ""))
+    assert source(*given).load() == Settings()
+    assert read('flags: {mpsRoot: "", plugin: {cdiAnnotationPrefix: ""}}') == Settings()
+
+
+def test_nobody_is_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert source(file=tmp_path / "pipe").load() == Settings(source=str(tmp_path / "pipe"))
+    assert source(file="/dev/null").load() == Settings(source="/dev/null")
+    with pytest.raises(SettingsUnreadable, match="megabyte"):
+        source(file="/dev/zero").load()
 
 
 def test_a_flag_that_means_nothing_here_is_said() -> None:

@@ -132,7 +132,7 @@ def test_a_place_that_is_no_gpu_is_a_switch_unless_nvml_says_otherwise() -> None
 @pytest.mark.parametrize(
     "answer",
     [
-        b"", b"null", b"[]", b"{", b"\xff", b'{"gpus": 3}', b'{"gpus": [], "between": 1}',
+        b"null", b"[]", b"{", b"\xff", b'{"gpus": 3}', b'{"gpus": [], "between": 1}',
         b'{"gpus": [{"bus_id": "x", "links": []}], "between": []}',
         b'{"gpus": [{"bus_id": "0:1", "links": [["0:1"]]}], "between": []}',
         b'{"gpus": [{"bus_id": "0:1", "links": [[{}, 0]]}], "between": []}',
@@ -146,6 +146,7 @@ def test_an_answer_that_makes_no_sense_is_none(answer: bytes) -> None:
 
 
 def test_what_nvml_complains_of_is_said() -> None:
+    assert "crashed" in parse_links(b"").failure
     assert parse_links(b'{"error": "NVMLError: lost\\n"}').failure == "NVMLError: lost"
 
 
