@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc  # type: ignore[import-untyped] # it ships no types
 
+from api.proto import cri_pb2 as cri
 from api.proto import deviceplugin_pb2 as pb
 from api.proto import podresources_pb2 as podresources
 from tests.harness.waiting import eventually
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-__all__ = ["Assignment", "KubeletPlugins", "NotEnough", "Plugin"]
+__all__ = ["Assignment", "KubeletPlugins", "NotEnough", "Plugin", "container_fields"]
 
 VERSION: Final = "v1beta1"
 _SERVICE: Final = "v1beta1.DevicePlugin"
@@ -383,6 +384,31 @@ class KubeletPlugins:
                 for name, had in containers.items()
             ],
         )
+
+
+def container_fields(answer: pb.ContainerAllocateResponse) -> dict[str, Any]:
+    """What a kubelet makes of an answer in its call of the CRI: for ``Pod.create``."""
+    return {
+        "env": dict(answer.envs),
+        "mounts": [
+            cri.Mount(
+                host_path=each.host_path,
+                container_path=each.container_path,
+                readonly=each.read_only,
+            )
+            for each in answer.mounts
+        ],
+        "devices": [
+            cri.Device(
+                host_path=each.host_path,
+                container_path=each.container_path,
+                permissions=each.permissions,
+            )
+            for each in answer.devices
+        ],
+        "annotations": dict(answer.annotations),
+        "CDI_devices": [cri.CDIDevice(name=each.name) for each in answer.cdi_devices],
+    }
 
 
 def _unary(method: Callable[[Any, Any], Any], request: type[Any]) -> Any:

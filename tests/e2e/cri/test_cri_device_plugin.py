@@ -1,0 +1,179 @@
+"""What the device plugin answers goes into a container of a pod, which has just those devices."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pytest
+
+from integration.containerd import PrivateContainerd
+from integration.cri.client import Cri
+from integration.cri.plugin import CriPlugin
+from integration.images import GLIBC, PAUSE, glibc, pause, write_archive
+from integration.parts import Parts
+from integration.simulated import Scenario, SimulatedNode
+from tests.harness.containerds import nothing_left
+from tests.harness.kubelet_plugins import KubeletPlugins, container_fields
+from tests.harness.node_agent import NodeAgent
+from tests.harness.pods import IDLE, Pods, import_image
+from tests.harness.runtime import OURS, STOCK, new_name
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.harness.pods import Pod
+
+GPU: Final = "nvidia.com/gpu"
+SLICE: Final = "nvidia.com/mig-1g.5gb"
+LISTED: Final = re.compile(r"\(UUID: ((?:GPU|MIG)-[0-9a-f-]+)\)")
+CUT: Final = {"index": 2, "mig": ["1g.5gb", "1g.5gb", "1g.5gb"]}
+# What containerd hands on of a container's annotations is a setting of the handler.
+HANDLERS: Final[dict[str, dict[str, Any]]] = {
+    "nvidia": {"runtime_type": OURS, "container_annotations": ["cdi.k8s.io/*"]},
+    "runc": {"runtime_type": STOCK},
+}
+APPLIED: Final = "settings of the device plugin"
+PREFIX: Final = {GPU: "GPU-", SLICE: "MIG-"}
+
+
+class Way(NamedTuple):
+    """A way of giving devices; whether the engine does it, by CDI."""
+
+    strategies: tuple[str, ...]
+    called: str = "uuid"
+    nodes: bool = False
+    by_engine: bool = False
+
+
+# containerd 1.6, which knows no CDI; 1.7, where it is switched on; 2, where it always is.
+WAYS: Final = {
+    "installed": (
+        Way(("envvar",)),
+        Way(("envvar",), "index"),
+        Way(("volume-mounts",), nodes=True),
+        Way(("cdi-annotations",), "index"),
+        Way(("envvar", "cdi-cri")),
+    ),
+    "trixie": (Way(("cdi-cri",), by_engine=True),),
+    "sid": (
+        Way(("cdi-annotations",), "index", by_engine=True),
+        Way(("cdi-cri",), by_engine=True),
+        Way(("envvar", "cdi-cri"), nodes=True),
+        Way(("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")),
+    ),
+}
+SHARING: Final = {
+    "timeSlicing": {
+        "resources": [{"name": GPU, "replicas": 2}, {"name": SLICE, "replicas": 2}],
+    }
+}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[SimulatedNode]:
+    """Two whole GPUs, and one that is cut into three."""
+    scenario = Scenario.parse({"gpus": 3, "model": "a100", "gpu": [CUT]})
+    with SimulatedNode.create(str(tmp_path / "node"), scenario) as node:
+        with open(node.config_path, "a", encoding="utf-8") as file:
+            file.write(f'\n[cdi]\nspec-dirs = ["{tmp_path}/cdi"]\n')
+        os.mkdir(tmp_path / "cdi")
+        yield node
+
+
+@pytest.fixture
+def kubelet(node: SimulatedNode, tmp_path: Path) -> Iterator[KubeletPlugins]:
+    with KubeletPlugins(str(tmp_path / "kubelet")) as kubelet:
+        yield kubelet
+
+
+@contextmanager
+def pods_of(release: str, node: SimulatedNode, shim_directory: str, *, cdi: str) -> Iterator[Pods]:
+    """Pods of a containerd that reads CDI specs from a directory, if it knows CDI."""
+    known = (cdi,) if release != "installed" else ()
+    plugin = CriPlugin(HANDLERS, PAUSE, "nvidia", cdi_directories=known)
+    with (
+        PrivateContainerd(
+            shim_directory=shim_directory,
+            shim_config=node.config_path,
+            parts=Parts.named(release),
+            cri=plugin,
+        ) as containerd,
+        Cri(containerd.address) as cri,
+    ):
+        archive = write_archive(f"{containerd.directory}/pods.tar", [glibc(), pause()])
+        import_image(cri, containerd, archive, GLIBC, PAUSE)
+        os.unlink(archive)
+        with nothing_left(containerd):
+            pods = Pods(containerd, "nvidia")
+            yield pods
+            pods.close()
+
+
+def apply(agent: NodeAgent, way: Way) -> None:
+    """Have the agent give devices in another way."""
+    plugin = {
+        "deviceListStrategy": list(way.strategies),
+        "deviceIDStrategy": way.called,
+        "passDeviceSpecs": way.nodes,
+    }
+    before = len(agent.said(APPLIED)) if agent.process is not None else None
+    agent.configure(flags={"migStrategy": "mixed", "plugin": plugin}, sharing=SHARING)
+    if before is not None:
+        eventually(lambda: len(agent.said(APPLIED)) > before, f"{way} is in force")
+
+
+def give(pod: Pod, kubelet: KubeletPlugins, resource: str, count: int) -> Any:
+    """Have devices given to a container, and see that it has them and no other; its spec."""
+    name = new_name()
+    answer = kubelet.allocate(resource, count, pod=name)
+    given = {each.partition("::")[0] for each in kubelet.assignments[-1].ids}
+    container = pod.start(*IDLE, image=GLIBC, **container_fields(answer))
+    done = container.exec("nvidia-smi", "-L")
+    assert done.code == 0, done.stdout + done.stderr
+    listed = set(LISTED.findall(done.stdout))
+    # Of a MIG device its GPU is listed as well.
+    assert {each for each in listed if each.startswith(PREFIX[resource])} == given
+    nodes = set(container.exec("sh", "-c", "ls -d /dev/nvidia[0-9]*").lines)
+    if resource == SLICE:
+        assert nodes == {"/dev/nvidia2"}
+        assert len(container.exec("sh", "-c", "ls /dev/nvidia-caps").lines) == 2 * len(given)
+    else:
+        assert nodes <= {"/dev/nvidia0", "/dev/nvidia1"}
+        assert len(nodes) == len(given)
+        assert len(listed) == len(given)
+    kubelet.release(name)
+    with open(os.path.join(container.bundle, "config.json"), encoding="utf-8") as file:
+        spec = json.load(file)
+    for entries, key in ((spec["linux"]["devices"], "path"), (spec["mounts"], "destination")):
+        assert [each for each, times in Counter(e[key] for e in entries).items() if times > 1] == []
+    return spec
+
+
+@pytest.mark.parametrize("release", list(WAYS))
+def test_every_way_of_giving_gives_just_what_was_allocated(
+    release: str, node: SimulatedNode, kubelet: KubeletPlugins, shim_directory: str, tmp_path: Path
+) -> None:
+    first, *others = WAYS[release]
+    agent = NodeAgent(node, str(tmp_path), kubelet.socket)
+    apply(agent, first)
+    cdi = str(tmp_path / "cdi")
+    with agent, pods_of(release, node, shim_directory, cdi=cdi) as pods:
+        kubelet.wait_for(GPU, 4)
+        kubelet.wait_for(SLICE, 6)
+        pod = pods.run()
+        give(pod, kubelet, GPU, 3)  # shares of both
+        for way in (first, *others):
+            if way is not first:
+                apply(agent, way)
+            for resource in (GPU, SLICE):
+                give(pod, kubelet, resource, 1)
+            if way.by_engine:
+                # Any other runtime gives the same, which knows nothing of us.
+                give(pods.run(handler="runc"), kubelet, SLICE, 1)
