@@ -5,6 +5,9 @@ Rules
   is empty is one that is not set.
 - The defaults are NVIDIA's, but for the device list: containers get devices by CDI's names in the
   kubelet's answer, which no container can forge, and not by a variable.
+- Where the driver is, the configuration of the shim says for both, since one of them would not give
+  what the other has told of. A node without a driver never ends the agent: it is said, and when the
+  driver comes, it is there. Who asks for otherwise is told.
 - What excludes each other is an error, and not a matter of which comes first.
 - MPS refuses requests for more than one share unless it is told not to; time-slicing the other way
   round. NVIDIA: "requesting more than one … does not guarantee … a proportional amount".
@@ -63,6 +66,18 @@ FIELDS: Final[Mapping[str, str]] = {
     "imex.required": "imex_required",
 }
 """The field of :class:`Settings` for each key; sharing is put together of several."""
+
+_UNHEEDED: Final[Mapping[str, tuple[Any, str]]] = {
+    "flags.nvidiaDriverRoot": (
+        "",
+        "driver-root of the configuration, by which the shim goes too, says where the driver is",
+    ),
+    "flags.failOnInitError": (
+        False,
+        "a driver that is not there is said and waited for, and does not end the agent",
+    ),
+}
+"""What changes nothing, unless it says just this, with the reason."""
 
 _KINDS: Final = {"timeSlicing": TIME_SLICING, "mps": MPS}
 
@@ -167,7 +182,12 @@ def settings_of(
             f"({found['flags.migStrategy'].origin})",
             do="share by timeSlicing, or set migStrategy to none",
         )
-    return Settings(sharing=sharing, source=source, notes=notes, **fields)
+    unheeded = [
+        f"{found[path].origin} changes nothing here: {why}"
+        for path, (heeded, why) in _UNHEEDED.items()
+        if path in found and found[path].value != heeded
+    ]
+    return Settings(sharing=sharing, source=source, notes=(*notes, *unheeded), **fields)
 
 
 def _sharing(found: Mapping[str, Found]) -> Sharing:
