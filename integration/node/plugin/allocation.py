@@ -202,7 +202,7 @@ def _devices(resource: Resource, ids: Sequence[str]) -> list[Device]:
             found="its devices are shared, and one share each is the most",
             do="ask for 1, or set failRequestsGreaterThanOne to false",
         )
-    known = {device.id: device for device in resource.devices}
+    known = resource.by_id
     found: dict[str, Device] = {}
     for name in ids:
         if name not in known:

@@ -312,8 +312,7 @@ class _Plugin:
         resource = self._resource(name)
         settings = known.settings
         assert settings is not None  # noqa: S101 - there is a resource
-        by_id = {device.id: device for device in resource.devices}
-        chosen = [by_id[each] for each in ids if each in by_id]
+        chosen = [resource.by_id[each] for each in ids if each in resource.by_id]
         extras = None
         if resource.sharing == MPS:
             refuse_unready(name, dict.fromkeys(each.uuid for each in chosen), self._board.mps)

@@ -73,7 +73,7 @@ def preferred(
         TooFewAvailable: more are asked for than are free.
     """
     asked = f"{size} of {resource.name}"
-    known = {device.id: device for device in resource.devices}
+    known = resource.by_id
     free, needed = known.keys() & set(available), tuple(dict.fromkeys(required))
     for id_ in needed:
         if id_ not in known:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from integration.node.health.values import State
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = [
     "Allocation",
@@ -179,6 +182,7 @@ class Resource:
         replicas: shares of each device; 1 if they are not shared.
         one_each: whether a request for more than one is refused.
         original: the name without renaming.
+        by_id: the devices by their ids, of which there may be thousands.
     """
 
     name: str
@@ -187,3 +191,8 @@ class Resource:
     replicas: int = 1
     one_each: bool = False
     original: str = ""
+    by_id: Mapping[str, Device] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Make what is looked up with each call of a kubelet's."""
+        object.__setattr__(self, "by_id", {device.id: device for device in self.devices})
