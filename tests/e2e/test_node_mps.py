@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from integration.images import glibc_libraries
+from integration.node.mps import ground
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.mps_agent import STEPS, Agent, agent_of
 from tests.harness.runtime import is_alive
@@ -107,6 +108,11 @@ def test_a_daemon_lives_with_its_limits_through_the_agents_that_keep_it(agent: A
     assert (agent.directory / ".started").exists()
     ready = json.loads((agent.root / ".ready").read_text())
     assert ready["resources"] == [{"name": "nvidia.com/gpu", "replicas": 4, "devices": "all"}]
+
+    # It is not in the cgroup of the agent, which may be emptied when that ends.
+    with open(f"/proc/{first}/cgroup", encoding="utf-8") as file:
+        groups = [line.strip().split(":") for line in file]
+    assert {path for _, kind, path in groups if "cpuset" not in kind} == {f"/{ground.CGROUP}"}
 
     # The agent is killed: the daemon is not, and the next agent takes it over, with new limits.
     agent.end(signal.SIGKILL)

@@ -153,6 +153,7 @@ def end_daemons(root: Path, node: SimulatedNode) -> None:
             os.kill(pid, signal.SIGKILL)
     eventually(lambda: not processes(root), "daemons and servers have ended")
     ground.take_shm(str(root))
+    ground.take_cgroups()
     for gpu in node.scenario.gpus:
         Path(f"{node.state}/nvml-compute-mode-{gpu.uuid}").unlink(missing_ok=True)
 

@@ -42,6 +42,7 @@ def command_line(
     binds: tuple[str, ...] = (),
     dev: str = "/dev",
     shm: str = "",
+    cgroup: str = "",
     lock: str = "",
     record: dict[str, Any] | None = None,
 ) -> list[str]:
@@ -54,6 +55,7 @@ def command_line(
         binds: directories that it has to see, below another root.
         dev: the host's device nodes.
         shm: its shared memory.
+        cgroup: the name of its own.
         lock: what is locked while it lives.
         record: what the lock says.
     """
@@ -65,6 +67,7 @@ def command_line(
         "binds": binds,
         "dev": dev,
         "shm": shm,
+        "cgroup": cgroup,
         "lock": lock,
         "record": record or {},
     }

@@ -174,6 +174,7 @@ class Daemon:
             binds=(places.directory,),
             dev=self._config.dev,
             shm=shm(places.root),
+            cgroup=ground.CGROUP,
             lock=places.lock,
             record={"devices": plan.devices, "driver": plan.driver},
         )

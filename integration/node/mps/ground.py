@@ -25,6 +25,7 @@ from api.errors import NvshimError, one_line
 from hooks import engine
 from integration.files import read_file, replace_file
 from integration.inventory import ask
+from integration.node.mps import launch
 from integration.node.mps.errors import ComputeModeFailed, MpsStateUnusable
 from integration.node.mps.places import shm
 from shim import syscalls
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from integration.node.mps.places import Places
 
 __all__ = [
+    "CGROUP",
     "DEFAULT",
     "EXCLUSIVE_PROCESS",
     "clear",
@@ -43,12 +45,15 @@ __all__ = [
     "lay",
     "noted_devices",
     "set_compute_mode",
+    "take_cgroups",
     "take_shm",
 ]
 
 DEFAULT: Final = 0
 EXCLUSIVE_PROCESS: Final = 3
 """NVML's numbers of the compute modes."""
+CGROUP: Final = "nvshim-mps"
+"""The cgroup of all daemons and servers, at the top of every hierarchy."""
 
 _OPEN, _OWN, _SHARED = 0o755, 0o700, 0o1777
 _LABEL: Final = b"system_u:object_r:container_file_t:s0\0"
@@ -160,6 +165,13 @@ def take_shm(root: str) -> None:
         syscalls.umount(memory)
     with suppress(FileNotFoundError):
         os.rmdir(memory)
+
+
+def take_cgroups() -> None:
+    """Remove the cgroups of daemons, where nobody is in them any more."""
+    for top in launch.cgroup_tops():
+        with suppress(OSError):
+            os.rmdir(os.path.join(top, CGROUP))
 
 
 # -- compute modes ----------------------------------------------------------------------------

@@ -10,15 +10,21 @@ JSON is an object::
     binds                host directories that it has to see, at the same places
     dev                  the host's device nodes
     shm                  what it sees as /dev/shm; "" to leave that as it is
+    cgroup               the name of a cgroup at the top of every hierarchy; "" to stay where it is
     lock                 a file that is locked as long as it, or a child of it, lives; "" for none
     record               what is written into that file, besides "pid" and "start"
 
-For a daemon this is done in mounts of its own, so that it has other shared memory than the host's
-programs, and for one with another root. Mounts that go on the host go there too: it keeps none.
+A daemon leaves the agent's cgroup: that of a pod, or of a unit of systemd, is emptied when the
+agent ends, and its limits were made for the agent alone. Where it may not leave it says so, and
+stays.
+
+It has mounts of its own, so that it has other shared memory than the host's programs; so has
+whatever gets another root. Mounts that go on the host go there too: they are not kept.
 
 Ends with 75 if another has the lock, with 71 if something fails; its last line on stderr says what.
 
-Sources: flock(2), whose locks stay with the open file over execve(2); mount_namespaces(7).
+Sources: flock(2), whose locks stay with the open file over execve(2); mount_namespaces(7);
+cgroups(7).
 """
 
 from __future__ import annotations
@@ -45,6 +51,8 @@ def main(text: str) -> None:
         if lock < -1:
             sys.stderr.write("another one has the lock\n")
             os._exit(TEMPFAIL)
+        if wish["cgroup"]:
+            _leave(wish["cgroup"])
         if wish["root"] or wish["shm"]:
             _own_mounts(wish)
         if lock >= 0:
@@ -79,6 +87,38 @@ def _note(lock: int, record: dict[str, Any]) -> None:
         fields = file.read().rpartition(")")[2].split()
     record = {**record, "pid": os.getpid(), "start": int(fields[_START_TIME])}
     os.pwrite(lock, json.dumps(record).encode(), 0)
+
+
+def cgroup_tops() -> list[str]:
+    """Where the top of each hierarchy of cgroups is mounted.
+
+    Not that of cpusets: a new cgroup of theirs has no processors, so that nobody can be in it.
+    """
+    found = []
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            words = line.split()
+            kind, options, top = words[words.index("-") + 1], words[-1].split(","), words[4]
+            # A container may have a part of a hierarchy mounted where others have all of it.
+            is_top = (
+                not os.path.exists(f"{top}/cgroup.type")
+                if kind == "cgroup2"
+                else os.path.exists(f"{top}/release_agent")
+            )
+            if kind in {"cgroup", "cgroup2"} and is_top and "cpuset" not in options:
+                found.append(top)
+    return found
+
+
+def _leave(name: str) -> None:
+    """Leave the cgroups that this was started in for those of a name."""
+    for top in cgroup_tops():
+        try:
+            os.makedirs(f"{top}/{name}", exist_ok=True)
+            with open(f"{top}/{name}/cgroup.procs", "w", encoding="ascii") as file:
+                file.write("0")
+        except OSError as error:
+            sys.stderr.write(f"stays in its cgroup of {top}: {error.strerror}\n")
 
 
 def _own_mounts(wish: dict[str, Any]) -> None:

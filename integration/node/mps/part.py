@@ -162,6 +162,7 @@ class _Mps:
 
     def _leave_ground(self) -> None:
         """Take away what all daemons stand on, if there is none left."""
+        ground.take_cgroups()
         for root in self._roots:
             if next(places_in(root), None) is not None:
                 continue
