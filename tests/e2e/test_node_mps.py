@@ -191,6 +191,21 @@ def test_a_driver_root_with_a_loader_is_the_daemons_root(
 
 
 def test_what_cannot_be_is_said_and_tried_again(agent: Agent) -> None:
+    # A daemon that somebody else has started is left alone.
+    pipe = agent.directory / "pipe"
+    pipe.mkdir(parents=True)
+    argv = [f"{agent.node.driver_root}/{PROGRAM}", "-f"]
+    environment = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe), "CUDA_MPS_LOG_DIRECTORY": str(agent.root)}
+    with subprocess.Popen(argv, env=environment, stdout=subprocess.DEVNULL) as stranger:
+        eventually((pipe / "control").exists, "a daemon of somebody else's")
+        agent.start()
+        eventually(lambda: "NVSHIM-E2739" in agent.fault(), "it is said")
+        assert "not started, serves" in agent.daemon()["unready"]
+        assert agent.processes() == [stranger.pid]
+        assert ask(agent, "quit") == ""
+    agent.ready()
+    assert agent.end() == 0
+    nothing_is_left(agent)
     with open(f"{agent.node.state}/nvml-faults", "w", encoding="utf-8") as file:
         file.write("nvmlDeviceSetComputeMode=error:4\n")
     agent.start()

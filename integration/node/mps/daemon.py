@@ -4,6 +4,7 @@ Rules
 - A daemon outlives the agent that started it, for the sake of its clients. Its successor finds it
   by the lock, which the daemon has inherited open and holds until it is dead; so do its servers.
   What the lock's file says is written by who holds it, and tells which process is the daemon.
+- A daemon that answers without having the lock is somebody else's, and is left alone.
 - A lock that is held by nobody but servers is that of a daemon that died. While one of those may
   have clients there is no new daemon: the GPU is theirs.
 - The compute mode is noted before it is set, and the note goes after it was set back. Whoever is
@@ -44,6 +45,7 @@ _TO_START: Final = 10.0
 _TO_NOTE: Final = 1.0
 _MOST_LOG: Final = 4 << 20
 _TAIL: Final = 4096
+_SOCKET: Final = "control"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,7 @@ class Daemon:
         """
         places, programs = self._places, plan.programs
         ground.lay(places, self._config.sys)
+        self._refuse_strangers(plan)
         with suppress(FileNotFoundError):
             os.unlink(places.started)
         ground.empty_pipe(places)
@@ -197,10 +200,26 @@ class Daemon:
             raise
         return pid
 
+    def _refuse_strangers(self, plan: Plan) -> None:
+        """Leave a daemon alone that serves here and is none of ours: NVIDIA's plugin has them too.
+
+        Raises:
+            MpsStateUnusable: there is one.
+        """
+        if not os.path.lexists(os.path.join(self._places.pipe, _SOCKET)):
+            return
+        with suppress(MpsDaemonFailed):
+            self.control(plan.programs).percentage()
+            raise MpsStateUnusable(
+                f"to start the MPS control daemon of {self._places.resource}",
+                found=f"another one, which this agent has not started, serves {self._places.pipe}",
+                do="end it, or what keeps it: it may be NVIDIA's mps-control-daemon",
+            )
+
     def _await(self, pid: int, plan: Plan) -> None:
         control = self.control(plan.programs)
         deadline = time.monotonic() + _TO_START
-        socket = os.path.join(self._places.pipe, "control")
+        socket = os.path.join(self._places.pipe, _SOCKET)
         while True:
             ended = self.ended(pid)
             if ended:

@@ -1,0 +1,227 @@
+"""What the control daemon of a resource is to be like, and what speaks to one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from api.values import changed
+from hooks.edits.plan import Arch
+from hooks.node.driver import Driver, DriverFile, LibraryFile
+from hooks.node.gpus import Gpu, Nodes
+from hooks.node.inventory import Inventory
+from integration.node.mps import control, ground
+from integration.node.mps.control import Control
+from integration.node.mps.errors import (
+    MpsDaemonFailed,
+    MpsImpossible,
+    MpsProgramMissing,
+    MpsStateUnusable,
+)
+from integration.node.mps.places import Places, places_in
+from integration.node.mps.plan import Programs, plan_of
+from integration.node.plugin.values import MPS, Device, Resource
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GIB: Final = 1 << 30
+LOADER: Final = "lib64/ld-linux-x86-64.so.2"
+
+
+def uuid(number: int) -> str:
+    return f"GPU-0000000{number}-0000-0000-0000-000000000000"
+
+
+def inventory_of(root: str, *gpus: Gpu) -> Inventory:
+    bin_, lib = f"{root}/usr/bin", f"{root}/usr/lib/x86_64-linux-gnu"
+    names = ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
+    libcuda = f"{lib}/libcuda.so.550.1"
+    return Inventory(
+        driver=Driver(
+            version="550.1",
+            arch=Arch.X86_64,
+            libraries=(LibraryFile("libcuda.so.{v}", "libcuda.so.1", libcuda, Arch.X86_64, None),),
+            files=tuple(DriverFile(name, name, f"{bin_}/{name}") for name in names),
+            library_directories=(lib,),
+            root=root or "/",
+        ),
+        gpus=gpus,
+        mig_devices=(),
+        nodes=Nodes({}, {}, frozenset()),
+        sockets={},
+    )
+
+
+def gpu(number: int, **facts: object) -> Gpu:
+    plain = Gpu(index=number, minor=number, uuid=uuid(number), bus_id="0000:01:00.0", model="H100")
+    return changed(plain, **facts)
+
+
+def shared(*numbers: int, replicas: int = 3, memory: int | None = 80 * GIB) -> Resource:
+    devices = tuple(
+        Device(f"{uuid(n)}::{k}", uuid(n), uuid(n), str(n), n, memory_bytes=memory)
+        for n in numbers
+        for k in range(replicas)
+    )
+    return Resource("nvidia.com/gpu", devices, sharing=MPS, replicas=replicas)
+
+
+def test_each_share_has_an_equal_part_and_devices_their_places() -> None:
+    plan = plan_of(shared(2, 0), inventory_of("", gpu(0), gpu(1), gpu(2)))
+    assert plan.devices == (uuid(2), uuid(0))
+    # A daemon that was started with more of them has other numbers.
+    assert plan.commands((uuid(0), uuid(1), uuid(2))) == (
+        "set_default_active_thread_percentage 33",
+        "set_default_device_pinned_mem_limit 0 27306M",
+        "set_default_device_pinned_mem_limit 2 27306M",
+    )
+    unknown = plan_of(shared(0, memory=None), inventory_of("", gpu(0)))
+    assert unknown.commands(unknown.devices) == ("set_default_active_thread_percentage 33",)
+
+
+def test_a_gpu_that_cannot_be_opened_is_left_to_the_others() -> None:
+    plan = plan_of(shared(0, 1), inventory_of("", gpu(0, lost="GPU is lost"), gpu(1)))
+    assert plan.devices == (uuid(1),)
+    assert plan.limits.keys() == {uuid(0), uuid(1)}
+
+
+@pytest.mark.parametrize("facts", [None, {"mig": True}])
+def test_what_is_no_whole_gpu_any_more_is_not_shared(facts: dict[str, object] | None) -> None:
+    gpus = () if facts is None else (gpu(0, **facts),)
+    with pytest.raises(MpsImpossible, match="E2736"):
+        plan_of(shared(0), inventory_of("", *gpus))
+
+
+def test_the_programs_are_started_as_their_root_is(tmp_path: Path) -> None:
+    root = str(tmp_path)
+    lib = "/usr/lib/x86_64-linux-gnu"
+    bare = plan_of(shared(0), inventory_of(root, gpu(0))).programs
+    assert bare == Programs(
+        "", f"{root}/usr/bin/nvidia-cuda-mps-control", f"{root}/usr/bin", root + lib
+    )
+    (tmp_path / LOADER).parent.mkdir()
+    (tmp_path / LOADER).write_bytes(b"a loader")
+    whole = plan_of(shared(0), inventory_of(root, gpu(0))).programs
+    assert whole == Programs(root, "/usr/bin/nvidia-cuda-mps-control", "/usr/bin", lib)
+    # The host knows where it has its own.
+    hosts = plan_of(shared(0), inventory_of("", gpu(0))).programs
+    assert hosts == Programs("", "/usr/bin/nvidia-cuda-mps-control", "/usr/bin", "")
+
+
+def test_a_driver_without_mps_is_said() -> None:
+    there = inventory_of("", gpu(0))
+    without = changed(there, driver=changed(there.driver, files=there.driver.files[:1]))
+    with pytest.raises(MpsProgramMissing, match="no nvidia-cuda-mps-server among the files"):
+        plan_of(shared(0), without)
+
+
+def program(path: Path, text: str) -> Control:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    places = Places(str(path.parent), "nvidia.com/gpu")
+    return Control(Programs("", str(path), "/usr/bin", ""), places, "/dev")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("exit 1", "status 1"),
+        ("echo 'Cannot find MPS control daemon process' >&2; exit 1", "Cannot find MPS"),
+        ("echo 'Unknown command'", "the answer 'Unknown command'"),
+        ("exec sleep 100", "no answer within 0.1 s"),
+    ],
+)
+def test_an_answer_that_makes_no_sense_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, found: str
+) -> None:
+    if "sleep" in text:
+        monkeypatch.setattr(control, "TIMEOUT", 0.1)
+    with pytest.raises(MpsDaemonFailed, match=found):
+        program(tmp_path / "control", text).percentage()
+
+
+def test_clients_are_those_of_every_server(tmp_path: Path) -> None:
+    text = (
+        'read -r name pid; case "$name $pid" in "get_server_list ") echo 7; echo 8;;'
+        ' "get_client_list 7") echo 70; echo 71;; *) echo "Server $pid not found";; esac'
+    )
+    assert program(tmp_path / "control", text).clients() == (70, 71)
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    return Places(str(tmp_path / "mps"), "nvidia.com/gpu")
+
+
+@pytest.fixture
+def ground_of(places: Places) -> object:
+    yield
+    ground.take_shm(places.root)
+
+
+@pytest.mark.usefixtures("ground_of")
+def test_the_ground_is_roots_and_open_to_clients(places: Places, tmp_path: Path) -> None:
+    enforce = tmp_path / "sys/fs/selinux/enforce"
+    enforce.parent.mkdir(parents=True)
+    enforce.write_text("1")
+    ground.lay(places, str(tmp_path / "sys"))
+    os.chmod(places.pipe, 0o777)  # as a daemon would make it
+    ground.lay(places, str(tmp_path / "sys"))
+    modes = {p: stat.S_IMODE(os.stat(p).st_mode) for p in (places.root, places.pipe, places.log)}
+    assert modes == {places.root: 0o755, places.pipe: 0o755, places.log: 0o700}
+    for path in (places.pipe, f"{places.root}/shm"):
+        assert b":container_file_t:" in os.getxattr(path, "security.selinux")
+    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+        mounted = [line for line in file if f" {places.root}/shm " in line]
+    assert len(mounted) == 1
+    assert "nosuid,nodev,noexec" in mounted[0]
+    # What a dead daemon has left goes, and nothing outside of the directory.
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(f"{places.pipe}/control")
+    outside = tmp_path / "outside"
+    outside.write_text("")
+    os.symlink(outside, f"{places.pipe}/log")
+    ground.empty_pipe(places)
+    assert os.listdir(places.pipe) == []
+    assert outside.exists()
+
+
+def test_what_others_may_change_is_refused(places: Places, tmp_path: Path) -> None:
+    os.makedirs(places.root)
+    os.chown(places.root, 1000, 1000)
+    with pytest.raises(MpsStateUnusable, match="belongs to user 1000"):
+        ground.lay(places, str(tmp_path))
+    os.chown(places.root, 0, 0)
+    os.makedirs(places.directory)
+    os.symlink(tmp_path, places.pipe)
+    with pytest.raises(MpsStateUnusable, match="pipe"):
+        ground.lay(places, str(tmp_path))
+    assert not os.path.ismount(f"{places.root}/shm")
+    with pytest.raises(MpsStateUnusable, match="107 can be"):
+        ground.lay(replace(places, resource=f"nvidia.com/{'g' * 100}"), str(tmp_path))
+
+
+def test_what_containers_write_is_no_resource_of_ours(places: Places) -> None:
+    os.makedirs(places.directory)
+    assert list(places_in(places.root)) == []
+    open(places.lock, "w").close()
+    os.makedirs(f"{places.root}/shm/evil")
+    open(f"{places.root}/shm/evil/.lock", "w").close()
+    assert list(places_in(places.root)) == [places]
+
+
+def test_devices_are_noted_before_they_are_changed_and_never_forgotten(places: Places) -> None:
+    os.makedirs(places.directory)
+    ground.note_devices(places, [uuid(0)])
+    ground.note_devices(places, [uuid(1)])
+    assert ground.noted_devices(places) == (uuid(0), uuid(1))
+    for nonsense in ("", "{}", "[1, 2]", "no JSON"):
+        with open(places.devices, "w", encoding="utf-8") as file:
+            file.write(nonsense)
+        assert ground.noted_devices(places) == ()
