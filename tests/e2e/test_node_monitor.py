@@ -203,8 +203,8 @@ async def test_a_child_that_crashes_or_is_killed_is_begun_again(gpus: SimulatedN
 async def test_a_driver_that_hangs_is_left_and_found_again(
     gpus: SimulatedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (events, sampling):
-        monkeypatch.setattr(module, "_TO_BEGIN", 1.0 * PATIENCE)
+    for module, name in ((events, "_TO_BEGIN"), (events, "_LATE"), (sampling, "_TO_BEGIN")):
+        monkeypatch.setattr(module, name, 1.0 * PATIENCE)
     said: list[str] = []
     it = Monitored(gpus, "")
     children = Children(lambda *words, **_: said.append(words[1]))
@@ -258,6 +258,7 @@ async def test_a_child_lets_go_when_the_driver_goes(gpus: SimulatedNode) -> None
         finally:
             away.rename(root)
         it.board.post(seen=refresh(it.config, "", heard=True))
+        assert not (await it.board.sampler.sample(max_age=0)).failure  # at once
         await begun(it, 45)
 
 

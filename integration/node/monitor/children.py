@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from integration.node.refresh import Seen
 
-__all__ = ["Child", "Children", "library_of"]
+__all__ = ["Child", "Children", "identity_of", "library_of"]
 
 _LONGEST: Final = 4 << 20
 _CHUNK: Final = 1 << 16
@@ -49,12 +49,23 @@ def library_of(seen: Seen) -> str:
         seen: what the node was like at the last look.
 
     Returns:
-        Its path; "" if there is no driver, or no GPU to ask about.
+        Its path; "" if there is no driver, none with NVML (Tegra), or no GPU to ask about.
     """
     inventory = seen.inventory
     if inventory is None or not inventory.gpus:
         return ""
-    return library_path(inventory.driver)
+    path = library_path(inventory.driver)
+    return path if os.path.isabs(path) else ""
+
+
+def identity_of(seen: Seen) -> tuple[object, ...]:
+    """What a child depends on: when it differs, there is to be another one.
+
+    Args:
+        seen: what the node was like at the last look.
+    """
+    gpus = seen.inventory.gpus if seen.inventory is not None else ()
+    return seen.driver, library_of(seen), seen.gpus, *(gpu.lost for gpu in gpus)
 
 
 class Children:

@@ -21,7 +21,7 @@ import anyio
 
 from integration.node.monitor import words
 from integration.node.monitor.child import EVENTS
-from integration.node.monitor.children import library_of
+from integration.node.monitor.children import identity_of, library_of
 from integration.node.monitor.errors import ChildFailed
 from integration.node.monitor.values import GpuEvent
 
@@ -43,8 +43,11 @@ _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 300.0
 _RETRY: Final = 60.0
 
-# Seconds that an interpreter may take to begin on a busy node, besides NVML.
-_TO_BEGIN: Final = 5.0
+# Seconds besides NVML's time-out: without persistence mode it takes one or two for each GPU to
+# begin, and nobody waits for that here.
+_TO_BEGIN: Final = 30.0
+
+_LATE: Final = 5.0  # on a busy node
 
 # After so many lines a storm is left to itself for a while: the pipe is full then, and waits.
 _BATCH: Final = 256
@@ -128,7 +131,7 @@ class Watch:
 
     async def _until_other(self, seen: Seen, scope: anyio.CancelScope) -> None:
         version = self._board.version("seen")
-        while _identity(self._board.seen) == _identity(seen):
+        while identity_of(self._board.seen) == identity_of(seen):
             version = await self._board.change("seen", since=version)
         scope.cancel()
 
@@ -137,7 +140,7 @@ class Watch:
         begun, count = time.monotonic(), 0
         while not (self._board.unwatched and time.monotonic() - begun > self._retry):
             line = await child.line(patience)
-            patience = self._beat + self._to_answer + _TO_BEGIN
+            patience = self._beat + self._to_answer + _LATE
             said = words.parse(line)
             if "watching" in said:
                 self._post(failures_of(said, seen), "")
@@ -174,12 +177,6 @@ class Watch:
             if gpu not in before:
                 self._say("warning", "its events cannot be heard", gpu=gpu or "all", reason=why)
                 self._tell(GpuEvent(now, "unwatched", gpu, text=why))
-
-
-def _identity(seen: Seen) -> tuple[object, ...]:
-    """What a child depends on."""
-    gpus = seen.inventory.gpus if seen.inventory is not None else ()
-    return seen.driver, library_of(seen), seen.gpus, *(gpu.lost for gpu in gpus)
 
 
 def failures_of(said: Mapping[str, Any], seen: Seen) -> dict[str, str]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from integration.node.board import Unsampled
-from integration.node.monitor.children import Children
+from integration.node.monitor.children import Children, library_of
 from integration.node.monitor.errors import KernelLogUnusable
 from integration.node.monitor.events import Watch
 from integration.node.monitor.kernel_log import follow
@@ -48,7 +48,9 @@ async def run(context: Context) -> None:
     watch = Watch(board, children, teller.add, context.say, to_answer=to_answer)
 
     def post(sample: Sample) -> None:
-        line = sample.failure and f"samples of NVML: {sample.failure}"
+        # A node without GPUs lacks nothing.
+        failed = sample.failure and library_of(board.seen)
+        line = f"samples of NVML: {sample.failure}" if failed else ""
         if line and board.faults.get(_SAMPLES) != line:
             context.say("error", line)
         board.post(sample=sample)

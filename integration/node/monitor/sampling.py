@@ -20,7 +20,7 @@ import anyio
 
 from integration.node.monitor import words
 from integration.node.monitor.child import SAMPLES
-from integration.node.monitor.children import Children, library_of
+from integration.node.monitor.children import Children, identity_of, library_of
 from integration.node.monitor.errors import ChildFailed
 from integration.node.monitor.samples import sample_of
 from integration.node.monitor.values import Sample
@@ -65,18 +65,18 @@ class NvmlSampler:
         self._pause, self._retry = 0.0, -math.inf
         self._asked, self._answered = anyio.Event(), anyio.Event()
         self._child: Child | None = None
-        self._of: tuple[object, ...] = ()
+        self._asked_of: tuple[object, ...] = ()
         self._over = False
 
     async def sample(self, *, max_age: float) -> Sample:
         """What the GPUs are like now, or were ``max_age`` seconds ago at most."""
         last, now = self._last, _now()
-        if last is not None and (
-            now - last.when <= max_age or (last.failure and now < self._retry)
-        ):
-            return last
         if self._over:
             return _failed("nobody asks NVML")
+        if last is not None and identity_of(self._look()) == self._asked_of:
+            stands = now < self._retry if last.failure else now - last.when <= max_age
+            if stands:
+                return last
         self._asked.set()
         await self._answered.wait()
         return self._last or _failed("nobody asks NVML")
@@ -108,16 +108,16 @@ class NvmlSampler:
 
     async def _ask(self) -> Sample:
         seen = self._look()
-        library = library_of(seen)
+        library, of = library_of(seen), identity_of(seen)
         gpus = seen.inventory.gpus if seen.inventory is not None else ()
-        of = (seen.driver, library, seen.gpus, *(gpu.lost for gpu in gpus))
-        if self._of != of:
+        if self._asked_of != of:
             await self._end()
+        self._asked_of = of
         if not library:
-            return _failed("; ".join(seen.faults) or "no driver, or no GPU")
+            return _failed("no driver with NVML, or no GPU")
         try:
             if self._child is None:
-                self._child, self._of = self._children.start(SAMPLES, library), of
+                self._child = self._children.start(SAMPLES, library)
                 line = await self._child.line(self._to_answer + _TO_BEGIN)
                 if "ready" not in words.parse(line):
                     await self._end()
@@ -133,7 +133,7 @@ class NvmlSampler:
         return sample
 
     async def _end(self) -> None:
-        child, self._child, self._of = self._child, None, ()
+        child, self._child = self._child, None
         if child is not None:
             await self._children.end(child)
 
