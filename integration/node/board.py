@@ -10,6 +10,7 @@ seen           the look        all
 sample         monitor         health, usage, metrics
 sampler        monitor         health, usage, metrics: they ask it for a sample
 unwatched      monitor         health, metrics
+let_go         monitor         itself: NVML is not to be asked now
 health         health          plugin, metrics, ``nvshim list``
 xids           health          metrics
 ledger         ledger          health (who is to blame), metrics
@@ -74,6 +75,8 @@ class Board:
         self.sampler: Sampler = Unsampled()
         # Why events of a GPU cannot be had now, by its UUID; "" stands for all of them.
         self.unwatched: Mapping[str, str] = {}
+        # Why nobody is to ask NVML now; "" if one may.
+        self.let_go: str = ""
         self.health: Mapping[str, DeviceHealth] = {}
         # How often, by UUID of the GPU ("" where it is not known), number, and title of the
         # container that it is attributed to ("" for nobody); since the agent began.

@@ -245,9 +245,11 @@ async def test_a_driver_that_hangs_is_left_and_found_again(
 async def test_a_child_lets_go_when_the_driver_goes(gpus: SimulatedNode) -> None:
     async with monitored(gpus) as it:
         await begun(it, 13)
-        [child] = children_of(os.getpid())
+        await it.board.sampler.sample(max_age=0)
+        before = children_of(os.getpid())
+        assert len(before) == 2
         it.board.post(seen=refresh(it.config, ""))
-        assert is_alive(child)
+        assert all(map(is_alive, before))
         root = Path(gpus.driver_root)
         away = root.rename(root.with_name("away"))
         try:
@@ -260,6 +262,32 @@ async def test_a_child_lets_go_when_the_driver_goes(gpus: SimulatedNode) -> None
         it.board.post(seen=refresh(it.config, "", heard=True))
         assert not (await it.board.sampler.sample(max_age=0)).failure  # at once
         await begun(it, 45)
+
+
+async def test_it_lets_go_of_the_gpus_when_it_is_asked_to(gpus: SimulatedNode) -> None:
+    async with monitored(gpus) as it:
+        await begun(it, 13)
+        write(gpus, "faults", "nvmlDeviceGetName=error:15 nvmlDeviceGetTemperature=hang")
+        answers: list[Any] = []
+
+        async def ask() -> None:
+            answers.append(await it.board.sampler.sample(max_age=0))
+
+        async with anyio.create_task_group() as askers:
+            askers.start_soon(ask)
+            await until(lambda: len(children_of(os.getpid())) == 2, "one hangs with a question")
+            file = Path(gpus.state, "let-go")
+            file.write_text("GPU 1 is reset\n")
+            await until(lambda: not children_of(os.getpid()), "nobody holds a GPU")
+        assert answers[0].failure
+        assert it.board.unwatched == {"": "GPU 1 is reset"}
+        assert (await it.board.sampler.sample(max_age=0)).failure == "GPU 1 is reset"
+        assert not children_of(os.getpid())
+        write(gpus, "faults", "")
+        file.unlink()
+        await until(lambda: not it.board.unwatched, "it is watched again")
+        assert not (await it.board.sampler.sample(max_age=0)).failure
+        assert not it.board.faults
 
 
 async def test_a_child_that_no_signal_reaches_is_left_alone(gpus: SimulatedNode) -> None:

@@ -90,10 +90,10 @@ class Watch:
         """Keep a child as long as there is something to watch, until cancelled."""
         pause = _FIRST_PAUSE
         while True:
-            version, seen = self._board.version("seen"), self._board.seen
-            if not library_of(seen):
-                self._post({}, "")
-                await self._board.change("seen", since=version)
+            version, seen = self._board.version("seen", "let_go"), self._board.seen
+            if self._board.let_go or not library_of(seen):
+                self._post({"": self._board.let_go} if self._board.let_go else {}, "")
+                await self._board.change("seen", "let_go", since=version)
                 continue
             begun = time.monotonic()
             try:
@@ -102,8 +102,8 @@ class Watch:
                 self._post({"": error.found}, str(error))
                 if time.monotonic() - begun > _LONGEST_PAUSE:
                     pause = _FIRST_PAUSE
-                version = self._board.version("seen")
-                await self._board.change("seen", since=version, timeout=pause)
+                version = self._board.version("seen", "let_go")
+                await self._board.change("seen", "let_go", since=version, timeout=pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
             else:
                 pause = _FIRST_PAUSE
@@ -130,9 +130,9 @@ class Watch:
             raise failed[0]
 
     async def _until_other(self, seen: Seen, scope: anyio.CancelScope) -> None:
-        version = self._board.version("seen")
-        while identity_of(self._board.seen) == identity_of(seen):
-            version = await self._board.change("seen", since=version)
+        version = self._board.version("seen", "let_go")
+        while not self._board.let_go and identity_of(self._board.seen) == identity_of(seen):
+            version = await self._board.change("seen", "let_go", since=version)
         scope.cancel()
 
     async def _hear(self, child: Child, seen: Seen) -> None:

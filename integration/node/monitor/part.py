@@ -6,6 +6,7 @@
                                             ├─▶ merging.py ─▶ board.tell
     kernel_log.py  /dev/kmsg ──▶ Xids ──────┘
     sampling.py    child ◀──▶ whoever asks board.sampler
+    letting_go.py  a file at which both children end
 
 Without the kernel's log an Xid has no process, without NVML it has no MIG instance but the log's;
 either alone is enough to know of it.
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from integration.node.board import Unsampled
+from integration.node.monitor import letting_go
 from integration.node.monitor.children import Children, library_of
 from integration.node.monitor.errors import KernelLogUnusable
 from integration.node.monitor.events import Watch
@@ -26,17 +28,18 @@ from integration.node.monitor.kernel_log import follow
 from integration.node.monitor.merging import Merger
 from integration.node.monitor.sampling import NvmlSampler
 from integration.node.monitor.values import GpuEvent
+from integration.node.refresh import Seen
 
 if TYPE_CHECKING:
     from integration.node.board import Board
     from integration.node.monitor.kernel_log import Xid
     from integration.node.monitor.values import Sample
     from integration.node.parts import Context
-    from integration.node.refresh import Seen
 
 __all__ = ["Teller", "of_kernel", "run"]
 
 _KERNEL_LOG: Final = "monitor.kernel-log"
+_LET_GO: Final = "monitor.let-go"
 _SAMPLES: Final = "monitor.samples"
 
 
@@ -47,27 +50,56 @@ async def run(context: Context) -> None:
     to_answer = context.config.nvml_timeout
     watch = Watch(board, children, teller.add, context.say, to_answer=to_answer)
 
+    def look() -> Seen:
+        return Seen(faults=(board.let_go,)) if board.let_go else board.seen
+
     def post(sample: Sample) -> None:
         # A node without GPUs lacks nothing.
-        failed = sample.failure and library_of(board.seen)
+        failed = sample.failure and library_of(look())
         line = f"samples of NVML: {sample.failure}" if failed else ""
         if line and board.faults.get(_SAMPLES) != line:
             context.say("error", line)
         board.post(sample=sample)
         board.fault(_SAMPLES, line)
 
-    sampler = NvmlSampler(lambda: board.seen, children, to_answer=to_answer, post=post)
+    sampler = NvmlSampler(look, children, to_answer=to_answer, post=post)
     board.post(sampler=sampler)
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(teller.keep)
             tasks.start_soon(watch.keep)
             tasks.start_soon(sampler.serve)
+            tasks.start_soon(_look_again, board, sampler)
+            tasks.start_soon(_let_go, context)
             tasks.start_soon(_read_log, context, teller)
     finally:
-        board.post(sampler=Unsampled(), unwatched={})
-        for fault in ("monitor.events", _KERNEL_LOG, _SAMPLES):
+        board.post(sampler=Unsampled(), unwatched={}, let_go="")
+        for fault in ("monitor.events", _KERNEL_LOG, _LET_GO, _SAMPLES):
             board.fault(fault, "")
+
+
+async def _look_again(board: Board, sampler: NvmlSampler) -> None:
+    version = board.version("seen", "let_go")
+    while True:
+        version = await board.change("seen", "let_go", since=version)
+        sampler.look_again()
+
+
+async def _let_go(context: Context) -> None:
+    """Let go of NVML while the file says so."""
+    board = context.board
+
+    def told(why: str) -> None:
+        if why and why != board.let_go:
+            context.say("info", "NVML is let go", reason=why)
+        board.post(let_go=why)
+
+    try:
+        await letting_go.follow(context.config.state, told)
+    except OSError as error:
+        line = f"{context.config.state} is not watched: {error.strerror}"
+        context.say("warning", line)
+        board.fault(_LET_GO, line)
 
 
 async def _read_log(context: Context, teller: Teller) -> None:

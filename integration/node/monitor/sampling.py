@@ -6,7 +6,8 @@ Rules
 - One question at a time. Who asks meanwhile gets the same answer.
 - An answer comes in time or is a failure, and the child is ended. After a failure NVML is left
   alone for a while, twice as long each time, and the failure stands for an answer.
-- When the driver or the GPUs change, the next question goes to a new child.
+- When the driver or the GPUs change, the child is ended at once, in the middle of an answer if it
+  must be, and the next question goes to a new one.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class NvmlSampler:
         self._to_answer, self._idle = to_answer, idle
         self._last: Sample | None = None
         self._pause, self._retry = 0.0, -math.inf
-        self._asked, self._answered = anyio.Event(), anyio.Event()
+        self._wake, self._answered = anyio.Event(), anyio.Event()
+        self._is_asked = False
+        self._asking = anyio.CancelScope()
         self._child: Child | None = None
         self._asked_of: tuple[object, ...] = ()
         self._over = False
@@ -77,20 +80,32 @@ class NvmlSampler:
             stands = now < self._retry if last.failure else now - last.when <= max_age
             if stands:
                 return last
-        self._asked.set()
+        self._is_asked = True
+        self._wake.set()
         await self._answered.wait()
         return self._last or _failed("nobody asks NVML")
+
+    def look_again(self) -> None:
+        """The node may have changed: if so, nobody keeps what it had."""
+        if self._child is not None and identity_of(self._look()) != self._asked_of:
+            self._asking.cancel()
+            self._wake.set()
 
     async def serve(self) -> None:
         """Ask as long as somebody wants to know, until cancelled."""
         try:
             while True:
                 with anyio.move_on_after(self._idle if self._child else math.inf):
-                    await self._asked.wait()
-                if not self._asked.is_set():
+                    await self._wake.wait()
+                self._wake = anyio.Event()
+                if not self._is_asked:  # nobody has, for long enough; or the node has changed
                     await self._end()
                     continue
-                sample = await self._ask()
+                sample = _failed("the driver or the GPUs have changed")
+                with anyio.CancelScope() as self._asking:
+                    sample = await self._ask()
+                if self._asking.cancelled_caught:
+                    await self._end()
                 self._answer(sample)
                 self._post(sample)
         finally:
@@ -102,8 +117,8 @@ class NvmlSampler:
         """Give all who wait the same answer."""
         self._pause = min(2 * self._pause or _FIRST_PAUSE, _LONGEST_PAUSE) if sample.failure else 0
         self._retry = _now() + self._pause
-        self._last = sample
-        answered, self._answered, self._asked = self._answered, anyio.Event(), anyio.Event()
+        self._last, self._is_asked = sample, False
+        answered, self._answered = self._answered, anyio.Event()
         answered.set()
 
     async def _ask(self) -> Sample:
@@ -114,7 +129,7 @@ class NvmlSampler:
             await self._end()
         self._asked_of = of
         if not library:
-            return _failed("no driver with NVML, or no GPU")
+            return _failed("; ".join(seen.faults) or "no driver with NVML, or no GPU")
         try:
             if self._child is None:
                 self._child = self._children.start(SAMPLES, library)
