@@ -42,6 +42,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "list": Command("integration.cli.list", "List GPUs and MIG devices, and what holds them"),
     "info": Command("integration.cli.info", "Tell of the driver, and where it was looked for"),
     "ps": Command("integration.cli.ps", "List running shims"),
+    "top": Command("integration.cli.top", "Show live what containers use of the GPUs"),
     "explain": Command("integration.cli.explain", "Tell why a container has what it has"),
     "config": Command("integration.cli.config", "Show, check and change the configuration"),
     "simulate": Command("integration.cli.simulate", "Make a simulated GPU node to try things on"),

@@ -29,6 +29,11 @@ _UNHELD: Final = (
     Column("RESOURCE", "resource"),
     Column("DEVICE", "device"),
 )
+_FOREIGN: Final = (
+    Column("PROCESS", "pid", right=True),
+    Column("NAME", "name"),
+    Column("DEVICES", "devices"),
+)
 _CLAIMS: Final = (
     Column("CLAIM", "claim"),
     Column("CONTAINER", "container"),
@@ -91,13 +96,14 @@ def check(
     r"""Find what should not be: exit status 3 if a holding is stale or an orphan.
 
     What the kubelet has given and nobody holds is listed too; so is every pod until its image is
-    there.
+    there. And so are processes on a GPU that are in no container.
 
     \b
     Keys of -o json: holdings (the stale and the orphans, as of `list`), unheld (each with
-    namespace, pod, container, resource, device), unknown (why containers could not be read).
+    namespace, pod, container, resource, device), foreign (each with pid, name, devices; null if
+    NVML does not say), unknown (why containers could not be read).
     """
-    found = _look(config, states, proc, pod_resources)
+    found = _look(config, states, proc, pod_resources, foreign=True)
     found["holdings"] = [row for row in found["holdings"] if row["stale"] or row["orphan"]]
     if output.form is not Format.TABLE:
         output.document(found)
@@ -105,6 +111,7 @@ def check(
         for rows, columns in (
             (_shown(output, found["holdings"]), _HOLDINGS),
             ([{**row, "shown_title": _pod(row)} for row in found["unheld"]], _UNHELD),
+            (found["foreign"] or (), _FOREIGN),
         ):
             if rows:
                 output.rows(rows, columns)
@@ -144,14 +151,24 @@ def release(output: Output, config: Config, *, names: tuple[str, ...]) -> None:
     output.text("\n".join(removed) or "nothing to release", {"released": removed})
 
 
-def _look(config: Config, states: Sequence[str], proc: str, pod_resources: str) -> dict[str, Any]:
+def _look(
+    config: Config,
+    states: Sequence[str],
+    proc: str,
+    pod_resources: str,
+    *,
+    foreign: bool = False,
+) -> dict[str, Any]:
     import anyio  # noqa: PLC0415 - after the options
 
-    from integration.node.ledger.asking import ask  # noqa: PLC0415
+    from integration.node.ledger.asking import ask, foreign_rows  # noqa: PLC0415
     from integration.node.ledger.document import as_document  # noqa: PLC0415
 
     ledger, _ = anyio.run(ask, config, states, proc, pod_resources)
-    return as_document(ledger)
+    found = as_document(ledger)
+    if foreign:
+        found["foreign"] = anyio.run(foreign_rows, config, states, proc)
+    return found
 
 
 def _shown(output: Output, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

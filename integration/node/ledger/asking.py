@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hooks.errors import InventoryError
 from integration.inventory import look_at_node
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hooks.node.inventory import Inventory
     from integration.node.ledger.values import Ledger
 
-__all__ = ["ask"]
+__all__ = ["ask", "foreign_rows"]
 
 
 async def ask(
@@ -42,3 +42,32 @@ async def ask(
         inventory = None
     allocated = await allocated_by(pod_resources)
     return look(known_states(states, proc), inventory, allocated, proc), inventory
+
+
+async def foreign_rows(
+    config: Config, states: Sequence[str], proc: str
+) -> list[dict[str, Any]] | None:
+    """The processes on a GPU that are in no container.
+
+    Args:
+        config: where the node is.
+        states: containerd's state directories; none for those that are known.
+        proc: where processes are shown.
+
+    Returns:
+        An object for each, with pid, name, and devices; None if NVML does not say.
+    """
+    from integration.node.ledger.observing import observing  # noqa: PLC0415 - it needs a child
+
+    async with observing(config, states, proc) as observer:
+        moment = await observer.moment()
+    if moment.sample.failure:
+        return None
+    found: dict[int, list[str]] = {}
+    for use in moment.uses:
+        for pid in use.processes if use.holding is None else ():
+            found.setdefault(pid, []).append(use.device)
+    return [
+        {"pid": pid, "name": moment.names.get(pid) or None, "devices": devices}
+        for pid, devices in sorted(found.items())
+    ]

@@ -1,0 +1,155 @@
+"""Looking at who uses what, moment by moment, without an agent: NVML in a child, bundles, cgroups.
+
+Rules
+- What cannot be seen is a note, and the rest is shown: who is not root does not see containers, a
+  node without a driver has no GPUs.
+- Bundles are read for every moment; where containerds are, and what the node has, now and then.
+- What looks at files is done in a thread, which nobody has to wait for at the end.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import anyio.to_thread
+
+from hooks.errors import InventoryError
+from integration.inspection.errors import StateUnreadable
+from integration.inspection.procfs import Procfs
+from integration.inventory import look_at_node
+from integration.node.agent import is_ready
+from integration.node.health.store import of_uuids, read_devices
+from integration.node.ledger.energy import Meter
+from integration.node.ledger.part import known_states, look
+from integration.node.ledger.top import Moment
+from integration.node.ledger.usage import owners_of, usage_of
+from integration.node.ledger.values import Ledger
+from integration.node.monitor.sampling import sampling
+from integration.node.refresh import Seen
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+
+    from hooks.config import Config
+    from hooks.node.inventory import Inventory
+    from integration.inspection.bundles import Container
+    from integration.node.monitor.values import Sample, Sampler
+
+__all__ = ["Observer", "observing"]
+
+R = TypeVar("R")
+
+# Seconds for which it is believed what the node has, and where its containerds are.
+_SELDOM: Final = 30.0
+
+
+class Observer:
+    """Who looks. Made by :func:`observing`."""
+
+    def __init__(self, config: Config, states: Sequence[str], proc: str) -> None:
+        self._config, self._asked, self._proc = config, states, proc
+        self._sampler: Sampler | None = None
+        self._meter = Meter()
+        self._states: tuple[str, ...] = ()
+        self._looked = -_SELDOM
+        self._fault = ""
+        self.inventory: Inventory | None = None
+
+    def seen(self) -> Seen:
+        """What the node was like when it was last looked at."""
+        inventory = self.inventory
+        if inventory is None:
+            return Seen(faults=(self._fault,) if self._fault else ())
+        uuids = tuple(gpu.uuid for gpu in inventory.gpus)
+        return Seen(driver=inventory.driver.version, gpus=uuids, inventory=inventory)
+
+    async def moment(self) -> Moment:
+        """What is known now."""
+        await _aside(self._look_seldom)
+        sample = await self._sample()
+        ledger, notes = await _aside(self._ledger)
+        owners, names = await _aside(partial(self._processes, sample, ledger.containers))
+        health = await _aside(partial(health_of, self._config))
+        return Moment(
+            time=time.time(),
+            sample=sample,
+            uses=usage_of(sample, ledger, owners, self._meter),
+            names=names,
+            inventory=self.inventory,
+            health=health,
+            notes=notes,
+        )
+
+    async def _sample(self) -> Sample:
+        if self._sampler is None:
+            raise RuntimeError("nobody asks NVML")
+        return await self._sampler.sample(max_age=0.0)
+
+    def ask(self, sampler: Sampler) -> None:
+        """Have NVML asked by another one."""
+        self._sampler = sampler
+
+    def _look_seldom(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < _SELDOM:
+            return
+        self._looked = now
+        self._states = known_states(self._asked, self._proc)
+        try:
+            self.inventory, self._fault = look_at_node(self._config), ""
+        except InventoryError as error:
+            self.inventory, self._fault = None, str(error)
+
+    def _ledger(self) -> tuple[Ledger, tuple[str, ...]]:
+        notes = (self._fault,) if self._fault else ()
+        try:
+            return look(self._states, self.inventory, None, self._proc), notes
+        except StateUnreadable as error:
+            return Ledger(), (*notes, str(error))
+
+    def _processes(
+        self, sample: Sample, containers: Iterable[Container]
+    ) -> tuple[Mapping[int, Container | None], Mapping[int, str]]:
+        procfs = Procfs(self._proc)
+        owners = owners_of(sample, containers, self._proc)
+        return owners, {pid: procfs.text(pid, "comm").rstrip("\n") for pid in owners}
+
+
+async def _aside(function: Callable[[], R]) -> R:
+    return await anyio.to_thread.run_sync(function, abandon_on_cancel=True)
+
+
+def health_of(config: Config) -> Mapping[str, str]:
+    """What a running agent thinks of each device, by UUID; nothing without one.
+
+    Args:
+        config: where it says so.
+    """
+    devices = read_devices(config) if is_ready(config) else None
+    if devices is None:
+        return {}
+    return {uuid: str(entry["state"]) for uuid, entry in of_uuids(devices).items()}
+
+
+@asynccontextmanager
+async def observing(
+    config: Config, states: Sequence[str], proc: str = "/proc"
+) -> AsyncIterator[Observer]:
+    """Look at who uses what, for as long as this lasts.
+
+    Args:
+        config: where the node is.
+        states: containerd's state directories; none for those that are known.
+        proc: where processes are shown.
+    """
+    observer = Observer(config, states, proc)
+
+    def say(*_: object, **__: object) -> None:
+        """What a child has to say stands in the sample."""
+
+    async with sampling(observer.seen, say, to_answer=config.nvml_timeout) as sampler:
+        observer.ask(sampler)
+        yield observer

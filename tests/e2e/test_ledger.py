@@ -1,0 +1,203 @@
+"""Who holds which GPU and what it uses, on a node with a real containerd and the agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from integration.images import GLIBC
+from integration.simulated import Scenario, SimulatedNode
+from tests.harness.nvshim import nvshim
+from tests.harness.runtime import is_alive, remove_fifos
+from tests.harness.terminal import Terminal
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from integration.containerd import PrivateContainerd
+    from tests.harness.runtime import Container, Runtime
+
+HOSTILE: Final = "evil\x1b[2Jname"
+
+
+@pytest.fixture
+def node(
+    runtime: Runtime, tmp_path: Path, configure: Callable[[str], None]
+) -> Iterator[SimulatedNode]:
+    """A node with two GPUs, for which the shim is configured."""
+    if not runtime.is_ours:
+        pytest.skip("containerd's own shim knows nothing of GPUs")
+    with SimulatedNode.create(str(tmp_path / "node"), Scenario.load("two")) as node:
+        with open(node.config_path, encoding="utf-8") as file:
+            configure(file.read())
+        yield node
+        runtime.close()
+        remove_fifos(runtime.containerd)
+
+
+@pytest.fixture
+def where(node: SimulatedNode, containerd: PrivateContainerd) -> tuple[str, ...]:
+    state = containerd.bundle("x").rpartition("/io.containerd.")[0]
+    return ("--config", node.config_path, "--containerd-state", state)
+
+
+@contextmanager
+def agent(where: tuple[str, ...], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    words = ["--cdi-spec", "none", "--poll", "1000", "--device-plugin", "no", "--kernel-log", ""]
+    argv = [sys.executable, "-m", "integration.cli", "node", *where, *words]
+    with open(tmp_path / "log", "a+", encoding="utf-8") as log:
+        process = subprocess.Popen(argv, stderr=log, text=True)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+            log.seek(0)
+            sys.stderr.write(log.read())  # shown if the test fails
+
+
+def on_gpu(runtime: Runtime, number: int, *flags: str) -> Container:
+    chosen = ("--env", f"NVIDIA_VISIBLE_DEVICES={number}", *flags)
+    return runtime.start_idle(image=GLIBC, flags=chosen)
+
+
+def uuids(where: tuple[str, ...]) -> list[str]:
+    return [row["uuid"] for row in nvshim("list", *where, "-o", "json").document]
+
+
+def test_the_ledger_follows_containers_and_outlives_the_agent(
+    runtime: Runtime, node: SimulatedNode, where: tuple[str, ...], tmp_path: Path
+) -> None:
+    def ledger() -> list[dict[str, Any]]:
+        try:
+            with open(f"{node.state}/ledger.json", encoding="utf-8") as file:
+                found: list[dict[str, Any]] = json.load(file)["holdings"]
+        except FileNotFoundError:
+            return []
+        return found
+
+    def held() -> dict[str, list[str]]:
+        return {each["id"]: each["devices"] for each in ledger() if each["pid"]}
+
+    one, two = uuids(where)
+    with agent(where, tmp_path) as process:
+        first, second = on_gpu(runtime, 0), on_gpu(runtime, 1)
+        runtime.start_idle(image=GLIBC)
+        both = {first.name: [one], second.name: [two]}
+        eventually(lambda: held() == both, "the ledger has both")
+        before = ledger()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    os.unlink(f"{node.state}/ledger.json")
+    with agent(where, tmp_path):
+        assert eventually(ledger, "a ledger") == before
+        # It has ended, and its task is still there.
+        second.kill()
+        eventually(lambda: held() == {first.name: [one]}, "one has ended")
+        first.remove()
+        eventually(lambda: ledger() == [], "the other was deleted")
+        third = on_gpu(runtime, 1)
+        eventually(lambda: held() == {third.name: [two]}, "another has come")
+    listed = nvshim("ledger", "list", *where, "-o", "json").document
+    assert [(row["id"], row["devices"], row["stale"], row["orphan"]) for row in listed] == [
+        (third.name, [two], None, None)
+    ]
+
+
+def test_what_should_not_be_is_found(
+    runtime: Runtime, node: SimulatedNode, where: tuple[str, ...]
+) -> None:
+    container = on_gpu(runtime, 0)
+    assert nvshim("ledger", "check", *where).stdout == ""
+    # A shim that dies while containerd cannot see it.
+    containerd = runtime.containerd.pid
+    assert containerd
+    (shim,) = runtime.containerd.shim_pids()
+    os.kill(containerd, signal.SIGSTOP)
+    try:
+        os.kill(shim, signal.SIGKILL)
+        eventually(lambda: not is_alive(shim), "the shim is dead")
+        checked = nvshim("ledger", "check", *where, check=False)
+        assert checked.code == 3
+        assert "its shim is gone, and it runs on" in checked.stdout
+    finally:
+        os.kill(containerd, signal.SIGCONT)
+    bundle = runtime.containerd.bundle(container.name)
+    eventually(lambda: not os.path.exists(bundle), "containerd cleans up")
+
+    # A driver that is installed anew, as by its container: the same files are others.
+    stale = on_gpu(runtime, 1)
+    library = os.path.realpath(f"{node.driver_root}/usr/lib/x86_64-linux-gnu/libcuda.so.1")
+    shutil.copy2(library, f"{library}.new")
+    os.rename(f"{library}.new", library)
+    (row,) = nvshim("ledger", "list", "--stale", *where, "-o", "json").document
+    assert row["id"] == stale.name
+    assert row["stale"] == f"{library} is not the one that it was made with"
+    assert nvshim("ledger", "list", "--orphans", *where, "-o", "json").document == []
+    assert nvshim("ledger", "check", *where, check=False).code == 3
+
+
+def test_top_attributes_processes_to_their_containers(
+    runtime: Runtime, node: SimulatedNode, where: tuple[str, ...]
+) -> None:
+    container = on_gpu(runtime, 0, "--annotation", f"nerdctl/name={HOSTILE}")
+    with subprocess.Popen(["sleep", "1000"]) as foreign:
+        try:
+            Path(node.state, "nvml-processes").write_text(
+                f"0 {container.pid} 1073741824 60 20 5 0\n1 {foreign.pid} 1048576 7 1 0 0\n"
+            )
+            _is_attributed(where, container, foreign.pid)
+            _is_live(where)
+        finally:
+            foreign.kill()
+
+
+def _is_attributed(where: tuple[str, ...], container: Container, foreign: int) -> None:
+    frame = nvshim("top", "--once", "-o", "json", *where).document
+    first, second = frame["devices"]
+    (use,) = first["containers"]
+    assert (use["container"]["id"], use["container"]["name"]) == (container.name, HOSTILE)
+    assert (use["memory_bytes"], use["sm_percent"], use["encoder_percent"]) == (1 << 30, 60, 5)
+    assert use["processes"] == [{"pid": container.pid, "name": "sleep"}]
+    assert use["holds"]
+    (nobodys,) = second["containers"]
+    assert nobodys["container"] is None
+    assert nobodys["processes"] == [{"pid": foreign, "name": "sleep"}]
+    table = nvshim("top", "--once", *where).stdout
+    assert "evil\\x1b[2Jname" in table
+    assert "\x1b" not in table
+    found = nvshim("ledger", "check", "-o", "json", *where).document
+    assert [row["pid"] for row in found["foreign"]] == [foreign]
+    assert found["holdings"] == []
+
+
+def _is_live(where: tuple[str, ...]) -> None:
+    argv = [sys.executable, "-m", "integration.cli", "top", "--interval", "0.2", *where]
+    with Terminal(argv, rows=30, columns=150) as terminal:
+        _wait_for(terminal, "evil\\x1b[2Jname")
+        _wait_for(terminal, "(no container)")
+        assert HOSTILE not in terminal.screen
+        terminal.resize(5, 60)
+        _wait_for(terminal, "more lines")
+        terminal.type("q")
+        assert terminal.wait() == 0
+        # The screen and the cursor are as they were.
+        assert terminal.screen.endswith("\x1b[?25h\x1b[?1049l")
+
+
+def _wait_for(terminal: Terminal, text: str) -> None:
+    """As the terminal does, without its whole screen in the message."""
+    try:
+        terminal.wait_for(text, timeout=30)
+    except AssertionError:
+        pytest.fail(f"{text!r} is not on the screen; its end: {terminal.screen[-2000:]!r}")

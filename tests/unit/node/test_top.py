@@ -1,0 +1,133 @@
+"""A frame of ``nvshim top``: what is in it, in which order, and as lines."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import pytest
+
+from hooks.node.gpus import Gpu, MigDevice
+from integration.cli.top import _fitting, _picture
+from integration.inspection.bundles import Container, Pod
+from integration.node.ledger.top import Moment, Sort, frame_of, lines_of
+from integration.node.ledger.values import DeviceUse, Holding
+from integration.node.monitor.values import DeviceSample, GpuSample, Sample
+
+if TYPE_CHECKING:
+    from hooks.node.inventory import Inventory
+
+
+class _Has:
+    gpus = (Gpu(0, 0, "GPU-a", "0000:01:00.0", "A100"), Gpu(1, 1, "GPU-b", "0000:02:00.0", "A100"))
+    mig_devices = (MigDevice(1, 0, "MIG-1", 1, 0, "1g.10gb"),)
+
+
+def holding(name: str, *devices: str, stale: str = "") -> Holding:
+    container = Container(
+        name, "k8s.io", f"/b/{name}", Pod("team", name), "main", name, sandbox=False, pid=3
+    )
+    return Holding(container, devices, stale=stale)
+
+
+USES: Final = (
+    DeviceUse(holding("small", "GPU-a"), "GPU-a", (7,), 10 << 20, 90, 1, 2, 3, 5.0),
+    DeviceUse(holding("big", "GPU-a", stale="old"), "GPU-a", (8, 9, 10, 11), 3 << 30, 5, 1, 0, 0,
+              2500.0),
+    DeviceUse(None, "GPU-a", (99,), 9 << 30),
+    DeviceUse(holding("part", "MIG-1"), "MIG-1"),
+    DeviceUse(holding("gone", "GPU-gone"), "GPU-gone"),
+    DeviceUse(holding("taken"), "GPU-b", (12,), 1),
+)  # fmt: skip
+MOMENT: Final = Moment(
+    1_700_000_000.0,
+    Sample(
+        5.0,
+        driver="550",
+        gpus=(
+            GpuSample("GPU-a", 80 << 30, 12 << 30, gpu_percent=95, power_watts=300.4),
+            GpuSample("GPU-b", lost="fell off the bus", mig=(DeviceSample("MIG-1", 10, 2),)),
+        ),
+    ),
+    USES,
+    names={7: "python", 8: "a\x1b[2J"},
+    inventory=cast("Inventory", _Has()),
+    health={"GPU-a": "healthy", "MIG-1": "suspect"},
+    notes=("a note",),
+)
+
+
+def test_devices_are_in_order_and_each_has_its_containers() -> None:
+    frame = frame_of(MOMENT)
+    assert json.loads(json.dumps(frame)) == frame
+    assert [(d["uuid"], d["index"], d["kind"], d["health"]) for d in frame["devices"]] == [
+        ("GPU-a", "0", "gpu", "healthy"),
+        ("GPU-b", "1", "gpu", None),
+        ("MIG-1", "1:0", "mig", "suspect"),
+        ("GPU-gone", None, "gpu", None),
+    ]
+    assert frame["devices"][1]["lost"] == "fell off the bus"
+    assert frame["devices"][2]["memory_used_bytes"] == 2
+    assert frame["notes"] == ["a note"]
+    assert len({tuple(device) for device in frame["devices"]}) == 1
+
+
+@pytest.mark.parametrize(
+    ("sort", "first"),
+    [(Sort.MEMORY, "big"), (Sort.SM, "small"), (Sort.ENERGY, "big"), (Sort.NAME, "big")],
+)
+def test_containers_are_sorted_and_what_is_of_none_comes_last(sort: Sort, first: str) -> None:
+    uses = frame_of(MOMENT, sort)["devices"][0]["containers"]
+    assert uses[0]["container"]["id"] == first
+    assert uses[-1]["container"] is None
+
+
+def test_lines_for_people() -> None:
+    lines = lines_of(frame_of(MOMENT))
+    assert [line["what"] for line in lines] == [
+        "0 A100", "  team/big/main", "  team/small/main", "  (no container)",
+        "1 A100", "  team/taken/main", "1:0 A100 MIG 1g.10gb", "  team/part/main", "GPU-gone",
+        "  team/gone/main",
+    ]  # fmt: skip
+    device, big, small, *_ = lines
+    assert (device["memory"], device["power"], device["temp"]) == ("12.0 GiB / 80.0 GiB", "300 W",
+                                                                   "-")  # fmt: skip
+    assert (big["memory"], big["power"], big["state"]) == ("3.0 GiB", "2.5 kJ", "stale")
+    assert big["processes"] == "8 a\x1b[2J, 9, 10 and 1 more"
+    assert (small["sm"], small["power"]) == ("90%", "5 J")
+    states = {line["what"].strip(): line["state"] for line in lines}
+    assert states["1 A100"] == "lost"
+    assert states["team/taken/main"] == "not given"
+
+
+def shown(width: int, height: int) -> list[str]:
+    from rich.console import Console  # noqa: PLC0415 - as the command does
+
+    console = Console(file=io.StringIO(), width=width, height=height)
+    with console.capture() as captured:
+        console.print(_picture(frame_of(MOMENT), width, height))
+    return captured.get().splitlines()
+
+
+def test_a_picture_fits_its_screen_and_is_escaped() -> None:
+    wide = shown(200, 50)
+    assert "a\\x1b[2J" in "\n".join(wide)
+    assert "\x1b[2J" not in "\n".join(wide)
+    assert "PROCESSES" in wide[2]
+    for width, height in ((200, 5), (60, 8), (20, 24), (3, 3), (1, 1)):
+        lines = shown(width, height)
+        assert max(map(len, lines)) <= width
+        assert len(lines) <= max(height, 5)
+    assert shown(60, 8)[-1].rstrip().endswith("more lines")
+
+
+def test_columns_are_left_out_whole() -> None:
+    lines: list[dict[str, Any]] = lines_of(frame_of(MOMENT))
+    before: set[str] = set()
+    for width in range(1, 160):
+        keys = {column.key for column in _fitting(lines, width)}
+        assert before <= keys
+        before = keys
+    assert _fitting(lines, 1)[0].key == "what"
+    assert len(before) == 10
