@@ -153,7 +153,7 @@ def test_resources_come_and_go_without_a_word_to_the_others(
         whole = kubelet.plugins[GPU]
         before = os.stat(socket_of(kubelet, GPU)).st_ino
         cut = {"index": 1, "mig": ["1g.5gb", "1g.5gb"]}
-        agent.node.change(Scenario.parse({"gpus": 2, "model": "a100", "gpu": [cut]}))
+        agent.change_node(Scenario.parse({"gpus": 2, "model": "a100", "gpu": [cut]}))
         slices = kubelet.wait_for(SLICE, 2)
         kubelet.wait_for(GPU, 1)
         assert kubelet.plugins[GPU] is whole

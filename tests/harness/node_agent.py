@@ -14,7 +14,7 @@ import yaml
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from integration.simulated import SimulatedNode
+    from integration.simulated import Scenario, SimulatedNode
 
 __all__ = ["NodeAgent"]
 
@@ -53,6 +53,15 @@ class NodeAgent:
             self.configure()
         with open(self._log, "ab") as log:
             self.process = subprocess.Popen(self._argv, stderr=log)
+
+    def change_node(self, scenario: Scenario) -> None:
+        """Make the node another one below it; a real one is not taken apart for that."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            self.node = self.node.change(scenario)
+        finally:
+            self.process.send_signal(signal.SIGCONT)
 
     @property
     def pid(self) -> int:
