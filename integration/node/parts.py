@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import time
+import traceback
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -127,17 +128,29 @@ async def keep(name: str, context: Context, module: str = "") -> None:
         begun = time.monotonic()
         try:
             await run(context)
-            line = f"the part {name} of the agent ended"
-        except Exception as error:  # noqa: BLE001 - none takes another down with it
-            known = isinstance(error, NvshimError)
-            line = str(error) if known else f"{name}: {type(error).__name__}: {error}"
+            line, trace = f"the part {name} of the agent ended", ""
+        except Exception as raised:  # noqa: BLE001 - none takes another down with it
+            error = _first(raised)
+            if isinstance(error, NvshimError):
+                line, trace = str(error), ""
+            else:
+                line = f"{name}: {type(error).__name__}: {error}"
+                trace = "".join(traceback.format_exception(error))
         line = one_line(line)
         if time.monotonic() - begun > _LONGEST_PAUSE:
             pause = _FIRST_PAUSE
         if context.board.faults.get(name) != line:
-            context.say("error", line, part=name, again_in=pause)
+            more = {"trace": trace} if trace else {}
+            context.say("error", line, part=name, again_in=pause, **more)
         context.board.fault(name, line)
         context.board.counters.restarted(name)
         await anyio.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
         context.board.fault(name, "")
+
+
+def _first(error: Exception) -> Exception:
+    """What has ended a part; of several, which its task group has put together, the first."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -14,6 +14,8 @@ Source: device plugin API v1beta1; grpc.aio.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -114,7 +116,10 @@ class Server:
             await server.start()
             self.identity = sockets.put_in_place(aside, self.path)
         except BaseException as error:
-            await server.stop(0)
+            with anyio.CancelScope(shield=True):
+                await server.stop(0)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(aside)
             if isinstance(error, RuntimeError):  # gRPC's word for what bind(2) said
                 raise PluginSocketUnusable(
                     f"the socket {self.path}", found=str(error), do="see who may write there"

@@ -93,3 +93,26 @@ async def test_one_that_ends_or_breaks_takes_no_other_down(
         "error: it: ZeroDivisionError: a defect",
         "error: the part it of the agent ended",
     ]
+
+
+async def test_what_fails_in_a_task_of_a_part_is_said_as_it_is(
+    context: Context, said: list[str], part: Callable[..., str]
+) -> None:
+    goes = anyio.Event()
+
+    async def fail() -> None:
+        raise AgentStateUnusable("to do it", found="no place", do="make some")
+
+    async def run(_: Context) -> None:
+        if said:
+            goes.set()
+            await anyio.sleep_forever()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fail)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(keep, "it", context, part(run))
+        with anyio.fail_after(20):
+            await goes.wait()
+        tasks.cancel_scope.cancel()
+    assert [line.partition(":")[2].split()[0] for line in said] == ["NVSHIM-E2702"]

@@ -1,0 +1,182 @@
+"""The server of one resource, and the plugins of all, against a kubelet over a real socket."""
+
+from __future__ import annotations
+
+import os
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+import grpc  # type: ignore[import-untyped] # it ships no types
+import pytest
+
+from api.proto import deviceplugin_pb2 as pb
+from hooks.config import Config
+from integration.node.health.values import State
+from integration.node.metrics.counters import OK
+from integration.node.parts import Context, Options
+from integration.node.plugin.serving import Serving, Work
+from integration.node.plugin.serving_errors import CdiDeviceUnwritten
+from integration.node.plugin.values import Device, Resource
+from integration.node.plugin.watching import socket_identity
+from tests.harness.kubelet_plugins import KubeletPlugins, Plugin
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+GPU = "nvidia.com/gpu"
+
+
+def resource(*ids: str, name: str = GPU, state: State = State.HEALTHY) -> Resource:
+    devices = tuple(
+        Device(each, each, each, str(n), n, n, None, state) for n, each in enumerate(ids)
+    )
+    return Resource(name, devices)
+
+
+class World:
+    """A kubelet, and plugins that answer what a test wants."""
+
+    def __init__(self, kubelet: KubeletPlugins, serving: Serving, context: Context) -> None:
+        self.kubelet = kubelet
+        self.serving = serving
+        self.board = context.board
+        self.faults: dict[str, str] = {}
+
+    async def round(self, *resources: Resource) -> None:
+        await self.serving.round(resources, socket_identity(self.kubelet.socket))
+
+    async def until(self, look: Callable[[], Any], *resources: Resource) -> None:
+        """Go round until something is so."""
+        with anyio.fail_after(30):
+            while not look():
+                await self.round(*resources)
+                await anyio.sleep(0.01)
+
+
+async def allocate(name: str, ids: Sequence[str]) -> pb.ContainerAllocateResponse:
+    if "odd" in ids:
+        raise RuntimeError("a\nmistake of ours")
+    if "gone" in ids:
+        raise CdiDeviceUnwritten(f"{name} for a container", found="none", do="wait")
+    return pb.ContainerAllocateResponse(envs={"ids": ",".join(ids)})
+
+
+async def prefer(_: str, available: Sequence[str], __: Sequence[str], size: int) -> Sequence[str]:
+    return available[-size:]
+
+
+def say(_: str, __: str, **___: Any) -> None:
+    """Nobody reads the log here."""
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with started(KubeletPlugins(str(tmp_path / "kubelet"))) as world:
+        yield world
+
+
+@asynccontextmanager
+async def started(kubelet: KubeletPlugins) -> AsyncIterator[World]:
+    options = Options("", 60, kubelet_socket=kubelet.socket)
+    context = Context(Config(), options, say)
+    async with anyio.create_task_group() as tasks:
+        world: World
+        work = Work(
+            allocate=allocate,
+            prefer=prefer,
+            wake=lambda: None,
+            fault=lambda name, line: world.faults.update({name: line}),
+        )
+        world = World(kubelet, Serving(context, tasks, work), context)
+        kubelet.start()
+        try:
+            yield world
+        finally:
+            await world.serving.end()
+            await anyio.to_thread.run_sync(kubelet.stop)
+            tasks.cancel_scope.cancel()
+
+
+async def aside(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call what waits for the server, which is in this event loop."""
+    return await anyio.to_thread.run_sync(function, *arguments)
+
+
+async def test_every_watcher_is_told_everything_from_the_beginning(world: World) -> None:
+    kubelet = world.kubelet
+    await world.until(lambda: kubelet.healthy(GPU) == {"a", "b"}, resource("a", "b"))
+    path = f"{kubelet.directory}/nvidia-gpu.sock"
+    second = await aside(Plugin, kubelet.plugins[GPU].request, path)
+    await aside(second.watch)
+    await world.until(lambda: len(second.devices) == 2, resource("a", "b"))
+    sick = resource("a", "b", state=State.UNHEALTHY)
+
+    def is_told(watcher: Plugin) -> bool:
+        return {each.health for each in watcher.devices.values()} == {"Unhealthy"}
+
+    for watcher in (kubelet.plugins[GPU], second):
+        await world.until(partial(is_told, watcher), sick)
+        assert [len(each) for each in watcher.lists] == [2, 2]
+        assert [node.ID for d in watcher.devices.values() for node in d.topology.nodes] == [0, 1]
+    await aside(second.close)
+    await world.until(lambda: kubelet.plugins[GPU].ended == "OK")  # with no resource any more
+    assert kubelet.devices(GPU) == {}
+    assert os.listdir(kubelet.directory) == ["kubelet.sock"]
+    assert world.board.counters.updates[GPU,] >= 3
+
+
+async def test_what_is_refused_says_why_and_what_fails_does_not_end_the_server(
+    world: World,
+) -> None:
+    kubelet = world.kubelet
+    await world.until(lambda: kubelet.healthy(GPU), resource("a"))
+    plugin = kubelet.plugins[GPU]
+    for asked, code, said in (
+        ("gone", grpc.StatusCode.FAILED_PRECONDITION, "NVSHIM-E2706 cdi-device-unwritten: "),
+        ("odd", grpc.StatusCode.INTERNAL, "NVSHIM-E2714 plugin-failed: "),
+    ):
+        with pytest.raises(grpc.RpcError) as refused:
+            await aside(plugin.allocate, asked)
+        assert refused.value.code() == code
+        assert refused.value.details().startswith(said)
+        assert "\n" not in refused.value.details()
+    assert (await aside(plugin.allocate, "a", "b")).envs["ids"] == "a,b"
+    assert await aside(plugin.preferred, ["a", "b", "c"], 2) == ["b", "c"]
+    options: pb.DevicePluginOptions = await aside(plugin.options)
+    assert not options.pre_start_required
+    request = pb.PreStartContainerRequest(devices_ids=["a"])
+    await aside(plugin.call, "PreStartContainer", request, pb.PreStartContainerResponse)
+
+
+async def test_a_server_that_has_crashed_or_lost_its_socket_is_begun_again(world: World) -> None:
+    kubelet = world.kubelet
+    await world.until(lambda: kubelet.healthy(GPU), resource("a"))
+    first = kubelet.plugins[GPU]
+    os.unlink(f"{kubelet.directory}/nvidia-gpu.sock")
+    await world.until(lambda: kubelet.plugins[GPU] is not first, resource("a"))
+    await world.until(lambda: kubelet.healthy(GPU), resource("a"))
+    second = kubelet.plugins[GPU]
+    served = world.serving._served[GPU]
+    await served.server._server.stop(0)  # as if by itself
+    await world.until(lambda: "NVSHIM-E2714" in world.faults.get(GPU, ""), resource("a"))
+    await world.until(lambda: kubelet.plugins[GPU] is not second, resource("a"))
+    await world.until(lambda: kubelet.healthy(GPU), resource("a"))
+    assert world.faults[GPU] == ""
+    assert world.board.counters.registrations[GPU, OK] == 3
+
+
+async def test_one_resource_goes_and_the_other_hears_nothing(world: World) -> None:
+    kubelet, other = world.kubelet, "nvidia.com/mig-1g.10gb"
+    both = (resource("a"), resource("m", name=other))
+    await world.until(lambda: kubelet.healthy(GPU) and kubelet.healthy(other), *both)
+    stays = kubelet.plugins[other]
+    await world.until(lambda: kubelet.plugins[GPU].ended == "OK", both[1])
+    assert kubelet.plugins[GPU].lists[-1] == {}
+    assert stays.ended == ""
+    assert len(stays.lists) == 1
