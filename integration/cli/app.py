@@ -56,6 +56,9 @@ COMMANDS: Final[Mapping[str, Command]] = {
     ),
     "devices": Command("integration.cli.devices", "Make device nodes and /dev/char links"),
     "node": Command("integration.cli.node", "Keep what is told of this node's GPUs true"),
+    "health": Command(
+        "integration.cli.health", "List what is thought of devices, and put one back"
+    ),
     "ledger": Command(
         "integration.cli.ledger", "List who holds which GPU, and what is wrong with that"
     ),

@@ -44,7 +44,11 @@ def _index(row: Mapping[str, Any]) -> str:
 def _state(row: Mapping[str, Any]) -> str:
     if row["fault"]:
         return str(row["fault"])
-    return "excluded" if row["excluded"] else "ok" if row["health"] == "healthy" else "-"
+    if row["excluded"]:
+        return "excluded"
+    if row["health"] in {None, "healthy"}:
+        return "ok" if row["health"] else "-"
+    return f"{row['health']}: {row['health_reason']}"
 
 
 _COLUMNS: Final = (
@@ -75,11 +79,13 @@ def command(
 
     \b
     Keys of -o json, of each: kind (gpu, mig), vendor, index, mig_index, uuid, name, pci, minor,
-    profile, mig_mode, memory_bytes, numa_node, health, fault, excluded, containers (each with id,
+    profile, mig_mode, memory_bytes, numa_node, health (healthy, suspect, unhealthy, recovering;
+    null where no agent watches), health_reason, fault, excluded, containers (each with id,
     namespace, pod, name, sandbox, pid; null if the caller may not know).
     """
     from integration.inspection.errors import StateUnreadable  # noqa: PLC0415 - after the options
     from integration.inspection.gpus import list_gpus  # noqa: PLC0415
+    from integration.inspection.health import read_health  # noqa: PLC0415
     from integration.inspection.processes import all_containers  # noqa: PLC0415
 
     try:
@@ -87,7 +93,7 @@ def command(
     except StateUnreadable as error:
         containers = None
         click.echo(str(error), err=True)
-    rows = list_gpus(config, containers, nvml=nvml)
+    rows = list_gpus(config, containers, nvml=nvml, health=read_health(config))
     if output.form is Format.TABLE:
         rows = [{**row, "shown_index": _index(row), "shown_state": _state(row)} for row in rows]
     output.rows(rows, _COLUMNS)

@@ -5,8 +5,8 @@ Rules
   What it got by a foreign CDI spec is told by the nodes that it was given.
 - A GPU that a container has and that the node has no more is listed too, with a fault.
 - A Tegra machine and WSL2 are one GPU each: their drivers count none.
-- Health is null: nobody watches it yet. A fault is what a look at the node shows: a GPU that fell
-  off the bus, a device node that is missing.
+- Health is what the node agent thinks of a device; null where none watches it. A fault is what a
+  look at the node shows: a GPU that fell off the bus, a device node that is missing.
 
 Source: the kernel's Documentation/ABI/testing/sysfs-bus-pci (numa_node).
 """
@@ -53,6 +53,7 @@ _NOTHING: Final = {
     "memory_bytes": None,
     "numa_node": None,
     "health": None,
+    "health_reason": None,
     "fault": None,
     "excluded": False,
     "containers": None,
@@ -61,7 +62,11 @@ _NOTHING: Final = {
 
 
 def list_gpus(
-    config: Config, containers: Iterable[Container] | None, *, nvml: bool = True
+    config: Config,
+    containers: Iterable[Container] | None,
+    *,
+    nvml: bool = True,
+    health: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """The node's GPUs of every vendor.
 
@@ -69,6 +74,7 @@ def list_gpus(
         config: where to look.
         containers: those of the node; None if they are not known.
         nvml: whether NVML is asked if no inventory is kept.
+        health: what is thought of each device, by its UUID; None if nobody knows.
 
     Returns:
         An object for each GPU, and after it one for each of its MIG devices; the keys are an
@@ -79,8 +85,18 @@ def list_gpus(
         DriverMismatch: its files are not of the loaded kernel module's version.
     """
     running = [each for each in containers or () if each.pid and each.record]
-    rows = _of_every_vendor(config, running, nvml=nvml)
+    known = health or {}
+    rows = [
+        {**row, **_health(known.get(row["uuid"]))}
+        for row in _of_every_vendor(config, running, nvml=nvml)
+    ]
     return rows if containers is not None else [{**row, "containers": None} for row in rows]
+
+
+def _health(known: Mapping[str, Any] | None) -> dict[str, Any]:
+    if known is None:
+        return {"health": None, "health_reason": None}
+    return {"health": known["state"], "health_reason": known["reason"] or None}
 
 
 def _of_every_vendor(
@@ -153,6 +169,7 @@ def _gpu_row(
         "memory_bytes": gpu.memory,
         "numa_node": _numa_node(config, gpu.bus_id),
         "health": None,
+        "health_reason": None,
         "fault": gpu.lost or inventory.nodes.faults.get(gpu.path),
         "excluded": gpu.excluded,
         "containers": [

@@ -6,7 +6,7 @@ Leaves of the tree in :mod:`api.errors`, below :class:`~integration.node.errors.
     └── HealthError          E275x, E276x
         ├── XidListWrong     E2755  DP_DISABLE_HEALTHCHECKS or DP_ENABLE_HEALTHCHECKS
         ├── HealthUnknown    E2756  nobody watches the devices
-        ├── DeviceUnknown    E2757  no device of that name is watched
+        ├── DeviceUnwatched  E2757  no device of that name is watched
         └── AgentSilent      E2758  the agent does not do what it was asked to
 """
 
@@ -34,7 +34,7 @@ class HealthUnknown(HealthError):
     status = Status.FAILED_PRECONDITION
 
 
-class DeviceUnknown(HealthError):
+class DeviceUnwatched(HealthError):
     """No device of that name is watched."""
 
     code = "NVSHIM-E2757"

@@ -1,0 +1,107 @@
+"""What the node agent thinks of the devices, as it says it in its file.
+
+It counts while an agent keeps the node: what one that is gone has thought says nothing of now.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from integration.node.health import requests
+from integration.node.health.errors import DeviceUnwatched, HealthUnknown
+from integration.node.health.store import read_devices
+from integration.node.health.values import State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from hooks.config import Config
+
+__all__ = ["clear", "health_rows", "read_health"]
+
+_TO_ANSWER: Final = 10.0
+
+
+def read_health(config: Config) -> Mapping[str, Mapping[str, Any]] | None:
+    """What is thought of each device, by its UUID; None if nobody watches, or it may not be known.
+
+    Args:
+        config: where the node is.
+    """
+    devices = read_devices(config)
+    if devices is None:
+        return None
+    from integration.node.agent import is_ready  # noqa: PLC0415 - few nodes get so far
+
+    if not is_ready(config):
+        return None
+    return {each["uuid"]: each for each in devices if not each["gone"]}
+
+
+def health_rows(config: Config) -> list[dict[str, Any]]:
+    """What is thought of each device.
+
+    Args:
+        config: where the node is.
+
+    Returns:
+        An object for each; the keys are an interface.
+
+    Raises:
+        HealthUnknown: nobody watches them, or the caller may not know.
+    """
+    known = read_health(config)
+    if known is None:
+        raise HealthUnknown(
+            "the health of this node's devices",
+            found="no agent that watches them and is ready",
+            do="start nvshim node; ask as root, with the agent's configuration",
+        )
+    return [
+        {
+            "uuid": each["uuid"],
+            "kind": "gpu" if each["uuid"] == each["gpu"] else "mig",
+            "gpu": each["gpu"],
+            "state": each["state"],
+            "given": State(each["state"]).is_given,
+            "since": each["since"] or None,
+            "reason": each["reason"] or None,
+            "xid": each["xid"] or None,
+            "containers": each["blamed"],
+            "do": each["remedy"] or None,
+        }
+        for each in known.values()
+    ]
+
+
+def clear(config: Config, names: Iterable[str]) -> list[dict[str, Any]]:
+    """Have devices put back.
+
+    Args:
+        config: where the node is.
+        names: UUIDs or their beginnings; of a GPU, its MIG devices are put back too.
+
+    Returns:
+        Those that were meant, as :func:`health_rows` has them, after that.
+
+    Raises:
+        HealthUnknown: nobody watches them.
+        DeviceUnwatched: a name is no device's, or several devices'.
+        AgentSilent: the agent did not do it.
+    """
+    rows = health_rows(config)
+    meant = [_meant(name, [row["uuid"] for row in rows]) for name in names]
+    for uuid in dict.fromkeys(meant):
+        requests.ask(config, uuid, _TO_ANSWER)
+    return [row for row in health_rows(config) if row["uuid"] in meant or row["gpu"] in meant]
+
+
+def _meant(name: str, uuids: list[str]) -> str:
+    low = name.lower()
+    if exact := [uuid for uuid in uuids if uuid.lower() == low]:
+        return exact[0]
+    found = [uuid for uuid in uuids if name and uuid.lower().startswith(low)]
+    if len(found) == 1:
+        return found[0]
+    what = "no device that is watched" if not found else f"{len(found)} devices begin so"
+    raise DeviceUnwatched(f"to put {name} back", found=what, do="take a UUID of nvshim health list")
