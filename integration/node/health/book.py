@@ -354,7 +354,12 @@ def _severity(
     return severity, remedy, False
 
 
-_TO: Final = re.compile(r"changed\b.*\bto\b[^(]*\(([^)]*)\)", re.IGNORECASE)
+# All of it, and at the end: before it stands the name that a process has chosen for itself, which
+# is too short to hold this.
+_TO: Final = re.compile(
+    r"recovery action changed from 0x[0-9a-f]+ \([^()]*\) to 0x[0-9a-f]+ \(([^()]*)\)\.?\s*$",
+    re.IGNORECASE,
+)
 _ACTIONS: Final[Mapping[str, tuple[Severity, Remedy, bool]]] = {
     "none": (Severity.IGNORE, Remedy.NOTHING, True),
     "gpu reset required": (Severity.FATAL, Remedy.RESET, False),

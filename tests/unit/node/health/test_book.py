@@ -108,6 +108,7 @@ def answers(when: float, **of_gpus: object) -> Sample:
             xid(154, text="GPU recovery action changed from 0x1 (Drain P2P) to 0x0 (None)"),
             {"GPU-0"}, Severity.IGNORE, True,
         ),
+        (xid(154, text="name=changed to(None), and more"), {"GPU-0"}, Severity.SUSPECT, True),
         (GpuEvent(1, "ecc-double", "GPU-0"), {"GPU-0"}, Severity.SUSPECT, True),
         (GpuEvent(1, "ecc-single", "GPU-0"), {"GPU-0"}, Severity.IGNORE, True),
     ],
