@@ -342,8 +342,6 @@ class _Ward:
         directory = requests.directory_of(self._config)
         with suppress(OSError):  # then nobody can ask
             os.makedirs(directory, mode=0o700, exist_ok=True)
-        for left in requests.waiting(self._config):
-            requests.taken(self._config, left)  # whoever asked an agent before this one gave up
         watch = -1
         try:
             try:
@@ -352,9 +350,9 @@ class _Ward:
             except OSError as error:
                 self._say("warning", "requests are only looked for", reason=error.strerror)
             while True:
-                await self._wait_for_request(watch)
                 for name in requests.waiting(self._config):
                     await self._clear(name)
+                await self._wait_for_request(watch)
         finally:
             if watch >= 0:
                 os.close(watch)
@@ -371,9 +369,8 @@ class _Ward:
 
     async def _clear(self, name: str) -> None:
         """Put a device back, and say so once that lasts."""
-        meant = list(self._book.places) if name == "all" else [name]
         self._say("warning", "put back by hand", device=name)
-        self._put(cleared(self._book, meant, _now(), self._rules))
+        self._put(cleared(self._book, [name], _now(), self._rules))
         await self._save()
         requests.taken(self._config, name)
 

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ask", "directory_of", "taken", "waiting"]
 
-_NAME: Final = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]{1,80}|all", re.ASCII)
+_NAME: Final = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]{1,80}", re.ASCII)
 _POLL: Final = 0.02
+# Seconds after which nobody waits for an answer any more.
+_STALE: Final = 60.0
 
 
 def directory_of(config: Config) -> str:
@@ -31,16 +33,28 @@ def directory_of(config: Config) -> str:
 
 
 def waiting(config: Config) -> list[str]:
-    """What is asked for: UUIDs, or "all".
+    """The UUIDs that are asked for.
 
     Args:
-        config: where it is.
+        config: where requests are. One whose asker was killed is removed, and not told.
     """
+    directory = directory_of(config)
     try:
-        names = sorted(os.listdir(directory_of(config)))
+        names = sorted(os.listdir(directory))
     except OSError:
         return []
-    return [asked for name in names if _NAME.fullmatch(asked := unquote(name))]
+    asked = [uuid for name in names if _NAME.fullmatch(uuid := unquote(name))]
+    fresh = []
+    for uuid in asked:
+        try:
+            age = time.time() - os.lstat(_path(config, uuid)).st_mtime
+        except OSError:
+            continue
+        if age < _STALE:
+            fresh.append(uuid)
+        else:
+            taken(config, uuid)
+    return fresh
 
 
 def taken(config: Config, name: str) -> None:
@@ -64,7 +78,7 @@ def ask(config: Config, name: str, seconds: float) -> None:
 
     Args:
         config: where requests are.
-        name: a UUID, or "all".
+        name: a UUID.
         seconds: to wait at most.
 
     Raises:
@@ -79,13 +93,15 @@ def ask(config: Config, name: str, seconds: float) -> None:
             asked, found=f"{path}: {error.strerror}", do="ask as root, of an agent that runs"
         ) from error
     deadline = time.monotonic() + seconds
-    while os.path.lexists(path):
-        if time.monotonic() > deadline:
-            with suppress(OSError):
-                os.unlink(path)
-            raise AgentSilent(
-                asked,
-                found=f"the agent has not done it in {seconds:g} s",
-                do="look at its log, and ask again",
-            )
-        time.sleep(_POLL)
+    try:
+        while os.path.lexists(path):
+            if time.monotonic() > deadline:
+                raise AgentSilent(
+                    asked,
+                    found=f"the agent has not done it in {seconds:g} s",
+                    do="look at its log, and ask again",
+                )
+            time.sleep(_POLL)
+    finally:
+        with suppress(OSError):  # also when whoever asks is interrupted
+            os.unlink(path)

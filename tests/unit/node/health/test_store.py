@@ -151,6 +151,11 @@ def test_what_is_asked_is_done_or_taken_back(config: Config) -> None:
         with open(f"{requests.directory_of(config)}/{stray}", "w", encoding="utf-8"):
             pass
     assert requests.waiting(config) == []
+    left = f"{requests.directory_of(config)}/GPU-0"
+    with open(left, "w", encoding="utf-8"):
+        os.utime(left, (1, 1))
+    assert requests.waiting(config) == []  # whoever asked is gone
+    assert not os.path.exists(left)
 
 
 def test_nobody_is_asked_where_no_agent_has_been(config: Config) -> None:
