@@ -244,6 +244,21 @@ async def test_nvml_that_goes_on_failing_makes_unhealthy_and_what_cannot_be_watc
         await it.becomes("MIG-a", State.HEALTHY)
 
 
+async def test_nvml_that_was_let_go_of_makes_nothing_unhealthy(config: Config) -> None:
+    async with agent(config) as it:
+        await it.until(lambda: it.nvml.asked > 0, "it is asked once")
+        it.nvml.failure = "let go: GPU 1 is reset"
+        it.board.post(let_go=it.nvml.failure, unwatched={"": it.nvml.failure})
+        await it.becomes("GPU-0", State.SUSPECT)
+        for _ in range(5):
+            it.board.post(sample=await it.nvml.sample(max_age=0))
+            await anyio.sleep(0.1)  # longer in all than one is patient
+        assert {health.state for health in it.board.health.values()} == {State.SUSPECT}
+        it.nvml.failure = ""
+        it.board.post(let_go="", unwatched={})
+        await it.becomes("GPU-0", State.HEALTHY)
+
+
 async def test_devices_that_go_and_the_driver_that_goes(config: Config) -> None:
     async with agent(config) as it:
         it.board.post(seen=Seen(inventory=inventory(mig=False)))
