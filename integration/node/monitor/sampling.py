@@ -1,8 +1,8 @@
 """Asking NVML what the GPUs are like, for all who want to know.
 
 Rules
-- The child begins with the first question and is ended when nobody has asked for a minute: between
-  scrapes of a minute or less it stays, and a node that nobody looks at keeps no driver busy.
+- The child begins with the first question and is ended when nobody has asked for a good minute:
+  between scrapes of a minute or less it stays, and on a node that nobody looks at there is none.
 - One question at a time. Who asks meanwhile gets the same answer.
 - An answer comes in time or is a failure, and the child is ended. After a failure NVML is left
   alone for a while, twice as long each time, and the failure stands for an answer.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NvmlSampler", "sampling"]
 
-_IDLE: Final = 60.0
+_IDLE: Final = 75.0
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
 _TO_BEGIN: Final = 5.0
