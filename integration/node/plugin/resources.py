@@ -9,8 +9,8 @@ Rules
   others; NVIDIA's plugin gives up there.
 - An instance that is cut further is a resource of its own ("mig-1c.3g.40gb"); NVIDIA's plugin gives
   up there too.
-- A device is called by its UUID, a share of it UUID::N. What has no UUID, or is excluded by the
-  configuration, is not told of at all.
+- A device is called by its UUID, a share of it UUID::N. What has no UUID, or one that another has
+  too, or is excluded by the configuration, is not told of at all.
 - What is lost, or has lost its node, stays and is unhealthy: the kubelet knows then that a pod has
   it still. A MIG device is as healthy as its GPU at best.
 - Where MIG devices matter and NVML does not answer, nothing is known of them, which is an error:
@@ -25,16 +25,17 @@ Multi-Process Service, 2.3.1.1.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from integration.node.health.values import State
-from integration.node.plugin.document import resource_name
 from integration.node.plugin.errors import (
     MigDevicesUnknown,
     MigLayoutUnsuitable,
     SettingsConflict,
     SharingUnsuitable,
 )
+from integration.node.plugin.reading import resource_name
 from integration.node.plugin.settings import SHARED_SUFFIX
 from integration.node.plugin.values import MPS, Device, Mig, Resource
 
@@ -153,7 +154,8 @@ class _Node:
         health: Mapping[str, DeviceHealth],
         numa: Mapping[str, int],
     ) -> None:
-        self.gpus = [gpu for gpu in inventory.gpus if gpu.uuid and not gpu.excluded]
+        own = _distinct([*inventory.gpus, *inventory.mig_devices])
+        self.gpus = [gpu for gpu in inventory.gpus if gpu.uuid in own and not gpu.excluded]
         self.nvml_failure = inventory.nvml_failure
         self.by_uuid = {gpu.uuid: gpu for gpu in self.gpus}
         self._faults = inventory.nodes.faults
@@ -163,7 +165,7 @@ class _Node:
         self._former: dict[str, str] = {}
         uuids = {gpu.index: gpu.uuid for gpu in self.gpus}
         for device in inventory.mig_devices:
-            if device.uuid:
+            if device.uuid in own:
                 self._mig.setdefault(device.gpu, []).append(device)
                 self._former[device.uuid] = (
                     f"MIG-{uuids.get(device.gpu, '')}"
@@ -219,6 +221,12 @@ class _Node:
                 found=f"GPUs in MIG mode, and NVML does not answer: {self.nvml_failure}",
                 do="see that nvidia-smi works on the node",
             )
+
+
+def _distinct(devices: Iterable[Gpu | MigDevice]) -> frozenset[str]:
+    """The UUIDs that one device has alone."""
+    counts = Counter(device.uuid for device in devices)
+    return frozenset(uuid for uuid, count in counts.items() if uuid and count == 1)
 
 
 _Named = dict[str, tuple[Device, ...]]

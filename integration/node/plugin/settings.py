@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from integration.node.plugin.document import Found
     from integration.node.plugin.flags import Given
 
-__all__ = ["FIELDS", "SHARED_SUFFIX", "Source", "as_document", "settings_of"]
+__all__ = ["FIELDS", "MOST_MPS_REPLICAS", "SHARED_SUFFIX", "Source", "as_document", "settings_of"]
 
 SHARED_SUFFIX: Final = ".shared"
 """What ``renameByDefault`` adds to a name."""
@@ -202,7 +202,9 @@ def _sharing(found: Mapping[str, Found]) -> Sharing:
         return Sharing()
     prefix = f"sharing.{kinds[0]}."
     kind = _KINDS[kinds[0]]
-    said = {path.removeprefix(prefix): value for path, value in found.items() if prefix in path}
+    said = {
+        path.removeprefix(prefix): value for path, value in found.items() if path.startswith(prefix)
+    }
     resources: tuple[SharedResource, ...] = said["resources"].value
     origin = said["resources"].origin
     for resource in resources:

@@ -111,6 +111,13 @@ def test_what_has_no_uuid_or_is_excluded_is_not_told_of() -> None:
     assert ids(odd, MIXED) == {"nvidia.com/mig-1g.10gb": ["MIG-2-1"]}
 
 
+def test_a_uuid_that_two_devices_have_is_handed_out_for_neither() -> None:
+    twins = node(gpu(0, uuid="GPU-x"), gpu(1, uuid="GPU-x"), gpu(2))
+    assert ids(twins, Settings()) == {"nvidia.com/gpu": ["GPU-2"]}
+    cut = node(gpu(0, mig=True), mig=(part(0, 0, uuid="MIG-x"), part(0, 1, uuid="MIG-x")))
+    assert ids(cut, MIXED) == {}
+
+
 # -- MIG ---------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from api.errors import NvshimError
 from integration.node.plugin.choosing import Choice, choose
-from integration.node.plugin.document import IGNORED, KEYS, read_document, resource_name
+from integration.node.plugin.document import IGNORED, KEYS, read_document
 from integration.node.plugin.errors import (
     NoSettingsChosen,
     SettingsConflict,
@@ -24,6 +24,7 @@ from integration.node.plugin.errors import (
     WrongSetting,
 )
 from integration.node.plugin.flags import FLAGS, Given
+from integration.node.plugin.reading import resource_name
 from integration.node.plugin.settings import FIELDS, Source, as_document, settings_of
 from integration.node.plugin.values import (
     MPS,
@@ -217,7 +218,9 @@ def test_mps_refuses_more_than_one_share_unless_told_otherwise() -> None:
         ("sharing: {mps: {resources: [{name: gpu, replicas: 2, device: 1}]}}", UnknownSetting,
          ("resources[0].device", "devices")),
         ("sharing: {mps: {resources: [{name: gpu, replicas: 2}, {name: gpu, replicas: 3}]}}",
-         WrongSetting, ("resources[1]", "already")),
+         WrongSetting, ("resources[1].name", "already")),
+        ("sharing: {mps: {resources: [{name: a, replicas: 2}, {name: b, rename: a, replicas: 3}]}}",
+         WrongSetting, ("resources[1].rename", "already")),
         ("sharing: {mps: {resources: [{name: gpu, replicas: 2, devices: none}]}}", WrongSetting,
          ("devices", "'none'")),
         ("sharing: {mps: {resources: [{name: gpu, replicas: 2, devices: 0}]}}", WrongSetting,
@@ -418,7 +421,7 @@ def some_settings(draw: st.DrawFn) -> Settings:
                 SharedResource(
                     f"nvidia.com/{name}",
                     draw(st.integers(2, 48)),
-                    draw(st.sampled_from(["", "nvidia.com/other"])),
+                    draw(st.sampled_from(["", f"nvidia.com/{name}.other"])),
                     *draw(
                         st.tuples(st.lists(DEVICES, min_size=1, unique=True).map(tuple), st.none())
                         | st.tuples(st.none(), st.none() | st.integers(1, 9))
