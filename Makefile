@@ -196,10 +196,12 @@ $(SITE)/.ready: requirements.txt $(VENV)/.ready
 	@touch $@
 
 # Programs of other releases, before a test's time is measured.
-$(CACHE)/.parts: $(VENV)/.ready integration/parts.py tests/harness/docker.py tests/harness/kubectl.py
+$(CACHE)/.parts: $(VENV)/.ready integration/parts.py tests/harness/docker.py tests/harness/kubectl.py \
+                 tests/harness/prometheus.py
 	$(VENV)/bin/python -m integration.parts trixie sid
 	$(VENV)/bin/python -m tests.harness.docker bookworm sid
 	$(VENV)/bin/python -m tests.harness.kubectl bookworm trixie sid
+	$(VENV)/bin/python -m tests.harness.prometheus
 	@touch $@
 
 $(LAUNCHER): $(SITE)/.ready shim/launcher.py $(wildcard shim/*.[ch])

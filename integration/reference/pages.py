@@ -1,4 +1,4 @@
-"""Which file of docs/ is made of what."""
+"""Which file of docs/ is made of what, and which others are."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from integration.reference import (
     capabilities,
     commands,
     configuration,
+    dashboard,
+    dcgm,
     error_codes,
     findings,
+    metrics,
     migration,
     variables,
     xids,
@@ -44,10 +47,22 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
 """Pages that are made as a whole."""
 
 BLOCKS: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
+    "metrics.md": {
+        "families": metrics.families,
+        "alerts": metrics.table_of_alerts,
+        "dcgm": dcgm.table_of_names,
+    },
     "migration.md": {"keys": migration.keys, "defaults": migration.defaults},
     "security.md": {"advisories": advisories.covered, "not-ours": advisories.not_ours},
 }
 """Tables in pages that people write, between ``<!-- made: NAME -->`` and ``<!-- made: end -->``."""
+
+FILES: Final[Mapping[str, Callable[[], str]]] = {
+    "monitoring/dashboard.json": dashboard.dashboard,
+    "monitoring/dcgm-names.yaml": dcgm.rules,
+    "components/prometheus-operator/prometheus-rule.yaml": metrics.prometheus_rule,
+}
+"""Files that are made as a whole, among the manifests of Kubernetes."""
 
 
 def _made() -> Iterator[tuple[str, str]]:
@@ -56,6 +71,8 @@ def _made() -> Iterator[tuple[str, str]]:
         yield name, _MADE + page()
     for name, blocks in BLOCKS.items():
         yield name, _with_blocks(name, blocks)
+    for name, make in FILES.items():
+        yield f"../integration/kubernetes/manifests/{name}", make()
     pictures = os.path.join(DOCS, "pictures")
     for name in sorted(os.listdir(pictures)):
         if name.endswith(".mmd"):

@@ -11,7 +11,6 @@
     exchange.py    a request and an answer, as bytes
     server.py      connections: few, short, and none waits for another
     part.py        one scrape after the other
-    dcgm.py        what of it was called what by dcgm-exporter
 
 prometheus-client has all but the table, and is what the tests judge the output by. It is not used
 here: it costs an agent 5 MB, among them an HTTP server with a thread for each request, and writes

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from integration.node.health.values import State
 from integration.node.ledger.values import DeviceUse, Ledger
 from integration.node.metrics import families as f
-from integration.node.metrics.counters import MOST, Counters
+from integration.node.metrics.counters import FAILED, MOST, OK, REFUSED, Counters
 from integration.node.metrics.text import Row
 from integration.node.refresh import Seen
 from shim import VERSION
@@ -433,7 +433,9 @@ def _plugin(moment: Moment) -> Iterator[Series]:
             for state in State
         ],
     )
-    yield f.REGISTRATIONS, _counted(counters.registrations)
-    yield f.UPDATES, _counted(counters.updates)
-    yield f.ALLOCATIONS, _counted(counters.allocations)
+    # What has not happened yet is 0, or its first time would not be seen as an increase.
+    never = {(each.name, result): 0 for each in resources for result in (OK, REFUSED, FAILED)}
+    yield f.REGISTRATIONS, _counted(never | counters.registrations)
+    yield f.UPDATES, _counted({(each.name,): 0 for each in resources} | counters.updates)
+    yield f.ALLOCATIONS, _counted(never | counters.allocations)
     yield f.ALLOCATING, [Row(key, taken) for key, taken in counters.allocating.items()]

@@ -24,9 +24,14 @@ import anyio.to_thread
 
 from api.errors import NvshimError, one_line
 from integration.node.metrics.address import parse_address
+from integration.node.metrics.errors import MetricsAddressUnusable
 from integration.node.metrics.exchange import Refused, Request, Response, accepts_gzip
 
 if TYPE_CHECKING:
+    from anyio.abc import SocketStream
+    from anyio.streams.stapled import MultiListener
+
+    from integration.node.metrics.address import Address
     from integration.node.metrics.text import Form
     from integration.node.monitor.values import Sample
     from integration.node.parts import Context
@@ -42,6 +47,11 @@ _FOR_THE_REST: Final = 1.0
 _SHORTEST_WAIT: Final = 0.1
 _TIMEOUT: Final = "x-prometheus-scrape-timeout-seconds"
 
+# Seconds until a port that is taken is tried again: the first time, and at most.
+_FIRST_PAUSE: Final = 1.0
+_LONGEST_PAUSE: Final = 30.0
+_PART: Final = "metrics"
+
 _INDEX: Final = b"""<!doctype html>
 <html lang="en"><title>nvshim node</title>
 <p>nvshim node: <a href="/metrics">metrics</a>, <a href="/healthz">healthz</a>,
@@ -56,23 +66,44 @@ async def run(context: Context) -> None:
         context: of the agent.
 
     Raises:
-        MetricsError: the address is none, or cannot be had.
+        MetricsAddressInvalid: the address is none.
     """
     if not context.options.metrics:
         await anyio.sleep_forever()
     # All of it is imported by those only who want it.
-    from integration.node.metrics.server import addresses_of, listen, serve  # noqa: PLC0415
+    from integration.node.metrics.server import addresses_of, serve  # noqa: PLC0415
 
-    listener = await listen(parse_address(context.options.metrics))
+    listener = await _listen(context, parse_address(context.options.metrics))
     context.say("info", "metrics are served", address=", ".join(addresses_of(listener)))
     scrapes = Scrapes(context)
 
     def failed(error: Exception) -> None:
         known = isinstance(error, NvshimError)
         line = str(error) if known else f"a scrape failed: {type(error).__name__}: {error}"
-        context.say("error", one_line(line), part="metrics")
+        context.say("error", one_line(line), part=_PART)
 
     await serve(listener, scrapes.answer, failed)
+
+
+async def _listen(context: Context, address: Address) -> MultiListener[SocketStream]:
+    """Listen there as soon as one can; as long as one cannot, it is a fault."""
+    from integration.node.metrics.server import listen  # noqa: PLC0415 - see above
+
+    pause, said = _FIRST_PAUSE, ""
+    while True:
+        try:
+            listener = await listen(address)
+        except MetricsAddressUnusable as error:
+            if str(error) != said:
+                said = str(error)
+                context.say("error", said, part=_PART)
+                context.board.fault(_PART, said)
+            await anyio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        else:
+            if said:
+                context.board.fault(_PART, "")
+            return listener
 
 
 @dataclass(slots=True)

@@ -1,0 +1,261 @@
+"""The real Prometheus scrapes the real agent, and a node that has all there can be."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, Final
+from urllib.request import urlopen
+
+import pytest
+import yaml
+
+from integration.inspection.bundles import Pod
+from integration.node.ledger.values import Holding, Ledger
+from integration.node.metrics.collecting import Moment, collect
+from integration.node.metrics.families import FAMILIES
+from integration.node.metrics.own import own_process
+from integration.node.metrics.text import OPENMETRICS, write
+from integration.reference.dashboard import queries
+from integration.reference.metrics import MONITORING
+from integration.simulated import Scenario, SimulatedNode
+from tests.harness.exposition import read_told
+from tests.harness.prometheus import Programs, Prometheus, Promtool
+from tests.harness.waiting import eventually
+from tests.unit.node.metrics.nodes import container, large
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+HOSTILE: Final = 'a"} 1\nnvshim_gpu_up{gpu="evil"} 0\n# \\'
+# What only a node that is in trouble has.
+_OF_TROUBLE: Final = (" == 0", " == 1", "!~", '!="healthy"', "> 0")
+
+
+@pytest.fixture(scope="module")
+def gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedNode]:
+    directory = str(tmp_path_factory.mktemp("gpus") / "node")
+    with SimulatedNode.create(directory, Scenario.load("mig")) as node:
+        yield node
+
+
+@contextmanager
+def agent(node: SimulatedNode, address: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "integration.cli", "node", "--config", node.config_path,
+            "--cdi-spec", "none", "--device-plugin", "no", "--kernel-log", "none",
+            "--log-format", "json", "--metrics", address,
+        ],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        sys.stderr.write(process.communicate()[1])  # shown if the test fails
+
+
+def status_of(node: SimulatedNode) -> dict[str, Any]:
+    with open(f"{node.state}/node.json", encoding="utf-8") as file:
+        status: dict[str, Any] = json.load(file)
+    return status
+
+
+def said(process: subprocess.Popen[str], event: str) -> dict[str, Any]:
+    """The first line of the log about something."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        document: dict[str, Any] = json.loads(line)
+        if event in document["event"]:
+            return document
+    raise AssertionError(event)
+
+
+@contextmanager
+def exporter(moment: Moment) -> Iterator[str]:
+    """Another node, that tells what the agent would."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            moment.counters.allocated("nvidia.com/gpu", 0.004, "ok")
+            told = [*collect(moment), *own_process(moment.boot)]
+            text = "".join(write(told, OPENMETRICS)).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", OPENMETRICS.type)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def everything() -> Moment:
+    """A large node, with a container of a name that nobody should have."""
+    moment = large()
+    uuid = moment.ledger.holdings[0].devices[0]
+    hostile = Holding(container(999, name=HOSTILE, pod=Pod("evil", HOSTILE)), (uuid,))
+    moment.counters.registered("nvidia.com/gpu", "ok")
+    ledger = Ledger(10.0, (*moment.ledger.holdings, hostile), moment.ledger.unknown)
+    return Moment(**{name: getattr(moment, name) for name in Moment.__slots__} | {"ledger": ledger})
+
+
+def config(directory: Path, targets: dict[str, str]) -> dict[str, Any]:
+    """The job of the manifests, with what Kubernetes would tell of the pods."""
+    with open(os.path.join(MONITORING, "scrape.yaml"), encoding="utf-8") as file:
+        (job,) = yaml.safe_load(file)["scrape_configs"]
+    del job["kubernetes_sd_configs"]
+    found = [
+        {
+            "targets": [address],
+            "labels": {
+                "__meta_kubernetes_pod_label_app_kubernetes_io_name": label,
+                "__meta_kubernetes_pod_container_port_name": "metrics",
+                "__meta_kubernetes_pod_node_name": node,
+            },
+        }
+        for node, address in targets.items()
+        for label in ("node-agent", "another")
+    ]
+    (directory / "targets.json").write_text(json.dumps(found))
+    job["file_sd_configs"] = [{"files": [str(directory / "targets.json")]}]
+    rules = [os.path.join(MONITORING, name) for name in ("alerts.yaml", "dcgm-names.yaml")]
+    every = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
+    return {"global": every, "rule_files": rules, "scrape_configs": [job]}
+
+
+def test_prometheus_knows_what_the_agent_knows(gpus: SimulatedNode, tmp_path: Path) -> None:
+    programs = Programs.of_debian()
+    with exporter(everything()) as other, agent(gpus, "127.0.0.1:0") as process:
+        address = said(process, "metrics are served")["address"]
+        targets = config(tmp_path, {"real": address, "full": other})
+        with urlopen(f"http://{address}/metrics", timeout=20) as answer:
+            text = answer.read().decode()
+        assert Promtool(programs)("check", "metrics", stdin=text) == (True, "")
+        told = {name for family in read_told(text).values() for name, _ in family.series}
+        assert told <= {name for family in FAMILIES for name in family.samples}
+        with Prometheus(programs, str(tmp_path / "prometheus"), targets) as prometheus:
+            eventually(
+                lambda: len(prometheus.query("count_over_time(up[1m]) > 2 and up == 1")) == 2,
+                "three scrapes of both", timeout=30,
+            )  # fmt: skip
+            _the_agent_is_known(prometheus, gpus)
+            _a_hostile_name_is_a_name(prometheus)
+            _nothing_is_lost(prometheus)
+            _every_query_has_an_answer(prometheus)
+            _the_rules_work(prometheus)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=20) == 0
+            gone = 'nvshim_gpu_info{instance="real"}'
+            eventually(lambda: not prometheus.query(gone), "series go with the agent", timeout=20)
+            assert prometheus.query('up{job="nvshim",instance="real"}')[0][1] == 0
+
+
+def _the_agent_is_known(prometheus: Prometheus, gpus: SimulatedNode) -> None:
+    told = prometheus.query('nvshim_mig_info{instance="real"}')
+    expected = status_of(gpus)["migDevices"]
+    assert expected
+    assert {labels["mig_uuid"] for labels, _ in told} == set(expected)
+    assert {labels["job"] for labels, _ in told} == {"nvshim"}
+    (driver,) = prometheus.query('nvshim_driver_info{instance="real"}')
+    assert driver[0]["version"] == gpus.driver_version
+    assert prometheus.query('nvshim_looks_total{instance="real"}')
+    # Of an agent that has begun a moment ago, with a time of its own clock.
+    (since,) = prometheus.query('time() - process_start_time_seconds{instance="real"}')
+    assert 0 < since[1] < 300
+
+
+def _a_hostile_name_is_a_name(prometheus: Prometheus) -> None:
+    (info,) = prometheus.query('nvshim_container_info{namespace="evil"}')
+    assert info[0]["pod"] == HOSTILE
+    assert info[0]["container"] == HOSTILE
+    assert prometheus.query('nvshim_gpu_up{gpu="evil"}') == []
+
+
+def _nothing_is_lost(prometheus: Prometheus) -> None:
+    names = set(prometheus.get("label/__name__/values"))
+    missing = {name for family in FAMILIES for name in family.samples} - names
+    assert missing == set()
+    in_types = {
+        name: entries[0]["type"]
+        for name, entries in prometheus.get("metadata", limit="500").items()
+    }
+    assert in_types["nvshim_gpu_energy_joules"] == "counter"
+    (added,) = prometheus.query('scrape_samples_post_metric_relabeling{instance="full"}')
+    assert added[1] > 6000
+
+
+def _every_query_has_an_answer(prometheus: Prometheus) -> None:
+    unanswered = []
+    for query in queries():
+        text = query.replace("$__rate_interval", "1m")
+        text = re.sub(r"\$(instance|gpu|namespace)", ".*", text)
+        if not prometheus.query(text) and not any(word in text for word in _OF_TROUBLE):
+            unanswered.append(text)
+    assert unanswered == []
+    # Prometheus says which are none.
+    with pytest.raises(OSError, match="400"):
+        prometheus.query("sum by (gpu (nvshim_gpu_up)")
+
+
+def _the_rules_work(prometheus: Prometheus) -> None:
+    def rules() -> list[dict[str, Any]]:
+        groups = prometheus.get("rules")["groups"]
+        return [rule for group in groups for rule in group["rules"]]
+
+    eventually(lambda: all(rule["health"] != "unknown" for rule in rules()), "rules are evaluated")
+    assert [rule["lastError"] for rule in rules() if rule["health"] != "ok"] == []
+    told = [alert for rule in rules() for alert in rule.get("alerts", ())]
+    assert {"NvshimContainerStale", "NvshimPartDown"} <= {
+        alert["labels"]["alertname"] for alert in told
+    }
+    for alert in told:
+        assert not re.search(r"<no value>|<error|\{\{", json.dumps(alert["annotations"])), alert
+    assert prometheus.query('DCGM_FI_DEV_GPU_UTIL{Hostname="full",gpu="3"}')[0][1] == 50
+
+
+def test_a_port_that_is_taken_is_said_and_had_when_it_is_free(gpus: SimulatedNode) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    port = server.server_address[1]
+    try:
+        with agent(gpus, f"127.0.0.1:{port}") as process:
+            fault = said(process, "NVSHIM-E2786")
+            assert fault["part"] == "metrics"
+            eventually(lambda: "E2786" in str(status_of(gpus)["faults"]), "it is in the status")
+            server.server_close()
+            said(process, "metrics are served")
+            eventually(lambda: "E2786" not in str(status_of(gpus)["faults"]), "it is over")
+            with urlopen(f"http://127.0.0.1:{port}/healthz", timeout=20) as answer:
+                assert answer.read() == b"ok\n"
+            with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=20) as answer:
+                assert answer.status == 200
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=20) == 0
+    finally:
+        server.server_close()
+
+
+def test_an_address_that_is_none_is_refused_before_anything_is_begun(gpus: SimulatedNode) -> None:
+    with agent(gpus, "unix:/run/metrics.sock") as process:
+        assert process.wait(timeout=20) == 1
+        assert process.stderr is not None
+        assert process.stderr.read().startswith("NVSHIM-E2785 metrics-address-invalid: ")

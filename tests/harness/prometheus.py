@@ -1,0 +1,195 @@
+"""The real Prometheus, of Debian, unmodified and not installed: the server, and promtool.
+
+``python -m tests.harness.prometheus`` has the programs ready.
+
+Source: prometheus(1), promtool(1); Prometheus' HTTP API.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self
+from urllib.parse import urlencode
+from urllib.request import urlopen
+
+import yaml
+
+from integration.packages import default_cache, fetch, unpack
+from integration.patience import PATIENCE
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+__all__ = ["Programs", "Prometheus", "Promtool"]
+
+# Its programs need no library but libc, of any release since.
+_RELEASE: Final = "bookworm"
+_PACKAGE: Final = "prometheus"
+_NAMES: Final = ("prometheus", "promtool")
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """Where they are.
+
+    Attributes:
+        prometheus: the server.
+        promtool: what checks files for it.
+    """
+
+    prometheus: str
+    promtool: str
+
+    @classmethod
+    def of_debian(cls, *, say: Callable[[str], None] | None = None) -> Self:
+        """Those of Debian."""
+        into = os.path.join(default_cache(), f"{_RELEASE}-{_PACKAGE}")
+        directory = os.path.join(into, "unpacked")
+        debs = fetch([_PACKAGE], into, release=_RELEASE, say=say)
+        unpack(debs, directory, finish=_keep_programs)
+        return cls(*(os.path.join(directory, name) for name in _NAMES))
+
+
+def _keep_programs(new: str) -> None:
+    """Throw away its pages and pictures, which are many."""
+    for name in _NAMES:
+        os.rename(os.path.join(new, "usr", "bin", name), os.path.join(new, name))
+    for name in os.listdir(new):
+        if name not in _NAMES:
+            shutil.rmtree(os.path.join(new, name))
+
+
+class Promtool:
+    """What checks metrics and rules.
+
+    Args:
+        programs: those of Debian.
+    """
+
+    def __init__(self, programs: Programs) -> None:
+        self._program = programs.promtool
+
+    def __call__(self, *words: str, stdin: str = "") -> tuple[bool, str]:
+        """Run it; returns whether it found nothing wrong, and what it said."""
+        done = subprocess.run(
+            [self._program, *words],
+            input=stdin, capture_output=True, text=True, timeout=50 * PATIENCE, check=False,
+            env={"PATH": "/usr/bin:/bin", "TZ": "UTC"},
+        )  # fmt: skip
+        return done.returncode == 0, done.stdout + done.stderr
+
+
+class Prometheus:
+    """A Prometheus of our own. As a context it runs.
+
+    Args:
+        programs: those of Debian.
+        directory: for all its files.
+        config: of prometheus.yml.
+    """
+
+    def __init__(self, programs: Programs, directory: str, config: dict[str, Any]) -> None:
+        self._programs = programs
+        self._directory = directory
+        self._config = config
+        self._process: subprocess.Popen[bytes] | None = None
+        self._url = ""
+
+    def __enter__(self) -> Self:
+        os.makedirs(self._directory, exist_ok=True)
+        path = os.path.join(self._directory, "prometheus.yml")
+        with open(path, "w", encoding="utf-8") as file:
+            yaml.safe_dump(self._config, file)
+        with open(os.path.join(self._directory, "log"), "wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    self._programs.prometheus, f"--config.file={path}", "--log.level=warn",
+                    f"--storage.tsdb.path={self._directory}/data",
+                    "--web.listen-address=127.0.0.1:0",
+                ],
+                cwd=self._directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env={"PATH": "/usr/bin:/bin", "GOMAXPROCS": "2", "TZ": "UTC"},
+            )  # fmt: skip
+        try:
+            port = eventually(self._port, "a port of Prometheus", timeout=20)
+            self._url = f"http://127.0.0.1:{port}"
+            eventually(self._is_ready, "Prometheus is ready", timeout=20)
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop()
+
+    def get(self, path: str, **parameters: str) -> Any:
+        """What the API answers."""
+        with urlopen(
+            f"{self._url}/api/v1/{path}?{urlencode(parameters)}", timeout=20 * PATIENCE
+        ) as answer:
+            document = json.load(answer)
+        assert document["status"] == "success", document
+        return document["data"]
+
+    def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
+        """The series that an expression has now, with their values."""
+        data = self.get("query", query=expression)
+        if data["resultType"] == "scalar":
+            return [({}, float(data["result"][1]))]
+        return [(each["metric"], float(each["value"][1])) for each in data["result"]]
+
+    def _is_ready(self) -> bool:
+        try:
+            with urlopen(f"{self._url}/-/ready", timeout=20 * PATIENCE) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def _port(self) -> int:
+        """The port that it listens on; it was asked to choose."""
+        assert self._process is not None
+        assert self._process.poll() is None, self._said()
+        pid = self._process.pid
+        sockets = set()
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                sockets.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+            except FileNotFoundError:
+                continue
+        with open(f"/proc/{pid}/net/tcp", encoding="ascii") as file:
+            for line in list(file)[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                    return int(fields[1].rpartition(":")[2], 16)
+        return 0
+
+    def _said(self) -> str:
+        with open(os.path.join(self._directory, "log"), encoding="utf-8") as file:
+            return file.read()
+
+    def _stop(self) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(10 * PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+
+if __name__ == "__main__":
+    Programs.of_debian(say=print)

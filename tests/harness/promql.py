@@ -1,0 +1,36 @@
+"""Which metrics an expression of PromQL names.
+
+Prometheus' own parser says whether an expression is one; it has no way to say what is in it. So
+this takes an expression that it accepts, and leaves out all that is no name of a metric.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+__all__ = ["metrics_in"]
+
+_STRING: Final = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|`[^`]*`')
+_COMMENT: Final = re.compile(r"#[^\n]*")
+_LABELS: Final = re.compile(r"\{[^{}]*\}")
+_RANGE: Final = re.compile(r"\[[^][]*\]")
+_LISTS: Final = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^()]*\)")
+_NAME: Final = re.compile(r"(?<![0-9.\w:])([a-zA-Z_:][\w:]*)(?!\s*\()\b(?!\s*\()")
+_WORDS: Final = frozenset({
+    "and", "or", "unless", "bool", "offset", "by", "without", "on", "ignoring", "group_left",
+    "group_right", "inf", "nan", "atan2",
+})  # fmt: skip
+
+
+def metrics_in(expression: str) -> set[str]:
+    """The names.
+
+    Args:
+        expression: that Prometheus accepts.
+    """
+    text = expression
+    for pattern in (_STRING, _COMMENT, _LABELS, _RANGE, _LISTS):
+        text = pattern.sub(" ", text)
+    text = re.sub(r"\boffset\s+-?\w+", " ", text)
+    return {name for name in _NAME.findall(text) if name.lower() not in _WORDS}
