@@ -157,6 +157,13 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
             (("histogram_quantile(0.99, sum by (le) "
              f"(rate(nvshim_allocation_duration_seconds_bucket{{{_ON}}}[$__rate_interval])))"),
              "p99"),), "s"),
+        Panel("Given away, and held by nobody", (
+            (f"nvshim_resource_devices_unheld{{{_ON}}}", "{{instance}} {{resource}}"),)),
+        Panel("MPS", ((f"nvshim_mps_daemon_up{{{_ON}}}", "{{instance}} {{resource}}"),),
+              help="Whether containers can use the control daemon."),
+        Panel("Restarts of MPS", (
+            (f"increase(nvshim_mps_daemon_restarts_total{{{_ON}}}[1h])",
+             "{{instance}} {{resource}}"),), help="Within an hour."),
         Panel("Registrations", (
             (f"sum by (instance, result) (nvshim_kubelet_registrations_total{{{_ON}}})",
              "{{instance}} {{result}}"),), width=12),

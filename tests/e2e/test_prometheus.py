@@ -17,7 +17,7 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
-from integration.inspection.bundles import Pod
+from integration.inspection.bundles import TASKS, Pod
 from integration.node.ledger.values import Holding, Ledger
 from integration.node.metrics.collecting import Moment, collect
 from integration.node.metrics.families import FAMILIES
@@ -27,6 +27,7 @@ from integration.reference.dashboard import queries
 from integration.reference.metrics import MONITORING
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.exposition import read_told
+from tests.harness.pages import read_page
 from tests.harness.prometheus import Programs, Prometheus, Promtool
 from tests.harness.waiting import eventually
 from tests.unit.node.metrics.nodes import container, large
@@ -48,12 +49,14 @@ def gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedNode]:
 
 
 @contextmanager
-def agent(node: SimulatedNode, address: str) -> Iterator[subprocess.Popen[str]]:
+def agent(
+    node: SimulatedNode, address: str, state: str = "/nonexistent"
+) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [
             sys.executable, "-m", "integration.cli", "node", "--config", node.config_path,
             "--cdi-spec", "none", "--device-plugin", "no", "--kernel-log", "none",
-            "--log-format", "json", "--metrics", address,
+            "--log-format", "json", "--metrics", address, "--containerd-state", state,
         ],
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -145,7 +148,12 @@ def config(directory: Path, targets: dict[str, str]) -> dict[str, Any]:
 
 def test_prometheus_knows_what_the_agent_knows(gpus: SimulatedNode, tmp_path: Path) -> None:
     programs = Programs.of_debian()
-    with exporter(everything()) as other, agent(gpus, "127.0.0.1:0") as process:
+    state = tmp_path / "containerd"
+    (state / TASKS / "k8s.io").mkdir(parents=True)
+    with (
+        exporter(everything()) as other,
+        agent(gpus, "127.0.0.1:0", str(state)) as process,
+    ):
         address = said(process, "metrics are served")["address"]
         targets = config(tmp_path, {"real": address, "full": other})
         with urlopen(f"http://{address}/metrics", timeout=20) as answer:
@@ -159,10 +167,12 @@ def test_prometheus_knows_what_the_agent_knows(gpus: SimulatedNode, tmp_path: Pa
                 "three scrapes of both", timeout=30,
             )  # fmt: skip
             _the_agent_is_known(prometheus, gpus)
+            _what_happens_is_told(prometheus, gpus, state / TASKS / "k8s.io" / "one")
             _a_hostile_name_is_a_name(prometheus)
             _nothing_is_lost(prometheus)
             _every_query_has_an_answer(prometheus)
             _the_rules_work(prometheus)
+            _a_driver_that_hangs_is_told_of_in_time(prometheus, gpus)
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=20) == 0
             gone = 'nvshim_gpu_info{instance="real"}'
@@ -182,6 +192,69 @@ def _the_agent_is_known(prometheus: Prometheus, gpus: SimulatedNode) -> None:
     # Of an agent that has begun a moment ago, with a time of its own clock.
     (since,) = prometheus.query('time() - process_start_time_seconds{instance="real"}')
     assert 0 < since[1] < 300
+
+
+def _what_happens_is_told(prometheus: Prometheus, gpus: SimulatedNode, bundle: Path) -> None:
+    """On a GPU that is in no MIG mode: a container, a process of none, and an error."""
+    uuid = status_of(gpus)["gpus"][3]
+    annotations = {"namespace": "team-b", "name": "notebook"}
+    spec = {
+        "annotations": {
+            **{f"io.kubernetes.cri.sandbox-{key}": value for key, value in annotations.items()},
+            "io.kubernetes.cri.container-name": "jupyter",
+        }
+    }
+    bundle.mkdir()
+    (bundle / "config.json").write_text(json.dumps(spec))
+    grant = {"grant": {"gpus": [{"uuid": uuid}], "mig_devices": []}}
+    (bundle / "nvidia.json").write_text(json.dumps(grant))
+    write_state(gpus, "processes", f"3 {os.getpid()} {1 << 30} 60 1 2 3\n")
+    write_state(gpus, "events", "3 8 79\n")
+    of = 'instance="real",gpu="3"'
+    for query, expected in (
+        (f"nvshim_container_device_info{{{of}}}", 1),
+        (f"nvshim_container_gpu_memory_used_bytes{{{of},container='jupyter'}}", 0),
+        (f"nvshim_device_containers{{{of}}}", 1),
+        (f"nvshim_outside_gpu_memory_used_bytes{{{of}}}", 1 << 30),
+        (f"nvshim_gpu_utilization_ratio{{{of}}}", 0.6),
+        (f"nvshim_gpu_xid_errors_total{{{of},xid='79'}}", 1),
+        (f"time() - nvshim_gpu_xid_last_timestamp_seconds{{{of}}} < bool 300", 1),
+        (f"nvshim_device_health{{{of},state='unhealthy'}}", 1),
+        (f"nvshim_device_last_xid{{{of}}}", 79),
+    ):
+        eventually(
+            lambda query=query: [value for _, value in prometheus.query(query)],  # type: ignore[misc]
+            query, timeout=20,
+        )  # fmt: skip
+        eventually(
+            lambda query=query, expected=expected: (  # type: ignore[misc]
+                prometheus.query(query)[0][1] == expected
+            ),
+            f"{query} is {expected}", timeout=20,
+        )  # fmt: skip
+    (held,) = prometheus.query(f"nvshim_container_device_info{{{of}}}")
+    assert (held[0]["namespace"], held[0]["pod"], held[0]["uuid"]) == ("team-b", "notebook", uuid)
+    for name in os.listdir(bundle):
+        os.unlink(bundle / name)
+    bundle.rmdir()
+    gone = f"nvshim_container_device_info{{{of}}}"
+    eventually(lambda: not prometheus.query(gone), "a series goes with its container", timeout=20)
+
+
+def write_state(gpus: SimulatedNode, name: str, text: str) -> None:
+    with open(f"{gpus.state}/nvml-{name}", "a", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _a_driver_that_hangs_is_told_of_in_time(prometheus: Prometheus, gpus: SimulatedNode) -> None:
+    write_state(gpus, "faults", "any=hang\n")
+    down = 'nvshim_nvml_up{instance="real"} == 0'
+    eventually(lambda: prometheus.query(down), "NVML is down", timeout=30)
+    assert prometheus.query('up{instance="real"}')[0][1] == 1
+    assert prometheus.query('nvshim_gpu_info{instance="real"}')
+    gone = 'nvshim_gpu_power_watts{instance="real"}'
+    eventually(lambda: not prometheus.query(gone), "what only NVML knows is not told", timeout=20)
+    os.unlink(f"{gpus.state}/nvml-faults")
 
 
 def _a_hostile_name_is_a_name(prometheus: Prometheus) -> None:
@@ -212,6 +285,9 @@ def _every_query_has_an_answer(prometheus: Prometheus) -> None:
         if not prometheus.query(text) and not any(word in text for word in _OF_TROUBLE):
             unanswered.append(text)
     assert unanswered == []
+    of_the_page = re.findall(r"```promql\n(.*?)```", read_page("docs/metrics.md"), re.DOTALL)
+    assert of_the_page
+    assert [text for text in of_the_page if not prometheus.query(text)] == []
     # Prometheus says which are none.
     with pytest.raises(OSError, match="400"):
         prometheus.query("sum by (gpu (nvshim_gpu_up)")

@@ -5,7 +5,6 @@ Rules
   counted goes on meanwhile, and only grows.
 - A GPU is told of if the inventory has it; one that only NVML knows is told of by its UUID alone.
 - What NVML said some time ago is not told again when it does not answer.
-- A container without a process on a device that it holds uses nothing of it, if NVML answered.
 
 Source: the tables of :mod:`.families`; NVML's nvmlClocksEventReasons for the reasons of throttling.
 """
@@ -13,7 +12,7 @@ Source: the tables of :mod:`.families`; NVML's nvmlClocksEventReasons for the re
 from __future__ import annotations
 
 import platform
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from integration.node.health.values import DeviceHealth
     from integration.node.metrics.families import Family
     from integration.node.monitor.values import GpuSample, Sample
+    from integration.node.mps.values import MpsDaemon
     from integration.node.plugin.values import Resource
 
 __all__ = ["REASONS", "Moment", "collect"]
@@ -78,6 +78,7 @@ class Moment:
     ledger: Ledger = field(default_factory=Ledger)
     usage: tuple[DeviceUse, ...] = ()
     resources: tuple[Resource, ...] = ()
+    mps: Mapping[str, MpsDaemon] = field(default_factory=dict)
     faults: Mapping[str, str] = field(default_factory=dict)
     parts: tuple[str, ...] = ()
     counters: Counters = field(default_factory=Counters)
@@ -98,6 +99,7 @@ class Moment:
             ledger=board.ledger,
             usage=board.usage,
             resources=board.resources,
+            mps=board.mps,
             faults=board.faults,
             parts=parts,
             counters=board.counters,
@@ -368,7 +370,7 @@ def _containers(moment: Moment, names: _Names) -> Iterator[Series]:
     yield f.CONTAINER_ORPHAN, _flags(orphan)
     yield f.CONTAINER_DEVICE, _flags(devices)
     if moment.answered:
-        yield from _usage(moment, names, devices)
+        yield from _usage(moment, names)
     yield f.UNREADABLE, [Row((), len(moment.ledger.unknown))]
 
 
@@ -389,10 +391,9 @@ _OF_OUTSIDE: Final = (
     (f.OUTSIDE_MEMORY, lambda u: u.memory_bytes),
     (f.OUTSIDE_PROCESSES, lambda u: len(u.processes)),
 )
-_NOTHING: Final = (f.USE_MEMORY, f.USE_PROCESSES)
 
 
-def _usage(moment: Moment, names: _Names, held: Iterable[Names]) -> Iterator[Series]:
+def _usage(moment: Moment, names: _Names) -> Iterator[Series]:
     """What is used of each device. Two containers of one name are told of as one."""
     inside = [
         ((*_names_of(use.holding.container), *names.of(use.device)), use)
@@ -400,11 +401,8 @@ def _usage(moment: Moment, names: _Names, held: Iterable[Names]) -> Iterator[Ser
         if use.holding is not None
     ]
     outside = [(names.of(use.device), use) for use in moment.usage if use.holding is None]
-    idle = dict.fromkeys(held, 0) if moment.usage else {}
-    for labels, _ in inside:
-        idle.pop(labels, None)
     for family, value in _OF_USE:
-        sums: dict[Names, float] = dict(idle) if family in _NOTHING else {}
+        sums: dict[Names, float] = {}
         for labels, use in inside:
             amount = value(use)
             if amount is not None:
@@ -433,6 +431,16 @@ def _plugin(moment: Moment) -> Iterator[Series]:
             for state in State
         ],
     )
+    unheld = Counter(each.resource for each in moment.ledger.unheld)
+    yield (
+        f.UNHELD,
+        [
+            Row((name,), unheld[name])
+            for name in dict.fromkeys((*(r.name for r in resources), *unheld))
+        ],
+    )
+    yield f.MPS_UP, [Row((each.resource,), not each.unready) for each in moment.mps.values()]
+    yield f.MPS_RESTARTS, [Row((each.resource,), each.restarts) for each in moment.mps.values()]
     # What has not happened yet is 0, or its first time would not be seen as an increase.
     never = {(each.name, result): 0 for each in resources for result in (OK, REFUSED, FAILED)}
     yield f.REGISTRATIONS, _counted(never | counters.registrations)

@@ -302,6 +302,19 @@ RESOURCE_DEVICES = Family(
     "How many devices, or shares of devices, of a resource are in that state.",
     ("resource", "state"),
 )  # fmt: skip
+UNHELD = Family(
+    "nvshim_resource_devices_unheld", Kind.GAUGE,
+    "How many devices of a resource the kubelet has given to containers that do not have them yet.",
+    ("resource",),
+)  # fmt: skip
+MPS_UP = Family(
+    "nvshim_mps_daemon_up", Kind.GAUGE,
+    "Whether containers can use the MPS control daemon of a resource.", ("resource",),
+)  # fmt: skip
+MPS_RESTARTS = Family(
+    "nvshim_mps_daemon_restarts_total", Kind.COUNTER,
+    "How often it was started again because it had ended by itself.", ("resource",),
+)  # fmt: skip
 REGISTRATIONS = Family(
     "nvshim_kubelet_registrations_total", Kind.COUNTER,
     "Registrations with a kubelet, by result.", ("resource", "result"),
@@ -338,8 +351,8 @@ GROUPS: Final = (
         OUTSIDE_PROCESSES, UNREADABLE,
     )),
     Group("The device plugin", (
-        RESOURCE, RESOURCE_REPLICAS, RESOURCE_DEVICES, REGISTRATIONS, UPDATES, ALLOCATIONS,
-        ALLOCATING,
+        RESOURCE, RESOURCE_REPLICAS, RESOURCE_DEVICES, UNHELD, MPS_UP, MPS_RESTARTS, REGISTRATIONS,
+        UPDATES, ALLOCATIONS, ALLOCATING,
     )),
 )  # fmt: skip
 """All families, by what they are of."""

@@ -202,7 +202,10 @@ class Scrapes:
         sample = None
         with anyio.move_on_after(wait):
             sample = await self._context.board.sampler.sample(max_age=FRESH)
-            await usage_by(self._context, sample)  # so that the board's is of now, too
+            try:
+                await usage_by(self._context, sample)  # so that the board's is of now, too
+            except Exception as error:  # noqa: BLE001 - the rest is known all the same
+                self._context.say("error", one_line(f"usage: {error}"), part=_PART)
         return sample
 
     async def _ready(self) -> Response:

@@ -80,7 +80,7 @@ def test_the_site_is_built_without_a_warning_and_asks_nobody_for_anything(tmp_pa
 # -- commands -------------------------------------------------------------------------------
 
 # What a page for people who are to run it may be made of.
-KINDS: Final = {"", "console", "toml", "json", "yaml", "ini", "text"}
+KINDS: Final = {"", "console", "toml", "json", "yaml", "ini", "text", "promql"}
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -10,10 +10,11 @@ from hooks.node.gpus import Gpu, MigDevice, Nodes
 from hooks.node.inventory import Inventory
 from integration.inspection.bundles import Container, Pod
 from integration.node.health.values import DeviceHealth, State
-from integration.node.ledger.values import DeviceUse, Holding, Ledger
+from integration.node.ledger.values import DeviceUse, Holding, Ledger, Unheld
 from integration.node.metrics.collecting import Moment
 from integration.node.metrics.counters import FAILED, OK, REFUSED, Counters
 from integration.node.monitor.values import DeviceSample, GpuEvent, GpuSample, Sample
+from integration.node.mps.values import MpsDaemon
 from integration.node.plugin.values import TIME_SLICING, Device, Resource
 from integration.node.refresh import Seen
 
@@ -95,6 +96,7 @@ def large(*, gpus: int = 16, mig: int = 7, containers: int = 500) -> Moment:
             DeviceUse(None, gpu_uuid(0), (7,), 1 << 20),
         ),
         resources=_resources(gpus, mig),
+        mps={"nvidia.com/gpu": MpsDaemon("nvidia.com/gpu", (gpu_uuid(0),), "it ended", restarts=3)},
         faults={"plugin": "no kubelet"},
         parts=("plugin", "metrics"),
         counters=_counters(),
@@ -125,7 +127,8 @@ def _ledger(gpus: int, mig: int, containers: int) -> Ledger:
         uuid = mig_uuid(gpu, number % mig) if mig else gpu_uuid(gpu)
         stale = "driver 535 is gone" if number % 10 == 1 else ""
         holdings.append(holding(number, uuid, gpu_uuid(gpu), stale=stale))
-    return Ledger(10.0, tuple(holdings), ("one could not be read",))
+    unheld = Unheld("team-a", "training-new", "main", "nvidia.com/gpu", gpu_uuid(0))
+    return Ledger(10.0, tuple(holdings), ("one could not be read",), (unheld,))
 
 
 def _resources(gpus: int, mig: int) -> tuple[Resource, ...]:

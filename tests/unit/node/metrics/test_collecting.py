@@ -143,18 +143,6 @@ def test_two_containers_of_one_name_are_told_of_as_one() -> None:
     assert len(told["nvshim_container_info"]) == 2
 
 
-def test_a_container_without_a_process_uses_nothing() -> None:
-    holdings = (holding(1, gpu_uuid(0), gpu_uuid(0)), holding(2, gpu_uuid(0), gpu_uuid(0)))
-    moment = replace(
-        large(gpus=1, mig=0, containers=0),
-        ledger=Ledger(1.0, holdings),
-        usage=(DeviceUse(holdings[0], gpu_uuid(0), (1,), 100, 10),),
-    )
-    told = values(moment)
-    assert sorted(told["nvshim_container_gpu_memory_used_bytes"].values()) == [0, 100]
-    assert list(told["nvshim_container_gpu_sm_utilization_ratio"].values()) == [0.1]
-
-
 def test_what_is_gone_is_told_no_more() -> None:
     moment = large(gpus=2, mig=0, containers=2)
     before = values(moment)

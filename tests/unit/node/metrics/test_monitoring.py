@@ -235,6 +235,14 @@ CASES: Final[dict[str, tuple[int, dict[str, str], dict[str, str]]]] = {
         31, {'nvshim_containers_unreadable{instance="n"}': "1x40"},
         {'nvshim_containers_unreadable{instance="n"}': "0x40"},
     ),
+    "NvshimDeviceUnheld": (
+        61, {'nvshim_resource_devices_unheld{instance="n",resource="r"}': "2x70"},
+        {'nvshim_resource_devices_unheld{instance="n",resource="r"}': "2x50 0 2x20"},
+    ),
+    "NvshimMpsDown": (
+        6, {'nvshim_mps_daemon_up{instance="n",resource="r"}': "0x9"},
+        {'nvshim_mps_daemon_up{instance="n",resource="r"}': "1x9"},
+    ),
     "NvshimAllocationsFail": (
         9, {'nvshim_allocations_total{instance="n",resource="r",result="failed"}': "0x5 1x9"},
         {'nvshim_allocations_total{instance="n",resource="r",result="ok"}': "0+1x20"},
