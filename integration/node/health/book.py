@@ -218,7 +218,8 @@ def saw(
     book = replace(book, load=load or book.load)
     if places is None:
         there = [uuid for uuid in book.conditions if uuid not in book.gone]
-        return _stepped(book, there, Lost(f"the driver is gone: {why}"), now, rules)
+        gone = Lost(f"the driver is gone: {why}", "install or load the driver")
+        return _stepped(book, there, gone, now, rules)
     book = _gone(book, places, now, rules, complete=complete)
     conditions = dict(book.conditions)
     for uuid, place in places.items():
@@ -245,7 +246,7 @@ def _gone(
         and uuid not in book.gone
         and (place.is_gpu or complete or place.gpu not in places)
     ]
-    book = _stepped(book, missing, Lost(_GONE), now, rules)
+    book = _stepped(book, missing, Lost(_GONE, "look why it is gone"), now, rules)
     book = replace(book, gone=book.gone.union(missing))
     old = {
         uuid

@@ -197,9 +197,15 @@ class Contained:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """It does not answer, while others do."""
+    """It does not answer, while others do, or is not there.
+
+    Attributes:
+        why: for people.
+        remedy: what a person can do.
+    """
 
     why: str
+    remedy: str = "reset the GPU, or reboot the node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,9 +266,9 @@ def step(condition: Condition, signal: Signal, now: Moment, rules: Rules) -> Con
             if condition.xid == xid and condition.need == Need.RESET and not condition.lost:
                 return replace(condition, need=Need.PROOF)
             return condition
-        case Lost(why):
+        case Lost(why, remedy):
             known = replace(condition, lost=why, last_error=now.boot)
-            return _bad(known, Need.PROOF, why, now, rules, remedy=_OF_LOST)
+            return _bad(known, Need.PROOF, why, now, rules, remedy=remedy)
         case Answer():
             return _after_answer(condition, signal, now, rules)
         case Silence(why):
@@ -281,7 +287,6 @@ def step(condition: Condition, signal: Signal, now: Moment, rules: Rules) -> Con
             assert_never(signal)
 
 
-_OF_LOST: Final = "reset the GPU, or reboot the node"
 _OF_ROWS: Final = "reset the GPU; if it comes back, have it replaced"
 _OF_PENDING: Final = "reset the GPU when it is free (nvidia-smi --gpu-reset)"
 

@@ -100,6 +100,8 @@ async def run(context: Context) -> None:
     if not policy.judged:
         context.say("warning", "no device's health is judged", reason="DP_DISABLE_HEALTHCHECKS")
         context.board.post(health={})
+        with suppress(OSError):  # what one before it has thought is not shown as of now
+            store.write(context.config, store.read(context.config).book, judged=False)
         await anyio.sleep_forever()
     await _Ward(context, policy).watch()
 

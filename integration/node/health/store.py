@@ -31,6 +31,7 @@ __all__ = ["Record", "boot_id", "load_of_driver", "path_of", "read", "read_devic
 
 _NAME: Final = "health.json"
 _FORMAT: Final = 1
+_MODE: Final = 0o600  # it names containers
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +79,13 @@ def _text(path: str) -> str | None:
         return None
 
 
-def write(config: Config, book: Book) -> None:
+def write(config: Config, book: Book, *, judged: bool = True) -> None:
     """Write the file.
 
     Args:
         config: where it is.
         book: what is known.
+        judged: whether anybody judges devices: otherwise it is only kept for an agent that does.
 
     Raises:
         OSError: it cannot be written; what was there is untouched.
@@ -92,6 +94,7 @@ def write(config: Config, book: Book) -> None:
         "format": _FORMAT,
         "boot": boot_id(config),
         "load": book.load,
+        "judged": judged,
         "devices": [
             {
                 **asdict(book.places[uuid]),
@@ -104,7 +107,7 @@ def write(config: Config, book: Book) -> None:
     content = json.dumps(document, indent=1).encode() + b"\n"
     path = path_of(config)
     if read_file(path) != content:
-        replace_file(path, content)
+        replace_file(path, content, mode=_MODE)
 
 
 def read_devices(config: Config) -> list[dict[str, Any]] | None:
@@ -119,7 +122,7 @@ def read_devices(config: Config) -> list[dict[str, Any]] | None:
         return None
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
         return None
-    devices = document.get("devices")
+    devices = document.get("devices") if document.get("judged") is True else None
     if document.get("boot") != boot_id(config) or not isinstance(devices, list):
         return None
     return [each for each in devices if _condition(each) is not None]

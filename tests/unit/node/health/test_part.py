@@ -273,6 +273,10 @@ async def test_devices_that_go_and_the_driver_that_goes(config: Config) -> None:
 async def test_what_is_not_to_be_judged_is_not(config: Config) -> None:
     with pytest.raises(XidListWrong):
         await run(Context(config, Options("", 1, ignored_xids="x"), print))
+    async with agent(config) as it:
+        it.tell(79)
+        await it.becomes("GPU-0", State.UNHEALTHY)
+        await it.until(lambda: "unhealthy" in json.dumps(store.read_devices(config)), "written")
     lines: list[str] = []
     context = Context(
         config, Options("", 1, ignored_xids="all"), lambda _, event, **__: lines.append(event)
@@ -280,3 +284,6 @@ async def test_what_is_not_to_be_judged_is_not(config: Config) -> None:
     with anyio.move_on_after(0.1):
         await run(context)
     assert lines == ["no device's health is judged"]
+    assert store.read_devices(config) is None
+    async with agent(config) as it:  # it was forgotten by nobody
+        assert it.board.health["GPU-0"].state == State.UNHEALTHY

@@ -58,6 +58,7 @@ def test_what_was_known_is_known_again_in_the_same_boot(config: Config, tmp_path
     devices = store.read_devices(config)
     assert devices is not None
     assert [each["state"] for each in devices] == ["unhealthy", "unhealthy"]
+    assert os.stat(store.path_of(config)).st_mode & 0o777 == 0o600  # it names containers
     before = os.stat(store.path_of(config)).st_ino
     store.write(config, ill())
     assert os.stat(store.path_of(config)).st_ino == before  # it is as it was
