@@ -10,7 +10,7 @@ seen           the look        all
 sample         monitor         health, usage, metrics
 sampler        monitor         health, usage, metrics: they ask it for a sample
 unwatched      monitor         health, metrics
-let_go         monitor         itself: NVML is not to be asked now
+let_go         monitor         itself, mps: NVML is not to be asked now
 health         health          plugin, metrics, ``nvshim list``
 xids           health          metrics
 ledger         ledger          health (who is to blame), metrics

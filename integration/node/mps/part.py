@@ -5,6 +5,7 @@ Rules
   NVML does not answer, nothing is started and nothing is stopped.
 - A daemon of a driver that is gone, or was replaced, is drained: it keeps the driver's old files
   open, and the kernel module.
+- While the agent is to let go of the GPUs, daemons are drained as well.
 - What a predecessor has left below ``mpsRoot`` is taken over, or taken away.
 - The file .ready is there while every daemon serves; the shared memory as long as there is one.
 """
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-_NAMES = ("seen", "settings", "resources")
+_NAMES = ("seen", "settings", "resources", "let_go")
 
 
 async def run(context: Context) -> None:
@@ -74,31 +75,34 @@ class _Mps:
     def _look(self, tasks: TaskGroup) -> None:
         """Go by what is known now."""
         settings, inventory = self._board.settings, self._board.seen.inventory
-        if settings is None or (inventory is not None and inventory.nvml_failure):
+        doubtful = inventory is not None and inventory.nvml_failure and not self._board.let_go
+        if settings is None or doubtful:
             return
         plans = self._plans(settings)
+        left: tuple[Places, ...] = ()
         if settings.mps_root not in self._roots:
             self._roots.add(settings.mps_root)
-            plans = {**dict.fromkeys(places_in(settings.mps_root)), **plans}
+            left = tuple(places_in(settings.mps_root))
         programs = self._programs()
-        for places in plans:
+        for places in dict.fromkeys((*left, *plans)):
             if places not in self._keepers:
                 self._begin(places, tasks)
         for places, keeper in self._keepers.items():
             keeper.want(plans.get(places), programs)
         self._post()
 
-    def _plans(self, settings: Settings) -> dict[Places, Plan | None]:
+    def _plans(self, settings: Settings) -> dict[Places, Plan]:
         inventory = self._board.seen.inventory
-        plans: dict[Places, Plan | None] = {}
+        plans: dict[Places, Plan] = {}
         impossible = []
-        for resource in self._board.resources:
+        for resource in () if self._board.let_go else self._board.resources:
             if resource.sharing != MPS or not resource.devices or inventory is None:
                 continue
             try:
                 places = Places(settings.mps_root, resource.name)
                 plan = plan_of(resource, inventory)
-                plans[places] = plan if plan.devices else None
+                if plan.devices:  # not all of them are lost
+                    plans[places] = plan
             except NvshimError as error:
                 impossible.append(str(error))
         for line in impossible:
