@@ -17,6 +17,7 @@ import contextlib
 import errno
 import itertools
 import os
+import re
 import socket
 import stat
 import time
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 from integration.node.plugin.serving_errors import OtherPlugin, PluginSocketUnusable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
 __all__ = [
     "Identity",
@@ -44,6 +45,7 @@ Identity = tuple[int, int]
 
 _PREFIX: Final = "nvidia-"
 _SUFFIX: Final = ".sock"
+_ASIDE: Final = re.compile(r"\.\d+\.\d+\.sock", re.ASCII)
 _LONGEST: Final = 107  # sun_path, without its zero byte
 _MODE: Final = 0o600
 _SETTLED: Final = 10.0  # seconds
@@ -99,15 +101,15 @@ def others(directory: str, ours: Collection[Identity]) -> list[str]:
 
 
 def _of_plugins(directory: str) -> list[str]:
+    return _sockets(directory, lambda name: name.startswith(_PREFIX) and name.endswith(_SUFFIX))
+
+
+def _sockets(directory: str, is_wanted: Callable[[str], object]) -> list[str]:
     try:
         names = sorted(os.listdir(directory))
     except OSError:
         return []
-    paths = [
-        os.path.join(directory, name)
-        for name in names
-        if name.startswith(_PREFIX) and name.endswith(_SUFFIX)
-    ]
+    paths = [os.path.join(directory, name) for name in names if is_wanted(name)]
     return [path for path in paths if identity_of(path) is not None]
 
 
@@ -180,7 +182,7 @@ def sweep(directory: str) -> None:
     Args:
         directory: of the kubelet's plugins.
     """
-    for path in _of_plugins(directory):
+    for path in (*_of_plugins(directory), *_sockets(directory, _ASIDE.fullmatch)):
         with contextlib.suppress(OSError):
             # One that was made just now may be about to be listened at.
             if time.time() - os.lstat(path).st_mtime > _SETTLED and not is_served(path):

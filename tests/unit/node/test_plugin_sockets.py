@@ -79,8 +79,10 @@ def test_only_sockets_of_nvidias_plugins_that_are_served_are_others(tmp_path: Pa
 
 def test_what_the_dead_have_left_is_swept_but_not_what_has_just_begun(tmp_path: Path) -> None:
     old, new = (str(tmp_path / name) for name in ("nvidia-old.sock", "nvidia-new.sock"))
-    dead(old)
-    os.utime(old, (0, 0))
+    halfway = sockets.temporary_path(old)  # of one that was killed while it made its socket
+    for path in (old, halfway):
+        dead(path)
+        os.utime(path, (0, 0))
     dead(new)
     sockets.sweep(str(tmp_path))
     assert os.listdir(tmp_path) == ["nvidia-new.sock"]

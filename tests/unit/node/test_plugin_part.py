@@ -1,0 +1,170 @@
+"""The device plugin as a part: what it makes of the board, and what the kubelet is told then."""
+
+from __future__ import annotations
+
+import os
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio
+import anyio.to_thread
+import grpc  # type: ignore[import-untyped] # it ships no types
+import pytest
+
+from api.values import changed
+from hooks.config import Config
+from integration.node.health.values import DeviceHealth, State
+from integration.node.mps.values import MpsDaemon
+from integration.node.parts import AUTO, NO, YES, Context, Options
+from integration.node.plugin.part import run
+from integration.node.plugin.values import (
+    MPS,
+    DeviceList,
+    Mig,
+    Settings,
+    SharedResource,
+    Sharing,
+)
+from integration.node.refresh import Seen
+from tests.harness.kubelet_plugins import KubeletPlugins
+from tests.unit.node.test_plugin_allocation import GPUS, NODE, PART
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+GPU = "nvidia.com/gpu"
+SLICE = "nvidia.com/mig-1g.10gb"
+THERE = changed(NODE, driver=cast("Any", SimpleNamespace(version="550.1", root="/")))
+BY_VARIABLE = Settings(mig_strategy=Mig.MIXED, device_list_strategies=(DeviceList.ENVVAR,))
+
+
+class Given:
+    """Settings that are what a test says."""
+
+    path = ""
+    watched = ()
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def load(self) -> Settings:
+        return self.settings
+
+
+@asynccontextmanager
+async def running(
+    tmp_path: Path, kubelet: KubeletPlugins, settings: Settings = BY_VARIABLE, mode: str = AUTO
+) -> AsyncIterator[Context]:
+    options = Options(
+        "", 60, device_plugin=mode, kubelet_socket=kubelet.socket, settings=Given(settings)
+    )
+    nowhere = str(tmp_path / "nowhere")
+    config = Config(
+        dev=nowhere, proc=nowhere, sys=nowhere, host_root=nowhere, driver_root=nowhere,
+        state=nowhere, cdi_spec_dirs=(nowhere,),
+    )  # fmt: skip
+    context = Context(config, options, lambda *_, **__: None)
+    context.board.post(seen=Seen(inventory=THERE))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run, context)
+        try:
+            yield context
+        finally:
+            tasks.cancel_scope.cancel()
+
+
+@pytest.fixture
+async def kubelet(tmp_path: Path) -> AsyncIterator[KubeletPlugins]:
+    kubelet = KubeletPlugins(str(tmp_path / "kubelet"))
+    yield kubelet
+    await anyio.to_thread.run_sync(kubelet.stop)
+
+
+async def until(look: Callable[[], Any]) -> None:
+    with anyio.fail_after(30):
+        while not look():  # noqa: ASYNC110 - it is another thread that it happens in
+            await anyio.sleep(0.01)
+
+
+async def test_what_cannot_be_seen_is_unhealthy_and_is_not_given(
+    tmp_path: Path, kubelet: KubeletPlugins
+) -> None:
+    kubelet.start()
+    async with running(tmp_path, kubelet) as context:
+        await until(lambda: kubelet.healthy(SLICE) == {PART})
+        await until(lambda: kubelet.healthy(GPU) == {GPUS[0], GPUS[2]})
+        mute = changed(THERE, mig_devices=(), nvml_failure="NVML did not answer in time")
+        context.board.post(seen=Seen(inventory=mute))
+        await until(lambda: not kubelet.healthy(SLICE))
+        assert set(kubelet.devices(SLICE)) == {PART}
+        assert kubelet.healthy(GPU) == {GPUS[0], GPUS[2]}
+        assert "NVSHIM-E2727" in context.board.faults["plugin resources"]
+        with pytest.raises(grpc.RpcError, match="NVSHIM-E2705"):
+            await anyio.to_thread.run_sync(kubelet.plugins[SLICE].allocate, PART)
+        context.board.post(seen=Seen(inventory=None))
+        await until(lambda: not kubelet.healthy(GPU))
+        assert set(kubelet.devices(GPU)) == {GPUS[0], GPUS[2]}
+        context.board.post(seen=Seen(inventory=THERE))
+        await until(lambda: kubelet.healthy(SLICE) and len(kubelet.healthy(GPU)) == 2)
+        sick = DeviceHealth(GPUS[0], State.UNHEALTHY, reason="it has fallen off the bus")
+        context.board.post(health={GPUS[0]: sick})
+        await until(lambda: kubelet.healthy(GPU) == {GPUS[2]})
+        assert context.board.faults == {}
+
+
+async def test_an_answer_goes_by_what_was_posted_just_now(
+    tmp_path: Path, kubelet: KubeletPlugins
+) -> None:
+    kubelet.start()
+    async with running(tmp_path, kubelet) as context:
+        await until(lambda: len(kubelet.healthy(GPU)) == 2)
+        plugin = kubelet.plugins[GPU]
+        left = changed(THERE, gpus=THERE.gpus[1:])
+
+        async def ask() -> None:
+            with pytest.raises(grpc.RpcError, match="NVSHIM-E2730"):
+                await anyio.to_thread.run_sync(plugin.allocate, GPUS[0])
+
+        async with anyio.create_task_group() as tasks:
+            context.board.post(seen=Seen(inventory=left))
+            tasks.start_soon(ask)
+
+
+async def test_what_mps_does_not_serve_yet_is_unhealthy(
+    tmp_path: Path, kubelet: KubeletPlugins
+) -> None:
+    kubelet.start()
+    sharing = Sharing(MPS, resources=(SharedResource(GPU, 2),))
+    settings = replace(BY_VARIABLE, sharing=sharing)
+    async with running(tmp_path, kubelet, settings) as context:
+        await until(lambda: len(kubelet.devices(GPU)) == 4)
+        assert kubelet.healthy(GPU) == set()
+        with pytest.raises(grpc.RpcError, match="NVSHIM-E2735"):
+            await anyio.to_thread.run_sync(kubelet.plugins[GPU].allocate, f"{GPUS[0]}::0")
+        context.board.post(mps={GPU: MpsDaemon(GPU, (GPUS[0],))})
+        await until(lambda: kubelet.healthy(GPU) == {f"{GPUS[0]}::0", f"{GPUS[0]}::1"})
+        answer = await anyio.to_thread.run_sync(kubelet.plugins[GPU].allocate, f"{GPUS[0]}::0")
+        assert "CUDA_MPS_PIPE_DIRECTORY" in answer.envs
+
+
+async def test_it_serves_without_a_kubelet_only_if_it_is_told_to(
+    tmp_path: Path, kubelet: KubeletPlugins
+) -> None:
+    os.makedirs(kubelet.directory)
+    for mode, served in ((NO, []), (AUTO, []), (YES, ["nvidia-gpu.sock"])):
+        async with running(
+            tmp_path, kubelet, replace(BY_VARIABLE, mig_strategy=Mig.NONE), mode
+        ) as (context):
+            if mode == YES:
+                await until(lambda: os.listdir(kubelet.directory))
+                assert "NVSHIM-E2709" in context.board.faults["plugin kubelet"]
+            else:
+                await anyio.sleep(0.2)
+            assert os.listdir(kubelet.directory) == served
+            assert (context.board.settings is None) == (mode == NO)
+    assert os.listdir(kubelet.directory) == []
