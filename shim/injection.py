@@ -264,6 +264,7 @@ class Injector:
                 self._log.warning("it starts without GPUs", container=container, why=str(error))
                 asked.verdict = without_gpus(asked.verdict, str(error))
                 asked.inventory = asked.made = None
+                bundle_files.release_claim(self._bundle)  # of an earlier inventory
             else:
                 return
 

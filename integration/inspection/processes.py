@@ -146,17 +146,31 @@ def _siblings(one: str, other: str) -> bool:
     return os.path.dirname(one) == os.path.dirname(other)
 
 
-def find_processes(proc: str = "/proc") -> list[OurProcess]:
+class _Glance(Procfs):
+    """A procfs of which what takes long is not read."""
+
+    def memory(self, pid: int) -> tuple[int, int] | None:
+        del pid
+        return None
+
+    def mapped(self, pid: int) -> list[str]:
+        del pid
+        return []
+
+
+def find_processes(proc: str = "/proc", *, glance: bool = False) -> list[OurProcess]:
     """The shims, fork servers and spares that run.
 
     Args:
         proc: where procfs is.
+        glance: leave out what takes long: memory, trees, and shims that have outlived their
+            bundles.
 
     Returns:
         The processes that are what they say, by kind and pid. Of those of other users, a caller
         who is not root sees none.
     """
-    procfs = Procfs(proc)
+    procfs = _Glance(proc) if glance else Procfs(proc)
     named = {}
     for pid in procfs.pids():
         words = procfs.words(pid)

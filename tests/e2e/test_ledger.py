@@ -137,6 +137,7 @@ def test_what_should_not_be_is_found(
 
     # A driver that is installed anew, as by its container: the same files are others.
     stale = on_gpu(runtime, 1)
+    assert nvshim("ledger", "list", "--stale", *where, "-o", "json").document == []
     library = os.path.realpath(f"{node.driver_root}/usr/lib/x86_64-linux-gnu/libcuda.so.1")
     shutil.copy2(library, f"{library}.new")
     os.rename(f"{library}.new", library)

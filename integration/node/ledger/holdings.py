@@ -17,7 +17,6 @@ Source: :mod:`hooks.record`; Kubernetes, pkg/kubelet/apis/podresources.
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,9 +34,9 @@ if TYPE_CHECKING:
     from integration.inspection.bundles import Container
     from integration.inspection.procfs import Procfs
 
-__all__ = ["Allocated", "devices_of", "has_stopped", "holdings_of", "unheld_of"]
+__all__ = ["Allocated", "devices_of", "has_stopped", "holdings_of", "stale_of", "unheld_of"]
 
-_GPU_NODE: Final = re.compile(r"/dev/nvidia([0-9]+)")
+_NAMED: Final = b"nvidia"
 _SHIM: Final = "containerd-shim"
 
 
@@ -80,7 +79,7 @@ def holdings_of(
                     container,
                     devices,
                     gpus,
-                    stale=_stale(container),
+                    stale=stale_of(container),
                     orphan=_orphan(container, procfs, pods),
                 )
             )
@@ -150,8 +149,12 @@ def _by_nodes(paths: set[str], inventory: Inventory) -> dict[str, str]:
 
 def _nodes_in_spec(container: Container) -> list[dict[str, Any]]:
     """The nodes that a container's spec lists; none of a privileged one's."""
+    path = os.path.join(container.bundle, bundle_files.CONFIG)
     try:
-        spec = container.spec()
+        content = bundle_files.read(path, bundle_files.LONGEST_SPEC)
+        if _NAMED not in content:
+            return []  # as most: it need not be parsed for that
+        spec = bundle_files.parse_object(content, path)
         privileged = read_container(spec).privileged
     except NvshimError:
         return []  # a sandbox, or a bundle that goes
@@ -160,7 +163,12 @@ def _nodes_in_spec(container: Container) -> list[dict[str, Any]]:
     return [] if privileged else nodes
 
 
-def _stale(container: Container) -> str:
+def stale_of(container: Container) -> str:
+    """What of the driver that a container was made with is no more; "" for nothing.
+
+    Args:
+        container: which.
+    """
     try:
         return what_changed(container.record or {})
     except (KeyError, TypeError, ValueError):  # the record is damaged, or of another version

@@ -4,8 +4,9 @@ It is made of the bundles alone, so an agent that begins has the ledger that its
 is posted on the board, and written to ``STATE/ledger.json``, when it differs.
 
 One looks anew when containers come, go, are made or end (:mod:`integration.node.ledger.watching`),
-when the node changed (the driver may be another), and every now and then: the kubelet does not tell
-of its pods, and containerds that are started elsewhere are found by their shims.
+when the node changed (the driver may be another), and when what nobody tells of has: what the
+kubelet says of its pods, the driver's files, containerds that are known by their shims alone. After
+some times of that nothing is believed any more, and all is read.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import anyio
 import anyio.to_thread
 
+from api.errors import printable
 from integration.files import read_file, replace_file
 from integration.inspection.bundles import KNOWN_STATES, find_containers, state_directories
 from integration.inspection.processes import find_processes, states_of
 from integration.inspection.procfs import Procfs
 from integration.node.ledger.document import as_document
 from integration.node.ledger.errors import LedgerUnwritten
-from integration.node.ledger.holdings import holdings_of, unheld_of
+from integration.node.ledger.holdings import holdings_of, stale_of, unheld_of
 from integration.node.ledger.kubelet import allocated_by
 from integration.node.ledger.values import Ledger
 from integration.node.ledger.watching import Watching
+from shim.bundle import RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -44,6 +47,9 @@ R = TypeVar("R")
 
 FILE: Final = "ledger.json"
 _PROC: Final = "/proc"
+
+# So many times in turn it is believed that all that happened was heard.
+_TRUSTED: Final = 10
 
 
 def look(
@@ -65,12 +71,18 @@ def look(
     """
     containers = tuple(find_containers(states, proc))
     holdings = holdings_of(containers, inventory, Procfs(proc), allocated)
+    unread = [c for c in containers if c.record is None and _is_there(c.bundle, RECORD)]
     return Ledger(
+        unknown=tuple(f"the record of {c.title} in {c.bundle} cannot be read" for c in unread),
         when=time.clock_gettime(time.CLOCK_BOOTTIME),
         holdings=holdings,
         unheld=() if allocated is None else unheld_of(allocated, holdings),
         containers=containers,
     )
+
+
+def _is_there(bundle: str, name: str) -> bool:
+    return os.path.lexists(os.path.join(bundle, name))
 
 
 def known_states(asked: Iterable[str], proc: str = _PROC) -> tuple[str, ...]:
@@ -83,7 +95,7 @@ def known_states(asked: Iterable[str], proc: str = _PROC) -> tuple[str, ...]:
     named = tuple(asked)
     if named:
         return state_directories(named)
-    return tuple(dict.fromkeys((*KNOWN_STATES, *states_of(find_processes(proc)))))
+    return tuple(dict.fromkeys((*KNOWN_STATES, *states_of(find_processes(proc, glance=True)))))
 
 
 async def run(context: Context) -> None:
@@ -97,25 +109,62 @@ async def run(context: Context) -> None:
     """
     board, options = context.board, context.options
     states: tuple[str, ...] = ()
-    deaf, unwritten, late = "", "", True
+    looked: object = None
+    left, late, again = 0, True, False
+    deaf = unwritten = ""
     with Watching() as watching:
         while True:
             if late:
                 states = await _aside(known_states, options.states)
             allocated = await allocated_by(options.pod_resources)
             version = board.version("seen")
-            ledger = await _aside(look, states, board.seen.inventory, allocated)
-            board.post(ledger=ledger)
-            line = await _aside(_write, context.config, ledger)
-            if line != unwritten:
-                unwritten = line
-                board.fault("ledger", line)
-            running = [each.container.pid for each in ledger.holdings if each.container.pid]
-            again = watching.follow(states, running)
-            if watching.deaf != deaf:
-                deaf = watching.deaf
-                context.say("warning", "not all containers are heard, only looked for", why=deaf)
+            # All is heard, so bundles are read for nothing; but nobody tells of the driver's files.
+            if late and left and looked == (states, allocated) and not deaf:
+                left, again = left - 1, await _aside(_is_overtaken, board.ledger)
+            else:
+                left, looked = _TRUSTED, (states, allocated)
+                ledger = await _aside(look, states, board.seen.inventory, allocated)
+                _tell(context, board.ledger, ledger)
+                board.post(ledger=ledger)
+                line = await _aside(_write, context.config, ledger)
+                if line != unwritten:
+                    unwritten = line
+                    board.fault("ledger", line)
+                again = watching.follow(states, await _aside(_processes, ledger))
+                if watching.deaf != deaf:
+                    deaf = watching.deaf
+                    context.say("warning", "not all containers are heard", why=deaf or "over")
             late = not (again or await _changes(context, watching, version))
+
+
+def _is_overtaken(ledger: Ledger) -> bool:
+    """Whether a holding's driver is another by now."""
+    return any(stale_of(each.container) != each.stale for each in ledger.holdings)
+
+
+def _processes(ledger: Ledger) -> set[int]:
+    """Whose end matters: that of those who hold something, and of their shims."""
+    procfs = Procfs(_PROC)
+    pids = {each.container.pid for each in ledger.holdings if each.container.pid}
+    known = {each.container.pid for each in ledger.holdings if not each.orphan} & pids
+    statuses = [procfs.status(pid) for pid in known]
+    return pids | {status.parent for status in statuses if status is not None} - {0, 1}
+
+
+def _tell(context: Context, before: Ledger, now: Ledger) -> None:
+    """Say what has come to be wrong, a line for each container."""
+    known = {(each.container.bundle, each.stale, each.orphan) for each in before.holdings}
+    for each in now.holdings:
+        if (each.container.bundle, each.stale, each.orphan) in known:
+            continue
+        title, bundle = printable(each.container.title), each.container.bundle
+        if each.stale:
+            context.say("warning", "to be drained", container=title, why=each.stale, bundle=bundle)
+        if each.orphan:
+            context.say("warning", "an orphan", container=title, why=each.orphan, bundle=bundle)
+    for line in now.unknown:
+        if line not in before.unknown:
+            context.say("warning", printable(line))
 
 
 async def _changes(context: Context, watching: Watching, version: int) -> bool:

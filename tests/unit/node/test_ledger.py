@@ -13,6 +13,7 @@ import pytest
 from api.proto import deviceplugin_pb2 as pb
 from hooks.config import Config
 from hooks.node.gpus import Gpu, MigDevice
+from hooks.node.witness import Witness
 from integration.inspection.bundles import TASKS, Container, Pod
 from integration.inspection.procfs import Procfs
 from integration.node.ledger import part
@@ -308,9 +309,12 @@ async def test_the_part_posts_and_writes_and_begins_with_what_its_predecessor_ha
                 assert written()["holdings"] == []
                 bundle.mkdir(parents=True)
                 (bundle / "nvidia.json").write_text(json.dumps(granted("GPU-b")))
+                (state / TASKS / "ns/\x1bhalf").mkdir()
+                (state / TASKS / "ns/\x1bhalf/nvidia.json").write_text("{")
                 done = True
             holders = context.board.ledger.holders("GPU-b")
-            return holders if done and written()["holdings"] else ()
+            is_all = done and written()["holdings"] and context.board.ledger.unknown
+            return holders if is_all else ()
 
         return await begun(check)
 
@@ -321,8 +325,54 @@ async def test_the_part_posts_and_writes_and_begins_with_what_its_predecessor_ha
     (again,) = await begun(lambda context: context.board.ledger.holders("GPU-b"))
     assert again == holder
     assert written() == before
-    assert said == []
+    told = "the record of \\x1bhalf in "
+    assert [words[0] for words in said] == ["warning", "warning"]
+    assert all(words[1].startswith(told) for words in said)
     os.unlink(f"{config.state}/{part.FILE}")
     os.mkdir(f"{config.state}/{part.FILE}")
     fault = await begun(lambda context: context.board.faults.get("ledger"))
     assert fault.startswith("NVSHIM-E2765 ledger-unwritten: ")
+
+
+async def test_a_driver_that_nobody_told_of_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+    real = part.look
+
+    def counted(*args: Any) -> Any:
+        looks.append(1)
+        return real(*args)
+
+    monkeypatch.setattr(part, "look", counted)
+    library = tmp_path / "libcuda.so.1"
+    library.write_text("old")
+    witness = Witness("/")
+    witness.observe("stat", str(library))
+    identity = {
+        "driver": "1", "proc": str(tmp_path), "sys": str(tmp_path), "modules": [],
+        "observations": [[*key, seen] for key, seen in witness.observations.items()],
+    }  # fmt: skip
+    bundle = tmp_path / "state" / TASKS / "ns" / "one"
+    bundle.mkdir(parents=True)
+    (bundle / "nvidia.json").write_text(json.dumps({**granted("GPU-b"), "identity": identity}))
+    options = Options("", 0.05, states=(str(tmp_path / "state"),), pod_resources="")
+    said: list[tuple[Any, ...]] = []
+    config = Config(state=str(tmp_path / "own"))
+    context = Context(config, options, lambda *words, **_: said.append(words))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(part.run, context)
+        with anyio.fail_after(20):
+            while not context.board.ledger.holdings:  # noqa: ASYNC110 - a file is looked at
+                await anyio.sleep(0.02)
+            before = len(looks)
+            await anyio.sleep(0.4)
+            # What is heard of is not read again and again.
+            assert len(looks) <= before + 3
+            assert said == []
+            (tmp_path / "another").write_text("new")
+            (tmp_path / "another").rename(library)
+            while not context.board.ledger.holdings[0].stale:  # noqa: ASYNC110 - likewise
+                await anyio.sleep(0.02)
+        tasks.cancel_scope.cancel()
+    assert said[0] == ("warning", "to be drained")
