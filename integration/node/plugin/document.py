@@ -103,7 +103,7 @@ def _resource(value: Any, at: Place) -> SharedResource:
 
 
 def _version(value: Any, at: Place) -> str:
-    if value not in {"", VERSION}:
+    if not isinstance(value, str) or value not in {"", VERSION}:
         at.fail(value, VERSION)
     return VERSION
 

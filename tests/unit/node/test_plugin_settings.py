@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
 
@@ -197,6 +197,7 @@ def test_mps_refuses_more_than_one_share_unless_told_otherwise() -> None:
         ("flags: [1]", WrongSetting, ("flags in c.yaml", "a list of 1", "an object with")),
         ("imex: {channelIDs: [0, 1]}", WrongSetting, ("channelIDs", "0,1", "[0]")),
         ("imex: {channelIDs: [x]}", WrongSetting, ("channelIDs", "'x'")),
+        ("version: []", WrongSetting, ("version", "a list of 0", "v1")),
         ("version: v2", WrongSetting, ("version", "'v2'", "v1")),
         ("[]", SettingsMalformed, ("a list of 0",)),
         ("text", SettingsMalformed, ("'text'",)),
@@ -392,9 +393,21 @@ TREES = st.recursive(
 
 
 @given(TREES)
+@example({"version": []})
 def test_no_tree_is_a_traceback(tree: Any) -> None:
     with contextlib.suppress(NvshimError):
         assert isinstance(read(yaml.safe_dump(tree)), Settings)
+
+
+@pytest.mark.parametrize("value", [[], {}, [[]], [{}], 0, -1, 1.5, True, "x", "", [None], [""]])
+@pytest.mark.parametrize("path", sorted(KEYS))
+def test_no_value_of_any_key_is_a_traceback(path: str, value: Any) -> None:
+    tree = value
+    for word in reversed(path.split(".")):
+        tree = {word: tree}
+    for text in (json.dumps(tree), yaml.safe_dump(tree)):
+        with contextlib.suppress(NvshimError):
+            assert isinstance(read(text), Settings)
 
 
 @given(st.binary(max_size=60) | st.text("{}[]:,-#&*!|>'\"%@ \n\ta1", max_size=40).map(str.encode))
