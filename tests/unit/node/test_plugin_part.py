@@ -161,7 +161,7 @@ async def test_it_serves_without_a_kubelet_only_if_it_is_told_to(
             tmp_path, kubelet, replace(BY_VARIABLE, mig_strategy=Mig.NONE), mode
         ) as (context):
             if mode == YES:
-                await until(lambda: os.listdir(kubelet.directory))
+                await until(lambda: "nvidia-gpu.sock" in os.listdir(kubelet.directory))
                 assert "NVSHIM-E2709" in context.board.faults["plugin kubelet"]
             else:
                 await anyio.sleep(0.2)
