@@ -139,8 +139,9 @@ class _Names:
         if inventory is not None:
             by_index = {gpu.index: gpu for gpu in inventory.gpus}
             for gpu in inventory.gpus:
-                self.gpus[gpu.uuid] = gpu
-                self.gpu[gpu.uuid] = (str(gpu.index), gpu.uuid, gpu.bus_id, gpu.model)
+                key = gpu.uuid or gpu.bus_id  # nobody may know it, when it is broken
+                self.gpus[key] = gpu
+                self.gpu[key] = (str(gpu.index), gpu.uuid, gpu.bus_id, gpu.model)
             for device in inventory.mig_devices:
                 uuid = by_index[device.gpu].uuid if device.gpu in by_index else ""
                 of = (str(device.gpu), uuid, str(device.index), device.uuid)
@@ -152,7 +153,7 @@ class _Names:
                 self.device.setdefault(part.uuid, ("", sample.uuid, "", part.uuid))
                 self.mig.setdefault(part.uuid, ("", sample.uuid, "", part.uuid, ""))
         for uuid, known in self.gpu.items():
-            self.device[uuid] = (known[0], uuid, "", "")
+            self.device[uuid] = (known[0], known[1], "", "")
 
     def of(self, uuid: str) -> Names:
         """The labels of a GPU or MIG device, also of one that is gone."""
@@ -197,12 +198,12 @@ def _gpus(moment: Moment, names: _Names) -> Iterator[Series]:
     yield f.GPU_INFO, [
         Row(
             (
-                *names.gpu[gpu.uuid], str(gpu.minor), _word(gpu.mig), gpu.compute_capability,
+                *names.gpu[key], str(gpu.minor), _word(gpu.mig), gpu.compute_capability,
                 gpu.brand, _word(gpu.excluded),
             ),
             1,
         )
-        for gpu in names.gpus.values()
+        for key, gpu in names.gpus.items()
     ]  # fmt: skip
     if moment.answered:
         assert moment.sample is not None  # noqa: S101 - that is what answered says

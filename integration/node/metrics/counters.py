@@ -84,6 +84,7 @@ class Counters:
         restarts: how often a part of the agent was begun again, by its name.
         looks: at the node, by result; one that found something wrong has failed.
         looking: how long they took.
+        latest_look: when the last was, in seconds since boot; None if there was none.
         last_look: when the last that found nothing wrong was, in seconds since boot; None if there
             was none.
     """
@@ -97,6 +98,7 @@ class Counters:
         self.restarts: dict[tuple[str], int] = {}
         self.looks: dict[tuple[str], int] = {}
         self.looking = Durations()
+        self.latest_look: float | None = None
         self.last_look: float | None = None
 
     def allocated(self, resource: str, seconds: float, result: str) -> None:
@@ -147,8 +149,9 @@ class Counters:
         """
         _count(self.looks, (FAILED if faults else OK,))
         self.looking.add(seconds)
+        self.latest_look = time.clock_gettime(time.CLOCK_BOOTTIME)
         if not faults:
-            self.last_look = time.clock_gettime(time.CLOCK_BOOTTIME)
+            self.last_look = self.latest_look
 
     @staticmethod
     @contextmanager

@@ -127,9 +127,9 @@ class _Connections:
             self._count -= 1
 
     async def _exchange(self, stream: SocketStream) -> None:
-        if self._count > 2 * MOST:
-            return
         if self._count > MOST and not self._make_room():
+            if self._count > 2 * MOST:
+                return
             busy = Response(HTTPStatus.SERVICE_UNAVAILABLE, b"too many scrape at once\n")
             await self._send(stream, busy.to_bytes(), linger=True)
             return

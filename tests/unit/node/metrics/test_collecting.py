@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from api.values import changed
 from integration.inspection.bundles import Pod
 from integration.node.health.values import DeviceHealth, State
 from integration.node.ledger.values import DeviceUse, Holding, Ledger
@@ -106,6 +107,17 @@ def test_a_gpu_that_is_lost_is_down_and_has_no_values() -> None:
     up = {dict(of)["uuid"]: value for of, value in told["nvshim_gpu_up"].items()}
     assert up == {gpu_uuid(0): 1, gpu_uuid(1): 0, gpu_uuid(2): 0, "GPU-new": 1}
     assert {dict(of)["uuid"] for of in told["nvshim_gpu_power_watts"]} == {gpu_uuid(0)}
+
+
+def test_gpus_whose_uuid_nobody_knows_are_told_apart_by_their_place() -> None:
+    moment = large(gpus=2, mig=0, containers=0)
+    inventory = moment.seen.inventory
+    assert inventory is not None
+    gpus = tuple(changed(gpu, uuid="") for gpu in inventory.gpus)
+    seen = replace(moment.seen, inventory=changed(inventory, gpus=gpus))
+    told = values(replace(moment, seen=seen, sample=None))
+    assert {dict(of)["gpu"] for of in told["nvshim_gpu_info"]} == {"0", "1"}
+    assert len(told["nvshim_device_containers"]) == 2
 
 
 def test_what_nvml_does_not_say_is_absent_and_not_zero() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import time
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -116,8 +117,13 @@ def test_a_scrape_is_over_before_it_is_given_up(said: str, seconds: float) -> No
 
 
 async def test_an_agent_is_alive_and_not_ready_before_it_has_looked(tmp_path: Path) -> None:
-    scrapes = Scrapes(context(tmp_path, Nvml()))
+    made = context(tmp_path, Nvml())
+    scrapes = Scrapes(made)
     assert (await scrapes.answer(Request("GET", "/healthz"))).status == 200
+    assert (await scrapes.answer(Request("GET", "/readyz"))).status == 503
+    made.board.counters.looked(0.1, faults=True)
+    assert (await scrapes.answer(Request("GET", "/readyz"))).status == 200
+    made.board.counters.latest_look = time.clock_gettime(time.CLOCK_BOOTTIME) - 10_000
     assert (await scrapes.answer(Request("GET", "/readyz"))).status == 503
     assert b"/metrics" in (await scrapes.answer(Request("GET", "/"))).content
     with pytest.raises(Refused):
