@@ -99,7 +99,10 @@ class Watch:
             try:
                 await self._one(seen)
             except ChildFailed as error:
-                self._post({"": error.found}, str(error))
+                unwatched = self._board.unwatched
+                if not seen.gpus or not unwatched.keys() >= set(seen.gpus):
+                    unwatched = {"": error.found}
+                self._post(unwatched, str(error))  # what is known of each says more
                 if time.monotonic() - begun > _LONGEST_PAUSE:
                     pause = _FIRST_PAUSE
                 version = self._board.version("seen", "let_go")
@@ -143,7 +146,9 @@ class Watch:
             patience = self._beat + self._to_answer + _LATE
             said = words.parse(line)
             if "watching" in said:
-                self._post(failures_of(said, seen), "")
+                unwatched = failures_of(said, seen)
+                in_vain = unwatched.keys() >= set(seen.gpus)  # its last word comes next
+                self._post(unwatched, self._board.faults.get(_FAULT, "") if in_vain else "")
             elif "event" in said:
                 event = event_of(said["event"], seen, time.clock_gettime(time.CLOCK_BOOTTIME))
                 if event is not None:
@@ -164,7 +169,7 @@ class Watch:
         before, now = self._board.unwatched, time.clock_gettime(time.CLOCK_BOOTTIME)
         if not unwatched:
             self._retry = _RETRY
-        if unwatched.keys() - before.keys():
+        if unwatched.keys() - before.keys() and not self._board.let_go:
             self._board.want_look()
         if fault and self._board.faults.get(_FAULT) != fault:
             self._say("error", fault)

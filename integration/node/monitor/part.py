@@ -90,9 +90,14 @@ async def _let_go(context: Context) -> None:
     board = context.board
 
     def told(why: str) -> None:
-        if why and why != board.let_go:
-            context.say("info", "NVML is let go", reason=why)
+        if why == board.let_go:
+            return
         board.post(let_go=why)
+        if why:
+            context.say("info", "NVML is let go", reason=why)
+        else:
+            context.say("info", "NVML is asked again")
+            board.want_look()
 
     try:
         await letting_go.follow(context.config.state, told)
