@@ -66,11 +66,11 @@ async def run(context: Context) -> None:
     board.post(sampler=sampler)
     try:
         async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_let_go, context)  # before any child
             tasks.start_soon(teller.keep)
             tasks.start_soon(watch.keep)
             tasks.start_soon(sampler.serve)
             tasks.start_soon(_look_again, board, sampler)
-            tasks.start_soon(_let_go, context)
             tasks.start_soon(_read_log, context, teller)
     finally:
         board.post(sampler=Unsampled(), unwatched={}, let_go="")
