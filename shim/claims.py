@@ -12,8 +12,8 @@ Rules
 - A container whose init process has ended has nothing any more, even if its task was not deleted.
   A pid that is another process's by now keeps the claim until the bundle is gone: rather that than
   two that have the same device.
-- A container that was made while there was no limit has no claim, and counts by its record: those
-  of the same containerd are looked at, beside those that have claims.
+- A container that was made while there was no limit has no claim, and counts by its record, or by
+  the nodes in its spec: those of the same containerd are looked at, beside those that have claims.
 - Where nothing is limited, none of this is loaded, or asked of the kernel.
 
 Source: flock(2), rename(2); which containers count: :mod:`hooks.requests.sharing`.
@@ -32,6 +32,7 @@ from hooks.requests.policy import read_container
 from hooks.requests.policy_errors import ClaimsUnusable
 from hooks.requests.sharing import (
     Claim,
+    claim_of_nodes,
     claim_of_record,
     held_too_often,
     is_exempt,
@@ -39,7 +40,7 @@ from hooks.requests.sharing import (
     wanted_of,
 )
 from shim import bundle as bundle_files
-from shim.errors import BundleUnusable
+from shim.errors import BundleUnusable, NvshimError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from hooks.requests.sharing import Wanted
 
 DIRECTORY: Final = "claims"
+_NAMED: Final = b"/dev/nvidia"
 _LOCK: Final = "lock"
 _LONGEST: Final = 1 << 20
 _LONGEST_RECORD: Final = 1 << 24
@@ -93,7 +95,7 @@ async def claim(
         os.makedirs(directory, mode=0o700, exist_ok=True)
         lock = await _locked(directory)
         try:
-            _take(directory, title, bundle, wanted, config)
+            _take(directory, title, bundle, wanted, _Node(inventory, config))
         finally:
             os.close(lock)
     except (OSError, BundleUnusable) as error:
@@ -126,9 +128,17 @@ async def _locked(directory: str) -> int:
         raise
 
 
-def _take(
-    directory: str, title: str, bundle: str, wanted: Sequence[Wanted], config: Config
-) -> None:
+class _Node:
+    """What the node has, and how many may have it."""
+
+    __slots__ = ("config", "inventory")
+
+    def __init__(self, inventory: Inventory, config: Config) -> None:
+        self.inventory = inventory
+        self.config = config
+
+
+def _take(directory: str, title: str, bundle: str, wanted: Sequence[Wanted], node: _Node) -> None:
     """Look at what others have, and write down what this one has; under the lock."""
     others = {name: kept for name, kept in _kept(directory) if kept.bundle != bundle}
     claimed = {kept.bundle for kept in others.values()}
@@ -137,7 +147,7 @@ def _take(
         for each in _neighbours({bundle, *claimed})
         if each != bundle
         and each not in claimed
-        and (found := _without_claim(each, config)) is not None
+        and (found := _without_claim(each, node)) is not None
     ]
     crowded = held_too_often(wanted, [*others.values(), *adopted])
     if crowded:
@@ -261,18 +271,43 @@ def _directories(path: str) -> list[str]:
         return []
 
 
-def _without_claim(bundle: str, config: Config) -> Claim | None:
+def _without_claim(bundle: str, node: _Node) -> Claim | None:
     """What a container has that claims nothing; None if it has nothing, or has ended."""
-    path = os.path.join(bundle, bundle_files.RECORD)
-    if not os.path.lexists(path):
-        return None
+    title = "/".join(bundle.split("/")[-2:])
     try:
-        record = bundle_files.parse_object(bundle_files.read(path, _LONGEST_RECORD), path)
+        record = _read_if(bundle, bundle_files.RECORD, _LONGEST_RECORD)
+        found = record and claim_of_record(record, bundle, title, node.config)
+        if not (record and record.get("grant")):
+            found = _by_spec(bundle, node)
     except BundleUnusable:
         return None
-    namespace, container = bundle.split("/")[-2:]
-    found = claim_of_record(record, bundle, f"{namespace}/{container}", config)
-    return None if found is None or has_ended(bundle) else found
+    return None if not found or has_ended(bundle) else found
+
+
+def _by_spec(bundle: str, node: _Node) -> Claim | None:
+    """What a container has by the nodes that its spec lists, whoever has put them there."""
+    spec = _read_if(bundle, bundle_files.CONFIG, bundle_files.LONGEST_SPEC, _NAMED)
+    linux = spec and spec.get("linux")
+    devices = linux.get("devices") if isinstance(linux, dict) else None
+    if not spec or not isinstance(devices, list):
+        return None
+    try:
+        who = read_container(spec)
+    except NvshimError:
+        return None
+    if who.privileged or is_exempt(node.config, who.namespace, ()):
+        return None
+    paths = [str(each.get("path")) for each in devices if isinstance(each, dict)]
+    return claim_of_nodes(paths, node.inventory, bundle, title_of(spec, bundle))
+
+
+def _read_if(bundle: str, name: str, limit: int, having: bytes = b"") -> dict[str, Any] | None:
+    """A file of a bundle; None if it is not there, or does not have some bytes."""
+    path = os.path.join(bundle, name)
+    if not os.path.lexists(path):
+        return None
+    content = bundle_files.read(path, limit)
+    return bundle_files.parse_object(content, path) if having in content else None
 
 
 def title_of(spec: Mapping[str, Any], bundle: str) -> str:

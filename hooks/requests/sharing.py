@@ -10,7 +10,8 @@ Rules
 - Containers of exempt namespaces, and if so configured those that can but look (``utility``),
   neither count nor are refused. Without that setting they do, since an image brings what it likes.
 - A container that names nothing of NVIDIA's is not asked; what a privileged one has without us, or
-  what its spec lists already, it keeps.
+  what its spec lists already, or a CDI file gives, it keeps. Such a container, as a kubelet makes
+  it, has a device all the same: it counts by its nodes, unless it is privileged and has them all.
 - One too many is an error that names who has the device; or it starts without any GPU, as
   configured. That is no matter of who may have what, so [policy] says nothing of it.
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Claim",
     "Wanted",
+    "claim_of_nodes",
     "claim_of_record",
     "held_too_often",
     "is_exempt",
@@ -220,6 +222,32 @@ def without_gpus(verdict: Verdict, why: str) -> Verdict:
         }
     )
     return changed(verdict, allowed=allowed, denials=(*verdict.denials, why))
+
+
+def claim_of_nodes(
+    paths: Iterable[str], inventory: Inventory, bundle: str, title: str
+) -> Claim | None:
+    """What a container has by its device nodes; None if that is nothing.
+
+    Args:
+        paths: of the nodes, in the container.
+        inventory: what the node has.
+        bundle: its bundle.
+        title: what people call it.
+    """
+    there = frozenset(paths)
+    parts = {
+        device.uuid: _id(inventory.gpus[device.gpu])
+        for device in inventory.mig_devices
+        if device.paths and there.issuperset(device.paths)
+    }
+    # The node of a GPU that goes with one of its MIG devices is not the whole GPU.
+    whole = [
+        _id(gpu) for gpu in inventory.gpus if gpu.path in there and _id(gpu) not in parts.values()
+    ]
+    if not whole and not parts:
+        return None
+    return Claim(title, bundle, (*whole, *parts), tuple(dict.fromkeys(parts.values())))
 
 
 def claim_of_record(

@@ -150,6 +150,25 @@ async def test_one_that_was_made_without_a_limit_counts(place: Place) -> None:
     await place.claim(two)
 
 
+async def test_one_that_has_it_by_its_spec_counts(place: Place) -> None:
+    """As containerd makes it, when a kubelet names CDI devices."""
+    one, two = Path(place.bundle("one")), place.bundle("two")
+    spec: dict[str, Any] = {"linux": {"devices": [{"path": "/dev/nvidia0", "type": "c"}]}}
+    admin = {"process": {"capabilities": {"bounding": ["CAP_SYS_ADMIN"]}}}
+    other = {"linux": {"devices": [{"path": "/dev/nvidia1"}, None]}}
+    odd = {"linux": {"devices": "/dev/nvidia0"}}
+    for passed in ({**spec, **admin}, other, odd):
+        (one / "config.json").write_text(json.dumps(passed))
+        await place.claim(two)
+        bundle_files.release_claim(two)
+    (one / "config.json").write_text(json.dumps(spec))
+    with pytest.raises(DeviceHeld, match="ns/one has it"):
+        await place.claim(two)
+    (one / bundle_files.RECORD).write_text('{"format": 1, "grant": null}')
+    with pytest.raises(DeviceHeld, match="ns/one has it"):
+        await place.claim(two)
+
+
 async def test_the_exempt_neither_count_nor_are_refused(place: Place) -> None:
     annotations = {"io.kubernetes.cri.sandbox-namespace": "monitoring"}
     monitor = {**SPEC, "annotations": annotations}
