@@ -225,19 +225,24 @@ STAND_IN: Final = r"""#!/usr/bin/python3
 # directory; a server lives as long as the daemon, and longer if it is told to.
 import os, pathlib, subprocess, sys, time
 pipe, log = (pathlib.Path(os.environ[f"CUDA_MPS_{name}_DIRECTORY"]) for name in ("PIPE", "LOG"))
+def lives():
+    try:
+        return not os.kill(int((pipe / "control").read_text()), 0)
+    except (OSError, ValueError):
+        return False
 clients = lambda: (log / "clients").read_text().split() if (log / "clients").exists() else []
 if sys.argv[1:] == ["-f"]:
     server = os.fork() or os.execv("/bin/sleep", ["sleep", "1000"])
     (pipe / "server").write_text(str(server))
     (pipe / "percentage").write_text("100.0")
-    (pipe / "control").write_text("")
+    (pipe / "control").write_text(str(os.getpid()))
     while not (pipe / "quit").exists() or clients():
         time.sleep(0.02)
     os.kill(server, 9)
     sys.exit(0)
 for line in sys.stdin:
     name, *words = line.split()
-    if not (pipe / "control").exists():
+    if not lives():
         sys.exit(1)
     if name == "get_default_active_thread_percentage":
         print((pipe / "percentage").read_text())
@@ -249,7 +254,7 @@ for line in sys.stdin:
         print("\n".join(clients()))
     elif name == "quit":
         (pipe / "quit").write_text("")
-        while (pipe / "control").exists():
+        while lives():
             time.sleep(0.02)
 """
 
@@ -280,7 +285,7 @@ def test_clients_outlive_agents_and_a_sharing_that_is_no_more(stand_in: Agent) -
     assert agent.modes() == ["3", "3"]
     # Nothing is shared any more: the daemon waits for its client, and says so.
     container = bundle(agent)
-    agent.start(replicas=0)
+    agent.start(replicas=0, timeout=1)
     eventually(lambda: "cuda-1" in agent.fault(), "who is waited for")
     assert is_alive(pid)
     assert agent.daemon()["unready"]

@@ -10,7 +10,8 @@
 
 Rules
 - To drain is to tell the daemon to quit: it takes no new clients and waits for those that it has.
-  It is ended only if it does not do so although no container has its pipes; so no client is.
+  It is ended only if it does not do so although it has no clients, or does not say, and no
+  container has its pipes.
 - When the agent ends, its daemons go only if no container has their pipes and they have no
   clients. Those that stay are found by the next agent.
 - A daemon that is not as wanted serves nobody new: what is said of it says why.
@@ -270,7 +271,12 @@ class Keeper:
             "info", "MPS control daemon is to quit", resource=self.places.resource, pid=found.pid
         )
         self._post(unready="its MPS control daemon is to quit", pid=found.pid)
-        while not await self._quit(found.pid):
+        # Asked before, for one that quits answers nobody.
+        try:
+            clients = await self._clients()
+        except MpsDaemonFailed:
+            clients = ()
+        while not await self._quit(found.pid, patient=bool(clients)):
             users = ", ".join(await _aside(self._users)) or "no container that is known"
             line = f"its MPS control daemon quits as soon as its clients have ended: {users}"
             self._post(unready=line, pid=found.pid)
@@ -279,18 +285,32 @@ class Keeper:
                 break
         self._say_fault("")
 
-    async def _quit(self, pid: int) -> bool:
-        """Tell it to quit; whether it has ended within the time of an answer."""
+    async def _quit(self, pid: int, *, patient: bool = False) -> bool:
+        """Tell it to quit; whether it has ended within the time of an answer.
+
+        Args:
+            pid: of it.
+            patient: it is not ended even if no container has its pipes: it has had clients.
+        """
         programs = self._programs
         with suppress(MpsDaemonFailed):  # the program is no more, with the driver
             if programs is not None:
                 await _aside(self._daemon.control(programs).quit)
         if await self._end_of(pid, _TO_END):
             return True
-        if await _aside(self._users):
+        if patient or bool(await _aside(self._users)):
             return False
         await _aside(lambda: self._daemon.kill(pid))
         return bool(await self._end_of(pid, _TO_END))
+
+    async def _clients(self) -> tuple[int, ...]:
+        """The processes that use the daemon, by what that says.
+
+        Raises:
+            MpsDaemonFailed: it does not say.
+        """
+        programs = self._programs
+        return await _aside(self._daemon.control(programs).clients) if programs else ()
 
     def _users(self) -> tuple[str, ...]:
         return users_of(self.places, self._context.options.states)
@@ -299,21 +319,18 @@ class Keeper:
 
     async def _leave(self) -> None:
         found = await self._living()
-        if found is not None:
-            users = await _aside(self._users)
-            programs = self._programs
-            clients = (
-                await _aside(self._daemon.control(programs).clients) if programs is not None else ()
+        users = await _aside(self._users)
+        clients = () if found is None else await self._clients()
+        if users or clients or (found is not None and not await self._quit(found.pid)):
+            # Also without a daemon: they have the shared memory, which the next one has to have.
+            self._context.say(
+                "info",
+                "MPS stays for its clients",
+                resource=self.places.resource,
+                pid=0 if found is None else found.pid,
+                containers=", ".join(users),
             )
-            if users or clients or not await self._quit(found.pid):
-                self._context.say(
-                    "info",
-                    "MPS control daemon stays for its clients",
-                    resource=self.places.resource,
-                    pid=found.pid,
-                    containers=", ".join(users),
-                )
-                return
+            return
         await _aside(lambda: self._daemon.take_away(frozenset()))
 
     # -- what is said -----------------------------------------------------------------------------
