@@ -14,6 +14,7 @@ Rules
   then is given the time that it takes to end its child, and no more.
 - What is wrong with the node is said, in the log when it begins and when it ends, and in the
   status file for as long as it lasts; it does not end the agent.
+- A hangup (SIGHUP) is a reason to look, and for the settings to be read again.
 - An agent that runs from the tree in effect ends when another is put into effect, so that whoever
   started it starts the new one; nothing else would tell it of an upgrade.
 - The status file is written when what is in it differs, and its time is that of the last look,
@@ -95,10 +96,10 @@ async def serve(
     """
     with _alone(config), Changes() as changes:
         async with anyio.create_task_group() as tasks:
-            if not once:
-                await tasks.start(_end_when_told, tasks.cancel_scope, say)
-                say("info", "begins", version=VERSION, spec=options.spec or "none")
             context = Context(config, options, say)
+            if not once:
+                await tasks.start(_do_as_told, tasks.cancel_scope, context)
+                say("info", "begins", version=VERSION, spec=options.spec or "none")
             rounds = _Rounds(context, changes)
             seen, in_effect = Seen(), _is_in_effect()
             seen = await rounds.look(first=True)
@@ -255,16 +256,22 @@ def _look(config: Config, options: Options, heard: bool) -> Seen:  # noqa: FBT00
     return replace(seen, faults=(*seen.faults, *faults))
 
 
-async def _end_when_told(
+async def _do_as_told(
     scope: anyio.CancelScope,
-    say: Callable[..., None],
+    context: Context,
     *,
     task_status: anyio.abc.TaskStatus[None],
 ) -> None:
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    """End by SIGTERM or SIGINT; look again, and have what was read be read again, by SIGHUP."""
+    told = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    with anyio.open_signal_receiver(*told) as signals:
         task_status.started()
         async for number in signals:
-            say("info", "ends", signal=signal.Signals(number).name)
+            if number == signal.SIGHUP:
+                context.board.post(hangups=context.board.hangups + 1)
+                context.board.want_look()
+                continue
+            context.say("info", "ends", signal=signal.Signals(number).name)
             scope.cancel()
             return
 
@@ -371,7 +378,8 @@ def _note(context: Context, looked: float) -> None:
     try:
         if read_file(path) != content:
             replace_file(path, content)
-        os.utime(path, (looked, looked))
+        with suppress(FileNotFoundError):  # somebody removed it; the next look writes it anew
+            os.utime(path, (looked, looked))
     except OSError as error:
         raise AgentStateUnusable(
             f"to write {path}", found=str(error.strerror), do="make it writable, or free some space"

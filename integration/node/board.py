@@ -20,6 +20,7 @@ resources      plugin          mps, metrics
 mps            mps             plugin: a device whose daemon does not serve is not healthy; metrics
 faults         every part      metrics, the status file
 wanted         every part      the look: it is to be soon, since the node may have changed
+hangups        the agent       the plugin, which reads its settings again
 =============  ==============  ==================================================================
 
 What happens, in contrast to what is, is told by :meth:`Board.tell` to all who listen then.
@@ -91,6 +92,7 @@ class Board:
         self.faults: Mapping[str, str] = {}
         self.counters = Counters()
         self.wanted: int = 0
+        self.hangups: int = 0
         self._posted: dict[str, int] = {}
         self._news = anyio.Event()
         self._listening: set[MemoryObjectSendStream[GpuEvent]] = set()

@@ -79,6 +79,11 @@ def test_the_spec_follows_the_node(gpus: SimulatedNode, tmp_path: Path) -> None:
         eventually(lambda: not os.path.exists(spec), "no driver, no spec")
         eventually(lambda: status_of(gpus)["driver"] == "", "it says so")
         assert status_of(gpus)["faults"][0].startswith("NVSHIM-E01")
+        looks = os.stat(f"{gpus.state}/node.json").st_mtime_ns
+        process.send_signal(signal.SIGHUP)
+        eventually(
+            lambda: os.stat(f"{gpus.state}/node.json").st_mtime_ns != looks, "a hangup: a look"
+        )
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=20)
     assert process.returncode == 0

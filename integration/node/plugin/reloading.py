@@ -5,14 +5,15 @@ Rules
 - What is written is read when it is quiet again, and not while it is half there.
 - A volume of Kubernetes' is exchanged by a link in the directory that is mounted, so that is
   watched, and what the link leads to.
-- SIGHUP has them read again too: so NVIDIA's plugin is told, by its config-manager and by people.
+- A hangup of the agent's (SIGHUP) has them read again too: so NVIDIA's plugin is told, by its
+  config-manager and by people.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -22,7 +23,7 @@ from integration.node.plugin.values import Settings
 from integration.node.plugin.watching import Directory
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from integration.node.parts import Context, SettingsSource
 
@@ -39,24 +40,24 @@ async def keep_settings(context: Context, fault: Callable[[str, str], None]) -> 
         context: of the agent.
         fault: takes what is wrong with a concern; "" if nothing is.
     """
-    with anyio.open_signal_receiver(signal.SIGHUP) as hangups:
-        source = context.options.settings
-        if source is None:
-            _post(context, Settings())
-        while True:
-            with ExitStack() as stack:
-                directories: list[Directory] = []
-                if source is not None:
+    source, board = context.options.settings, context.board
+    if source is None:
+        _post(context, Settings())
+    while True:
+        hangups = board.version("hangups")
+        with ExitStack() as stack:
+            directories: list[Directory] = []
+            if source is not None:
+                _load(source, context, fault)
+                directories = [
+                    stack.enter_context(Directory(path, quiet=_WRITING))
+                    for path in _directories_of(source.watched)
+                ]
+                for directory in directories:
+                    directory.listen()
+                if directories:  # what has changed until now was not heard
                     _load(source, context, fault)
-                    directories = [
-                        stack.enter_context(Directory(path, quiet=_WRITING))
-                        for path in _directories_of(source.watched)
-                    ]
-                    for directory in directories:
-                        directory.listen()
-                    if directories:  # what has changed until now was not heard
-                        _load(source, context, fault)
-                await _first_change(directories, hangups)
+            await _first_change(directories, partial(board.change, "hangups", since=hangups))
 
 
 def _load(source: SettingsSource, context: Context, fault: Callable[[str, str], None]) -> None:
@@ -88,17 +89,13 @@ def _directories_of(paths: Iterable[str]) -> set[str]:
 
 
 async def _first_change(
-    directories: Iterable[Directory], hangups: AsyncIterator[signal.Signals]
+    directories: Iterable[Directory], hangup: Callable[[], Awaitable[object]]
 ) -> None:
-    async def wait(directory: Directory) -> None:
-        await directory.change()
-        tasks.cancel_scope.cancel()
-
-    async def hear() -> None:
-        await anext(hangups)
+    async def wait(change: Callable[[], Awaitable[object]]) -> None:
+        await change()
         tasks.cancel_scope.cancel()
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(hear)
+        tasks.start_soon(wait, hangup)
         for each in directories:
-            tasks.start_soon(wait, each)
+            tasks.start_soon(wait, each.change)
