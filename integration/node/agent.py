@@ -50,7 +50,7 @@ from integration.install.places import CURRENT
 from integration.node.changes import Changes
 from integration.node.errors import AgentRunning, AgentStateUnusable
 from integration.node.parts import PARTS, Context, keep
-from integration.node.refresh import Seen, refresh
+from integration.node.refresh import Made, Seen, refresh
 from shim import VERSION
 
 if TYPE_CHECKING:
@@ -130,6 +130,7 @@ class _Rounds:
         self._unnoted = ""
         self._wanted = 0
         self._looked = 0.0
+        self._made = Made()
 
     async def look(self, *, first: bool = False) -> Seen:
         """Look, say what is different, and post it.
@@ -141,7 +142,7 @@ class _Rounds:
             AgentStateUnusable: the first time, what was seen cannot be written.
         """
         config, options, board = self._context.config, self._context.options, self._context.board
-        look = partial(_look, config, options, self._heard)
+        look = partial(_look, config, options, self._made, self._heard)
         wanted = board.version("wanted")
         with board.counters.timing() as timed:
             now = await _aside(look, to_end=config.nvml_timeout + _TO_END)
@@ -248,11 +249,16 @@ def _is_in_effect() -> bool:
         return False
 
 
-def _look(config: Config, options: Options, heard: bool) -> Seen:  # noqa: FBT001 - of a thread
+def _look(
+    config: Config,
+    options: Options,
+    made: Made,
+    heard: bool,  # noqa: FBT001 - of a thread
+) -> Seen:
     """One look, with the nodes and links that the configuration wants made before it."""
     steps = create(config, Wish(nodes=config.make_nodes, links=config.char_links))
     faults = [f"{step.path}: {step.reason}" for step in steps if step.state == State.FAILED]
-    seen = refresh(config, options.spec, heard=heard)
+    seen = refresh(config, options.spec, heard=heard, made=made)
     return replace(seen, faults=(*seen.faults, *faults))
 
 

@@ -2,7 +2,8 @@
 
 The agent is the real process, ``nvshim node``, on a simulated node; the kubelet's side is
 :mod:`tests.harness.kubelet_plugins`, in this process. So what a call takes here is what a kubelet
-sees, and a little more: this client is in Python, too.
+sees, and a little more: this client is in Python, too. What is told of calls is of a round of 200,
+in the median of the rounds: a machine that others slow down for a while is not the agent.
 
 Two nodes: one with two GPUs, and the largest that there is, 16 GPUs with 7 MIG devices each, of
 which every one is given 48 times.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -43,7 +45,7 @@ _XID: Final = 79
 _EVENT: Final = f"0 8 {_XID}\n"
 _PATIENCE: Final = 60.0
 _SETTLE: Final = 3.0
-_CALLS: Final = 40  # times the rounds
+_CALLS: Final = 200  # in each round
 _FIRST: Final = 10  # which do not count
 
 
@@ -140,9 +142,10 @@ def _measure(stage: Stage, key: str, case: Case) -> dict[str, float]:
                 idle = _idle(pid, stage.sizes.idle)
                 plugin = kubelet.plugins[case.resource]
                 ids = sorted(plugin.devices)
-                calls = _CALLS * stage.sizes.rounds
-                allocate = _times(lambda: plugin.allocate(random.choice(ids)), calls)
-                preferred = _times(lambda: plugin.preferred(ids, min(4, len(ids))), calls // 4)
+                rounds = range(stage.sizes.rounds)
+                allocate = [_times(lambda: plugin.allocate(random.choice(ids))) for _ in rounds]
+                size = min(4, len(ids))
+                preferred = [_times(lambda: plugin.preferred(ids, size)) for _ in rounds]
                 memory = [pss_and_uss(each) for each in _family(pid)]
                 known = _delay(plugin, lambda: _tell(node))
                 changed = _delay(plugin, lambda: _change(node, case.changed, pid))
@@ -186,10 +189,10 @@ def _agent(
                 process.kill()
 
 
-def _times(call: Callable[[], object], count: int) -> list[float]:
-    """Milliseconds of each call, but for the first few."""
+def _times(call: Callable[[], object]) -> list[float]:
+    """Milliseconds of each call of a round, but for the first few."""
     found = []
-    for number in range(count + _FIRST):
+    for number in range(_CALLS + _FIRST):
         began = time.perf_counter()
         call()
         if number >= _FIRST:
@@ -197,8 +200,9 @@ def _times(call: Callable[[], object], count: int) -> list[float]:
     return sorted(found)
 
 
-def _of(values: list[float], part: float) -> float:
-    return values[min(len(values) - 1, int(part * len(values)))]
+def _of(rounds: list[list[float]], part: float) -> float:
+    """The value below which that part of a round is; the median of the rounds."""
+    return statistics.median(round_[int(part * len(round_))] for round_ in rounds)
 
 
 def _tell(node: SimulatedNode) -> None:
