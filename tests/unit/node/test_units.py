@@ -40,7 +40,7 @@ def _shell(line: str, **environment: str) -> int:
 def test_the_agents_unit_starts_a_command_that_is_one() -> None:
     (line,) = _values(AGENT, "ExecStart")
     program, name, *words = shlex.split(line)
-    assert (program, words) == (_PROGRAM, ["$NVSHIM_NODE_OPTIONS"])
+    assert (program, words) == (_PROGRAM, ["$OPTIONS"])
     command = nvshim.get_command(click.Context(nvshim), name)
     assert command is not None
     command.make_context(name, [])
