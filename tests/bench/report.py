@@ -15,12 +15,13 @@ from tests.bench.documents import fill
 from tests.bench.fitting import exponent
 from tests.bench.numbers import ratio, short
 from tests.bench.results import Results
-from tests.bench.targets import TARGETS
+from tests.bench.targets import AGENT, TARGETS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tests.bench.results import Comparison, Curve, Figures
+    from tests.bench.targets import Target
 
 _NOTHING: Final = ""
 
@@ -48,12 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def tables(results: Results) -> dict[str, str]:
     """The tables by the names that documents have for them.
 
-    Those are ``machine``, ``targets``, ``costs``, ``curves`` and the keys of comparisons and
-    figures; what was not measured is not there.
+    Those are ``machine``, ``targets``, ``agent-targets``, ``costs``, ``curves`` and the keys of
+    comparisons and figures; what was not measured is not there.
     """
     found = {
         "machine": _machine(results),
         "targets": targets(results),
+        "agent-targets": targets(results, AGENT),
         "costs": costs(results),
         "curves": "\n".join(_curve(curve) for curve in results.curves.values()),
         **{key: _comparison(comparison) for key, comparison in results.comparisons.items()},
@@ -70,17 +72,19 @@ def costs(results: Results) -> str:
 
 def report(results: Results) -> str:
     """Everything, as Markdown."""
-    parts = [_machine(results), targets(results)]
+    parts = [_machine(results), targets(results), targets(results, AGENT)]
     parts += [_comparison(comparison) for comparison in results.comparisons.values()]
     parts += [_figures(figures) for figures in results.figures.values()]
     parts += [_curve(curve) for curve in results.curves.values()]
     return "\n".join(part for part in parts if part)
 
 
-def targets(results: Results) -> str:
-    """What is to be reached, and what was seen."""
+def targets(results: Results, wanted: Sequence[Target] = TARGETS) -> str:
+    """What is to be reached, and what was seen; nothing if nothing of it was measured."""
+    if all(target.found(results) is None for target in wanted):
+        return _NOTHING
     lines = []
-    for target in TARGETS:
+    for target in wanted:
         seen = target.found(results)
         if seen is None:
             verdict = "not measured"
