@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.bench.stage import Stage
-    from tests.harness.kubelet_plugins import Plugin
 
 __all__ = ["KEY", "measure_agent"]
 
@@ -60,6 +59,7 @@ class Case:
         config: the device plugin's configuration.
         resource: of which devices are asked for.
         devices: how many it has.
+        fewer: how many it has when the node has changed.
     """
 
     title: str
@@ -68,6 +68,7 @@ class Case:
     config: str
     resource: str
     devices: int
+    fewer: int
 
 
 def _divided(gpus: int, parts: int) -> Scenario:
@@ -85,12 +86,12 @@ def _cases() -> dict[str, Case]:
     shared = "nvidia.com/mig-1g.10gb"
     return {
         "two": Case("2 GPUs", two, replace(two, gpus=two.gpus[:1]), "version: v1\n",
-                    "nvidia.com/gpu", 2),
+                    "nvidia.com/gpu", 2, 1),
         "large": Case(
             "16 GPUs of 7 MIG devices, 48 shares", large, fewer,
             "version: v1\nflags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: "
             f"[{{name: {shared}, replicas: 48}}]}}}}\n",
-            shared, 16 * 7 * 48,
+            shared, 16 * 7 * 48, (16 * 7 - 1) * 48,
         ),
     }  # fmt: skip
 
@@ -147,8 +148,10 @@ def _measure(stage: Stage, key: str, case: Case) -> dict[str, float]:
                 size = min(4, len(ids))
                 preferred = [_times(lambda: plugin.preferred(ids, size)) for _ in rounds]
                 memory = [pss_and_uss(each) for each in _family(pid)]
-                known = _delay(plugin, lambda: _tell(node))
-                changed = _delay(plugin, lambda: _change(node, case.changed, pid))
+                _tell(node)
+                known = _delay(lambda: len(kubelet.healthy(case.resource)) < case.devices)
+                _change(node, case.changed, pid)
+                changed = _delay(lambda: len(kubelet.devices(case.resource)) == case.fewer)
     return {
         "begin": begin,
         "allocate-p50": _of(allocate, 0.5),
@@ -219,15 +222,13 @@ def _change(node: SimulatedNode, scenario: Scenario, pid: int) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-def _delay(plugin: Plugin, change: Callable[[], object]) -> float:
-    """Seconds from a change until the list is another."""
-    before = len(plugin.lists)
-    change()
+def _delay(is_known: Callable[[], bool]) -> float:
+    """Seconds from now until the kubelet knows."""
     began = time.monotonic()
-    while len(plugin.lists) == before:
+    while not is_known():
         if time.monotonic() - began > _PATIENCE:
             raise RuntimeError(f"the kubelet was told nothing within {_PATIENCE:g} s")
-        time.sleep(0.002)
+        time.sleep(0.005)
     return time.monotonic() - began
 
 
