@@ -73,8 +73,9 @@ def test_a_kubelet_comes_restarts_and_hands_nothing_out_twice(
         first = kubelet.allocate(GPU, 1, pod="one")
         (name,) = (each.name for each in first.cdi_devices)  # the default
         assert name.removeprefix("k8s.device-plugin.nvidia.com/gpu=") in ids
-        with open(tmp_path / "cdi" / "k8s.device-plugin.nvidia.com-gpu.json") as file:
-            assert name.partition("=")[2] in file.read()
+        spec = tmp_path / "cdi" / "k8s.device-plugin.nvidia.com-gpu.json"
+        assert name.partition("=")[2] in spec.read_text()
+        spec.unlink()
         with pytest.raises(grpc.RpcError) as refused:
             plugin.allocate("GPU-unheard-of")
         assert refused.value.code() == grpc.StatusCode.NOT_FOUND
@@ -83,6 +84,7 @@ def test_a_kubelet_comes_restarts_and_hands_nothing_out_twice(
 
         kubelet.restart()
         kubelet.wait_for(GPU, 2)
+        assert name.partition("=")[2] in spec.read_text(), "what has gone is made anew"
         kubelet.allocate(GPU, 1, pod="two")
         assert kubelet.given(GPU) == ids
         with pytest.raises(NotEnough):

@@ -35,7 +35,7 @@ from integration.node.mps.containers import edits, refuse_unready, unready
 from integration.node.parts import NO, YES
 from integration.node.plugin import allocation, sockets
 from integration.node.plugin.allocation import IMEX_NODES, Ground, refuse_ineffective
-from integration.node.plugin.cdi import Specs, keep_specs
+from integration.node.plugin.cdi import Specs, keep_specs, path_of
 from integration.node.plugin.doubt import unhealthy
 from integration.node.plugin.errors import DeviceUnknown
 from integration.node.plugin.preferred import preferred
@@ -114,7 +114,7 @@ class _Plugin:
         self._tasks = tasks
         self._known = _Known()
         self._serving: Serving | None = None
-        self._specs_of: tuple[Settings | None, Inventory | None] | None = None
+        self._specs_of: tuple[Settings | None, Inventory | None, object] | None = None
         self._topologies = Topologies(context.config)
         self._topology = Topology()
         self._finding = anyio.Lock()
@@ -261,13 +261,15 @@ class _Plugin:
         return _LOOK_FOR_OTHERS, False
 
     async def _keep_specs(self, known: _Known) -> Specs:
-        of = (known.settings, known.inventory)
+        config = self._context.config
+        of = (known.settings, known.inventory, _state_of(path_of("gpu", config)))
         if known.settings is None or self._specs_of == of:
             return known.specs
-        keep = partial(keep_specs, known.settings, known.inventory, self._context.config)
+        keep = partial(keep_specs, known.settings, known.inventory, config)
         specs = await anyio.to_thread.run_sync(keep)
-        # What could not be written is tried again.
-        self._specs_of = None if specs.fault else of
+        # What could not be written is tried again, and what somebody else has changed.
+        written = (known.settings, known.inventory, _state_of(path_of("gpu", config)))
+        self._specs_of = None if specs.fault else written
         for path in specs.written:
             self._context.say("info", "CDI spec of the device plugin is up to date", path=path)
         self.fault("cdi", specs.fault)
@@ -376,6 +378,15 @@ def _seen_without_nvml(inventory: Inventory) -> frozenset[str]:
     if not inventory.nvml_failure:
         return frozenset()
     return frozenset(gpu.uuid for gpu in inventory.gpus if not gpu.lost)
+
+
+def _state_of(path: str) -> object:
+    """What is another once a file was replaced or removed."""
+    try:
+        seen = os.stat(path)
+    except OSError:
+        return None
+    return seen.st_ino, seen.st_size, seen.st_mtime_ns
 
 
 def _channels(dev: str) -> tuple[int, ...]:
