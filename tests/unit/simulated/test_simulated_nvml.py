@@ -55,6 +55,18 @@ def test_nvidia_smi_lists_the_gpus(two: SimulatedNode, smi: Smi) -> None:
     ]
 
 
+def test_nvidia_smi_tells_the_compute_mode_that_was_set(two: SimulatedNode, smi: Smi) -> None:
+    path = f"{two.state}/nvml-compute-mode-{two.scenario.gpus[1].uuid}"
+    with open(path, "w", encoding="ascii") as file:
+        file.write("3")
+    try:
+        lines = smi(two, "-q", "-d", "COMPUTE").stdout.splitlines()
+    finally:
+        os.unlink(path)
+    modes = [line.partition(":")[2].strip() for line in lines if "Compute Mode" in line]
+    assert modes == ["Default", "Exclusive_Process"]
+
+
 def test_nvidia_smi_lists_mig_devices(mig: SimulatedNode, smi: Smi) -> None:
     lines = smi(mig, "-L").stdout.splitlines()
     expected = []
