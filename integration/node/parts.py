@@ -19,7 +19,7 @@ from api.errors import NvshimError, one_line
 from integration.node.board import Board
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from hooks.config import Config
     from integration.node.plugin.values import Settings
@@ -44,6 +44,10 @@ PARTS: Final[Mapping[str, str]] = {
 # for longer than that is taken to have recovered.
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 30.0
+
+# Seconds that it has to go until it is taken to be well; one that fails at once each time is said
+# to be at fault all the while.
+_WELL: Final = 2.0
 
 
 class SettingsSource(Protocol):
@@ -123,30 +127,51 @@ async def keep(name: str, context: Context, module: str = "") -> None:
         module: another one than the table's.
     """
     run = importlib.import_module(module or PARTS[name]).run
-    pause = _FIRST_PAUSE
-    while True:
-        begun = time.monotonic()
-        try:
-            await run(context)
-            line, trace = f"the part {name} of the agent ended", ""
-        except Exception as raised:  # noqa: BLE001 - none takes another down with it
-            error = _first(raised)
-            if isinstance(error, NvshimError):
-                line, trace = str(error), ""
-            else:
-                line = f"{name}: {type(error).__name__}: {error}"
-                trace = "".join(traceback.format_exception(error))
-        line = one_line(line)
-        if time.monotonic() - begun > _LONGEST_PAUSE:
-            pause = _FIRST_PAUSE
-        if context.board.faults.get(name) != line:
-            more = {"trace": trace} if trace else {}
-            context.say("error", line, part=name, again_in=pause, **more)
-        context.board.fault(name, line)
-        context.board.counters.restarted(name)
-        await anyio.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
-        context.board.fault(name, "")
+    pause, line = _FIRST_PAUSE, ""
+    async with anyio.create_task_group() as tasks:
+        while True:
+            begun = time.monotonic()
+            forgiving = anyio.CancelScope()
+            tasks.start_soon(_forgive, name, line, context, forgiving)
+            raised = await _end_of(run, context)
+            forgiving.cancel()
+            if time.monotonic() - begun > _LONGEST_PAUSE:
+                pause = _FIRST_PAUSE
+            line = _line_of(name, raised)
+            if context.board.faults.get(name) != line:
+                more = {}
+                if raised is not None and not isinstance(raised, NvshimError):
+                    more["trace"] = "".join(traceback.format_exception(raised))
+                context.say("error", line, part=name, again_in=pause, **more)
+            context.board.fault(name, line)
+            context.board.counters.restarted(name)
+            await anyio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+async def _end_of(run: Callable[[Context], Awaitable[None]], context: Context) -> Exception | None:
+    """Run a part; what it raised, None if it just ended."""
+    try:
+        await run(context)
+    except Exception as raised:  # noqa: BLE001 - none takes another down with it
+        return _first(raised)
+    return None
+
+
+def _line_of(name: str, raised: Exception | None) -> str:
+    if raised is None:
+        return f"the part {name} of the agent ended"
+    if isinstance(raised, NvshimError):
+        return one_line(str(raised))
+    return one_line(f"{name}: {type(raised).__name__}: {raised}")
+
+
+async def _forgive(name: str, line: str, context: Context, scope: anyio.CancelScope) -> None:
+    """Take back what was said of a part that had ended, once it goes for a while."""
+    with scope:
+        await anyio.sleep(_WELL)
+        if context.board.faults.get(name) == line:
+            context.board.fault(name, "")
 
 
 def _first(error: Exception) -> Exception:
