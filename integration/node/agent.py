@@ -129,6 +129,7 @@ class _Rounds:
         self._deaf: dict[str, str] = {}
         self._unnoted = ""
         self._wanted = 0
+        self._directories: tuple[str, ...] = ()
         self._looked = 0.0
         self._made = Made()
 
@@ -159,7 +160,9 @@ class _Rounds:
         config, options, board = self._context.config, self._context.options, self._context.board
         seen = board.seen
         nodes = (config.dev, os.path.join(config.dev, *CAPS))
-        self._heard = self._changes.listen_to(seen.directories, nodes)
+        # Where the driver was it may be again: an update of its files is the end of them first.
+        self._directories = seen.directories or self._directories
+        self._heard = self._changes.listen_to(self._directories, nodes)
         if self._changes.deaf != self._deaf:
             self._deaf = dict(self._changes.deaf)
             self._context.say("warning", "not all changes are heard, only looked for", **self._deaf)
