@@ -49,7 +49,7 @@ from hooks.cdi.spec import DeviceNode, Edits, SpecDevice, SpecFile, SpecMount
 from hooks.edits import features
 from hooks.edits.grant import Grant, decide
 from hooks.edits.plan import Arch, groups_of, united
-from hooks.edits.planning import arches_of, make_plan
+from hooks.edits.planning import arches_of, make_plan, plan_devices
 from hooks.image.layout import Layout, Libc, Loader
 from hooks.requests.names import NoDevices
 from hooks.requests.naming import parse_names
@@ -206,8 +206,8 @@ class _Work:
 
     def _named(self, names: Iterable[str], grant: Grant, known: frozenset[str]) -> list[SpecDevice]:
         """A device by each of its names, without what all have."""
-        plan = self._plan(grant, self._layouts(grant)[0])
-        own = tuple(device for device in plan.devices if device.path not in known)
+        devices = plan_devices(grant, self._inventory)
+        own = tuple(device for device in devices if device.path not in known)
         edits = Edits(device_nodes=tuple(map(_node, own)), additional_gids=tuple(groups_of(own)))
         return [SpecDevice(name, edits) for name in names]
 

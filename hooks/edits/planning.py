@@ -56,19 +56,18 @@ from hooks.edits.plan import (
     groups_of,
 )
 from hooks.edits.profile import application_profile
+from hooks.image.layout import Layout
 from hooks.node.driver import places
 from hooks.node.parameters import without_node_making
 from hooks.requests.request import Capability
 
 if TYPE_CHECKING:
     from hooks.edits.grant import Grant
-    from hooks.edits.plan import Device
-    from hooks.image.layout import Layout
     from hooks.node.driver import DriverFile, LibraryFile
     from hooks.node.gpus import Gpu
     from hooks.node.inventory import Inventory
 
-__all__ = ["arches_of", "make_plan"]
+__all__ = ["arches_of", "make_plan", "plan_devices"]
 
 LIBCUDA_DIRECTORY: Final = "NVIDIA_CTK_LIBCUDA_DIR"
 """Where libcuda is, for programs that look for it; NVIDIA's runtime sets it too."""
@@ -129,6 +128,18 @@ def make_plan(grant: Grant, inventory: Inventory, layout: Layout) -> Plan:
     return work.plan()
 
 
+def plan_devices(grant: Grant, inventory: Inventory) -> tuple[Device, ...]:
+    """The devices of :func:`make_plan`, without the rest of it.
+
+    Args:
+        grant: what a container gets.
+        inventory: what the node has.
+    """
+    work = _Work(grant, inventory, Layout(()))
+    work.add_devices()
+    return work.devices
+
+
 class _Work:
     """A plan in the making."""
 
@@ -152,9 +163,13 @@ class _Work:
         self._environment: dict[str, str] = {}
         self._missing: list[Missing] = []
 
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        return tuple(self._devices.values())
+
     def plan(self) -> Plan:
         return Plan(
-            devices=tuple(self._devices.values()),
+            devices=self.devices,
             mounts=tuple(self._mounts.values()),
             environment=tuple(self._environment.items()),
             additional_gids=groups_of(self._devices.values()),
