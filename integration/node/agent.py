@@ -50,7 +50,7 @@ from integration.install.places import CURRENT
 from integration.node.changes import Changes
 from integration.node.errors import AgentRunning, AgentStateUnusable
 from integration.node.parts import PARTS, Context, keep
-from integration.node.refresh import Made, Seen, refresh
+from integration.node.refresh import Made, Seen, keep_spec, look
 from shim import VERSION
 
 if TYPE_CHECKING:
@@ -132,6 +132,7 @@ class _Rounds:
         self._directories: tuple[str, ...] = ()
         self._looked = 0.0
         self._made = Made()
+        self._told = Seen()
 
     async def look(self, *, first: bool = False) -> Seen:
         """Look, say what is different, and post it.
@@ -143,14 +144,19 @@ class _Rounds:
             AgentStateUnusable: the first time, what was seen cannot be written.
         """
         config, options, board = self._context.config, self._context.options, self._context.board
-        look = partial(_look, config, options, self._made, self._heard)
-        wanted = board.version("wanted")
+        wanted, to_end = board.version("wanted"), config.nvml_timeout + _TO_END
         with board.counters.timing() as timed:
-            now = await _aside(look, to_end=config.nvml_timeout + _TO_END)
+            now = await _aside(partial(_look, config, self._heard), to_end=to_end)
+            if now.inventory != board.seen.inventory:
+                # Others need not wait for a spec that is not theirs.
+                board.post(seen=replace(now, spec=board.seen.spec))
+            keep = partial(keep_spec, config, options.spec, now, heard=self._heard, made=self._made)
+            now = await _aside(keep, to_end=to_end)
         board.counters.looked(timed.seconds, faults=bool(now.faults))
         self._wanted = wanted
         self._looked = time.time()
-        _tell(self._context.say, board.seen, now, first=first)
+        _tell(self._context.say, self._told, now, first=first)
+        self._told = now
         board.post(seen=now)
         self._note(strict=first)
         return now
@@ -252,16 +258,11 @@ def _is_in_effect() -> bool:
         return False
 
 
-def _look(
-    config: Config,
-    options: Options,
-    made: Made,
-    heard: bool,  # noqa: FBT001 - of a thread
-) -> Seen:
+def _look(config: Config, heard: bool) -> Seen:  # noqa: FBT001 - of a thread
     """One look, with the nodes and links that the configuration wants made before it."""
     steps = create(config, Wish(nodes=config.make_nodes, links=config.char_links))
     faults = [f"{step.path}: {step.reason}" for step in steps if step.state == State.FAILED]
-    seen = refresh(config, options.spec, heard=heard, made=made)
+    seen = look(config, heard=heard)
     return replace(seen, faults=(*seen.faults, *faults))
 
 

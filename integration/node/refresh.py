@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import NvshimError
@@ -118,48 +118,80 @@ class Made:
         return self._text
 
 
-def refresh(config: Config, spec: str, *, heard: bool = False, made: Made | None = None) -> Seen:
-    """Look at the node, and bring the spec up to date.
+def look(config: Config, *, heard: bool = False) -> Seen:
+    """Look at the node.
 
     Args:
         config: where the node is.
-        spec: the path of the CDI spec; "" for none.
         heard: something has changed, so that NVML is asked again even if it has just failed.
-        made: what was made at the looks before; None if there were none.
 
     Returns:
-        What was seen. Whatever is wrong is one of its faults.
+        What was seen, without a spec. Whatever is wrong is one of its faults.
     """
-    faults: list[str] = []
-    inventory: Inventory | None = None
-    text: bytes | None = None
     try:
         inventory = inventory_of(config, confirmed=heard)
-        if spec:
-            text = _still_true(spec, inventory, config)
-            if text is None:
-                text = (made or Made()).text(inventory, config, heard=heard)
     except NvshimError as error:
-        faults.append(str(error))
-    written = False
-    if spec:
-        try:
-            written = _put(spec, text)
-        except OSError as error:
-            faults.append(f"{error.filename or spec}: {error.strerror}")
-    if inventory is None:
-        return Seen(written=written, faults=tuple(faults))
+        return Seen(faults=(str(error),))
     unanswered = [f"NVML: {inventory.nvml_failure}"] if inventory.nvml_failure else []
     return Seen(
         driver=inventory.driver.version,
         gpus=tuple(gpu.uuid for gpu in inventory.gpus),
         mig_devices=tuple(device.uuid for device in inventory.mig_devices),
         directories=inventory.driver.library_directories,
-        spec=spec if text is not None and os.path.exists(spec) else "",
-        written=written,
-        faults=(*faults, *unanswered, *inventory.notes),
+        faults=(*unanswered, *inventory.notes),
         inventory=inventory,
     )
+
+
+def keep_spec(config: Config, spec: str, seen: Seen, *, heard: bool, made: Made) -> Seen:
+    """Bring the spec up to date.
+
+    Args:
+        config: where the node is.
+        spec: the path of the CDI spec; "" for none.
+        seen: what was seen of the node.
+        heard: something has changed.
+        made: what was made at the looks before.
+
+    Returns:
+        What was seen, with the spec. What is wrong with that is one of its faults.
+    """
+    if not spec:
+        return seen
+    inventory, faults = seen.inventory, list(seen.faults)
+    text: bytes | None = None
+    try:
+        if inventory is not None:
+            text = _still_true(spec, inventory, config)
+            if text is None:
+                text = made.text(inventory, config, heard=heard)
+    except NvshimError as error:
+        faults.insert(0, str(error))
+    written = False
+    try:
+        written = _put(spec, text)
+    except OSError as error:
+        faults.insert(0, f"{error.filename or spec}: {error.strerror}")
+    return replace(
+        seen,
+        spec=spec if text is not None and os.path.exists(spec) else "",
+        written=written,
+        faults=tuple(faults),
+    )
+
+
+def refresh(config: Config, spec: str, *, heard: bool = False) -> Seen:
+    """Look at the node, and bring the spec up to date.
+
+    Args:
+        config: where the node is.
+        spec: the path of the CDI spec; "" for none.
+        heard: something has changed, so that NVML is asked again even if it has just failed.
+
+    Returns:
+        What was seen. Whatever is wrong is one of its faults.
+    """
+    return keep_spec(config, spec, look(config, heard=heard), heard=heard, made=Made())
 
 
 def _still_true(path: str, inventory: Inventory, config: Config) -> bytes | None:
