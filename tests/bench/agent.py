@@ -130,6 +130,8 @@ def _measure(stage: Stage, key: str, case: Case) -> dict[str, float]:
     directory = f"{stage.directory}/agent-{key}"
     os.makedirs(directory)
     with SimulatedNode.create(f"{directory}/node", case.scenario, say=say) as node:
+        with open(node.config_path, "a", encoding="utf-8") as file:
+            file.write(f'\n[cdi]\nspec-dirs = ["{directory}/cdi"]\n')
         config = f"{directory}/plugin.yaml"
         with open(config, "w", encoding="utf-8") as file:
             file.write(case.config)
