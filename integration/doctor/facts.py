@@ -260,6 +260,7 @@ class Handler:
         binary: where that is found; "" if nowhere or if it is not named.
         systemd_cgroup: the option; None if it is not given.
         unknown_options: keys that our shim would refuse; only of a handler of ours.
+        annotations: patterns of those of a container that its shim gets.
     """
 
     name: str
@@ -270,6 +271,7 @@ class Handler:
     binary: str = ""
     systemd_cgroup: bool | None = None
     unknown_options: tuple[str, ...] = ()
+    annotations: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +318,7 @@ class Containerd:
         cdi_dirs: where it finds their specs.
         state: its state directory.
         root: where its data is.
+        version: "1.7.2"; "" if it does not say.
     """
 
     path: str
@@ -335,6 +338,7 @@ class Containerd:
     cdi_dirs: tuple[str, ...]
     state: str
     root: str
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -573,6 +577,7 @@ class NodeAgent:
         faults: what it says is wrong.
         resources: that it tells the kubelet of: name, devices, and how many of them are healthy.
         kernel_log: why the kernel's log cannot be read; "" if it can.
+        strategies: how containers are told what they have; none if it does not say.
     """
 
     unit: bool = False
@@ -584,6 +589,7 @@ class NodeAgent:
     faults: tuple[str, ...] = ()
     resources: tuple[tuple[str, int, int], ...] = ()
     kernel_log: str = ""
+    strategies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

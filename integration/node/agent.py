@@ -65,7 +65,7 @@ _STATUS: Final = "node.json"
 _LOCK: Final = "node.lock"
 
 # What of the board is in the status file, besides what a look has seen.
-_NOTED: Final = ("faults", "resources")
+_NOTED: Final = ("faults", "resources", "settings")
 
 # A look that has not come for so many times the time between two is not going to come.
 _LATE: Final = 3
@@ -383,6 +383,8 @@ def _note(context: Context, looked: float) -> None:
     }
     document = {"pid": os.getpid(), "poll": context.options.poll, **seen.as_document()}
     document["resources"] = resources
+    if board.settings is not None:
+        document["device_list_strategies"] = list(board.settings.device_list_strategies)
     content = (json.dumps(document, indent=2) + "\n").encode()
     path = status_path(context.config)
     try:

@@ -1,4 +1,4 @@
-"""The node agent, and device plugins: D104 to D109."""
+"""The node agent, and device plugins: D104 to D110."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from integration.doctor.facts import seen
 from integration.doctor.findings import Check, Severity, Trouble, listed
+from integration.node.plugin.hearing import BESIDE, ENABLE, unheard_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,6 +88,14 @@ def _kernel_log(node: Node) -> Iterator[Trouble]:
         yield Trouble(agent.kernel_log)
 
 
+def _unheard(node: Node) -> Iterator[Trouble]:
+    agent, containerd, plugins = seen(node.agent), seen(node.containerd), seen(node.plugins)
+    if plugins is None or containerd is None or not agent.runs or not agent.resources:
+        return
+    if why := unheard_by(containerd, agent.strategies):
+        yield Trouble(why.found, remedy=why.remedy, command=why.command)
+
+
 AGENT: Final = (
     Check(
         code="NVSHIM-D104",
@@ -148,5 +157,16 @@ AGENT: Final = (
         remedy="let the agent read /dev/kmsg: it needs CAP_SYSLOG, and the node in its /dev",
         needs=("agent",),
         look=_kernel_log,
+    ),
+    Check(
+        code="NVSHIM-D110",
+        severity=_ERROR,
+        title="containerd does not hear which GPUs a container is given",
+        why="Pods that ask for nvidia.com/gpu begin, without an error and without a GPU: what the "
+        "kubelet hands on by cdi-cri, the node agent's default, is left out.",
+        remedy=f"have containerd heed CDI, or run the node agent with {BESIDE}",
+        command=ENABLE,
+        needs=("agent", "containerd", "plugins"),
+        look=_unheard,
     ),
 )

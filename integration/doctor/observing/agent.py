@@ -61,6 +61,7 @@ def look_at_agent(places: Places) -> NodeAgent:
             for name, each in sorted(resources.items())
         ),
         kernel_log=_kernel_log(config),
+        strategies=tuple(str(each) for each in status.get("device_list_strategies", ())),
     )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import re
 import tomllib
 from typing import TYPE_CHECKING, Any, Final
 
@@ -57,6 +58,9 @@ _DROP_INS: Final = ("conf.d", "config.d")
 _CRI: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri")
 _OF_CRI: Final = ("io.containerd.cri.v1.images",)
 _MOST_FILES: Final = 64
+_VERSION: Final = re.compile(r"^containerd \S+ v?(\d+\.\d+\.\d+)", re.ASCII)
+# It heeds CDI's names without being told to since 2.0.
+_WITH_CDI: Final = tuple(f"{major}." for major in range(2, 10))
 _SHIM_DIRECTORIES: Final = SYSTEM_PATH
 
 
@@ -79,7 +83,7 @@ def look_at_containerd(places: Places) -> Containerd | None:
             pass  # then the files have to do
         except ValueError as error:
             dump_fault = f"what it prints is no TOML: {one_line(str(error))}"
-    cri = _cri(merged)
+    cri, version = _cri(merged), _version(places, program)
     runtimes = _table(_table(cri, "containerd"), "runtimes")
     search_path = (process.search_path() if process else ()) or _SHIM_DIRECTORIES
     return Containerd(
@@ -98,10 +102,11 @@ def look_at_containerd(places: Places) -> Containerd | None:
         ),
         default_handler=str(_table(cri, "containerd").get("default_runtime_name") or ""),
         cri=not {str(name) for name in merged.get("disabled_plugins") or ()} & {*_CRI, *_OF_CRI},
-        enable_cdi=cri.get("enable_cdi") is True,
+        enable_cdi=cri.get("enable_cdi", version.startswith(_WITH_CDI)) is True,
         cdi_dirs=tuple(str(d) for d in cri.get("cdi_spec_dirs") or ()),
         state=str(merged.get("state") or "/run/containerd"),
         root=str(merged.get("root") or "/var/lib/containerd"),
+        version=version,
     )
 
 
@@ -131,6 +136,15 @@ def _program(places: Places, process: Process | None) -> str:
             if os.path.exists(places.at(program)):
                 return program
     return find_program(places, "containerd")
+
+
+def _version(places: Places, program: str) -> str:
+    if program:
+        with contextlib.suppress(CouldNotLook):
+            # One program may be several (k3s), and speaks of itself then.
+            if found := _VERSION.search(run(places, [program, "--version"])):
+                return found[1]
+    return ""
 
 
 def _template(places: Places, path: str, distribution: str) -> str:
@@ -254,7 +268,12 @@ def _handler(places: Places, name: str, table: Any, search_path: tuple[str, ...]
         binary=find_program(places, binary, search_path) if binary else "",
         systemd_cgroup=systemd if isinstance(systemd, bool) else None,
         unknown_options=tuple(unknown),
+        annotations=tuple(map(str, _list(table.get("container_annotations")))),
     )
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _shim_of(kind: str) -> str:

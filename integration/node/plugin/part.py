@@ -14,6 +14,8 @@ Rules
 - CDI specs are written before the kubelet is told of what is in them.
 - An answer goes by what is known when it is given: it waits until what was posted is worked in.
 - gRPC is loaded where it is needed, and not before.
+- An engine that would leave out what containers are given (:mod:`integration.node.plugin.hearing`)
+  is warned of when the kubelet is begun to be served, and with each change of the strategies.
 """
 
 from __future__ import annotations
@@ -34,10 +36,11 @@ from integration.node.metrics.counters import FAILED, OK, REFUSED
 from integration.node.mps.containers import edits, refuse_unready, unready
 from integration.node.parts import NO, YES
 from integration.node.plugin import allocation, sockets
-from integration.node.plugin.allocation import IMEX_NODES, Ground, refuse_ineffective
+from integration.node.plugin.allocation import CDI, IMEX_NODES, Ground, refuse_ineffective
 from integration.node.plugin.cdi import Specs, keep_specs, path_of
 from integration.node.plugin.doubt import unhealthy
 from integration.node.plugin.errors import DeviceUnknown
+from integration.node.plugin.hearing import unheard_by
 from integration.node.plugin.preferred import preferred
 from integration.node.plugin.reloading import keep_settings
 from integration.node.plugin.resources import resources_of, unmatched
@@ -53,7 +56,7 @@ if TYPE_CHECKING:
     from hooks.node.inventory import Inventory
     from integration.node.parts import Context
     from integration.node.plugin.serving import Serving
-    from integration.node.plugin.values import Resource, Settings
+    from integration.node.plugin.values import DeviceList, Resource, Settings
 
 __all__ = ["run"]
 
@@ -119,6 +122,7 @@ class _Plugin:
         self._topology = Topology()
         self._finding = anyio.Lock()
         self._unmatched: tuple[str, ...] = ()
+        self._asked_of: tuple[DeviceList, ...] = ()
         self._wake = anyio.Event()
         self._worked_in = anyio.Event()
 
@@ -176,6 +180,8 @@ class _Plugin:
         self._worked_in.set()
         self._worked_in = anyio.Event()
         self._board.post(resources=known.resources)
+        if known.settings is not None:
+            self._ask_engine(known.settings.device_list_strategies)
         if self._serving is None:
             self._serving = self._new_serving()
         await self._serving.round(known.resources, kubelet)
@@ -280,6 +286,26 @@ class _Plugin:
 
         work = Work(allocate=self._allocate, prefer=self._prefer, wake=self.wake, fault=self.fault)
         return Serving(self._context, self._tasks, work)
+
+    def _ask_engine(self, strategies: tuple[DeviceList, ...]) -> None:
+        if self._asked_of != strategies:
+            self._asked_of = strategies
+            if CDI.issuperset(strategies):
+                self._tasks.start_soon(self._warn_of_engine, strategies)
+
+    async def _warn_of_engine(self, strategies: tuple[DeviceList, ...]) -> None:
+        from integration.doctor.facts import CouldNotLook  # noqa: PLC0415 - seldom needed
+        from integration.doctor.observing.containerd import look_at_containerd  # noqa: PLC0415
+        from integration.doctor.places import Places  # noqa: PLC0415
+
+        look = partial(look_at_containerd, Places())
+        try:
+            containerd = await anyio.to_thread.run_sync(look, abandon_on_cancel=True)
+        except (CouldNotLook, OSError):
+            return  # `nvshim doctor` says so
+        why = unheard_by(containerd, strategies) if containerd is not None else None
+        if why is not None:
+            self._context.say("warning", f"{why.found}; {why.remedy}", command=why.command)
 
     def fault(self, concern: str, line: str) -> None:
         """Say what is wrong with a concern of ours, and when it is no more."""

@@ -18,6 +18,7 @@ from hooks.config import Config
 from integration.node.health.values import DeviceHealth, State
 from integration.node.mps.values import MpsDaemon
 from integration.node.parts import AUTO, NO, YES, Context, Options
+from integration.node.plugin.cdi import Specs
 from integration.node.plugin.part import run
 from integration.node.plugin.values import (
     MPS,
@@ -58,8 +59,9 @@ class Given:
 
 @asynccontextmanager
 async def running(
-    tmp_path: Path, kubelet: KubeletPlugins, settings: Settings = BY_VARIABLE, mode: str = AUTO
-) -> AsyncIterator[Context]:
+    tmp_path: Path, kubelet: KubeletPlugins, settings: Settings = BY_VARIABLE, mode: str = AUTO,
+    *, said: list[str] | None = None,
+) -> AsyncIterator[Context]:  # fmt: skip
     options = Options(
         "", 60, device_plugin=mode, kubelet_socket=kubelet.socket, settings=Given(settings)
     )
@@ -68,7 +70,8 @@ async def running(
         dev=nowhere, proc=nowhere, sys=nowhere, host_root=nowhere, driver_root=nowhere,
         state=nowhere, cdi_spec_dirs=(nowhere,),
     )  # fmt: skip
-    context = Context(config, options, lambda *_, **__: None)
+    heard = said if said is not None else []
+    context = Context(config, options, lambda _, line, **__: heard.append(line))
     context.board.post(seen=Seen(inventory=THERE))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run, context)
@@ -150,6 +153,30 @@ async def test_what_mps_does_not_serve_yet_is_unhealthy(
         await until(lambda: kubelet.healthy(GPU) == {f"{GPUS[0]}::0", f"{GPUS[0]}::1"})
         answer = await anyio.to_thread.run_sync(kubelet.plugins[GPU].allocate, f"{GPUS[0]}::0")
         assert "CUDA_MPS_PIPE_DIRECTORY" in answer.envs
+
+
+@pytest.mark.parametrize(("version", "warned"), [("1.6.20", True), ("2.1.0", False)])
+async def test_an_engine_that_leaves_out_what_is_given_is_warned_of(
+    tmp_path: Path, kubelet: KubeletPlugins, monkeypatch: pytest.MonkeyPatch,
+    version: str, *, warned: bool,
+) -> None:  # fmt: skip
+    engine = SimpleNamespace(
+        pid=7, version=version, cri=True, handlers=(), enable_cdi=version.startswith("2.")
+    )
+    monkeypatch.setattr(
+        "integration.doctor.observing.containerd.look_at_containerd", lambda _: engine
+    )
+    monkeypatch.setattr("integration.node.plugin.part.keep_specs", lambda *_: Specs())
+    kubelet.start()
+    said: list[str] = []
+    settings = replace(BY_VARIABLE, device_list_strategies=(DeviceList.CDI_CRI,))
+    async with running(tmp_path, kubelet, settings, said=said) as context:
+        await until(lambda: len(kubelet.healthy(GPU)) == 2)
+        if warned:
+            await until(lambda: any("envvar,cdi-cri" in line for line in said))
+        context.board.post(settings=replace(settings, gds=True))
+        await anyio.sleep(0.1)
+    assert len([line for line in said if "does not know that" in line]) == warned
 
 
 async def test_it_serves_without_a_kubelet_only_if_it_is_told_to(
