@@ -10,6 +10,7 @@ Rules
 - The bundle names the claim before the claim is there, and the claim goes before that name does. A
   shim that is killed in between leaves nothing that counts.
 - A container whose init process has ended has nothing any more, even if its task was not deleted.
+  One whose first thread alone has ended, which looks like a zombie, goes on.
   A pid that is another process's by now keeps the claim until the bundle is gone: rather that than
   two that have the same device.
 - A container that was made while there was no limit has no claim, and counts by its record, or by
@@ -56,6 +57,9 @@ _NAMED: Final = b"/dev/nvidia"
 _LOCK: Final = "lock"
 _LONGEST: Final = 1 << 20
 _LONGEST_RECORD: Final = 1 << 24
+
+# Of the fields of /proc/PID/stat after the program's name. Source: proc(5), num_threads.
+_THREADS: Final = 17
 
 # Seconds that others may have the lock, each of whom needs a millisecond; and between two tries.
 _LATE: Final = 10.0
@@ -251,7 +255,8 @@ def has_ended(bundle: str) -> bool:
         return False
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in {b"Z", b"X"}
+            fields = file.read().rpartition(b")")[2].split()
+        return fields[0] in {b"Z", b"X"} and int(fields[_THREADS]) <= 1
     except (FileNotFoundError, ProcessLookupError):
         return True
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Procfs", "Status"]
 
 # Fields of /proc/PID/stat after the program's name, which may have spaces and parentheses in it.
-_STATE, _PARENT, _START_TIME, _START_STACK = 0, 1, 19, 25
+_STATE, _PARENT, _THREADS, _START_TIME, _START_STACK = 0, 1, 17, 19, 25
 _ACCEPTS: Final = "00010000"  # SO_ACCEPTCON: the listener, and no connection made to it
 _PATH_COLUMN, _INODE_COLUMN, _FLAGS_COLUMN = 7, 6, 3
 
@@ -34,6 +34,7 @@ class Status:
         start_time: in clock ticks since boot.
         stack: the address where its stack begins: the same in processes that were forked from
             one another, and random in others. 0 if it may not be known.
+        threads: how many go on.
     """
 
     pid: int
@@ -41,11 +42,12 @@ class Status:
     state: str
     start_time: int
     stack: int
+    threads: int = 1
 
     @property
     def is_zombie(self) -> bool:
-        """Whether it has ended, and was not reaped yet."""
-        return self.state in {"Z", "X"}
+        """Whether it has ended, and was not reaped yet; so looks one whose first thread has."""
+        return self.state in {"Z", "X"} and self.threads <= 1
 
     @property
     def age(self) -> float:
@@ -79,6 +81,7 @@ class Procfs:
             state=fields[_STATE],
             start_time=int(fields[_START_TIME]),
             stack=int(fields[_START_STACK]),
+            threads=int(fields[_THREADS]),
         )
 
     def text(self, pid: int, name: str) -> str:

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,8 +19,10 @@ from api.values import changed
 from hooks.node.inventory import take_inventory
 from hooks.requests.policy_errors import ClaimsUnusable, DeviceHeld
 from hooks.requests.request import read_request
+from integration.inspection.procfs import Procfs
 from shim import bundle as bundle_files
 from shim import claims
+from tests.harness.waiting import eventually
 from tests.unit.hooks.fake_node import VERSION, Elves, Node, nvml_gpu, uuid_of
 
 if TYPE_CHECKING:
@@ -138,6 +141,39 @@ async def test_a_container_whose_init_has_ended_has_nothing(
     init.wait()
     (place.directory / place.files()[0]).unlink()
     await place.claim(two)
+
+
+_WITHOUT_ITS_FIRST_THREAD: Final = """
+import ctypes, sys, threading
+threading.Thread(target=sys.stdin.read).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+@pytest.fixture
+def headless() -> Iterator[int]:
+    """A process whose first thread has ended."""
+    argv = [sys.executable, "-c", _WITHOUT_ITS_FIRST_THREAD]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as process:
+        try:
+            stat = Path(f"/proc/{process.pid}/stat")
+            eventually(lambda: ") Z " in stat.read_text(), "it looks like a zombie")
+            yield process.pid
+        finally:
+            process.kill()
+
+
+async def test_a_container_whose_first_thread_alone_has_ended_goes_on(
+    place: Place, headless: int
+) -> None:
+    one, two = place.bundle("one"), place.bundle("two")
+    await place.claim(one)
+    Path(one, bundle_files.INIT_PID).write_text(str(headless))
+    with pytest.raises(DeviceHeld):
+        await place.claim(two)
+    status = Procfs().status(headless)
+    assert status
+    assert not status.is_zombie
 
 
 async def test_one_that_was_made_without_a_limit_counts(place: Place) -> None:
