@@ -2,7 +2,8 @@
 
 Rules
 - A container's cgroup is the one whose name has the container's id in it, above which its init may
-  not be; if none has, the one that its init is in. Cgroups below it are the container's as well.
+  not be; if none has in any hierarchy, those that its init is in and its parent, the shim, is not:
+  a hierarchy that the runtime does not manage has all alike. Cgroups below it are its as well.
 - A process is a container's if it is in one of its cgroups in any hierarchy: of version 1 some may
   have been left out. The root is nobody's. Where several contain one another (a container in a
   container), the innermost is meant.
@@ -42,7 +43,7 @@ def cgroups_in(text: str) -> tuple[_Cgroup, ...]:
 
 
 def own_cgroup(path: str, container_id: str) -> str:
-    """The cgroup of a container whose init is in that one.
+    """The cgroup of a container whose init is in that one; "" if no name has its id.
 
     Args:
         path: of init's.
@@ -52,7 +53,7 @@ def own_cgroup(path: str, container_id: str) -> str:
     for number, part in enumerate(parts):
         if part == container_id or part.endswith((f"-{container_id}.scope", f":{container_id}")):
             return "/".join(parts[: number + 1])
-    return path
+    return ""
 
 
 class Owners:
@@ -67,14 +68,18 @@ class Owners:
         self._procfs = procfs
         self._owners: dict[_Cgroup, Container] = {}
         for container in containers:
-            if container.pid:
-                self._own(container, procfs.text(container.pid, "cgroup"))
+            for cgroup in self._own(container) if container.pid else ():
+                self._owners.setdefault(cgroup, container)
 
-    def _own(self, container: Container, text: str) -> None:
-        for controllers, path in cgroups_in(text):
-            own = own_cgroup(path, container.id)
-            if own.strip("/."):
-                self._owners.setdefault((controllers, own), container)
+    def _own(self, container: Container) -> list[_Cgroup]:
+        cgroups = cgroups_in(self._procfs.text(container.pid, "cgroup"))
+        named = [(c, own) for c, path in cgroups if (own := own_cgroup(path, container.id))]
+        if named:
+            return named
+        status = self._procfs.status(container.pid)
+        text = "" if status is None else self._procfs.text(status.parent, "cgroup")
+        shared = frozenset(cgroups_in(text))
+        return [each for each in cgroups if each not in shared and each[1].strip("/.")]
 
     def of(self, pid: int) -> Container | None:
         """The container of a process; None if it is of none, or gone."""

@@ -55,14 +55,20 @@ GPU: Final = "GPU-1"
         ("0::/..", "0::/..", False),
         ("0::/own:name:with:colons", "0::/own:name:with:colons/x", True),
         ("", "0::/x", False),
+        # Of a hierarchy that no runtime manages: there all are where containerd is.
+        ("4:memory:/x/ID\n13:misc:/containerd", "4:memory:/y\n13:misc:/containerd", False),
+        ("4:memory:/own\n13:misc:/containerd", "4:memory:/y\n13:misc:/containerd", False),
+        ("4:memory:/own\n13:misc:/containerd", "4:memory:/own/x\n13:misc:/containerd", True),
     ],
 )
 def test_a_process_is_its_cgroup_s(
     tmp_path: Path, init: str, process: str, *, is_its: bool
 ) -> None:
-    for pid, text in ((10, init), (11, process)):
+    shim = "4:memory:/\n13:misc:/containerd\n0::/shims"
+    for pid, text in ((9, shim), (10, init), (11, process)):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "cgroup").write_text(text.replace("ID", A.id))
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (x) S {pid - 1} " + "0 " * 40)
     owners = Owners([A, container("none")], Procfs(str(tmp_path)))
     assert owners.of(11) == (A if is_its else None)
     assert owners.of(99) is None
