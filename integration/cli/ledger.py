@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from api.errors import printable
 from integration.cli import exits
 from integration.cli.list import title_of
 from integration.cli.options import configured, located, with_output
@@ -116,7 +117,7 @@ def check(
             if rows:
                 output.rows(rows, columns)
         for line in found["unknown"]:
-            click.echo(line, err=True)
+            click.echo(printable(line), err=True)
     if found["holdings"]:
         click.get_current_context().exit(exits.FOUND)
 

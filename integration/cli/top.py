@@ -90,9 +90,19 @@ def command(
     from integration.node.ledger.observing import observing  # noqa: PLC0415
 
     watch = functools.partial(observing, config, states, proc)
-    status = anyio.run(_look, watch, show, Sort(sort), 0.0 if once else interval)
+    try:
+        status = anyio.run(_look, watch, show, Sort(sort), 0.0 if once else interval)
+    except ExceptionGroup as group:
+        # Whoever read the answer went away, say; all that is told is what went wrong first.
+        raise _first(group) from None
     if status:
         click.get_current_context().exit(status)
+
+
+def _first(error: Exception) -> Exception:
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 class _Shown:

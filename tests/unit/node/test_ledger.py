@@ -14,6 +14,8 @@ from api.proto import deviceplugin_pb2 as pb
 from hooks.config import Config
 from hooks.node.gpus import Gpu, MigDevice
 from hooks.node.witness import Witness
+from integration.cli import exits
+from integration.cli.app import main
 from integration.inspection.bundles import TASKS, Container, Pod
 from integration.inspection.procfs import Procfs
 from integration.node.ledger import part
@@ -376,3 +378,16 @@ async def test_a_driver_that_nobody_told_of_is_found(
                 await anyio.sleep(0.02)
         tasks.cancel_scope.cancel()
     assert said[0] == ("warning", "to be drained")
+
+
+def test_what_cannot_be_read_is_told_without_what_moves_the_cursor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = tmp_path / TASKS / "ns" / "one"
+    bundle.mkdir(parents=True)
+    (bundle / "config.json").write_text('{"annotations": {"nerdctl/name": "evil\\u001b[2J"}}')
+    (bundle / "nvidia.json").write_text("damaged")
+    assert main(["ledger", "check", "--containerd-state", str(tmp_path)]) == exits.OK
+    told = capsys.readouterr().err
+    assert "the record of evil\\x1b[2J in" in told
+    assert "\x1b" not in told

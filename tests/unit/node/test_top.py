@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import pytest
 
 from hooks.node.gpus import Gpu, MigDevice
+from integration.cli import exits
 from integration.cli.top import _fitting, _picture
 from integration.inspection.bundles import Container, Pod
 from integration.node.ledger.top import Moment, Sort, frame_of, lines_of
@@ -16,6 +19,8 @@ from integration.node.ledger.values import DeviceUse, Holding
 from integration.node.monitor.values import DeviceSample, GpuSample, Sample
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from hooks.node.inventory import Inventory
 
 
@@ -131,3 +136,17 @@ def test_columns_are_left_out_whole() -> None:
         before = keys
     assert _fitting(lines, 1)[0].key == "what"
     assert len(before) == 10
+
+
+def test_who_reads_no_more_is_no_error(tmp_path: Path) -> None:
+    argv = ["top", "-o", "json", "--interval", "0.2", "--containerd-state", str(tmp_path)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "integration.cli", *argv],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout
+        assert process.stderr
+        assert json.loads(process.stdout.readline())["devices"] is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait() == exits.BROKEN_PIPE
