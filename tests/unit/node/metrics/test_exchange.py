@@ -35,6 +35,7 @@ def test_an_old_request_needs_no_host() -> None:
 
 
 HOST = b"Host: a\r\n"
+HEAD = b"GET / HTTP/1.1\r\n" + HOST
 
 
 @pytest.mark.parametrize(
@@ -64,6 +65,15 @@ def test_what_is_not_of_the_grammar_is_refused(head: bytes, status: int) -> None
     with pytest.raises(Refused) as refused:
         parse_head(head + b"\r\n")
     assert refused.value.status == status
+
+
+@pytest.mark.parametrize("filler", [b" ", b"\t", b"a", b":", b",", b"\r", b"\n", b"\xff"])
+@pytest.mark.parametrize("before", [b"", b"GET /", HEAD, HEAD + b"a", HEAD + b"a:"])
+@pytest.mark.parametrize("after", [b"\x00\r\n\r\n", b"\r\n\r\n"])
+@pytest.mark.timeout(20)
+def test_no_head_takes_longer_than_it_is_long(before: bytes, filler: bytes, after: bytes) -> None:
+    with suppress(Refused):
+        parse_head(before + filler * (LONGEST - len(before) - len(after)) + after)
 
 
 @given(st.binary(max_size=200))
