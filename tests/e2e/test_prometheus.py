@@ -91,7 +91,7 @@ def exporter(moment: Moment) -> Iterator[str]:
         def do_GET(self) -> None:
             moment.counters.allocated("nvidia.com/gpu", 0.004, "ok")
             told = [*collect(moment), *own_process(moment.boot)]
-            text = "".join(write(told, OPENMETRICS)).encode()
+            text = b"".join(write(told, OPENMETRICS))
             self.send_response(200)
             self.send_header("Content-Type", OPENMETRICS.type)
             self.send_header("Content-Length", str(len(text)))

@@ -4,8 +4,9 @@ Rules
 - NVML is asked when somebody scrapes, and then only: an agent that nobody asks has nothing to do.
 - A scrape is over before Prometheus gives it up (it says when): without NVML's answer until then,
   what is known otherwise is told, and that NVML is not up.
-- Scrapes that come together, or within :data:`FRESH` seconds, are told the same; so it does not
-  matter how many there are.
+- Scrapes that come together, or within :data:`FRESH` seconds, are told the same, and on a node of
+  which much is told for longer: however many there are, writing takes a small part of the agent's
+  time (:data:`SHARE`).
 - What is told is written in pieces, between which the agent does what else there is to do.
 """
 
@@ -15,6 +16,7 @@ import time
 import zlib
 from dataclasses import dataclass
 from http import HTTPStatus
+from importlib import import_module
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -36,9 +38,14 @@ if TYPE_CHECKING:
     from integration.node.monitor.values import Sample
     from integration.node.parts import Context
 
-__all__ = ["FRESH", "LONGEST_WAIT", "Scrapes", "deadline", "run"]
+__all__ = ["FRESH", "LONGEST_WAIT", "SHARE", "Scrapes", "deadline", "run"]
 
 FRESH: Final = 0.5
+SHARE: Final = 0.1
+"""How much of its time the agent writes at most, for each form."""
+
+# What took long to write because the node is busy is not told for ever.
+_FRESH_AT_MOST: Final = 5.0
 
 # Seconds that a scrape waits for NVML at most, and what is kept of the time that Prometheus gives
 # it for everything else.
@@ -73,9 +80,10 @@ async def run(context: Context) -> None:
     """
     if not context.options.metrics:
         await anyio.sleep_forever()
-    # All of it is imported by those only who want it.
+    # All of it is imported by those only who want it, and what writes is large: not in the loop.
     from integration.node.metrics.server import addresses_of, serve  # noqa: PLC0415
 
+    await anyio.to_thread.run_sync(import_module, "integration.node.metrics.text")
     listener = await _listen(context, parse_address(context.options.metrics))
     context.say("info", "metrics are served", address=", ".join(addresses_of(listener)))
     scrapes = Scrapes(context)
@@ -114,12 +122,12 @@ class _Told:
     """What a scrape was told.
 
     Attributes:
-        when: by the monotonic clock.
+        until: how long it is told to others, by the monotonic clock.
         text: of the metrics.
         packed: the same by gzip; empty as long as nobody wanted that.
     """
 
-    when: float
+    until: float
     text: bytes
     packed: bytes = b""
 
@@ -164,7 +172,7 @@ class Scrapes:
         async with self._one:
             told = self._told.get(form)
             # Also one that was begun after this scrape came, while it waited for its turn.
-            if told is None or told.when < begun - FRESH:
+            if told is None or told.until < begun:
                 until = begun + deadline(request.headers.get(_TIMEOUT, ""))
                 told = await self._tell(form, max(until - time.monotonic(), _SHORTEST_WAIT))
                 self._told[form] = told
@@ -192,11 +200,13 @@ class Scrapes:
             waited=time.monotonic() - begun,
             parts=tuple(PARTS),
         )
-        pieces = []
+        pieces, writing = [], time.monotonic()
         for piece in write(chain(collect(moment), own_process(boot)), form):
-            pieces.append(piece.encode())
+            pieces.append(piece)
             await anyio.lowlevel.checkpoint()
-        return _Told(begun, b"".join(pieces))
+        taken = time.monotonic() - writing
+        fresh = min(max(FRESH, taken / SHARE), _FRESH_AT_MOST)
+        return _Told(begun + fresh, b"".join(pieces))
 
     async def _sample(self, wait: float) -> Sample | None:
         """What NVML says; None if it does not in time."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def values(moment: Moment) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
     """Each series, as another's parser reads them."""
     found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
-    for family in read_told("".join(write(collect(moment), OPENMETRICS))).values():
+    for family in read_told(b"".join(write(collect(moment), OPENMETRICS)).decode()).values():
         for (name, of), value in family.series.items():
             found.setdefault(name, {})[of] = value
     return found
@@ -212,7 +212,7 @@ def test_shares_are_counted_by_their_state() -> None:
 
 @pytest.mark.parametrize("form", [PLAIN, OPENMETRICS])
 def test_the_largest_node_fits_into_a_scrape(form: Form) -> None:
-    text = "".join(write(collect(large()), form))
+    text = b"".join(write(collect(large()), form)).decode()
     per_family = Counter(
         line.split("{")[0] for line in text.splitlines() if not line.startswith("#")
     )

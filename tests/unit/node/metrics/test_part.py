@@ -82,6 +82,7 @@ async def test_one_that_comes_later_is_told_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(part, "FRESH", 0.0)
+    monkeypatch.setattr(part, "SHARE", math.inf)
     nvml = Nvml()
     scrapes = Scrapes(context(tmp_path, nvml))
     for _ in range(2):
@@ -89,11 +90,23 @@ async def test_one_that_comes_later_is_told_anew(
     assert nvml.asked == 2
 
 
+async def test_much_is_not_written_all_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(part, "FRESH", 0.0)
+    monkeypatch.setattr(part, "SHARE", 1e-6)  # as if it had taken very long
+    nvml = Nvml()
+    scrapes = Scrapes(context(tmp_path, nvml))
+    first = await scrapes.answer(scrape())
+    assert (await scrapes.answer(scrape())).content == first.content
+    assert nvml.asked == 1
+
+
 async def test_without_nvml_the_rest_is_told_in_time(tmp_path: Path) -> None:
     scrapes = Scrapes(context(tmp_path, Nvml(math.inf)))
     with anyio.fail_after(20):
         response = await scrapes.answer(scrape(x_prometheus_scrape_timeout_seconds="0.4"))
-    assert b"\nnvshim_nvml_up 0\n" in response.content
+    assert b"\nnvshim_nvml_up 0.0\n" in response.content
     assert b"nvshim_gpu_power_watts" not in response.content
 
 
