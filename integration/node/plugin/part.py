@@ -169,6 +169,7 @@ class _Plugin:
         pause, active = self._may_serve(kubelet)
         if not active:
             self._known = known
+            self._board.post(resources=())
             if self._serving is not None:
                 serving, self._serving = self._serving, None
                 await serving.end()

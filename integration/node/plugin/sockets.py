@@ -161,8 +161,7 @@ def put_in_place(aside: str, path: str) -> Identity:
     """
     try:
         refuse_served(path)
-        os.chmod(aside, _MODE)
-        seen = os.stat(aside)
+        seen = _closed(aside)
         os.rename(aside, path)
     except OSError as error:
         raise PluginSocketUnusable(
@@ -174,6 +173,19 @@ def put_in_place(aside: str, path: str) -> Identity:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(aside)
     return seen.st_dev, seen.st_ino
+
+
+def _closed(path: str) -> os.stat_result:
+    """Give a socket its mode; what it is. Nothing that a link leads to is given one."""
+    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        seen = os.fstat(fd)
+        if not stat.S_ISSOCK(seen.st_mode):
+            raise FileExistsError(errno.EEXIST, "somebody has put something else there", path)
+        os.chmod(f"/proc/self/fd/{fd}", _MODE)
+    finally:
+        os.close(fd)
+    return seen
 
 
 def sweep(directory: str) -> None:

@@ -65,8 +65,7 @@ WAYS: Final = {
     "sid": (
         Way(("cdi-annotations",), "index", by_engine=True),
         Way(("cdi-cri",), by_engine=True),
-        Way(("envvar", "cdi-cri"), nodes=True),
-        Way(("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")),
+        Way(("envvar", "volume-mounts", "cdi-annotations", "cdi-cri"), nodes=True),
     ),
 }
 SHARING: Final = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -177,6 +178,28 @@ async def test_an_engine_that_leaves_out_what_is_given_is_warned_of(
         context.board.post(settings=replace(settings, gds=True))
         await anyio.sleep(0.1)
     assert len([line for line in said if "does not know that" in line]) == warned
+
+
+async def test_where_another_plugin_begins_ours_ends_and_tells_of_nothing_more(
+    tmp_path: Path, kubelet: KubeletPlugins
+) -> None:
+    kubelet.start()
+    path = f"{kubelet.directory}/nvidia-gpu.sock"
+    async with running(tmp_path, kubelet) as context:
+        await until(lambda: kubelet.healthy(SLICE) and len(kubelet.healthy(GPU)) == 2)
+        assert len(context.board.resources) == 2
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(f"{path}.new")
+            other.listen()
+            os.rename(f"{path}.new", path)
+            await until(lambda: context.board.resources == ())
+            assert "NVSHIM-E2710" in context.board.faults["plugin kubelet"]
+            await until(lambda: sorted(os.listdir(kubelet.directory)) == [
+                "kubelet.sock", "nvidia-gpu.sock"
+            ])  # fmt: skip
+        os.unlink(path)
+        await until(lambda: len(context.board.resources) == 2)
+        await until(lambda: len(kubelet.healthy(GPU)) == 2)
 
 
 async def test_it_serves_without_a_kubelet_only_if_it_is_told_to(

@@ -56,6 +56,18 @@ def test_a_socket_goes_into_the_place_of_a_dead_one(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_what_a_link_leads_to_gets_no_mode_and_no_place(tmp_path: Path) -> None:
+    path, aside = str(tmp_path / "nvidia-gpu.sock"), str(tmp_path / "aside.sock")
+    theirs = tmp_path / "theirs"
+    theirs.write_text("")
+    os.chmod(theirs, 0o644)
+    os.symlink(theirs, aside)
+    with pytest.raises(PluginSocketUnusable):
+        sockets.put_in_place(aside, path)
+    assert stat.S_IMODE(os.stat(theirs).st_mode) == 0o644
+    assert os.listdir(tmp_path) == ["theirs"]
+
+
 def test_a_socket_that_somebody_serves_is_not_touched(tmp_path: Path) -> None:
     path = str(tmp_path / "nvidia-gpu.sock")
     with listening(path):
