@@ -15,6 +15,7 @@ Rules
   two that have the same device.
 - A container that was made while there was no limit has no claim, and counts by its record, or by
   the nodes in its spec: those of the same containerd are looked at, beside those that have claims.
+- Nobody waits longer than some seconds for the lock, whoever has it.
 - Where nothing is limited, none of this is loaded, or asked of the kernel.
 
 Source: flock(2), rename(2); which containers count: :mod:`hooks.requests.sharing`.
@@ -22,6 +23,7 @@ Source: flock(2), rename(2); which containers count: :mod:`hooks.requests.sharin
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -29,15 +31,17 @@ import time
 
 from api import aio
 from hooks.edits.grant import decide
+from hooks.holding import held_by_nodes, held_by_record
 from hooks.requests.policy import read_container
 from hooks.requests.policy_errors import ClaimsUnusable
 from hooks.requests.sharing import (
     Claim,
-    claim_of_nodes,
-    claim_of_record,
+    claim_of,
     held_too_often,
     is_exempt,
+    is_exempt_by_record,
     refusal,
+    wanted_by_nodes,
     wanted_of,
 )
 from shim import bundle as bundle_files
@@ -64,7 +68,9 @@ _THREADS: Final = 17
 # Seconds that others may have the lock, each of whom needs a millisecond; and between two tries.
 _LATE: Final = 10.0
 _POLL: Final = 0.002
+_HUNG: Final = f"another process has had {_LOCK} for {_LATE:.0f} seconds (fuser says which)"
 
+_LONGEST_NAME: Final = 253  # as Kubernetes has them; whoever asks another CRI may say more
 _POD_NAME: Final = "io.kubernetes.cri.sandbox-name"
 _POD_NAMESPACE: Final = "io.kubernetes.cri.sandbox-namespace"
 _NAME: Final = "io.kubernetes.cri.container-name"
@@ -88,18 +94,54 @@ async def claim(
         RequestError: the node does not have what it is to get.
     """
     grant = decide(request, inventory)
-    namespace = read_container(spec).namespace
+    who = read_container(spec)
     wanted = wanted_of(grant, inventory, config)
-    if not any(each.limit for each in wanted) or is_exempt(config, namespace, grant.capabilities):
+    listed = () if who.privileged else wanted_by_nodes(_listed(spec), inventory, config)
+    wanted = tuple({each.uuid: each for each in (*listed, *wanted)}.values())
+    exempt = is_exempt(config, who.namespace, grant.capabilities)
+    await _have(bundle, spec, () if exempt else wanted, _Node(inventory, config))
+
+
+async def claim_listed(
+    bundle: str,
+    spec: Mapping[str, Any],
+    inventory: Inventory,
+    config: Config,
+) -> None:
+    """Have for a container that asks for nothing what its spec lists already, as :func:`claim`.
+
+    Args:
+        bundle: the container's; what it had claimed before is given back.
+        spec: its config.json, decoded.
+        inventory: what the node has.
+        config: the limits, and where claims are.
+
+    Raises:
+        DeviceHeld: too many others have a device of it.
+        ClaimsUnusable: it cannot be written down.
+    """
+    who = read_container(spec)
+    exempt = who.privileged or is_exempt(config, who.namespace, ())
+    wanted = () if exempt else wanted_by_nodes(_listed(spec), inventory, config)
+    await _have(bundle, spec, wanted, _Node(inventory, config))
+
+
+async def _have(
+    bundle: str,
+    spec: Mapping[str, Any],
+    wanted: Sequence[Wanted],
+    node: _Node,
+) -> None:
+    if not any(each.limit for each in wanted):
         bundle_files.release_claim(bundle)
         return
     title = title_of(spec, bundle)
-    directory = os.path.join(config.state, DIRECTORY)
+    directory = os.path.join(node.config.state, DIRECTORY)
     try:
         os.makedirs(directory, mode=0o700, exist_ok=True)
         lock = await _locked(directory)
         try:
-            _take(directory, title, bundle, wanted, _Node(inventory, config))
+            _take(directory, title, bundle, wanted, node)
         finally:
             os.close(lock)
     except (OSError, BundleUnusable) as error:
@@ -113,23 +155,31 @@ async def claim(
 
 async def _locked(directory: str) -> int:
     """The lock, had; it is given back by closing the descriptor."""
-    fd = os.open(
-        os.path.join(directory, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-    )
+    fd = _open_lock(directory)
     deadline = time.monotonic() + _LATE
     try:
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise
-                await aio.sleep(_POLL)
-            else:
-                return fd
+        while not _try_lock(fd, deadline):
+            await aio.sleep(_POLL)
     except BaseException:
         os.close(fd)
         raise
+    return fd
+
+
+def _open_lock(directory: str) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.open(os.path.join(directory, _LOCK), flags, 0o600)
+
+
+def _try_lock(fd: int, deadline: float) -> bool:
+    """Whether the lock is had now; it is an error if it is not at the end."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if time.monotonic() > deadline:
+            raise BlockingIOError(errno.EAGAIN, _HUNG) from None
+        return False
+    return True
 
 
 class _Node:
@@ -205,10 +255,16 @@ def remove_dead(directory: str, name: str) -> bool:
     Args:
         directory: of claims.
         name: of its file.
+
+    Raises:
+        BlockingIOError: another process does not let go of the lock.
+        OSError: it cannot be removed.
     """
-    fd = os.open(os.path.join(directory, _LOCK), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    fd = _open_lock(directory)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        deadline = time.monotonic() + _LATE
+        while not _try_lock(fd, deadline):
+            time.sleep(_POLL)
         path = os.path.join(directory, name)
         kept = _parsed(path)
         if kept is not None and _is_named(kept.bundle, path) and not has_ended(kept.bundle):
@@ -278,12 +334,15 @@ def _directories(path: str) -> list[str]:
 
 def _without_claim(bundle: str, node: _Node) -> Claim | None:
     """What a container has that claims nothing; None if it has nothing, or has ended."""
-    title = "/".join(bundle.split("/")[-2:])
     try:
-        record = _read_if(bundle, bundle_files.RECORD, _LONGEST_RECORD)
-        found = record and claim_of_record(record, bundle, title, node.config)
-        if not (record and record.get("grant")):
+        record = _read_if(bundle, bundle_files.RECORD, _LONGEST_RECORD) or {}
+        held = held_by_record(record, node.inventory)
+        if not held:
             found = _by_spec(bundle, node)
+        elif is_exempt_by_record(node.config, record):
+            return None
+        else:
+            found = claim_of(held, bundle, "/".join(bundle.split("/")[-2:]))
     except BundleUnusable:
         return None
     return None if not found or has_ended(bundle) else found
@@ -292,9 +351,8 @@ def _without_claim(bundle: str, node: _Node) -> Claim | None:
 def _by_spec(bundle: str, node: _Node) -> Claim | None:
     """What a container has by the nodes that its spec lists, whoever has put them there."""
     spec = _read_if(bundle, bundle_files.CONFIG, bundle_files.LONGEST_SPEC, _NAMED)
-    linux = spec and spec.get("linux")
-    devices = linux.get("devices") if isinstance(linux, dict) else None
-    if not spec or not isinstance(devices, list):
+    paths = _listed(spec or {})
+    if not spec or not paths:
         return None
     try:
         who = read_container(spec)
@@ -302,8 +360,16 @@ def _by_spec(bundle: str, node: _Node) -> Claim | None:
         return None
     if who.privileged or is_exempt(node.config, who.namespace, ()):
         return None
-    paths = [str(each.get("path")) for each in devices if isinstance(each, dict)]
-    return claim_of_nodes(paths, node.inventory, bundle, title_of(spec, bundle))
+    return claim_of(held_by_nodes(paths, node.inventory), bundle, title_of(spec, bundle))
+
+
+def _listed(spec: Mapping[str, Any]) -> list[str]:
+    """The paths of the device nodes that a spec lists."""
+    linux = spec.get("linux")
+    devices = linux.get("devices") if isinstance(linux, dict) else None
+    if not isinstance(devices, list):
+        return []
+    return [str(each.get("path")) for each in devices if isinstance(each, dict)]
 
 
 def _read_if(bundle: str, name: str, limit: int, having: bytes = b"") -> dict[str, Any] | None:
@@ -325,5 +391,6 @@ def title_of(spec: Mapping[str, Any], bundle: str) -> str:
     annotations = spec.get("annotations")
     said = annotations if isinstance(annotations, dict) else {}
     if said.get(_POD_NAME):
-        return f"{said.get(_POD_NAMESPACE, '')}/{said[_POD_NAME]}/{said.get(_NAME) or '?'}"
+        names = (said.get(_POD_NAMESPACE, ""), said[_POD_NAME], said.get(_NAME) or "?")
+        return "/".join(str(name)[:_LONGEST_NAME] for name in names)
     return "/".join(bundle.split("/")[-2:])

@@ -10,7 +10,7 @@ import json
 import os
 import time
 
-from hooks.requests.glance import find_places, may_ask
+from hooks.requests.glance import find_places, lists_nodes, may_ask
 from shim import bundle as bundle_files
 from shim.errors import NvshimError, ProgramNotFound, ProgramTimeout
 from shim.spawn import run
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hooks.engine import Injection, Prepared
     from hooks.node.inventory import Inventory
     from hooks.node.nodes import MadeNodes
+    from hooks.requests.glance import Places
     from hooks.requests.policy import Verdict
     from shim.layers import Layer
     from shim.log import Log
@@ -207,6 +208,12 @@ class Injector:
     async def _ask(self, spec: dict[str, Any]) -> _Asked | None:
         """What is asked and may be had, and the node; None if nothing is asked."""
         places = find_places()
+        asked = await self._ask_there(spec, places)
+        if places.limited and not self._may_claim and lists_nodes(spec):
+            await self._claim_listed(spec)
+        return asked
+
+    async def _ask_there(self, spec: dict[str, Any], places: Places) -> _Asked | None:
         if not may_ask(spec, places):
             if places.failure:
                 self._log.warning("the configuration may name more places", why=places.failure)
@@ -238,6 +245,33 @@ class Injector:
             if config.holders != "any" or config.holders_of:
                 await self._claim(spec, asked)
         return asked
+
+    async def _claim_listed(self, spec: dict[str, Any]) -> None:
+        """Have what the spec lists already, where only so many may, and somebody else gives it."""
+        from hooks import engine  # noqa: PLC0415 - see _ask
+        from hooks.config import load_config  # noqa: PLC0415 - likewise
+        from hooks.requests.policy_errors import DeviceHeld  # noqa: PLC0415 - see _claim
+        from hooks.requests.sharing import is_limited  # noqa: PLC0415 - likewise
+
+        config = load_config()
+        if not is_limited(config):
+            return
+        from shim import claims  # noqa: PLC0415 - likewise
+
+        container = os.path.basename(self._bundle)
+        try:
+            inventory = engine.load_inventory(config) or await self._take_inventory(config)
+        except NvshimError as error:  # without a driver nobody has anything
+            self._log.warning("its GPUs are not counted", container=container, why=str(error))
+            return
+        self._may_claim = True
+        try:
+            await claims.claim_listed(self._bundle, spec, inventory, config)
+        except DeviceHeld as error:
+            if config.holders_beyond == "fail":
+                raise
+            # They are not ours to take away; it counts by its nodes.
+            self._log.warning("it has what others have", container=container, why=str(error))
 
     async def _claim(self, spec: dict[str, Any], asked: _Asked) -> None:
         """Have what the container is to get, where only so many may."""

@@ -8,6 +8,7 @@ Rules
 - The answer may be yes for a container that turns out to ask for nothing. It is never no for
   one that asks.
 - Who asks in a spec of the wrong shape may ask: whoever reads it says what is wrong.
+- Nodes that a spec lists already are looked at only if the configuration may limit who has them.
 - The configuration can name further places to look at: variables and annotations. A file that
   sets neither is not parsed; one that is malformed names none, and is an error for those who
   ask for something.
@@ -35,12 +36,15 @@ __all__ = [
     "find_places",
     "has_nvidia_hook",
     "is_nvidia_hook",
+    "lists_nodes",
     "may_ask",
 ]
 
 MOUNTS: Final = "/var/run/nvidia-container-devices"
 """Mounts of /dev/null below here name devices."""
 _MOUNTS_NAME: Final = "nvidia-container-devices"
+
+_NODES: Final = "/dev/nvidia"
 
 ANNOTATION_PREFIXES: Final = ("cdi.k8s.io/",)
 
@@ -64,19 +68,23 @@ class Places:
         variables: names of variables.
         prefixes: how the names of annotations begin.
         failure: why the configuration could not be asked; "" if it could.
+        limited: whether the configuration may limit how many have a device.
     """
 
-    __slots__ = ("failure", "prefixes", "variables")
+    __slots__ = ("failure", "limited", "prefixes", "variables")
 
     def __init__(
         self,
         variables: tuple[str, ...] = (),
         prefixes: tuple[str, ...] = ANNOTATION_PREFIXES,
         failure: str = "",
+        *,
+        limited: bool = False,
     ) -> None:
         self.variables = variables
         self.prefixes = prefixes
         self.failure = failure
+        self.limited = limited
 
 
 def may_ask(spec: Mapping[str, Any], places: Places | None = None) -> bool:
@@ -100,6 +108,18 @@ def may_ask(spec: Mapping[str, Any], places: Places | None = None) -> bool:
         )
     except (AttributeError, KeyError, TypeError):
         return True
+
+
+def lists_nodes(spec: Mapping[str, Any]) -> bool:
+    """Whether a spec lists device nodes of NVIDIA's already, as containerd's own CDI has it.
+
+    Args:
+        spec: config.json, decoded; one of the wrong shape lists none.
+    """
+    try:
+        return any(node["path"].startswith(_NODES) for node in spec["linux"].get("devices") or ())
+    except (AttributeError, KeyError, TypeError):
+        return False
 
 
 def _asks_in_environment(environment: Any, more: tuple[str, ...]) -> bool:
@@ -160,6 +180,8 @@ _NVIDIA_CONFIG: Final = (
 
 # How lines of a configuration begin that name further places, in our file and in NVIDIA's.
 _KEYS: Final = ("swarm-resource", "annotation-prefixes")
+# How those of our file begin that limit who has a device.
+_LIMITS: Final = b"holders"
 # What NVIDIA's file says from the start.
 _USUAL: Final = frozenset({'annotation-prefixes=["cdi.k8s.io/"]', 'swarm-resource=""'})
 
@@ -184,7 +206,9 @@ def find_places() -> Places:
             continue
         except OSError as error:
             return Places(failure=f"{file}: {error.strerror}")
-        return _configured() if _names_places(content) else Places()
+        places = _configured() if _names_places(content) else Places()
+        places.limited = _LIMITS in content or b"\\" in content
+        return places
     return Places()
 
 

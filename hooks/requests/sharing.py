@@ -9,11 +9,13 @@ Rules
   ended. What it got while there was no limit counts as well.
 - Containers of exempt namespaces, and if so configured those that can but look (``utility``),
   neither count nor are refused. Without that setting they do, since an image brings what it likes.
-- A container that names nothing of NVIDIA's is not asked; what a privileged one has without us, or
-  what its spec lists already, or a CDI file gives, it keeps. Such a container, as a kubelet makes
-  it, has a device all the same: it counts by its nodes, unless it is privileged and has them all.
+- What a spec lists already (``--device``, CDI that containerd does by itself, as for a kubelet)
+  is limited as what we would give: such a container has a device by its nodes. A privileged one has
+  them all and says nothing by that: it neither counts nor is refused. What a CDI file of another
+  gives is counted by its nodes afterwards, and is not refused.
 - One too many is an error that names who has the device; or it starts without any GPU, as
-  configured. That is no matter of who may have what, so [policy] says nothing of it.
+  configured. What its spec lists already it keeps then, and it counts. That is no matter of who may
+  have what, so [policy] says nothing of it.
 
 Who has what at a moment is kept by the shims: :mod:`shim.claims`.
 """
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from api.values import changed, value
 from hooks.config import Holders
+from hooks.holding import held_by_nodes, id_of
 from hooks.requests.policy_errors import DeviceHeld
 from hooks.requests.request import Capability, Request, Void
 
@@ -39,13 +42,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Claim",
     "Wanted",
-    "claim_of_nodes",
-    "claim_of_record",
+    "claim_of",
     "held_too_often",
     "is_exempt",
+    "is_exempt_by_record",
     "is_limited",
     "limit_of",
     "refusal",
+    "wanted_by_nodes",
     "wanted_of",
     "without_gpus",
 ]
@@ -144,19 +148,40 @@ def wanted_of(grant: Grant, inventory: Inventory, config: Config) -> tuple[Wante
         config: the limits.
     """
     whole = [
-        Wanted(_id(gpu), _id(gpu), limit_of(config, gpu), str(gpu))
+        Wanted(id_of(gpu), id_of(gpu), limit_of(config, gpu), str(gpu))
         for gpu in grant.gpus
     ]  # fmt: skip
     parts = []
     for device in grant.mig_devices:
         gpu = inventory.gpus[device.gpu]
         limit = limit_of(config, gpu, device)
-        parts.append(Wanted(device.uuid, _id(gpu), limit, str(device)))
+        parts.append(Wanted(device.uuid, id_of(gpu), limit, str(device)))
     return (*whole, *parts)
 
 
-def _id(gpu: Gpu) -> str:
-    return gpu.uuid or gpu.bus_id
+def wanted_by_nodes(
+    paths: Iterable[str], inventory: Inventory, config: Config
+) -> tuple[Wanted, ...]:
+    """The devices that a container has by the nodes in its spec, each with its limit.
+
+    Args:
+        paths: of the nodes.
+        inventory: what the node has.
+        config: the limits.
+    """
+    held = held_by_nodes(paths, inventory)
+    gpus = {gpu.index: gpu for gpu in inventory.gpus}
+    whole = [
+        Wanted(id_of(gpu), id_of(gpu), limit_of(config, gpu), str(gpu))
+        for gpu in inventory.gpus
+        if id_of(gpu) in held
+    ]
+    parts = [
+        Wanted(d.uuid, held[d.uuid], limit_of(config, gpus[d.gpu], d), str(d))
+        for d in inventory.mig_devices
+        if d.uuid in held and d.gpu in gpus
+    ]
+    return (*whole, *parts)
 
 
 def held_too_often(
@@ -224,56 +249,27 @@ def without_gpus(verdict: Verdict, why: str) -> Verdict:
     return changed(verdict, allowed=allowed, denials=(*verdict.denials, why))
 
 
-def claim_of_nodes(
-    paths: Iterable[str], inventory: Inventory, bundle: str, title: str
-) -> Claim | None:
-    """What a container has by its device nodes; None if that is nothing.
+def claim_of(held: Mapping[str, str], bundle: str, title: str) -> Claim | None:
+    """What a container has; None if that is nothing.
 
     Args:
-        paths: of the nodes, in the container.
-        inventory: what the node has.
+        held: devices, each with its GPU (:mod:`hooks.holding`).
         bundle: its bundle.
         title: what people call it.
     """
-    there = frozenset(paths)
-    parts = {
-        device.uuid: _id(inventory.gpus[device.gpu])
-        for device in inventory.mig_devices
-        if device.paths and there.issuperset(device.paths)
-    }
-    # The node of a GPU that goes with one of its MIG devices is not the whole GPU.
-    whole = [
-        _id(gpu) for gpu in inventory.gpus if gpu.path in there and _id(gpu) not in parts.values()
-    ]
-    if not whole and not parts:
-        return None
-    return Claim(title, bundle, (*whole, *parts), tuple(dict.fromkeys(parts.values())))
+    parents = (gpu for device, gpu in held.items() if gpu and gpu != device)
+    return Claim(title, bundle, tuple(held), tuple(dict.fromkeys(parents))) if held else None
 
 
-def claim_of_record(
-    record: Mapping[str, Any], bundle: str, title: str, config: Config
-) -> Claim | None:
-    """What a container has that was made while there was no limit; None if it does not count.
+def is_exempt_by_record(config: Config, record: Mapping[str, Any]) -> bool:
+    """Whether limits are not for a container that was made while there was none.
 
     Args:
-        record: of its injection (:mod:`hooks.record`).
-        bundle: its bundle.
-        title: what people call it.
         config: who does not count.
+        record: of its injection (:mod:`hooks.record`).
     """
-    grant = record.get("grant")
-    if not isinstance(grant, dict):
-        return None
-    policy = record.get("policy")
+    grant, policy = record.get("grant"), record.get("policy")
     namespace = policy.get("namespace") if isinstance(policy, dict) else ""
-    capabilities = [each for each in grant.get("capabilities") or () if isinstance(each, str)]
-    if is_exempt(config, namespace if isinstance(namespace, str) else "", capabilities):
-        return None
-    gpus = [each.get("uuid") or each.get("bus_id") for each in _objects(grant.get("gpus"))]
-    parts = [each.get("uuid") for each in _objects(grant.get("mig_devices"))]
-    devices = tuple(each for each in (*gpus, *parts) if isinstance(each, str) and each)
-    return Claim(title, bundle, devices) if devices else None
-
-
-def _objects(listed: object) -> list[dict[str, Any]]:
-    return [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
+    listed = grant.get("capabilities") if isinstance(grant, dict) else None
+    capabilities = [e for e in listed if isinstance(e, str)] if isinstance(listed, list) else []
+    return is_exempt(config, namespace if isinstance(namespace, str) else "", capabilities)

@@ -96,7 +96,7 @@ def test_of_many_at_once_as_many_as_may_have_it(
     runtime: Runtime, two_gpus: SimulatedNode, limit: Callable[[str], None]
 ) -> None:
     limit('holders = "exclusive"\nholders-of = ["1=2"]')
-    names = [new_name() for _ in range(8)]
+    names = [new_name() for _ in range(6)]  # of each GPU, one more than may have it
     done: dict[str, Completed] = {}
 
     def start(name: str, flags: tuple[str, ...]) -> None:

@@ -72,7 +72,7 @@ def release(config: Config, named: Sequence[str]) -> list[str]:
         for row in found:
             if not row["dead"]:
                 raise _holds(name, row)
-        meant += found
+        meant += [row for row in found if row not in meant]
     removed = []
     for row in meant:
         try:

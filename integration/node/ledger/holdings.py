@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import NvshimError
+from hooks.holding import held_by_nodes, held_by_record
 from hooks.node.identity import what_changed
 from hooks.requests.policy import read_container
 from integration.inspection.records import entries
@@ -28,7 +29,7 @@ from integration.node.ledger.values import Holding, Unheld
 from shim import bundle as bundle_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from hooks.node.inventory import Inventory
     from integration.inspection.bundles import Container
@@ -106,45 +107,12 @@ def devices_of(
         inventory: what the node has; None if that is not known.
     """
     record = container.record
-    gpus = {_uuid(entry): _uuid(entry) for entry in entries(record, "grant", "gpus")}
-    parts = {
-        _uuid(entry): _parent(entry, inventory) for entry in entries(record, "grant", "mig_devices")
-    }
-    held = {uuid: gpu for uuid, gpu in (*gpus.items(), *parts.items()) if uuid}
+    held = held_by_record(record, inventory) if record else {}
     if not held and inventory is not None:
-        listed = entries(record, "edits", "devices") if record else _nodes_in_spec(container)
-        held = _by_nodes({str(node.get("path")) for node in listed}, inventory)
+        listed = entries(record, "edits", "devices") if record else []
+        nodes = (*listed, *_nodes_in_spec(container))
+        held = held_by_nodes((str(node.get("path")) for node in nodes), inventory)
     return tuple(held), tuple(dict.fromkeys(gpu for gpu in held.values() if gpu))
-
-
-def _uuid(entry: Mapping[str, Any]) -> str:
-    name = entry.get("uuid") or entry.get("bus_id")
-    return name if isinstance(name, str) else ""
-
-
-def _parent(entry: Mapping[str, Any], inventory: Inventory | None) -> str:
-    """The UUID of the GPU of which a MIG device of a record is."""
-    if inventory is None:
-        return ""
-    index = next((d.gpu for d in inventory.mig_devices if d.uuid == entry.get("uuid")), None)
-    index = entry.get("gpu") if index is None else index
-    return next((gpu.uuid for gpu in inventory.gpus if gpu.index == index), "")
-
-
-def _by_nodes(paths: set[str], inventory: Inventory) -> dict[str, str]:
-    """What a container holds by its nodes, each with its GPU."""
-    uuids = {gpu.index: gpu.uuid or gpu.bus_id for gpu in inventory.gpus}
-    parts = {
-        device.uuid: uuids.get(device.gpu, "")
-        for device in inventory.mig_devices
-        if device.paths and paths.issuperset(device.paths)
-    }
-    whole = {
-        uuid: uuid
-        for gpu in inventory.gpus
-        if gpu.path in paths and (uuid := uuids[gpu.index]) not in parts.values()
-    }
-    return {**whole, **parts}
 
 
 def _nodes_in_spec(container: Container) -> list[dict[str, Any]]:

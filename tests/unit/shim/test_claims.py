@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import os
@@ -9,8 +10,10 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
+from unittest.mock import Mock
 
 import anyio
 import pytest
@@ -22,6 +25,7 @@ from hooks.requests.request import read_request
 from integration.inspection.procfs import Procfs
 from shim import bundle as bundle_files
 from shim import claims
+from shim.injection import Injector
 from tests.harness.waiting import eventually
 from tests.unit.hooks.fake_node import VERSION, Elves, Node, nvml_gpu, uuid_of
 
@@ -54,6 +58,15 @@ class Place:
         self.inventory: Inventory = take_inventory(node.config, said)
         self.config: Config = changed(node.config, holders="exclusive")
         self.tasks = tmp_path / "tasks"
+
+    def configure(self, monkeypatch: pytest.MonkeyPatch, limits: str) -> None:
+        """Write the configuration that a shim reads."""
+        names = ("driver_root", "dev", "proc", "sys", "state")
+        said = {name.replace("_", "-"): getattr(self.config, name) for name in names}
+        lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in said.items())
+        file = self.tasks.parent / "config.toml"
+        file.write_text(f"[node]\n{lines}[sharing]\n{limits}\n")
+        monkeypatch.setenv("NVSHIM_CONFIG", str(file))
 
     def bundle(self, name: str) -> str:
         path = self.tasks / "ns" / name
@@ -203,6 +216,94 @@ async def test_one_that_has_it_by_its_spec_counts(place: Place) -> None:
     (one / bundle_files.RECORD).write_text('{"format": 1, "grant": null}')
     with pytest.raises(DeviceHeld, match="ns/one has it"):
         await place.claim(two)
+
+
+LISTED: Final[dict[str, Any]] = {"linux": {"devices": [{"path": "/dev/nvidia0", "type": "c"}]}}
+
+
+async def test_one_that_has_it_by_its_spec_is_refused(place: Place) -> None:
+    one, two = place.bundle("one"), place.bundle("two")
+    listed = (place.inventory, place.config)
+    await place.claim(one)
+    with pytest.raises(DeviceHeld, match=r"GPU 0 .* for ns/two; found: .* ns/one has it"):
+        await claims.claim_listed(two, LISTED, *listed)
+    admin = {"process": {"capabilities": {"bounding": ["CAP_SYS_ADMIN"]}}}
+    passed: dict[str, Any]
+    for passed in ({**LISTED, **admin}, {"linux": {"devices": [3]}}, {"linux": {}}):
+        await claims.claim_listed(two, passed, *listed)
+    await claims.claim_listed(two, LISTED, place.inventory, changed(place.config, holders=2))
+    bundle_files.release_claim(two)
+    bundle_files.release_claim(one)
+    await claims.claim_listed(two, LISTED, *listed)
+    with pytest.raises(DeviceHeld, match="ns/two has it"):
+        await place.claim(one)
+
+
+@pytest.mark.parametrize(
+    ("limits", "refused", "said"),
+    [
+        ('holders = "exclusive"', True, 0),
+        ('holders = "exclusive"\nbeyond = "start"', False, 1),
+        ('holders = "any"', False, 0),
+        ('holders = "exclusive"\nexempt-namespaces = ["monitoring"]', False, 0),
+    ],
+)
+async def test_what_a_spec_lists_is_limited_when_a_container_is_made(
+    place: Place, monkeypatch: pytest.MonkeyPatch, limits: str, *, refused: bool, said: int
+) -> None:
+    """As containerd makes it of the CDI devices that a kubelet names: it asks for nothing."""
+    place.configure(monkeypatch, limits)
+    await place.claim(place.bundle("one"))
+    log = Mock()
+    injector = Injector(cast("Any", None), place.bundle("two"), log)
+    spec: dict[str, Any] = {
+        "annotations": {"io.kubernetes.cri.sandbox-namespace": "monitoring"},
+        "process": {"env": ["NVIDIA_VISIBLE_DEVICES=void"]},
+        **LISTED,
+    }
+    with pytest.raises(DeviceHeld) if refused else nullcontext():
+        assert await injector.prepare(spec, []) is None
+    assert log.warning.call_count == said
+    injector.release()
+    assert len(place.files()) == 1
+
+
+async def test_what_a_spec_lists_beside_what_is_asked_for_is_claimed_as_well(place: Place) -> None:
+    one, two = place.bundle("one"), place.bundle("two")
+    looks: dict[str, Any] = {**SPEC, "process": {**SPEC["process"]}}
+    looks["process"]["env"] = ["NVIDIA_VISIBLE_DEVICES=none"]
+    await place.claim(one, {**looks, **LISTED})
+    with pytest.raises(DeviceHeld, match="ns/one has it"):
+        await place.claim(two)
+    # As one that came before there was a limit has it.
+    bundle_files.release_claim(one)
+    Path(one, "config.json").write_text(json.dumps({**looks, **LISTED}))
+    record = {"grant": {"gpus": [], "mig_devices": [], "capabilities": ["utility"]}}
+    Path(one, bundle_files.RECORD).write_text(json.dumps(record))
+    with pytest.raises(DeviceHeld, match="ns/one has it"):
+        await place.claim(two)
+
+
+async def test_a_lock_that_nobody_lets_go_of_is_not_waited_for_for_ever(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await place.claim(place.bundle("one"), holders=2)
+    monkeypatch.setattr(claims, "_LATE", 0.05)
+    lock = os.open(place.directory / "lock", os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with pytest.raises(ClaimsUnusable, match="another process has had lock for"):
+        await place.claim(place.bundle("two"), holders=2)
+    with pytest.raises(BlockingIOError, match="another process has had lock for"):
+        claims.remove_dead(str(place.directory), place.files()[0])
+    os.close(lock)
+    await place.claim(place.bundle("three"), holders=2)
+
+
+async def test_a_title_of_any_length_claims(place: Place) -> None:
+    annotations = {"io.kubernetes.cri.sandbox-name": "x" * (2 << 20)}
+    await place.claim(place.bundle("one"), {**SPEC, "annotations": annotations})
+    with pytest.raises(DeviceHeld):
+        await place.claim(place.bundle("two"))
 
 
 async def test_the_exempt_neither_count_nor_are_refused(place: Place) -> None:

@@ -14,7 +14,7 @@ from api.errors import NvshimError
 from hooks import config
 from hooks.config import Config
 from hooks.requests import glance
-from hooks.requests.glance import Places, find_places, may_ask
+from hooks.requests.glance import Places, find_places, lists_nodes, may_ask
 from hooks.requests.request import read_request
 
 if TYPE_CHECKING:
@@ -186,3 +186,26 @@ def test_glance_loads_nothing_that_costs_a_container_without_gpu() -> None:
     command = [sys.executable, "-I", "-S", "-c", code, root]
     loaded = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     assert loaded == ["__future__", "hooks", "hooks.requests", "hooks.requests.glance"]
+
+
+@pytest.mark.parametrize(
+    ("linux", "lists"),
+    [
+        ({"devices": [{"path": "/dev/null"}, {"path": "/dev/nvidia0"}]}, True),
+        ({"devices": [{"path": "/dev/null"}]}, False),
+        ({"devices": [3]}, False),
+        ({"devices": 3}, False),
+        ({}, False),
+        (None, False),
+    ],
+)
+def test_nodes_that_a_spec_lists_are_seen(linux: Any, *, lists: bool) -> None:
+    assert lists_nodes({"linux": linux}) == lists
+    assert not lists_nodes({})
+
+
+def test_limits_are_seen_without_parsing(places: Callable[[str], Places]) -> None:
+    assert places('[sharing]\nholders = "exclusive"').limited
+    assert places('[sharing]\n"hold\\u0065rs" = "exclusive"').limited
+    assert not places("[node]\n").limited
+    assert not Places().limited

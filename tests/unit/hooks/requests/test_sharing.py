@@ -14,9 +14,10 @@ from hooks.requests.request import AllDevices, Request
 from hooks.requests.sharing import (
     Claim,
     Wanted,
-    claim_of_record,
+    claim_of,
     held_too_often,
     is_exempt,
+    is_exempt_by_record,
     is_limited,
     limit_of,
     refusal,
@@ -98,24 +99,25 @@ def test_who_is_exempt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "devices"),
+    ("record", "exempt"),
     [
-        ({}, None),
-        ({"grant": None}, None),
-        ({"grant": {"gpus": 3, "mig_devices": [None]}}, None),
-        ({"grant": {"gpus": [{"uuid": "GPU-a"}, {"uuid": "", "bus_id": "0:1"}]}},
-         ("GPU-a", "0:1")),
-        ({"grant": {"mig_devices": [{"uuid": "MIG-1"}], "capabilities": ["utility"]}}, ("MIG-1",)),
-        ({"grant": {"gpus": [{"uuid": "GPU-a"}]}, "policy": {"namespace": "monitoring"}}, None),
-        ({"grant": {"gpus": [{"uuid": "GPU-a"}]}, "policy": {"namespace": 3}}, ("GPU-a",)),
+        ({}, False),
+        ({"grant": {"capabilities": ["utility"]}}, True),
+        ({"grant": {"capabilities": ["utility", "compute", 3]}}, False),
+        ({"grant": {"capabilities": 3}, "policy": {"namespace": 3}}, False),
+        ({"grant": {"capabilities": ["compute"]}, "policy": {"namespace": "monitoring"}}, True),
     ],
-)  # fmt: skip
-def test_what_a_record_says_that_a_container_has(
-    record: dict[str, Any], devices: tuple[str, ...] | None
-) -> None:
-    config = Config(holders_exempt=("monitoring",))
-    claim = claim_of_record(record, "/b", "x", config)
-    assert (claim and claim.devices) == devices
+)
+def test_who_is_exempt_by_its_record(record: dict[str, Any], *, exempt: bool) -> None:
+    config = Config(holders_exempt=("monitoring",), holders_exempt_utility=True)
+    assert is_exempt_by_record(config, record) == exempt
+
+
+def test_a_claim_names_the_gpus_of_which_its_devices_are_parts() -> None:
+    assert claim_of({}, "/b", "x") is None
+    held = {"GPU-a": "GPU-a", "MIG-1": "GPU-b", "MIG-2": "GPU-b", "MIG-old": ""}
+    claim = claim_of(held, "/b", "x")
+    assert claim == Claim("x", "/b", ("GPU-a", "MIG-1", "MIG-2", "MIG-old"), ("GPU-b",))
 
 
 def test_without_gpus_nothing_of_the_driver_is_left() -> None:
