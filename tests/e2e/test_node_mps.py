@@ -12,7 +12,7 @@ import platform
 import shutil
 import signal
 import subprocess
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,8 +21,9 @@ import pytest
 
 from integration.images import glibc_libraries
 from integration.node.mps import ground
+from integration.node.mps.launch import cgroup_tops
 from integration.simulated import Scenario, SimulatedNode
-from tests.harness.mps_agent import STEPS, Agent, agent_of
+from tests.harness.mps_agent import RESOURCE, STEPS, Agent, agent_of
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
 
@@ -77,6 +78,27 @@ def mode_of(path: Path) -> str:
     return oct(path.stat().st_mode & 0o7777)
 
 
+@contextmanager
+def in_a_cpuset(agent: Agent) -> Iterator[None]:
+    """Have an agent that was just started in a cpuset of its own, as a pod's is."""
+    tops = [top for top, has_cpusets in cgroup_tops().items() if has_cpusets]
+    paths = [Path(top, f"mps-test-{os.getpid()}") for top in tops]
+    assert agent.process is not None
+    for path in paths:
+        path.mkdir()
+        for name in ("cpuset.cpus", "cpuset.mems"):
+            (path / name).write_text((path.parent / name).read_text())
+        (path / "cgroup.procs").write_text(str(agent.process.pid))
+    try:
+        yield
+    finally:
+        for path in paths:
+            for pid in (path / "cgroup.procs").read_text().split():
+                with suppress(ProcessLookupError):
+                    (path.parent / "cgroup.procs").write_text(pid)
+            path.rmdir()
+
+
 def nothing_is_left(agent: Agent) -> None:
     assert agent.processes() == []
     assert agent.modes() == ["0", "0"]
@@ -86,9 +108,7 @@ def nothing_is_left(agent: Agent) -> None:
     assert not (agent.root / ".ready").exists()
 
 
-def test_a_daemon_lives_with_its_limits_through_the_agents_that_keep_it(agent: Agent) -> None:
-    agent.start(replicas=4)
-    first = agent.ready()
+def its_first_life(agent: Agent, first: int) -> None:
     assert ask(agent, "get_default_active_thread_percentage") == "25.0"
     for number, gpu in enumerate(agent.node.scenario.gpus):
         limit = f"set_default_device_pinned_mem_limit {number} {gpu.model.memory // 4}M"
@@ -112,10 +132,19 @@ def test_a_daemon_lives_with_its_limits_through_the_agents_that_keep_it(agent: A
     # It is not in the cgroup of the agent, which may be emptied when that ends.
     with open(f"/proc/{first}/cgroup", encoding="utf-8") as file:
         groups = [line.strip().split(":") for line in file]
-    assert {path for _, kind, path in groups if "cpuset" not in kind} == {f"/{ground.CGROUP}"}
+    for _, kind, path in groups:
+        assert path == ("/" if "cpuset" in kind else f"/{ground.CGROUP}"), kind
 
-    # The agent is killed: the daemon is not, and the next agent takes it over, with new limits.
-    agent.end(signal.SIGKILL)
+
+def test_a_daemon_lives_with_its_limits_through_the_agents_that_keep_it(agent: Agent) -> None:
+    agent.start(replicas=4)
+    with in_a_cpuset(agent):
+        first = agent.ready()
+        its_first_life(agent, first)
+        # The agent is killed: the daemon is not.
+        agent.end(signal.SIGKILL)
+
+    # The next agent takes it over, with new limits.
     agent.start(replicas=2)
     assert agent.ready() == first
     assert ask(agent, "get_default_active_thread_percentage") == "50.0"
@@ -196,15 +225,26 @@ def test_what_cannot_be_is_said_and_tried_again(agent: Agent) -> None:
     pipe.mkdir(parents=True)
     argv = [f"{agent.node.driver_root}/{PROGRAM}", "-f"]
     environment = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe), "CUDA_MPS_LOG_DIRECTORY": str(agent.root)}
-    with subprocess.Popen(argv, env=environment, stdout=subprocess.DEVNULL) as stranger:
+    with (
+        subprocess.Popen(argv, env=environment, stdout=subprocess.DEVNULL) as stranger,
+        ExitStack() as callbacks,
+    ):
+        callbacks.callback(stranger.kill)
         eventually((pipe / "control").exists, "a daemon of somebody else's")
         agent.start()
         eventually(lambda: "NVSHIM-E2739" in agent.fault(), "it is said")
         assert "not started, serves" in agent.daemon()["unready"]
         assert agent.processes() == [stranger.pid]
+        assert ask(agent, "get_default_active_thread_percentage") == "100.0"
+        # So is it when the agent ends.
+        assert agent.end() == 0
         assert ask(agent, "quit") == ""
-    agent.ready()
-    assert agent.end() == 0
+    shutil.rmtree(agent.root)
+    # One that does not begin is not waited for when the agent ends.
+    with another_program(agent, "#!/bin/sh\nexec sleep 1000\n"):
+        agent.start()
+        eventually(agent.processes, "what does not become a daemon")
+        assert agent.end() == 0
     nothing_is_left(agent)
     with open(f"{agent.node.state}/nvml-faults", "w", encoding="utf-8") as file:
         file.write("nvmlDeviceSetComputeMode=error:4\n")
@@ -313,5 +353,36 @@ def test_a_container_that_may_become_a_client_keeps_the_daemon(stand_in: Agent) 
     shutil.rmtree(container)
     assert agent.ready() != pid
     assert not is_alive(server)
+    # A daemon that hangs is ended when it is not wanted any more, and what it has left is, too.
+    agent.end(signal.SIGKILL)
+    daemon, server = sorted(agent.processes())
+    os.kill(daemon, signal.SIGSTOP)
+    agent.start(replicas=0, timeout=0.5)
+    eventually(lambda: not os.path.ismount(agent.root / "shm"), "all is gone")
+    nothing_is_left(agent)
+
+
+def test_a_gpu_is_of_one_daemon_at_a_time(stand_in: Agent) -> None:
+    agent = stand_in
+    first, second = (gpu.uuid for gpu in agent.node.scenario.gpus)
+    agent.start()
+    agent.ready()
+    clients = agent.directory / "log/clients"
+    clients.write_text("4242\n")
+    assert agent.end() == 0
+    # Another resource has the GPU now: it has to wait for who is still there.
+    agent.start(devices=(first,), timeout=1)
+    agent.resource = f"{RESOURCE}.shared"
+    eventually(lambda: f"still those of {RESOURCE}" in agent.fault(), "it is said")
+    clients.unlink()
+    pid = agent.ready()
+    assert agent.daemon()["devices"] == [first]
+    assert agent.modes() == ["3", "0"]
+    # It has another GPU now.
+    agent.end(signal.SIGKILL)
+    agent.start(devices=(second,))
+    eventually(lambda: agent.daemon().get("devices") == [second], "one with the other GPU")
+    assert not is_alive(pid)
+    assert agent.modes() == ["0", "3"]
     assert agent.end() == 0
     nothing_is_left(agent)

@@ -3,9 +3,11 @@
     python -m tests.harness.mps_agent JSON
 
 JSON: ``config``, ``root`` (mpsRoot), ``states``, ``replicas`` (0: nothing is shared),
+``devices`` (UUIDs of the GPUs that are; none: all of them),
 ``timeout`` (seconds that a daemon has to answer), and ``dies``: after so many of its steps
 (:data:`STEPS`) it kills itself, as if by SIGKILL. What is on the board is written to stdout, a line
-each time. It ends on SIGTERM.
+each time. It ends on SIGTERM. What fails it tries again sooner than the real agent, and it is more
+patient with a daemon that begins.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from hooks.config import load_config
-from integration.node.mps import control, daemon, ground, part
+from integration.node.mps import control, daemon, ground, keeper, part
 from integration.node.parts import Context, Options
 from integration.node.plugin import values
 from integration.node.plugin.resources import resources_of
@@ -58,18 +60,29 @@ class Agent:
     def __init__(self, node: SimulatedNode, work: Path, root: Path) -> None:
         self.node = node
         self.root = root  # a short one, for addresses of sockets are
-        self.directory = root / RESOURCE
+        self.resource = RESOURCE
         self.out = work / "board"
         self.states = work / "states"
         self.states.mkdir(exist_ok=True)
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, *, replicas: int = 4, dies: int = 0, timeout: float = control.TIMEOUT) -> None:
+    @property
+    def directory(self) -> Path:
+        """What belongs to the resource."""
+        return self.root / self.resource
+
+    def start(
+        self,
+        *,
+        replicas: int = 4,
+        devices: tuple[str, ...] = (),
+        dies: int = 0,
+        timeout: float = control.TIMEOUT,
+    ) -> None:
         """Start it; the one before has ended."""
         wish = {
             "config": self.node.config_path, "root": str(self.root), "replicas": replicas,
-            "states": [str(self.states)], "dies": dies,
-            "timeout": timeout,
+            "states": [str(self.states)], "devices": devices, "dies": dies, "timeout": timeout,
         }  # fmt: skip
         with self.out.open("wb") as out:
             self.process = subprocess.Popen(
@@ -91,7 +104,7 @@ class Agent:
     def daemon(self) -> dict[str, Any]:
         """What its board says of the daemon; empty if nothing."""
         for line in reversed(self.said()):
-            return dict(line["mps"].get(RESOURCE, {}))
+            return dict(line["mps"].get(self.resource, {}))
         return {}
 
     def fault(self) -> str:
@@ -133,13 +146,13 @@ class Agent:
 
 
 def processes(root: Path) -> list[int]:
-    """The daemons and servers of the only resource below a root."""
-    variable = f"CUDA_MPS_PIPE_DIRECTORY={root}/{RESOURCE}/pipe".encode()
+    """The daemons and servers of the resources below a root."""
+    variable = f"\0CUDA_MPS_PIPE_DIRECTORY={root}/".encode()
     found = []
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
-                if variable in file.read().split(b"\0"):
+                if variable in b"\0" + file.read():
                     found.append(int(pid))
         except OSError:
             continue
@@ -195,7 +208,9 @@ async def _main(wish: dict[str, Any]) -> None:
     context = Context(config, options, lambda *_, **__: None)
     seen = refresh(config, "")
     assert seen.inventory is not None
-    shared = (SharedResource(RESOURCE, wish["replicas"]),) if wish["replicas"] else ()
+    devices = tuple(wish["devices"]) or None
+    share = SharedResource(RESOURCE, wish["replicas"], devices=devices)
+    shared = (share,) if wish["replicas"] else ()
     sharing = Sharing(kind=values.MPS if shared else "", resources=shared)
     settings = Settings(mps_root=wish["root"], sharing=sharing)
     resources = resources_of(seen.inventory, settings)
@@ -222,6 +237,9 @@ async def _tell(context: Context) -> None:
 if __name__ == "__main__":
     _wish = json.loads(sys.argv[1])
     control.TIMEOUT = _wish["timeout"]  # type: ignore[misc]
+    daemon._TO_START = 100.0  # type: ignore[misc]
+    keeper._FIRST_PAUSE = 0.2  # type: ignore[misc]
+    keeper._LONGEST_PAUSE = 0.5  # type: ignore[misc]
     if _wish["dies"]:
         _die_after(_wish["dies"])
     anyio.run(_main, _wish)

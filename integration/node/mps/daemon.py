@@ -34,6 +34,8 @@ from integration.node.mps.errors import MpsDaemonFailed, MpsStateUnusable
 from integration.node.mps.places import shm
 
 if TYPE_CHECKING:
+    from threading import Event
+
     from hooks.config import Config
     from integration.node.mps.places import Places
     from integration.node.mps.plan import Plan, Programs
@@ -147,11 +149,12 @@ class Daemon:
 
     # -- started ----------------------------------------------------------------------------------
 
-    def start(self, plan: Plan) -> int:
+    def start(self, plan: Plan, stop: Event) -> int:
         """Start the daemon, and wait until it answers.
 
         Args:
             plan: what it is to be like. Nobody has the lock.
+            stop: set when it is to be waited for no longer.
 
         Returns:
             Its pid.
@@ -162,8 +165,8 @@ class Daemon:
             DriverMismatch: the driver's files are of another version.
         """
         places, programs = self._places, plan.programs
-        ground.lay(places, self._config.sys)
         self._refuse_strangers(plan)
+        ground.lay(places, self._config.sys)
         with suppress(FileNotFoundError):
             os.unlink(places.started)
         ground.empty_pipe(places)
@@ -194,7 +197,7 @@ class Daemon:
             setsid=True,  # what is said to the agent's group is not said to it
         )
         try:
-            self._await(pid, plan)
+            self._await(pid, plan, stop)
         except BaseException:
             self.kill(pid)
             raise
@@ -216,7 +219,7 @@ class Daemon:
                 do="end it, or what keeps it: it may be NVIDIA's mps-control-daemon",
             )
 
-    def _await(self, pid: int, plan: Plan) -> None:
+    def _await(self, pid: int, plan: Plan, stop: Event) -> None:
         control = self.control(plan.programs)
         deadline = time.monotonic() + _TO_START
         socket = os.path.join(self._places.pipe, _SOCKET)
@@ -224,6 +227,8 @@ class Daemon:
             ended = self.ended(pid)
             if ended:
                 raise self._failed(ended)
+            if stop.is_set():
+                raise self._failed("the agent ends before it answers")
             if os.path.exists(socket):
                 try:
                     control.percentage()
@@ -234,7 +239,7 @@ class Daemon:
                     return
             elif time.monotonic() > deadline:
                 raise self._failed(f"no socket within {_TO_START:g} s")
-            time.sleep(_POLL)
+            stop.wait(_POLL)
 
     def configure(self, plan: Plan, devices: tuple[str, ...]) -> None:
         """Give the daemon its limits, and see that it has them.
@@ -334,10 +339,31 @@ class Daemon:
         Raises:
             ComputeModeFailed: one could not be set back; it stays noted, with all the rest.
         """
-        uuids = tuple(u for u in ground.noted_devices(self._places) if u not in spared)
+        places = self._places
+        if not (os.path.lexists(places.devices) or os.path.lexists(places.lock)):
+            return  # there has been none; what is there is somebody else's
+        uuids = tuple(u for u in ground.noted_devices(places) if u not in spared)
+        self._set_back(uuids)
+        ground.clear(places)
+
+    def give_back(self, others: frozenset[str]) -> None:
+        """Set back what was set for a daemon before, on GPUs that are not the next one's.
+
+        Args:
+            others: UUIDs of the node's other GPUs.
+
+        Raises:
+            ComputeModeFailed: one could not be set back; it stays noted.
+            MpsStateUnusable: it cannot be said that it was.
+        """
+        uuids = tuple(u for u in ground.noted_devices(self._places) if u in others)
+        if uuids:
+            self._set_back(uuids)
+            ground.unnote_devices(self._places, uuids)
+
+    def _set_back(self, uuids: tuple[str, ...]) -> None:
         with suppress(DriverNotFound):  # without a driver there are no modes
             ground.set_compute_mode(self._config, ground.DEFAULT, uuids)
-        ground.clear(self._places)
 
     def _failed(self, found: str) -> MpsDaemonFailed:
         return MpsDaemonFailed(

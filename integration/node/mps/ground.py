@@ -7,6 +7,8 @@ Rules
 - A pipe directory stays the same one as long as somebody may have it mounted; what a dead daemon
   left in it goes.
 - Where SELinux is on, containers may use what they share: it gets the label of their own files.
+- Shared memory that somebody else has mounted there, as NVIDIA's mps-control-daemon does, is used
+  and stays.
 - A directory that others than root can change is refused: they could put links there.
 
 Source: k8s-device-plugin, cmd/mps-control-daemon/mount; tmpfs(5); unix(7); NVML,
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -42,11 +45,13 @@ __all__ = [
     "EXCLUSIVE_PROCESS",
     "clear",
     "empty_pipe",
+    "is_anothers",
     "lay",
     "noted_devices",
     "set_compute_mode",
     "take_cgroups",
     "take_shm",
+    "unnote_devices",
 ]
 
 DEFAULT: Final = 0
@@ -60,6 +65,8 @@ _LABEL: Final = b"system_u:object_r:container_file_t:s0\0"
 _MODE_PROGRAM: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "nvml_mode.py")
 _PROBE_WORD: Final = 3  # the place of the program in the command that asks NVML
 _TO_END: Final = 1.0
+_SOURCE: Final = "nvshim-mps"  # of the shared memory, by which it is known as ours
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")  # how mountinfo writes white space
 _LONGEST_SOCKET: Final = "control_privileged"
 _LONGEST_ADDRESS: Final = 107  # of a socket: sockaddr_un, less the NUL
 
@@ -93,7 +100,7 @@ def lay(places: Places, sys: str) -> None:
         if not os.path.ismount(memory):
             half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
             flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
-            syscalls.mount("shm", memory, "tmpfs", flags, f"size={half},mode={_SHARED:o}")
+            syscalls.mount(_SOURCE, memory, "tmpfs", flags, f"size={half},mode={_SHARED:o}")
         if os.path.exists(os.path.join(sys, "fs/selinux/enforce")):
             for path in (places.pipe, memory):
                 os.setxattr(path, "security.selinux", _LABEL, follow_symlinks=False)
@@ -151,6 +158,27 @@ def clear(places: Places) -> None:
             os.unlink(path)
 
 
+def is_anothers(root: str) -> bool:
+    """Whether somebody else has mounted the shared memory, and so keeps MPS there.
+
+    Args:
+        root: the host's directory of MPS.
+    """
+    # The last line is of the topmost mount.
+    source = ""
+    path = os.path.realpath(shm(root))
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            words = line.split()
+            if _unescaped(words[4]) == path:
+                source = words[words.index("-") + 2]
+    return source not in {"", _SOURCE}
+
+
+def _unescaped(path: str) -> str:
+    return _OCTAL.sub(lambda found: chr(int(found[1], 8)), path)
+
+
 def take_shm(root: str) -> None:
     """Unmount the shared memory, if nobody on the host has a file of it open.
 
@@ -161,6 +189,8 @@ def take_shm(root: str) -> None:
         OSError: somebody has.
     """
     memory = shm(root)
+    if is_anothers(root):
+        return
     while os.path.ismount(memory):
         syscalls.umount(memory)
     with suppress(FileNotFoundError):
@@ -186,6 +216,20 @@ def note_devices(places: Places, uuids: Iterable[str]) -> None:
     known = dict.fromkeys((*noted_devices(places), *uuids))
     try:
         replace_file(places.devices, json.dumps(list(known)).encode(), mode=0o600)
+    except OSError as error:
+        raise _unusable(places, error) from error
+
+
+def unnote_devices(places: Places, uuids: Iterable[str]) -> None:
+    """Say whose compute mode was set back.
+
+    Raises:
+        MpsStateUnusable: it cannot be written.
+    """
+    gone = frozenset(uuids)
+    left = [uuid for uuid in noted_devices(places) if uuid not in gone]
+    try:
+        replace_file(places.devices, json.dumps(left).encode(), mode=0o600)
     except OSError as error:
         raise _unusable(places, error) from error
 

@@ -4,7 +4,7 @@
 
     wanted ──▶ find ──┬─ nobody ───────────▶ start ─┐
                       ├─ as wanted ─────────────────┼─▶ limits ──▶ ready ──▶ it ends, or is to be
-                      ├─ lacks a GPU ──────▶ drain  │              another ──▶ find
+                      ├─ has other GPUs ───▶ drain  │              another ──▶ find
                       └─ dead, its servers live: wait for their clients
     not wanted ──▶ drain ──▶ compute modes, sockets
 
@@ -23,10 +23,12 @@ from __future__ import annotations
 import math
 import os
 import signal
+import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import anyio
+import anyio.lowlevel
 from anyio import to_thread
 
 from api.errors import NvshimError
@@ -38,7 +40,7 @@ from integration.node.mps.users import users_of
 from integration.node.mps.values import MpsDaemon
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from integration.node.mps.daemon import Found
     from integration.node.mps.places import Places
@@ -68,6 +70,7 @@ class Keeper:
         context: the part's.
         spared: tells the GPUs whose compute mode is to stay, when that of this resource's goes.
         posted: called when :attr:`says` or :attr:`fault` has changed.
+        holder: tells which other resource's daemon has one of some GPUs; "" for none.
 
     Attributes:
         places: of the resource.
@@ -81,6 +84,7 @@ class Keeper:
         context: Context,
         spared: Callable[[], frozenset[str]],
         posted: Callable[[], None],
+        holder: Callable[[Keeper, Iterable[str]], str],
     ) -> None:
         self.places = places
         self.says = MpsDaemon(
@@ -90,11 +94,13 @@ class Keeper:
         self._context = context
         self._spared = spared
         self._posted = posted
+        self._holder = holder
         self._daemon = Daemon(context.config, places)
         self._plan: Plan | None = None
         self._programs: Programs | None = None
         self._news = anyio.Event()
         self._silent = 0
+        self._ending = threading.Event()
 
     @property
     def plan(self) -> Plan | None:
@@ -113,8 +119,25 @@ class Keeper:
             self._plan = plan
             self._news.set()
 
+    def try_again(self) -> None:
+        """Wait no longer to do again what has failed."""
+        self._news.set()
+
     async def run(self) -> None:
         """Keep it so; ends when none is wanted, and there is none any more."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._tell_of_end)
+            await self._keep()
+            tasks.cancel_scope.cancel()
+
+    async def _tell_of_end(self) -> None:
+        """Tell the thread that starts a daemon when this is cancelled."""
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self._ending.set()
+
+    async def _keep(self) -> None:
         pause = _FIRST_PAUSE
         while True:
             self._news = anyio.Event()
@@ -126,6 +149,8 @@ class Keeper:
                 elif await self._retire():
                     return
             except NvshimError as error:
+                if self._ending.is_set():
+                    await anyio.lowlevel.checkpoint()  # it is cancelled
                 if anyio.current_time() - begun > _LONGEST_PAUSE:
                     pause = _FIRST_PAUSE
                 self._post(unready=error.found, pid=0)
@@ -155,7 +180,8 @@ class Keeper:
             await self._drain(found)
             found = await self._living()
         if found is None:
-            pid = await _aside(lambda: self._daemon.start(plan))
+            await self._see_gpus_free(plan)
+            pid = await _aside(lambda: self._daemon.start(plan, self._ending))
             self._context.say("info", "MPS control daemon started", resource=plan.resource, pid=pid)
         else:
             pid = found.pid
@@ -168,6 +194,20 @@ class Keeper:
         if how:
             self._post(unready=how, pid=0, restarts=self.says.restarts + 1)
             raise self._failed(how, f"see {self.places.log_file}; it is started again")
+
+    async def _see_gpus_free(self, plan: Plan) -> None:
+        """Two daemons on one GPU keep each other's servers from it.
+
+        Raises:
+            NvshimError: another resource's daemon has one still.
+        """
+        # Before the other is waited for, which may wait for this one.
+        await _aside(lambda: self._daemon.give_back(plan.others))
+        if holder := await _aside(lambda: self._holder(self, plan.devices)):
+            raise self._failed(
+                f"its GPUs are still those of {holder}",
+                "it begins when that one's clients have ended",
+            )
 
     async def _living(self) -> Found | None:
         """The daemon that lives, if there is one.
@@ -256,8 +296,8 @@ class Keeper:
 
     async def _retire(self) -> bool:
         """See that there is none, and that nothing is left of it; whether that is so."""
-        found = await self._living()
-        if found is not None:
+        # Once more after the daemon: it may have left servers.
+        while (found := await self._living()) is not None:
             await self._drain(found)
         if self._plan is not None:
             return False
@@ -331,7 +371,8 @@ class Keeper:
                 containers=", ".join(users),
             )
             return
-        await _aside(lambda: self._daemon.take_away(frozenset()))
+        if await self._living() is None:  # nor are its servers
+            await _aside(lambda: self._daemon.take_away(frozenset()))
 
     # -- what is said -----------------------------------------------------------------------------
 
@@ -366,7 +407,12 @@ class Keeper:
 
 
 def _serves(found: Found, plan: Plan) -> bool:
-    return found.driver == plan.driver and set(plan.devices) <= set(found.devices)
+    """Whether it does what is wanted and has nobody else's GPU; one that is lost may stay."""
+    return (
+        found.driver == plan.driver
+        and set(plan.devices) <= set(found.devices)
+        and plan.others.isdisjoint(found.devices)
+    )
 
 
 async def _aside(work: Callable[[], T]) -> T:

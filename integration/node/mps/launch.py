@@ -89,12 +89,12 @@ def _note(lock: int, record: dict[str, Any]) -> None:
     os.pwrite(lock, json.dumps(record).encode(), 0)
 
 
-def cgroup_tops() -> list[str]:
-    """Where the top of each hierarchy of cgroups is mounted.
+def cgroup_tops() -> dict[str, bool]:
+    """Where the top of each hierarchy of cgroups is mounted, and whether it has cpusets.
 
-    Not that of cpusets: a new cgroup of theirs has no processors, so that nobody can be in it.
+    A new cgroup of theirs has no processors, so that nobody can be in it: their top is used.
     """
-    found = []
+    found = {}
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             words = line.split()
@@ -105,17 +105,18 @@ def cgroup_tops() -> list[str]:
                 if kind == "cgroup2"
                 else os.path.exists(f"{top}/release_agent")
             )
-            if kind in {"cgroup", "cgroup2"} and is_top and "cpuset" not in options:
-                found.append(top)
+            if kind in {"cgroup", "cgroup2"} and is_top:
+                found[top] = "cpuset" in options
     return found
 
 
 def _leave(name: str) -> None:
     """Leave the cgroups that this was started in for those of a name."""
-    for top in cgroup_tops():
+    for top, has_cpusets in cgroup_tops().items():
+        own = top if has_cpusets else f"{top}/{name}"
         try:
-            os.makedirs(f"{top}/{name}", exist_ok=True)
-            with open(f"{top}/{name}/cgroup.procs", "w", encoding="ascii") as file:
+            os.makedirs(own, exist_ok=True)
+            with open(f"{own}/cgroup.procs", "w", encoding="ascii") as file:
                 file.write("0")
         except OSError as error:
             sys.stderr.write(f"stays in its cgroup of {top}: {error.strerror}\n")

@@ -25,12 +25,12 @@ from integration.files import replace_file
 from integration.node.mps import ground
 from integration.node.mps.errors import MpsProgramMissing
 from integration.node.mps.keeper import Keeper
-from integration.node.mps.places import Places, places_in, ready_file
+from integration.node.mps.places import Places, places_in, ready_file, shm
 from integration.node.mps.plan import plan_of, programs_of
 from integration.node.plugin.values import MPS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from anyio.abc import TaskGroup
 
@@ -55,7 +55,9 @@ class _Mps:
         self._keepers: dict[Places, Keeper] = {}
         self._impossible: tuple[str, ...] = ()
         self._roots: set[str] = set()
-        self._said = ""
+        # The file .ready, and what is in it; None before anything was said.
+        self._said: tuple[str, str] | None = None
+        self._leaving = False
 
     async def run(self) -> None:
         try:
@@ -76,7 +78,7 @@ class _Mps:
         """Go by what is known now."""
         settings, inventory = self._board.settings, self._board.seen.inventory
         doubtful = inventory is not None and inventory.nvml_failure and not self._board.let_go
-        if settings is None or doubtful:
+        if settings is None or doubtful or self._leaving:
             return
         plans = self._plans(settings)
         left: tuple[Places, ...] = ()
@@ -118,22 +120,37 @@ class _Mps:
         return None
 
     def _begin(self, places: Places, tasks: TaskGroup) -> None:
-        keeper = Keeper(places, self._context, self._in_use, self._post)
+        keeper = Keeper(places, self._context, self._in_use, self._post, self._holder)
         self._keepers[places] = keeper
 
         async def keep() -> None:
             await keeper.run()
             del self._keepers[places]
             if not self._keepers:
-                await to_thread.run_sync(self._leave_ground)
+                self._leaving = True  # nobody is to begin on what is just taken away
+                try:
+                    await to_thread.run_sync(self._leave_ground)
+                finally:
+                    self._leaving = False
             self._post()
             self._look(tasks)  # it may be wanted again
+            for each in self._keepers.values():
+                if each.says.unready:  # perhaps for the sake of that one
+                    each.try_again()
 
         tasks.start_soon(keep)
 
     def _in_use(self) -> frozenset[str]:
         plans = (keeper.plan for keeper in self._keepers.values())
         return frozenset(uuid for plan in plans if plan is not None for uuid in plan.devices)
+
+    def _holder(self, keeper: Keeper, uuids: Iterable[str]) -> str:
+        """Which other resource's daemon has one of some GPUs; called in threads."""
+        wanted = set(uuids)
+        for other in tuple(self._keepers.values()):
+            if other is not keeper and not wanted.isdisjoint(ground.noted_devices(other.places)):
+                return other.places.resource
+        return ""
 
     def _post(self) -> None:
         says = {each.places.resource: each.says for each in self._keepers.values()}
@@ -149,33 +166,35 @@ class _Mps:
     def _tell_all_ready(self, settings: Settings, says: Mapping[str, object]) -> None:
         ready = bool(says) and not self._impossible
         ready &= all(not each.says.unready for each in self._keepers.values())
-        text = _document(settings.sharing) if ready else ""
-        if text == self._said:
+        path, text = ready_file(settings.mps_root), _document(settings.sharing) if ready else ""
+        if (path, text) == self._said:
             return
-        path = ready_file(settings.mps_root)
+        before, _ = self._said or (path, "")
+        if not text and ground.is_anothers(settings.mps_root):
+            return
         try:
+            for gone in {before, path} if not text else {before} - {path}:
+                with suppress(FileNotFoundError):
+                    os.unlink(gone)
             if text:
                 replace_file(path, text.encode())
-            else:
-                os.unlink(path)
-        except FileNotFoundError:
-            pass
         except OSError as error:
-            self._context.say("warning", f"{path}: {error.strerror}", part="mps")
-        self._said = text
+            self._context.say("warning", f"{error.filename or path}: {error.strerror}", part="mps")
+        self._said = path, text
 
     def _leave_ground(self) -> None:
         """Take away what all daemons stand on, if there is none left."""
         ground.take_cgroups()
         for root in self._roots:
-            if next(places_in(root), None) is not None:
+            if next(places_in(root), None) is not None or ground.is_anothers(root):
                 continue
-            with suppress(FileNotFoundError):
-                os.unlink(ready_file(root))
             try:
+                with suppress(FileNotFoundError):
+                    os.unlink(ready_file(root))
                 ground.take_shm(root)
             except OSError as error:
-                self._context.say("warning", f"{root}/shm: {error.strerror}", part="mps")
+                path = error.filename or shm(root)
+                self._context.say("warning", f"{path}: {error.strerror}", part="mps")
 
 
 def _document(sharing: Sharing) -> str:

@@ -98,6 +98,7 @@ class Plan:
         devices: UUIDs of its GPUs, in the daemon's order.
         limits: MiB of memory that a client may have of each, by UUID; one that is not limited is
             not in it.
+        others: UUIDs of the node's other GPUs: whoever gets them is not to find them taken.
         percentage: of the threads that a client may have.
         driver: version of the driver that it is started from.
         programs: how it is started.
@@ -106,6 +107,7 @@ class Plan:
     resource: str
     devices: tuple[str, ...]
     limits: Mapping[str, int]
+    others: frozenset[str]
     percentage: int
     driver: str
     programs: Programs
@@ -150,6 +152,7 @@ def plan_of(resource: Resource, inventory: Inventory) -> Plan:
         resource=resource.name,
         devices=tuple(uuid for uuid in memory if not gpus[uuid].lost),
         limits={uuid: share for uuid, share in shares.items() if share},
+        others=frozenset(uuid for uuid, gpu in gpus.items() if uuid not in memory and not gpu.lost),
         percentage=100 // replicas,
         driver=inventory.driver.version,
         programs=programs_of(inventory.driver),

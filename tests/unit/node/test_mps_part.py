@@ -38,7 +38,12 @@ class Kept:
     all: dict[str, Kept]
 
     def __init__(
-        self, places: Places, _context: Context, _spared: object, posted: Callable[[], None]
+        self,
+        places: Places,
+        _context: Context,
+        _spared: object,
+        posted: Callable[[], None],
+        _holder: object,
     ) -> None:
         self.places = places
         self.plan: Plan | None = None
@@ -58,6 +63,9 @@ class Kept:
     def say(self, unready: str, fault: str = "") -> None:
         self.says, self.fault = replace(self.says, unready=unready), fault
         self.posted()
+
+    def try_again(self) -> None:
+        """There is nothing that fails."""
 
     async def run(self) -> None:
         await self._gone.wait()
@@ -92,6 +100,7 @@ async def settled() -> None:
 async def test_what_is_shared_is_kept_and_told_of(context: Context) -> None:
     board = context.board
     ready = Path(board.settings.mps_root if board.settings else "", ".ready")
+    ready.write_text("of an agent that was killed")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(part.run, context)
         await settled()
