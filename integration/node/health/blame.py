@@ -105,11 +105,11 @@ def blame(event: GpuEvent, verdict: Verdict, ledger: Ledger, pids: Pids, procfs:
     if event.pid:
         cgroups = _cgroups_of(event, procfs)
         container = _in(cgroups, (held.container for held in ledger.holdings))
+        if cgroups and container is None:
+            return Blame()  # it is there, and is of no container that holds a device
         title = container.title if container else pids.find(event.pid, event.when)
         if title:
             return Blame((title,), How.PROCESS)
-        if cgroups:
-            return Blame()  # it is there, and is of no container that holds a device
     if not verdict.certain:
         return Blame()
     narrow = [uuid for uuid in verdict.devices if uuid != verdict.gpu]
@@ -127,7 +127,8 @@ def _only(ledger: Ledger, uuids: Iterable[str]) -> Blame | None:
 def _cgroups_of(event: GpuEvent, procfs: Procfs) -> str:
     """Where the process is that an error names; "" if it has ended."""
     status = procfs.status(event.pid)
-    if status is None or status.start_time / _TICKS > event.when + _SLACK:
+    # One that ends is in the root of every hierarchy of cgroup v1.
+    if status is None or status.is_zombie or status.start_time / _TICKS > event.when + _SLACK:
         return ""
     return procfs.text(event.pid, "cgroup")
 

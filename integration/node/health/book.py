@@ -14,7 +14,8 @@ Rules
   while its GPU is there was removed by somebody, and is told of no more; if it comes back, it has
   to prove itself. Without NVML, MIG devices are not known, so none is gone.
 - A MIG device that is new has the condition of its GPU, as far as that is not to be given.
-- That the driver was loaded anew, and that counters of a GPU went back, is a reset.
+- That the driver was loaded anew, and that counters of a GPU went back, is a reset. That the
+  driver's files were away for a while, or that NVML has counted too few, is none.
 
 All is pure; :mod:`integration.node.health.machine` knows one device.
 """
@@ -40,7 +41,7 @@ from integration.node.health.machine import (
     due,
     step,
 )
-from integration.node.health.values import DeviceHealth
+from integration.node.health.values import DeviceHealth, State
 from integration.node.health.xids import Remedy, Scope, Severity, Xid, about
 
 if TYPE_CHECKING:
@@ -75,6 +76,9 @@ _DBE, _CONTAINED, _RECOVERY = 48, 94, 154
 _TOGETHER: Final = 30.0
 # NVML's word for no instance.
 _NO_INSTANCE: Final = 0xFFFFFFFF
+# So often NVML is asked while it is silent, before all are unhealthy; seconds between two at least.
+_LOOKS: Final = 4
+_SOONEST: Final = 0.05
 # Joules that a counter may seem to go back by, since it is told in whole millijoules.
 _TOLERANCE: Final = 1.0
 
@@ -157,24 +161,26 @@ def _bus(address: str) -> tuple[str, ...]:
     return (domain.lstrip("0"), rest.partition(".")[0])
 
 
-def places_of(inventory: Inventory) -> dict[str, Place]:
+def places_of(inventory: Inventory, known: Mapping[str, Place]) -> dict[str, Place]:
     """Where the devices of a node are.
 
     Args:
         inventory: what it has.
+        known: where they were. A GPU that nobody opens has no UUID in procfs, and without NVML
+            nobody knows it: then it is the one that was known at its address.
     """
-    gpus = {gpu.index: gpu for gpu in inventory.gpus if gpu.uuid}
-    whole = {gpu.uuid: Place(gpu.uuid, gpu.uuid, gpu.bus_id) for gpu in gpus.values()}
+    at = {place.bus_id: place for place in known.values() if place.is_gpu}
+    gpus = {
+        gpu.index: at.get(gpu.bus_id) if not gpu.uuid else Place(gpu.uuid, gpu.uuid, gpu.bus_id)
+        for gpu in inventory.gpus
+    }
+    whole = {place.uuid: place for place in gpus.values() if place is not None}
     parts = {
         device.uuid: Place(
-            device.uuid,
-            gpus[device.gpu].uuid,
-            gpus[device.gpu].bus_id,
-            device.gpu_instance,
-            device.compute_instance,
+            device.uuid, gpu.uuid, gpu.bus_id, device.gpu_instance, device.compute_instance
         )
         for device in inventory.mig_devices
-        if device.gpu in gpus
+        if (gpu := gpus.get(device.gpu)) is not None
     }
     return {**whole, **parts}
 
@@ -218,7 +224,7 @@ def saw(
     book = replace(book, load=load or book.load)
     if places is None:
         there = [uuid for uuid in book.conditions if uuid not in book.gone]
-        gone = Lost(f"the driver is gone: {why}", "install or load the driver")
+        gone = Lost(f"the driver is gone: {why}", "install or load the driver", is_its_own=False)
         return _stepped(book, there, gone, now, rules)
     book = _gone(book, places, now, rules, complete=complete)
     conditions = dict(book.conditions)
@@ -478,8 +484,9 @@ def sampled(book: Book, sample: Sample, now: Moment, rules: Rules) -> Book:
         gpu = told.get(uuid)
         if gpu is not None:
             book = _told(book, gpu, sample.when, now, rules)
-        elif not sample.notes and not book.conditions[uuid].lost:
-            book = _stepped(book, book.of_gpu(uuid), Lost(_UNCOUNTED), now, rules)
+        elif uuid in sample.uncounted and not book.conditions[uuid].lost:
+            uncounted = Lost(_UNCOUNTED, is_its_own=False)
+            book = _stepped(book, book.of_gpu(uuid), uncounted, now, rules)
     return book
 
 
@@ -532,6 +539,9 @@ def next_sample(book: Book, asked: float, rules: Rules, usual: float) -> float:
         when = due(known, rules)
         if when <= asked:  # it was asked then, and did not say enough
             when = asked + usual
+        if known.silent_since is not None and known.state != State.UNHEALTHY:
+            # That it fails twice does not say that it was silent all the while.
+            when = min(when, asked + max(rules.patience / _LOOKS, _SOONEST))
         soonest = min(soonest, when if known.state.is_given else min(when, asked + usual))
     return soonest
 

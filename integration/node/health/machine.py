@@ -15,8 +15,8 @@ Rules
 - While it recovers every error that counts is bad.
 - There is no way back but by proof. An unhealthy device that answers, of which nothing is pending,
   is recovering; when it has answered without an error for the quiet time, it is healthy. What was
-  fatal needs a reset before: the device was lost and answers again, the driver was loaded anew, or
-  it counts from zero.
+  fatal needs a reset before: the device itself was lost and answers again, the driver was loaded
+  anew, or it counts from zero.
 - Each time that it fails again the quiet time doubles, up to a bound; after so long without a
   failure it is the first again.
 - NVML that is silent makes a device suspect, and after a while unhealthy: nobody would hear of
@@ -139,6 +139,7 @@ class Condition:
         answers_since: since when it recovers.
         silent_since: since when NVML is silent; None if it is not.
         lost: why it does not answer; "" if it does.
+        was_away: whether it was itself what did not answer, since it answered last.
         unwatched: why its events cannot be had; "" if they can.
         pending: whether rows of its memory wait to be remapped.
         failed: whether rows could not be remapped.
@@ -158,6 +159,7 @@ class Condition:
     answers_since: float = 0.0
     silent_since: float | None = None
     lost: str = ""
+    was_away: bool = False
     unwatched: str = ""
     pending: bool = False
     failed: bool = False
@@ -202,10 +204,12 @@ class Lost:
     Attributes:
         why: for people.
         remedy: what a person can do.
+        is_its_own: whether the device itself was gone, so that whatever brings it back is a reset.
     """
 
     why: str
     remedy: str = "reset the GPU, or reboot the node"
+    is_its_own: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,8 +270,9 @@ def step(condition: Condition, signal: Signal, now: Moment, rules: Rules) -> Con
             if condition.xid == xid and condition.need == Need.RESET and not condition.lost:
                 return replace(condition, need=Need.PROOF)
             return condition
-        case Lost(why, remedy):
-            known = replace(condition, lost=why, last_error=now.boot)
+        case Lost(why, remedy, is_its_own):
+            was_away = condition.was_away or is_its_own
+            known = replace(condition, lost=why, was_away=was_away, last_error=now.boot)
             return _bad(known, Need.PROOF, why, now, rules, remedy=remedy)
         case Answer():
             return _after_answer(condition, signal, now, rules)
@@ -301,9 +306,9 @@ def _after_error(condition: Condition, error: Error, now: Moment, rules: Rules) 
     errors = tuple(recent[-rules.suspects :])
     known = replace(condition, errors=errors, last_error=now.boot)
     if error.severity == Severity.SUSPECT and len(errors) < rules.suspects:
-        if condition.state == State.RECOVERING:
+        if condition.state == State.RECOVERING and error.counts:
             return _bad(known, Need.PROOF, error.reason, now, rules, of=error)
-        if condition.state == State.UNHEALTHY:
+        if not condition.state.is_given:
             return known
         noted = replace(known, xid=error.xid or known.xid, blamed=_with(known.blamed, error.blamed))
         return _suspected(noted, error.reason, now, remedy=error.remedy)
@@ -315,9 +320,9 @@ def _after_error(condition: Condition, error: Error, now: Moment, rules: Rules) 
 
 
 def _after_answer(condition: Condition, answer: Answer, now: Moment, rules: Rules) -> Condition:
-    known = replace(condition, lost="", silent_since=None)
-    if condition.lost:
-        # It was gone, and whatever brought it back is the reset that it needed.
+    known = replace(condition, lost="", was_away=False, silent_since=None)
+    if condition.was_away:
+        # Whatever brought it back is the reset that it needed.
         known = step(known, Reset(), now, rules)
     failed, pending = answer.failed and not known.failed, answer.pending and not known.pending
     known = replace(known, failed=answer.failed, pending=answer.pending)

@@ -55,7 +55,7 @@ from shim import syscalls
 
 if TYPE_CHECKING:
     from hooks.config import Config
-    from integration.node.health.book import Book
+    from integration.node.health.book import Book, Place
     from integration.node.monitor.values import GpuEvent, Sample
     from integration.node.parts import Context
 
@@ -280,7 +280,7 @@ class _Ward:
         else:
             book = saw(
                 self._book,
-                places_of(inventory),
+                places_of(inventory, self._there()),
                 {gpu.uuid: gpu.lost for gpu in inventory.gpus if gpu.uuid and gpu.lost},
                 now,
                 self._rules,
@@ -288,6 +288,11 @@ class _Ward:
                 complete=not inventory.nvml_failure,
             )
         self._put(watched(book, self._board.unwatched, now, self._rules))
+
+    def _there(self) -> dict[str, Place]:
+        """Where those are that were there at the last look."""
+        book = self._book
+        return {uuid: place for uuid, place in book.places.items() if uuid not in book.gone}
 
     async def _go_by_looks(self) -> None:
         version = self._board.version("seen", "unwatched")

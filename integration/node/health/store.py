@@ -125,7 +125,7 @@ def read_devices(config: Config) -> list[dict[str, Any]] | None:
     devices = document.get("devices") if document.get("judged") is True else None
     if document.get("boot") != boot_id(config) or not isinstance(devices, list):
         return None
-    return [each for each in devices if _condition(each) is not None]
+    return [each for each in devices if _place(each) is not None and _condition(each) is not None]
 
 
 def read(config: Config) -> Record:
@@ -173,7 +173,7 @@ def read(config: Config) -> Record:
 _TEXTS: Final = frozenset({"reason", "remedy", "lost", "unwatched"})
 _COUNTS: Final = frozenset({"xid", "falls"})
 _TIMES: Final = frozenset({"since", "last_error", "answers_since", "fell"})
-_FLAGS: Final = frozenset({"pending", "failed"})
+_FLAGS: Final = frozenset({"pending", "failed", "was_away"})
 
 
 def _place(entry: Any) -> Place | None:

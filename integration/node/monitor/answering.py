@@ -68,6 +68,8 @@ class Asker:
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
         self._notes: list[str] = []
+        # Questions that a GPU has answered, and those to which it said that it could not.
+        self._answers, self._failures = 0, 0
 
     def driver(self) -> str:
         """The version that NVML is of."""
@@ -79,12 +81,15 @@ class Asker:
         gpus = []
         for index in range(nvml.nvmlDeviceGetCount()):
             gpu: dict[str, Any] = {"index": index, "uuid": ""}
+            self._answers = self._failures = 0
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
                 gpu["uuid"] = _text(nvml.nvmlDeviceGetUUID(handle))
                 gpu.update(self._gpu(handle))
             except nvml.NVMLError as error:
                 gpu["lost"] = str(error)
+            if self._failures and not self._answers:
+                gpu.setdefault("lost", "it answers no question")
             gpus.append(gpu)
         return {"driver": self.driver(), "gpus": gpus, "notes": self._notes}
 
@@ -206,16 +211,19 @@ class Asker:
         if call is None:
             return None
         try:
-            return call(*arguments)
+            answer = call(*arguments)
         except self._nvml.NVMLError as error:
             if error.value in _LOST:
                 raise
             if error.value not in _ABSENT:
+                self._failures += 1
                 self._note(f"{name}: {error}")
             return None
         except MemoryError:
             self._note(f"{name}: more than there is memory for")
             return None
+        self._answers += 1
+        return answer
 
     def _note(self, line: str) -> None:
         if len(self._notes) < _NOTES and line not in self._notes:

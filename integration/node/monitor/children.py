@@ -2,7 +2,8 @@
 
 Rules
 - NVML is never loaded into the agent. A driver that hangs leaves a child that no signal reaches; it
-  is left alone after a second, counted, and reaped if it ever ends.
+  is left alone after a second, counted, and reaped if it ever ends. With so many of them nobody
+  asks any more until one has ended: a driver that hangs for days does not fill the node.
 - A child dies with the agent (PR_SET_PDEATHSIG, which goes by the *thread* that started it: so
   children are started by the event loop's, which is the process's first), gets no environment, no
   terminal, and nothing of the agent's but two pipes.
@@ -40,6 +41,9 @@ _CHUNK: Final = 1 << 16
 # Seconds for a killed child to be gone, and how often one looks.
 _TO_DIE: Final = 1.0
 _POLL: Final = 0.01
+
+# Children that the driver may hold.
+_MOST_ABANDONED: Final = 8
 
 
 def library_of(seen: Seen) -> str:
@@ -94,8 +98,14 @@ class Children:
             beat: seconds that the first may be silent.
 
         Raises:
-            ChildFailed: it could not be started.
+            ChildFailed: it could not be started, or too many cannot be ended.
         """
+        if (held := self.abandoned) >= _MOST_ABANDONED:
+            raise ChildFailed(
+                f"{what} of NVML",
+                found=f"the driver holds {held} processes that asked before: no other is started",
+                do="look at the kernel's log; the node may have to be rebooted",
+            )
         argv = [
             *(sys.executable, "-I", "-S", program.__file__),
             *(what, library, modules_directory(), str(os.getpid()), str(int(beat * 1000))),

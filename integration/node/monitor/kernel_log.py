@@ -12,6 +12,10 @@ The driver writes, over the years and by what it knows::
 Rules
 - A record counts if its facility is the kernel's (0). What a program writes into the log has
   another one, which the kernel sees to.
+- A line counts if it names a GPU by its address. Very old drivers have some without, of which
+  nobody could say whose they are; and a program that calls itself ``NVRM: Xid: 79,`` and ends by
+  a segmentation fault has the kernel write a line that begins so. With an address it is longer
+  than a name can be.
 - A container chooses the name of its process, up to fifteen letters of any kind, and so the text
   after it. The GPU, the number and the process id come before it, and are the kernel's own; what
   comes after them is for people, and nothing is decided by it.
@@ -47,8 +51,7 @@ class Xid:
     """What one line tells.
 
     Attributes:
-        bus_id: the GPU's PCI address as sysfs writes it, without the function ("0000:18:00"); "" if
-            the line names no GPU.
+        bus_id: the GPU's PCI address as sysfs writes it, without the function ("0000:18:00").
         number: which Xid.
         text: the rest of the line, for people.
         pid: the process that it was for; 0 if that is not known.
@@ -68,7 +71,7 @@ class Xid:
 
 _FACILITY_SHIFT: Final = 3
 _RECORD: Final = re.compile(r"(\d{1,10}),[^;]{0,200};(.*)", re.DOTALL)
-_XID: Final = re.compile(r"NVRM: Xid(?: \(([^()]{1,64})\))?: (\d{1,5})(?:, ?(.*))?")
+_XID: Final = re.compile(r"NVRM: Xid \(([^()]{1,64})\): (\d{1,5})(?:, ?(.*))?")
 _BUS: Final = re.compile(r"(?:PCI:)?([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b")
 _INSTANCE: Final = re.compile(r"(GPU-C?I):(\d{1,3})")
 _PROCESS: Final = re.compile(r"pid='?(\d{1,10}|<unknown>)'?(?:, name=(.*?))?(?:, (.*)|$)")
@@ -92,10 +95,10 @@ def parse_record(record: str) -> Xid | None:
     if parts is None or int(parts[1]) >> _FACILITY_SHIFT:
         return None
     match = _XID.fullmatch(parts[2].rstrip())
-    if match is None:
+    bus = _BUS.match(match[1]) if match is not None else None
+    if match is None or bus is None:
         return None
-    bus = _BUS.match(match[1] or "")
-    instances = {name: int(number) for name, number in _INSTANCE.findall(match[1] or "")}
+    instances = {name: int(number) for name, number in _INSTANCE.findall(match[1])}
     rest, pid, name = match[3] or "", 0, ""
     process = _PROCESS.match(rest)
     if process is not None:
@@ -103,7 +106,7 @@ def parse_record(record: str) -> Xid | None:
         name = "" if process[2] in {None, _UNKNOWN} else process[2]
         rest = process[3] or ""
     return Xid(
-        bus_id=f"{int(bus[1], 16):04x}:{bus[2].lower()}" if bus else "",
+        bus_id=f"{int(bus[1], 16):04x}:{bus[2].lower()}",
         number=int(match[2]),
         text=one_line(rest),
         pid=pid if pid <= _MOST_PIDS else 0,

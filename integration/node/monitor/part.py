@@ -130,7 +130,7 @@ def of_kernel(xid: Xid, seen: Seen, when: float) -> GpuEvent:
         when: it was read, in seconds since boot.
     """
     gpus = seen.inventory.gpus if seen.inventory is not None else ()
-    prefix = f"{xid.bus_id or None}."
+    prefix = f"{xid.bus_id}."
     uuid = next((gpu.uuid for gpu in gpus if gpu.bus_id.startswith(prefix)), "")
     return GpuEvent(
         when,

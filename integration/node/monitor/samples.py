@@ -68,11 +68,10 @@ def sample_of(line: bytes, when: float, known: Mapping[str, int]) -> Sample:
     if not isinstance(said.get("gpus"), list):
         return Sample(when, failure="an answer that makes no sense")
     reader = _Reader(known)
-    gpus = tuple(
-        gpu for each in words.entries(said["gpus"], _GPUS) if (gpu := reader.gpu(each)) is not None
-    )
-    told = {gpu.uuid for gpu in gpus}
-    for uuid in sorted(set(known) - told):
+    entries = words.entries(said["gpus"], _GPUS)
+    gpus = tuple(gpu for each in entries if (gpu := reader.gpu(each)) is not None)
+    missing = sorted(known.keys() - {gpu.uuid for gpu in gpus})
+    for uuid in missing:
         reader.note(f"NVML does not tell of {uuid}")
     for line_ in words.entries(said.get("notes"), _NOTES):
         reader.note(words.text(line_))
@@ -82,6 +81,7 @@ def sample_of(line: bytes, when: float, known: Mapping[str, int]) -> Sample:
         gpus=gpus,
         processes=tuple(reader.processes.values()),
         notes=tuple(reader.notes),
+        uncounted=tuple(missing) if len(gpus) == len(entries) else (),
     )
 
 
@@ -137,8 +137,8 @@ class _Reader:
             memory_clock_hz=None if memory is None else memory * 1_000_000,
             ecc_corrected=fields.number("ecc_corrected", _COUNT),
             ecc_uncorrected=fields.number("ecc_uncorrected", _COUNT),
-            rows_pending=None if rows[2] is None else bool(rows[2]),
-            rows_failed=None if rows[3] is None else bool(rows[3]),
+            rows_pending=fields.flag("rows pending", rows[2]),
+            rows_failed=fields.flag("rows failed", rows[3]),
             throttle_reasons=fields.number("throttle", (1 << 64) - 1),
             mig=devices,
         )
@@ -206,6 +206,10 @@ class _Fields:
 
     def percent(self, name: str, value: Any) -> Any:
         return self._checked(name, value, 100, 0)
+
+    def flag(self, name: str, value: Any) -> bool | None:
+        checked = self._checked(name, value, 1, 0)
+        return None if checked is None else bool(checked)
 
     def list(self, name: str, length: int) -> list[Any]:
         return [*words.entries(self._said.get(name), length), *[None] * length][:length]

@@ -119,6 +119,8 @@ class Sample:
         failure: why there is nothing else in it: NVML failed, crashed or did not answer in time;
             "" if it answered.
         notes: what it said and was not believed, a line each.
+        uncounted: UUIDs of the node's GPUs that it does not count; empty if it tells of others that
+            are none of the node's, since those may be they.
     """
 
     when: float
@@ -127,6 +129,7 @@ class Sample:
     processes: tuple[ProcessUse, ...] = ()
     failure: str = ""
     notes: tuple[str, ...] = ()
+    uncounted: tuple[str, ...] = ()
 
 
 class Sampler(Protocol):

@@ -46,8 +46,8 @@ HEAD = "4,339,5140900,-;"
          Xid("0000:9b:00", 154, "GPU recovery action changed from 0x0 (None) to 0x1")),
         ("NVRM: Xid (PCI:000F:01:00): 62", Xid("000f:01:00", 62, "")),
         ("NVRM: Xid (PCI:00000000:07:00): 62, x", Xid("0000:07:00", 62, "x")),
-        ("NVRM: Xid: 25, L1 -> L0", Xid("", 25, "L1 -> L0")),
-        ("NVRM: Xid (GPU of another kind): 25, a", Xid("", 25, "a")),
+        ("NVRM: Xid: 25, L1 -> L0", None),
+        ("NVRM: Xid (GPU of another kind): 25, a", None),
         ("NVRM: Xid (PCI:0000:18:00): 8, pid=99999999, name=x, y",
          Xid("0000:18:00", 8, "y", 0, "x")),
         ("NVRM: Xid (PCI:0000:18:00): 79, pid=1, name=a\tb, c",
@@ -67,6 +67,10 @@ def test_what_drivers_write(text: str, expected: Xid | None) -> None:
     "record",
     [
         "12,339,5140900,-;NVRM: Xid (PCI:0000:18:00): 79, x",  # a program wrote it: facility 1
+        # The kernel wrote it, and a program chose how it begins.
+        "6,340,5140900,-;NVRM: Xid: 79,[4711]: segfault at 0 ip 0 sp 0 error 4 in x[0+1000]",
+        "6,340,5140900,-;NVRM: Xid: 79, [4711]: segfault at 0 ip 0 sp 0 error 4 in x[0+1000]",
+        "6,340,5140900,-;NVRM: Xid (a): [4711]: segfault at 0 ip 0 sp 0 error 4",
         " SUBSYSTEM=NVRM: Xid (PCI:0000:18:00): 79, x",
         "NVRM: Xid (PCI:0000:18:00): 79, x",
         "4,339;",

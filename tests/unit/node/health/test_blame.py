@@ -40,12 +40,12 @@ def event(pid: int = 0, when: float | None = None) -> GpuEvent:
     return GpuEvent(now, "xid", "GPU-0", xid=79, pid=pid)
 
 
-def process(tmp_path: Path, cgroup: str, started: float = 0.0) -> Procfs:
+def process(tmp_path: Path, cgroup: str, started: float = 0.0, *, state: str = "S") -> Procfs:
     """A procfs with one process."""
     here = tmp_path / str(PID)
     here.mkdir()
     ticks = int(started * os.sysconf("SC_CLK_TCK"))
-    (here / "stat").write_text(f"{PID} (a ) b) S 1 {'0 ' * 17}{ticks} {'0 ' * 9}")
+    (here / "stat").write_text(f"{PID} (a ) b) {state} 1 {'0 ' * 17}{ticks} {'0 ' * 9}")
     (here / "cgroup").write_text(cgroup)
     return Procfs(str(tmp_path))
 
@@ -90,6 +90,23 @@ def test_a_process_that_has_ended_is_remembered_for_a_while(tmp_path: Path) -> N
     pids.remember([DeviceUse(mine, "GPU-0", tuple(range(10, 9000)))], 200.0)
     assert pids.find(8999, 200.0) == "research/train/mine"
     assert not pids.find(10, 200.0)  # it does not grow
+
+
+def test_a_number_that_another_process_has_by_now_blames_nobody(tmp_path: Path) -> None:
+    pids, mine = Pids(), holding("mine", ("GPU-0",))
+    pids.remember([DeviceUse(mine, "GPU-0", (PID,))], 100.0)
+    procfs = process(tmp_path, "0::/user.slice\n", started=150.0)
+    assert blame(event(PID, 200.0), WHOLE, Ledger(holdings=(mine,)), pids, procfs) == Blame()
+
+
+def test_a_process_that_nobody_has_reaped_yet_has_ended(tmp_path: Path) -> None:
+    pids, mine = Pids(), holding("mine", ("GPU-0",))
+    ledger = Ledger(holdings=(mine,))
+    # It is not in its cgroups any more.
+    procfs = process(tmp_path, "4:freezer:/\n1:name=systemd:/\n0::/\n", state="Z")
+    assert blame(event(PID, 200.0), WHOLE, ledger, pids, procfs).how == How.HOLDER
+    pids.remember([DeviceUse(mine, "GPU-0", (PID,))], 100.0)
+    assert blame(event(PID, 200.0), WHOLE, ledger, pids, procfs).how == How.PROCESS
 
 
 def test_by_who_holds_the_device_alone(tmp_path: Path) -> None:

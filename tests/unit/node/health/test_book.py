@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.values import changed
 from hooks.config import Config
 from integration.node.health.book import (
     Book,
@@ -18,6 +19,7 @@ from integration.node.health.book import (
     heard,
     judge,
     next_sample,
+    places_of,
     reports,
     sampled,
     saw,
@@ -27,7 +29,9 @@ from integration.node.health.machine import Moment, Need, Rules
 from integration.node.health.policy import policy_of
 from integration.node.health.values import State
 from integration.node.health.xids import Severity
+from integration.node.monitor.samples import sample_of
 from integration.node.monitor.values import DeviceSample, GpuEvent, GpuSample, Sample
+from tests.unit.node.health.inventories import inventory
 
 RULES: Final = Rules(suspects=3, window=100, patience=20, quiet=10, longest=80)
 POLICY: Final = policy_of(Config(), "", "")
@@ -41,6 +45,7 @@ PARTS: Final = (
     Place("MIG-c", "GPU-1", CUT.bus_id, 2, 0),
 )
 PLACES: Final = {place.uuid: place for place in (WHOLE, CUT, *PARTS)}
+REAL: Final = tuple(f"GPU-00000000-0000-0000-0000-00000000000{number}" for number in range(2))
 OF_CUT: Final = {"GPU-1", "MIG-a", "MIG-b", "MIG-c"}
 
 
@@ -204,6 +209,47 @@ def test_a_driver_that_was_loaded_anew_is_a_reset_and_one_that_is_gone_is_a_loss
     assert set(states(known).values()) == {State.RECOVERING}
 
 
+def test_what_is_not_a_loss_of_the_gpu_itself_is_no_reset() -> None:
+    fatal = sampled(after(book(), xid(95)), answers(2), moment(2), RULES)
+    files = saw(fatal, None, {}, moment(3), RULES, load="535:7", why="no libcuda.so")
+    files = saw(files, PLACES, {}, moment(4), RULES, load="535:7")
+    uncounted = sampled(fatal, Sample(3, uncounted=("GPU-0", "GPU-1")), moment(3), RULES)
+    for known in (files, uncounted):
+        assert known.conditions["GPU-0"].lost
+        back = sampled(known, answers(5), moment(5), RULES)
+        assert (states(back)["GPU-0"], states(back)["GPU-1"]) == (
+            State.UNHEALTHY, State.RECOVERING,
+        )  # fmt: skip
+        assert back.conditions["GPU-0"].need == Need.RESET
+    lost = saw(files, PLACES, {"GPU-0": "GPU is lost"}, moment(6), RULES)
+    assert states(sampled(lost, answers(7), moment(7), RULES))["GPU-0"] == State.RECOVERING
+
+
+def test_a_gpu_whose_uuid_nobody_can_tell_now_is_the_one_that_was_at_its_address() -> None:
+    whole = inventory()
+    known = places_of(whole, {})
+    silent = changed(
+        whole,
+        gpus=tuple(changed(gpu, uuid="") for gpu in whole.gpus),
+        mig_devices=(),
+        nvml_failure="it hangs",
+    )
+    there = places_of(silent, known)
+    assert set(there) == {"GPU-0", "GPU-1"}
+    after_look = saw(
+        saw(Book(), known, {}, moment(0), RULES), there, {}, moment(1), RULES, complete=False
+    )
+    assert ill(after_look) == set()
+    assert not after_look.gone
+    assert places_of(silent, {}) == {}
+
+
+def test_an_error_that_may_be_anothers_keeps_nobody_from_recovering() -> None:
+    known = sampled(after(book(), xid(119)), answers(2), moment(2), RULES)
+    known = after(known, xid(79, "GPU-9", when=3.0))
+    assert states(known)["GPU-0"] == State.RECOVERING
+
+
 def test_an_answer_from_before_the_error_proves_nothing() -> None:
     known = after(book(), xid(119, when=5.0))
     assert states(sampled(known, answers(4), moment(6), RULES))["GPU-0"] == State.UNHEALTHY
@@ -211,9 +257,12 @@ def test_an_answer_from_before_the_error_proves_nothing() -> None:
 
 
 def test_a_gpu_that_nvml_does_not_count_or_cannot_open_is_lost_with_its_parts() -> None:
-    one = Sample(1, gpus=(GpuSample("GPU-0"),))
+    line = f'{{"gpus": [{{"index": 0, "uuid": "{REAL[0]}"}}]}}'.encode()
+    one = sample_of(line, 1.0, {REAL[0]: 0, REAL[1]: 1})
+    assert one.uncounted == REAL[1:]
+    one = replace(one, gpus=(GpuSample("GPU-0"),), uncounted=("GPU-1",))
     assert ill(sampled(book(), one, moment(1), RULES)) == OF_CUT
-    doubted = replace(one, notes=("it says that it has 7 GPUs",))
+    doubted = replace(one, uncounted=())
     assert ill(sampled(book(), doubted, moment(1), RULES)) == set()
     lost = replace(one, gpus=(GpuSample("GPU-0"), GpuSample("GPU-1", lost="GPU is lost")))
     assert ill(sampled(book(), lost, moment(1), RULES)) == OF_CUT
@@ -281,6 +330,10 @@ def test_nvml_is_asked_when_something_can_become_of_it() -> None:
     assert next_sample(known, 2, RULES, usual=60) == 12
     assert next_sample(after(book(), xid(32)), 2, RULES, usual=600) == 101
     assert next_sample(after(book(), xid(32)), 102, RULES, usual=60) == 162
+    silent = sampled(book(), Sample(5, failure="it hangs"), moment(5), RULES)
+    assert next_sample(silent, 5, RULES, usual=60) == 10  # a hiccup has passed by then
+    silent = sampled(silent, Sample(26, failure="it hangs"), moment(26), RULES)
+    assert next_sample(silent, 26, RULES, usual=60) == 86
 
 
 uuids = st.sampled_from([*PLACES, "GPU-9", ""])
@@ -302,6 +355,7 @@ samples = st.one_of(
         st.sampled_from([None, 5.0, 50.0]),
     ),
     st.just(Sample(0)),
+    st.just(Sample(0, uncounted=("GPU-0",))),
 )
 looks = st.one_of(
     st.none(),

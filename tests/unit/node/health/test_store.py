@@ -87,7 +87,7 @@ def changed(config: Config, change: dict[str, Any], *, entry: bool = True) -> No
         {"state": "fine"}, {"state": "healthy"}, {"need": 7}, {"need": 0}, {"since": "now"},
         {"since": -1}, {"since": float("nan")}, {"blamed": [1]}, {"errors": ["x"]}, {"gone": 0},
         {"uuid": ""}, {"gpu_instance": "1"}, {"xid": True}, {"lost": None}, {"pending": 1},
-        {"silent_since": "x"},
+        {"silent_since": "x"}, {"was_away": None}, {"uuid": None}, {"gpu": 1},
     ],
 )  # fmt: skip
 def test_an_entry_that_makes_no_sense_is_left_out(config: Config, change: dict[str, Any]) -> None:
@@ -95,6 +95,7 @@ def test_an_entry_that_makes_no_sense_is_left_out(config: Config, change: dict[s
     found = store.read(config)
     assert set(found.book.conditions) == {"MIG-GPU-0/1/0"}
     assert found.fault.endswith("1 of its entries make no sense")
+    assert [each["uuid"] for each in store.read_devices(config) or ()] == ["MIG-GPU-0/1/0"]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": 9}', b"\xff", b"[" * 9999])

@@ -1,0 +1,79 @@
+"""The children that talk with NVML, and what the one says that answers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from integration.node.monitor import children as room
+from integration.node.monitor.answering import Asker
+from integration.node.monitor.children import Child, Children
+from integration.node.monitor.errors import ChildFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.anyio
+
+
+def sleeper() -> subprocess.Popen[bytes]:
+    line = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+    return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+async def test_a_driver_that_holds_children_is_given_no_more_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(room, "_MOST_ABANDONED", 1)
+    monkeypatch.setattr(room, "_TO_DIE", 0.01)
+    children = Children(lambda *_, **__: None)
+    process = sleeper()
+    kill = process.kill
+    monkeypatch.setattr(process, "kill", lambda: None)  # as if no signal reached it
+    try:
+        await children.end(Child("samples", process))
+        with pytest.raises(ChildFailed, match="holds 1 processes"):
+            children.start("samples", "/nowhere/libnvidia-ml.so.1")
+    finally:
+        kill()
+        process.wait()
+    monkeypatch.undo()
+    child = children.start("samples", "/nowhere/libnvidia-ml.so.1")  # it has ended by itself
+    await children.end(child)
+
+
+class NvmlError(Exception):
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+def nvml(answer: Callable[[int], Any]) -> Any:
+    """NVML with two GPUs that say who they are, and to the rest what a function says."""
+    return SimpleNamespace(
+        NVMLError=NvmlError,
+        nvmlSystemGetDriverVersion=lambda: "1.2",
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetUUID=lambda index: f"GPU-{index}",
+        nvmlDeviceGetTemperature=lambda index, _: answer(index),
+        nvmlDeviceGetPowerUsage=answer,
+        nvmlDeviceGetProcessUtilization=lambda *_: [],
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"), [(999, "it answers no question"), (15, "15"), (3, None), (4, None)]
+)
+def test_a_gpu_that_answers_no_question_is_lost(error: int, lost: str | None) -> None:
+    def answer(index: int) -> int:
+        if index:
+            raise NvmlError(error)
+        return 30
+
+    first, second = Asker(nvml(answer)).all()["gpus"]
+    assert (first["uuid"], first["temperature"], first.get("lost")) == ("GPU-0", 30, None)
+    assert (second["uuid"], second.get("lost")) == ("GPU-1", lost)
