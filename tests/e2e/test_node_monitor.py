@@ -15,6 +15,7 @@ import anyio
 import pytest
 
 from hooks.config import load_config
+from integration.node.monitor import children as children_
 from integration.node.monitor import events, part, sampling
 from integration.node.monitor.children import Children, library_of
 from integration.node.monitor.events import Watch
@@ -40,6 +41,13 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedNode]:
     directory = tmp_path_factory.mktemp("monitor") / "node"
     with SimulatedNode.create(str(directory), Scenario.load("mig")) as made:
         yield made
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has failed is tried again soon."""
+    for module in (events, sampling):
+        monkeypatch.setattr(module, "_FIRST_PAUSE", 0.2)
 
 
 @pytest.fixture
@@ -176,6 +184,7 @@ async def test_a_gpu_that_is_lost_is_told_of_and_the_others_are_watched(
         assert [gpu.lost for gpu in found.gpus] == ["GPU is lost", "", "", ""]
 
 
+@pytest.mark.usefixtures("soon")
 async def test_a_child_that_crashes_or_is_killed_is_begun_again(gpus: SimulatedNode) -> None:
     async with monitored(gpus) as it:
         await begun(it, 13)
@@ -200,6 +209,7 @@ async def test_a_child_that_crashes_or_is_killed_is_begun_again(gpus: SimulatedN
         assert len([note for note in found.notes if "does not tell of" in note]) == 2
 
 
+@pytest.mark.usefixtures("soon")
 async def test_a_driver_that_hangs_is_left_and_found_again(
     gpus: SimulatedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,6 +302,7 @@ async def test_it_lets_go_of_the_gpus_when_it_is_asked_to(gpus: SimulatedNode) -
         assert not it.board.faults
 
 
+@pytest.mark.usefixtures("soon")
 async def test_gpus_without_events_are_told_of_once(gpus: SimulatedNode) -> None:
     write(gpus, "faults", "nvmlDeviceRegisterEvents=error:3")
     async with monitored(gpus) as it:
@@ -304,7 +315,10 @@ async def test_gpus_without_events_are_told_of_once(gpus: SimulatedNode) -> None
         assert len([line for line in it.said if "NVSHIM-E2745" in line]) == 1
 
 
-async def test_a_child_that_no_signal_reaches_is_left_alone(gpus: SimulatedNode) -> None:
+async def test_a_child_that_no_signal_reaches_is_left_alone(
+    gpus: SimulatedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children_, "_TO_DIE", 0.1)
     freezer = Path("/sys/fs/cgroup/freezer")
     if not (freezer / "tasks").exists():
         pytest.skip("no freezer of cgroup v1, whose processes no signal reaches")
@@ -370,7 +384,7 @@ async def test_watching_costs_nothing(gpus: SimulatedNode) -> None:
         before = [ticks(pid) for pid in children_of(os.getpid())]
         assert len(before) == 2
         own, at = time.process_time(), time.monotonic()
-        await anyio.sleep(2)
+        await anyio.sleep(0.5)
         used = [ticks(pid) for pid in children_of(os.getpid())]
         own, at = time.process_time() - own, time.monotonic() - at
         spent = [(b - a) / os.sysconf("SC_CLK_TCK") / at for a, b in zip(before, used, strict=True)]
