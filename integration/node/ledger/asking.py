@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hooks.errors import InventoryError
 from integration.inventory import look_at_node
 from integration.node.ledger.kubelet import allocated_by
-from integration.node.ledger.part import known_states, look
+from integration.node.ledger.part import known_states, look_and_ask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,8 @@ async def ask(
     except InventoryError:
         inventory = None
     allocated = await allocated_by(pod_resources)
-    return look(known_states(states, proc), inventory, allocated, proc), inventory
+    where = known_states(states, proc)
+    return await look_and_ask(where, inventory, allocated, pod_resources, proc), inventory
 
 
 async def foreign_rows(

@@ -9,7 +9,8 @@ Rules
 - A node of a GPU that goes with one of its MIG devices is not the whole GPU.
 - A holding is stale if the driver that its container was made with is no more.
 - A holding is an orphan if its container runs and its shim does not, or if the kubelet does not
-  know its pod. A kubelet that does not answer knows them all.
+  know its pod, neither before its bundle is read nor afterwards: pods come and go meanwhile. A
+  kubelet that does not answer knows them all.
 
 Source: :mod:`hooks.record`; Kubernetes, pkg/kubelet/apis/podresources.
 """
@@ -35,10 +36,20 @@ if TYPE_CHECKING:
     from integration.inspection.bundles import Container
     from integration.inspection.procfs import Procfs
 
-__all__ = ["Allocated", "devices_of", "has_stopped", "holdings_of", "stale_of", "unheld_of"]
+__all__ = [
+    "UNKNOWN_POD",
+    "Allocated",
+    "devices_of",
+    "has_stopped",
+    "holdings_of",
+    "stale_of",
+    "unheld_of",
+]
 
 _NAMED: Final = b"nvidia"
 _SHIM: Final = "containerd-shim"
+
+UNKNOWN_POD: Final = "the kubelet does not know its pod"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +159,7 @@ def _orphan(container: Container, procfs: Procfs, pods: set[tuple[str, str]] | N
         return "its shim is gone, and it runs on"
     pod = container.pod
     if pod is not None and pods is not None and (pod.namespace, pod.name) not in pods:
-        return "the kubelet does not know its pod"
+        return UNKNOWN_POD
     return ""
 
 

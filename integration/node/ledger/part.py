@@ -27,7 +27,13 @@ from integration.inspection.processes import find_processes, states_of
 from integration.inspection.procfs import Procfs
 from integration.node.ledger.document import as_document
 from integration.node.ledger.errors import LedgerUnwritten
-from integration.node.ledger.holdings import holdings_of, stale_of, unheld_of
+from integration.node.ledger.holdings import (
+    UNKNOWN_POD,
+    Allocated,
+    holdings_of,
+    stale_of,
+    unheld_of,
+)
 from integration.node.ledger.kubelet import allocated_by
 from integration.node.ledger.values import Ledger
 from integration.node.ledger.watching import Watching
@@ -38,10 +44,10 @@ if TYPE_CHECKING:
 
     from hooks.config import Config
     from hooks.node.inventory import Inventory
-    from integration.node.ledger.holdings import Allocated
+    from integration.inspection.bundles import Container
     from integration.node.parts import Context
 
-__all__ = ["FILE", "known_states", "look", "run"]
+__all__ = ["FILE", "known_states", "look", "look_and_ask", "run"]
 
 R = TypeVar("R")
 
@@ -69,7 +75,15 @@ def look(
     Raises:
         StateUnreadable: a directory may not be read: the caller is not root.
     """
-    containers = tuple(find_containers(states, proc))
+    return _ledger_of(tuple(find_containers(states, proc)), inventory, allocated, proc)
+
+
+def _ledger_of(
+    containers: tuple[Container, ...],
+    inventory: Inventory | None,
+    allocated: tuple[Allocated, ...] | None,
+    proc: str,
+) -> Ledger:
     holdings = holdings_of(containers, inventory, Procfs(proc), allocated)
     unread = [c for c in containers if c.record is None and _is_there(c.bundle, RECORD)]
     return Ledger(
@@ -79,6 +93,34 @@ def look(
         unheld=() if allocated is None else unheld_of(allocated, holdings),
         containers=containers,
     )
+
+
+async def look_and_ask(
+    states: Iterable[str],
+    inventory: Inventory | None,
+    allocated: tuple[Allocated, ...] | None,
+    pod_resources: str,
+    proc: str = _PROC,
+) -> Ledger:
+    """The ledger as of :func:`look`, in which no pod is an orphan because it has just come.
+
+    Args:
+        states: containerd's state directories.
+        inventory: what the node has; None if that is not known.
+        allocated: what the kubelet has said; None if it says nothing.
+        pod_resources: where it is asked once more, if it did not know a pod.
+        proc: where processes are shown.
+
+    Raises:
+        StateUnreadable: as of :func:`look`.
+    """
+    ledger = await _aside(look, states, inventory, allocated, proc)
+    if not any(each.orphan == UNKNOWN_POD for each in ledger.holdings):
+        return ledger
+    later = await allocated_by(pod_resources)
+    if later is not None:
+        later += tuple(Allocated(each.namespace, each.pod, "") for each in allocated or ())
+    return await _aside(_ledger_of, ledger.containers, inventory, later, proc)
 
 
 def _is_there(bundle: str, name: str) -> bool:
@@ -123,7 +165,9 @@ async def run(context: Context) -> None:
                 left, again = left - 1, await _aside(_is_overtaken, board.ledger)
             else:
                 left, looked = _TRUSTED, (states, allocated)
-                ledger = await _aside(look, states, board.seen.inventory, allocated)
+                ledger = await look_and_ask(
+                    states, board.seen.inventory, allocated, options.pod_resources
+                )
                 _tell(context, board.ledger, ledger)
                 board.post(ledger=ledger)
                 line = await _aside(_write, context.config, ledger)

@@ -164,6 +164,40 @@ def test_orphans_are_told_from_those_that_somebody_knows(
     assert silent == {"known": "", "unknown": "", "no-pod": "", "no-shim": gone}
 
 
+@pytest.mark.parametrize(
+    ("before", "later", "orphan"),
+    [
+        ([], ["web"], ""),  # it came while the bundles were read
+        (["web"], [], ""),
+        ([], [], "the kubelet does not know its pod"),
+        ([], None, ""),
+    ],
+)
+async def test_a_pod_that_comes_or_goes_meanwhile_is_no_orphan(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    before: list[str],
+    later: list[str] | None,
+    orphan: str,
+) -> None:
+    bundle = tmp_path / TASKS / "ns" / "one"
+    bundle.mkdir(parents=True)
+    annotations = {
+        "io.kubernetes.cri.sandbox-namespace": "team",
+        "io.kubernetes.cri.sandbox-name": "web",
+    }
+    (bundle / "config.json").write_text(json.dumps({"annotations": annotations}))
+    (bundle / "nvidia.json").write_text(json.dumps(granted("GPU-b")))
+
+    async def says(_: str) -> tuple[Allocated, ...] | None:
+        return None if later is None else tuple(Allocated("team", name, "") for name in later)
+
+    monkeypatch.setattr(part, "allocated_by", says)
+    said = tuple(Allocated("team", name, "") for name in before)
+    ledger = await part.look_and_ask([str(tmp_path)], None, said, "")
+    assert [each.orphan for each in ledger.holdings] == [orphan]
+
+
 def test_a_driver_that_is_another_makes_a_holding_stale(
     make: Callable[..., Container], proc: Procfs, tmp_path: Path
 ) -> None:
