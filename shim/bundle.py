@@ -20,6 +20,7 @@ file                    written by   what it is
 ``nvidia/``             server       files of ours that are mounted into the container
 ``nvidia.json``         server       what was injected, and why
 ``nvidia-before.json``  containerd   config.json as it was before that, kept by its other name
+``claim``               server       where it says which devices it claims (:mod:`shim.claims`)
 ``logger.*``            server       one for each logger that runs: its pid and start time
 ``work``                containerd   a link to a directory on disk, which goes with the bundle
 ``criu-work/``          server       in ``work``: what CRIU is told and says, while it works

@@ -38,6 +38,7 @@ _COLUMNS: Final = (
     Column("PROCESSES", "processes"),
 )
 _QUIT: Final = frozenset("qQ\x03\x04")
+_CHARACTERS: Final = 6  # of what termios tells, where special characters are
 _SORTS: Final = ("memory", "sm", "energy", "name")
 
 
@@ -256,7 +257,10 @@ class _Screen(_Shown):
 
 @contextmanager
 def _typing_unseen() -> Iterator[None]:
-    """What is typed is read at once, and is not written to the screen."""
+    """What is typed is read at once, and is not written to the screen.
+
+    Ctrl-Z is nothing special: it would leave the shell with our screen, and without a cursor.
+    """
     import termios  # noqa: PLC0415 - for terminals only
     import tty  # noqa: PLC0415
 
@@ -267,6 +271,9 @@ def _typing_unseen() -> Iterator[None]:
     before = termios.tcgetattr(keys)
     try:
         tty.setcbreak(keys)
+        modes = termios.tcgetattr(keys)
+        modes[_CHARACTERS][termios.VSUSP] = b"\0"
+        termios.tcsetattr(keys, termios.TCSANOW, modes)
         yield
     finally:
         termios.tcsetattr(keys, termios.TCSADRAIN, before)

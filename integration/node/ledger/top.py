@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
+from hooks.holding import id_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
@@ -79,7 +81,7 @@ def _devices(moment: Moment) -> list[dict[str, Any]]:
     rows = []
     inventory = moment.inventory
     said = {gpu.uuid: gpu for gpu in moment.sample.gpus}
-    gpus = {gpu.uuid: gpu for gpu in inventory.gpus} if inventory is not None else {}
+    gpus = {id_of(gpu): gpu for gpu in inventory.gpus} if inventory is not None else {}
     for uuid in dict.fromkeys((*gpus, *said)):
         sampled, known = said.get(uuid), gpus.get(uuid)
         row = _gpu_row(moment, uuid, sampled)

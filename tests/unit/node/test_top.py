@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
+import termios
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import pytest
 
 from hooks.node.gpus import Gpu, MigDevice
 from integration.cli import exits
-from integration.cli.top import _fitting, _picture
+from integration.cli.top import _fitting, _picture, _typing_unseen
 from integration.inspection.bundles import Container, Pod
 from integration.node.ledger.top import Moment, Sort, frame_of, lines_of
 from integration.node.ledger.values import DeviceUse, Holding
@@ -78,6 +80,19 @@ def test_devices_are_in_order_and_each_has_its_containers() -> None:
     assert len({tuple(device) for device in frame["devices"]}) == 1
 
 
+def test_gpus_without_a_uuid_are_told_apart_by_their_addresses() -> None:
+    class Has:
+        gpus = (Gpu(0, 0, "", "0000:01:00.0", "A"), Gpu(1, 1, "", "0000:02:00.0", "B"))
+        mig_devices = ()
+
+    uses = (DeviceUse(holding("one", "0000:02:00.0"), "0000:02:00.0"),)
+    moment = Moment(1.0, Sample(1.0, failure="hangs"), uses, inventory=cast("Inventory", Has()))
+    devices = frame_of(moment)["devices"]
+    assert [(d["index"], d["name"], len(d["containers"])) for d in devices] == [
+        ("0", "A", 0), ("1", "B", 1),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("sort", "first"),
     [(Sort.MEMORY, "big"), (Sort.SM, "small"), (Sort.ENERGY, "big"), (Sort.NAME, "big")],
@@ -136,6 +151,20 @@ def test_columns_are_left_out_whole() -> None:
         before = keys
     assert _fitting(lines, 1)[0].key == "what"
     assert len(before) == 10
+
+
+def test_the_terminal_is_as_it_was_and_nothing_stops_in_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    master, slave = os.openpty()
+    with open(slave, encoding="utf-8") as keys:
+        monkeypatch.setattr(sys, "stdin", keys)
+        before = termios.tcgetattr(slave)
+        with pytest.raises(ZeroDivisionError), _typing_unseen():
+            assert termios.tcgetattr(slave)[6][termios.VSUSP] == b"\0"
+            raise ZeroDivisionError
+        assert termios.tcgetattr(slave) == before
+    os.close(master)
 
 
 def test_who_reads_no_more_is_no_error(tmp_path: Path) -> None:
