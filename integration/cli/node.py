@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -107,6 +109,11 @@ def _show_settings(output: Output, options: Options) -> None:
     output.text(serialized(document, Format.YAML), document)
 
 
+def _encode(_logger: Any, _level: str, line: Any) -> bytes:
+    data: bytes = line.encode(errors="backslashreplace")
+    return data
+
+
 def _log(form: str) -> Callable[..., None]:
     import structlog  # noqa: PLC0415 - see above
 
@@ -115,16 +122,22 @@ def _log(form: str) -> Callable[..., None]:
         if form == "json"
         else structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"])
     )
+    # Without a buffer, in which a line that cannot be written would stay.
+    fd = sys.stderr.fileno() if sys.stderr else os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    stderr = open(fd, "wb", buffering=0, closefd=False)  # noqa: SIM115 - for as long as we are
     logger = structlog.wrap_logger(
-        structlog.PrintLogger(sys.stderr),
+        structlog.BytesLogger(stderr),
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             render,
+            _encode,
         ],
     )
 
     def say(level: str, event: str, **fields: Any) -> None:
-        getattr(logger, level)(event, **fields)
+        # A full disk, or a reader that has gone, is no reason to give nobody a GPU.
+        with suppress(OSError):
+            getattr(logger, level)(event, **fields)
 
     return say

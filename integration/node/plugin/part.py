@@ -349,7 +349,7 @@ class _Plugin:
         sick = sorted({each.uuid for each in chosen if not each.is_healthy})
         ground = Ground(
             settings,
-            known.inventory,
+            self._board.seen.inventory,  # what is gone is not given, however far we are behind
             cdi_devices=known.specs.devices,
             channels=_channels(config.dev) if settings.imex_channels else (),
             dev=config.dev,

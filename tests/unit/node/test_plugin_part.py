@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -36,6 +37,8 @@ from tests.unit.node.test_plugin_allocation import GPUS, NODE, PART
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
+
+    from hooks.node.inventory import Inventory
 
 pytestmark = pytest.mark.anyio
 
@@ -137,6 +140,31 @@ async def test_an_answer_goes_by_what_was_posted_just_now(
         async with anyio.create_task_group() as tasks:
             context.board.post(seen=Seen(inventory=left))
             tasks.start_soon(ask)
+
+
+async def test_what_is_gone_is_not_given_though_nothing_was_worked_in_yet(
+    tmp_path: Path, kubelet: KubeletPlugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck, go_on = threading.Event(), threading.Event()
+
+    def keep(_: object, inventory: Inventory | None, __: object) -> Specs:
+        if inventory is not THERE:
+            stuck.set()
+            go_on.wait(30)
+        return Specs()
+
+    monkeypatch.setattr("integration.node.plugin.part.keep_specs", keep)
+    monkeypatch.setattr("integration.node.plugin.part._MOST_BEHIND", 0.1)
+    kubelet.start()
+    async with running(tmp_path, kubelet) as context:
+        try:
+            await until(lambda: len(kubelet.healthy(GPU)) == 2)
+            context.board.post(seen=Seen(inventory=changed(THERE, gpus=THERE.gpus[1:])))
+            await until(stuck.is_set)
+            with pytest.raises(grpc.RpcError, match="NVSHIM-E2705"):
+                await anyio.to_thread.run_sync(kubelet.plugins[GPU].allocate, GPUS[0])
+        finally:
+            go_on.set()
 
 
 async def test_what_mps_does_not_serve_yet_is_unhealthy(
