@@ -10,7 +10,8 @@ Rules
 - The bundle names the claim before the claim is there, and the claim goes before that name does. A
   shim that is killed in between leaves nothing that counts.
 - A container whose init process has ended has nothing any more, even if its task was not deleted.
-  One whose first thread alone has ended, which looks like a zombie, goes on.
+  One whose first thread alone has ended, which looks like a zombie, goes on. And in a pid namespace
+  that it shares the kernel does not end the others with init: there it is the task that counts.
   A pid that is another process's by now keeps the claim until the bundle is gone: rather that than
   two that have the same device.
 - A container that was made while there was no limit has no claim, and counts by its record, or by
@@ -46,6 +47,7 @@ from hooks.requests.sharing import (
 )
 from shim import bundle as bundle_files
 from shim.errors import BundleUnusable, NvshimError
+from shim.ocispec import has_own_pid_namespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -298,11 +300,23 @@ def _is_named(bundle: str, path: str) -> bool:
 
 
 def has_ended(bundle: str) -> bool:
-    """Whether the init process of a bundle's container has ended; one not made yet has not.
+    """Whether a bundle's container has ended, as far as processes tell; one not made yet has not.
 
     Args:
         bundle: its path.
     """
+    return _is_gone(bundle) and _ends_with_init(bundle)
+
+
+def _ends_with_init(bundle: str) -> bool:
+    try:
+        return has_own_pid_namespace(bundle_files.read_spec(bundle))
+    except BundleUnusable:
+        return True  # it is being removed
+
+
+def _is_gone(bundle: str) -> bool:
+    """Whether the init process has ended."""
     try:
         pid = bundle_files.read_pid(os.path.join(bundle, bundle_files.INIT_PID))
     except BundleUnusable:

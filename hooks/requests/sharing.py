@@ -6,7 +6,7 @@ Rules
 - Who has a whole GPU has each of its MIG devices as well, and the other way round: MIG mode may
   have been turned on meanwhile.
 - A container has a device from before it is made until its task is deleted, or its init process has
-  ended. What it got while there was no limit counts as well.
+  ended, and all others with it. What it got while there was no limit counts as well.
 - Containers of exempt namespaces, and if so configured those that can but look (``utility``),
   neither count nor are refused. Without that setting they do, since an image brings what it likes.
 - What a spec lists already (``--device``, CDI that containerd does by itself, as for a kubelet)
