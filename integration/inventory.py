@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
 from hooks import engine
@@ -12,11 +13,12 @@ from hooks.node.inventory import survey
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from threading import Event
 
     from hooks.config import Config
     from hooks.node.inventory import Inventory
 
-__all__ = ["ask", "inventory_of", "look_at_node"]
+__all__ = ["STOP", "Stopped", "ask", "inventory_of", "look_at_node"]
 
 _POLL: Final = 0.01
 _TO_DIE: Final = 1.0
@@ -62,6 +64,14 @@ def look_at_node(config: Config, *, nvml: bool = True) -> Inventory:
     return survey(config, lambda: ask(engine.probe_command(config), config.nvml_timeout))
 
 
+class Stopped(Exception):
+    """An answer is not wanted any more."""
+
+
+STOP: Final[ContextVar[Event | None]] = ContextVar("STOP", default=None)
+"""For a thread whose questions may become needless: once it is set, they are given up."""
+
+
 def ask(command: Sequence[str], seconds: float) -> bytes | None:
     """Run a program that may hang in the kernel, where no signal reaches it.
 
@@ -71,7 +81,11 @@ def ask(command: Sequence[str], seconds: float) -> bytes | None:
 
     Returns:
         What it wrote to stdout; None if it could not be started or did not end in time.
+
+    Raises:
+        Stopped: the answer is not wanted any more (:data:`STOP`).
     """
+    stop = STOP.get()
     # A pipe would have to be emptied meanwhile.
     with open(os.memfd_create("answer"), "w+b") as answer:
         try:
@@ -80,19 +94,21 @@ def ask(command: Sequence[str], seconds: float) -> bytes | None:
             )
         except OSError:
             return None
-        if not _ends(process, seconds):
+        if not _ends(process, seconds, stop):
             process.kill()
             _ends(process, _TO_DIE)
+            if stop is not None and stop.is_set():
+                raise Stopped
             return None
         answer.seek(0)
         return answer.read()
 
 
-def _ends(process: subprocess.Popen[bytes], seconds: float) -> bool:
+def _ends(process: subprocess.Popen[bytes], seconds: float, stop: Event | None = None) -> bool:
     """Whether it ends in time. ``Popen.wait`` would do, but it sleeps for 50 ms at a time."""
     deadline = time.monotonic() + seconds
     while process.poll() is None:
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or (stop is not None and stop.is_set()):
             return False
         time.sleep(_POLL)
     return True

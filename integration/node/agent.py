@@ -47,6 +47,7 @@ from integration.devices.creating import State, Wish, create
 from integration.dist.manifest import own_tree
 from integration.files import read_file, replace_file
 from integration.install.places import CURRENT
+from integration.inventory import STOP
 from integration.node.changes import Changes
 from integration.node.errors import AgentRunning, AgentStateUnusable
 from integration.node.parts import PARTS, Context, keep
@@ -70,7 +71,7 @@ _NOTED: Final = ("faults", "resources", "settings")
 # A look that has not come for so many times the time between two is not going to come.
 _LATE: Final = 3
 
-# Seconds beyond the driver's own: for a child to be killed, and for one who asks for readiness.
+# Seconds for a child to be killed, and for one who asks for readiness.
 _TO_END: Final = 2.0
 _TO_ASK: Final = 1.0
 _POLL: Final = 0.02
@@ -144,14 +145,14 @@ class _Rounds:
             AgentStateUnusable: the first time, what was seen cannot be written.
         """
         config, options, board = self._context.config, self._context.options, self._context.board
-        wanted, to_end = board.version("wanted"), config.nvml_timeout + _TO_END
+        wanted = board.version("wanted")
         with board.counters.timing() as timed:
-            now = await _aside(partial(_look, config, self._heard), to_end=to_end)
+            now = await _aside(partial(_look, config, self._heard))
             if now.inventory != board.seen.inventory:
                 # Others need not wait for a spec that is not theirs.
                 board.post(seen=replace(now, spec=board.seen.spec))
             keep = partial(keep_spec, config, options.spec, now, heard=self._heard, made=self._made)
-            now = await _aside(keep, to_end=to_end)
+            now = await _aside(keep)
         board.counters.looked(timed.seconds, faults=bool(now.faults))
         self._wanted = wanted
         self._looked = time.time()
@@ -217,18 +218,19 @@ def _begin_parts(tasks: anyio.abc.TaskGroup, context: Context) -> None:
         tasks.start_soon(keep, name, context)
 
 
-async def _aside(look: Callable[[], Seen], *, to_end: float) -> Seen:
+async def _aside(look: Callable[[], Seen]) -> Seen:
     """Look in a thread that nobody has to wait for: the process can end before it.
 
     Args:
-        look: what it does.
-        to_end: seconds that it has once this is cancelled.
+        look: what it does. Once this is cancelled it asks NVML no more.
     """
+    stop = threading.Event()
     seen: list[Seen] = []
     failed: list[BaseException] = []
     done, tell = socket.socketpair()
 
     def run() -> None:
+        STOP.set(stop)
         try:
             seen.append(look())
         except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
@@ -242,7 +244,8 @@ async def _aside(look: Callable[[], Seen], *, to_end: float) -> Seen:
         try:
             await anyio.wait_readable(done)
         except BaseException:
-            thread.join(to_end)
+            stop.set()
+            thread.join(_TO_END)
             raise
     if failed:
         raise failed[0]
@@ -359,7 +362,8 @@ def is_ready(config: Config) -> bool:
         poll = float(status["poll"])
     except (ValueError, KeyError, TypeError):
         return False
-    return age < _LATE * poll + config.nvml_timeout
+    # One of the future is of a clock that was set back since.
+    return abs(age) < _LATE * poll + config.nvml_timeout
 
 
 def _note(context: Context, looked: float) -> None:

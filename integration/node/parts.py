@@ -19,7 +19,7 @@ from api.errors import NvshimError, one_line
 from integration.node.board import Board
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Callable, Mapping
 
     from hooks.config import Config
     from integration.node.plugin.values import Settings
@@ -126,14 +126,13 @@ async def keep(name: str, context: Context, module: str = "") -> None:
         context: what it is given.
         module: another one than the table's.
     """
-    run = importlib.import_module(module or PARTS[name]).run
     pause, line = _FIRST_PAUSE, ""
     async with anyio.create_task_group() as tasks:
         while True:
             begun = time.monotonic()
             forgiving = anyio.CancelScope()
             tasks.start_soon(_forgive, name, line, context, forgiving)
-            raised = await _end_of(run, context)
+            raised = await _end_of(module or PARTS[name], context)
             forgiving.cancel()
             if time.monotonic() - begun > _LONGEST_PAUSE:
                 pause = _FIRST_PAUSE
@@ -149,10 +148,10 @@ async def keep(name: str, context: Context, module: str = "") -> None:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-async def _end_of(run: Callable[[Context], Awaitable[None]], context: Context) -> Exception | None:
+async def _end_of(module: str, context: Context) -> Exception | None:
     """Run a part; what it raised, None if it just ended."""
     try:
-        await run(context)
+        await importlib.import_module(module).run(context)
     except Exception as raised:  # noqa: BLE001 - none takes another down with it
         return _first(raised)
     return None

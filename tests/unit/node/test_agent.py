@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import threading
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 from hooks.config import Config
-from integration.node.agent import serve
+from integration.node.agent import is_ready, serve, status_path
 from integration.node.errors import AgentRunning
 from integration.node.parts import Options
 
@@ -50,3 +52,15 @@ async def test_an_agent_that_stays_is_told_of(tmp_path: Path) -> None:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(AgentRunning, match="another agent, process unknown, holds"):
             await serve(config, Options("", 1), silent, once=True)
+
+
+def test_an_agent_whose_last_look_is_of_the_future_is_not_ready(tmp_path: Path) -> None:
+    config = nothing(tmp_path)
+    (tmp_path / "state" / "node.json").write_text('{"poll": 1}')
+    with (tmp_path / "state" / "node.lock").open("w") as agent:
+        fcntl.flock(agent, fcntl.LOCK_EX)
+        assert is_ready(config)
+        # The clock was set back: how long ago that look was is not known.
+        later = time.time() + 3600
+        os.utime(status_path(config), (later, later))
+        assert not is_ready(config)

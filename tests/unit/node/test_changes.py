@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,35 @@ NETWORK_CARD = GPU.replace(b"PCI_CLASS=30200", b"PCI_CLASS=20000")
 )  # fmt: skip
 def test_which_announcements_matter(message: bytes, matters: bool) -> None:
     assert concerns_gpus(message) is matters
+
+
+async def test_many_announcements_that_do_not_matter_wake_nobody_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, kernels = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    with Changes() as changes, kernels:
+        changes._close_uevents()
+        changes._uevents = ours
+        reads = 0
+        read = changes._read
+
+        def counted() -> bool:
+            nonlocal reads
+            reads += 1
+            return read()
+
+        monkeypatch.setattr(changes, "_read", counted)
+
+        async def announce() -> None:
+            for _ in range(100):
+                kernels.send(NETWORK_CARD)
+                await anyio.sleep(0.001)
+            kernels.send(GPU)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(announce)
+            assert await changes.wait(10)
+        assert reads < 50
 
 
 async def test_a_new_file_is_heard(tmp_path: Path) -> None:

@@ -99,6 +99,18 @@ async def test_one_that_ends_or_breaks_takes_no_other_down(
     ]
 
 
+async def test_one_that_cannot_be_imported_takes_no_other_down(
+    context: Context, said: list[str]
+) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(keep, "it", context, "a_part_that_lacks")
+        with anyio.fail_after(20):
+            while not said:
+                await context.board.change("faults", since=0)
+        tasks.cancel_scope.cancel()
+    assert said == ["error: it: ModuleNotFoundError: No module named 'a_part_that_lacks'"]
+
+
 async def test_what_fails_in_a_task_of_a_part_is_said_as_it_is(
     context: Context, said: list[str], part: Callable[..., str]
 ) -> None:
