@@ -13,6 +13,7 @@ import pytest
 
 from integration.containerd import PrivateContainerd
 from integration.cri.client import Cri
+from integration.cri.errors import CriRefused
 from integration.cri.plugin import CriPlugin
 from integration.images import GLIBC, PAUSE, glibc, pause, write_archive
 from integration.parts import Parts
@@ -175,3 +176,14 @@ def test_every_way_of_giving_gives_just_what_was_allocated(
             if way.by_engine:
                 # Any other runtime gives the same, which knows nothing of us.
                 give(pods.run(handler="runc"), kubelet, GPU, 1)
+        if not others:  # then the engine alone has given them
+            refuse_another(pod, kubelet, node)
+
+
+def refuse_another(pod: Pod, kubelet: KubeletPlugins, node: SimulatedNode) -> None:
+    """What the engine gives is limited like what we give: both GPUs have their containers."""
+    with open(node.config_path, "a", encoding="utf-8") as file:
+        file.write('\n[sharing]\nholders = "exclusive"\n')
+    answer = kubelet.allocate(GPU, 1, pod=new_name())
+    with pytest.raises(CriRefused, match=r"NVSHIM-E0228 device-held: asked: GPU [01] "):
+        pod.start(*IDLE, image=GLIBC, **container_fields(answer))
