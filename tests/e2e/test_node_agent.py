@@ -131,7 +131,7 @@ def configured(node: SimulatedNode, line: str) -> None:
 
 def children_of(pid: int) -> list[int]:
     """Of all its threads."""
-    found = []
+    found: list[int] = []
     for thread in os.listdir(f"/proc/{pid}/task"):
         with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
             found += map(int, file.read().split())

@@ -241,7 +241,7 @@ def test_what_cannot_be_is_said_and_tried_again(agent: Agent) -> None:
         assert ask(agent, "quit") == ""
     shutil.rmtree(agent.root)
     # One that does not begin is not waited for when the agent ends.
-    with another_program(agent, "#!/bin/sh\nexec sleep 1000\n"):
+    with another_program(agent, "#!/bin/sh\nexec /bin/sleep 1000\n"):
         agent.start()
         eventually(agent.processes, "what does not become a daemon")
         assert agent.end() == 0
@@ -260,40 +260,50 @@ def test_what_cannot_be_is_said_and_tried_again(agent: Agent) -> None:
     assert not agent.fault()
 
 
-STAND_IN: Final = r"""#!/usr/bin/python3
+STAND_IN: Final = r"""#!/usr/bin/python3 -IS
 # Speaks as nvidia-cuda-mps-control does. Its clients are the lines of the file "clients" in the log
-# directory; a server lives as long as the daemon, and longer if it is told to.
-import os, pathlib, subprocess, sys, time
-pipe, log = (pathlib.Path(os.environ[f"CUDA_MPS_{name}_DIRECTORY"]) for name in ("PIPE", "LOG"))
+# directory; a server lives as long as the daemon, and longer if that is killed.
+import os, sys, time
+pipe, log = (os.environ[f"CUDA_MPS_{name}_DIRECTORY"] for name in ("PIPE", "LOG"))
+def read(path):
+    try:
+        with open(path) as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
+def write(name, text):
+    with open(f"{pipe}/{name}", "w") as file:
+        file.write(text)
 def lives():
     try:
-        return not os.kill(int((pipe / "control").read_text()), 0)
+        return not os.kill(int(read(f"{pipe}/control")), 0)
     except (OSError, ValueError):
         return False
-clients = lambda: (log / "clients").read_text().split() if (log / "clients").exists() else []
+clients = lambda: read(f"{log}/clients").split()
 if sys.argv[1:] == ["-f"]:
     server = os.fork() or os.execv("/bin/sleep", ["sleep", "1000"])
-    (pipe / "server").write_text(str(server))
-    (pipe / "percentage").write_text("100.0")
-    (pipe / "control").write_text(str(os.getpid()))
-    while not (pipe / "quit").exists() or clients():
+    write("server", str(server))
+    write("percentage", "100.0")
+    write("control", str(os.getpid()))
+    while not os.path.exists(f"{pipe}/quit") or clients():
         time.sleep(0.02)
     os.kill(server, 9)
+    os.wait()
     sys.exit(0)
 for line in sys.stdin:
     name, *words = line.split()
     if not lives():
         sys.exit(1)
     if name == "get_default_active_thread_percentage":
-        print((pipe / "percentage").read_text())
+        print(read(f"{pipe}/percentage"))
     elif name == "set_default_active_thread_percentage":
-        (pipe / "percentage").write_text(words[0])
+        write("percentage", words[0])
     elif name == "get_server_list":
-        print((pipe / "server").read_text())
+        print(read(f"{pipe}/server"))
     elif name == "get_client_list":
         print("\n".join(clients()))
     elif name == "quit":
-        (pipe / "quit").write_text("")
+        write("quit", "")
         while lives():
             time.sleep(0.02)
 """
@@ -325,7 +335,7 @@ def test_clients_outlive_agents_and_a_sharing_that_is_no_more(stand_in: Agent) -
     assert agent.modes() == ["3", "3"]
     # Nothing is shared any more: the daemon waits for its client, and says so.
     container = bundle(agent)
-    agent.start(replicas=0, timeout=1)
+    agent.start(replicas=0, timeout=0.5)
     eventually(lambda: "cuda-1" in agent.fault(), "who is waited for")
     assert is_alive(pid)
     assert agent.daemon()["unready"]
@@ -371,7 +381,7 @@ def test_a_gpu_is_of_one_daemon_at_a_time(stand_in: Agent) -> None:
     clients.write_text("4242\n")
     assert agent.end() == 0
     # Another resource has the GPU now: it has to wait for who is still there.
-    agent.start(devices=(first,), timeout=1)
+    agent.start(devices=(first,), timeout=0.5)
     agent.resource = f"{RESOURCE}.shared"
     eventually(lambda: f"still those of {RESOURCE}" in agent.fault(), "it is said")
     clients.unlink()
