@@ -206,7 +206,12 @@ class _Ward:
 
     def _is_same(self, event: GpuEvent, more: GpuEvent) -> bool:
         gpu_of = self._book.gpu_of
-        return event.xid == more.xid and gpu_of(event) == gpu_of(more)
+        return (
+            event.xid == more.xid
+            and gpu_of(event) == gpu_of(more)
+            and _agree(event.gpu_instance, more.gpu_instance)
+            and _agree(event.compute_instance, more.compute_instance)
+        )
 
     def _judge(self, event: GpuEvent, tasks: anyio.abc.TaskGroup | None) -> None:
         verdict = judge(self._book, event, self._policy)
@@ -430,6 +435,10 @@ class _Ward:
                 if line != self._unwritten:
                     self._unwritten = line
                     self._say("warning", "health cannot be kept over a restart", reason=line)
+
+
+def _agree(one: int | None, other: int | None) -> bool:
+    return one is None or other is None or one == other
 
 
 def _both(event: GpuEvent, more: GpuEvent) -> GpuEvent:

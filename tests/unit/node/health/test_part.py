@@ -172,6 +172,25 @@ async def test_the_other_source_names_the_instance_and_spares_the_rest(config: C
         await it.becomes("MIG-a", State.UNHEALTHY)
 
 
+async def test_a_process_is_blamed_for_the_error_of_its_own_instance(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "proc" / "7").mkdir()
+    (tmp_path / "proc" / "7" / "stat").write_text(f"7 (train) S 1 {'0 ' * 30}")
+    (tmp_path / "proc" / "7" / "cgroup").write_text("0::/kubepods/id-b\n")
+    monkeypatch.setattr("integration.node.health.part.Procfs", lambda: Procfs(config.proc))
+    async with agent(config) as it:
+        holdings = (held("a", "MIG-a", "GPU-1"), held("b", "MIG-b", "GPU-1"))
+        it.board.post(ledger=Ledger(holdings=holdings))
+        for instance in (1, 2):
+            it.tell(94, "GPU-1", gpu_instance=instance, compute_instance=0)
+        it.tell(94, "GPU-1", source="kernel", gpu_instance=2, pid=7, is_more=True)
+        await it.until(lambda: bool(it.board.xids), "one is counted")
+        assert it.board.xids == {("GPU-1", 94, "research/train/b"): 1}
+        blamed = {uuid: it.board.health[uuid].blamed for uuid in ("MIG-a", "MIG-b")}
+        assert blamed == {"MIG-a": ("research/train/a",), "MIG-b": ("research/train/b",)}
+
+
 async def test_the_kernel_names_the_process_after_nvml_has_told(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
