@@ -96,19 +96,15 @@ async def claim(
         RequestError: the node does not have what it is to get.
     """
     grant = decide(request, inventory)
-    who = read_container(spec)
-    wanted = wanted_of(grant, inventory, config)
-    listed = () if who.privileged else wanted_by_nodes(_listed(spec), inventory, config)
-    wanted = tuple({each.uuid: each for each in (*listed, *wanted)}.values())
-    exempt = is_exempt(config, who.namespace, grant.capabilities)
-    await _have(bundle, spec, () if exempt else wanted, _Node(inventory, config))
+    exempt = is_exempt(config, read_container(spec).namespace, grant.capabilities)
+    given = () if exempt else wanted_of(grant, inventory, config)
+    listed = _wanted_of_listed(spec, inventory, config)
+    wanted = tuple({each.uuid: each for each in (*listed, *given)}.values())
+    await _have(bundle, spec, wanted, _Node(inventory, config))
 
 
 async def claim_listed(
-    bundle: str,
-    spec: Mapping[str, Any],
-    inventory: Inventory,
-    config: Config,
+    bundle: str, spec: Mapping[str, Any], inventory: Inventory, config: Config
 ) -> None:
     """Have for a container that asks for nothing what its spec lists already, as :func:`claim`.
 
@@ -122,17 +118,22 @@ async def claim_listed(
         DeviceHeld: too many others have a device of it.
         ClaimsUnusable: it cannot be written down.
     """
-    who = read_container(spec)
-    exempt = who.privileged or is_exempt(config, who.namespace, ())
-    wanted = () if exempt else wanted_by_nodes(_listed(spec), inventory, config)
+    wanted = _wanted_of_listed(spec, inventory, config)
     await _have(bundle, spec, wanted, _Node(inventory, config))
 
 
+def _wanted_of_listed(
+    spec: Mapping[str, Any], inventory: Inventory, config: Config
+) -> tuple[Wanted, ...]:
+    """What a spec lists already; who gave it did not ask which capabilities it is for."""
+    who = read_container(spec)
+    if who.privileged or is_exempt(config, who.namespace, ()):
+        return ()
+    return wanted_by_nodes(_listed(spec), inventory, config)
+
+
 async def _have(
-    bundle: str,
-    spec: Mapping[str, Any],
-    wanted: Sequence[Wanted],
-    node: _Node,
+    bundle: str, spec: Mapping[str, Any], wanted: Sequence[Wanted], node: _Node
 ) -> None:
     if not any(each.limit for each in wanted):
         bundle_files.release_claim(bundle)

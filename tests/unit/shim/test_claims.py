@@ -282,6 +282,11 @@ async def test_what_a_spec_lists_beside_what_is_asked_for_is_claimed_as_well(pla
     await place.claim(one, {**looks, **LISTED})
     with pytest.raises(DeviceHeld, match="ns/one has it"):
         await place.claim(two)
+    # What an image says of capabilities exempts nothing of what somebody else gives.
+    looks["process"]["env"] += ["NVIDIA_DRIVER_CAPABILITIES=utility"]
+    await place.claim(one, {**looks, **LISTED}, holders_exempt_utility=True)
+    with pytest.raises(DeviceHeld, match="ns/one has it"):
+        await place.claim(two, holders_exempt_utility=True)
     # As one that came before there was a limit has it.
     bundle_files.release_claim(one)
     Path(one, "config.json").write_text(json.dumps({**looks, **LISTED}))
