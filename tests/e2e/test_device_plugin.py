@@ -90,8 +90,9 @@ def test_a_kubelet_comes_restarts_and_hands_nothing_out_twice(
         with pytest.raises(NotEnough):
             kubelet.allocate(GPU, 1, pod="three")
         # A kubelet that only loses its connection gets the list again, without a restart.
+        before = len(kubelet.registrations)
         kubelet.plugins[GPU].close()
-        eventually(lambda: len(kubelet.registrations) == 3, "it is registered again")
+        eventually(lambda: len(kubelet.registrations) > before, "it is registered again")
         kubelet.wait_for(GPU, 2)
 
         assert agent.stop() == 0
@@ -178,6 +179,10 @@ def test_resources_come_and_go_without_a_word_to_the_others(
         assert not whole.ended
 
 
+def starting(agent: NodeAgent, words: str) -> list[str]:
+    return [line for line in agent.faults() if line.startswith(words)]
+
+
 def is_given(kubelet: KubeletPlugins, resource: str, *ids: str) -> bool:
     try:
         return bool(kubelet.plugins[resource].allocate(*ids).envs)
@@ -196,19 +201,17 @@ def test_a_kubelet_that_refuses_and_a_plugin_that_was_here_first(
     other.listen()
     theirs = os.stat(path).st_ino
     with agent:
-        (fault,) = eventually(agent.faults, "it says that it does not serve")
-        assert fault.startswith("NVSHIM-E2710 other-plugin: ")
+        (fault,) = eventually(
+            lambda: starting(agent, "NVSHIM-E2710 other-plugin: "), "it says that it does not serve"
+        )
         assert "nvidia-gpu.sock" in fault
         assert os.stat(path).st_ino == theirs
         other.close()
         os.unlink(path)
-        eventually(
-            lambda: any(
-                line.startswith("NVSHIM-E2708 kubelet-refused: ") for line in agent.faults()
-            ),
+        (fault,) = eventually(
+            lambda: starting(agent, "NVSHIM-E2708 kubelet-refused: "),
             "the kubelet does not want it",
         )
-        (fault,) = agent.faults()
         assert "requested API version 'v1beta1' is not supported by kubelet" in fault
         kubelet.versions = ("v1beta1",)
         kubelet.wait_for(GPU, 2)

@@ -306,7 +306,8 @@ class _Plugin:
             return  # `nvshim doctor` says so
         why = unheard_by(containerd, strategies) if containerd is not None else None
         if why is not None:
-            self._context.say("warning", f"{why.found}; {why.remedy}", command=why.command)
+            more = {"command": why.command} if why.command else {}
+            self._context.say("warning", f"{why.found}; {why.remedy}", **more)
 
     def fault(self, concern: str, line: str) -> None:
         """Say what is wrong with a concern of ours, and when it is no more."""
