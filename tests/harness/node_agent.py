@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 import yaml
@@ -55,13 +56,22 @@ class NodeAgent:
             self.process = subprocess.Popen(self._argv, stderr=log)
 
     def change_node(self, scenario: Scenario) -> None:
-        """Make the node another one below it; a real one is not taken apart for that."""
-        assert self.process is not None
-        self.process.send_signal(signal.SIGSTOP)
+        """Make the node another one below it; a real one is not taken apart for that.
+
+        Its children ask NVML, which must not see a node that is half there either.
+        """
+        stopped: list[int] = []
+        while more := [pid for pid in _family(self.pid) if pid not in stopped]:
+            for pid in more:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+            stopped += more
         try:
             self.node = self.node.change(scenario)
         finally:
-            self.process.send_signal(signal.SIGCONT)
+            for pid in reversed(stopped):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
 
     @property
     def pid(self) -> int:
@@ -109,3 +119,14 @@ class NodeAgent:
             self.kill()
         with open(self._log, encoding="utf-8") as file:
             sys.stderr.write(file.read())
+
+
+def _family(pid: int) -> list[int]:
+    """A process, its children, and theirs."""
+    found = [pid]
+    for each in found:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for thread in os.listdir(f"/proc/{each}/task"):
+                with open(f"/proc/{each}/task/{thread}/children", encoding="ascii") as file:
+                    found += [int(number) for number in file.read().split()]
+    return found
