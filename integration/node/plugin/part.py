@@ -11,7 +11,8 @@ Rules
   not: which of the two a kubelet listens to would be chance. It says so, and looks again.
 - Settings that cannot be used leave those before in force, and it is said what is wrong with them.
 - What cannot be looked at is unhealthy, and not gone (:mod:`integration.node.plugin.doubt`).
-- CDI specs are written before the kubelet is told of what is in them.
+- CDI specs are written before the kubelet is told of what is new in them. That something is gone
+  or unhealthy it is told at once.
 - An answer goes by what is known when it is given: it waits until what was posted is worked in.
 - gRPC is loaded where it is needed, and not before.
 - An engine that would leave out what containers are given (:mod:`integration.node.plugin.hearing`)
@@ -50,7 +51,7 @@ from integration.node.plugin.values import MPS
 from integration.node.plugin.watching import Directory, socket_identity
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from api.proto import deviceplugin_pb2 as pb
     from hooks.node.inventory import Inventory
@@ -174,6 +175,9 @@ class _Plugin:
                 serving, self._serving = self._serving, None
                 await serving.end()
             return pause
+        if self._serving is not None and not _adds(before.resources, known.resources):
+            self._known = known
+            await self._serving.round(known.resources, kubelet)
         known = replace(known, specs=await self._keep_specs(known))
         self._known = known
         if self._serving is None or known.inventory != before.inventory:
@@ -415,6 +419,12 @@ def _state_of(path: str) -> object:
     except OSError:
         return None
     return seen.st_ino, seen.st_size, seen.st_mtime_ns
+
+
+def _adds(before: Iterable[Resource], now: Iterable[Resource]) -> bool:
+    """Whether there are devices that were not there before."""
+    told = {each.name: each.by_id.keys() for each in before}
+    return any(each.by_id.keys() - told.get(each.name, set()) for each in now)
 
 
 def _channels(dev: str) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from hooks.config import Config
 from integration.node.health.values import DeviceHealth, State
 from integration.node.mps.values import MpsDaemon
 from integration.node.parts import AUTO, NO, YES, Context, Options
+from integration.node.plugin import part
 from integration.node.plugin.cdi import Specs
 from integration.node.plugin.part import run
 from integration.node.plugin.values import (
@@ -159,12 +160,40 @@ async def test_what_is_gone_is_not_given_though_nothing_was_worked_in_yet(
     async with running(tmp_path, kubelet) as context:
         try:
             await until(lambda: len(kubelet.healthy(GPU)) == 2)
-            context.board.post(seen=Seen(inventory=changed(THERE, gpus=THERE.gpus[1:])))
+            other = changed(THERE.gpus[0], uuid="GPU-99999999-0000-4000-8000-000000000000")
+            exchanged = changed(THERE, gpus=(other, *THERE.gpus[1:]))
+            context.board.post(seen=Seen(inventory=exchanged))
             await until(stuck.is_set)
             with pytest.raises(grpc.RpcError, match="NVSHIM-E2705"):
                 await anyio.to_thread.run_sync(kubelet.plugins[GPU].allocate, GPUS[0])
         finally:
             go_on.set()
+
+
+async def test_what_is_gone_is_told_without_waiting_for_specs_and_what_is_new_is_not(
+    tmp_path: Path, kubelet: KubeletPlugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on = threading.Event()
+    may_go_on.set()
+
+    def keep_specs(*_: Any) -> Specs:
+        assert may_go_on.wait(30)
+        return Specs()
+
+    monkeypatch.setattr(part, "keep_specs", keep_specs)
+    kubelet.start()
+    async with running(tmp_path, kubelet) as context:
+        await until(lambda: len(kubelet.healthy(GPU)) == 2)
+        may_go_on.clear()
+        try:
+            context.board.post(seen=Seen(inventory=changed(THERE, gpus=THERE.gpus[1:])))
+            await until(lambda: set(kubelet.devices(GPU)) == {GPUS[2]})
+            context.board.post(seen=Seen(inventory=THERE))
+            await anyio.sleep(0.1)
+            assert set(kubelet.devices(GPU)) == {GPUS[2]}
+        finally:
+            may_go_on.set()
+        await until(lambda: set(kubelet.devices(GPU)) == {GPUS[0], GPUS[2]})
 
 
 async def test_what_mps_does_not_serve_yet_is_unhealthy(
