@@ -162,7 +162,7 @@ def test_a_daemon_lives_with_its_limits_through_the_agents_that_keep_it(agent: A
     # One that does not answer any more is noticed by the next agent, and replaced.
     agent.end(signal.SIGKILL)
     os.kill(second, signal.SIGSTOP)
-    agent.start(replicas=2, timeout=1)
+    agent.start(replicas=2, timeout=0.5)
     third = agent.ready()
     assert third != second
     assert not is_alive(second)
@@ -289,6 +289,7 @@ if sys.argv[1:] == ["-f"]:
         time.sleep(0.02)
     os.kill(server, 9)
     os.wait()
+    os.unlink(f"{pipe}/control")
     sys.exit(0)
 for line in sys.stdin:
     name, *words = line.split()
