@@ -101,6 +101,14 @@ def lay(places: Places, sys: str) -> None:
             half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
             flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
             syscalls.mount(_SOURCE, memory, "tmpfs", flags, f"size={half},mode={_SHARED:o}")
+            if _is_unseen(memory):
+                syscalls.umount(memory)
+                raise MpsStateUnusable(
+                    f"shared memory at {memory}",
+                    found="what is mounted there in this pod is not seen on the node",
+                    do=f"have {places.root} in it with mountPropagation: Bidirectional; "
+                    "the component mps of the manifests does",
+                )
         if os.path.exists(os.path.join(sys, "fs/selinux/enforce")):
             for path in (places.pipe, memory):
                 os.setxattr(path, "security.selinux", _LABEL, follow_symlinks=False)
@@ -164,15 +172,33 @@ def is_anothers(root: str) -> bool:
     Args:
         root: the host's directory of MPS.
     """
-    # The last line is of the topmost mount.
-    source = ""
-    path = os.path.realpath(shm(root))
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            words = line.split()
-            if _unescaped(words[4]) == path:
-                source = words[words.index("-") + 2]
-    return source not in {"", _SOURCE}
+    words = _mount_at(shm(root))
+    return bool(words) and words[words.index("-") + 2] != _SOURCE
+
+
+def _is_unseen(path: str) -> bool:
+    """Whether a mount is not the node's too, whose containers are to have it.
+
+    It may have another path there: this program's root need not be that of process 1.
+    """
+    devices = {words[2] for words in _mounts() if _unescaped(words[4]) == os.path.realpath(path)}
+    try:
+        return devices.isdisjoint(words[2] for words in _mounts("1"))
+    except OSError:
+        return False  # it cannot be told
+
+
+def _mount_at(path: str) -> list[str]:
+    """The words of mountinfo on the topmost mount there; none if there is none."""
+    path = os.path.realpath(path)
+    return next((words for words in reversed(_mounts()) if _unescaped(words[4]) == path), [])
+
+
+def _mounts(process: str = "self") -> list[list[str]]:
+    """What a process has mounted: the words of each line of its mountinfo."""
+    name = f"/proc/{process}/mountinfo"
+    with open(name, encoding="utf-8", errors="surrogateescape") as file:
+        return [line.split() for line in file]
 
 
 def _unescaped(path: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import subprocess
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -225,3 +227,18 @@ def test_devices_are_noted_before_they_are_changed_and_never_forgotten(places: P
         with open(places.devices, "w", encoding="utf-8") as file:
             file.write(nonsense)
         assert ground.noted_devices(places) == ()
+
+
+def test_shared_memory_that_the_node_would_not_see_is_refused(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from integration.node.mps import ground\n"
+        "from integration.node.mps.places import Places\n"
+        "ground.lay(Places(sys.argv[1], 'nvidia.com/gpu'), '/nonexistent')\n"
+    )
+    done = subprocess.run(
+        ["unshare", "-m", "--propagation", "private", sys.executable, "-c", program, str(tmp_path)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "E2739" in done.stderr
+    assert "mountPropagation: Bidirectional" in done.stderr
