@@ -36,13 +36,20 @@ def read_file(path: str) -> bytes | None:
         Its content; None if there is none of that name.
 
     Raises:
-        OSError: there is something that cannot be read.
+        OSError: there is something that cannot be read, or is no file: a pipe has no end.
     """
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_open_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise FileExistsError(errno.EEXIST, "is no file", path)
             return file.read()
     except FileNotFoundError:
         return None
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open what may be a pipe that nobody writes to."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def replace_file(

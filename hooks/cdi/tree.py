@@ -110,7 +110,7 @@ def _measure(tree: Any) -> None:
         if not level:
             break
     if level or count > MOST_VALUES:
-        raise BadTree("it is deeper or larger than any CDI spec")
+        raise BadTree("it is deeper or larger than any that is meant")
 
 
 def _below(value: Any) -> Iterator[Any]:
@@ -163,7 +163,7 @@ class _Builder:
                 mapping = type(event).__name__ == "MappingStartEvent"
                 _check_tag(event, "map" if mapping else "seq", line)
                 if len(self._open) >= DEEPEST:
-                    raise BadTree(f"line {line}: it is deeper than any CDI spec")
+                    raise BadTree(f"line {line}: it is deeper than any that is meant")
                 if self._is_at_key():
                     raise BadTree(f"line {line}: a key that is no text")
                 self._open.append(_Open({} if mapping else [], event.anchor, line))
@@ -180,7 +180,7 @@ class _Builder:
     def _put(self, value: Any, size: int, line: int, anchor: str | None = None) -> None:
         self._count += size
         if self._count > MOST_VALUES:
-            raise BadTree(f"line {line}: it is larger than any CDI spec")
+            raise BadTree(f"line {line}: it is larger than any that is meant")
         if anchor is not None:
             self._anchors[anchor] = value, size
         if not self._open:

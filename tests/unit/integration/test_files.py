@@ -105,3 +105,10 @@ def test_links_are_followed_as_the_kernel_does(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(OSError, match="levels of symbolic links"):
         replace_file(str(tmp_path / "loop"), b"")
+
+
+def test_a_pipe_that_nobody_writes_to_is_no_file(tmp_path: Path) -> None:
+    path = str(tmp_path / "pipe")
+    os.mkfifo(path)
+    with pytest.raises(FileExistsError):
+        read_file(path)
