@@ -79,12 +79,8 @@ class Response:
     type: str = "text/plain; charset=utf-8"
     headers: tuple[tuple[str, str], ...] = ()
 
-    def to_bytes(self, *, content: bool = True) -> bytes:
-        """What goes over the wire.
-
-        Args:
-            content: False for an answer to HEAD.
-        """
+    def to_head(self) -> bytes:
+        """What goes over the wire before the content, which one to HEAD goes without."""
         lines = [
             f"HTTP/1.1 {self.status.value} {self.status.phrase}",
             f"Content-Type: {self.type}",
@@ -93,8 +89,7 @@ class Response:
             "X-Content-Type-Options: nosniff",
             *(f"{name}: {value}" for name, value in self.headers),
         ]
-        head = "".join(f"{line}\r\n" for line in lines) + "\r\n"
-        return head.encode("latin-1") + (self.content if content else b"")
+        return ("".join(f"{line}\r\n" for line in lines) + "\r\n").encode("latin-1")
 
 
 def head_end(received: bytes | bytearray) -> int:

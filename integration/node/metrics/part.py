@@ -4,6 +4,7 @@ Rules
 - NVML is asked when somebody scrapes, and then only: an agent that nobody asks has nothing to do.
 - A scrape is over before Prometheus gives it up (it says when): without NVML's answer until then,
   what is known otherwise is told, and that NVML is not up.
+- One that gives NVML less time than another does not spoil what the other is told.
 - Scrapes that come together, or within :data:`FRESH` seconds, are told the same, and on a node of
   which much is told for longer: however many there are, writing takes a small part of the agent's
   time (:data:`SHARE`).
@@ -12,6 +13,7 @@ Rules
 
 from __future__ import annotations
 
+import math
 import time
 import zlib
 from dataclasses import dataclass
@@ -123,11 +125,13 @@ class _Told:
 
     Attributes:
         until: how long it is told to others, by the monotonic clock.
+        waited: seconds that NVML was given to answer; inf if it did.
         text: of the metrics.
         packed: the same by gzip; empty as long as nobody wanted that.
     """
 
     until: float
+    waited: float
     text: bytes
     packed: bytes = b""
 
@@ -171,10 +175,12 @@ class Scrapes:
         begun = time.monotonic()
         async with self._one:
             told = self._told.get(form)
-            # Also one that was begun after this scrape came, while it waited for its turn.
-            if told is None or told.until < begun:
-                until = begun + deadline(request.headers.get(_TIMEOUT, ""))
-                told = await self._tell(form, max(until - time.monotonic(), _SHORTEST_WAIT))
+            until = begun + deadline(request.headers.get(_TIMEOUT, ""))
+            wait = max(until - time.monotonic(), _SHORTEST_WAIT)
+            # Also one that was begun after this scrape came, while it waited for its turn; but none
+            # of one who gave NVML less time: it would be down for all who ask besides.
+            if told is None or told.until < begun or told.waited < wait:
+                told = await self._tell(form, wait)
                 self._told[form] = told
             packed = accepts_gzip(request.headers.get("accept-encoding", ""))
             if packed and not told.packed:
@@ -206,7 +212,8 @@ class Scrapes:
             await anyio.lowlevel.checkpoint()
         taken = time.monotonic() - writing
         fresh = min(max(FRESH, taken / SHARE), _FRESH_AT_MOST)
-        return _Told(begun + fresh, b"".join(pieces))
+        waited = wait if sample is None else math.inf
+        return _Told(begun + fresh, waited, b"".join(pieces))
 
     async def _sample(self, wait: float) -> Sample | None:
         """What NVML says; None if it does not in time."""

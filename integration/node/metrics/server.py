@@ -4,7 +4,8 @@ Rules
 - A connection has :data:`TO_ASK` seconds for its request and :data:`TO_TAKE` for the answer, and
   there are :data:`MOST` at most. One more takes the place of the one that has let the agent wait
   longest, be it to ask or to take; if the agent lets them all wait, it is told to come again.
-- Whatever a scraper does, it costs the agent one task and the bytes of an answer, no thread.
+- Whatever a scraper does, it costs the agent one task and some 100 KiB, no thread: those who are
+  told the same share it.
 - An answer that cannot be made is a 500 to the one who asked. The agent goes on.
 """
 
@@ -45,6 +46,9 @@ TO_TAKE: Final = 10.0
 # that is closed with something unread in it takes back what was sent last.
 _TO_FALL_SILENT: Final = 0.5
 _BACKLOG: Final = 64
+
+# What is sent at a time: of what is not taken yet no more is copied, for each who does not take it.
+_SLICE: Final = 65536
 
 _GONE: Final = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
 
@@ -131,15 +135,15 @@ class _Connections:
             if self._count > 2 * MOST:
                 return
             busy = Response(HTTPStatus.SERVICE_UNAVAILABLE, b"too many scrape at once\n")
-            await self._send(stream, busy.to_bytes(), linger=True)
+            await self._send(stream, busy, linger=True)
             return
         try:
             request = await self._request(stream)
             if request is not None:
                 response = await self._respond(request)
-                await self._send(stream, response.to_bytes(content=request.method != "HEAD"))
+                await self._send(stream, response, content=request.method != "HEAD")
         except Refused as refused:
-            await self._send(stream, _refusal(refused).to_bytes(), linger=True)
+            await self._send(stream, _refusal(refused), linger=True)
 
     async def _request(self, stream: SocketStream) -> Request | None:
         """What is asked; None if nothing is in time."""
@@ -158,9 +162,18 @@ class _Connections:
             self._failed(error)
             return Response(HTTPStatus.INTERNAL_SERVER_ERROR, b"the agent's log says why\n")
 
-    async def _send(self, stream: SocketStream, content: bytes, *, linger: bool = False) -> None:
+    async def _send(
+        self,
+        stream: SocketStream,
+        response: Response,
+        *,
+        content: bool = True,
+        linger: bool = False,
+    ) -> None:
         with self._bounded(TO_TAKE):
-            await stream.send(content)
+            await stream.send(response.to_head())
+            for at in range(0, len(response.content) if content else 0, _SLICE):
+                await stream.send(response.content[at : at + _SLICE])
             if linger:
                 await stream.send_eof()
                 with anyio.move_on_after(_TO_FALL_SILENT):

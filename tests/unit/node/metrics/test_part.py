@@ -110,6 +110,13 @@ async def test_without_nvml_the_rest_is_told_in_time(tmp_path: Path) -> None:
     assert b"nvshim_gpu_power_watts" not in response.content
 
 
+async def test_one_that_is_impatient_does_not_spoil_it_for_others(tmp_path: Path) -> None:
+    scrapes = Scrapes(context(tmp_path, Nvml(0.5)))
+    impatient = scrape(x_prometheus_scrape_timeout_seconds="0.1")
+    assert b"\nnvshim_nvml_up 0.0\n" in (await scrapes.answer(impatient)).content
+    assert b"\nnvshim_nvml_up 1.0\n" in (await scrapes.answer(scrape())).content
+
+
 async def test_one_that_waits_for_another_is_not_late_for_that(tmp_path: Path) -> None:
     scrapes = Scrapes(context(tmp_path, Nvml(math.inf)))
     begun = anyio.current_time()

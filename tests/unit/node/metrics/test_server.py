@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+import tracemalloc
+from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -135,6 +136,25 @@ async def test_one_more_than_can_be_answered_is_told_to_come_again() -> None:
         goes_on.set()
     assert len(got) == server.MOST
     assert all(b"late" in answer for answer in got)
+
+
+async def test_those_who_do_not_take_an_answer_have_no_copy_each() -> None:
+    large = Response(HTTPStatus.OK, bytes(1 << 24))
+
+    async def answer(_: Request) -> Response:
+        return large
+
+    async with AsyncExitStack() as streams, served(answer) as port:
+        tracemalloc.start()
+        try:
+            for _ in range(8):
+                connected = await anyio.connect_tcp("127.0.0.1", port)
+                stream = await streams.enter_async_context(connected)
+                await stream.send(GET)
+                assert await stream.receive(1)
+            assert tracemalloc.get_traced_memory()[1] < 1 << 24
+        finally:
+            tracemalloc.stop()
 
 
 async def test_an_answer_that_fails_is_told_to_the_agent_and_ends_nothing() -> None:
