@@ -19,6 +19,7 @@ import yaml
 
 from integration.inspection.bundles import TASKS, Pod
 from integration.node.ledger.values import Holding, Ledger
+from integration.node.metrics import families
 from integration.node.metrics.collecting import Moment, collect
 from integration.node.metrics.families import FAMILIES
 from integration.node.metrics.own import own_process
@@ -85,13 +86,16 @@ def said(process: subprocess.Popen[str], event: str) -> dict[str, Any]:
 
 @contextmanager
 def exporter(moment: Moment) -> Iterator[str]:
-    """Another node, that tells what the agent would."""
+    """Another node, that tells what the agent would; but for allocations, always the same."""
+    allocations = {families.ALLOCATIONS, families.ALLOCATING}
+    told = [*collect(moment), *own_process(moment.boot)]
+    fixed = b"".join(write([each for each in told if each[0] not in allocations], OPENMETRICS))
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             moment.counters.allocated("nvidia.com/gpu", 0.004, "ok")
-            told = [*collect(moment), *own_process(moment.boot)]
-            text = b"".join(write(told, OPENMETRICS))
+            again = [each for each in collect(moment) if each[0] in allocations]
+            text = fixed.removesuffix(b"# EOF\n") + b"".join(write(again, OPENMETRICS))
             self.send_response(200)
             self.send_header("Content-Type", OPENMETRICS.type)
             self.send_header("Content-Length", str(len(text)))
@@ -122,11 +126,19 @@ def everything() -> Moment:
     return Moment(**{name: getattr(moment, name) for name in Moment.__slots__} | {"ledger": ledger})
 
 
-def config(directory: Path, targets: dict[str, str]) -> dict[str, Any]:
-    """The job of the manifests, with what Kubernetes would tell of the pods."""
+def config(directory: Path) -> dict[str, Any]:
+    """The job of the manifests; who is there is told by a file instead of Kubernetes."""
     with open(os.path.join(MONITORING, "scrape.yaml"), encoding="utf-8") as file:
         (job,) = yaml.safe_load(file)["scrape_configs"]
     del job["kubernetes_sd_configs"]
+    job["file_sd_configs"] = [{"files": [str(directory / "targets.json")]}]
+    rules = [os.path.join(MONITORING, name) for name in ("alerts.yaml", "dcgm-names.yaml")]
+    every = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
+    return {"global": every, "rule_files": rules, "scrape_configs": [job]}
+
+
+def tell_of(directory: Path, targets: dict[str, str]) -> None:
+    """Write what Kubernetes would tell of the pods."""
     found = [
         {
             "targets": [address],
@@ -139,45 +151,43 @@ def config(directory: Path, targets: dict[str, str]) -> dict[str, Any]:
         for node, address in targets.items()
         for label in ("node-agent", "another")
     ]
-    (directory / "targets.json").write_text(json.dumps(found))
-    job["file_sd_configs"] = [{"files": [str(directory / "targets.json")]}]
-    rules = [os.path.join(MONITORING, name) for name in ("alerts.yaml", "dcgm-names.yaml")]
-    every = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
-    return {"global": every, "rule_files": rules, "scrape_configs": [job]}
+    (directory / "targets.new").write_text(json.dumps(found))
+    (directory / "targets.new").rename(directory / "targets.json")
 
 
 def test_prometheus_knows_what_the_agent_knows(gpus: SimulatedNode, tmp_path: Path) -> None:
     programs = Programs.of_debian()
     state = tmp_path / "containerd"
     (state / TASKS / "k8s.io").mkdir(parents=True)
+    # Prometheus looks for targets five seconds after its start: the others start meanwhile.
     with (
+        Prometheus(programs, str(tmp_path / "prometheus"), config(tmp_path)) as prometheus,
         exporter(everything()) as other,
         agent(gpus, "127.0.0.1:0", str(state)) as process,
     ):
         address = said(process, "metrics are served")["address"]
-        targets = config(tmp_path, {"real": address, "full": other})
+        tell_of(tmp_path, {"real": address, "full": other})
         with urlopen(f"http://{address}/metrics", timeout=20) as answer:
             text = answer.read().decode()
         assert Promtool(programs)("check", "metrics", stdin=text) == (True, "")
         told = {name for family in read_told(text).values() for name, _ in family.series}
         assert told <= {name for family in FAMILIES for name in family.samples}
-        with Prometheus(programs, str(tmp_path / "prometheus"), targets) as prometheus:
-            eventually(
-                lambda: len(prometheus.query("count_over_time(up[1m]) > 2 and up == 1")) == 2,
-                "three scrapes of both", timeout=30,
-            )  # fmt: skip
-            _the_agent_is_known(prometheus, gpus)
-            _what_happens_is_told(prometheus, gpus, state / TASKS / "k8s.io" / "one")
-            _a_hostile_name_is_a_name(prometheus)
-            _nothing_is_lost(prometheus)
-            _every_query_has_an_answer(prometheus)
-            _the_rules_work(prometheus)
-            _a_driver_that_hangs_is_told_of_in_time(prometheus, gpus)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=20) == 0
-            gone = 'nvshim_gpu_info{instance="real"}'
-            eventually(lambda: not prometheus.query(gone), "series go with the agent", timeout=20)
-            assert prometheus.query('up{job="nvshim",instance="real"}')[0][1] == 0
+        eventually(
+            lambda: len(prometheus.query("count_over_time(up[1m]) > 1 and up == 1")) == 2,
+            "two scrapes of both", timeout=30,
+        )  # fmt: skip
+        _the_agent_is_known(prometheus, gpus)
+        _what_happens_is_told(prometheus, gpus, state / TASKS / "k8s.io" / "one")
+        _a_hostile_name_is_a_name(prometheus)
+        _nothing_is_lost(prometheus)
+        _every_query_has_an_answer(prometheus)
+        _the_rules_work(prometheus)
+        _a_driver_that_hangs_is_told_of_in_time(prometheus, gpus)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0
+        gone = 'nvshim_gpu_info{instance="real"}'
+        eventually(lambda: not prometheus.query(gone), "series go with the agent", timeout=20)
+        assert prometheus.query('up{job="nvshim",instance="real"}')[0][1] == 0
 
 
 def _the_agent_is_known(prometheus: Prometheus, gpus: SimulatedNode) -> None:
@@ -258,7 +268,8 @@ def _a_driver_that_hangs_is_told_of_in_time(prometheus: Prometheus, gpus: Simula
 
 
 def _a_hostile_name_is_a_name(prometheus: Prometheus) -> None:
-    (info,) = prometheus.query('nvshim_container_info{namespace="evil"}')
+    evil = 'nvshim_container_info{namespace="evil"}'
+    (info,) = eventually(lambda: prometheus.query(evil), "the hostile container")
     assert info[0]["pod"] == HOSTILE
     assert info[0]["container"] == HOSTILE
     assert prometheus.query('nvshim_gpu_up{gpu="evil"}') == []
@@ -273,21 +284,23 @@ def _nothing_is_lost(prometheus: Prometheus) -> None:
         for name, entries in prometheus.get("metadata", limit="500").items()
     }
     assert in_types["nvshim_gpu_energy_joules"] == "counter"
-    (added,) = prometheus.query('scrape_samples_post_metric_relabeling{instance="full"}')
-    assert added[1] > 6000
+    added = 'scrape_samples_post_metric_relabeling{instance="full"} > 6000'
+    eventually(lambda: prometheus.query(added), "all series are taken")
 
 
 def _every_query_has_an_answer(prometheus: Prometheus) -> None:
-    unanswered = []
-    for query in queries():
-        text = query.replace("$__rate_interval", "1m")
-        text = re.sub(r"\$(instance|gpu|namespace)", ".*", text)
-        if not prometheus.query(text) and not any(word in text for word in _OF_TROUBLE):
-            unanswered.append(text)
-    assert unanswered == []
     of_the_page = re.findall(r"```promql\n(.*?)```", read_page("docs/metrics.md"), re.DOTALL)
     assert of_the_page
-    assert [text for text in of_the_page if not prometheus.query(text)] == []
+    of_the_board = [
+        re.sub(r"\$(instance|gpu|namespace)", ".*", query.replace("$__rate_interval", "1m"))
+        for query in queries()
+    ]
+    for text in (*of_the_page, *of_the_board):
+        if not any(word in text for word in _OF_TROUBLE):
+            # A scrape that was late, on a busy machine, is made up for by the next one.
+            eventually(lambda text=text: prometheus.query(text), text)  # type: ignore[misc]
+        else:
+            prometheus.query(text)
     # Prometheus says which are none.
     with pytest.raises(OSError, match="400"):
         prometheus.query("sum by (gpu (nvshim_gpu_up)")
