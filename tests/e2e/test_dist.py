@@ -58,7 +58,8 @@ for top in ("api", "hooks", "shim", "integration"):
         if not module.name.endswith(("__main__", "nvml_probe", "gpu.entry")):
             importlib.import_module(module.name)
             done += 1
-import anyio, click, google.protobuf, grpc, pynvml, rich.syntax, structlog, tomlkit, yaml
+import anyio, click, google.protobuf, grpc, prometheus_client, pynvml, rich.syntax
+import structlog, tomlkit, yaml
 import asyncio, ctypes, hashlib, json, ssl, subprocess, tarfile, tomllib
 from google._upb import _message
 assert yaml.__with_libyaml__
@@ -151,7 +152,7 @@ def test_what_the_shim_does_not_import_is_kept_from_it(built_tree: Tree) -> None
     library = set(os.listdir(os.path.join(built_tree.path, "lib")))
     node = set(os.listdir(os.path.join(built_tree.path, "lib-node")))
     assert {"api", "hooks", "shim", "integration", "anyio", "google", "structlog"} <= library
-    assert {"click", "grpc", "rich", "tomlkit"} <= node
+    assert {"click", "grpc", "prometheus_client", "rich", "tomlkit"} <= node
     assert not library & node
 
 
