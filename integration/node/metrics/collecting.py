@@ -298,8 +298,10 @@ def _throttled(gpus: Iterable[GpuSample], names: _Names) -> Iterator[Row]:
 
 def _xids(moment: Moment, names: _Names) -> Iterator[Series]:
     counted: dict[Names, int] = defaultdict(int)
-    for (uuid, xid, title), count in list(moment.xids.items())[:MOST]:
-        counted[(*names.of(uuid)[:2], str(xid), *_of_title(title))] += count
+    for number, ((uuid, xid, title), count) in enumerate(moment.xids.items()):
+        # Beyond so many it is not told whose they were; they are counted all the same.
+        whose = _of_title(title if number < MOST else "")
+        counted[(*names.of(uuid)[:2], str(xid), *whose)] += count
     yield f.GPU_XIDS, _counted(counted)
     yield (
         f.GPU_LAST_XID,

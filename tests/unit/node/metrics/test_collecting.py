@@ -178,6 +178,14 @@ def test_an_xid_is_told_with_the_container_that_caused_it() -> None:
     }
 
 
+def test_of_many_xids_each_is_counted_and_not_each_pod_told() -> None:
+    xids = {(gpu_uuid(0), 31, f"team-a/job-{n}/main"): 1 for n in range(4000)}
+    told = values(replace(large(gpus=1, mig=0, containers=0), xids=xids))
+    series = told["nvshim_gpu_xid_errors_total"]
+    assert sum(series.values()) == 4000
+    assert len(series) <= 600
+
+
 def test_a_device_is_in_one_state() -> None:
     health = {
         "GPU-gone": DeviceHealth("GPU-gone", State.UNHEALTHY, since=BOOT, xid=79),
