@@ -51,7 +51,7 @@ _LEFT_OUT: Final = frozenset({
     "mailcap.py", "modulefinder.py", "nntplib.py", "pipes.py", "poplib.py", "pyclbr.py",
     "pydoc.py", "pydoc_data", "sitecustomize.py", "smtpd.py", "smtplib.py", "sndhdr.py",
     "sqlite3", "sunau.py", "tabnanny.py", "telnetlib.py", "test", "this.py", "tkinter",
-    "turtle.py", "unittest", "uu.py", "venv", "wave.py", "webbrowser.py", "wsgiref", "xdrlib.py",
+    "turtle.py", "unittest", "uu.py", "venv", "wave.py", "webbrowser.py", "xdrlib.py",
     "xmlrpc", "__pycache__",
 })  # fmt: skip
 _EXTENSIONS_LEFT_OUT: Final = re.compile(

@@ -176,7 +176,7 @@ class _Plugin:
                 await serving.end()
             return pause
         if self._serving is not None and not _adds(before.resources, known.resources):
-            self._known = known
+            # What is asked for meanwhile is answered when the specs are there.
             await self._serving.round(known.resources, kubelet)
         known = replace(known, specs=await self._keep_specs(known))
         self._known = known

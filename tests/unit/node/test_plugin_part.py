@@ -196,6 +196,40 @@ async def test_what_is_gone_is_told_without_waiting_for_specs_and_what_is_new_is
         await until(lambda: set(kubelet.devices(GPU)) == {GPUS[0], GPUS[2]})
 
 
+async def test_what_is_asked_for_while_settings_change_is_answered_by_the_new_ones(
+    tmp_path: Path, kubelet: KubeletPlugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_go_on = threading.Event(), threading.Event()
+    name = f"k8s.device-plugin.nvidia.com/gpu={GPUS[0]}"
+
+    def keep_specs(settings: Settings, *_: Any) -> Specs:
+        if DeviceList.CDI_CRI not in settings.device_list_strategies:
+            return Specs()
+        begun.set()
+        assert may_go_on.wait(30)
+        return Specs(devices=frozenset({name}))
+
+    monkeypatch.setattr("integration.node.plugin.part.keep_specs", keep_specs)
+    kubelet.start()
+    async with running(tmp_path, kubelet) as context:
+        await until(lambda: len(kubelet.healthy(GPU)) == 2)
+        given = cast("Given", context.options.settings)
+        given.settings = replace(BY_VARIABLE, device_list_strategies=(DeviceList.CDI_CRI,))
+        context.board.post(hangups=1)
+        await until(begun.is_set)
+        answers = []
+
+        async def ask() -> None:
+            allocate = kubelet.plugins[GPU].allocate
+            answers.append(await anyio.to_thread.run_sync(allocate, GPUS[0]))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await anyio.sleep(0.2)
+            may_go_on.set()
+        assert [each.name for each in answers[0].cdi_devices] == [name]
+
+
 async def test_what_mps_does_not_serve_yet_is_unhealthy(
     tmp_path: Path, kubelet: KubeletPlugins
 ) -> None:
