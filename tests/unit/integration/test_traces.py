@@ -58,7 +58,7 @@ def test_process_is_known_by_its_environment(containerd: PrivateContainerd) -> N
 def test_process_is_known_by_its_arguments_and_its_child_by_the_parent(
     containerd: PrivateContainerd,
 ) -> None:
-    script = "sleep 1000 & echo $!; wait; true"
+    script = "sleep 1000 & echo $!; while :; do wait; done"  # it never ends of itself
     argv = ["/bin/sh", "-c", script, "-namespace", containerd.namespace]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, env={"PATH": "/bin"}) as process:
         assert process.stdout is not None
