@@ -71,7 +71,8 @@ class Node:
             paths = {words[6]: words[7] for line in file if len(words := line.split()) == 8}
         for pid in self.servers():
             for inode in _sockets_of(pid):
-                if inode in paths:
+                # Before it listens it rehearses, on a socket that has its pid in its name.
+                if inode in paths and not paths[inode].endswith(f".{pid}"):
                     self.server_sockets.add(paths[inode])
                     return paths[inode]
         return ""
@@ -128,4 +129,4 @@ async def node_of(launcher: str) -> AsyncIterator[Node]:
         node.close()
     assert [pid for pid in (*node.servers(), *node.spares()) if is_alive(pid)] == []
     left = [p for own in node.server_sockets for p in (own, f"{own}.lock") if os.path.exists(p)]
-    assert left == []
+    assert left == [], left
