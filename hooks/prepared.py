@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Prepared", "key_of"]
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Of what is kept, and of what is decided: to be raised when the same request, node and image
 give other files or other edits than before."""
 

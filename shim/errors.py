@@ -194,6 +194,16 @@ class UnmountFailed(ShimError):
     status = Status.INTERNAL
 
 
+class MountMappingInvalid(ShimError):
+    """``uidmap`` and ``gidmap`` that are no mappings, or one without the other.
+
+    Raised by :mod:`shim.mounts`.
+    """
+
+    code = "NVSHIM-E1106"
+    status = Status.INVALID_ARGUMENT
+
+
 # -- E12xx: the low-level runtime -----------------------------------------------------------
 
 

@@ -7,6 +7,8 @@ Rules
   them: those that the source has stay unless an option says otherwise.
 - Propagation is changed by a call of its own, after the mount.
 - All mounts, or none: a failure unmounts what was mounted before it.
+- A file that is to be a block device (``loop``), and ids that are to be mapped (``uidmap`` with
+  ``gidmap``), take further calls: :mod:`shim.loop`, :mod:`shim.idmapped`.
 - mount(2) takes one page of options. An overlay of many layers exceeds it, so the layers are
   named relative to their common directory, by a thread with a working directory of its own.
 - Unmounting never follows a link, goes from the inside out, and gives a busy file system
@@ -26,9 +28,11 @@ import time
 from shim import syscalls
 from shim.errors import (
     MountFailed,
+    MountMappingInvalid,
     MountOptionsTooLong,
     MountOptionUnsupported,
     MountTargetUnusable,
+    NvshimError,
     UnmountFailed,
 )
 from shim.mountinfo import mount_points_below
@@ -36,7 +40,9 @@ from shim.mountinfo import mount_points_below
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Final, TypeAlias
+    from typing import Final, TypeAlias, TypeVar
+
+    T = TypeVar("T")
 
     # A mount as containerd describes it: type, source, target below the rootfs, options.
     Mount: TypeAlias = tuple[str, str, str, Sequence[str]]
@@ -84,7 +90,12 @@ _PROPAGATION: Final = {
 }
 
 # Options that are not the kernel's, which containerd or mount(8) would act on themselves.
-_UNSUPPORTED: Final = ("loop", "uidmap", "gidmap", "rro", "X-containerd")
+_UNSUPPORTED: Final = ("rro", "X-containerd")
+
+# Options that are not the kernel's either, which we act on.
+_LOOP: Final = "loop"
+_DIRECT_IO: Final = "direct-io"
+_MAPPINGS: Final = ("uidmap", "gidmap")
 
 # What a bind mount has by flags of its own, in statvfs's numbers and in mount's.
 _OF_THE_MOUNT: Final = (
@@ -111,15 +122,21 @@ class MountOptions:
         cleared: ``MS_…`` that an option says are not to be set.
         propagation: ``MS_…`` of propagation; 0 to leave it.
         data: what the file system is told.
+        mappings: of users and of groups, as the kernel wants them; none or both.
+        loop: whether the source is a file that is to be a block device.
+        direct_io: whether that goes past the cache of the file's own file system.
     """
 
-    __slots__ = ("cleared", "data", "flags", "propagation")
+    __slots__ = ("cleared", "data", "direct_io", "flags", "loop", "mappings", "propagation")
 
-    def __init__(self, flags: int, cleared: int, propagation: int, data: str) -> None:
-        self.flags = flags
-        self.cleared = cleared
-        self.propagation = propagation
-        self.data = data
+    def __init__(self) -> None:
+        self.flags = 0
+        self.cleared = 0
+        self.propagation = 0
+        self.data = ""
+        self.mappings: Sequence[str] = ()
+        self.loop = False
+        self.direct_io = False
 
 
 def parse_options(options: Sequence[str]) -> MountOptions:
@@ -130,17 +147,24 @@ def parse_options(options: Sequence[str]) -> MountOptions:
 
     Raises:
         MountOptionUnsupported: one is for somebody else than the kernel.
+        MountMappingInvalid: ids are to be mapped in a way that is none.
     """
-    parsed = MountOptions(0, 0, 0, "")
+    parsed = MountOptions()
+    mappings: dict[str, str] = {}
     data = []
     for option in options:
-        if option.partition("=")[0].partition(".")[0] in _UNSUPPORTED:
+        name = option.partition("=")[0]
+        if name.partition(".")[0] in _UNSUPPORTED:
             raise MountOptionUnsupported(
                 f"mount option {option!r}",
                 found="an option that this shim does not implement",
                 do="use a snapshotter that mounts without it (overlayfs, native)",
             )
-        if option in _FLAGS:
+        if name in _MAPPINGS:
+            mappings[name] = option
+        elif option == _LOOP:
+            parsed.loop = True
+        elif option in _FLAGS:
             added, removed = _FLAGS[option]
             parsed.flags = parsed.flags & ~removed | added
             parsed.cleared = parsed.cleared & ~added | removed
@@ -148,8 +172,27 @@ def parse_options(options: Sequence[str]) -> MountOptions:
             parsed.propagation = _PROPAGATION[option]
         elif option:
             data.append(option)
+    if parsed.loop and _DIRECT_IO in data:
+        parsed.direct_io = True
+        data = [option for option in data if option != _DIRECT_IO]
     parsed.data = ",".join(data)
+    if mappings:
+        parsed.mappings = _read_mappings(mappings)
     return parsed
+
+
+def _read_mappings(options: dict[str, str]) -> tuple[str, ...]:
+    """The mappings that options ask for, users first."""
+    from shim import idmapped  # noqa: PLC0415 - what few mounts have
+
+    missing = [name for name in _MAPPINGS if name not in options]
+    if missing:
+        raise MountMappingInvalid(
+            f"mount option {', '.join(options.values())!r}",
+            found=f"no {missing[0]} with it",
+            do="map users and groups, or neither",
+        )
+    return tuple(idmapped.read_mapping(options[name]) for name in _MAPPINGS)
 
 
 def mount_rootfs(mounts: Sequence[Mount], rootfs: str) -> None:
@@ -162,6 +205,7 @@ def mount_rootfs(mounts: Sequence[Mount], rootfs: str) -> None:
 
     Raises:
         MountOptionUnsupported: an option is one that we do not implement.
+        MountMappingInvalid: ids are to be mapped in a way that is none.
         MountOptionsTooLong: the layers of an overlay do not fit a page, even shortened.
         MountTargetUnusable: ``rootfs`` or a target in it is no directory, or is a link.
         MountFailed: the kernel refused. Nothing is left mounted, whatever is raised.
@@ -239,28 +283,74 @@ def _mount_at(
     kind: str, source: str, target: str, options: MountOptions, mounted: list[str]
 ) -> None:
     """Mount one, and note it in ``mounted`` as soon as it has to be undone."""
-    directory, data = _fit_to_page(kind, options.data, target)
-    is_bind = bool(options.flags & syscalls.MS_BIND)
-    is_remount = bool(options.flags & syscalls.MS_REMOUNT)
+    device = users = -1
+    what = source  # which may be a file in a device
     try:
-        if not is_remount or data:
-            _in_directory(
-                directory, lambda: syscalls.mount(source, target, kind, options.flags, data)
-            )
-            if not is_remount:
-                mounted.append(target)
+        if options.mappings:
+            users = _user_namespace(options.mappings)
+        if options.loop:
+            from shim import loop  # noqa: PLC0415 - what few mounts have
+
+            read_only = bool(options.flags & syscalls.MS_RDONLY)
+            source, device = loop.attach(source, read_only=read_only, direct=options.direct_io)
+        if users >= 0 and kind == "overlay":
+            _mount_mapped_overlay(target, options, users)
+            mounted.append(target)
+        else:
+            _mount_source(kind, source, target, options, mounted)
         if options.propagation:
             syscalls.mount("", target, "", options.propagation)
-        if is_bind and options.flags & _MOUNT_ATTRIBUTES:
-            attributes = _attributes_of(target) & ~options.cleared | options.flags
-            attributes &= ~syscalls.MS_REC  # a remount is of one mount
-            syscalls.mount("", target, "", attributes | syscalls.MS_REMOUNT)
+        if users >= 0 and kind != "overlay":
+            from shim import idmapped  # noqa: PLC0415 - what few mounts have
+
+            idmapped.replace(target, users, recursive=bool(options.flags & syscalls.MS_REC))
     except OSError as error:
         raise MountFailed(
-            f"to mount {source!r} ({kind or 'no type'}) at {target}",
-            found=os.strerror(error.errno or 0).lower() + _what_is_missing(source, options),
+            f"to mount {what!r} ({kind or 'no type'}) at {target}",
+            found=os.strerror(error.errno or 0).lower() + _what_is_missing(what, options),
             do="the kernel's log (dmesg) may say more",
         ) from error
+    finally:
+        for fd in (device, users):
+            if fd >= 0:
+                os.close(fd)
+
+
+def _mount_source(
+    kind: str, source: str, target: str, options: MountOptions, mounted: list[str]
+) -> None:
+    directory, data = _fit_to_page(kind, options.data, target)
+    is_remount = bool(options.flags & syscalls.MS_REMOUNT)
+    if not is_remount or data:
+        _in_directory(directory, lambda: syscalls.mount(source, target, kind, options.flags, data))
+        if not is_remount:
+            mounted.append(target)
+    if options.flags & syscalls.MS_BIND and options.flags & _MOUNT_ATTRIBUTES:
+        attributes = _attributes_of(target) & ~options.cleared | options.flags
+        attributes &= ~syscalls.MS_REC  # a remount is of one mount
+        syscalls.mount("", target, "", attributes | syscalls.MS_REMOUNT)
+
+
+def _user_namespace(mappings: Sequence[str]) -> int:
+    from shim import idmapped  # noqa: PLC0415 - what few mounts have
+
+    try:
+        return idmapped.user_namespace(*mappings)
+    except OSError as error:
+        raise MountFailed(
+            f"a user namespace to map ids by: {'; '.join(mappings)}",
+            found=os.strerror(error.errno or 0).lower(),
+            do="the ranges, or the limits below /proc/sys/user, may be why",
+        ) from error
+
+
+def _mount_mapped_overlay(target: str, options: MountOptions, users: int) -> None:
+    from shim import idmapped  # noqa: PLC0415 - what few mounts have
+
+    layers, data = idmapped.split_layers(options.data)
+    _, data = _fit_to_page("overlay", data, target)
+    mount = _in_thread(lambda: idmapped.make_overlay(target, layers, data, options.flags, users))
+    idmapped.attach(mount, target)
 
 
 def _attributes_of(target: str) -> int:
@@ -292,14 +382,24 @@ def _in_directory(directory: str, call: Callable[[], None]) -> None:
     if not directory:
         call()
         return
-    errors: list[OSError] = []
+
+    def call_there() -> None:
+        syscalls.unshare(syscalls.CLONE_FS)
+        os.chdir(directory)
+        call()
+
+    _in_thread(call_there)
+
+
+def _in_thread(call: Callable[[], T]) -> T:
+    """Call something in a thread that ends then, and wait for it."""
+    results: list[T] = []
+    errors: list[OSError | NvshimError] = []
 
     def call_there() -> None:
         try:
-            syscalls.unshare(syscalls.CLONE_FS)
-            os.chdir(directory)
-            call()
-        except OSError as error:
+            results.append(call())
+        except (OSError, NvshimError) as error:
             errors.append(error)
         finally:
             done.release()
@@ -310,6 +410,7 @@ def _in_directory(directory: str, call: Callable[[], None]) -> None:
     done.acquire()
     if errors:
         raise errors[0]
+    return results[0]
 
 
 def _require_directory(rootfs: str) -> None:

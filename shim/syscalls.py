@@ -83,12 +83,14 @@ MOUNT_ATTR_RDONLY: Final = 0x1
 MOUNT_ATTR_NOSUID: Final = 0x2
 MOUNT_ATTR_NODEV: Final = 0x4
 MOUNT_ATTR_NOEXEC: Final = 0x8
+_MOUNT_ATTR_IDMAP: Final = 0x100000
 
 PROC_SUPER_MAGIC: Final = 0x9FA0
 
 _AT_FDCWD: Final = -100
 _AT_SYMLINK_NOFOLLOW: Final = 0x100
 _AT_EMPTY_PATH: Final = 0x1000
+_AT_RECURSIVE: Final = 0x8000
 _OPEN_TREE_CLONE: Final = 1
 _FSOPEN_CLOEXEC, _FSMOUNT_CLOEXEC, _FSCONFIG_CMD_CREATE = 1, 1, 6
 _NULL: Final = os.makedev(1, 3)
@@ -161,16 +163,19 @@ def null_device() -> int:
         os.close(root)
 
 
-def clone_mount(path: str) -> int:
+def clone_mount(path: str, *, recursive: bool = False, follow: bool = False) -> int:
     """A mount of a file or directory that is attached nowhere yet.
 
     Args:
-        path: what is mounted; a link at its end is not followed.
+        path: what is mounted.
+        recursive: whether with what is mounted below it.
+        follow: whether a link at its end is followed.
 
     Returns:
         A descriptor; when it is closed before it was attached, the mount is gone.
     """
-    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_SYMLINK_NOFOLLOW
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC
+    flags |= (_AT_RECURSIVE if recursive else 0) | (0 if follow else _AT_SYMLINK_NOFOLLOW)
     encoded = ctypes.c_char_p(os.fsencode(path))
     return _call(_OPEN_TREE, ctypes.c_long(_AT_FDCWD), encoded, ctypes.c_long(flags))
 
@@ -183,8 +188,22 @@ def set_mount_attributes(fd: int, attributes: int, propagation: int) -> None:
         attributes: ``MOUNT_ATTR_…`` to set.
         propagation: ``MS_…`` of propagation; 0 to leave it.
     """
+    _set_mount_attributes(fd, attributes, propagation, 0)
+
+
+def map_ids(fd: int, users: int) -> None:
+    """Show the files of a mount with the ids that a user namespace has for theirs.
+
+    Args:
+        fd: the root of a mount that is attached nowhere yet.
+        users: a descriptor of the user namespace.
+    """
+    _set_mount_attributes(fd, _MOUNT_ATTR_IDMAP, 0, users)
+
+
+def _set_mount_attributes(fd: int, attributes: int, propagation: int, users: int) -> None:
     # struct mount_attr: set, clear, propagation, user namespace
-    attr = (ctypes.c_uint64 * 4)(attributes, 0, propagation, 0)
+    attr = (ctypes.c_uint64 * 4)(attributes, 0, propagation, users)
     size = ctypes.c_size_t(ctypes.sizeof(attr))
     flags = ctypes.c_long(_AT_EMPTY_PATH)
     empty = ctypes.c_char_p(b"")
@@ -274,12 +293,31 @@ def clone_sibling() -> int:
     """
     import signal  # noqa: PLC0415 - 6 ms, for a sandbox only
 
+    return _clone(CLONE_PARENT | signal.SIGCHLD)
+
+
+def clone_and_end(flags: int) -> int:
+    """Fork a child that ends at once, and sends no signal when it does.
+
+    Args:
+        flags: ``CLONE_NEW…``: what the child has of its own. It can be looked at below /proc
+            until the child is waited for, with ``__WALL``.
+
+    Returns:
+        The child's pid.
+    """
+    pid = _clone(flags)
+    if pid == 0:
+        os._exit(0)
+    return pid
+
+
+def _clone(flags: int) -> int:
     # By a handle that keeps the interpreter's lock: nobody else could ever give it back.
     call = ctypes.PyDLL(None, use_errno=True).syscall
     call.restype = ctypes.c_long
     zeros = (ctypes.c_long(0),) * 4
-    number = ctypes.c_long(_CLONE[os.uname().machine])
-    return _check(call(number, ctypes.c_long(CLONE_PARENT | signal.SIGCHLD), *zeros))
+    return _check(call(ctypes.c_long(_CLONE[os.uname().machine]), ctypes.c_long(flags), *zeros))
 
 
 def inotify_init() -> int:

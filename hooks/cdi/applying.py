@@ -210,6 +210,7 @@ class _Work:
             access="" if access == NO_PERMISSIONS else "".join(c for c in "rwm" if c in access),
             reason=whose,
             kind=kind,
+            host="" if kind == _FIFO else self._on_host(node.host_path or node.path),
         )
 
     def _numbers(self, node: DeviceNode, whose: str) -> tuple[str, int, int]:

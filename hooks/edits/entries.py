@@ -20,6 +20,7 @@ __all__ = [
     "device_rule",
     "hook_entry",
     "mount_entry",
+    "mounted_node",
     "moved_interfaces",
     "resource_control",
 ]
@@ -38,6 +39,22 @@ def device_node(device: Device) -> Json:
         "fileMode": device.mode,
         "uid": device.uid,
         "gid": device.gid,
+    }
+
+
+def mounted_node(device: Device) -> Json | None:
+    """An entry of mounts that stands for a device where a runtime makes no nodes.
+
+    In a user namespace it mounts what the host has at the very path that the container is to
+    have it at. If that is the right node, it may.
+    """
+    if device.host in {"", device.path}:
+        return None
+    return {
+        "destination": device.path,
+        "type": "bind",
+        "source": device.host,
+        "options": ["bind", "rw", "nosuid", "noexec"],
     }
 
 

@@ -9,6 +9,8 @@ edit        added to                      is there already if
 ==========  ============================  ====================================================
 device      linux.devices                 a node has the same path, type and numbers
             linux.resources.devices       a rule allows it after the last rule that denies
+            mounts, not linux.devices     in a user namespace, if the node is elsewhere on the
+                                          host: a runtime makes no nodes there
 mount       mounts                        a mount has the same destination (the user's wins)
 variable    process.env                   its last value is the same
 group       process.user.additionalGids   it is listed
@@ -41,14 +43,16 @@ from hooks.edits.entries import (
     device_rule,
     hook_entry,
     mount_entry,
+    mounted_node,
     moved_interfaces,
     resource_control,
 )
 from hooks.errors import DeviceConflict, MalformedSpec
 from hooks.requests.glance import HOOK_LISTS, has_nvidia_hook, is_nvidia_hook
+from hooks.requests.policy import has_user_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from hooks.edits.plan import Device, Hook, Plan
 
@@ -82,16 +86,17 @@ def apply(spec: Mapping[str, Any], plan: Plan) -> Json:
     process = _object(spec, "process")
     if process:
         edited["process"] = apply_process(process, plan.environment, plan.additional_gids)
-    if plan.mounts:
+    mounted = _mounted_nodes(spec, plan.devices)
+    if plan.mounts or mounted:
         mounts = _list(spec, "mounts")
         there = {_destination(mount) for mount in mounts}
         edited["mounts"] = mounts + [
-            mount_entry(mount)
-            for mount in plan.mounts
-            if posixpath.normpath(mount.destination) not in there
+            entry
+            for entry in (*map(mount_entry, plan.mounts), *mounted.values())
+            if posixpath.normpath(entry["destination"]) not in there
         ]
     if plan.devices:
-        edited["linux"] = _apply_devices(_object(spec, "linux"), plan.devices)
+        edited["linux"] = _apply_devices(_object(spec, "linux"), plan.devices, mounted)
     if plan.hooks:
         edited["hooks"] = _apply_hooks(_object(edited, "hooks"), plan.hooks)
     if plan.intel_rdt:
@@ -137,7 +142,15 @@ def apply_process(
     return edited
 
 
-def _apply_devices(linux: Json, devices: Iterable[Device]) -> Json:
+def _mounted_nodes(spec: Mapping[str, Any], devices: Iterable[Device]) -> dict[str, Json]:
+    """The mounts that stand for devices, by the path of each."""
+    if not has_user_namespace(spec):
+        return {}
+    found = {device.path: mounted_node(device) for device in devices}
+    return {path: entry for path, entry in found.items() if entry is not None}
+
+
+def _apply_devices(linux: Json, devices: Iterable[Device], mounted: Collection[str]) -> Json:
     nodes = _list(linux, "devices", "linux.")
     resources = _object(linux, "resources", "linux.")
     rules = _list(resources, "devices", "linux.resources.")
@@ -146,7 +159,9 @@ def _apply_devices(linux: Json, devices: Iterable[Device]) -> Json:
     new_nodes, new_rules = [], []
     for device in devices:
         other = by_path.get(device.path)
-        if other is None:
+        if other is None and device.path in mounted:
+            pass  # it is no node that the runtime makes
+        elif other is None:
             by_path[device.path] = device_node(device)
             new_nodes.append(by_path[device.path])
         elif not _is_same(other, device):

@@ -49,6 +49,8 @@ class Device:
         reason: why it is there, for people ("GPU 0", "control device").
         kind: "c" for a character device, "b" for a block device, "p" for a FIFO; only a
             foreign CDI spec brings others than "c".
+        host: where its node is on the host; "" where nobody needs to know. In a user namespace
+            it is mounted from there, as nobody can make a node.
     """
 
     path: str
@@ -60,6 +62,8 @@ class Device:
     access: str = "rwm"
     reason: str = ""
     kind: str = "c"
+    host: str = ""
+    _apart = ("host",)
 
 
 @value
@@ -345,6 +349,7 @@ def device_of(node: Node, reason: str) -> Device:
         uid=node.uid,
         gid=node.gid,
         reason=reason,
+        host=node.host,
     )
 
 

@@ -9,7 +9,8 @@ new one and the plan, and checks the invariants from outside:
   seccomp, AppArmor or SELinux setting, no capability, no argument; and no hook, resource control
   or interface unless the plan has any;
 - what was added is in the plan; the devices are of known types and majors; the sources of mounts
-  are where the driver's files are, or in our staging directory, and not in the image; no
+  are where the driver's files are, or in our staging directory, and not in the image, but for
+  the nodes of devices, which are mounted in a user namespace; no
   destination is below /proc or /sys; of procfs, only files below /proc/driver are to be covered,
   and none of the kernel's is to be written; a hook runs a program that the operator allows, with
   an environment of its own.
@@ -32,11 +33,13 @@ from hooks.edits.entries import (
     device_rule,
     hook_entry,
     mount_entry,
+    mounted_node,
     moved_interfaces,
     resource_control,
 )
 from hooks.errors import VerificationFailed
 from hooks.requests.glance import HOOK_LISTS, is_nvidia_hook
+from hooks.requests.policy import has_user_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -98,7 +101,10 @@ def verify(
     for path, wanted in settings.items():
         _verify_setting(_at(before, path), _at(after, path), wanted, ".".join(path))
     _verify_process(added["process", "env"], added["process", "user", "additionalGids"], plan)
-    _verify_mounts(added["mounts",], plan, source_roots, forbidden_roots, mount_kinds)
+    mounts = added["mounts",]
+    if has_user_namespace(before):
+        mounts = _without_nodes(mounts, plan)
+    _verify_mounts(mounts, plan, source_roots, forbidden_roots, mount_kinds)
     _verify_files(plan)
     known = {"c": majors, "b": block_majors}
     nodes, rules = added["linux", "devices"], added["linux", "resources", "devices"]
@@ -106,6 +112,17 @@ def verify(
     for path in growing:
         if path[0] == "hooks":
             _verify_hooks(path[1], added[path], plan, hook_programs)
+
+
+def _without_nodes(mounts: list[Any], plan: Plan) -> list[Any]:
+    """The mounts that do not stand for planned devices; those that do are verified."""
+    planned = [mounted_node(device) for device in plan.devices]
+    for mount in mounts:
+        if mount in planned:
+            for path in (mount["source"], mount["destination"]):
+                _expect(_is_clean(path), "a path not normal", mount)
+                _expect(not _is_below_any(path, _HANDS_OFF), "a file of the kernel's", mount)
+    return [mount for mount in mounts if mount not in planned]
 
 
 def _verify_mounts(

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 
     from hooks.config import Config
 
-__all__ = ["Container", "Verdict", "judge", "read_container"]
+__all__ = ["Container", "Verdict", "has_user_namespace", "judge", "read_container"]
 
 
 @value
@@ -167,10 +167,22 @@ def _is_privileged(spec: Mapping[str, Any]) -> bool:
     capabilities = _part(_part(spec, "process", dict), "capabilities", dict)
     if _ADMIN not in _part(capabilities, "bounding", list):
         return False
+    return not has_user_namespace(spec)
+
+
+def has_user_namespace(spec: Mapping[str, Any]) -> bool:
+    """Whether the container's root is somebody else on the host.
+
+    Args:
+        spec: config.json, decoded.
+
+    Raises:
+        MalformedSpec: its namespaces have the wrong shape.
+    """
     linux = _part(spec, "linux", dict)
     namespaces = _part(linux, "namespaces", list)
-    in_user_namespace = any(isinstance(n, dict) and n.get("type") == "user" for n in namespaces)
-    return not (in_user_namespace or linux.get("uidMappings"))
+    is_listed = any(isinstance(n, dict) and n.get("type") == "user" for n in namespaces)
+    return bool(is_listed or linux.get("uidMappings"))
 
 
 def _part(table: Mapping[str, Any], name: str, kind: type) -> Any:
