@@ -21,15 +21,17 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 
 from shim import syscalls
 from shim.errors import MountFailed, MountMappingInvalid
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal as _signal
     from collections.abc import Sequence
     from typing import Final
+else:
+    import _signal
 
 _LAYERS: Final = "lowerdir="
 _PARTS: Final = 3
@@ -78,7 +80,7 @@ def user_namespace(uids: str, gids: str) -> int:
                 file.write(mapping.encode())
         return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
-        os.kill(pid, signal.SIGKILL)  # not waited for, so the pid is still its own
+        os.kill(pid, _signal.SIGKILL)  # not waited for, so the pid is still its own
         os.waitpid(pid, _WALL)
 
 
