@@ -220,8 +220,9 @@ def prepare(
     asked = _Asked(spec, request, inventory, config, image=layer)
     decision = _decide(asked, look, (_NOWHERE, rootfs), _Clock())
     inside = place_inside(layer, decision.plan, decision.layout)
-    plan = _as_placed(decision.plan, Placed(omitted=inside.omitted))
-    return Prepared(decision.layout, decision.compat, plan, inside)
+    plan = _as_placed(decision.plan, Placed(inside.mounts, omitted=inside.omitted))
+    # Those mounts are in the plan now.
+    return Prepared(decision.layout, decision.compat, plan, changed(inside, mounts=()))
 
 
 def inject(
@@ -294,7 +295,8 @@ def inject(
                 decision.plan,
                 decision.layout,
                 staging,
-                library_path=_library_path(spec),
+                library_path=_variable(spec, "LD_LIBRARY_PATH"),
+                path=_variable(spec, "PATH"),
             )
         clock.lap("place")
         plan, edited = decision.plan, decision.spec
@@ -660,8 +662,8 @@ def _user(spec: Mapping[str, Any]) -> tuple[int, int]:
     return (uid if isinstance(uid, int) else 0, gid if isinstance(gid, int) else 0)
 
 
-def _library_path(spec: Mapping[str, Any]) -> str:
-    """LD_LIBRARY_PATH as the container's processes will see it; read_request checked env."""
+def _variable(spec: Mapping[str, Any], name: str) -> str:
+    """A variable as the container's processes will see it; read_request checked env."""
     entries = spec["process"].get("env") or []
-    values = [e.partition("=")[2] for e in entries if e.startswith("LD_LIBRARY_PATH=")]
+    values = [e.partition("=")[2] for e in entries if e.startswith(f"{name}=")]
     return values[-1] if values else ""

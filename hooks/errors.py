@@ -159,10 +159,17 @@ class MigModeGpu(RequestError):
 
 
 class RootfsError(NvshimError):
-    """Something about the image's files."""
+    """Something about the image's files.
+
+    Who raises one may know better than the class what the reader can do about it.
+    """
 
     code = "NVSHIM-E0300"
     status = Status.FAILED_PRECONDITION
+    remedy = "look at the image with a shell in it"
+
+    def __init__(self, asked: str, *, found: str, do: str = "") -> None:
+        super().__init__(asked, found=found, do=do or self.remedy)
 
 
 class SpecError(NvshimError):

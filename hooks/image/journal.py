@@ -13,7 +13,8 @@ a regular file of at most 1 MiB       its content, mode, owner and times, in mem
 a larger file, FIFO, socket, device   under another name beside it, until the end
 an empty directory, by a mount point  undo makes it again
 a directory                           not replaced: ``DirectoryInTheWay``
-a file of more than 64 MiB            not replaced: ``FileTooLarge``
+a file of more than 64 MiB            not replaced: ``FileTooLarge``; who wants a link there can
+                                      mount over it
 ====================================  =============================================
 
 (Another name would do for all of them, but on overlayfs a rename first copies the file up and

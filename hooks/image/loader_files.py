@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONF",
+    "DISPENSABLE",
     "DROP_IN",
     "FIRST_DROP_IN",
     "MUSL_PATHS",
@@ -55,6 +56,8 @@ __all__ = [
 CONF: Final = "/etc/ld.so.conf"
 DROP_IN: Final = "/etc/ld.so.conf.d/00-containerd-shim-nvidia.conf"
 FIRST_DROP_IN: Final = "/etc/ld.so.conf.d/00-compat-containerd-shim-nvidia.conf"
+DISPENSABLE: Final = frozenset({CONF, DROP_IN, FIRST_DROP_IN})
+"""The files that only a later ``ldconfig`` reads: the loader finds all by the cache."""
 MUSL_PATHS: Final = {
     Arch.X86_64: "/etc/ld-musl-x86_64.path",
     Arch.I386: "/etc/ld-musl-i386.path",
@@ -69,8 +72,8 @@ NOT_IN_A_DIRECTORY: Final = frozenset("\n\r\t\0:;,=# ")
 _GLIBC_SEARCHES: Final = frozenset({"/lib", "/usr/lib", "/lib64", "/usr/lib64"})
 _MUSL_SEARCHES: Final = ("/lib", "/usr/local/lib", "/usr/lib")
 
-# A cache of ten thousand libraries has half of it. What is longer would hold up the whole pod.
-_LARGEST_CACHE: Final = 2 << 20
+# A cache of a hundred thousand libraries has that much. What is longer would hold up the whole pod.
+_LARGEST_CACHE: Final = 8 << 20
 _LARGEST_CONF: Final = 64 << 10
 
 # The ways in which distributions include all drop-ins.

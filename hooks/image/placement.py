@@ -18,6 +18,10 @@ Rules
   points there, and a link would be hidden, so it is reported as omitted.
 - A mount point whose directory is a link that leads nowhere is left to the runtime too: the
   link may lead to what is mounted later ("/var/run" to "/run"). Runtimes resolve it inside.
+- A file that is too large to be kept until the end stays where a link is to go, and what the link
+  would lead to is mounted over it.
+- The files that only a later ``ldconfig`` would read are dispensable: where an image has no room
+  for one (its directory is a dangling link, or no directory), it is omitted.
 - A read-only rootfs is not touched; :mod:`hooks.image.staging` finds another way.
 """
 
@@ -28,11 +32,18 @@ import stat
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from api.values import value
+from api.values import changed, value
 from hooks.image.journal import Journal
-from hooks.image.loader_files import NOT_IN_A_DIRECTORY, loader_files
+from hooks.image.loader_files import DISPENSABLE, NOT_IN_A_DIRECTORY, loader_files
 from hooks.image.rootfs import Rootfs, components
-from hooks.image.rootfs_errors import DeviceDirectoryUnsafe, PathRefused, RootfsUnavailable
+from hooks.image.rootfs_errors import (
+    DeviceDirectoryUnsafe,
+    DirectoryInTheWay,
+    FileTooLarge,
+    NotARegularFile,
+    PathRefused,
+    RootfsUnavailable,
+)
 from hooks.image.small_files import (
     beside_image,
     check_small,
@@ -47,12 +58,17 @@ from hooks.image.staging import fill_staging, is_on_directory
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from hooks.edits.plan import File, LinkDirectory, Mount, Plan
+    from hooks.edits.plan import File, Link, LinkDirectory, Mount, Plan
     from hooks.image.layout import Layout
+    from hooks.image.staging import Staged
 
 __all__ = ["Inside", "Placed", "as_staged", "place", "place_inside", "stage_beside"]
 
+# What stands in the way of a file by its own place, and not by the state of the machine.
+_NO_ROOM = (DirectoryInTheWay, FileTooLarge, NotARegularFile, PathRefused)
+
 _DEV = "/dev"
+_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @value
@@ -84,15 +100,23 @@ class Inside:
         written: as in :class:`Placed`.
         omitted: as in :class:`Placed`.
         mounted: what is to be mounted from staging, by where.
+        mounts: further mounts, of the host's files.
     """
 
     written: tuple[str, ...] = ()
     omitted: tuple[str, ...] = ()
     mounted: tuple[tuple[str, File | LinkDirectory], ...] = ()
+    mounts: tuple[Mount, ...] = ()
 
 
 def place(
-    rootfs: Rootfs, plan: Plan, layout: Layout, staging_dir: str, *, library_path: str = ""
+    rootfs: Rootfs,
+    plan: Plan,
+    layout: Layout,
+    staging_dir: str,
+    *,
+    library_path: str = "",
+    path: str = "",
 ) -> Placed:
     """Writes the files of ``plan`` into the image, or into staging if that takes no writes.
 
@@ -103,6 +127,7 @@ def place(
         staging_dir: a directory of ours on the host, private to this container. It is made if
             needed: if the rootfs takes no writes, or the plan has what is mounted from there.
         library_path: the LD_LIBRARY_PATH that the spec sets.
+        path: the PATH that the spec sets.
 
     Returns:
         What was done.
@@ -115,7 +140,12 @@ def place(
         _refuse_linked_dev(rootfs)
     if layout.writable:
         return _into_image(rootfs, plan, layout, staging_dir)
-    return _into_staging(rootfs, plan, layout, staging_dir, library_path)
+    staged, placed = _into_staging(rootfs, plan, layout, staging_dir)
+    environment = (
+        *_extended("LD_LIBRARY_PATH", library_path, staged.search),
+        *_extended("PATH", path or _DEFAULT_PATH, staged.programs),
+    )
+    return changed(placed, environment=environment)
 
 
 def place_inside(rootfs: Rootfs, plan: Plan, layout: Layout) -> Inside:
@@ -146,7 +176,7 @@ def as_staged(inside: Inside, plan: Plan, staging_dir: str) -> Placed:
         staging_dir: as for :func:`place`.
     """
     return Placed(
-        mounts=mounts_of(inside.mounted, staging_dir),
+        mounts=(*inside.mounts, *mounts_of(inside.mounted, staging_dir)),
         written=inside.written,
         omitted=inside.omitted,
         proc_files=proc_files_of(plan.proc_files, staging_dir),
@@ -213,6 +243,7 @@ def _into_image(rootfs: Rootfs, plan: Plan, layout: Layout, staging_dir: str) ->
 def _write(journal: Journal, rootfs: Rootfs, plan: Plan, layout: Layout) -> Inside:
     ways = _Ways(rootfs, layout)
     omitted = []
+    mounts: list[Mount] = []
     if plan.devices:
         journal.directory_itself(_DEV)
     _make_mount_points(journal, plan.mounts, ways)
@@ -220,15 +251,47 @@ def _write(journal: Journal, rootfs: Rootfs, plan: Plan, layout: Layout) -> Insi
         if ways.is_covered(link.path):
             omitted.append(link.path)
         else:
-            journal.link(link.path, link.target)
+            mounts += _make_link(journal, link, plan)
     for path, content in loader_files(rootfs, plan, layout).items():
-        journal.file(path, content)
+        try:
+            journal.file(path, content)
+        except _NO_ROOM:
+            if path not in DISPENSABLE:
+                raise
+            omitted.append(path)
     small = in_image(plan, layout, ways.is_open)
     for file in small.written:
         journal.file(file.path, file.content, file.mode)
     for path in small.mount_points:
         journal.directory(path)
-    return Inside(tuple(journal.written), (*omitted, *small.omitted), small.mounted)
+    left_out = (*omitted, *small.omitted)
+    return Inside(tuple(journal.written), left_out, small.mounted, tuple(mounts))
+
+
+def _make_link(journal: Journal, link: Link, plan: Plan) -> tuple[Mount, ...]:
+    """Makes a link, or says what is to be mounted in its place."""
+    try:
+        journal.link(link.path, link.target)
+    except FileTooLarge:
+        mount = _behind(link, plan)
+        if mount is None:
+            raise
+        return (changed(mount, destination=link.path),)
+    return ()
+
+
+def _behind(link: Link, plan: Plan) -> Mount | None:
+    """The mount that a link leads to, perhaps by other links."""
+    links = {each.path: each for each in plan.links}
+    mounts = {each.destination: each for each in plan.mounts}
+    for _ in links:
+        path = os.path.normpath(os.path.join(os.path.dirname(link.path), link.target))
+        if path in mounts:
+            return mounts[path]
+        if path not in links:
+            return None
+        link = links[path]
+    return None
 
 
 def _make_mount_points(journal: Journal, mounts: Iterable[Mount], ways: _Ways) -> None:
@@ -242,16 +305,15 @@ def _make_mount_points(journal: Journal, mounts: Iterable[Mount], ways: _Ways) -
 
 
 def _into_staging(
-    rootfs: Rootfs, plan: Plan, layout: Layout, staging_dir: str, library_path: str
-) -> Placed:
+    rootfs: Rootfs, plan: Plan, layout: Layout, staging_dir: str
+) -> tuple[Staged, Placed]:
     small = beside_image(plan, layout, rootfs)
     with _staging(staging_dir) as journal:
         staged = fill_staging(rootfs, journal, plan, layout, staging_dir)
         mounts = stage(journal, small.mounted, staging_dir)
         proc_files = stage_proc_files(journal, plan.proc_files, staging_dir)
-    return Placed(
+    return staged, Placed(
         mounts=(*staged.mounts, *mounts),
-        environment=_environment(library_path, staged.search),
         omitted=(*staged.omitted, *small.omitted),
         proc_files=proc_files,
     )
@@ -270,11 +332,11 @@ def _staging(staging_dir: str) -> Iterator[Journal]:
         yield journal
 
 
-def _environment(library_path: str, search: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """LD_LIBRARY_PATH with ``search`` behind what the spec has in it."""
-    known = [part for part in library_path.split(":") if part]
-    missing = [part for part in search if part not in known]
-    return (("LD_LIBRARY_PATH", ":".join([*known, *missing])),) if missing else ()
+def _extended(name: str, before: str, directories: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """A variable with ``directories`` behind what the spec has in it."""
+    known = [part for part in before.split(":") if part]
+    missing = [part for part in directories if part not in known]
+    return ((name, ":".join([*known, *missing])),) if missing else ()
 
 
 class _Ways:

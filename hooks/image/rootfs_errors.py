@@ -42,12 +42,14 @@ class KernelTooOld(RootfsError):
     """The kernel has no openat2(2), or a filter forbids it. Raised when a rootfs is opened."""
 
     code = "NVSHIM-E0301"
+    remedy = "run Linux 5.6 or newer"
 
 
 class RootfsUnavailable(RootfsError):
     """The directory that should hold the rootfs cannot be opened. Raised by ``Rootfs.open``."""
 
     code = "NVSHIM-E0302"
+    remedy = "look whether its mounts were made"
 
 
 class PathRefused(RootfsError):
@@ -57,12 +59,14 @@ class PathRefused(RootfsError):
     """
 
     code = "NVSHIM-E0303"
+    remedy = "use a path that leads somewhere inside the image, or remove what is in its way"
 
 
 class NotARegularFile(RootfsError):
     """A directory, FIFO, socket or device where a regular file was to be read."""
 
     code = "NVSHIM-E0304"
+    remedy = "remove it from the image"
 
 
 class FileTooLarge(RootfsError):
@@ -70,6 +74,7 @@ class FileTooLarge(RootfsError):
 
     code = "NVSHIM-E0305"
     status = Status.RESOURCE_EXHAUSTED
+    remedy = "remove it from the image, or make it smaller"
 
 
 class RootfsBusy(RootfsError):
@@ -77,12 +82,14 @@ class RootfsBusy(RootfsError):
 
     code = "NVSHIM-E0306"
     status = Status.ABORTED
+    remedy = "try again"
 
 
 class RootfsReadOnly(RootfsError):
     """A write met a read-only file system, and nothing else could take its place."""
 
     code = "NVSHIM-E0307"
+    remedy = "use a writable snapshot"
 
 
 class RootfsIo(RootfsError):
@@ -90,27 +97,32 @@ class RootfsIo(RootfsError):
 
     code = "NVSHIM-E0308"
     status = Status.INTERNAL
+    remedy = "look for room on its disk, and at the kernel's log (dmesg)"
 
 
 class DirectoryInTheWay(RootfsError):
     """A directory stands where a file, a link or a mount point of a file has to be."""
 
     code = "NVSHIM-E0309"
+    remedy = "remove it from the image"
 
 
 class MalformedElf(RootfsError):
     """Not an ELF file of a known shape, or one whose tables point outside of it."""
 
     code = "NVSHIM-E0310"
+    remedy = "put another file in its place"
 
 
 class MalformedCache(RootfsError):
     """Not an ld.so.cache of format glibc-ld.so.cache1.1 for a little-endian machine."""
 
     code = "NVSHIM-E0311"
+    remedy = "run ldconfig in the image"
 
 
 class DeviceDirectoryUnsafe(RootfsError):
     """The image's /dev is a link, and a runtime may make device nodes where it leads."""
 
     code = "NVSHIM-E0312"
+    remedy = "use an image with a directory there"

@@ -4,7 +4,8 @@ A runtime has to make a mount point for every mount, and on a read-only file sys
 But nearly every container has a tmpfs on /run or /dev, which :mod:`hooks.image.layout` has chosen
 for the libraries. So the directory of libraries is made in the staging directory instead, with
 an empty file for every library and a link for every soname; it is mounted on the tmpfs, and
-the plan's libraries are mounted on the files in it.
+the plan's libraries are mounted on the files in it. Programs that the image has no room for have
+a directory there as well, which comes last in PATH.
 
 Rules
 - The image's ld.so.cache (or musl's path file) is covered by a merged one, if it is there to
@@ -19,12 +20,12 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from api.values import value
+from api.values import changed, value
 from hooks.edits.plan import Mount
 from hooks.errors import RootfsError
-from hooks.image.layout import CACHE, Libc
+from hooks.image.layout import CACHE, SCRATCH, Libc
 from hooks.image.loader_files import MUSL_PATHS, loader_files
 from hooks.image.rootfs_errors import RootfsReadOnly
 
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Staged", "fill_staging", "is_on_directory"]
 
+_PROGRAMS: Final = "/programs"
+# Where programs are looked for that nobody names by their whole path.
+_OF_PROGRAMS: Final = frozenset({"/usr/bin", "/usr/sbin", "/bin", "/sbin"})
+
 
 @value
 class Staged:
@@ -46,12 +51,14 @@ class Staged:
     Attributes:
         mounts: of staging's directories and files; before those of the plan.
         search: directories that have to be in LD_LIBRARY_PATH.
+        programs: directories that have to be in PATH.
         omitted: destinations of mounts, and paths of links, that there is no room for.
     """
 
     mounts: tuple[Mount, ...]
     search: tuple[str, ...]
     omitted: tuple[str, ...]
+    programs: tuple[str, ...] = ()
 
 
 def is_on_directory(mount: Mount) -> bool:
@@ -90,6 +97,10 @@ def fill_staging(
         Mount(f"{staging_dir}{homes.home(loader)}", loader.directory, reason="driver libraries")
         for loader in homes.used()
     ]
+    programs = _programs_home(layout)
+    if homes.programs:
+        mounts.append(Mount(staging_dir + _PROGRAMS, programs, reason="driver programs"))
+        mounts.extend(homes.programs)
     told = set()
     for path, content in loader_files(rootfs, plan, layout).items():
         over = _coverable(rootfs, layout, path)
@@ -104,7 +115,8 @@ def fill_staging(
             search.extend(d for d in plan.first_directories if d not in search)
             search.append(loader.directory)
             search.extend(d for d in plan.library_directories if d.startswith(below))
-    return Staged(tuple(mounts), tuple(search), tuple(omitted))
+    search_programs = (programs,) if homes.programs else ()
+    return Staged(tuple(mounts), tuple(search), tuple(omitted), search_programs)
 
 
 def _fill_homes(
@@ -126,6 +138,7 @@ def _fill_homes(
                 )
             else:
                 omitted.append(mount.destination)
+                homes.add_program(mount, journal)
         elif is_on_directory(mount):
             journal.directory(inside)
         else:
@@ -145,6 +158,8 @@ class _Homes:
     def __init__(self, layout: Layout) -> None:
         self._loaders = layout.loaders if layout.scratch is not None else ()
         self._used: dict[Loader, None] = {}
+        self._programs = _programs_home(layout)
+        self.programs: list[Mount] = []
 
     def home(self, loader: Loader) -> str:
         """The path in staging of what is mounted at ``loader.directory``."""
@@ -161,6 +176,18 @@ class _Homes:
     def used(self) -> tuple[Loader, ...]:
         """The loaders whose directories have something in them."""
         return tuple(self._used)
+
+    def add_program(self, mount: Mount, staging: Journal) -> None:
+        """Have a program beside the libraries, if it is one, as the image has no room for it."""
+        directory, _, name = mount.destination.rpartition("/")
+        if self._programs and directory in _OF_PROGRAMS and not is_on_directory(mount):
+            staging.mount_point(f"{_PROGRAMS}/{name}")
+            self.programs.append(changed(mount, destination=f"{self._programs}/{name}"))
+
+
+def _programs_home(layout: Layout) -> str:
+    """Where programs are in the container that have no room in the image; "" for nowhere."""
+    return f"{layout.scratch}/{SCRATCH}/bin" if layout.scratch is not None else ""
 
 
 def _index(loader: Loader) -> str | None:

@@ -13,7 +13,7 @@ from integration.reference.markdown import code, prose, table
 from integration.reference.sources import ROOMS, remedies
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 __all__ = ["every_error", "page"]
 
@@ -81,7 +81,7 @@ def page() -> str:
                 kind.slug(),
                 _meaning(kind),
                 _status(kind),
-                "; ".join(prose(text) for text in advice.get(kind.__name__, ())) or "-",
+                "; ".join(prose(text) for text in _advice(kind, advice)) or "-",
             )
             for kind in mine
         ]
@@ -94,6 +94,12 @@ def page() -> str:
     if left:
         raise LookupError(f"no section for {left[0].code}")
     return "\n".join(parts)
+
+
+def _advice(kind: type[NvshimError], advice: Mapping[str, Sequence[str]]) -> Iterable[str]:
+    """What is said where it is raised, and what the class says if nothing is said there."""
+    by_itself = getattr(kind, "remedy", "")
+    return dict.fromkeys((*advice.get(kind.__name__, ()), *((by_itself,) if by_itself else ())))
 
 
 _WHERE: Final = re.compile(r"\s*Raised (?:by|at|in|when|for|where|if)\b[^.]*(?:\.[^\s.][^.]*)*\.")

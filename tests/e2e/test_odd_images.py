@@ -1,0 +1,226 @@
+"""Images that are odd, and containers with GPUs of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from api.ttrpc import RemoteError
+from integration.images import glibc
+from tests.harness.shim import gone
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from integration.simulated import SimulatedNode
+    from tests.harness.shim import ShimByHand
+
+    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+
+pytestmark = pytest.mark.anyio
+
+GPUS: Final = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all")
+LIBRARIES: Final = f"usr/lib/{os.uname().machine}-linux-gnu"
+LOOK: Final = "nvidia-smi -L | grep -c UUID; probe dlopen libcuda.so.1 > /dev/null && echo loaded"
+
+
+def large_soname(root: Path) -> None:
+    """A library that the image's author has copied without its link."""
+    for name in ("libcuda.so.1", "libcuda.so"):
+        (root / LIBRARIES / name).write_bytes(b"an old driver's")
+        os.truncate(root / LIBRARIES / name, 70 << 20)
+
+
+def large_cache(root: Path) -> None:
+    os.truncate(root / "etc/ld.so.cache", 3 << 20)
+
+
+def dangling_drop_ins(root: Path) -> None:
+    shutil.rmtree(root / "etc/ld.so.conf.d")
+    (root / "etc/ld.so.conf.d").symlink_to("/nowhere/at/all")
+
+
+def cyclic_drop_ins(root: Path) -> None:
+    shutil.rmtree(root / "etc/ld.so.conf.d")
+    (root / "etc/ld.so.conf.d").symlink_to("ld.so.conf.d")
+
+
+def drop_ins_in_a_file(root: Path) -> None:
+    shutil.rmtree(root / "etc/ld.so.conf.d")
+    (root / "etc/ld.so.conf.d").write_text("no directory")
+
+
+def drop_in_that_is_a_directory(root: Path) -> None:
+    (root / "etc/ld.so.conf.d/00-containerd-shim-nvidia.conf/x").mkdir(parents=True)
+
+
+def odd_configuration(root: Path) -> None:
+    """No drop-in is included in it, and none can be."""
+    (root / "etc/ld.so.conf").unlink()
+    (root / "etc/ld.so.conf").mkdir()
+    (root / "etc/ld.so.conf/x").mkdir()
+
+
+ODD: Final = (
+    large_soname,
+    large_cache,
+    dangling_drop_ins,
+    cyclic_drop_ins,
+    drop_ins_in_a_file,
+    drop_in_that_is_a_directory,
+    odd_configuration,
+)
+
+
+@pytest.mark.parametrize("make_odd", ODD)
+async def test_container_of_an_odd_image_has_its_gpus(
+    start_shim: StartShim, two_gpus: SimulatedNode, make_odd: Callable[[Path], None]
+) -> None:
+    async with start_shim(
+        "c1", "sh", "-c", LOOK,
+        env=GPUS, image=glibc(), environment={"NVSHIM_CONFIG": two_gpus.config_path},
+    ) as shim:  # fmt: skip
+        root = Path(shim.directory, "c1/rootfs")
+        make_odd(root)
+        before = _largest(root)
+        assert await _run(shim) == ["2", "loaded"]
+        assert _largest(root) == before  # it was neither copied nor replaced
+        await gone(shim, "c1")
+
+
+async def test_layer_is_made_for_an_odd_image_too(
+    start_shim: StartShim, two_gpus: SimulatedNode, tmp_path: Path
+) -> None:
+    """Two containers share it, so the second finds out whether it has all."""
+    config = Path(two_gpus.config_path).read_text(encoding="utf-8").splitlines()
+    config = [line for line in config if not line.startswith("layers =")]
+    config.insert(config.index("[node]") + 1, f'layers = "{tmp_path}/layers"')
+    (tmp_path / "config.toml").write_text("\n".join(config), encoding="utf-8")
+    async with start_shim(
+        "c1", "sh", "-c", LOOK,
+        env=GPUS, image=glibc(), environment={"NVSHIM_CONFIG": f"{tmp_path}/config.toml"},
+    ) as shim:  # fmt: skip
+        image = Path(shim.directory, "c1/rootfs").rename(tmp_path / "image")
+        large_soname(image)
+        for name in ("c1", "c2"):
+            if name == "c2":
+                shim.bundle("c2", "sh", "-c", LOOK, env=GPUS, rootfs="rootfs")
+            Path(shim.directory, name, "rootfs").mkdir()
+            for part in ("upper", "work"):
+                (tmp_path / name / part).mkdir(parents=True)
+            options = [
+                "index=off",
+                f"workdir={tmp_path}/{name}/work",
+                f"upperdir={tmp_path}/{name}/upper",
+                f"lowerdir={image}",
+            ]
+            mount = {"type": "overlay", "source": "overlay", "options": options}
+            assert await _run(shim, name, rootfs=[mount]) == ["2", "loaded"]
+            assert os.listdir(tmp_path / name / "upper") == []
+        assert len(os.listdir(tmp_path / "layers")) == 1
+        await gone(shim, "c1")
+
+
+@pytest.mark.parametrize("kind", ["bind", "ext4"])
+async def test_programs_are_in_a_container_whose_root_takes_no_writes(
+    start_shim: StartShim, two_gpus: SimulatedNode, kind: str
+) -> None:
+    """As on erofs or squashfs, where no mount point can be made for them."""
+    if kind == "ext4" and not os.path.exists("/dev/loop-control"):
+        pytest.skip("no loop devices: modprobe loop")
+    async with start_shim(
+        "c1", "sh", "-c", f"touch /new; {LOOK}; sleep 1000",
+        env=GPUS, image=glibc(), environment={"NVSHIM_CONFIG": two_gpus.config_path},
+    ) as shim:  # fmt: skip
+        image = f"{shim.directory}/image"
+        for directory in ("run", "proc", "sys", "dev"):
+            Path(shim.directory, "c1/rootfs", directory).mkdir(exist_ok=True)
+        os.rename(f"{shim.directory}/c1/rootfs", image)
+        os.mkdir(f"{shim.directory}/c1/rootfs")
+        mount = {"type": "bind", "source": image, "options": ["rbind", "ro"]}
+        if kind == "ext4":
+            argv = ["mkfs.ext4", "-q", "-d", image, f"{image}.ext4", "64m"]
+            subprocess.run(argv, check=True)  # noqa: ASYNC221 - it takes milliseconds
+            mount = {"type": "ext4", "source": f"{image}.ext4", "options": ["loop", "ro"]}
+        out = _output(shim)
+        await shim.run("c1", rootfs=[mount], stdout=f"file://{out}")
+        log = f"{shim.directory}/exec"
+        Path(log).touch()
+        await shim.exec("c1", "e1", "nvidia-smi", "-L", stdout=f"file://{log}")
+        await shim.call("Start", id="c1", exec_id="e1")
+        assert (await shim.call("Wait", id="c1", exec_id="e1")).exit_status == 0
+        await shim.call("Delete", id="c1", exec_id="e1")
+        assert Path(log).read_text(encoding="utf-8").count("UUID: GPU-") == 2
+        await shim.end("c1")
+        assert out.read_text(encoding="utf-8").split() == ["2", "loaded"]
+        await gone(shim, "c1")
+
+
+def directory_for_a_soname(root: Path) -> None:
+    (root / LIBRARIES / "libcuda.so.1/x").mkdir(parents=True)
+
+
+def absurd_cache(root: Path) -> None:
+    os.truncate(root / "etc/ld.so.cache", 5 << 30)
+
+
+def cache_that_is_a_directory(root: Path) -> None:
+    (root / "etc/ld.so.cache").unlink()
+    (root / "etc/ld.so.cache/x").mkdir(parents=True)
+
+
+def etc_that_leads_nowhere(root: Path) -> None:
+    shutil.rmtree(root / "etc")
+    (root / "etc").symlink_to("/nowhere")
+
+
+@pytest.mark.parametrize(
+    "make_odd",
+    [directory_for_a_soname, absurd_cache, cache_that_is_a_directory, etc_that_leads_nowhere],
+)
+async def test_refusal_of_an_image_says_in_a_line_what_to_do(
+    start_shim: StartShim, two_gpus: SimulatedNode, make_odd: Callable[[Path], None]
+) -> None:
+    async with start_shim(
+        "c1", "sh", "-c", LOOK,
+        env=GPUS, image=glibc(), environment={"NVSHIM_CONFIG": two_gpus.config_path},
+    ) as shim:  # fmt: skip
+        make_odd(Path(shim.directory, "c1/rootfs"))
+        with pytest.raises(RemoteError) as caught:
+            await shim.create("c1")
+        said = str(caught.value)
+        assert "\n" not in said
+        assert "NVSHIM-E03" in said
+        assert said.partition("; do: ")[2]
+        assert shim.leftovers() == [f"socket {shim.socket_path}", f"process {shim.pid}"]
+
+
+async def _run(shim: ShimByHand, name: str = "c1", **fields: object) -> list[str]:
+    """Run a container to its end; returns what it has said."""
+    out = _output(shim)
+    await shim.run(name, stdout=f"file://{out}", stderr=f"file://{out}", **fields)
+    await shim.call("Wait", id=name)
+    await shim.call("Delete", id=name)
+    return out.read_text(encoding="utf-8").split()
+
+
+def _output(shim: ShimByHand) -> Path:
+    path = Path(shim.directory, "out")
+    path.write_text("")
+    return path
+
+
+def _largest(root: Path) -> dict[str, tuple[int, int]]:
+    """The inode and the room on disk of each file that is large."""
+    found = {}
+    for path in root.rglob("*"):
+        status = path.lstat()
+        if status.st_size > 32 << 20:
+            found[str(path)] = (status.st_ino, status.st_blocks)
+    return found
