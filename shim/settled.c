@@ -40,8 +40,8 @@
 
 /* What containerd and a shim without anything under way leave in a bundle. */
 static const char *const settled_names[] = {
-    ".", "..", "address", "bootstrap.json", "config.json", "init.pid", "log", "nvidia.json",
-    "options.json", "rootfs", "runtime", "s", "shim-binary-path", "work",
+    ".", "..", "address", "bootstrap.json", "config.json", "init.pid", "log", "nvidia-before.json",
+    "nvidia.json", "options.json", "rootfs", "runtime", "s", "shim-binary-path", "work",
 };
 
 struct words {

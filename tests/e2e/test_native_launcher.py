@@ -10,6 +10,7 @@ import socket
 import subprocess
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import pytest
@@ -22,8 +23,8 @@ from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
+    from integration.simulated import SimulatedNode
     from tests.harness.node import Node
 
 pytestmark = pytest.mark.anyio
@@ -70,8 +71,20 @@ async def test_with_a_fork_server_a_verb_executes_no_interpreter(node: Node) -> 
     ]
 
 
-async def test_after_an_end_in_good_order_no_interpreter_is_needed_to_say_so(node: Node) -> None:
+@pytest.mark.parametrize("gpus", ["none", "shared", "held"])
+async def test_after_an_end_in_good_order_no_interpreter_is_needed_to_say_so(
+    node: Node, two_gpus: SimulatedNode, tmp_path: Path, gpus: str
+) -> None:
+    if gpus != "none":
+        config = Path(two_gpus.config_path).read_text(encoding="utf-8")
+        held = '\n[sharing]\nholders = "exclusive"\n' if gpus == "held" else ""
+        (tmp_path / "config.toml").write_text(config + held, encoding="utf-8")
+        node.shims.environment = {"NVSHIM_CONFIG": str(tmp_path / "config.toml")}
     shim = await node.start("c1", wait=False)
+    if gpus != "none":
+        spec = node.shims.spec("c1")
+        spec["process"]["env"] += ["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all"]
+        node.shims.write_spec("c1", spec)
     async with connect(node.sockets[0]) as node.shims.client:
         await node.shims.run("c1")
         await node.shims.end("c1")
