@@ -192,6 +192,8 @@ def _runtime_record(content: dict[str, Any], path: str) -> RuntimeRecord:
     binary, root = content.get("binary"), content.get("root")
     if not (isinstance(binary, str) and binary and isinstance(root, str) and root.startswith("/")):
         raise BundleUnusable(f"the runtime in {path}", found="no binary or no absolute root in it")
+    for text in (binary, root):
+        _without_zero(text, path)
     return RuntimeRecord(binary, root, systemd_cgroup=content.get("systemd_cgroup") is True)
 
 
@@ -211,7 +213,7 @@ def bootstrap_address(bundle: str) -> str:
     if not os.path.lexists(path):
         return ""
     address = parse_object(read(path, _CHUNK), path).get("address")
-    return address if isinstance(address, str) else ""
+    return _without_zero(address, path) if isinstance(address, str) else ""
 
 
 def write_member(
@@ -275,7 +277,7 @@ def read_member(sandbox_bundle: str, container_id: str) -> tuple[str, RuntimeRec
     bundle = content.get("bundle")
     if not (isinstance(bundle, str) and bundle.startswith("/")):
         raise BundleUnusable(f"the bundle in {path}", found="no absolute path")
-    return bundle, _runtime_record(content, path)
+    return _without_zero(bundle, path), _runtime_record(content, path)
 
 
 def _member(sandbox_bundle: str, container_id: str) -> str:
@@ -414,11 +416,20 @@ def read_line(path: str) -> str:
         The line without white space around it; empty if there is no file.
 
     Raises:
-        BundleUnusable: it cannot be read, or is longer than 4096 bytes.
+        BundleUnusable: it cannot be read, is longer than 4096 bytes, or has a zero byte in it.
     """
     if not os.path.lexists(path):
         return ""
-    return read(path, _LONGEST_LINE).decode(errors="replace").strip()
+    return _without_zero(read(path, _LONGEST_LINE).decode(errors="replace").strip(), path)
+
+
+def _without_zero(text: str, path: str) -> str:
+    """A text of a file, if it can be the path of another."""
+    if "\0" in text:
+        raise BundleUnusable(
+            f"the path {text!r} in {path}", found="a zero byte in it", do="remove that file"
+        )
+    return text
 
 
 def read(path: str, limit: int) -> bytes:

@@ -179,6 +179,12 @@ def read_options(message: AnyMessage | None) -> CheckpointOptions:
         raise CheckpointOptionsInvalid(
             "the checkpoint options", found=f"they cannot be decoded: {error}"
         ) from error
+    # The first generation knew no parents.
+    parent_path = getattr(options, "parent_path", "")
+    if "\0" in options.image_path + options.work_path + parent_path:
+        raise CheckpointOptionsInvalid(
+            "the checkpoint options", found="a zero byte in a path", do="leave that out"
+        )
     return CheckpointOptions(
         exit=options.exit,
         switches=Switches(
@@ -190,8 +196,7 @@ def read_options(message: AnyMessage | None) -> CheckpointOptions:
             cgroups_mode=options.cgroups_mode,
         ),
         work_path=options.work_path,
-        # The first generation knew no parents.
-        parent_path=getattr(options, "parent_path", ""),
+        parent_path=parent_path,
     )
 
 

@@ -34,7 +34,10 @@ class ShimError(NvshimError):
 
 
 class InvalidInvocation(ShimError):
-    """Flags that no containerd sends. Raised by :func:`shim.invocation.parse`."""
+    """Flags, or a request, that no containerd sends.
+
+    Raised by :func:`shim.invocation.parse`, by :mod:`shim.service` and by the ``start`` verb.
+    """
 
     code = "NVSHIM-E1001"
     status = Status.INVALID_ARGUMENT

@@ -236,7 +236,14 @@ def _from_table(table: dict[str, Any], where: str) -> RuntimeOptions:
 
 def _checked(options: RuntimeOptions, where: str) -> RuntimeOptions:
     """The options, if what is in them can be used at all."""
-    if "\0" in options.binary_name + options.root:
+    paths = (
+        options.binary_name,
+        options.root,
+        options.criu_path,
+        options.criu_image_path,
+        options.criu_work_path,
+    )
+    if "\0" in "".join(paths):
         raise _invalid(where, "a zero byte in a path")
     if "/" in options.binary_name and not os.path.isabs(options.binary_name):
         raise _invalid(where, f"BinaryName {options.binary_name!r}: neither a name nor absolute")

@@ -1,9 +1,8 @@
-"""What every shim does at its start, done for nobody: by the fork server, and by its spare.
+"""What every shim does at its start, done for nobody: by the fork server.
 
 A process that was forked shares its memory until it writes to it, and Python writes wherever it
 executes: it counts references, and fits its bytecode to what it meets. The fork server rehearses,
-so that its children find that done; the spare rehearses, so that the pages that a start writes to
-are its own before anybody waits for it. Nobody can tell that it happened, but by the clock: nothing
+so that its children find that done. Nobody can tell that it happened, but by the clock: nothing
 is started, and what is made for it is gone at the end.
 
 Source: fork(2), Notes, on copy-on-write.

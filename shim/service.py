@@ -19,7 +19,7 @@ from api.ttrpc import Service, ShuttingDown
 from api.wellknown import Empty
 from shim import sockets
 from shim.container import Container, Surroundings
-from shim.errors import SystemRefused, TaskExists, TaskNotFound
+from shim.errors import InvalidInvocation, SystemRefused, TaskExists, TaskNotFound
 from shim.invocation import check_id
 from shim.options import read_options
 from shim.process import Process, State, StdioUris
@@ -135,6 +135,7 @@ class TaskService:
         """Make a container, from its bundle, with its init process waiting."""
         check_id(request.id)
         self._own_socket.forget(request.id)
+        _refuse_zero_bytes("request", request)
         if self._ending:
             # It came when the reply to Shutdown was on its way: nobody would look after it.
             raise ShuttingDown(
@@ -197,6 +198,7 @@ class TaskService:
     async def exec(self, _: Context, request: task_pb2.ExecProcessRequest) -> Empty:
         """Add a process to a running container, to be started later."""
         check_id(request.exec_id)
+        _refuse_zero_bytes("request", request)
         container = self._container(request.id)
         uris = StdioUris(request.stdin, request.stdout, request.stderr, terminal=request.terminal)
         await container.add_exec(request.exec_id, typeurl.unpack_json(request.spec), uris)
@@ -247,6 +249,7 @@ class TaskService:
 
     async def checkpoint(self, _: Context, request: task_pb2.CheckpointTaskRequest) -> Empty:
         """Save a container in a directory."""
+        _refuse_zero_bytes("request", request)
         options = request.options if request.HasField("options") else None
         await self._container(request.id).checkpoint(request.path, options)
         return Empty()
@@ -411,6 +414,29 @@ def typed_at_once(
             raise _refused(method, request, error) from error
 
     return answer
+
+
+def _refuse_zero_bytes(name: str, value: Any) -> None:
+    """Refuse a string with a zero byte in it, where the kernel would take it to end.
+
+    Args:
+        name: what it is, for the message.
+        value: of a field of a message, or a message, whose fields are all looked at.
+
+    Raises:
+        InvalidInvocation: there is one.
+    """
+    if isinstance(value, str):
+        if "\0" in value:
+            raise InvalidInvocation(
+                f"{name} {value!r}", found="a zero byte in it", do="leave that out"
+            )
+    elif hasattr(value, "ListFields"):
+        for field, part in value.ListFields():
+            _refuse_zero_bytes(field.name, part)
+    elif not isinstance(value, bytes | int | float):
+        for part in value:
+            _refuse_zero_bytes(name, part)
 
 
 def _refused(method: str, request: Any, error: OSError) -> SystemRefused:

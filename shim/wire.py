@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 
-from shim.errors import RequestTooLarge
+from shim.errors import InvalidInvocation, RequestTooLarge
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,6 +78,9 @@ def read_bootstrap(data: bytes, *, container_id: str, namespace: str) -> Bootstr
 
     Returns:
         The message; None if this is an older containerd.
+
+    Raises:
+        InvalidInvocation: a path in it has a zero byte.
     """
     params = BootstrapParams()
     texts = {1: "instance_id", 2: "namespace", 5: "ttrpc_address", 6: "grpc_address"}
@@ -96,6 +99,11 @@ def read_bootstrap(data: bytes, *, container_id: str, namespace: str) -> Bootstr
         return None
     if (params.instance_id, params.namespace) != (container_id, namespace):
         return None
+    for path in (params.ttrpc_address, params.grpc_address, params.socket_dir):
+        if "\0" in path:
+            raise InvalidInvocation(
+                f"the path {path!r} in BootstrapParams", found="a zero byte", do="leave that out"
+            )
     return params
 
 
