@@ -147,7 +147,7 @@ async def test_nothing_of_mapped_layers_is_left_of_a_killed_shim(start_shim: Sta
     ],
 )
 async def test_options_that_cannot_be_are_refused_in_a_line_and_leave_nothing(
-    start_shim: StartShim, options: list[str], status: Status, found: str
+    start_shim: StartShim, options: list[str], status: int, found: str
 ) -> None:
     async with start_shim("c1", "true") as shim:
         image = f"{shim.directory}/image"
@@ -318,7 +318,7 @@ def _enable_blockfile(path: str) -> None:
 # -- looking -------------------------------------------------------------------------------------
 
 
-async def _refused(shim: ShimByHand, status: Status, **fields: Any) -> str:
+async def _refused(shim: ShimByHand, status: int, **fields: Any) -> str:
     with pytest.raises(RemoteError) as caught:
         await shim.create("c1", **fields)
     said = str(caught.value)

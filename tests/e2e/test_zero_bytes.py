@@ -66,8 +66,10 @@ async def test_exec_and_checkpoint_are_refused_in_a_line(start_shim: StartShim) 
             await _refused(shim, "Exec", exec_id="e1", spec=spec, **{stream: PATH})
         await _refused(shim, "Checkpoint", path=PATH)
         for field in ("image_path", "work_path", "parent_path"):
-            options = typeurl.pack(runc_options_pb2.CheckpointOptions(**{field: PATH}))
-            await _refused(shim, "Checkpoint", path="/nowhere", options=options)
+            options = runc_options_pb2.CheckpointOptions()
+            setattr(options, field, PATH)
+            packed = typeurl.pack(options)
+            await _refused(shim, "Checkpoint", path="/nowhere", options=packed)
         await shim.end("c1")
         await gone(shim, "c1")
 
