@@ -382,10 +382,14 @@ class _Engine:
             runtime_handlers=[pb.RuntimeHandler(name=name) for name in handlers],
         )
         self._server = grpc.server(ThreadPoolExecutor(max_workers=2))
-        status = grpc.unary_unary_rpc_method_handler(lambda *_: answer.SerializeToString())
-        service = grpc.method_handlers_generic_handler(
-            "runtime.v1.RuntimeService", {"Status": status}
-        )
+        version = pb.VersionResponse(runtime_name="containerd", runtime_version="2.1.9")
+        methods = {
+            name: grpc.unary_unary_rpc_method_handler(lambda *_, said=said: said)
+            for name, said in (
+                ("Status", answer.SerializeToString()), ("Version", version.SerializeToString()),
+            )
+        }  # fmt: skip
+        service = grpc.method_handlers_generic_handler("runtime.v1.RuntimeService", methods)
         self._server.add_generic_rpc_handlers((service,))
         self._server.add_insecure_port(f"unix:/proc/self/fd/{self._directory}/containerd.sock")
 
