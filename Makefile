@@ -34,6 +34,9 @@ help: ## Say what each target does
 demo: setup ## Run a GPU container through the shim on a private containerd
 	@$(VENV)/bin/python -m integration.demo
 
+# What fails once fails again: examples are the same in each run, and so is the order of sets.
+test test-unit: export PYTHONHASHSEED := 0
+
 .PHONY: test
 test: setup $(CACHE)/.parts ## Run all tests: unit, security and end to end against a real containerd
 	@$(VENV)/bin/python -m tests.harness.dist
@@ -43,6 +46,13 @@ test: setup $(CACHE)/.parts ## Run all tests: unit, security and end to end agai
 	trap "kill -INT $$rest && wait $$rest" EXIT; status=0; \
 	$(VENV)/bin/python -m pytest tests/e2e tests/security || status=$$?; \
 	wait $$rest || status=$$?; trap - EXIT; cat $(CACHE)/test.log; exit $$status
+
+.PHONY: check-more
+check-more: export NVSHIM_TEST_EXAMPLES := random
+check-more: setup $(CACHE)/.parts ## Look for examples that fail, at random, again and again; MINUTES=10
+	@until=$$((SECONDS + 60 * $(or $(MINUTES),10))); \
+	while $(VENV)/bin/python -m pytest -x -m 'hypothesis or seeded'; do \
+	  [ $$SECONDS -lt $$until ] || exit 0; done; exit 1
 
 .PHONY: test-hostile
 test-hostile: setup $(CACHE)/.parts ## Run hostile images in all their ways, and race for SECONDS=300

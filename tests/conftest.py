@@ -9,6 +9,8 @@ instead, to see that they ask for nothing that a shim does not have to do.
 ``NVSHIM_TEST_PARTS=trixie`` runs them with containerd, runc and crun of another release of Debian,
 ``trixie+sid`` with containerd of the first and runc and crun of the second; and
 ``NVSHIM_TEST_LOW_LEVEL=crun`` has the containers run by crun. tests/matrix.py goes through them.
+
+``NVSHIM_TEST_EXAMPLES=random`` looks for other examples (:mod:`tests.harness.examples`).
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ import os
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from hypothesis import settings
 
 from integration.images import busybox, glibc
 from integration.parts import INSTALLED, Parts
 from tests.harness.containerds import containerd_with_images, nothing_left
+from tests.harness.examples import load_profile
 from tests.harness.launcher import REPOSITORY, make_launcher
 from tests.harness.low_level import crun_for_this_host
 from tests.harness.runtime import OURS, Runtime
@@ -32,9 +34,7 @@ if TYPE_CHECKING:
     from integration.containerd import PrivateContainerd
     from integration.dist.manifest import Tree
 
-# How long an example takes says something about the machine's other work, and not about ours.
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
+load_profile()
 
 RUNTIME: Final = os.environ.get("NVSHIM_TEST_RUNTIME", OURS)
 PARTS: Final = os.environ.get("NVSHIM_TEST_PARTS", INSTALLED)
@@ -43,6 +43,8 @@ LOW_LEVEL: Final = os.environ.get("NVSHIM_TEST_LOW_LEVEL", "runc")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if "seed" in getattr(item, "fixturenames", ()):
+            item.add_marker("seeded")
         if "e2e" in item.path.relative_to(REPOSITORY).parts:
             item.add_marker("e2e")
             if os.geteuid() != 0:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     default=0.0,
     help="Wait so long for containers to end.",
 )
+@click.option("--force", is_flag=True, help="Also if an engine still names the shim.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @with_output
 @configured
@@ -40,10 +41,12 @@ def command(
     no_links: bool,
     purge: bool,
     wait: float,
+    force: bool,
     dry_run: bool,
 ) -> None:
     """Remove all versions, and the links to them.
 
+    An engine that still names the shim has to be told first: nvshim configure … --remove.
     Containers that run go on. What they, and a containerd that is restarted, still need of the
     program stays, and is named; once they have ended a second call removes it.
     """
@@ -57,7 +60,12 @@ def command(
     place = Place.of(prefix, "" if no_links else bindir)
     workshop = Workshop(place, say=tell, spare=frozenset({os.getpid()}))
     answer = installing.uninstall(
-        place, workshop=workshop, wait=wait, purge=config if purge else None, dry_run=dry_run
+        place,
+        workshop=workshop,
+        wait=wait,
+        purge=config if purge else None,
+        force=force,
+        dry_run=dry_run,
     )
     output.text("\n".join(map(printable, _lines(answer))), answer)
     if not answer["complete"] and (answer["steps"] or not dry_run):
@@ -85,8 +93,10 @@ def _lines(answer: dict[str, Any]) -> list[str]:
     if not answer["complete"] and not answer["dry_run"]:
         lines.append(f"once they have ended, run {_program(answer)} uninstall again")
     lines += [f"removed {path}" for path in answer["purged"]]
+    from integration.install.leaving import remedy  # noqa: PLC0415 - with what it answers
+
     lines += [
-        f"{path} still names the shim: nvshim configure … --remove, or its pods will fail"
+        f"{path} still names the shim: {remedy([path])}, or its pods will fail"
         for path in answer["mentioned_in"]
     ]
     return lines or ["nothing to do"]

@@ -8,9 +8,11 @@ installed with it, and not the package manager's: a containerd that is restarted
 program by whose path it has started a shim, so it stays as long as its containers do, also if the
 package is removed. Where there is a runc or crun, the new version has to start a container first;
 ``NVSHIM_SELF_TEST=0`` in dpkg's environment is for where none can be started, as in a build of an
-image.
+image. The units are for a person to enable; those that are, end with the package, before it is
+uninstalled: the agent's process uses what it was installed as.
 
-Source: Debian Policy 3.2, 6.5, 9.1; deb(5), deb-control(5), deb-version(7); copyright-format 1.0.
+Source: Debian Policy 3.2, 6.5, 9.1; deb(5), deb-control(5), deb-version(7); copyright-format 1.0;
+systemctl(1).
 """
 
 from __future__ import annotations
@@ -56,18 +58,40 @@ Description: containerd shim that gives containers their GPUs
  as a container needs it.
 """
 
+# That an engine names the shim; of integration.install, which builds on this room.
+_STILL_NAMED: Final = "NVSHIM-E2637"
+
+# What systemd says is no reason to fail: without it nothing of this is needed.
 _COMMON: Final = """\
 #!/bin/sh
 set -e
 nvshim=/usr/lib/containerd-shim-nvidia/bin/nvshim
+units='{units}'
+systemd() {
+  if [ -d /run/systemd/system ]; then systemctl "$@" || :; fi
+}
+# What containers still need stays, and so does all of it while an engine names the shim; nvshim says
+# so, and stays with it. That is no failure.
+uninstall() {
+  status=0
+  said=$("$1" uninstall --bindir /usr/bin 2>&1) || status=$?
+  echo "$said"
+  case "$status $said" in
+    0*|{found}*|*'{named}'*) ;;
+    *) exit "$status" ;;
+  esac
+}
 """
 
-# A container is started before anything is switched, where there is something to start it with.
+# A container is started before anything is switched, where there is something to start it with. By
+# then systemd knows the new units: those that run end when another version is in effect, and are
+# started again.
 _POSTINST: Final = (
     _COMMON
     + """\
 case "$1" in
   configure|abort-upgrade|abort-remove|abort-deconfigure)
+    systemd daemon-reload
     test=--no-self-test
     if [ "${NVSHIM_SELF_TEST:-1}" != 0 ]; then
       for runtime in runc crun; do
@@ -77,34 +101,46 @@ case "$1" in
     "$nvshim" install --from /usr/lib/containerd-shim-nvidia --bindir /usr/bin $test
     ;;
 esac
+if [ "$1" = abort-remove ]; then
+  for unit in $units; do
+    if systemctl is-enabled --quiet "$unit" 2>/dev/null; then systemd start "$unit"; fi
+  done
+fi
 """
 )
 
-# Not on an upgrade: then the next version takes over what is installed. What containers still
-# need stays, and nvshim says so; that is no failure.
+# Not on an upgrade: then the next version takes over what is installed.
 _PRERM: Final = (
     _COMMON
     + """\
 if [ "$1" = remove ]; then
-  "$nvshim" uninstall --bindir /usr/bin || [ $? = {found} ]
+  systemd stop $units
+  uninstall "$nvshim"
+  if command -v systemctl >/dev/null; then systemctl --quiet disable $units || :; fi
 fi
 """
 )
 
 # What stayed has a nvshim of its own.
-_POSTRM: Final = """\
-#!/bin/sh
-set -e
-if [ "$1" = purge ]; then
-  for nvshim in /opt/containerd-shim-nvidia/current/bin/nvshim \\
-      /opt/containerd-shim-nvidia/*-*/bin/nvshim; do
-    if [ -x "$nvshim" ]; then
-      "$nvshim" uninstall --bindir /usr/bin || [ $? = {found} ]
-      break
-    fi
-  done
-fi
+_POSTRM: Final = (
+    _COMMON
+    + """\
+case "$1" in
+  remove)
+    systemd daemon-reload
+    ;;
+  purge)
+    for nvshim in /opt/containerd-shim-nvidia/current/bin/nvshim \\
+        /opt/containerd-shim-nvidia/*-*/bin/nvshim; do
+      if [ -x "$nvshim" ]; then
+        uninstall "$nvshim"
+        break
+      fi
+    done
+    ;;
+esac
 """
+)
 
 _COPYRIGHT: Final = """\
 Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
@@ -191,7 +227,8 @@ def _fill(root: str, tree: Tree, inputs: Inputs) -> None:
         ),
         f"usr/share/lintian/overrides/{PROJECT}": _OVERRIDES.format(project=PROJECT).encode(),
     }
-    for name in os.listdir(f"{place}/share/systemd"):
+    units = sorted(os.listdir(f"{place}/share/systemd"))
+    for name in units:
         unit = _read(f"{place}/share/systemd/{name}")
         files[f"lib/systemd/system/{name}"] = unit.replace(b"/usr/local/bin/", b"/usr/bin/")
     for completion in ("bash-completion/completions", "fish/vendor_completions.d"):
@@ -218,14 +255,20 @@ def _fill(root: str, tree: Tree, inputs: Inputs) -> None:
             size=-(-size // 1024),
         ),
         "md5sums": "".join(sums),
-        "postinst": _POSTINST,
-        "prerm": _PRERM.replace("{found}", str(exits.FOUND)),
-        "postrm": _POSTRM.replace("{found}", str(exits.FOUND)),
+        "postinst": _script(_POSTINST, units),
+        "prerm": _script(_PRERM, units),
+        "postrm": _script(_POSTRM, units),
     }
     for name, text in control.items():
         mode = 0o755 if text.startswith("#!") else 0o644
         _write(os.path.join(root, "DEBIAN", name), text.encode(), inputs.epoch, mode)
     _set_directories(root, inputs.epoch)
+
+
+def _script(text: str, units: list[str]) -> str:
+    """A script of the package, with its blanks filled in."""
+    text = text.replace("{units}", " ".join(units))
+    return text.replace("{found}", str(exits.FOUND)).replace("{named}", _STILL_NAMED)
 
 
 def _changelog(inputs: Inputs) -> str:

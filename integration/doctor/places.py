@@ -17,11 +17,12 @@ from typing import Final
 
 from api.values import changed
 from hooks.config import DEFAULT_PATH, NVIDIA_PATH, Config, load_config
-from hooks.node.witness import Witness
 from integration.doctor.errors import RootNotFound
 
 __all__ = ["Places"]
 
+# As many as the kernel follows.
+_MOST_LINKS: Final = 40
 _OF_CONFIG: Final = ("host_root", "dev", "proc", "sys", "state", "layers")
 
 
@@ -76,13 +77,27 @@ class Places:
         if not self.is_below:
             return path
         root = self.root.rstrip("/")
-        there, rest = os.path.normpath(f"/{path}"), ""
-        # What is not there yet has to be missed where it would be: below what is there, whose
-        # links lead to places of the node and not to ours.
-        while (found := Witness(root).resolve(there)) is None and there != "/":
-            there, name = os.path.split(there)
-            rest = f"/{name}{rest}"
-        return f"{found or root}{rest}"
+        here, ahead, links = "", path.split("/")[::-1], 0
+        while ahead:
+            name = ahead.pop()
+            if name in {"", "."}:
+                continue
+            if name == "..":
+                here = os.path.dirname(here)
+                continue
+            there = f"{here.rstrip('/')}/{name}"
+            try:
+                target = os.readlink(root + there)
+            except OSError:
+                here = there  # no link; or nothing, and then what follows is missing below it
+                continue
+            links += 1
+            if links > _MOST_LINKS:
+                # The kernel would follow the last one from our root, and not from the node's.
+                return f"{root}{there} (a loop of links)"
+            here = "/" if target.startswith("/") else here
+            ahead += target.split("/")[::-1]
+        return root + here
 
     def within(self, path: str) -> str:
         """What the node calls a path of ours; the path itself if it is not below the root."""

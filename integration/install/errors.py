@@ -20,7 +20,8 @@ Leaves of the tree in :mod:`api.errors`::
         ├── NothingToGoBackTo       E2633
         ├── StepFailed              E2634
         ├── LabelFailed             E2635
-        └── PurgeFailed             E2636
+        ├── PurgeFailed             E2636
+        └── StillNamed              E2637
 """
 
 from __future__ import annotations
@@ -150,3 +151,10 @@ class PurgeFailed(InstallError):
 
     code = "NVSHIM-E2636"
     status = Status.INTERNAL
+
+
+class StillNamed(InstallError):
+    """An engine would start its containers through a shim that is not there any more."""
+
+    code = "NVSHIM-E2637"
+    status = Status.FAILED_PRECONDITION

@@ -111,6 +111,7 @@ def uninstall(
     workshop: Workshop,
     wait: float = 0.0,
     purge: Config | None = None,
+    force: bool = False,
     engines_root: str = "",
     dry_run: bool = False,
 ) -> dict[str, Any]:
@@ -121,6 +122,7 @@ def uninstall(
         workshop: how steps are taken.
         wait: seconds to wait for the containers to end.
         purge: whose state is removed too; None to leave it.
+        force: whether to do it also if an engine names the shim.
         engines_root: where the engines' configuration is; empty for this machine's.
         dry_run: whether only to say what would be done.
 
@@ -133,6 +135,8 @@ def uninstall(
     if not dry_run:
         checks.check_root()
         checks.check_owners(place.prefix)
+        if not force:
+            leaving.check_unnamed(look(place), engines_root)
         _wait_for_containers(place, wait, workshop.say)
     with locked(place.prefix, make=False):
         survey = look(place)

@@ -15,11 +15,16 @@ from api.errors import NvshimError
 from hooks.cdi import kept
 from hooks.config import DEFAULT_PATH
 from hooks.node import cache
-from integration.install.errors import PurgeFailed
+from integration.engines.programs import PATH
+from integration.install.errors import PurgeFailed, StillNamed
+from integration.install.places import SHIM
 from shim import layers
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from hooks.config import Config
+    from integration.install.survey import Survey
 
 ENGINES: Final = (
     "/etc/containerd/config.toml",
@@ -36,6 +41,8 @@ ENGINES: Final = (
 """Where engines have their configuration, as patterns."""
 
 _MARKS: Final = (b"io.containerd.nvidia.v1", b"containerd-shim-nvidia")
+# Those whose files nvshim configure writes, below /etc.
+_CONFIGURED: Final = ("containerd", "docker", "crio")
 _LONGEST: Final = 4 << 20
 _STATE: Final = (cache.NAME, kept.DIRECTORY)
 _OWN: Final = "containerd-shim-nvidia"
@@ -56,6 +63,57 @@ def mentions(root: str = "") -> list[str]:
                 if any(mark in line for mark in _MARKS for line in active):
                     found.append(path)
     return found
+
+
+def check_unnamed(survey: Survey, root: str = "") -> None:
+    """See that no engine would miss the shim of an installation.
+
+    Args:
+        survey: the installation.
+        root: what the machine's root is; empty for ``/``.
+
+    Raises:
+        StillNamed: one would; with the command after which none does.
+    """
+    links = [link.path for link in survey.links if link.ours and link.target]
+    on_path = (f"{root}{directory}/{SHIM}" for directory in PATH.split(":"))
+    found = next(filter(os.path.lexists, on_path), "")
+    named = mentions(root)
+    if found not in links and not _is_below(found, survey.place.prefix):
+        # By its type they find another one; by its path it may be this one.
+        named = [path for path in named if _has(path, (f"{survey.place.prefix}/", *links))]
+    if named:
+        raise StillNamed(
+            f"to uninstall what is below {survey.place.prefix}",
+            found=f"{', '.join(named)} names its shim: the engine's pods would fail",
+            do=f"first {remedy(named)}, and restart the engine; or add --force",
+        )
+
+
+def remedy(paths: Iterable[str]) -> str:
+    """What takes the shim out of engines' files.
+
+    Args:
+        paths: of the files.
+    """
+    ways = {_way(path): None for path in paths}
+    return ", then ".join(ways)
+
+
+def _way(path: str) -> str:
+    engine = next((name for name in _CONFIGURED if f"/etc/{name}/" in path), "")
+    return f"run nvshim configure {engine} --remove" if engine else f"take it out of {path}"
+
+
+def _is_below(path: str, prefix: str) -> bool:
+    return bool(path) and os.path.realpath(path).startswith(f"{prefix}/")
+
+
+def _has(path: str, words: Iterable[str]) -> bool:
+    with suppress(OSError), open(path, "rb") as file:
+        text = file.read(_LONGEST)
+        return any(os.fsencode(word) in text for word in words)
+    return False
 
 
 def purge(config: Config, *, in_use: bool, config_path: str = DEFAULT_PATH) -> list[str]:

@@ -24,7 +24,7 @@ import shutil
 import signal
 import subprocess
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from hooks.image.openat2 import open_in_root
 from integration.kubernetes.errors import HostCommandFailed, HostUnusable, InstallerRunning
@@ -298,6 +298,15 @@ class Host:
         except OSError as error:
             raise _unusable(f"to remove {path}", error) from error
 
+    def remove_if_empty(self, path: str) -> None:
+        """Remove a directory if it is there and nothing is in it.
+
+        Args:
+            path: on the node.
+        """
+        with contextlib.suppress(OSError), self.directory(os.path.dirname(path)) as directory:
+            os.rmdir(os.path.basename(path), dir_fd=directory)
+
     def run(
         self, argv: Sequence[str], *, timeout: float, environment: Mapping[str, str] | None = None
     ) -> Ended:
@@ -313,28 +322,42 @@ class Host:
             HostCommandFailed: it took too long. It is ended, with what it has started.
         """
         asked = " ".join(argv)
-        options: dict[str, Any] = {} if self.is_own else {"preexec_fn": self.enter}
+        is_own = self.is_own
+        process = None
+        # Who is told to end just now has to know by then what ends with it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+
+        def prepare() -> None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            if not is_own:
+                self.enter()
+
         try:
-            process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                env={**ENVIRONMENT, **(environment or {})}, start_new_session=True,
-                cwd=None if options else "/", **options,
-            )  # fmt: skip
+            try:
+                process = subprocess.Popen(
+                    argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                    env={**ENVIRONMENT, **(environment or {})}, start_new_session=True,
+                    cwd="/" if is_own else None,
+                    preexec_fn=prepare,  # noqa: PLW1509 - there is one thread
+                )  # fmt: skip
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            stdout, stderr = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            raise HostCommandFailed(asked, found=f"no end within {timeout:g} s") from None
         except (OSError, subprocess.SubprocessError) as error:
             raise HostUnusable(
                 asked,
                 found=f"it cannot be run in {self.root}: {error}",
                 do="the installer needs the capability SYS_CHROOT, and the node's root",
             ) from error
-        with process:
-            try:
-                stdout, stderr = process.communicate(timeout=timeout)
-            except subprocess.TimeoutExpired:
-                raise HostCommandFailed(asked, found=f"no end within {timeout:g} s") from None
-            finally:
+        finally:
+            if process is not None:
                 # Also if we are told to end meanwhile. Nothing of it is to go on by itself.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
+                with process:
+                    pass
         return Ended(process.returncode, _text(stdout), _text(stderr))
 
     def enter(self) -> None:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import NvshimError
 from integration.cli import exits
-from integration.dist.manifest import MANIFEST, own_tree, read_tree
+from integration.dist.errors import DistError
+from integration.dist.manifest import MANIFEST, own_tree, read_tree, verify
 from integration.kubernetes.backoff import Backoff
 from integration.kubernetes.errors import DriverNotReady, HostCommandFailed, ImageTreeMissing
 from integration.kubernetes.handlers import has_handler
@@ -179,7 +180,7 @@ class Installer:
         """Have the image's tree installed, by its own program; returns its answer."""
         self._report.say(state=State.INSTALLING, message="")
         settings = self._settings
-        staging = os.path.join(settings.prefix, STAGING)
+        staging = self._staging
         self._host.remove_tree(staging)  # of one that was killed
         if not self._tree:
             raise ImageTreeMissing(
@@ -188,12 +189,7 @@ class Installer:
                 do="run it from the tree that `make dist` makes, or name one in NVSHIM_TREE",
             )
         tree = read_tree(self._tree)
-        if self._installed_digest() == tree.digest:
-            source = self._current
-        else:
-            self._log.info("copying", tree=tree.name, to=settings.prefix)
-            self._host.copy_tree(self._tree, staging)
-            source = staging
+        source = self._current if self._has_whole(tree.digest) else self._copy()
         words = ["install", "--prefix", settings.prefix, "--bindir", settings.bindir]
         try:
             self._try_out(source)
@@ -206,6 +202,27 @@ class Installer:
             self._host.remove_tree(staging)
         self._log.info("installed", tree=tree.name, **_told(answer))
         return answer
+
+    def _has_whole(self, digest: str = "") -> bool:
+        """Whether the tree in effect can be used: the wanted one, to the last file."""
+        try:
+            with self._host.directory(self._current) as directory:
+                path = f"/proc/self/fd/{directory}"
+                if digest in {"", read_tree(path).digest}:
+                    verify(path)
+                    return True
+        except FileNotFoundError:
+            pass
+        except (OSError, DistError) as error:
+            found = error.found if isinstance(error, DistError) else error.strerror
+            self._log.warning("the installed tree is damaged", tree=self._current, found=found)
+        return False
+
+    def _copy(self) -> str:
+        """Copy the image's tree to the node, beside what is installed; returns its place."""
+        self._log.info("copying", tree=self._tree, to=self._staging)
+        self._host.copy_tree(self._tree, self._staging)
+        return self._staging
 
     def _try_out(self, tree: str) -> None:
         """See that the shim runs on this node at all, before anything leads to it."""
@@ -289,19 +306,32 @@ class Installer:
         """Take everything back. A step that fails does not keep the next one from being done."""
         self._report.say(state=State.REMOVING, message="")
         settings = self._settings
-        self._host.remove_tree(os.path.join(settings.prefix, STAGING))
+        self._host.remove_tree(self._staging)
         ready = os.path.join(settings.validations, TOOLKIT_READY)
         if settings.toolkit_ready and self._host.read(ready) == _mark():
             self._host.remove(ready)
         commands = [[*self._engine_words(settings.restart), "--remove"]] if settings.engine else []
         commands += [["uninstall", "--prefix", settings.prefix, "--bindir", settings.bindir]]
+        source = self._remover()
         for words in commands:
             try:
-                answer = self._nvshim(self._current, *words)
+                answer = self._nvshim(source, *words)
             except NvshimError as error:
                 self._log.error("not removed", **of_error(error))
             else:
                 self._log.info("removed", step=words[0], **_told(answer))
+        if source == self._staging:
+            self._host.remove_tree(source)
+            self._host.remove_if_empty(settings.prefix)
+
+    def _remover(self) -> str:
+        """The tree whose nvshim removes everything. A damaged one cannot do that."""
+        if self._tree and not self._has_whole():
+            try:
+                return self._copy()
+            except NvshimError as error:
+                self._log.error("not copied", **of_error(error))
+        return self._current
 
     # -- watching -------------------------------------------------------------------------
 
@@ -314,16 +344,13 @@ class Installer:
             now = time.monotonic()
             self._report.alive(now)
             current = self._look(self._watched)
-            if current != seen:
-                due = self._backoff.due(now)
-                if now < due:
-                    if not waiting:
-                        self._log.info("changed; looked at again", seconds=round(due - now))
-                    waiting = True
-                    continue
-                waiting = False
+            due = self._backoff.due(now)
+            if current != seen and now >= due:
                 self._assert_again(now)
-                seen = current
+                seen, waiting = current, False
+            elif current != seen and not waiting:
+                self._log.info("changed; looked at again", seconds=round(due - now))
+                waiting = True
             restarted = self._look((self._socket,))
             if restarted != socket or (self._has_to_ask and now >= self._ask_at):
                 socket = restarted
@@ -366,16 +393,12 @@ class Installer:
         return os.path.join(self._settings.prefix, "current")
 
     @property
+    def _staging(self) -> str:
+        return os.path.join(self._settings.prefix, STAGING)
+
+    @property
     def _socket(self) -> str:
         return self._settings.socket or _SOCKETS.get(self._settings.engine, "")
-
-    def _installed_digest(self) -> str:
-        content = self._host.read(os.path.join(self._current, MANIFEST))
-        try:
-            digest = json.loads(content or b"null")["digest"]
-        except (ValueError, KeyError, TypeError):
-            return ""
-        return digest if isinstance(digest, str) else ""
 
     def _nvshim(self, tree: str, *words: str, timeout: float = _COMMAND_TIMEOUT) -> dict[str, Any]:
         """Run a command of the node's own copy, and return its answer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tarfile
@@ -230,18 +231,25 @@ def _dpkg(root: BareRoot, *argv: str) -> str:
     done = root.run(
         "dpkg", f"--root={root.inside}", "--force-unsafe-io", "--force-bad-path", *argv, host=True
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_the_package_installs_upgrades_and_goes_and_never_under_a_running_program(
-    packages: list[str], root: BareRoot
-) -> None:
+@pytest.fixture
+def debian(root: BareRoot) -> BareRoot:
+    """A root whose packages dpkg can keep account of."""
     os.makedirs(f"{root.path}/var/lib/dpkg/info")
     os.makedirs(f"{root.path}/var/lib/dpkg/updates")
     for name in ("status", "available"):
         with open(f"{root.path}/var/lib/dpkg/{name}", "w", encoding="ascii"):
             pass
+    return root
+
+
+def test_the_package_installs_upgrades_and_goes_and_never_under_a_running_program(
+    packages: list[str], debian: BareRoot
+) -> None:
+    root = debian
     prefix = f"{root.path}/opt/containerd-shim-nvidia"
 
     _dpkg(root, "-i", packages[0])
@@ -268,6 +276,100 @@ def test_the_package_installs_upgrades_and_goes_and_never_under_a_running_progra
     _dpkg(root, "--purge", "containerd-shim-nvidia")
     assert os.listdir(f"{root.path}/usr/bin") == []
     assert not os.path.exists(prefix)
+
+
+# Notes what it is asked, and whether the agent's unit is there then; stops the agent.
+_SYSTEMCTL: Final = """\
+#!/bin/sh
+[ -e /lib/systemd/system/nvshim-node.service ] && unit=there || unit=gone
+echo "$unit $*" >>/tmp/asked
+case "$1" in
+  stop) kill "$(cat /tmp/agent)"; [ ! -e /tmp/trouble ] || busybox chown 1000 /opt ;;
+  daemon-reload) busybox chown 0 /opt ;;
+  is-enabled) [ "$3" = nvshim-node.service ] ;;
+esac
+"""
+
+
+def _put_systemctl(root: BareRoot) -> None:
+    os.makedirs(f"{root.path}/run/systemd/system")
+    with open(f"{root.path}/bin/systemctl", "w", encoding="ascii") as file:
+        file.write(_SYSTEMCTL)
+    os.chmod(f"{root.path}/bin/systemctl", 0o755)
+
+
+def _asked(root: BareRoot) -> list[str]:
+    """What systemctl was asked since the last time."""
+    path = f"{root.path}/tmp/asked"
+    with open(path, encoding="ascii") as file:
+        lines = file.read().splitlines()
+    os.unlink(path)
+    return lines
+
+
+def test_systemd_is_told_of_the_package_s_units_and_has_none_of_them_afterwards(
+    packages: list[str], debian: BareRoot
+) -> None:
+    root = debian
+    prefix = f"{root.path}/opt/containerd-shim-nvidia"
+    _put_systemctl(root)
+    for package in packages:  # the second is an upgrade
+        _dpkg(root, "-i", package)
+        assert _asked(root) == ["there daemon-reload"]
+    units = os.listdir(f"{root.path}/lib/systemd/system")
+    assert "nvshim-node.service" in units
+    # As the agent's unit would have it run.
+    program = ["/opt/containerd-shim-nvidia/current/runtime/bin/python3", "-ISc", _LATECOMER]
+    with root.spawn(*program) as agent:
+        assert agent.stdout is not None
+        assert agent.stdout.readline() == "ready\n"
+        with open(f"{root.path}/tmp/agent", "w", encoding="ascii") as file:
+            file.write(str(agent.pid))
+        _dpkg(root, "-r", "containerd-shim-nvidia")
+        assert agent.wait(10) == -signal.SIGTERM
+    stop, disable, reload = _asked(root)
+    assert stop.startswith("there stop ")
+    assert disable.startswith("there --quiet disable ")
+    assert {*stop.split()[2:]} == {*disable.split()[3:]} == {*units}
+    assert reload == "gone daemon-reload"
+    # What it ran from could go, since it was stopped before.
+    assert not os.path.exists(prefix)
+
+
+def test_a_removal_that_fails_starts_again_what_it_has_stopped(
+    packages: list[str], debian: BareRoot
+) -> None:
+    root = debian
+    _put_systemctl(root)
+    _dpkg(root, "-i", packages[0])
+    with open(f"{root.path}/tmp/trouble", "w", encoding="ascii"):
+        pass
+    assert _asked(root) == ["there daemon-reload"]
+    with pytest.raises(AssertionError, match="NVSHIM-E2624"):
+        _dpkg(root, "-r", "containerd-shim-nvidia")
+    asked = [line for line in _asked(root) if " is-enabled " not in line]
+    assert asked[0].startswith("there stop ")
+    assert asked[1:] == ["there daemon-reload", "there start nvshim-node.service"]
+    assert root.run(SHIM, "-v").returncode == 0
+
+
+def test_a_package_that_an_engine_relies_on_leaves_what_that_names(
+    packages: list[str], debian: BareRoot
+) -> None:
+    root = debian
+    config = f"{root.path}/etc/containerd/config.toml"
+    os.makedirs(os.path.dirname(config))
+    _dpkg(root, "-i", packages[0])
+    with open(config, "w", encoding="ascii") as file:
+        file.write('runtime_type = "io.containerd.nvidia.v1"\n')
+    for word in ("-r", "--purge"):
+        said = _dpkg(root, word, "containerd-shim-nvidia")
+        assert "first run nvshim configure containerd --remove" in said
+        assert root.run(SHIM, "-v").returncode == 0
+    os.unlink(config)
+    assert root.run("nvshim", "uninstall", "--bindir", "/usr/bin").returncode == 0
+    assert os.listdir(f"{root.path}/usr/bin") == []
+    assert not os.path.exists(f"{root.path}/opt/containerd-shim-nvidia")
 
 
 # -- containers ----------------------------------------------------------------------------

@@ -21,6 +21,7 @@ import pytest
 from api import typeurl
 from api.errors import Status
 from api.ttrpc import ConnectionClosed, RemoteError, connect
+from tests.harness.examples import seeds
 from tests.harness.runtime import is_alive
 from tests.harness.shim import content_of, gone
 
@@ -634,7 +635,7 @@ _EXEC_TOLD: Final = re.compile(r"((TaskExecAdded e1 )(TaskExecStarted e1 TaskExi
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(8))
 async def test_any_requests_in_any_order_at_once(start_shim: StartShim, seed: int) -> None:
     """Whatever overlaps: every request is answered, events are told once and in order."""
     chance = random.Random(seed)

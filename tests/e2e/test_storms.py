@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.harness.events import Recorder
+from tests.harness.examples import seeds
 from tests.harness.runtime import is_alive, new_name, remove_fifos
 from tests.harness.waiting import eventually
 
@@ -64,7 +65,7 @@ def test_thirty_containers_of_a_pod_at_once_in_one_shim(runtime: Runtime) -> Non
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", seeds(2))
 def test_containerd_killed_while_containers_start_run_and_exit(runtime: Runtime, seed: int) -> None:
     dice = random.Random(seed)
     containerd = runtime.containerd

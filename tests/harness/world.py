@@ -7,7 +7,8 @@ empty, and with the first process everything is gone. The kernel, /dev and cgrou
 machine's.
 
 What a world has
-- Debian's containerd, runc and their configuration, as they are installed here; containerd runs.
+- Debian's containerd and runc, as they are installed here, and what Debian configures; containerd
+  runs. Of engines' settings, and of what is installed of ours on this machine, it has nothing.
 - Two simulated GPUs, which the shim's configuration points at. Its [node] table is what a node with
   a GPU does without.
 - A namespace of containerd that nobody else uses, so that its cgroups can be told from others.
@@ -55,7 +56,7 @@ set -eu
 base=$1
 mount -t tmpfs -o mode=755 world "$base/cover"
 cd "$base/cover"
-for name in etc opt usr/local var/lib var/cache root; do
+for name in etc opt usr/bin usr/local var/lib var/cache root; do
     [ -d "/$name" ] || continue
     mkdir -p "upper/$name" "work/$name"
     mount -t overlay overlay -o "lowerdir=/$name,upperdir=upper/$name,workdir=work/$name" "/$name"
@@ -72,15 +73,31 @@ mkdir -p upper/packages work/packages /var/cache/containerd-shim-nvidia/packages
 mount -t overlay overlay -o "lowerdir=$2,upperdir=upper/packages,workdir=work/packages" \
     /var/cache/containerd-shim-nvidia/packages
 rm -rf /opt/containerd-shim-nvidia /etc/containerd-shim-nvidia /etc/nvidia-container-runtime \
-    /etc/cdi
-mkdir -p /etc/containerd-shim-nvidia /usr/local/sbin
+    /etc/cdi /etc/containerd /etc/docker /etc/crio
+for name in nvshim containerd-shim-nvidia-v1; do rm -f /usr/bin/$name /usr/local/bin/$name; done
+find /etc/systemd \( -name 'nvshim-*' -o -name 'containerd-shim-nvidia*' \) -exec rm -rf {} +
+mkdir -p /etc/containerd-shim-nvidia /etc/containerd /usr/local/sbin
 cp "$base/config.toml" /etc/containerd-shim-nvidia/config.toml
+cp "$base/containerd.toml" /etc/containerd/config.toml
 cp "$base/systemctl" /usr/local/sbin/systemctl
 cd /root
 for name in "$base"/files/*; do [ ! -e "$name" ] || ln -s "$name" .; done
 systemctl start containerd
 ctr images import "$base/image.tar" >/dev/null
 exec bash --norc --noprofile
+"""
+
+# /etc/containerd/config.toml of Debian's package.
+_CONTAINERD: Final = """\
+version = 2
+
+[plugins]
+  [plugins."io.containerd.grpc.v1.cri"]
+    [plugins."io.containerd.grpc.v1.cri".cni]
+      bin_dir = "/usr/lib/cni"
+      conf_dir = "/etc/cni/net.d"
+  [plugins."io.containerd.internal.v1.opt"]
+    path = "/var/lib/containerd/opt"
 """
 
 _SYSTEMCTL: Final = r"""#!/bin/sh
@@ -183,7 +200,11 @@ class World:
         with open(node.config_path, encoding="utf-8") as file:
             # Its state and layers are where a node's are.
             lines = [line for line in file if not line.startswith(("state", "layers"))]
-        for name, text in (("config.toml", "".join(lines)), ("systemctl", _SYSTEMCTL)):
+        for name, text in (
+            ("config.toml", "".join(lines)),
+            ("containerd.toml", _CONTAINERD),
+            ("systemctl", _SYSTEMCTL),
+        ):
             path = os.path.join(self._directory, name)
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)

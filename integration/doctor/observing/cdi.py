@@ -60,7 +60,7 @@ def _file(places: Places, config: Config, loaded: Loaded) -> CdiFile:
 
 
 def _gone(places: Places, config: Config, paths: list[str]) -> Iterator[str]:
-    return (path for path in paths if not os.path.lexists(_host(places, config, path)))
+    return (path for path in paths if not os.path.exists(_host(places, config, path)))
 
 
 def _gone_hooks(places: Places, edits: list[Edits]) -> Iterator[str]:

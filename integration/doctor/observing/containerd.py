@@ -150,11 +150,11 @@ def _version(places: Places, program: str) -> str:
 def _template(places: Places, path: str, distribution: str) -> str:
     directory = os.path.dirname(path)
     for name in _TEMPLATES.get(distribution, ()):
-        place = places.at(os.path.join(directory, name))
-        files = sorted(glob.glob(f"{glob.escape(place)}/*")) if os.path.isdir(place) else [place]
-        for file in files:
+        place = os.path.join(directory, name)
+        is_directory = os.path.isdir(places.at(place))
+        for file in _glob(places, f"{place}/*") if is_directory else [place]:
             with contextlib.suppress(OSError):
-                if OURS in read_file(file):
+                if OURS in read_file(places.at(file)):
                     return os.path.join(directory, name)
     return ""
 

@@ -8,7 +8,6 @@ cmd/nvidia-ctk-installer.
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import tomllib
@@ -99,10 +98,10 @@ def look_at_injectors(places: Places) -> tuple[Injector, ...]:
 
 def _injectors(places: Places) -> Iterator[Injector]:
     for directory in _HOOK_DIRECTORIES:
-        here = places.at(directory)
-        for path in sorted(glob.glob(f"{glob.escape(here)}/*.json")):
-            if "nvidia" in read_file(path).lower():
-                yield Injector("OCI hook", os.path.join(directory, os.path.basename(path)))
+        for name in _names(places.at(directory)):
+            path = os.path.join(directory, name)
+            if name.endswith(".json") and "nvidia" in read_file(places.at(path)).lower():
+                yield Injector("OCI hook", path)
     for process in processes(places):
         if process.name not in {name[:_COMM] for name in _INSTALLERS}:
             continue

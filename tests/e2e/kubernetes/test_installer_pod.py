@@ -63,6 +63,14 @@ def _reaches(kubelet: Kubelet, container: Container, state: str) -> None:
         raise AssertionError(f"{error}\n{_status(kubelet)}\n{container.log()}") from error
 
 
+def _damage(kubelet: Kubelet) -> None:
+    """As of a disk that was full, or that lost what was not written yet."""
+    world = kubelet.world
+    world.do(": >/opt/containerd-shim-nvidia/current/lib/integration/cli/app.py")
+    world.do("rm -r /opt/containerd-shim-nvidia/current/lib/integration/cli/__pycache__")
+    assert world.run("nvshim --version").status != 0
+
+
 def _gpu_pod(kubelet: Kubelet, uuid: str) -> Container:
     """A pod of the RuntimeClass, with what a device plugin gives it: a UUID."""
     pod = kubelet.run_pod("cuda", handler="nvidia")
@@ -149,13 +157,18 @@ def test_from_an_empty_node_to_a_pod_with_a_gpu_and_back(
     configured = kubelet.read(CONFIG)
     tree = os.readlink(world.path("/opt/containerd-shim-nvidia/current"))
 
-    # Another one finds nothing to do; and asked to clean up, leaves nothing.
+    # Another one finds a tree that is damaged: it has its own, and puts that beside it.
+    _damage(kubelet)
     for pod in kubelet.cri.list_pod_sandbox(pb.ListPodSandboxRequest()).items:
         kubelet.remove_pod(pod.id)
     _, again = kubelet.run_daemon_set(_installer("remove-on-exit"), image=IMAGE)
     _reaches(kubelet, again, "ready")
     assert kubelet.read(CONFIG) == configured
-    assert os.readlink(world.path("/opt/containerd-shim-nvidia/current")) == tree
+    assert os.readlink(world.path("/opt/containerd-shim-nvidia/current")) == f"{tree}.2"
+    world.do("nvshim --version")
+
+    # Asked to clean up, it leaves nothing; also of a tree that is damaged meanwhile.
+    _damage(kubelet)
     again.stop(60)
     assert again.exit_code() == 0, again.log()
     assert kubelet.read(CONFIG) == before, again.log()

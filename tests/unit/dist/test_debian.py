@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import subprocess
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -82,7 +83,9 @@ def test_the_package_says_what_it_is_and_where_its_files_go(tree: Tree, tmp_path
     for script in ("postinst", "prerm", "postrm"):
         subprocess.run(["sh", "-n", root / "DEBIAN" / script], check=True)
         assert os.access(root / "DEBIAN" / script, os.X_OK)
-        assert "{" not in (root / "DEBIAN" / script).read_text().replace("${NVSHIM_", "")
+        text = (root / "DEBIAN" / script).read_text()
+        assert "units='x.service'\n" in text
+        assert not re.search(r"[^$]\{[a-z]", text), "a blank that was not filled in"
     sums = (root / "DEBIAN/md5sums").read_bytes()
     subprocess.run(["md5sum", "--check", "--quiet"], input=sums, cwd=root, check=True)
 

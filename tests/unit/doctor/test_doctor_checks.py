@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 
 OPTIONS: Final = 'BinaryName = "/usr/bin/runc"\nSystemdCgroup = true\n'
 MODULES: Final = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm")
+# A program of this machine that no node of these tests has.
+ELSEWHERE_ONLY: Final = os.path.realpath(sys.executable)
 EVIDENCE: Final = "/was-run"
 PCI: Final = "/sys/bus/pci/devices"
 NVIDIAS: Final = "/usr/bin/nvidia-container-runtime"
@@ -465,6 +468,13 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
     "current leads nowhere": (
         lambda tree: tree.link(f"{PREFIX}/current", "gone"), "D090", ERROR, "current",
     ),
+    "a link of ours leads to what only another machine has": (
+        lambda tree: tree.link("/usr/local/bin/nvshim", ELSEWHERE_ONLY), "D090", ERROR, "nvshim",
+    ),
+    "a link of ours leads to itself": (
+        lambda tree: tree.link("/usr/local/bin/nvshim", "/usr/local/bin/nvshim"),
+        "D090", ERROR, "nvshim",
+    ),
     "no interpreter": (without("/usr/bin/python3"), "D091", ERROR, "python3"),
     "two programs": (
         lambda tree: tree.script("/usr/bin/containerd-shim-nvidia-v1"), "D092", WARNING, "/usr/bin",
@@ -553,6 +563,16 @@ def test_on_a_healthy_node_no_check_says_anything(healthy: Healthy) -> None:
     examination = examine(healthy.tree.places())
     assert examination.findings == ()
     assert not any(isinstance(getattr(examination.node, group), Unseen) for group in GROUPS)
+
+
+def test_a_program_of_another_machine_is_none_of_the_node_s(tree: Tree) -> None:
+    assert os.access(ELSEWHERE_ONLY, os.X_OK)
+    tree.link("/usr/bin/containerd-shim-nvidia-v1", ELSEWHERE_ONLY)
+    assert not found(tree, "D092")
+    tree.link("/usr/bin/crun", ELSEWHERE_ONLY)
+    node = examine(tree.places(), choose(["D020"])).node
+    assert not isinstance(node.programs, Unseen)
+    assert "crun" not in {program.name for program in node.programs}
 
 
 def test_a_container_that_has_ended_is_nobody_s_trouble(tree: Tree) -> None:

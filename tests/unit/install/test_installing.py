@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import shutil
 import signal
@@ -34,6 +35,7 @@ from integration.install.errors import (
     SourceBroken,
     SourceMissing,
     StepFailed,
+    StillNamed,
 )
 from integration.install.installing import Installation, collect, install, uninstall
 from integration.install.places import Place
@@ -445,7 +447,7 @@ def test_a_person_is_shown_no_control_characters_of_what_lies_there(node: Node) 
     words = ["--prefix", node.place.prefix, "--bindir", node.place.bindir]
     nvshim = [sys.executable, "-m", "integration.cli"]
     done = subprocess.run(
-        [*nvshim, "uninstall", *words], capture_output=True, text=True, check=True, cwd=REPOSITORY
+        beside_engines("uninstall", *words), capture_output=True, text=True, check=True
     )
     assert len(done.stdout.splitlines()) == 2
     assert "\x1b" not in done.stdout
@@ -682,6 +684,77 @@ def test_engines_that_name_the_shim_are_found_and_comments_are_not(tmp_path: Pat
     assert leaving.mentions(str(tmp_path)) == [
         f"{tmp_path}/etc/containerd/conf.d/99-x.toml", f"{tmp_path}/etc/docker/daemon.json",
     ]  # fmt: skip
+
+
+def beside_engines(*words: str, **files: str) -> list[str]:
+    """A command of nvshim, on a machine whose /etc has nothing but files of engines."""
+    # The rest of /etc is of no use to it.
+    lines = ["mount -t tmpfs -o mode=755 none /etc", f"cd {REPOSITORY}"]
+    for name, text in files.items():
+        path = {"containerd": "/etc/containerd/config.toml", "docker": "/etc/docker/daemon.json"}
+        lines.append(f"mkdir -p {os.path.dirname(path[name])}; echo '{text}' >{path[name]}")
+    script = "; ".join(["set -e", *lines, 'exec "$@"'])
+    return [
+        "unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh",
+        sys.executable, "-m", "integration.cli", *words,
+    ]  # fmt: skip
+
+
+def test_what_an_engine_still_names_is_not_uninstalled_but_by_force(node: Node) -> None:
+    node.install(node.old)
+    shim = node.place.path("current/bin/containerd-shim-nvidia-v1")
+    words = ("uninstall", "--prefix", node.place.prefix, "--bindir", node.place.bindir)
+    before = (node.names, os.listdir(node.place.bindir))
+
+    def done(*more: str, **engines: str) -> subprocess.CompletedProcess[str]:
+        argv = beside_engines(*words, *more, **engines)
+        return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+    engines = {"containerd": f'runtime_path = "{shim}"', "docker": f'{{"path": "{shim}"}}'}
+    refused = done(**engines)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.startswith("NVSHIM-E2637 still-named: ")
+    for text in (
+        "/etc/containerd/config.toml, /etc/docker/daemon.json",
+        "first run nvshim configure containerd --remove, then run nvshim configure docker --remove",
+        "--force",
+    ):
+        assert text in refused.stderr
+    assert (node.names, os.listdir(node.place.bindir)) == before
+    dry = done("--dry-run", docker=engines["docker"])
+    assert dry.returncode == 3
+    assert "run nvshim configure docker --remove, or its pods will fail" in dry.stdout
+    # What another installation is named by does not keep this one.
+    assert done(containerd='runtime_path = "/elsewhere/containerd-shim-nvidia-v1"').returncode == 0
+    assert node.names == []
+    node.install(node.old)
+    forced = done("--force", **engines)
+    assert forced.returncode == 0, forced.stderr
+    assert node.names == []
+    assert "/etc/docker/daemon.json still names the shim" in forced.stdout
+
+
+def test_an_engine_names_the_shim_that_it_would_find(node: Node, tmp_path: Path) -> None:
+    root = str(tmp_path / "machine")
+    config = f"{root}/etc/containerd/config.toml"
+    os.makedirs(os.path.dirname(config))
+    with open(config, "w") as file:
+        file.write('runtime_type = "io.containerd.nvidia.v1"\n')
+    places = [
+        replace(node, place=Place(f"{root}/{name}", f"{root}/{bindir}"))
+        for name, bindir in (("first", "usr/local/bin"), ("second", "usr/bin"))
+    ]
+    for each in places:
+        each.install(node.old)
+    for each, named in ((places[1], False), (places[0], True)):
+        do = functools.partial(
+            uninstall, each.place, workshop=Workshop(each.place), engines_root=root
+        )
+        if named:
+            with pytest.raises(StillNamed):
+                do()
+            os.unlink(config)
+        assert do()["complete"] is True
 
 
 def test_a_status_without_an_installation_says_so_and_which_engines_will_miss_it(

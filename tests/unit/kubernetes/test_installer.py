@@ -12,10 +12,13 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Self
 
+import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
+from api.proto import cri_pb2 as pb
 from integration.dist.manifest import read_tree, write_tree
 from integration.images import busybox, unpack
 from integration.kubernetes import installer
@@ -24,7 +27,7 @@ from integration.kubernetes.host import Host
 from integration.kubernetes.installer import STAGING, Installer
 from integration.kubernetes.settings import Settings
 from integration.kubernetes.status import FILE, Log, State
-from shim import VERSION
+from shim import RUNTIME_NAME, VERSION
 from tests.harness.launcher import REPOSITORY
 from tests.harness.waiting import eventually
 
@@ -48,6 +51,7 @@ echo "$*" >>/var/log/asked
 case $1 in
 install)
   name=0.1.0-$(sed -n 's/.*"digest": "\(........\).*/\1/p' "$tree/tree.json")
+  if [ -e /opt/containerd-shim-nvidia/$name/damaged ]; then name=$name.2; fi
   [ -d /opt/containerd-shim-nvidia/$name ] || cp -a "$tree" /opt/containerd-shim-nvidia/$name
   changed=false
   [ -e /usr/local/bin/containerd-shim-nvidia-v1 ] || changed=true
@@ -227,6 +231,36 @@ def test_a_tree_that_is_installed_is_not_copied_again(node: Node) -> None:
     assert os.readlink(node.path(PREFIX) / "current") == read_tree(str(node.tree)).name
 
 
+@pytest.mark.parametrize("name", ["bin/nvshim", "bin/containerd-shim-nvidia-v1", "tree.json"])
+def test_an_installed_tree_that_is_damaged_is_no_source_of_another(node: Node, name: str) -> None:
+    node.run()
+    tree = read_tree(str(node.tree)).name
+    _damage(node, name)
+    node.run()
+    assert node.status["state"] == State.READY
+    assert os.readlink(node.path(PREFIX) / "current") == f"{tree}.2"
+    assert not (node.path(PREFIX) / STAGING).exists()
+
+
+def _damage(node: Node, name: str) -> None:
+    current = node.path(PREFIX) / os.readlink(node.path(PREFIX) / "current")
+    (current / name).write_text("#!/bin/false\n")
+    (current / "damaged").touch()
+
+
+def test_a_tree_that_is_damaged_does_not_keep_everything_from_being_taken_back(
+    node: Node, running: Any
+) -> None:
+    process = running(NVSHIM_REMOVE_ON_EXIT="1")
+    eventually(lambda: node.status["state"] == State.READY, "it is ready")
+    _is_at_rest(node)
+    _damage(node, "bin/nvshim")
+    process.terminate()
+    assert process.wait(10) == 0
+    assert "# ours" not in node.path(CONFIG).read_text()
+    assert not node.path(PREFIX).exists()
+
+
 def test_a_shim_that_does_not_run_on_the_node_is_never_in_effect(node: Node) -> None:
     node.run()
     before = os.readlink(node.path(PREFIX) / "current")
@@ -308,6 +342,65 @@ def test_what_another_tool_takes_away_is_put_back_and_then_later_each_time(
     assert len(node.asked) == asked
     process.terminate()
     assert process.wait(10) == 0
+
+
+def test_an_engine_is_asked_after_its_restart_also_while_another_tool_is_left_alone(
+    node: Node, running: Any
+) -> None:
+    with _Engine(node, "nvidia", "runc"):
+        running()
+        eventually(lambda: node.status.get("restart_outstanding") is False, "the engine was asked")
+        _is_at_rest(node)
+        config = node.path(CONFIG)
+        config.write_text("version = 2\n# theirs\n")
+        eventually(lambda: node.status["reasserted"] == 1, "it is put back")
+        eventually(lambda: node.status["state"] == State.READY, "it is ready again")
+        asked = len(node.asked)
+        config.write_text("version = 2\n# theirs again\n")
+    # The other tool restarts the engine, which has our handler no more.
+    with _Engine(node, "runc"):
+        eventually(lambda: node.status["state"] == State.RESTART, "nobody takes it for ready")
+    assert "# ours" not in config.read_text()
+    assert len(node.asked) == asked
+
+
+class _Engine:
+    """What answers the CRI's Status as containerd does, with the handlers that it has."""
+
+    def __init__(self, node: Node, *handlers: str) -> None:
+        directory = node.path("/run/containerd")
+        directory.mkdir(parents=True, exist_ok=True)
+        # By a descriptor: the path of a test's directory is longer than an address may be.
+        self._directory = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        self._socket = directory / "containerd.sock"
+        runtimes = {
+            name: {"runtimeType": RUNTIME_NAME if name == "nvidia" else "io.containerd.runc.v2"}
+            for name in handlers
+        }
+        answer = pb.StatusResponse(
+            info={"config": json.dumps({"containerd": {"runtimes": runtimes}})},
+            runtime_handlers=[pb.RuntimeHandler(name=name) for name in handlers],
+        )
+        self._server = grpc.server(ThreadPoolExecutor(max_workers=2))
+        version = pb.VersionResponse(runtime_name="containerd", runtime_version="2.1.9")
+        methods = {
+            name: grpc.unary_unary_rpc_method_handler(lambda *_, said=said: said)
+            for name, said in (
+                ("Status", answer.SerializeToString()), ("Version", version.SerializeToString()),
+            )
+        }  # fmt: skip
+        service = grpc.method_handlers_generic_handler("runtime.v1.RuntimeService", methods)
+        self._server.add_generic_rpc_handlers((service,))
+        self._server.add_insecure_port(f"unix:/proc/self/fd/{self._directory}/containerd.sock")
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.stop(None).wait()
+        self._socket.unlink(missing_ok=True)
+        os.close(self._directory)
 
 
 @pytest.mark.parametrize(

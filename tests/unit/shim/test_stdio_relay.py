@@ -13,6 +13,7 @@ import anyio.lowlevel
 import pytest
 
 from shim.stdio.relay import Relay
+from tests.harness.examples import seeds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -50,8 +51,9 @@ async def _read_all(fd: int) -> bytes:
     return data
 
 
-async def test_pieces_of_any_size_arrive_in_order(tasks: TaskGroup) -> None:
-    chance = random.Random(7)
+@pytest.mark.parametrize("seed", seeds(1))
+async def test_pieces_of_any_size_arrive_in_order(tasks: TaskGroup, seed: int) -> None:
+    chance = random.Random(seed)
     sizes = [chance.choice([1, 10, 4095, 4096, 4097, 70_000, 1 << 20]) for _ in range(60)]
     pieces = [bytes([number]) * size for number, size in enumerate(sizes)]
     (source, writing), (reading, sink) = os.pipe(), os.pipe()

@@ -30,6 +30,7 @@ from api.ttrpc import (
     connect,
 )
 from api.ttrpc.frames import DATA_MAX, REQUEST, encode
+from tests.harness.examples import seeds
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -629,8 +630,9 @@ async def test_many_connections_leave_nothing_behind(serve: Any, service: str, u
         assert not served.server._sessions
 
 
-async def test_hostile_bytes_disturb_nobody_else(serve: Any, service: str) -> None:
-    random = Random(20)
+@pytest.mark.parametrize("seed", seeds(1))
+async def test_hostile_bytes_disturb_nobody_else(serve: Any, service: str, seed: int) -> None:
+    random = Random(seed)
     async with serve({"Say": echo}) as served, connect(served.path) as client:
         for _ in range(100):
             async with served.raw() as raw:

@@ -347,7 +347,9 @@ def test_hostile_image_gets_the_driver_s_and_nothing_is_followed(
 
 @given(st.data())
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_any_bytes_of_a_library_may_be_wrong(image: Image, made: Path, data: st.DataObject) -> None:
     content = bytearray((made / "full").read_bytes())

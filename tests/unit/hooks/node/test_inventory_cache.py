@@ -306,7 +306,9 @@ def test_file_is_stale_and_no_error_if_it_is(node: Node, damage: str) -> None:
 
 @given(st.data())
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_any_byte_of_the_file_may_be_wrong(node: Node, data: st.DataObject) -> None:
     if not kept(node).exists():
