@@ -362,8 +362,8 @@ class Container:
 
         Args:
             exec_id: its id, unique in this container.
-            spec: the OCI process to run.
-            uris: its stdio.
+            spec: the OCI process to run; whether it has a terminal is not taken from it.
+            uris: its stdio, and whether that is a terminal.
 
         Raises:
             ProcessExists: the id is taken.
@@ -375,7 +375,9 @@ class Container:
             found = "the container's own id" if exec_id == self.id else "an exec of that id"
             raise ProcessExists(f"exec {exec_id} in {self.id}", found=found, do="choose another")
         self._refuse_unless_running()
-        self._exec_specs[exec_id] = self._injector.edit_process(spec)
+        # Clients of containerd may leave it out of the spec; that of the request counts.
+        process = {**spec, "terminal": uris.terminal}
+        self._exec_specs[exec_id] = self._injector.edit_process(process)
         self._execs[exec_id] = Process(self.id, exec_id, uris)
         self.reports.exec_added(exec_id)
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import pytest
@@ -220,6 +220,35 @@ async def test_the_size_of_an_execs_terminal_may_be_told_before_its_start(
             await shim.call("Delete", id="c1", exec_id="e1")
         assert content_of(copy) == b"43 132\r\n"
         await shim.end("c1")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("told_by_spec", [False, True, None])
+async def test_whether_an_exec_has_a_terminal_is_the_requests_to_say(
+    start_shim: StartShim, *, terminal: bool, told_by_spec: bool | None
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        script = "if test -t 1; then echo terminal; else echo pipe; fi"
+        process: dict[str, Any] = {
+            "args": ["sh", "-c", script],
+            "cwd": "/",
+            "env": ["PATH=/bin"],
+            "user": {},
+        }
+        if told_by_spec is not None:
+            process["terminal"] = told_by_spec
+        spec = typeurl.pack_json(process, typeurl.PROCESS)
+        stdout = shim.fifo("out")
+        reader = shell(f"cat {stdout} > {stdout}.copy")
+        await shim.call("Exec", id="c1", exec_id="e1", spec=spec, stdout=stdout, terminal=terminal)
+        await shim.call("Start", id="c1", exec_id="e1")
+        assert (await shim.call("Wait", id="c1", exec_id="e1")).exit_status == 0
+        await shim.call("Delete", id="c1", exec_id="e1")
+        assert reader.wait(10) == 0
+        assert content_of(f"{stdout}.copy").split() == [b"terminal" if terminal else b"pipe"]
+        await shim.end("c1")
+        await gone(shim, "c1")
 
 
 async def test_twenty_mebibytes_go_through_an_exec(start_shim: StartShim) -> None:
