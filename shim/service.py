@@ -126,7 +126,15 @@ class TaskService:
         immediate = {name: typed_at_once(name, handler) for name, handler in immediate.items()}
         descriptor = task_pb2.DESCRIPTOR.services_by_name["Task"]
         return [
-            Service(descriptor, handlers, immediate=immediate, name=name) for name in SERVICE_NAMES
+            Service(
+                descriptor,
+                handlers,
+                immediate=immediate,
+                shared=("Wait",),
+                vital=("Kill", "Delete"),
+                name=name,
+            )
+            for name in SERVICE_NAMES
         ]
 
     async def create(
