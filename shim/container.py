@@ -138,8 +138,9 @@ class Container:
         self._kills = Underway()
         self._oom: OomWatch | None = None
         self._watching = aio.CancelScope()
-        # Held by Checkpoint, so that the exit that it may end with is told after it.
         self._checkpointing = aio.Lock()
+        # A checkpoint is under way that is to end init.
+        self._ends_by_checkpoint = False
         self._saved: Saved | None = None
 
     # -- create and start ------------------------------------------------------------------
@@ -294,6 +295,9 @@ class Container:
         Raises:
             WrongProcessState: it does not run.
             NvshimError: it could not be saved; it goes on, and what was written is gone.
+
+        Nothing waits for a checkpoint: if init ends while one is under way, and not by it, the
+        runtime and CRIU are killed.
         """
         from shim import criu  # noqa: PLC0415 - few are saved
 
@@ -307,13 +311,38 @@ class Container:
                 for uri in (uris.stdin, uris.stdout, uris.stderr)
             ]
             files = criu.external_files(self.init.pid, self.pids(), paths)
+            over = aio.CancelScope()
+            self._shim.tasks.start_soon(self._end_checkpoint, os.pidfd_open(self.init.pid), over)
+            self._ends_by_checkpoint = request.exit
             try:
-                await self._injector.uncover_proc(self.init.pid)
-                await self._criu().save(path, request, files)
+                try:
+                    await self._injector.uncover_proc(self.init.pid)
+                    await self._criu().save(path, request, files)
+                finally:
+                    if self.init.child is not None and self.init.child.exit is None:
+                        await self._injector.cover_proc(self.init.pid)
+                self.reports.checkpointed(path)
             finally:
-                if self.init.child is not None and self.init.child.exit is None:
-                    await self._injector.cover_proc(self.init.pid)
-            self.reports.checkpointed(path)
+                over.cancel()
+                self._ends_by_checkpoint = False
+
+    async def _end_checkpoint(self, init: int, over: aio.CancelScope) -> None:
+        """End the checkpoint that is under way when init ends.
+
+        While CRIU traces init, its end is told to CRIU alone; a pidfd tells everybody.
+
+        Args:
+            init: a pidfd of it; closed here.
+            over: cancelled when the checkpoint is over.
+        """
+        try:
+            with over:
+                await aio.wait_readable(init)
+                if self._ends_by_checkpoint:
+                    await aio.sleep(_LATE)
+                self._runtime.end_calls("checkpoint")
+        finally:
+            os.close(init)
 
     async def _restore(self, stdio: Stdio) -> None:
         ours = not self._runtime_has_it()
@@ -441,12 +470,17 @@ class Container:
         if process.state in (State.STOPPED, State.DELETED):
             raise ProcessFinished(f"signal {signum} to {process.id}", found="it has ended")
         if not exec_id and process.child is None:
+            if signum == _signal.SIGKILL and process.starting.locked():
+                # CRIU may hang, and there is nothing else to be killed yet.
+                self._runtime.end_calls("restore")
+                return
             raise ProcessNotFound(
                 f"signal {signum} to {self.id}",
                 found="it is to be restored from a checkpoint, and has no process yet",
                 do="start it",
             )
         if not exec_id:
+            self._ends_by_checkpoint &= signum != _signal.SIGKILL
             with self._kills:
                 await self._kill_container(signum, everyone=everyone)
             return
@@ -648,6 +682,9 @@ class Container:
             )
         if self.init.child is None:
             return  # never restored; what the runtime may have of that name is somebody else's
+        with aio.move_on_after(_LATE):
+            async with self._checkpointing:
+                pass  # one that init's end has ended
         await self._end_init()
         try:
             await self._runtime.delete()
@@ -689,18 +726,22 @@ class Container:
             await self._as_far_as_possible(process.stdio.let_go())
 
     async def _publish_exit_of_init(self) -> None:
-        out_of_memory = False
+        out_of_memory = killed = False
         if self.init.child is not None:
-            exit_ = await self.init.child.wait()
+            killed = (await self.init.child.wait()).status == _KILLED
             # At once: systemd removes the cgroup when it is empty.
-            out_of_memory = self._out_of_memory(init_killed=exit_.status == _KILLED)
+            out_of_memory = self._out_of_memory(init_killed=killed)
         self._watching.cancel()
         self._init_reaped = True
         # A Start that is under way has its event first. Execs that are being started fail
         # by themselves: the runtime finds no init.
         await self._settle([self.init])
-        async with self._checkpointing:
-            pass
+        if killed and self._ends_by_checkpoint:
+            # That is told first, if it comes to its end in time.
+            with aio.move_on_after(_LATE):
+                async with self._checkpointing:
+                    pass
+        self._runtime.end_calls("checkpoint")
         if out_of_memory:
             self.reports.out_of_memory()
         if not self._own_pid_namespace:
