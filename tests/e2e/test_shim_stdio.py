@@ -9,10 +9,11 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from api import typeurl
-from api.proto import runc_options_pb2
+from api.proto import events_pb2, runc_options_pb2
 from tests.harness.low_level import crun_for_this_host
 from tests.harness.shim import content_of, gone, shell
 from tests.harness.waiting import eventually
@@ -473,6 +474,38 @@ async def test_a_client_that_opens_its_fifo_late_misses_nothing(
         assert content_of(f"{stdout}.copy").strip() == b"over before you look"
         if exec_id:
             await shim.end("c1")
+        await gone(shim, "c1")
+
+
+def _told_after(shim: ShimByHand) -> float:
+    """How long after the end of init, in seconds, it was told."""
+    (envelope,) = [e for e in shim.events.envelopes if e.topic == "/tasks/exit"]
+    (event,) = [e for e in shim.events.events if isinstance(e, events_pb2.TaskExit)]
+    return (envelope.timestamp.ToNanoseconds() - event.exited_at.ToNanoseconds()) / 1e9
+
+
+@pytest.mark.parametrize(
+    ("terminal", "size"),
+    [(False, 6), (True, 6), (True, 65536 + 2000)],
+    ids=["plain", "terminal", "terminal, more than a fifo holds"],
+)
+async def test_an_exit_is_told_at_once_though_nobody_reads_and_who_comes_then_misses_nothing(
+    start_shim: StartShim, size: int, *, terminal: bool
+) -> None:
+    async with start_shim("c1", "head", "-c", str(size), "/dev/zero") as shim:
+        spec = shim.spec("c1")
+        spec["process"]["terminal"] = terminal
+        shim.write_spec("c1", spec)
+        stdout = shim.fifo("out")
+        await shim.run("c1", stdout=stdout, terminal=terminal)
+        await shim.events.until("TaskExit")
+        # Before, it took two seconds; now nothing is between the two but a moment.
+        assert _told_after(shim) < 1
+        # Nobody has to delete it for the end to come.
+        late = shell(f"cat {stdout} > {stdout}.copy")
+        assert await anyio.to_thread.run_sync(late.wait, 10) == 0
+        assert content_of(f"{stdout}.copy") == bytes(size)
+        await shim.call("Delete", id="c1")
         await gone(shim, "c1")
 
 
