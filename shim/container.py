@@ -44,8 +44,8 @@ from shim.stdio import open_stdio
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
-    from typing import Any, Final
+    from collections.abc import Awaitable, Callable, Sequence
+    from typing import Any, Final, TypeVar
 
     from google.protobuf.any_pb2 import Any as AnyMessage
     from google.protobuf.message import Message
@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from shim.sandbox import Sandbox
     from shim.stdio.stdio import Stdio
     from shim.tasks import Tasks
+
+    Result = TypeVar("Result")
 
 # The C module under signal: the public one makes enumerations of its numbers.
 if TYPE_CHECKING:
@@ -361,19 +363,22 @@ class Container:
         try:
             if delete:
                 # Of a runtime that was killed in its work.
-                mounts.unmount_rootfs(os.path.join(self._root, self.id, bundle_files.RESTORED_ROOT))
+                root = os.path.join(self._root, self.id, bundle_files.RESTORED_ROOT)
+                await detaching.unmount(root)
                 await self._runtime.delete(force=True)
-                self._end_cgroup()
+                await self._end_cgroup()
             bundle_files.remove(os.path.join(self.bundle, bundle_files.INIT_PID))
         except (NvshimError, OSError) as error:
             self._shim.log.warning("undoing restore", id=self.id, why=str(error))
 
-    def _end_cgroup(self) -> None:
+    async def _end_cgroup(self) -> None:
         from shim import remains  # noqa: PLC0415 - for what hardly ever happens
 
         linux = bundle_files.read_spec(self.bundle).get("linux")
         path = linux.get("cgroupsPath") if isinstance(linux, dict) else None
-        for problem in remains.end_cgroup(path, self.id) if isinstance(path, str) else ():
+        if not isinstance(path, str):
+            return
+        for problem in await _in_thread(lambda: remains.end_cgroup(path, self.id)):
             self._shim.log.warning("undoing restore", id=self.id, why=problem)
 
     def _criu(self) -> Calls:
@@ -665,7 +670,7 @@ class Container:
             overlay = detaching.detach(self._rootfs, self._mounted)
             if overlay is not None:
                 self._shim.tasks.start_soon(_close, overlay)
-            mounts.unmount_rootfs(self._rootfs)
+            await detaching.unmount(self._rootfs)
             self._injector.release()
             self.init.advance(Event.DELETED)
         for process in (self.init, *self._execs.values()):
@@ -870,7 +875,7 @@ class Container:
             except (NvshimError, OSError) as error:
                 self._shim.log.warning("undoing create: delete", id=self.id, why=str(error))
         try:
-            mounts.unmount_rootfs(self._rootfs)
+            await detaching.unmount(self._rootfs)
             self._injector.forgo_layer()
         except (NvshimError, OSError) as error:
             self._shim.log.warning("undoing create: unmount", id=self.id, why=str(error))
@@ -893,10 +898,15 @@ async def _close_stdio(process: Process) -> None:
 
 async def _close(descriptor: int) -> None:
     """Close what it may take long to close."""
+    await _in_thread(lambda: os.close(descriptor))
+
+
+async def _in_thread(work: Callable[[], Result]) -> Result:
+    """Do what may take long without holding up the pod, if a thread is to be had."""
     try:
-        await aio.run_in_thread(lambda: os.close(descriptor))
-    except RuntimeError:  # no thread is to be had
-        os.close(descriptor)
+        return await aio.run_in_thread(work)
+    except RuntimeError:
+        return work()
 
 
 def _kill(child: Child | None) -> None:
