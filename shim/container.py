@@ -44,8 +44,8 @@ from shim.stdio import open_stdio
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
-    from typing import Any, Final
+    from collections.abc import Awaitable, Callable, Sequence
+    from typing import Any, Final, TypeVar
 
     from google.protobuf.any_pb2 import Any as AnyMessage
     from google.protobuf.message import Message
@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from shim.sandbox import Sandbox
     from shim.stdio.stdio import Stdio
     from shim.tasks import Tasks
+
+    Result = TypeVar("Result")
 
 # The C module under signal: the public one makes enumerations of its numbers.
 if TYPE_CHECKING:
@@ -138,8 +140,9 @@ class Container:
         self._kills = Underway()
         self._oom: OomWatch | None = None
         self._watching = aio.CancelScope()
-        # Held by Checkpoint, so that the exit that it may end with is told after it.
         self._checkpointing = aio.Lock()
+        # A checkpoint is under way that is to end init.
+        self._ends_by_checkpoint = False
         self._saved: Saved | None = None
 
     # -- create and start ------------------------------------------------------------------
@@ -294,6 +297,9 @@ class Container:
         Raises:
             WrongProcessState: it does not run.
             NvshimError: it could not be saved; it goes on, and what was written is gone.
+
+        Nothing waits for a checkpoint: if init ends while one is under way, and not by it, the
+        runtime and CRIU are killed.
         """
         from shim import criu  # noqa: PLC0415 - few are saved
 
@@ -307,13 +313,38 @@ class Container:
                 for uri in (uris.stdin, uris.stdout, uris.stderr)
             ]
             files = criu.external_files(self.init.pid, self.pids(), paths)
+            over = aio.CancelScope()
+            self._shim.tasks.start_soon(self._end_checkpoint, os.pidfd_open(self.init.pid), over)
+            self._ends_by_checkpoint = request.exit
             try:
-                await self._injector.uncover_proc(self.init.pid)
-                await self._criu().save(path, request, files)
+                try:
+                    await self._injector.uncover_proc(self.init.pid)
+                    await self._criu().save(path, request, files)
+                finally:
+                    if self.init.child is not None and self.init.child.exit is None:
+                        await self._injector.cover_proc(self.init.pid)
+                self.reports.checkpointed(path)
             finally:
-                if self.init.child is not None and self.init.child.exit is None:
-                    await self._injector.cover_proc(self.init.pid)
-            self.reports.checkpointed(path)
+                over.cancel()
+                self._ends_by_checkpoint = False
+
+    async def _end_checkpoint(self, init: int, over: aio.CancelScope) -> None:
+        """End the checkpoint that is under way when init ends.
+
+        While CRIU traces init, its end is told to CRIU alone; a pidfd tells everybody.
+
+        Args:
+            init: a pidfd of it; closed here.
+            over: cancelled when the checkpoint is over.
+        """
+        try:
+            with over:
+                await aio.wait_readable(init)
+                if self._ends_by_checkpoint:
+                    await aio.sleep(_LATE)
+                self._runtime.end_calls("checkpoint")
+        finally:
+            os.close(init)
 
     async def _restore(self, stdio: Stdio) -> None:
         ours = not self._runtime_has_it()
@@ -332,19 +363,22 @@ class Container:
         try:
             if delete:
                 # Of a runtime that was killed in its work.
-                mounts.unmount_rootfs(os.path.join(self._root, self.id, bundle_files.RESTORED_ROOT))
+                root = os.path.join(self._root, self.id, bundle_files.RESTORED_ROOT)
+                await detaching.unmount(root)
                 await self._runtime.delete(force=True)
-                self._end_cgroup()
+                await self._end_cgroup()
             bundle_files.remove(os.path.join(self.bundle, bundle_files.INIT_PID))
         except (NvshimError, OSError) as error:
             self._shim.log.warning("undoing restore", id=self.id, why=str(error))
 
-    def _end_cgroup(self) -> None:
+    async def _end_cgroup(self) -> None:
         from shim import remains  # noqa: PLC0415 - for what hardly ever happens
 
         linux = bundle_files.read_spec(self.bundle).get("linux")
         path = linux.get("cgroupsPath") if isinstance(linux, dict) else None
-        for problem in remains.end_cgroup(path, self.id) if isinstance(path, str) else ():
+        if not isinstance(path, str):
+            return
+        for problem in await _in_thread(lambda: remains.end_cgroup(path, self.id)):
             self._shim.log.warning("undoing restore", id=self.id, why=problem)
 
     def _criu(self) -> Calls:
@@ -362,8 +396,8 @@ class Container:
 
         Args:
             exec_id: its id, unique in this container.
-            spec: the OCI process to run.
-            uris: its stdio.
+            spec: the OCI process to run; whether it has a terminal is not taken from it.
+            uris: its stdio, and whether that is a terminal.
 
         Raises:
             ProcessExists: the id is taken.
@@ -375,7 +409,9 @@ class Container:
             found = "the container's own id" if exec_id == self.id else "an exec of that id"
             raise ProcessExists(f"exec {exec_id} in {self.id}", found=found, do="choose another")
         self._refuse_unless_running()
-        self._exec_specs[exec_id] = self._injector.edit_process(spec)
+        # Clients of containerd may leave it out of the spec; that of the request counts.
+        process = {**spec, "terminal": uris.terminal}
+        self._exec_specs[exec_id] = self._injector.edit_process(process)
         self._execs[exec_id] = Process(self.id, exec_id, uris)
         self.reports.exec_added(exec_id)
 
@@ -439,12 +475,17 @@ class Container:
         if process.state in (State.STOPPED, State.DELETED):
             raise ProcessFinished(f"signal {signum} to {process.id}", found="it has ended")
         if not exec_id and process.child is None:
+            if signum == _signal.SIGKILL and process.starting.locked():
+                # CRIU may hang, and there is nothing else to be killed yet.
+                self._runtime.end_calls("restore")
+                return
             raise ProcessNotFound(
                 f"signal {signum} to {self.id}",
                 found="it is to be restored from a checkpoint, and has no process yet",
                 do="start it",
             )
         if not exec_id:
+            self._ends_by_checkpoint &= signum != _signal.SIGKILL
             with self._kills:
                 await self._kill_container(signum, everyone=everyone)
             return
@@ -629,7 +670,7 @@ class Container:
             overlay = detaching.detach(self._rootfs, self._mounted)
             if overlay is not None:
                 self._shim.tasks.start_soon(_close, overlay)
-            mounts.unmount_rootfs(self._rootfs)
+            await detaching.unmount(self._rootfs)
             self._injector.release()
             self.init.advance(Event.DELETED)
         for process in (self.init, *self._execs.values()):
@@ -646,6 +687,9 @@ class Container:
             )
         if self.init.child is None:
             return  # never restored; what the runtime may have of that name is somebody else's
+        with aio.move_on_after(_LATE):
+            async with self._checkpointing:
+                pass  # one that init's end has ended
         await self._end_init()
         try:
             await self._runtime.delete()
@@ -687,18 +731,22 @@ class Container:
             await self._as_far_as_possible(process.stdio.let_go())
 
     async def _publish_exit_of_init(self) -> None:
-        out_of_memory = False
+        out_of_memory = killed = False
         if self.init.child is not None:
-            exit_ = await self.init.child.wait()
+            killed = (await self.init.child.wait()).status == _KILLED
             # At once: systemd removes the cgroup when it is empty.
-            out_of_memory = self._out_of_memory(init_killed=exit_.status == _KILLED)
+            out_of_memory = self._out_of_memory(init_killed=killed)
         self._watching.cancel()
         self._init_reaped = True
         # A Start that is under way has its event first. Execs that are being started fail
         # by themselves: the runtime finds no init.
         await self._settle([self.init])
-        async with self._checkpointing:
-            pass
+        if killed and self._ends_by_checkpoint:
+            # That is told first, if it comes to its end in time.
+            with aio.move_on_after(_LATE):
+                async with self._checkpointing:
+                    pass
+        self._runtime.end_calls("checkpoint")
         if out_of_memory:
             self.reports.out_of_memory()
         if not self._own_pid_namespace:
@@ -827,7 +875,7 @@ class Container:
             except (NvshimError, OSError) as error:
                 self._shim.log.warning("undoing create: delete", id=self.id, why=str(error))
         try:
-            mounts.unmount_rootfs(self._rootfs)
+            await detaching.unmount(self._rootfs)
             self._injector.forgo_layer()
         except (NvshimError, OSError) as error:
             self._shim.log.warning("undoing create: unmount", id=self.id, why=str(error))
@@ -850,10 +898,15 @@ async def _close_stdio(process: Process) -> None:
 
 async def _close(descriptor: int) -> None:
     """Close what it may take long to close."""
+    await _in_thread(lambda: os.close(descriptor))
+
+
+async def _in_thread(work: Callable[[], Result]) -> Result:
+    """Do what may take long without holding up the pod, if a thread is to be had."""
     try:
-        await aio.run_in_thread(lambda: os.close(descriptor))
-    except RuntimeError:  # no thread is to be had
-        os.close(descriptor)
+        return await aio.run_in_thread(work)
+    except RuntimeError:
+        return work()
 
 
 def _kill(child: Child | None) -> None:

@@ -20,13 +20,23 @@ from __future__ import annotations
 
 import os
 
-from shim import syscalls
+from api import aio
+from shim import mounts, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shim.mounts import Mount
+
+
+async def unmount(path: str) -> None:
+    """Unmount everything at and below a path, as :func:`shim.mounts.unmount_rootfs` does.
+
+    What is busy is waited for without holding up the pod's other containers.
+    """
+    for pause in mounts.unmounting(path):
+        await aio.sleep(pause)
 
 
 def detach(rootfs: str, mounted: Sequence[Mount]) -> int | None:

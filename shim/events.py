@@ -4,7 +4,8 @@ Rules
 - Events of one container are delivered in the order in which they happened; containers do not
   wait for each other.
 - An event that cannot be delivered stays at the head of its container's queue and is tried
-  again, with growing pauses, for as long as this process lives: containerd may be restarting.
+  again, with growing pauses, whatever was wrong, for as long as this process lives: containerd may
+  be restarting. A shim without tasks gives up after a while (:mod:`shim.service`).
   (The stock shim gives up after five tries, and the task is shown as running for ever.)
 - An event that containerd refuses as malformed would be refused for ever: it is logged and
   left out, so that those behind it arrive.
@@ -23,7 +24,7 @@ from collections import deque
 from api import aio, typeurl
 from api.errors import Status
 from api.proto import events_pb2, events_service_pb2, types_pb2
-from api.ttrpc import Client, MessageTooLarge, RemoteError, TtrpcError, connect
+from api.ttrpc import Client, MessageTooLarge, RemoteError, connect
 from api.wellknown import Empty
 
 TYPE_CHECKING = False
@@ -103,9 +104,9 @@ class Publisher:
         self._tasks.start_soon(self._deliver, container_id)
 
     @property
-    def idle(self) -> bool:
-        """Whether everything is delivered."""
-        return not self._queues
+    def waiting(self) -> int:
+        """How many events are not delivered."""
+        return sum(map(len, self._queues.values()))
 
     async def drain(self, seconds: float) -> bool:
         """Wait until everything is delivered, for a bounded time.
@@ -126,7 +127,7 @@ class Publisher:
         while queue:
             try:
                 await self._forward(queue[0])
-            except (TtrpcError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, the pod goes on
                 if _is_final(error):
                     self._log.error(
                         "an event was refused",
@@ -137,7 +138,8 @@ class Publisher:
                     queue.popleft()
                     continue
                 if pause == _FIRST_PAUSE:
-                    self._log.warning("an event waits for containerd", why=str(error))
+                    why = str(error) or type(error).__name__
+                    self._log.warning("an event waits for containerd", why=why)
                 await aio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
             else:
@@ -165,9 +167,15 @@ class Publisher:
             return self._client
 
     async def _hold_connection(self, *, task_status: TaskStatus[Client]) -> None:
-        async with connect(self._address) as client:
-            task_status.started(client)
-            await client.wait_closed()
+        client: Client | None = None
+        try:
+            async with connect(self._address) as client:
+                task_status.started(client)
+                await client.wait_closed()
+        except Exception as error:
+            if client is None:
+                raise  # to who waits for the connection
+            self._log.warning("the connection to containerd failed", why=str(error))
 
 
 def _ends_out_of_memory(queue: deque[types_pb2.Envelope] | None) -> bool:

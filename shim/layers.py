@@ -265,7 +265,9 @@ def _remove(directory: str, name: str) -> bool:
         except BlockingIOError:
             continue
         if name.startswith(_NEW):
-            mounts.unmount_rootfs(path)  # its maker was killed at the one moment when it shows
+            # Its maker was killed at the one moment when it shows; nobody can be busy with it.
+            for _ in mounts.unmounting(path):
+                pass
         # Looked at under the lock: who was killed since has mounted it before.
         elif os.fsencode(name) in _mount_table():
             continue

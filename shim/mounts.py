@@ -39,7 +39,7 @@ from shim.mountinfo import mount_points_below
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Final, TypeAlias, TypeVar
 
     T = TypeVar("T")
@@ -237,6 +237,16 @@ def unmount_rootfs(path: str) -> None:
     Raises:
         UnmountFailed: a mount is still there after all attempts, and after detaching.
     """
+    for pause in unmounting(path):
+        time.sleep(pause)
+
+
+def unmounting(path: str) -> Iterator[float]:
+    """The same, for who must not sleep: :func:`shim.detaching.unmount`.
+
+    Yields:
+        How many seconds to wait before it goes on.
+    """
     # Each round looks again: what is mounted twice at a path shows up once more, and another
     # process may be unmounting too.
     remaining: list[str] = []
@@ -245,7 +255,7 @@ def unmount_rootfs(path: str) -> None:
         if not remaining:
             return
         if delay:
-            time.sleep(delay)
+            yield delay
         for point in remaining:
             _unmount_one(point, last=delay is None)
     remaining = mount_points_below(path)

@@ -324,16 +324,15 @@ def _end_family(pid: int, held: int, container_id: str) -> list[str]:
         What is left, each in one line.
     """
     deadline = time.monotonic() + 2 * _REAP_TIMEOUT
-    family = {child: fd for child in _descendants(pid) if (fd := _hold(child)) is not None}
-    still = frozenset(_descendants(pid))  # then the pidfd is that process
+    family = _hold_descendants(pid)
     cgroups = {
         directory
-        for child in still.intersection(family)
+        for child in family
         for directory in _cgroups_of(child)
         if _is_named_after(directory, container_id) and _is_apart(directory)
     }
     try:
-        ours = [held, *(fd for child, fd in family.items() if child in still)]
+        ours = [held, *family.values()]
         for fd in ours:
             _send_kill(fd)
         for fd in ours:
@@ -342,6 +341,30 @@ def _end_family(pid: int, held: int, container_id: str) -> list[str]:
         for fd in family.values():
             os.close(fd)
     return [left for directory in cgroups if (left := _remove_cgroup(directory, deadline))]
+
+
+def kill_family(pid: int) -> None:
+    """Kill a process that its parent has not reaped yet, with all that it has started.
+
+    Args:
+        pid: the process.
+    """
+    family = _hold_descendants(pid)
+    try:
+        os.kill(pid, _signal.SIGKILL)
+        for held in family.values():
+            _send_kill(held)
+    finally:
+        for held in family.values():
+            os.close(held)
+
+
+def _hold_descendants(pid: int) -> dict[int, int]:
+    """The processes that a process has started, and those that they have: of each a pidfd."""
+    family = {child: fd for child in _descendants(pid) if (fd := _hold(child)) is not None}
+    for child in family.keys() - frozenset(_descendants(pid)):
+        os.close(family.pop(child))  # it has ended, and its number may be another's
+    return family
 
 
 def _descendants(pid: int) -> list[int]:

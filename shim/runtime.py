@@ -302,6 +302,14 @@ class LowLevelRuntime:
             if verb in _POINTLESS and child.exit is None:
                 os.kill(child.pid, _signal.SIGKILL)
 
+    def end_calls(self, verb: str) -> None:
+        """Kill the calls of a verb that are under way, with all that they have started: CRIU."""
+        for child, under_way in self._under_way.items():
+            if under_way == verb and child.exit is None:
+                from shim import remains  # noqa: PLC0415 - for what hardly ever happens
+
+                remains.kill_family(child.pid)
+
     def _error(
         self, verb: str, status: int, log: str, stderr: int | None, *, shown: bool
     ) -> RuntimeFailed | ProcessFinished:

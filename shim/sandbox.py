@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from api import aio
 from shim import bundle as bundle_files
-from shim import mounts, namespaces, remains
+from shim import detaching, mounts, namespaces, remains
 from shim.errors import NvshimError, PodFilesUnusable, WrongSandboxState
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Sandbox:
                 )
             try:
                 # An attempt that failed for lack of descriptors had none to undo itself with.
-                mounts.unmount_rootfs(self._shm)
+                await detaching.unmount(self._shm)
                 bundle_files.remove_tree(self._files)
                 self._make_files()
                 if self.pod.own_ipc:
@@ -120,7 +120,7 @@ class Sandbox:
             except BaseException:
                 with aio.CancelScope(shield=True):
                     await self._end_holder()
-                    self._remove_files()
+                    await self._remove_files()
                 self.pid, self._holder = 0, None
                 raise
             self.state = State.READY
@@ -141,7 +141,7 @@ class Sandbox:
             else:
                 with aio.move_on_after(_DYING):
                     await self._ended.wait()
-            mounts.unmount_rootfs(self._shm)
+            await detaching.unmount(self._shm)
             bundle_files.remove_tree(self._files)
             bundle_files.remove(os.path.join(self._bundle, bundle_files.HOLDER))
 
@@ -190,10 +190,10 @@ class Sandbox:
                 f"to make {self._files}", found=os.strerror(error.errno or 0).lower()
             ) from error
 
-    def _remove_files(self) -> None:
+    async def _remove_files(self) -> None:
         """Of a start that failed; what it failed of is told, and not what follows."""
         try:
-            mounts.unmount_rootfs(self._shm)
+            await detaching.unmount(self._shm)
             bundle_files.remove_tree(self._files)
             bundle_files.remove(os.path.join(self._bundle, bundle_files.HOLDER))
         except (NvshimError, OSError) as error:

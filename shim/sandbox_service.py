@@ -88,7 +88,13 @@ class SandboxService:
         handlers = {name: typed(name, handler) for name, handler in handlers.items()}
         immediate = {name: typed_at_once(name, handler) for name, handler in immediate.items()}
         descriptor = sandbox_pb2.DESCRIPTOR.services_by_name["Sandbox"]
-        return Service(descriptor, handlers, immediate=immediate)
+        return Service(
+            descriptor,
+            handlers,
+            immediate=immediate,
+            shared=("WaitSandbox",),
+            vital=("StopSandbox", "ShutdownSandbox"),
+        )
 
     def create(
         self, _: Context, request: sandbox_pb2.CreateSandboxRequest

@@ -131,9 +131,9 @@ async def serve(
         sandboxes = DeferredService(_SANDBOX, lambda: _sandbox_service(surroundings, service))
         services = [*service.services(), sandboxes]
         server = Server(services, log=lambda event, fields: log.warning(event, **fields))
-        await tasks.start(_handle_signals, reaper, service, ended, log)
+        await tasks.start(_handle_signals, surroundings, service, ended)
         tasks.start_soon(_serve_until, server, listener, ended)
-        tasks.start_soon(service.end_when_unused)
+        surroundings.tasks.start_soon(service.end_when_unused)
         if ahead is not None:
             await aio.checkpoint()  # until it listens
             ahead()
@@ -144,7 +144,7 @@ async def serve(
         with aio.move_on_after(_HANGING):
             await server.shutdown(_GRACE)
         if not await publisher.drain(_EVENTS):
-            log.warning("events were not delivered before the end")
+            log.warning("events were not delivered before the end", count=publisher.waiting)
         # Not by leaving the group, which would wait for such a request. What is half made is
         # found by the delete verb.
         leave()
@@ -164,10 +164,9 @@ async def _serve_until(server: Server, listener: _socket.socket, ended: aio.Even
 
 
 async def _handle_signals(
-    reaper: Reaper,
+    shim: Surroundings,
     service: TaskService,
     ended: aio.Event,
-    log: Log,
     *,
     task_status: TaskStatus[None],
 ) -> None:
@@ -175,15 +174,15 @@ async def _handle_signals(
         task_status.started()
         async for number in signals:
             if number == _signal.SIGCHLD:
-                reaper.reap()
+                shim.reaper.reap()
             elif number == _signal.SIGUSR1:
-                _tell_what_runs(service, log)
+                shim.tasks.start_soon(_tell_what_runs, service, shim.log)
             else:
-                log.info("ends by signal", signal=_name_of(number))
+                shim.log.info("ends by signal", signal=_name_of(number))
                 ended.set()
 
 
-def _tell_what_runs(service: TaskService, log: Log) -> None:
+async def _tell_what_runs(service: TaskService, log: Log) -> None:
     for line in service.describe():
         log.info("process", **line)
     for task in aio.get_running_tasks():

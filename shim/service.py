@@ -44,8 +44,11 @@ _SCARCE: Final = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT}
 )
 
-# Seconds without a task after which nobody is expected to ask for the end any more.
+# Seconds without a task after which nobody is expected to ask for the end any more; and after which
+# a shim ends also if it has something to tell that nobody takes: its tasks were deleted, by a
+# containerd that will not miss the events.
 UNUSED: Final = 60.0
+UNHEARD: Final = 600.0
 
 # The two versions differ in the package's name alone; containerd 2 calls the second.
 SERVICE_NAMES: Final = ("containerd.task.v2.Task", "containerd.task.v3.Task")
@@ -126,7 +129,15 @@ class TaskService:
         immediate = {name: typed_at_once(name, handler) for name, handler in immediate.items()}
         descriptor = task_pb2.DESCRIPTOR.services_by_name["Task"]
         return [
-            Service(descriptor, handlers, immediate=immediate, name=name) for name in SERVICE_NAMES
+            Service(
+                descriptor,
+                handlers,
+                immediate=immediate,
+                shared=("Wait",),
+                vital=("Kill", "Delete"),
+                name=name,
+            )
+            for name in SERVICE_NAMES
         ]
 
     async def create(
@@ -345,13 +356,16 @@ class TaskService:
         """End this process when it has been of no use for long and nothing is left to tell.
 
         A containerd that was killed between ``start`` and Create, or between Delete and
-        Shutdown, does not ask for the end when it is back.
+        Shutdown, does not ask for the end when it is back. One that does not come back takes no
+        events: after :data:`UNHEARD` seconds they are given up.
         """
+        unused = 0.0
         while True:
             turned = self._turned
             with aio.move_on_after(None if self._in_use else UNUSED):
                 await turned.wait()
-            if not turned.is_set() and self._shim.publisher.idle:
+            unused = 0.0 if turned.is_set() else unused + UNUSED
+            if unused and (not self._shim.publisher.waiting or unused >= UNHEARD):
                 self._end_if_empty()
 
     @property

@@ -20,7 +20,8 @@ What differs on our own loop from anyio on asyncio:
   descriptor's closing, so who closes one ends the waits for it before.
 - A scope is entered once. It does not look for a cancellation inside an exception group: groups
   never put one there.
-- :func:`call_in_loop` does not wait for the call, whose exception ends the loop.
+- :func:`call_in_loop` does not wait for the call. Its exception is raised where the thread is
+  waited for, unless nobody does any more.
 - There is one contextvars context, that of the thread, for all tasks.
 - Nobody finishes an asynchronous generator that is left: it is closed at once, and must not wait
   then. ``contextlib.aclosing`` does it in time.
@@ -216,14 +217,14 @@ def call_in_loop(function: Callable[[], object]) -> None:
     """Have a function called in the loop, from a thread of :func:`run_in_thread`.
 
     Args:
-        function: must not raise: that would end the loop.
+        function: what it raises, :func:`run_in_thread` raises.
 
     Raises:
         RuntimeError: the loop is over.
     """
-    loop = _threads.loop_of_thread()
-    if loop is not None:
-        loop.call_from_thread(function)
+    work = _threads.work_of_thread()
+    if work is not None:
+        work.call_in_loop(function)
     else:
         import anyio.from_thread  # noqa: PLC0415 - see _anyio
 

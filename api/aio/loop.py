@@ -204,7 +204,7 @@ class Loop:
     def expect_calls(self) -> None:
         """Get ready for :meth:`call_from_thread`, in the loop's own thread."""
         if self._waker < 0:
-            # A semaphore: one call a turn, so that one that raises keeps no other from its turn.
+            # A semaphore: one call a turn, so that a thread that has many keeps nobody from his.
             waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
             try:
                 self.descriptors.watch(waker)

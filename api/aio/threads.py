@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class _Here(_local):
-    """Of a thread: the loop that has started it."""
+    """Of a thread: what it was started for."""
 
-    loop: Loop | None = None
+    work: _Work | None = None
 
 
 _here = _Here()
@@ -28,7 +28,7 @@ _here = _Here()
 class _Work:
     """A function that a thread calls, and who waits for it."""
 
-    __slots__ = ("error", "function", "loop", "result", "waiting")
+    __slots__ = ("error", "function", "loop", "raised", "result", "waiting")
 
     def __init__(self, function: Callable[[], object], loop: Loop, waiting: Task) -> None:
         self.function = function
@@ -36,10 +36,12 @@ class _Work:
         self.waiting: Task | None = waiting
         self.result: object = None
         self.error: BaseException | None = None
+        # By what it has had called in the loop.
+        self.raised: Exception | None = None
 
     def work(self) -> None:
         """In the thread."""
-        _here.loop = self.loop
+        _here.work = self
         try:
             self.result = self.function()
         except BaseException as error:  # noqa: BLE001 - it arises where the thread is waited for
@@ -49,17 +51,34 @@ class _Work:
         except RuntimeError:
             self.error = None  # the loop is over, and with it whoever waited
 
+    def call_in_loop(self, function: Callable[[], object]) -> None:
+        """In the thread: have a function called in the loop.
+
+        Raises:
+            RuntimeError: the loop is over.
+        """
+        self.loop.call_from_thread(lambda: self._call(function))
+
+    def _call(self, function: Callable[[], object]) -> None:
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001 - it arises where the thread is waited for
+            if self.waiting is not None and self.raised is None:
+                self.raised = error
+
     def finish(self) -> None:
         """In the loop, when the thread has nothing more to do."""
         task, self.waiting = self.waiting, None
+        raised, self.raised = self.raised, None
         if task is None:
             self.error = None  # nobody waits any more. Its traceback has this object
         else:
+            self.error = self.error or raised
             self.loop.schedule(task)
 
     def forget(self) -> None:
         """In the loop: nobody waits any more."""
-        self.waiting = None
+        self.waiting = self.raised = None
 
 
 async def run_in_thread(function: Callable[[], Result]) -> Result:
@@ -83,6 +102,6 @@ async def run_in_thread(function: Callable[[], Result]) -> Result:
     return work.result  # type: ignore[return-value] # what the function has returned
 
 
-def loop_of_thread() -> Loop | None:
-    """The loop that has started the current thread."""
-    return _here.loop
+def work_of_thread() -> _Work | None:
+    """What the current thread was started for, if it was by a loop."""
+    return _here.work

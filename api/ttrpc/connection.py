@@ -15,7 +15,6 @@ data before a request                       the same
 data on a unary stream, or after the end    the same; the stream is over
 "no data" with data                         the same; the stream is over
 more than 4 MiB                             RESOURCE_EXHAUSTED; the stream is over
-one stream more than ``max_streams``        RESOURCE_EXHAUSTED
 data after the stream's end                 ignored: the peer could not know yet
 response, unknown type                      ignored
 ==========================================  =============================================
@@ -23,6 +22,8 @@ response, unknown type                      ignored
 A client judges in the same way, one call at a time, but for what it never asked: an answer on
 a stream that it did not open, or a request, ends the connection, since no later answer could
 be trusted.
+
+How many requests may be under way is not judged here: see :mod:`api.ttrpc.session`.
 
 Source: ttrpc PROTOCOL.md; the order of checks follows the Go server, so that one peer sees the
 same of both.
@@ -39,7 +40,6 @@ from api.ttrpc.errors import (
     ConnectionClosed,
     LocalProtocolError,
     MessageTooLarge,
-    Overloaded,
     RemoteProtocolError,
     StreamClosed,
     UndecodableMessage,
@@ -76,10 +76,6 @@ if TYPE_CHECKING:
 
     from api.ttrpc.errors import TtrpcError
     from api.ttrpc.frames import Frame
-
-# Streams alive at once on one connection. containerd keeps a Wait open for every process of a
-# pod, so this is far above what an honest peer needs.
-MAX_STREAMS: Final = 1024
 
 _LAST_ID: Final = 2**32 - 1
 
@@ -195,17 +191,9 @@ class _Connection:
 
 
 class ServerConnection(_Connection):
-    """The side that accepted.
+    """The side that accepted."""
 
-    Args:
-        max_streams: how many streams may be alive at once.
-    """
-
-    __slots__ = ("_max_streams",)
-
-    def __init__(self, max_streams: int = MAX_STREAMS) -> None:
-        super().__init__()
-        self._max_streams = max_streams
+    __slots__ = ()
 
     def send_response(self, stream_id: int, payload: bytes) -> bytes:
         """Answer a stream with success, which ends it.
@@ -303,15 +291,6 @@ class ServerConnection(_Connection):
         event = _REQUEST_STATES.get(frame.flags & (REMOTE_OPEN | REMOTE_CLOSED))
         if event is None:
             return self._fail(stream_id, _broken(stream_id, "a request both open and closed"))
-        if len(self._streams) >= self._max_streams:
-            return self._fail(
-                stream_id,
-                Overloaded(
-                    f"stream {stream_id}",
-                    found=f"{self._max_streams} requests under way on this connection",
-                    do="wait for an answer first",
-                ),
-            )
         try:
             request = ttrpc_pb2.Request.FromString(frame.data)
         except DecodeError:

@@ -11,9 +11,8 @@ import errno
 import os
 
 from api import aio
-from api.ttrpc.connection import MAX_STREAMS
 from api.ttrpc.errors import LocalProtocolError, PeerRejected
-from api.ttrpc.session import Session
+from api.ttrpc.session import MAX_CALLS, Session
 from api.ttrpc.transport import accept, peer_credentials
 
 TYPE_CHECKING = False
@@ -41,8 +40,8 @@ class Server:
         services: their names must differ.
         log: called with an event and its fields when something goes wrong that no client is
             told, or that a person should look at: a rejected peer, a handler's exception.
-        max_streams: how many requests one connection may have under way; further ones are
-            answered RESOURCE_EXHAUSTED.
+        max_calls: how many requests one connection may have under way; further ones are
+            answered RESOURCE_EXHAUSTED, but for those that a service never refuses.
 
     Raises:
         LocalProtocolError: two services of one name.
@@ -53,7 +52,7 @@ class Server:
         services: Iterable[Service],
         *,
         log: Callable[[str, Mapping[str, object]], None] | None = None,
-        max_streams: int = MAX_STREAMS,
+        max_calls: int = MAX_CALLS,
     ) -> None:
         self._services: dict[str, Service] = {}
         for service in services:
@@ -61,7 +60,7 @@ class Server:
                 raise LocalProtocolError(f"serve {service.name}", found="it is served already")
             self._services[service.name] = service
         self._log = log or _drop
-        self._max_streams = max_streams
+        self._max_calls = max_calls
         self._sessions: set[Session] = set()
         self._serving: _Serving | None = None
         self._closing = False
@@ -167,7 +166,7 @@ class Server:
                 f"a connection from process {peer.pid}",
                 found=f"uid {peer.uid} and gid {peer.gid}; only {ours[0]} and {ours[1]} may",
             )
-        return Session(sock, peer, self._services, self._log, self._max_streams)
+        return Session(sock, peer, self._services, self._log, self._max_calls)
 
     async def _run(self, session: Session) -> None:
         self._sessions.add(session)

@@ -18,6 +18,11 @@ that streams its answer returns None.
 
 The third answers at once, without waiting for anything: it is called as soon as its request is
 read, before what follows it on the connection, and costs neither a task nor a turn of the loop.
+
+A client that gives up a request does not say so: ttrpc has no word for it. What waits long, and
+is asked again and again by clients that go away, is therefore declared ``shared``: the same request
+on one connection is one call then, and each further one costs no more than the number of its
+stream.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ from api.values import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
     from typing import Any, Protocol, TypeAlias
 
     from google.protobuf.descriptor import Descriptor, MethodDescriptor, ServiceDescriptor
@@ -183,18 +188,23 @@ class Service:
         descriptor: the service as generated from its ``.proto`` file.
         handlers: method names and what handles them; need not be complete.
         immediate: likewise, those that answer at once.
+        shared: names of methods whose answer depends on the request message alone, and that
+            change nothing. Equal requests of a client that sets no timeout share one call.
+        vital: names of methods by which a client makes room, or sees what there is.
         name: the full name to serve it under, if not the descriptor's own.
 
     Attributes:
         methods: all of them, each with a handler to be awaited.
         immediate: those that need not be awaited.
+        shared: see above.
+        unlimited: those that are never refused for load: vital, immediate and shared ones.
 
     Raises:
-        LocalProtocolError: a handler for a method that the service does not have, or an
-            immediate one for a method that streams.
+        LocalProtocolError: a method that the service does not have, or one that streams and is
+            to be immediate or shared.
     """
 
-    __slots__ = ("immediate", "methods", "name")
+    __slots__ = ("immediate", "methods", "name", "shared", "unlimited")
 
     def __init__(
         self,
@@ -202,12 +212,16 @@ class Service:
         handlers: Mapping[str, Handler],
         *,
         immediate: Mapping[str, ImmediateHandler] | None = None,
+        shared: Iterable[str] = (),
+        vital: Iterable[str] = (),
         name: str | None = None,
     ) -> None:
         self.name = descriptor.full_name if name is None else name
         described = _methods_of(descriptor)
         at_once = dict(immediate or {})
-        unknown = sorted({*handlers, *at_once} - set(described))
+        self.shared = frozenset(shared)
+        self.unlimited = self.shared.union(vital, at_once)
+        unknown = sorted({*handlers, *self.unlimited} - set(described))
         if unknown:
             raise LocalProtocolError(
                 f"handlers for {', '.join(unknown)}", found=f"no such method of {self.name}"
@@ -218,11 +232,12 @@ class Service:
         self.immediate: dict[str, tuple[Method, ImmediateHandler]] = {
             method: (described[method], handler) for method, handler in at_once.items()
         }
-        for method, handler in self.immediate.values():
-            if method.streaming:
+        for word in (*at_once, *self.shared):
+            if described[word].streaming:
                 raise LocalProtocolError(
-                    f"an immediate handler for {method.name}", found="a method that streams"
+                    f"an immediate or shared handler for {word}", found="a method that streams"
                 )
+        for method, handler in self.immediate.values():
             self.methods[method.name] = method, _awaitable(handler)
 
 
@@ -259,6 +274,7 @@ class DeferredService(Service):
             raise AttributeError(attribute)
         service = self._load()
         self.methods, self.immediate = service.methods, service.immediate
+        self.shared, self.unlimited = service.shared, service.unlimited
         return getattr(service, attribute)
 
 

@@ -6,6 +6,10 @@ Rules
 - When the client is gone its handlers are cancelled. What must not be left half done shields
   itself (``aio.CancelScope(shield=True)``).
 - An exception of a handler is an answer, never the end of the connection.
+- Equal requests of a shared method are one call, and answered together.
+- Beyond :data:`MAX_CALLS` requests under way, or too many bytes of them, further ones are refused.
+  Those of a service's ``unlimited`` methods never are, and do not count: a client that has
+  abandoned thousands of Waits must still be able to Kill.
 - A client that does not read its answers is not read from either, so what we keep for it stays
   bounded: by :mod:`api.ttrpc.transport` on the way out, by :mod:`api.ttrpc.inbox` on the way in.
 """
@@ -48,8 +52,16 @@ if TYPE_CHECKING:
     from api.ttrpc.service import Credentials, Handler, Method, Service
 
     Log = Callable[[str, Mapping[str, object]], None]
+    # Service, method and message of requests that are equal.
+    Same = tuple[str, str, bytes]
+
+# Requests under way at once on one connection: far above what an honest peer needs.
+MAX_CALLS: Final = 1024
 
 _NANOSECONDS: Final = 1e9
+
+# After how many answers to one call the loop gets its turn.
+_TURN: Final = 64
 
 
 class Asked:
@@ -67,9 +79,15 @@ class Asked:
 
 
 class Call(Asked):
-    """One request and everything that belongs to it while it runs in a task."""
+    """One request and everything that belongs to it while it runs in a task.
 
-    __slots__ = ("handler", "inbox", "payload", "scope")
+    Attributes:
+        counts: whether it is one of those of which there may be so many.
+        shared: what is asked, if others that ask the same are to have its answer.
+        others: their streams.
+    """
+
+    __slots__ = ("counts", "handler", "inbox", "others", "payload", "scope", "shared")
 
     def __init__(
         self,
@@ -78,13 +96,15 @@ class Call(Asked):
         handler: Handler,
         context: Context,
         *,
-        payload: bytes = b"",
-        inbox: Inbox | None = None,
+        counts: bool,
     ) -> None:
         super().__init__(stream_id, method, context)
         self.handler = handler
-        self.payload = payload
-        self.inbox = inbox
+        self.payload = b""
+        self.inbox: Inbox | None = None
+        self.counts = counts
+        self.shared: Same | None = None
+        self.others: list[int] = []
         self.scope = aio.CancelScope(deadline=context.deadline)
 
 
@@ -96,7 +116,7 @@ class Session:
         peer: its other end.
         services: by name.
         log: where failures of handlers are told.
-        max_streams: requests at once.
+        max_calls: requests at once.
     """
 
     def __init__(
@@ -105,15 +125,18 @@ class Session:
         peer: Credentials,
         services: Mapping[str, Service],
         log: Log,
-        max_streams: int,
+        max_calls: int,
     ) -> None:
         self._sock = sock
         self._peer = peer
         self._services = services
         self._log = log
-        self._connection = ServerConnection(max_streams)
+        self._connection = ServerConnection()
+        self._max_calls = max_calls
         self._holdings = Holdings()
         self._calls: dict[int, Call] = {}
+        self._counted = 0
+        self._shared: dict[Same, Call] = {}
         self._reading = aio.CancelScope()
         self._draining = False
 
@@ -161,7 +184,7 @@ class Session:
         """Answer a request, start it, or refuse it."""
         if not self._connection.is_live(event.stream_id):
             return  # broken by what came in the same read, and answered with that
-        if self._answer_at_once(event):
+        if self._answer_at_once(event) or self._join(event):
             return
         try:
             call = self._call_for(event)
@@ -169,6 +192,9 @@ class Session:
             self._send_error(event.stream_id, error)
             return
         self._calls[event.stream_id] = call
+        if call.shared is not None:
+            self._shared[call.shared] = call
+        self._counted += call.counts
         self._holdings.take(len(call.payload))
         self._tasks.start_soon(self._run, call)
 
@@ -187,8 +213,17 @@ class Session:
             outcome = _encode(handler(asked.context, request), asked)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is its answer
             outcome = self._failure(asked, error)
-        self._send_outcome(asked, outcome)
+        self._send_outcome(asked.stream_id, outcome)
         return True
+
+    def _join(self, event: RequestReceived) -> bool:
+        """Have a request answered with an equal one, if that is under way; says whether it is."""
+        if self._draining or event.timeout_nano:
+            return False
+        call = self._shared.get((event.service, event.method, event.payload))
+        if call is not None:
+            call.others.append(event.stream_id)
+        return call is not None
 
     def _context(self, event: RequestReceived) -> Context:
         timeout, deadline = None, math.inf
@@ -214,24 +249,37 @@ class Session:
         known = service.methods.get(event.method)
         if known is None:
             raise Unimplemented(asked, found=f"method {event.method} is not implemented")
-        if self._holdings.full:
-            raise Overloaded(asked, found="too many bytes of this client's requests under way")
+        counts = event.method not in service.unlimited
+        if counts:
+            self._refuse_beyond_limit(asked)
         method, handler = known
         if method.server_streaming and event.state is State.UNARY:
             raise RemoteProtocolError(
                 asked, found="a unary call of a method that streams its answer"
             )
-        context = self._context(event)
+        call = Call(event.stream_id, method, handler, self._context(event), counts=counts)
         if not method.streaming:
-            return Call(event.stream_id, method, handler, context, payload=event.payload)
-        inbox = Inbox(self._holdings)
+            call.payload = event.payload
+            if event.method in service.shared and not event.timeout_nano:
+                call.shared = (event.service, event.method, event.payload)
+            return call
+        inbox = call.inbox = Inbox(self._holdings)
         # The first message may come with the request; where the client streams, "no bytes"
         # means "no message", where it does not, an empty one. (As the Go server does.)
         if event.payload or not method.client_streaming:
             inbox.put(event.payload)
         if event.state is not State.OPEN or not method.client_streaming:
             inbox.end()
-        return Call(event.stream_id, method, handler, context, inbox=inbox)
+        return call
+
+    def _refuse_beyond_limit(self, asked: str) -> None:
+        found = ""
+        if self._counted >= self._max_calls:
+            found = f"{self._max_calls} requests under way on this connection"
+        elif self._holdings.full:
+            found = "too many bytes of this client's requests under way"
+        if found:
+            raise Overloaded(asked, found=found, do="wait for an answer first")
 
     async def _deliver(self, event: DataReceived) -> None:
         """Put a message where its handler finds it."""
@@ -253,7 +301,7 @@ class Session:
         """A stream the peer has broken: say so, and stop its handler."""
         self._write(event.reply)
         call = self._calls.get(event.stream_id)
-        if call is not None:
+        if call is not None and call.shared is None:
             call.scope.cancel()
 
     async def _run(self, call: Call) -> None:
@@ -263,14 +311,16 @@ class Session:
             outcome: bytes | NvshimError | None = None
             with call.scope:
                 outcome = await self._outcome(call)
+            if call.shared is not None:
+                del self._shared[call.shared]  # who asks from now on may get another answer
             # A stream that the peer has broken is answered and over; else it was the deadline.
-            if self._connection.is_live(call.stream_id):
-                if call.scope.cancelled_caught:
-                    outcome = DeadlineExceeded(
-                        str(call), found=f"no answer in the client's {call.context.timeout:g} s"
-                    )
-                await self._answer(call, outcome)
+            if call.scope.cancelled_caught and self._connection.is_live(call.stream_id):
+                outcome = DeadlineExceeded(
+                    str(call), found=f"no answer in the client's {call.context.timeout:g} s"
+                )
+            await self._answer(call, outcome)
         finally:
+            self._counted -= call.counts
             self._holdings.release(size)
             if call.inbox is not None:
                 call.inbox.clear()
@@ -328,21 +378,27 @@ class Session:
     async def _answer(self, call: Call, outcome: bytes | NvshimError | None) -> None:
         try:
             await self._transport.room()
+            self._send_outcome(call.stream_id, outcome)
+            for number, stream_id in enumerate(call.others, 1):
+                if number % _TURN == 0:
+                    await aio.checkpoint()
+                await self._transport.room()
+                self._send_outcome(stream_id, outcome)
         except ConnectionClosed:
             return
-        if self._connection.is_live(call.stream_id):
-            self._send_outcome(call, outcome)
 
-    def _send_outcome(self, asked: Asked, outcome: bytes | NvshimError | None) -> None:
+    def _send_outcome(self, stream_id: int, outcome: bytes | NvshimError | None) -> None:
+        if not self._connection.is_live(stream_id):
+            return
         if isinstance(outcome, NvshimError):
-            self._send_error(asked.stream_id, outcome)
+            self._send_error(stream_id, outcome)
         elif outcome is None:
-            self._write(self._connection.send_end(asked.stream_id))
+            self._write(self._connection.send_end(stream_id))
         else:
             try:
-                frame = self._connection.send_response(asked.stream_id, outcome)
+                frame = self._connection.send_response(stream_id, outcome)
             except MessageTooLarge as error:
-                self._send_error(asked.stream_id, error)
+                self._send_error(stream_id, error)
             else:
                 self._write(frame)
 

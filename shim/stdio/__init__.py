@@ -26,6 +26,9 @@ Rules
   another may attach. Only CloseIO drops it, and what is in the fifo then still arrives.
 - No open of a fifo may block: a read end is opened first (non-blocking), which lets the write
   end be opened at once, and the other way round.
+- An exit is told at once, whatever is unread. Only who is taking output has a moment for the rest,
+  as containerd before 1.6.22 forgets what it has not read by then. Otherwise it is held, with an
+  end behind it, for whoever comes.
 - Delete waits until what was written has been taken, but not for ever.
 
 Source: containerd docs/runtime-v2.md (I/O), core/runtime/v2/logging; fifo(7), pipe(7).

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # It may be slow on a loaded machine, and what is in a fifo that nobody has open is lost.
 _READER_SECONDS: Final = 2.0
 _READER_POLL_SECONDS: Final = 0.01
+_LONGEST_POLL_SECONDS: Final = 1.0
 # Seconds that one is waited for which reads, and after how many looks it is taken for one that
 # does not.
 _TAKING_SECONDS: Final = 0.5
@@ -54,54 +55,87 @@ class Descriptors:
 class KeptEnd:
     """A read end of a fifo that others write to, kept so that there always is one.
 
+    When nobody writes any more it may become a write end. That holds what is in the fifo too, lets
+    a client that comes late open the fifo, and shows whether there is a client: a write end is in
+    error if nobody reads.
+
     Args:
         fd: the read end; ours from now on.
     """
 
-    __slots__ = ("_awaited", "_fd", "_missed")
+    __slots__ = ("_ended_at", "_fd", "_writes")
 
     def __init__(self, fd: int) -> None:
         self._fd: int | None = fd
-        self._missed = False
-        self._awaited = False
+        self._writes = False
+        self._ended_at: float | None = None
+
+    async def taken(self) -> bool:
+        """Give a client that takes what is in the fifo a moment for it; none if there is nobody.
+
+        To be called when nobody writes any more, before the end is told.
+
+        Returns:
+            Whether something is left that nobody has come for.
+        """
+        self._ended_at = aio.current_time()
+        if self._fd is None or not waiting_bytes(self._fd):
+            return False
+        if self._nobody_reads():
+            return True
+        await self._while_taken(self._fd)
+        self.close()  # or the client would wait for an end that we alone hold up
+        return False
+
+    async def hand_over(self) -> None:
+        """Hold what is in the fifo until a client comes, be it days later, and let it have the end.
+
+        containerd may be restarting; its own shim waits for its client before it makes the process,
+        for ever.
+        """
+        pause = _READER_POLL_SECONDS
+        while self._fd is not None and waiting_bytes(self._fd) and self._nobody_reads():
+            await aio.sleep(pause)
+            pause = min(pause * 1.5, _LONGEST_POLL_SECONDS)
+        self._close_if_it_writes()
 
     async def wait_for_reader(self) -> None:
-        """If there is something in the fifo, give a client the time to take it, but not long.
-
-        To be called when nobody writes any more. containerd's own shim waits for its client
-        before it makes the process, for ever. A client that does not come in time may still come
-        before :meth:`close`: containerd may be restarting.
-        """
-        if self._fd is None or not waiting_bytes(self._fd):
-            return
-        # Whether there are others can be seen when there is not us: then a write end is in
-        # error if there is no reader. It also holds what is in the fifo.
-        self._awaited = True
-        if not self._missed:
-            path = f"/proc/self/fd/{self._fd}"
-            writing = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            self.close()
-            self._fd = writing
-        fd = self._fd
-        poll = select.poll()
-        poll.register(fd, 0)
-        with aio.move_on_after(0 if self._missed else _READER_SECONDS):
-            while poll.poll(0):
-                await aio.sleep(_READER_POLL_SECONDS)
-                if self._fd != fd:
-                    return  # closed meanwhile; the number may be another file's by now
-        self._missed = bool(poll.poll(0))
-        if not self._missed:
-            await self._while_taken(fd)
-            self.close()  # or the client would wait for an end that we alone hold up
+        """If something is in the fifo, give a client the time to come for it, but not long."""
+        began = aio.current_time() if self._ended_at is None else self._ended_at
+        while self._fd is not None and waiting_bytes(self._fd):
+            if not self._nobody_reads():
+                await self._while_taken(self._fd)
+                break
+            if aio.current_time() >= began + _READER_SECONDS:
+                return
+            await aio.sleep(_READER_POLL_SECONDS)
+        self._close_if_it_writes()
 
     async def close_when_empty(self) -> None:
         """Close it as soon as nothing is in the fifo; if that takes long, it stays open."""
         with aio.move_on_after(_READER_SECONDS):
             while self._fd is not None and waiting_bytes(self._fd):
                 await aio.sleep(_READER_POLL_SECONDS)
-            if not self._awaited:  # or it is closed when that is over
+            if not self._writes:  # or it is closed when somebody has read it
                 self.close()
+
+    def _close_if_it_writes(self) -> None:
+        """Let a client that has come have the end."""
+        if self._writes:
+            self.close()
+
+    def _nobody_reads(self) -> bool:
+        """Whether nobody has the fifo open to read; what we have is a write end from now on."""
+        if self._fd is None:
+            return False
+        if not self._writes:
+            path = f"/proc/self/fd/{self._fd}"
+            writing = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            self.close()
+            self._fd, self._writes = writing, True
+        poll = select.poll()
+        poll.register(self._fd, 0)
+        return bool(poll.poll(0))
 
     async def _while_taken(self, fd: int) -> None:
         """Wait while a client takes what is in the fifo.

@@ -116,9 +116,10 @@ class PlainStdio:
         """Nothing: there is no terminal."""
 
     async def ended(self) -> None:
-        """Wait a moment for a client that has not opened its fifo yet."""
+        """Let a client take what it is taking, and hold the rest for one that comes later."""
         for end in self._kept:
-            await end.wait_for_reader()
+            if await end.taken():
+                self._tasks.start_soon(end.hand_over)
 
     async def let_go(self) -> None:
         """Close the input, and each fifo that the client has emptied."""
@@ -141,7 +142,8 @@ class PlainStdio:
             with aio.move_on_after(DRAIN_SECONDS):
                 for flow in self._flows:
                     await flow.done.wait()
-            await self.ended()
+            for end in self._kept:
+                await end.wait_for_reader()
             if self._logger is not None:
                 await self._logger.finish()
 

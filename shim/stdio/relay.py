@@ -49,10 +49,15 @@ class Relay:
         source: read from until it ends; ours from now on.
         sink: ours from now on, and closed when the source has ended.
         last: what is written when the source has ended; asked for then.
+
+    Attributes:
+        done: set when it has ended.
+        passed: how many bytes it has passed on.
     """
 
     def __init__(self, source: int, sink: int, *, last: Callable[[], bytes] | None = None) -> None:
         self.done = aio.Event()
+        self.passed = 0
         self._ours = Descriptors()
         self._source = self._ours.keep(source)
         self._sink = self._ours.keep(sink)
@@ -114,6 +119,7 @@ class Relay:
                 return
             if not passed:
                 return
+            self.passed += passed
             count += passed
             steps += 1
             if count >= _TURN_BYTES or steps >= _TURN_STEPS:

@@ -30,9 +30,10 @@ class Stdio(Protocol):
         """Tell the terminal its size in characters; nothing without a terminal."""
 
     async def ended(self) -> None:
-        """The process has ended, and is about to be said to have: see that its output is taken.
+        """The process has ended, and is about to be said to have.
 
-        A client that is told of the end may go without having opened its fifo.
+        A client that takes its output has a moment for the rest; nobody is waited for who does not.
+        What is left is held until somebody comes.
         """
 
     async def let_go(self) -> None:

@@ -40,8 +40,11 @@ if TYPE_CHECKING:
 
 _CONTROL_CHARACTERS: Final = 6  # where termios.tcgetattr has them
 
-# The longest that the end of a process is not told because of what it has still to say.
-_LAST_WORDS_SECONDS: Final = 2.0
+# Seconds in which somebody who takes output is given the rest before the end is told; how often
+# is looked whether somebody does, and after how many looks in vain nobody does.
+_LAST_WORDS_SECONDS: Final = 0.5
+_LOOK_SECONDS: Final = 0.01
+_STALLED: Final = 5
 
 
 class TerminalStdio:
@@ -81,6 +84,7 @@ class TerminalStdio:
         self._sinks = Descriptors()
         self._input: Relay | None = None
         self._output: Flow | None = None
+        self._relay: Relay | None = None
         self._master: int | None = None
         self._size: tuple[int, int] | None = None
         self._listener: socket.socket | None = None
@@ -122,7 +126,7 @@ class TerminalStdio:
         if self._sink_is_file:
             self._output = relay_to_file(source, sink, self._file, self._log)
         else:
-            self._output = Relay(source, sink)
+            self._output = self._relay = Relay(source, sink)
         self._output.start(self._tasks)
         self._tasks.start_soon(self._watch_output, self._output.done)
 
@@ -138,12 +142,13 @@ class TerminalStdio:
             fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
 
     async def ended(self) -> None:
-        """Pass on what was written, and wait a moment for a client that is not there yet."""
-        if self._output is not None:
-            with aio.move_on_after(_LAST_WORDS_SECONDS):
-                await self._output.done.wait()
-            if self._kept_end is not None and self._output.done.is_set():
-                await self._kept_end.wait_for_reader()
+        """Let a client take what it is taking, and hold the rest for one that comes later."""
+        if self._relay is None or self._kept_end is None:
+            return  # no client takes it
+        await self._while_passed_on(self._relay)
+        if self._relay.done.is_set():
+            await self._kept_end.taken()
+        self._tasks.start_soon(self._hand_over, self._relay, self._kept_end)
 
     async def let_go(self) -> None:
         """Close the input and the terminal, and the fifo when the client has emptied it."""
@@ -161,7 +166,8 @@ class TerminalStdio:
             self._output.finish()
             with aio.move_on_after(DRAIN_SECONDS):
                 await self._output.done.wait()
-            await self.ended()
+            if self._kept_end is not None and self._output.done.is_set():
+                await self._kept_end.wait_for_reader()
             if self._logger is not None:
                 await self._logger.finish()
 
@@ -188,6 +194,19 @@ class TerminalStdio:
         # Nobody is left to read what a client may still type.
         if self._input is not None:
             self._input.stop()
+
+    async def _while_passed_on(self, relay: Relay) -> None:
+        passed, stalled = relay.passed, 0
+        with aio.move_on_after(_LAST_WORDS_SECONDS):
+            while not relay.done.is_set() and stalled < _STALLED:
+                with aio.move_on_after(_LOOK_SECONDS):
+                    await relay.done.wait()
+                before, passed = passed, relay.passed
+                stalled = 0 if passed > before else stalled + 1
+
+    async def _hand_over(self, relay: Relay, end: KeptEnd) -> None:
+        await relay.done.wait()
+        await end.hand_over()
 
     def _end_of_input(self) -> bytes:
         if self._master is None:

@@ -23,7 +23,7 @@ from integration.parts import SYSTEM_PATH
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.low_level import crun_for_this_host
 from tests.harness.runtime import is_alive
-from tests.harness.shim import wait_for_file
+from tests.harness.shim import gone, wait_for_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -457,6 +457,35 @@ async def test_runtime_that_is_killed_while_it_restores_leaves_nothing(
         assert "exit status 137" in message
         assert shim.leftovers() == [f"socket {shim.socket_path}", f"process {shim.pid}"]
         await shim.call("Delete", id="c2")
+
+
+async def test_restore_that_hangs_is_ended_by_kill_and_may_be_deleted(
+    start_shim: StartShim, criu: str, tmp_path: Path
+) -> None:
+    saved = str(tmp_path / "saved")
+    async with start_shim("c1", "sh", "-c", COUNT) as shim:
+        # Until the test is over.
+        linger = f"echo $$ >{tmp_path}/pid; while test -d {shim.directory}; do sleep 0.1; done"
+        slow = _criu_that(tmp_path, criu, instead_of_restoring=linger)
+        await shim.run("c1", options=_options(criu))
+        await shim.call("Checkpoint", id="c1", path=saved)
+        await shim.end("c1")
+        shim.bundle("c2", "sh", "-c", COUNT)
+        await shim.create("c2", options=_options(slow), checkpoint=saved)
+        refused: list[str] = []
+
+        async def start() -> None:
+            refused.append((await _refused(shim, "Start", id="c2"))[1])
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(start)
+                pid = int(await anyio.to_thread.run_sync(wait_for_file, f"{tmp_path}/pid"))
+                await shim.call("Kill", id="c2", signal=signal.SIGKILL)
+                await shim.call("Delete", id="c2")
+        assert "exit status 137" in refused[0]
+        assert not is_alive(pid)
+        await gone(shim, "c2")
 
 
 async def test_shim_that_is_killed_while_it_restores_leaves_nothing_to_containerds_clean_up(

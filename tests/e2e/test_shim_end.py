@@ -14,12 +14,14 @@ from anyio import to_thread
 
 from api.errors import Status
 from api.ttrpc import ConnectionClosed, RemoteError, connect
+from tests.harness.launcher import INTERPRETER, REPOSITORY, SITE
 from tests.harness.runtime import is_alive
-from tests.harness.shim import gone
+from tests.harness.shim import gone, shim_by_hand
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
 
     from tests.harness.shim import ShimByHand
 
@@ -173,4 +175,39 @@ async def test_sigterm_ends_a_shim_although_a_runtime_hangs(start_shim: StartShi
             await shim.until_gone(seconds=4)
             tasks.cancel_scope.cancel()
         await to_thread.run_sync(shim.delete_verb, "c1")
+        assert shim.leftovers() == []
+
+
+# The launcher, with minutes made fractions of seconds.
+_IMPATIENT: Final = f"""\
+#!{INTERPRETER} -IS
+import sys
+
+sys.path += [{REPOSITORY!r}, {SITE!r}]
+from shim import service
+from shim.verbs import main
+
+service.UNUSED, service.UNHEARD = 0.1, 1.0
+main()
+"""
+
+
+async def test_a_shim_without_tasks_ends_though_nobody_takes_its_events_and_says_so(
+    tmp_path: Path,
+) -> None:
+    launcher = tmp_path / "launcher"
+    launcher.write_text(_IMPATIENT)
+    launcher.chmod(0o755)
+    async with shim_by_hand(str(launcher), "c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        await shim.events.until("TaskStart")
+        shim.events.stop()
+        await anyio.sleep(1.5)  # a task is reason enough to stay
+        assert await shim.end("c1") == 128 + signal.SIGKILL
+        log = os.open(f"{shim.directory}/c1/log", os.O_RDONLY | os.O_NONBLOCK)
+        with os.fdopen(log, "rb") as reader:
+            await shim.until_gone()
+            said = reader.read().decode()
+        assert "events were not delivered before the end" in said
+        assert "count=2" in said
         assert shim.leftovers() == []

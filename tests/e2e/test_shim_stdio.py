@@ -6,13 +6,14 @@ import os
 import subprocess
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from api import typeurl
-from api.proto import runc_options_pb2
+from api.proto import events_pb2, runc_options_pb2
 from tests.harness.low_level import crun_for_this_host
 from tests.harness.shim import content_of, gone, shell
 from tests.harness.waiting import eventually
@@ -220,6 +221,35 @@ async def test_the_size_of_an_execs_terminal_may_be_told_before_its_start(
             await shim.call("Delete", id="c1", exec_id="e1")
         assert content_of(copy) == b"43 132\r\n"
         await shim.end("c1")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("told_by_spec", [False, True, None])
+async def test_whether_an_exec_has_a_terminal_is_the_requests_to_say(
+    start_shim: StartShim, *, terminal: bool, told_by_spec: bool | None
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        script = "if test -t 1; then echo terminal; else echo pipe; fi"
+        process: dict[str, Any] = {
+            "args": ["sh", "-c", script],
+            "cwd": "/",
+            "env": ["PATH=/bin"],
+            "user": {},
+        }
+        if told_by_spec is not None:
+            process["terminal"] = told_by_spec
+        spec = typeurl.pack_json(process, typeurl.PROCESS)
+        stdout = shim.fifo("out")
+        reader = shell(f"cat {stdout} > {stdout}.copy")
+        await shim.call("Exec", id="c1", exec_id="e1", spec=spec, stdout=stdout, terminal=terminal)
+        await shim.call("Start", id="c1", exec_id="e1")
+        assert (await shim.call("Wait", id="c1", exec_id="e1")).exit_status == 0
+        await shim.call("Delete", id="c1", exec_id="e1")
+        assert reader.wait(10) == 0
+        assert content_of(f"{stdout}.copy").split() == [b"terminal" if terminal else b"pipe"]
+        await shim.end("c1")
+        await gone(shim, "c1")
 
 
 async def test_twenty_mebibytes_go_through_an_exec(start_shim: StartShim) -> None:
@@ -444,6 +474,38 @@ async def test_a_client_that_opens_its_fifo_late_misses_nothing(
         assert content_of(f"{stdout}.copy").strip() == b"over before you look"
         if exec_id:
             await shim.end("c1")
+        await gone(shim, "c1")
+
+
+def _told_after(shim: ShimByHand) -> float:
+    """How long after the end of init, in seconds, it was told."""
+    (envelope,) = [e for e in shim.events.envelopes if e.topic == "/tasks/exit"]
+    (event,) = [e for e in shim.events.events if isinstance(e, events_pb2.TaskExit)]
+    return (envelope.timestamp.ToNanoseconds() - event.exited_at.ToNanoseconds()) / 1e9
+
+
+@pytest.mark.parametrize(
+    ("terminal", "size"),
+    [(False, 6), (True, 6), (True, 65536 + 2000)],
+    ids=["plain", "terminal", "terminal, more than a fifo holds"],
+)
+async def test_an_exit_is_told_at_once_though_nobody_reads_and_who_comes_then_misses_nothing(
+    start_shim: StartShim, size: int, *, terminal: bool
+) -> None:
+    async with start_shim("c1", "head", "-c", str(size), "/dev/zero") as shim:
+        spec = shim.spec("c1")
+        spec["process"]["terminal"] = terminal
+        shim.write_spec("c1", spec)
+        stdout = shim.fifo("out")
+        await shim.run("c1", stdout=stdout, terminal=terminal)
+        await shim.events.until("TaskExit")
+        # Before, it took two seconds; now nothing is between the two but a moment.
+        assert _told_after(shim) < 1
+        # Nobody has to delete it for the end to come.
+        late = shell(f"cat {stdout} > {stdout}.copy")
+        assert await anyio.to_thread.run_sync(late.wait, 10) == 0
+        assert content_of(f"{stdout}.copy") == bytes(size)
+        await shim.call("Delete", id="c1")
         await gone(shim, "c1")
 
 

@@ -310,24 +310,41 @@ def test_a_thread_that_outlives_its_loop_writes_to_no_descriptor_of_others() -> 
     assert len(refused) == 1
 
 
-def test_a_call_that_raises_ends_the_loop_and_keeps_no_other_from_its_turn() -> None:
+def test_what_a_call_raises_is_for_who_waits_for_the_thread_and_for_nobody_else() -> None:
     called: list[int] = []
 
     def work() -> None:
         aio.call_in_loop(lambda: 1 // 0)
         aio.call_in_loop(lambda: called.append(1))
+        aio.call_in_loop([].pop)
 
     async def main() -> None:
-        try:
+        with pytest.raises(ZeroDivisionError):
             await aio.run_in_thread(work)
-            await aio.sleep(10)
-        finally:
-            with aio.CancelScope(shield=True):
-                await aio.sleep(0.02)
+        assert called == [1]
 
-    with pytest.raises(ZeroDivisionError):
-        aio.run(main)
-    assert called == [1]
+    aio.run(main)
+
+
+def test_what_a_call_raises_for_whom_nobody_waits_any_more_harms_nobody() -> None:
+    go_on = allocate_lock()
+    go_on.acquire()
+    called: list[int] = []
+
+    def work() -> None:
+        go_on.acquire()
+        aio.call_in_loop(lambda: 1 // 0)
+        aio.call_in_loop(lambda: called.append(1))
+
+    async def main() -> None:
+        with aio.move_on_after(0.01):
+            await aio.run_in_thread(work)
+        go_on.release()
+        with aio.fail_after(5):
+            while not called:
+                await aio.sleep(0.001)
+
+    aio.run(main)
 
 
 # -- signals -----------------------------------------------------------------------------------

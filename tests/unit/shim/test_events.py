@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import _socket
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import anyio
 import pytest
@@ -38,4 +39,44 @@ async def test_one_event_of_memory_stands_for_all_that_would_follow_it(tmp_path:
         assert server.of("c1") == ["TaskStart", "TaskOOM", "TaskExit e1", "TaskOOM", "TaskExit"]
         # The first of a queue may be on its way when the next comes.
         assert server.of("c2") == ["TaskOOM"] * 2
+        tasks.cancel_scope.cancel()
+
+
+class _Faulty(_socket.socket):
+    """A socket of a kernel, or an interpreter, that nobody foresaw."""
+
+    failures: ClassVar[list[Exception]] = []
+    ours = False
+
+    def connect(self, address: Any) -> None:
+        if len(self.failures) > 1:
+            raise self.failures.pop()
+        super().connect(address)
+        self.ours = True
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        if self.ours and self.failures:
+            raise self.failures.pop()
+        return super().recv(size, flags)
+
+
+async def test_whatever_goes_wrong_in_a_delivery_ends_nothing_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = os.path.relpath(tmp_path / "events")
+    os.mkfifo(tmp_path / "log")
+    server = EventsServer(path, "ns")
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(server.serve)
+        monkeypatch.setattr(_Faulty, "failures", [KeyError(1), RuntimeError("it was over")])
+        monkeypatch.setattr(_socket, "socket", _Faulty)
+        publisher = Publisher(path, "ns", tasks, Log(str(tmp_path), debug=False))
+        publisher.publish("c1", events_pb2.TaskStart(container_id="c1"))
+        publisher.publish("c2", events_pb2.TaskStart(container_id="c2"))
+        assert publisher.waiting == 2
+        assert await publisher.drain(10)
+        assert not _Faulty.failures
+        # An event whose answer was lost is told once more.
+        assert {"TaskStart"} == {*server.of("c1")} == {*server.of("c2")}
+        assert publisher.waiting == 0
         tasks.cancel_scope.cancel()

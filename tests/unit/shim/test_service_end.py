@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 
 class _Publisher:
-    idle = True
+    waiting = 0
 
 
 class _Shim:
@@ -63,8 +63,16 @@ async def test_a_shim_to_which_nobody_came_ends_and_its_socket_is_gone(node: _No
 
 
 async def test_it_stays_while_there_is_something_to_tell(node: _Node) -> None:
-    node.shim.publisher.idle = False
+    node.shim.publisher.waiting = 1
     assert not await node.ends_within(0.3)
+    node.shim.publisher.waiting = 0
+    assert await node.ends_within(5)
+
+
+async def test_but_not_for_ever(node: _Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "UNHEARD", 0.2)
+    node.shim.publisher.waiting = 1
+    assert await node.ends_within(5)
 
 
 async def test_it_stays_while_a_container_is_announced(node: _Node, tmp_path: Path) -> None:

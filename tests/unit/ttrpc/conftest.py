@@ -17,7 +17,7 @@ from api.ttrpc.frames import REQUEST, RESPONSE, Frame, FrameReader, encode
 from tests.harness import aio_backend
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
     from google.protobuf.descriptor import ServiceDescriptor
@@ -157,6 +157,8 @@ def serve(tmp_path: Path, descriptor: ServiceDescriptor) -> Callable[..., Any]:
         handlers: Mapping[str, Handler],
         *,
         immediate: Mapping[str, ImmediateHandler] | None = None,
+        shared: Sequence[str] = (),
+        vital: Sequence[str] = (),
         **options: Any,
     ) -> AsyncIterator[Served]:
         path = str(tmp_path / "s")
@@ -174,7 +176,7 @@ def serve(tmp_path: Path, descriptor: ServiceDescriptor) -> Callable[..., Any]:
             listener.listen()
             counting = {name: counted(handler) for name, handler in handlers.items()}
             server = Server(
-                [Service(descriptor, counting, immediate=immediate)],
+                [Service(descriptor, counting, immediate=immediate, shared=shared, vital=vital)],
                 **{"log": lambda event, fields: log.append((event, fields)), **options},
             )
             served = Served(path, server, log)

@@ -137,16 +137,6 @@ def test_the_largest_id_is_an_id() -> None:
     assert isinstance(event, RequestReceived)
 
 
-def test_one_stream_too_many_is_refused_until_another_ends() -> None:
-    server = ServerConnection(max_streams=2)
-    events = server.receive_data(_request(1) + _request(3) + _request(5))
-    (refused,) = [event for event in events if isinstance(event, StreamFailed)]
-    assert _statuses(refused.reply) == [(5, EXHAUSTED)]
-    server.send_response(1, b"")
-    (accepted,) = server.receive_data(_request(7))
-    assert isinstance(accepted, RequestReceived)
-
-
 def test_nothing_is_kept_of_streams_that_have_ended() -> None:
     server = ServerConnection()
     for stream_id in range(1, 2001, 2):
@@ -342,7 +332,7 @@ def _comparable(events: list[Event]) -> list[object]:
 
 
 def _server() -> ServerConnection:
-    return ServerConnection(max_streams=2)
+    return ServerConnection()
 
 
 def _client() -> ClientConnection:
@@ -379,4 +369,4 @@ def test_garbage_raises_nothing_and_holds_nothing(make: Any, garbage: bytes) -> 
     before = connection.live
     for event in connection.receive_data(garbage) if garbage else []:
         assert not isinstance(event, RequestReceived) or connection.is_live(event.stream_id)
-    assert connection.live <= max(before, 2)
+    assert connection.live <= before + len(garbage) // 10  # a frame is no shorter

@@ -404,7 +404,7 @@ async def test_requests_beyond_the_limit_are_refused_and_the_others_answered(
         return request
 
     outcomes: list[object] = []
-    async with serve({"Say": wait}, max_streams=3) as served, connect(served.path) as client:
+    async with serve({"Say": wait}, max_calls=3) as served, connect(served.path) as client:
 
         async def ask() -> None:
             try:

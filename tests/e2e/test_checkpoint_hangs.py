@@ -1,0 +1,181 @@
+"""CRIU, or a runtime that calls it, hangs: no exit, no Kill and no Delete waits for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from api import typeurl
+from api.errors import Status
+from api.proto import runc_options_pb2
+from api.ttrpc import RemoteError
+from tests.harness.runtime import is_alive
+from tests.harness.shim import gone, wait_for_file
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    from tests.harness.shim import ShimByHand
+
+    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+
+pytestmark = pytest.mark.anyio
+
+# Seconds in which what does not wait for the checkpoint has to have come, however busy the machine.
+_PATIENCE = 15
+
+
+def _hang_in(verb: str, shim: ShimByHand) -> str:
+    """What has a runtime hang in a verb with a child of its own, until the test ends."""
+    linger = f"while test -d {shim.directory}; do sleep 0.1; done"
+    return f"""
+    if [ "$verb" = {verb} ]; then
+        sh -c '{linger}' &
+        echo $$ $! >{shim.directory}/hangs
+        {linger}
+    fi
+    """
+
+
+async def _hanging(shim: ShimByHand) -> list[int]:
+    """The processes that hang, once they do."""
+    text = await anyio.to_thread.run_sync(wait_for_file, f"{shim.directory}/hangs")
+    return [int(word) for word in text.split()]
+
+
+def _how(*, exit_: bool) -> Any:
+    return typeurl.pack(runc_options_pb2.CheckpointOptions(exit=exit_))
+
+
+@asynccontextmanager
+async def _refused_meanwhile(shim: ShimByHand, method: str, **fields: Any) -> AsyncIterator[None]:
+    """A call that is under way, and that does not outlive what is done meanwhile."""
+    outcomes: list[int] = []
+
+    async def call() -> None:
+        try:
+            await shim.call(method, **fields)
+        except RemoteError as error:
+            outcomes.append(int(error.status))
+
+    with anyio.fail_after(_PATIENCE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call)
+            yield
+    assert outcomes == [Status.UNKNOWN]
+
+
+@pytest.mark.parametrize("exit_", [False, True], ids=["goes on", "is to end"])
+async def test_a_container_is_killed_and_deleted_while_its_checkpoint_hangs(
+    start_shim: StartShim, tmp_path: Path, *, exit_: bool
+) -> None:
+    saved = tmp_path / "saved"
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1", options=shim.options(before=_hang_in("checkpoint", shim)))
+        async with _refused_meanwhile(
+            shim, "Checkpoint", id="c1", path=str(saved), options=_how(exit_=exit_)
+        ):
+            processes = await _hanging(shim)
+            await shim.call("Kill", id="c1", signal=signal.SIGKILL)
+            assert (await shim.call("Wait", id="c1")).exit_status == 137
+            await shim.call("Delete", id="c1")
+        assert not any(map(is_alive, processes))
+        assert not saved.exists()
+        await shim.events.until("TaskDelete")
+        assert shim.events.of("c1") == ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
+        await gone(shim, "c1")
+
+
+async def test_an_exit_is_told_while_a_checkpoint_hangs(
+    start_shim: StartShim, tmp_path: Path
+) -> None:
+    script = "until test -e /go; do sleep 0.05; done; exit 3"
+    async with start_shim("c1", "sh", "-c", script) as shim:
+        await shim.run("c1", options=shim.options(before=_hang_in("checkpoint", shim)))
+        async with _refused_meanwhile(
+            shim, "Checkpoint", id="c1", path=str(tmp_path / "saved"), options=_how(exit_=True)
+        ):
+            await _hanging(shim)
+            await anyio.Path(f"{shim.directory}/c1/rootfs/go").touch()
+            assert (await shim.call("Wait", id="c1")).exit_status == 3
+            assert await shim.status("c1") == "STOPPED"
+            await shim.call("Delete", id="c1")
+        await gone(shim, "c1")
+
+
+async def test_a_delete_of_what_runs_is_refused_while_a_checkpoint_hangs(
+    start_shim: StartShim, tmp_path: Path
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1", options=shim.options(before=_hang_in("checkpoint", shim)))
+        async with _refused_meanwhile(shim, "Checkpoint", id="c1", path=str(tmp_path / "saved")):
+            processes = await _hanging(shim)
+            with pytest.raises(RemoteError) as caught:
+                await shim.call("Delete", id="c1")
+            assert caught.value.status == Status.FAILED_PRECONDITION
+            assert all(map(is_alive, processes))
+            await shim.end("c1")
+        await gone(shim, "c1")
+
+
+def _tracer_of(pid: int) -> int:
+    """Who traces a process; 0 if nobody does."""
+    with suppress(OSError), open(f"/proc/{pid}/status", encoding="utf-8") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("TracerPid"))
+    return 0
+
+
+def _stop_who_traces(pid: int, asked: list[int]) -> int:
+    """Stop CRIU while it has a process in its hands; returns its pid, or 0 if it was faster."""
+    while not asked:
+        tracer = _tracer_of(pid)
+        if tracer:
+            os.kill(tracer, signal.SIGSTOP)
+            return tracer if _tracer_of(pid) == tracer else 0
+    return 0
+
+
+async def test_a_container_is_killed_and_deleted_while_criu_hangs_and_traces_it(
+    start_shim: StartShim, criu: str, tmp_path: Path
+) -> None:
+    # CRIU needs longer for what is larger.
+    script = "dd if=/dev/zero of=/dev/shm/large bs=1M count=48; echo $$ >/ready; sleep 1000"
+    options = typeurl.pack(runc_options_pb2.Options(binary_name="runc", criu_path=criu))
+    async with start_shim("c1", "sh", "-c", script) as shim:
+        pid = await shim.run("c1", options=options)
+        await anyio.to_thread.run_sync(wait_for_file, f"{shim.directory}/c1/rootfs/ready")
+        answered: list[int] = []
+
+        async def save() -> None:
+            try:
+                await shim.call("Checkpoint", id="c1", path=str(tmp_path / "saved"))
+                answered.append(Status.OK)
+            except RemoteError as error:
+                answered.append(int(error.status))
+
+        for _ in range(20):
+            answered.clear()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(save)
+                tracer = await anyio.to_thread.run_sync(_stop_who_traces, pid, answered)
+                if tracer:
+                    try:
+                        with anyio.fail_after(_PATIENCE):
+                            await shim.call("Kill", id="c1", signal=signal.SIGKILL)
+                            assert (await shim.call("Wait", id="c1")).exit_status == 137
+                            await shim.call("Delete", id="c1")
+                    finally:
+                        if _tracer_of(pid) == tracer:
+                            os.kill(tracer, signal.SIGKILL)
+            if tracer:
+                break
+        assert answered == [Status.UNKNOWN]
+        assert not is_alive(tracer)
+        await gone(shim, "c1")

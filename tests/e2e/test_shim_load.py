@@ -1,0 +1,158 @@
+"""Requests that pile up: ttrpc has no word for giving one up, so those of clients that left stay.
+
+containerd speaks with a shim over one connection, whoever its own clients are. Here that
+connection is in bytes, so that thousands of requests cost the test nothing either.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from api import typeurl
+from api.errors import Status
+from api.proto import task_pb2
+from api.ttrpc import ClientConnection, ResponseReceived
+from tests.harness.shim import gone
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from tests.harness.shim import ShimByHand
+
+    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+
+pytestmark = pytest.mark.anyio
+
+_ABANDONED = 5000
+_HOUR = 3600 * 10**9
+
+
+class _Daemon:
+    """containerd's one connection with a shim."""
+
+    def __init__(self, shim: ShimByHand) -> None:
+        self.answers: dict[int, ResponseReceived] = {}
+        self._service = shim.service
+        self._connection = ClientConnection()
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(30)
+        self._socket.connect(shim.socket_path)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def ask(self, method: str, *, timeout_nano: int = 0, **fields: Any) -> int:
+        """Send a request, and go on; returns the number that its answer will have."""
+        described = task_pb2.DESCRIPTOR.services_by_name["Task"].methods_by_name[method]
+        request = getattr(task_pb2, described.input_type.name)(**fields)
+        number, frame = self._connection.send_request(
+            self._service, method, request.SerializeToString(), timeout_nano=timeout_nano
+        )
+        self._socket.sendall(frame)
+        return number
+
+    async def answer(self, number: int) -> ResponseReceived:
+        """The answer to one of them."""
+        return await anyio.to_thread.run_sync(self._receive, number)
+
+    async def call(self, method: str, **fields: Any) -> ResponseReceived:
+        """Send a request, and wait for its answer."""
+        return await self.answer(self.ask(method, **fields))
+
+    def _receive(self, number: int) -> ResponseReceived:
+        while number not in self.answers:
+            for event in self._connection.receive_data(self._socket.recv(1 << 16)):
+                assert isinstance(event, ResponseReceived)
+                self.answers[event.stream_id] = event
+        return self.answers[number]
+
+    async def statuses(self, numbers: Sequence[int]) -> set[int]:
+        """The statuses of the answers to some of them."""
+        return {int((await self.answer(number)).code) for number in numbers}
+
+
+def _memory_of(pid: int) -> int:
+    """What a process has for itself, in bytes."""
+    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+        return 1024 * sum(map(int, re.findall(r"^Private_\w+: +(\d+)", file.read(), re.MULTILINE)))
+
+
+@pytest.mark.parametrize("timeout_nano", [0, _HOUR], ids=["for ever", "for an hour"])
+async def test_waits_that_were_abandoned_hold_nobody_up(
+    start_shim: StartShim, timeout_nano: int
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        await shim.exec("c1", "e1", "sleep", "1000")
+        await shim.call("Start", id="c1", exec_id="e1")
+        daemon = _Daemon(shim)
+        waits = {"": [], "e1": []}  # type: dict[str, list[int]]
+        for _ in range(_ABANDONED):
+            for exec_id, numbers in waits.items():
+                numbers.append(
+                    daemon.ask("Wait", id="c1", exec_id=exec_id, timeout_nano=timeout_nano)
+                )
+        assert (await daemon.call("State", id="c1")).code == Status.OK
+        spec = typeurl.pack_json(
+            {"args": ["true"], "cwd": "/", "env": ["PATH=/bin"], "user": {}}, typeurl.PROCESS
+        )
+        for method, more in (("Exec", {"spec": spec}), ("Start", {}), ("Wait", {}), ("Delete", {})):
+            answer = await daemon.call(method, id="c1", exec_id="e2", **more)
+            assert (method, answer.code, answer.message) == (method, Status.OK, "")
+        kill = await daemon.call("Kill", id="c1", exec_id="e1", signal=signal.SIGTERM)
+        assert (kill.code, kill.message) == (Status.OK, "")
+        # Each has the answer that it would have had alone.
+        assert await daemon.statuses(waits["e1"]) == {Status.OK}
+        ended = {daemon.answers[number].payload for number in waits["e1"]}
+        assert [task_pb2.WaitResponse.FromString(each).exit_status for each in ended] == [143]
+        assert not daemon.answers.keys() & set(waits[""])
+        assert (await daemon.call("Kill", id="c1", signal=signal.SIGKILL)).code == Status.OK
+        assert await daemon.statuses(waits[""]) == {Status.OK}
+        assert (await daemon.call("Delete", id="c1")).code == Status.OK
+        daemon.close()
+        await gone(shim, "c1")
+
+
+async def test_a_wait_costs_next_to_nothing(start_shim: StartShim) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        daemon = _Daemon(shim)
+        daemon.ask("Wait", id="c1")
+        await daemon.call("State", id="c1")
+        before = _memory_of(shim.pid)
+        for _ in range(2 * _ABANDONED):
+            daemon.ask("Wait", id="c1")
+        await daemon.call("State", id="c1")
+        assert _memory_of(shim.pid) - before < 2 * _ABANDONED * 400
+        # Nor do they outlive their connection.
+        daemon.close()
+        assert await shim.end("c1") == 128 + signal.SIGKILL
+        await gone(shim, "c1")
+
+
+async def test_kill_state_and_delete_are_never_refused_for_load(start_shim: StartShim) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        # Until the test is over.
+        hang = f'test "$verb" = update && while test -d {shim.directory}; do sleep 0.1; done'
+        await shim.run("c1", options=shim.options(before=hang))
+        daemon = _Daemon(shim)
+        limits = typeurl.pack_json({"pids": {"limit": 99}}, typeurl.LINUX_RESOURCES)
+        updates = [daemon.ask("Update", id="c1", resources=limits) for _ in range(1100)]
+        last = await daemon.answer(updates[-1])
+        assert last.code == Status.RESOURCE_EXHAUSTED
+        assert "under way on this connection" in last.message
+        wait = daemon.ask("Wait", id="c1")
+        assert (await daemon.call("State", id="c1")).code == Status.OK
+        assert (await daemon.call("Kill", id="c1", signal=signal.SIGKILL)).code == Status.OK
+        assert (await daemon.answer(wait)).code == Status.OK
+        assert (await daemon.call("Delete", id="c1")).code == Status.OK
+        daemon.close()
+        await gone(shim, "c1")
