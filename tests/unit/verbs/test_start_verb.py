@@ -213,6 +213,18 @@ def test_events_and_debug_follow_flags_and_parameters(
     )
 
 
+@pytest.mark.parametrize(
+    ("named", "expected"), [("", "/run/events.sock"), ("/run/named.sock", "/run/named.sock")]
+)
+def test_where_events_go_is_what_the_parameters_say_or_else_the_environment(
+    program: Program, named: str, expected: str
+) -> None:
+    bundle = program.bundle("web-1")
+    stdin = _bootstrap(program, bundle, containerd_ttrpc_address=named)
+    program.start(bundle, stdin=stdin, environment={"TTRPC_ADDRESS": "/run/events.sock"})
+    assert program.facts(bundle)["arguments"]["ttrpc_address"] == expected
+
+
 def test_the_shim_has_the_listener_and_nothing_else_open(program: Program) -> None:
     bundle = program.bundle("web-1")
     with open("/etc/passwd", "rb") as leak:
