@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 
 from api import aio
+from api.errors import describe_bug
 from api.ttrpc import DeferredService, Server
-from shim import sockets, syscalls
+from shim import resident, sockets, syscalls
 from shim.container import Surroundings
 from shim.events import Publisher
 from shim.injection import look_ahead
@@ -88,10 +89,8 @@ def main(
             )
 
         aio.run(serve_bundle)
-    except BaseException:  # noqa: BLE001 - there is nobody above to raise it to
-        import traceback  # noqa: PLC0415 - 5 ms that a shim that goes well does not pay
-
-        log.error("the shim failed", traceback=traceback.format_exc())
+    except BaseException as error:  # noqa: BLE001 - there is nobody above to raise it to
+        log.error("the shim failed", traceback=describe_bug(error))
         own_socket.remove()
     os._exit(1)
 
@@ -134,6 +133,7 @@ async def serve(
         await tasks.start(_handle_signals, reaper, service, ended, log)
         tasks.start_soon(_serve_until, server, listener, ended)
         tasks.start_soon(service.end_when_unused)
+        surroundings.tasks.start_soon(resident.load_by_and_by, log)
         if ahead is not None:
             await aio.checkpoint()  # until it listens
             ahead()

@@ -11,6 +11,7 @@ import errno
 import os
 
 from api import aio
+from api.errors import describe_bug
 from api.ttrpc.connection import MAX_STREAMS
 from api.ttrpc.errors import LocalProtocolError, PeerRejected
 from api.ttrpc.session import Session
@@ -176,9 +177,7 @@ class Server:
         try:
             await session.run()
         except Exception as error:  # noqa: BLE001 - a bug that one client meets is not for all to pay
-            from traceback import format_exception  # noqa: PLC0415 - ten modules, for a bug
-
-            self._log("a connection failed", {"traceback": "".join(format_exception(error))})
+            self._log("a connection failed", {"traceback": describe_bug(error)})
         finally:
             self._sessions.discard(session)
 

@@ -70,6 +70,8 @@ class ShimByHand:
         self.environment = {"NVSHIM_FORK_SERVER": "0"}
         # Whether the shim itself sees a host that crun knows, so that crun needs no wrapper.
         self.for_crun = False
+        # Whether it tells its steps.
+        self.debug = False
         self._launcher = launcher
         self._bootstrap = bootstrap
         self._ids: list[str] = []
@@ -143,6 +145,8 @@ class ShimByHand:
         argv = verb_words(
             self._launcher, "start", namespace=NAMESPACE, address=address, container_id=container_id
         )
+        if self.debug:
+            argv.insert(-1, "-debug")
         if self.for_crun and _has_second_cgroups():
             argv = [*_WITHOUT_SECOND_CGROUPS, *argv]
         done = execute_verb(
@@ -334,6 +338,7 @@ async def shim_by_hand(
     environment: Mapping[str, str] | None = None,
     sandbox: bool = False,
     for_crun: bool = False,
+    debug: bool = False,
     **bundle: Any,
 ) -> AsyncIterator[ShimByHand]:
     """A shim that was started for a first container, or a sandbox, which is not created yet.
@@ -348,12 +353,14 @@ async def shim_by_hand(
         environment: further variables for the shim.
         sandbox: whether the first is a sandbox.
         for_crun: whether the shim's host is to be one that crun knows.
+        debug: whether it tells its steps.
         bundle: see :meth:`ShimByHand.bundle`.
     """
     # Not below pytest's directory: the paths of unix sockets are short.
     shim = ShimByHand(tempfile.mkdtemp(prefix="nvshim-"), launcher, bootstrap=bootstrap)
     shim.environment.update(environment or {})
     shim.for_crun = for_crun
+    shim.debug = debug
     try:
         async with anyio.create_task_group() as tasks:
             await tasks.start(shim.events.serve)
