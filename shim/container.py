@@ -35,7 +35,7 @@ from shim.errors import (
     WrongProcessState,
 )
 from shim.injection import Injector
-from shim.ocispec import has_own_pid_namespace, has_user_namespace, root_of
+from shim.ocispec import cgroups_path_of, has_own_pid_namespace, has_user_namespace, root_of
 from shim.options import with_cgroup_driver
 from shim.process import Event, Process, State, StdioUris, Underway
 from shim.reports import Reports
@@ -163,6 +163,7 @@ class Container:
         """
         # What the runtime has already is somebody else's container, and not to be undone.
         ours = not self._runtime_has_it()
+        called = False
         try:
             if checkpoint:
                 from shim.checkpoint import Saved  # noqa: PLC0415 - few are restored
@@ -178,11 +179,12 @@ class Container:
             await self._injector.inject(spec, root_of(spec, self.bundle), self._options.binary_name)
             stdio = await self._open_stdio(self.init)
             if self._saved is None:
+                called = True
                 await self._make_init(stdio)
         except BaseException as error:
             self._shim.log.error("create failed", id=self.id, error=str(error))
             with aio.CancelScope(shield=True):
-                await self._undo_create(delete=ours and self._runtime_has_it())
+                await self._undo_create(made=ours and called)
             raise
         return self.init.pid
 
@@ -340,12 +342,12 @@ class Container:
             self._shim.log.warning("undoing restore", id=self.id, why=str(error))
 
     def _end_cgroup(self) -> None:
+        """End what a runtime that was killed in its work has made without writing it down."""
         from shim import remains  # noqa: PLC0415 - for what hardly ever happens
 
-        linux = bundle_files.read_spec(self.bundle).get("linux")
-        path = linux.get("cgroupsPath") if isinstance(linux, dict) else None
-        for problem in remains.end_cgroup(path, self.id) if isinstance(path, str) else ():
-            self._shim.log.warning("undoing restore", id=self.id, why=problem)
+        path = cgroups_path_of(bundle_files.read_spec(self.bundle))
+        for problem in remains.end_cgroup(path, self.id):
+            self._shim.log.warning("a cgroup is left", id=self.id, why=problem)
 
     def _criu(self) -> Calls:
         from shim.checkpoint import Calls  # noqa: PLC0415 - few are saved or restored
@@ -818,14 +820,24 @@ class Container:
         """Whether the runtime keeps a state of the container, be it of one half made."""
         return os.path.lexists(os.path.join(self._root, self.id))
 
-    async def _undo_create(self, *, delete: bool) -> None:
+    async def _undo_create(self, *, made: bool) -> None:
+        """Leave what there was before.
+
+        Args:
+            made: whether the runtime may have made something, which is not somebody else's.
+        """
         self.init.close_stdio()
         await self._end_init()
-        if delete:
+        if made:
             try:
-                await self._runtime.delete(force=True)
+                if self._runtime_has_it():
+                    await self._runtime.delete(force=True)
             except (NvshimError, OSError) as error:
                 self._shim.log.warning("undoing create: delete", id=self.id, why=str(error))
+            try:
+                self._end_cgroup()
+            except (NvshimError, OSError) as error:
+                self._shim.log.warning("undoing create: cgroup", id=self.id, why=str(error))
         try:
             mounts.unmount_rootfs(self._rootfs)
             self._injector.forgo_layer()

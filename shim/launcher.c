@@ -39,6 +39,8 @@
 #define READY '.'
 #define GO '!'
 #define LONGEST (1 << 18)
+/* No status of a verb: it had begun, and whoever did it has ended without a word. */
+#define LOST 256
 #define SUFFIX ".py"
 #define NAME "containerd-shim-nvidia-v1"
 /* Milliseconds. A hundred callers at once wait for seconds, and starting a hundred interpreters
@@ -225,7 +227,7 @@ static int send_go(int fd, int directory)
     return sendmsg(fd, &message, MSG_NOSIGNAL) == sizeof go;
 }
 
-/* Have the verb done by the fork server; its status, or -1 if it has not begun. */
+/* Have the verb done by the fork server; its status, LOST, or -1 if it has not begun. */
 static int ask(int argc, char **argv, const char *script)
 {
     char number[32], byte;
@@ -257,10 +259,9 @@ static int ask(int argc, char **argv, const char *script)
         !setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &ever, sizeof ever) && send_go(fd, directory)) {
         ssize_t got;
 
-        /* From here the verb is done once, and not again by us, whatever comes of it. */
         while ((got = recv(fd, &byte, 1, 0)) < 0 && errno == EINTR)
             ;
-        status = got == 1 ? (unsigned char)byte : 1;
+        status = got == 1 ? (unsigned char)byte : LOST;
     }
     if (directory >= 0)
         close(directory);
@@ -280,7 +281,13 @@ int main(int argc, char **argv)
         return 0;
     if (!strcmp(last, "start") || !strcmp(last, "delete")) {
         status = ask(argc, argv, script);
-        if (status >= 0)
+        /* A clean-up can be done again, and nobody asks a second time. A start that had begun may
+         * have left a shim behind, and there must not be two. */
+        if (status == LOST && *last == 's') {
+            dprintf(2, NAME ": start: the process that did it was killed; try again");
+            return 1;
+        }
+        if (status >= 0 && status != LOST)
             return status;
     }
 #ifdef TREE
