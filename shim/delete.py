@@ -223,8 +223,10 @@ def _remove_socket(path: str, container_id: str) -> None:
     """Remove the socket, unless the shim of the container's pod lives on."""
     where = bundle.read_line(os.path.join(path, bundle.ADDRESS)) or bundle.bootstrap_address(path)
     if where.startswith(SCHEME):
-        sockets.forget(where.removeprefix(SCHEME), container_id)
-        sockets.remove_dead(where.removeprefix(SCHEME))
+        socket = where.removeprefix(SCHEME)
+        sockets.forget(socket, container_id)
+        sockets.remove_dead(socket)
+        sockets.sweep(os.path.dirname(socket))
 
 
 def _warn(line: str) -> None:

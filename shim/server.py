@@ -48,6 +48,8 @@ _SANDBOX: Final = "containerd.runtime.sandbox.v1.Sandbox"
 _GRACE: Final = 1.0
 _HANGING: Final = 1.5
 _EVENTS: Final = 2.0
+# Until a start that is just finding the socket has found it.
+_PAUSE: Final = 0.01
 
 _SIGNALS: Final = (_signal.SIGCHLD, _signal.SIGTERM, _signal.SIGINT, _signal.SIGUSR1)
 
@@ -139,7 +141,9 @@ async def serve(
             ahead()
         await ended.wait()
         # While it still listens: see sockets.retire.
-        own_socket.remove()
+        with aio.move_on_after(_GRACE):
+            while not own_socket.remove():
+                await aio.sleep(_PAUSE)
         # A request that waits for its runtime goes on when it is cancelled, and that may hang.
         with aio.move_on_after(_HANGING):
             await server.shutdown(_GRACE)

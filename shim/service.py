@@ -68,12 +68,12 @@ class OwnSocket:
         sockets.forget(self._path, container_id)
 
     def retire(self) -> bool:
-        """Whether nobody is announced; then the socket is gone, and nobody can be."""
+        """Whether nobody is announced, or about to be; then the socket is gone."""
         return sockets.retire(self._path, self._identity)
 
-    def remove(self) -> None:
-        """Remove it, whoever is announced."""
-        sockets.retire(self._path, self._identity, regardless=True)
+    def remove(self) -> bool:
+        """Remove it, whoever is announced; whether nobody has just been finding it."""
+        return sockets.retire(self._path, self._identity, regardless=True)
 
 
 class TaskService:

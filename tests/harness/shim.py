@@ -130,6 +130,13 @@ class ShimByHand:
         with open(path, "w", encoding="utf-8") as file:
             json.dump(spec, file)
 
+    def start_words(self, container_id: str) -> list[str]:
+        """The command line of ``start``."""
+        address = os.path.join(self.directory, "c.sock")
+        return verb_words(
+            self._launcher, "start", namespace=NAMESPACE, address=address, container_id=container_id
+        )
+
     def start_verb(self, container_id: str) -> str:
         """Call ``start`` in a bundle; returns the address that it answered."""
         address = os.path.join(self.directory, "c.sock")
@@ -142,9 +149,7 @@ class ShimByHand:
                 containerd_ttrpc_address=f"{address}.ttrpc",
             )
             stdin = params.SerializeToString()
-        argv = verb_words(
-            self._launcher, "start", namespace=NAMESPACE, address=address, container_id=container_id
-        )
+        argv = self.start_words(container_id)
         if self.debug:
             argv.insert(-1, "-debug")
         if self.for_crun and _has_second_cgroups():
