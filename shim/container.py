@@ -18,7 +18,7 @@ import os
 
 from api import aio
 from shim import bundle as bundle_files
-from shim import cgroup, detaching, mounts, oom
+from shim import cgroup, detaching, mounts, oom, spare
 from shim.errors import (
     ContainerLeft,
     InvalidSignal,
@@ -224,6 +224,7 @@ class Container:
                 await self._criu().restore(self._saved, stdio.child(), pid_file=pid_file)
             self.init.child = self._adopt(pid_file)
         self._runtime.made(self.init.child)
+        self._injector.made(self.init.pid)
         await self._injector.cover_proc(self.init.pid)
         await stdio.started()
         self._cgroup = cgroup.of(self.init.pid)
@@ -462,8 +463,9 @@ class Container:
     async def _kill_container(self, signum: int, *, everyone: bool) -> None:
         try:
             await self._runtime.kill(signum, everyone=everyone)
-        except (ProgramNotFound, ProgramTimeout) as error:
-            # A container whose runtime was removed, or hangs, must still be possible to stop.
+        except (ProgramNotFound, ProgramTimeout, OSError) as error:
+            # A container whose runtime was removed, hangs, or cannot be started for want of
+            # descriptors or processes, must still be possible to stop.
             self._shim.log.warning("signalled without the runtime", id=self.id, why=str(error))
             if everyone:
                 self._kill_all_in_cgroup(signum)
@@ -763,11 +765,9 @@ class Container:
             self._kill_all_in_cgroup(_signal.SIGKILL)
 
     def _kill_all_in_cgroup(self, signum: int) -> None:
-        for pid in self._cgroup.pids() if self._cgroup else ():
-            try:
-                os.kill(pid, signum)
-            except ProcessLookupError:
-                continue
+        if self._cgroup is not None:
+            with spare.lent():
+                self._cgroup.signal(signum)
 
     def _refuse_unless_running(self) -> None:
         if self._init_reaped or self._pausing or self.init.state is not State.RUNNING:

@@ -12,7 +12,7 @@ import os
 from api import aio
 from api.errors import describe_bug
 from api.ttrpc import DeferredService, Server
-from shim import resident, sockets, syscalls
+from shim import resident, sockets, spare, syscalls
 from shim.container import Surroundings
 from shim.events import Publisher
 from shim.injection import look_ahead
@@ -74,6 +74,7 @@ def main(
         debug: whether to log each step.
     """
     listener_fd = reserve_numbers(listener_fd)
+    spare.keep()
     log = Log(os.getcwd(), debug=debug, shim=container_id, namespace=namespace)
     own_socket = OwnSocket(socket_path, sockets.identity(socket_path))
     try:
