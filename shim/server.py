@@ -46,6 +46,7 @@ _SANDBOX: Final = "containerd.runtime.sandbox.v1.Sandbox"
 
 # Seconds for what is still to be said: containerd waits 3 s for Shutdown's effect.
 _GRACE: Final = 1.0
+_HANGUP: Final = 2.0
 _HANGING: Final = 1.5
 _EVENTS: Final = 2.0
 # Until a start that is just finding the socket has found it.
@@ -145,6 +146,9 @@ async def serve(
         with aio.move_on_after(_GRACE):
             while not own_socket.remove():
                 await aio.sleep(_PAUSE)
+        if service.ends_after_hangup:
+            with aio.move_on_after(_HANGUP):
+                await server.wait_deserted()
         # A request that waits for its runtime goes on when it is cancelled, and that may hang.
         with aio.move_on_after(_HANGING):
             await server.shutdown(_GRACE)

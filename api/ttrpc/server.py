@@ -64,6 +64,7 @@ class Server:
         self._log = log or _drop
         self._max_streams = max_streams
         self._sessions: set[Session] = set()
+        self._left = aio.Event()
         self._serving: _Serving | None = None
         self._closing = False
         self._grace = _GRACE
@@ -136,6 +137,12 @@ class Server:
             scope.deadline = min(scope.deadline, aio.current_time() + grace)
             await serving.stopped.wait()
 
+    async def wait_deserted(self) -> None:
+        """Wait until no client is connected."""
+        while self._sessions:
+            self._left = aio.Event()
+            await self._left.wait()
+
     async def _accept(self, listener: socket.socket, tasks: TaskGroup) -> OSError:
         """Accept connections until the listener fails, and say how it did."""
         while True:
@@ -180,6 +187,7 @@ class Server:
             self._log("a connection failed", {"traceback": describe_bug(error)})
         finally:
             self._sessions.discard(session)
+            self._left.set()
 
 
 class _Serving:
