@@ -8,6 +8,9 @@
  * ".py"), which does the same, only slower. In a self-contained tree (made with -DTREE) that is run
  * by the tree's own interpreter.
  *
+ * A copy of this one file, under whatever name, has no program beside it. It becomes the launcher
+ * of its proper name that PATH leads to, as containerd would find it.
+ *
  * A `delete` for which there is nothing left to do needs neither: settled.c answers it.
  *
  * Nothing is decided here but that. Who may be asked and who may ask is checked on both sides
@@ -269,6 +272,30 @@ static int ask(int argc, char **argv, const char *script)
     return status;
 }
 
+/* Become the launcher that is installed, if this one is a copy of it without a program. */
+static void become_installed(const char *script, char **argv)
+{
+    const char *places = getenv("PATH"), *end;
+    char path[PATH_MAX], real[PATH_MAX], program[PATH_MAX + sizeof SUFFIX];
+
+    if (!access(script, F_OK))
+        return;
+    for (; places && *places; places = *end ? end + 1 : end) {
+        end = strchrnul(places, ':');
+        /* A relative place depends on where we are, which is a container's bundle. */
+        if (*places != '/' ||
+            snprintf(path, sizeof path, "%.*s/" NAME, (int)(end - places), places) >= PATH_MAX ||
+            !realpath(path, real))
+            continue;
+        snprintf(program, sizeof program, "%s" SUFFIX, real);
+        if (!access(program, F_OK))
+            execv(real, argv);
+    }
+    dprintf(2, NAME ": %s: %s, and no other is in PATH; install it again", script,
+            strerror(ENOENT));
+    exit(1);
+}
+
 int main(int argc, char **argv)
 {
     char *script, *self = own_path(NAME, sizeof SUFFIX);
@@ -279,6 +306,7 @@ int main(int argc, char **argv)
         return 1;
     if (!strcmp(last, "delete") && answer_settled(argc, argv))
         return 0;
+    become_installed(script, argv);
     if (!strcmp(last, "start") || !strcmp(last, "delete")) {
         status = ask(argc, argv, script);
         /* A clean-up can be done again, and nobody asks a second time. A start that had begun may

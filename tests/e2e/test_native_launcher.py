@@ -18,7 +18,7 @@ from api.proto import task_pb2
 from api.ttrpc import connect
 from tests.harness.node import words_of
 from tests.harness.runtime import is_alive
-from tests.harness.shim import content_of
+from tests.harness.shim import content_of, shim_by_hand
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
@@ -364,11 +364,31 @@ def test_a_launcher_without_its_program_says_so_in_one_line(
 ) -> None:
     path = tmp_path / "containerd-shim-nvidia-v1"
     shutil.copy(os.path.join(shim_directory, path.name), path)
-    done = subprocess.run([path, "-v"], capture_output=True, check=False)
+    done = subprocess.run(
+        [path, "-v"],
+        capture_output=True,
+        check=False,
+        env={"PATH": f"{tmp_path}:relative:/nowhere"},
+    )
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr.decode() == (
-        f"containerd-shim-nvidia-v1: {path}.py: No such file or directory; install it again"
+        f"containerd-shim-nvidia-v1: {path}.py: No such file or directory, "
+        "and no other is in PATH; install it again"
     )
+
+
+async def test_a_copy_of_the_launcher_alone_does_what_the_installed_one_does(
+    shim_directory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "containerd-shim-another-v1"
+    shutil.copy(os.path.join(shim_directory, "containerd-shim-nvidia-v1"), copy)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{shim_directory}:{os.environ['PATH']}")
+    async with shim_by_hand(str(copy), "c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        os.kill(shim.pid, signal.SIGKILL)
+        await shim.until_gone()
+        shim.delete_verb("c1")
+        assert shim.leftovers() == []
 
 
 def test_a_launcher_that_is_replaced_while_it_starts_finds_its_program(
