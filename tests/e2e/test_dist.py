@@ -59,6 +59,8 @@ for top in ("api", "hooks", "shim", "integration"):
         if not module.name.endswith(("__main__", "nvml_probe", "gpu.entry")):
             importlib.import_module(module.name)
             done += 1
+from shim import resident
+resident.load()
 import anyio, click, google.protobuf, grpc, prometheus_client, pynvml, rich.syntax
 import structlog, tomlkit, yaml
 import asyncio, ctypes, hashlib, json, ssl, subprocess, tarfile, tomllib
