@@ -10,7 +10,6 @@ import sysconfig
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import anyio
 import pytest
 
 from api import typeurl
@@ -167,19 +166,13 @@ async def _do_all(shim: ShimByHand, first: str, well_kept: Loggers) -> None:
     await shim.until_gone()
 
 
-async def _everything_is_loaded(shim: ShimByHand, log_of: str) -> None:
-    with anyio.fail_after(30):
-        while not [x for x in await shim.log_lines(log_of) if "all modules are loaded" in x]:  # noqa: ASYNC110 - seen from outside
-            await anyio.sleep(0.05)
-
-
 async def test_a_shim_does_all_that_it_is_asked_when_its_tree_was_removed(
     tree: Path, tmp_path: Path, two_gpus: SimulatedNode, well_kept: Loggers
 ) -> None:
     environment = {"NVSHIM_CONFIG": two_gpus.config_path}
     launcher = str(tree / "containerd-shim-nvidia-v1")
     async with shim_by_hand(launcher, "c1", *SLEEP, environment=environment, debug=True) as shim:
-        await _everything_is_loaded(shim, "c1")
+        await shim.until_loaded("c1")
         shutil.rmtree(tree)
         with _opens_nothing(shim.pid, sysconfig.get_path("stdlib"), tmp_path / "trace"):
             await _do_all(shim, "c1", well_kept)

@@ -271,6 +271,19 @@ class ShimByHand:
         finally:
             os.close(fd)
 
+    async def until_loaded(self, container_id: str) -> None:
+        """Wait until it has loaded all that it may need, a second after its start.
+
+        Args:
+            container_id: the shim's first container. The shim was told to tell its steps.
+        """
+        assert self.debug
+        with anyio.fail_after(30 * PATIENCE):
+            lines: list[str] = []
+            while not any("all modules are loaded" in line for line in lines):
+                await anyio.sleep(0.05)
+                lines = await self.log_lines(container_id)
+
     def delete_verb(self, container_id: str) -> float:
         """Call ``delete`` as containerd does after a shim has died; returns how long it took."""
         bundle = os.path.join(self.directory, container_id)
