@@ -104,6 +104,43 @@ def one_line(text: str) -> str:
     return printable if len(printable) <= _LONGEST_PART else printable[: _LONGEST_PART - 1] + "…"
 
 
+# Of what an error came from, and of the groups that it may be in.
+_DEEPEST_CAUSE = 8
+
+
+def describe_bug(error: BaseException, *, depth: int = _DEEPEST_CAUSE) -> str:
+    """What nobody foresaw, with where it happened, for whoever has to mend it.
+
+    The module traceback reads files, its own and those of the lines that it shows, and the
+    installation may be gone when a shim that goes on without it has something to tell.
+
+    Args:
+        error: the exception.
+        depth: how many exceptions that it came from, or that are in it, may be told with it.
+
+    Returns:
+        Its type and text, the calls that led to it, outermost first, and likewise what is in it and
+        what it came from; in one line.
+    """
+    text = one_line(f"{type(error).__name__}: {error}")
+    places = []
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        places.append(f"{code.co_filename.rpartition('/')[2]}:{trace.tb_lineno} in {code.co_name}")
+        trace = trace.tb_next
+    if places:
+        text += f" (at {', '.join(places)})"
+    if depth > 0:
+        inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+        for each in inner[:depth]:
+            text += f"; in it {describe_bug(each, depth=depth - 1)}"
+        before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if before is not None:
+            text += f"; because of {describe_bug(before, depth=depth - 1)}"
+    return text
+
+
 def printable(text: str) -> str:
     """``text`` as it is, but for what breaks a line or moves a cursor, which is escaped.
 

@@ -27,6 +27,9 @@ _GROUP_ANNOTATIONS: Final = ("io.containerd.runc.v2.group", "io.kubernetes.cri.s
 # What containerd accepts; the kernel's limit is 107.
 _LONGEST_PATH: Final = 106
 
+_DIGITS: Final = 64
+_HEXADECIMAL: Final = frozenset("0123456789abcdef")
+
 _SOCKET_DIRECTORY: Final = "/run/containerd/s"
 
 
@@ -73,6 +76,11 @@ def socket_name(address: str, namespace: str, group: str) -> str:
         64 hexadecimal digits.
     """
     return digest(f"{address}/{namespace}/{group}".encode())
+
+
+def is_socket_name(name: str) -> bool:
+    """Whether a name is one that :func:`socket_name` may have made."""
+    return len(name) == _DIGITS and _HEXADECIMAL.issuperset(name)
 
 
 def socket_path(directory: str, name: str) -> str:

@@ -20,7 +20,8 @@ file                    written by   what it is
 ``nvidia/``             server       files of ours that are mounted into the container
 ``nvidia.json``         server       what was injected, and why
 ``nvidia-before.json``  containerd   config.json as it was before that, kept by its other name
-``claim``               server       where it says which devices it claims (:mod:`shim.claims`)
+``claim``               server       where it says which devices it claims (:mod:`shim.claims`), and
+                                     the pid and start time of the process that has them
 ``logger.*``            server       one for each logger that runs: its pid and start time
 ``work``                containerd   a link to a directory on disk, which goes with the bundle
 ``criu-work/``          server       in ``work``: what CRIU is told and says, while it works
@@ -308,12 +309,8 @@ def read_holder(bundle: str) -> tuple[int, int]:
         BundleUnusable: there is something else in it.
     """
     path = os.path.join(bundle, HOLDER)
-    words = read_line(path).split()
-    if not words:
-        return 0, 0
-    if len(words) != 2 or not all(w.isdigit() and w.isascii() for w in words):  # noqa: PLR2004 - a pid and a time
-        raise BundleUnusable(f"the process in {path}", found="no pid and start time")
-    return int(words[0]), int(words[1])
+    line = read_line(path)
+    return _pid_and_start_time(path, line) if line else (0, 0)
 
 
 def begin_call(bundle: str, call: str) -> str:
@@ -506,6 +503,43 @@ def remove(path: str) -> None:
         pass
 
 
+def write_claim(bundle: str, claim: str, pid: int = 0, start_time: int = 0) -> None:
+    """Write down where it says what the container claims, and for which process.
+
+    Args:
+        bundle: the bundle's path.
+        claim: the path of what it claims.
+        pid: its init process; 0 before it is made.
+        start_time: when that started, in clock ticks since boot.
+
+    Raises:
+        BundleUnusable: it cannot be written.
+    """
+    write(os.path.join(bundle, CLAIM), f"{claim}\n{pid} {start_time}\n".encode())
+
+
+def read_claim(bundle: str) -> tuple[str, int, int]:
+    """Read what :func:`write_claim` wrote.
+
+    Returns:
+        The path, empty if there is no such file; the pid and the start time, zeros if it has none.
+
+    Raises:
+        BundleUnusable: there is something else in it.
+    """
+    path = os.path.join(bundle, CLAIM)
+    claim, _, process = read_line(path).partition("\n")
+    pid, start_time = _pid_and_start_time(path, process) if process else (0, 0)
+    return claim, pid, start_time
+
+
+def _pid_and_start_time(path: str, text: str) -> tuple[int, int]:
+    words = text.split()
+    if len(words) != 2 or not all(w.isdigit() and w.isascii() for w in words):  # noqa: PLR2004 - as it says
+        raise BundleUnusable(f"the process in {path}", found="no pid and start time")
+    return int(words[0]), int(words[1])
+
+
 def release_claim(bundle: str) -> None:
     """Give back what the container claims (:mod:`shim.claims`), if it claims anything.
 
@@ -516,11 +550,10 @@ def release_claim(bundle: str) -> None:
         BundleUnusable: what it claims cannot be told.
         OSError: the claim cannot be removed.
     """
-    name = os.path.join(bundle, CLAIM)
-    claim = read_line(name)
+    claim, _, _ = read_claim(bundle)
     if claim:
         remove(claim)
-        remove(name)
+        remove(os.path.join(bundle, CLAIM))
 
 
 def remove_staging(bundle: str) -> None:

@@ -27,12 +27,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Final
 
+# The C module under signal: the public one makes enumerations of its numbers.
+if TYPE_CHECKING:
+    import signal as _signal
+else:
+    import _signal
+
 _ROOT: Final = "/sys/fs/cgroup"
 
 # What /proc/PID/cgroup calls the hierarchy of version 2, which has no list of controllers.
 UNIFIED: Final = ""
 
 _POINT_FIELD: Final = 4  # of mountinfo
+
+# How often is looked for processes that were started while others were signalled.
+_ROUNDS: Final = 16
 
 # Where processes are looked for first: hierarchies that every kernel with containers has.
 _COMMON: Final = ("pids", "devices", "memory", "freezer")
@@ -95,6 +104,49 @@ class Cgroup:
         """
         names = [name for name in _COMMON if name in self.directories] or [*self.directories]
         return pids_in(self.directories[names[0]])
+
+    def signal(self, number: int) -> None:
+        """Signal each process in it and below it, and those that they start meanwhile.
+
+        Args:
+            number: which signal.
+
+        Raises:
+            OSError: no descriptor is to be had.
+        """
+        told: set[int] = set()
+        for _ in range(_ROUNDS):
+            new = [pid for pid in self.pids() if pid not in told]
+            if not new:
+                return
+            for pid in new:
+                self._signal_one(pid, number)
+            told.update(new)
+
+    def _signal_one(self, pid: int, number: int) -> None:
+        """Signal a process if it is still in here, and has not left its pid to another one."""
+        try:
+            held = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        try:
+            if self._has(pid):
+                _signal.pidfd_send_signal(held, number)
+        except ProcessLookupError:
+            pass
+        finally:
+            os.close(held)
+
+    def _has(self, pid: int) -> bool:
+        hierarchies = _mounted()
+        for controller, path in _paths_of(pid).items():
+            own, directory = (
+                self.directories.get(controller),
+                hierarchies.directory(controller, path),
+            )
+            if own and directory and (directory == own or directory.startswith(f"{own}/")):
+                return True
+        return False
 
 
 def of(pid: int) -> Cgroup | None:

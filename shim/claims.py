@@ -12,8 +12,9 @@ Rules
 - A container whose init process has ended has nothing any more, even if its task was not deleted.
   One whose first thread alone has ended, which looks like a zombie, goes on. And in a pid namespace
   that it shares the kernel does not end the others with init: there it is the task that counts.
-  A pid that is another process's by now keeps the claim until the bundle is gone: rather that than
-  two that have the same device.
+  A process is meant by its pid and start time, which the bundle has beside the claim's name. Of a
+  container without a claim the pid alone is known: one that is another process's by now keeps its
+  devices until the bundle is gone, rather that than two that have the same.
 - A container that was made while there was no limit has no claim, and counts by its record, or by
   the nodes in its spec: those of the same containerd are looked at, beside those that have claims.
 - Nobody waits longer than some seconds for the lock, whoever has it.
@@ -64,8 +65,9 @@ _LOCK: Final = "lock"
 _LONGEST: Final = 1 << 20
 _LONGEST_RECORD: Final = 1 << 24
 
-# Of the fields of /proc/PID/stat after the program's name. Source: proc(5), num_threads.
+# Of the fields of /proc/PID/stat after the program's name. Source: proc(5), num_threads, starttime.
 _THREADS: Final = 17
+_START_TIME: Final = 19
 
 # Seconds that others may have the lock, each of whom needs a millisecond; and between two tries.
 _LATE: Final = 10.0
@@ -211,7 +213,7 @@ def _take(directory: str, title: str, bundle: str, wanted: Sequence[Wanted], nod
         raise refusal(title, crowded)
     bundle_files.release_claim(bundle)
     path = os.path.join(directory, os.urandom(16).hex())
-    bundle_files.write(os.path.join(bundle, bundle_files.CLAIM), path.encode())
+    bundle_files.write_claim(bundle, path)
     content = {
         "title": title,
         "bundle": bundle,
@@ -295,7 +297,7 @@ def _parsed(path: str) -> Claim | None:
 def _is_named(bundle: str, path: str) -> bool:
     """Whether a bundle is there, and names a claim."""
     try:
-        return bundle_files.read_line(os.path.join(bundle, bundle_files.CLAIM)) == path
+        return bundle_files.read_claim(bundle)[0] == path
     except BundleUnusable:
         return False
 
@@ -319,7 +321,8 @@ def _ends_with_init(bundle: str) -> bool:
 def _is_gone(bundle: str) -> bool:
     """Whether the init process has ended."""
     try:
-        pid = bundle_files.read_pid(os.path.join(bundle, bundle_files.INIT_PID))
+        _, pid, start_time = bundle_files.read_claim(bundle)
+        pid = pid or bundle_files.read_pid(os.path.join(bundle, bundle_files.INIT_PID))
     except BundleUnusable:
         return False
     if not pid:
@@ -327,6 +330,8 @@ def _is_gone(bundle: str) -> bool:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
+        if start_time and int(fields[_START_TIME]) != start_time:
+            return True
         return fields[0] in {b"Z", b"X"} and int(fields[_THREADS]) <= 1
     except (FileNotFoundError, ProcessLookupError):
         return True

@@ -18,7 +18,7 @@ import os
 
 from api import aio
 from shim import bundle as bundle_files
-from shim import cgroup, detaching, mounts, oom
+from shim import cgroup, detaching, mounts, oom, spare
 from shim.errors import (
     ContainerLeft,
     InvalidSignal,
@@ -35,7 +35,7 @@ from shim.errors import (
     WrongProcessState,
 )
 from shim.injection import Injector
-from shim.ocispec import has_own_pid_namespace, has_user_namespace, root_of
+from shim.ocispec import cgroups_path_of, has_own_pid_namespace, has_user_namespace, root_of
 from shim.options import with_cgroup_driver
 from shim.process import Event, Process, State, StdioUris, Underway
 from shim.reports import Reports
@@ -166,6 +166,7 @@ class Container:
         """
         # What the runtime has already is somebody else's container, and not to be undone.
         ours = not self._runtime_has_it()
+        called = False
         try:
             if checkpoint:
                 from shim.checkpoint import Saved  # noqa: PLC0415 - few are restored
@@ -181,11 +182,12 @@ class Container:
             await self._injector.inject(spec, root_of(spec, self.bundle), self._options.binary_name)
             stdio = await self._open_stdio(self.init)
             if self._saved is None:
+                called = True
                 await self._make_init(stdio)
         except BaseException as error:
             self._shim.log.error("create failed", id=self.id, error=str(error))
             with aio.CancelScope(shield=True):
-                await self._undo_create(delete=ours and self._runtime_has_it())
+                await self._undo_create(made=ours and called)
             raise
         return self.init.pid
 
@@ -225,6 +227,7 @@ class Container:
                 await self._criu().restore(self._saved, stdio.child(), pid_file=pid_file)
             self.init.child = self._adopt(pid_file)
         self._runtime.made(self.init.child)
+        self._injector.made(self.init.pid)
         await self._injector.cover_proc(self.init.pid)
         await stdio.started()
         self._cgroup = cgroup.of(self.init.pid)
@@ -372,14 +375,12 @@ class Container:
             self._shim.log.warning("undoing restore", id=self.id, why=str(error))
 
     async def _end_cgroup(self) -> None:
+        """End what a runtime that was killed in its work has made without writing it down."""
         from shim import remains  # noqa: PLC0415 - for what hardly ever happens
 
-        linux = bundle_files.read_spec(self.bundle).get("linux")
-        path = linux.get("cgroupsPath") if isinstance(linux, dict) else None
-        if not isinstance(path, str):
-            return
+        path = cgroups_path_of(bundle_files.read_spec(self.bundle))
         for problem in await _in_thread(lambda: remains.end_cgroup(path, self.id)):
-            self._shim.log.warning("undoing restore", id=self.id, why=problem)
+            self._shim.log.warning("a cgroup is left", id=self.id, why=problem)
 
     def _criu(self) -> Calls:
         from shim.checkpoint import Calls  # noqa: PLC0415 - few are saved or restored
@@ -501,8 +502,9 @@ class Container:
     async def _kill_container(self, signum: int, *, everyone: bool) -> None:
         try:
             await self._runtime.kill(signum, everyone=everyone)
-        except (ProgramNotFound, ProgramTimeout) as error:
-            # A container whose runtime was removed, or hangs, must still be possible to stop.
+        except (ProgramNotFound, ProgramTimeout, OSError) as error:
+            # A container whose runtime was removed, hangs, or cannot be started for want of
+            # descriptors or processes, must still be possible to stop.
             self._shim.log.warning("signalled without the runtime", id=self.id, why=str(error))
             if everyone:
                 self._kill_all_in_cgroup(signum)
@@ -809,11 +811,9 @@ class Container:
             self._kill_all_in_cgroup(_signal.SIGKILL)
 
     def _kill_all_in_cgroup(self, signum: int) -> None:
-        for pid in self._cgroup.pids() if self._cgroup else ():
-            try:
-                os.kill(pid, signum)
-            except ProcessLookupError:
-                continue
+        if self._cgroup is not None:
+            with spare.lent():
+                self._cgroup.signal(signum)
 
     def _refuse_unless_running(self) -> None:
         if self._init_reaped or self._pausing or self.init.state is not State.RUNNING:
@@ -866,14 +866,24 @@ class Container:
         """Whether the runtime keeps a state of the container, be it of one half made."""
         return os.path.lexists(os.path.join(self._root, self.id))
 
-    async def _undo_create(self, *, delete: bool) -> None:
+    async def _undo_create(self, *, made: bool) -> None:
+        """Leave what there was before.
+
+        Args:
+            made: whether the runtime may have made something, which is not somebody else's.
+        """
         self.init.close_stdio()
         await self._end_init()
-        if delete:
+        if made:
             try:
-                await self._runtime.delete(force=True)
+                if self._runtime_has_it():
+                    await self._runtime.delete(force=True)
             except (NvshimError, OSError) as error:
                 self._shim.log.warning("undoing create: delete", id=self.id, why=str(error))
+            try:
+                await self._end_cgroup()
+            except (NvshimError, OSError) as error:
+                self._shim.log.warning("undoing create: cgroup", id=self.id, why=str(error))
         try:
             await detaching.unmount(self._rootfs)
             self._injector.forgo_layer()

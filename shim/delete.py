@@ -22,7 +22,7 @@ from shim.errors import BundleUnusable, NvshimError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Final
 
     from shim.invocation import Invocation
@@ -72,10 +72,13 @@ def _clean_up(
         ask_runtime: whether there is time to.
     """
     staging = os.path.join(path, bundle.STAGING)
+    calls = bundle.calls_under_way(path)
     _take(
         path,
-        lambda: _end_calls(path),
-        lambda: _end_container(container_id, path, record(), ask_runtime=ask_runtime),
+        lambda: _end_calls(path, calls),
+        lambda: _end_container(
+            container_id, path, record(), cut_off=bool(calls), ask_runtime=ask_runtime
+        ),
         lambda: _end_loggers(path),
         lambda: _unmount(os.path.join(path, bundle.ROOTFS)),
         lambda: _unmount(staging),
@@ -105,9 +108,8 @@ def _pid(path: str, *, tell: bool = True) -> int:
         return 0
 
 
-def _end_calls(path: str) -> None:
+def _end_calls(path: str, logs: Sequence[str]) -> None:
     """A runtime that the dead shim had called must not make what nobody will look for."""
-    logs = bundle.calls_under_way(path)
     if not logs:
         return
     from shim import remains  # noqa: PLC0415 - only for what was not ended in good order
@@ -152,17 +154,48 @@ def _end_loggers(path: str) -> None:
 
 
 def _end_container(
-    container_id: str, path: str, record: bundle.RuntimeRecord, *, ask_runtime: bool
+    container_id: str,
+    path: str,
+    record: bundle.RuntimeRecord,
+    *,
+    cut_off: bool,
+    ask_runtime: bool,
 ) -> None:
+    """End a container that was not ended in good order.
+
+    Args:
+        container_id: the container.
+        path: its bundle.
+        record: how its runtime is called.
+        cut_off: whether the runtime had been called, and had perhaps not come to write down what
+            it has made.
+        ask_runtime: whether there is time to.
+    """
     pid = _pid(path)
     state = os.path.join(record.root, container_id)
-    if not os.path.lexists(state) and not os.path.exists(f"/proc/{pid}"):
+    if not (cut_off or os.path.lexists(state) or os.path.exists(f"/proc/{pid}")):
         return
     _unmount(os.path.join(state, bundle.RESTORED_ROOT))
     from shim import remains  # noqa: PLC0415 - only for what was not ended in good order
 
-    for problem in remains.end_container(record, container_id, pid, ask_runtime=ask_runtime):
+    for problem in remains.end_container(
+        record,
+        container_id,
+        pid,
+        cgroup_path=_cgroup_path(path),
+        ask_runtime=ask_runtime,
+    ):
         _warn(problem)
+
+
+def _cgroup_path(path: str) -> str:
+    """The container's cgroup as its spec names it; empty if it names none, or there is no spec."""
+    from shim.ocispec import cgroups_path_of  # noqa: PLC0415 - likewise
+
+    try:
+        return cgroups_path_of(bundle.read_spec(path))
+    except BundleUnusable:
+        return ""
 
 
 def _runtime_record(invocation: Invocation, path: str) -> bundle.RuntimeRecord:
@@ -190,8 +223,10 @@ def _remove_socket(path: str, container_id: str) -> None:
     """Remove the socket, unless the shim of the container's pod lives on."""
     where = bundle.read_line(os.path.join(path, bundle.ADDRESS)) or bundle.bootstrap_address(path)
     if where.startswith(SCHEME):
-        sockets.forget(where.removeprefix(SCHEME), container_id)
-        sockets.remove_dead(where.removeprefix(SCHEME))
+        socket = where.removeprefix(SCHEME)
+        sockets.forget(socket, container_id)
+        sockets.remove_dead(socket)
+        sockets.sweep(os.path.dirname(socket))
 
 
 def _warn(line: str) -> None:

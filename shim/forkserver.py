@@ -152,15 +152,13 @@ def _spare(address: str) -> Spare | None:
 def _import_everything(path: str) -> None:
     gc.disable()
     api.alone = True
-    import tomllib  # noqa: F401, PLC0415 - what a container with GPUs needs besides
-
     import shim.delete  # noqa: PLC0415
-    import shim.layered  # noqa: PLC0415
-    import shim.proc_cover  # noqa: PLC0415
     import shim.server  # noqa: PLC0415
     import shim.start  # noqa: F401, PLC0415
+    from shim import resident  # noqa: PLC0415
     from shim.rehearsal import rehearse  # noqa: PLC0415
 
+    resident.load()
     _look_at_node()
     for _ in range(_REHEARSALS):
         rehearse(f"{path}.{os.getpid()}")

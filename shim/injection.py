@@ -158,6 +158,24 @@ class Injector:
             self._layer.close()
         self._layer = self._prepared = None
 
+    def made(self, init: int) -> None:
+        """The container has been made: what it claims is its init's.
+
+        Args:
+            init: the pid.
+
+        Raises:
+            BundleUnusable: that cannot be written down.
+        """
+        if not self._may_claim:
+            return
+        claim, _, _ = bundle_files.read_claim(self._bundle)
+        if claim:
+            from shim import remains  # noqa: PLC0415 - few nodes have limits
+
+            start_time = remains.start_time_of(init)
+            bundle_files.write_claim(self._bundle, claim, init, start_time)
+
     def release(self) -> None:
         """The container is gone: let go of its layer, and of what was staged for it.
 

@@ -8,6 +8,9 @@
  * ".py"), which does the same, only slower. In a self-contained tree (made with -DTREE) that is run
  * by the tree's own interpreter.
  *
+ * A copy of this one file, under whatever name, has no program beside it. It becomes the launcher
+ * of its proper name that PATH leads to, as containerd would find it.
+ *
  * A `delete` for which there is nothing left to do needs neither: settled.c answers it.
  *
  * Nothing is decided here but that. Who may be asked and who may ask is checked on both sides
@@ -39,6 +42,8 @@
 #define READY '.'
 #define GO '!'
 #define LONGEST (1 << 18)
+/* No status of a verb: it had begun, and whoever did it has ended without a word. */
+#define LOST 256
 #define SUFFIX ".py"
 #define NAME "containerd-shim-nvidia-v1"
 /* Milliseconds. A hundred callers at once wait for seconds, and starting a hundred interpreters
@@ -225,7 +230,7 @@ static int send_go(int fd, int directory)
     return sendmsg(fd, &message, MSG_NOSIGNAL) == sizeof go;
 }
 
-/* Have the verb done by the fork server; its status, or -1 if it has not begun. */
+/* Have the verb done by the fork server; its status, LOST, or -1 if it has not begun. */
 static int ask(int argc, char **argv, const char *script)
 {
     char number[32], byte;
@@ -257,15 +262,38 @@ static int ask(int argc, char **argv, const char *script)
         !setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &ever, sizeof ever) && send_go(fd, directory)) {
         ssize_t got;
 
-        /* From here the verb is done once, and not again by us, whatever comes of it. */
         while ((got = recv(fd, &byte, 1, 0)) < 0 && errno == EINTR)
             ;
-        status = got == 1 ? (unsigned char)byte : 1;
+        status = got == 1 ? (unsigned char)byte : LOST;
     }
     if (directory >= 0)
         close(directory);
     close(fd);
     return status;
+}
+
+/* Become the launcher that is installed, if this one is a copy of it without a program. */
+static void become_installed(const char *script, char **argv)
+{
+    const char *places = getenv("PATH"), *end;
+    char path[PATH_MAX], real[PATH_MAX], program[PATH_MAX + sizeof SUFFIX];
+
+    if (!access(script, F_OK))
+        return;
+    for (; places && *places; places = *end ? end + 1 : end) {
+        end = strchrnul(places, ':');
+        /* A relative place depends on where we are, which is a container's bundle. */
+        if (*places != '/' ||
+            snprintf(path, sizeof path, "%.*s/" NAME, (int)(end - places), places) >= PATH_MAX ||
+            !realpath(path, real))
+            continue;
+        snprintf(program, sizeof program, "%s" SUFFIX, real);
+        if (!access(program, F_OK))
+            execv(real, argv);
+    }
+    dprintf(2, NAME ": %s: %s, and no other is in PATH; install it again", script,
+            strerror(ENOENT));
+    exit(1);
 }
 
 int main(int argc, char **argv)
@@ -278,9 +306,16 @@ int main(int argc, char **argv)
         return 1;
     if (!strcmp(last, "delete") && answer_settled(argc, argv))
         return 0;
+    become_installed(script, argv);
     if (!strcmp(last, "start") || !strcmp(last, "delete")) {
         status = ask(argc, argv, script);
-        if (status >= 0)
+        /* A clean-up can be done again, and nobody asks a second time. A start that had begun may
+         * have left a shim behind, and there must not be two. */
+        if (status == LOST && *last == 's') {
+            dprintf(2, NAME ": start: the process that did it was killed; try again");
+            return 1;
+        }
+        if (status >= 0 && status != LOST)
             return status;
     }
 #ifdef TREE

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from hooks import engine
 from hooks.image.rootfs import Rootfs
@@ -96,7 +96,7 @@ def _used(overlay: Overlay, layer: Layer) -> tuple[Mount, Layer, Prepared] | Non
 def _surroundings(overlay: Overlay, identity: list[tuple[str, int, int, int]]) -> bytes:
     """What files depend on besides the engine's key: who makes them, where and upon what."""
     top = stat.S_IMODE(overlay.upper.st_mode), overlay.upper.st_uid, overlay.upper.st_gid
-    return repr((VERSION, _installation(), top, identity)).encode("utf-8", "surrogateescape")
+    return repr((VERSION, _INSTALLATION, top, identity)).encode("utf-8", "surrogateescape")
 
 
 def _installation() -> tuple[str, int, int, int]:
@@ -108,6 +108,10 @@ def _installation() -> tuple[str, int, int, int]:
     place = os.path.dirname(os.path.abspath(__file__))
     status = os.stat(place)
     return place, status.st_dev, status.st_ino, status.st_ctime_ns
+
+
+# As it was when this was loaded: it may have gone when it is asked for.
+_INSTALLATION: Final = _installation()
 
 
 def _is_root(spec: dict[str, Any], bundle: str, rootfs: str) -> bool:

@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["has_own_pid_namespace", "has_user_namespace", "root_of"]
+__all__ = ["cgroups_path_of", "has_own_pid_namespace", "has_user_namespace", "root_of"]
 
 
 def root_of(spec: dict[str, Any], bundle: str) -> str:
@@ -34,6 +34,13 @@ def root_of(spec: dict[str, Any], bundle: str) -> str:
             f"the rootfs {path}", found="no such directory", do="check the snapshot or --rootfs"
         )
     return path
+
+
+def cgroups_path_of(spec: dict[str, Any]) -> str:
+    """The cgroup that the spec names; empty if it names none."""
+    linux = spec.get("linux")
+    path = linux.get("cgroupsPath") if isinstance(linux, dict) else None
+    return path if isinstance(path, str) else ""
 
 
 def has_own_pid_namespace(spec: dict[str, Any]) -> bool:

@@ -29,6 +29,7 @@ from api import values
 from api.proto import runc_options_pb2, runtimeoptions_pb2
 from shim.errors import InvalidRuntimeOptions, SystemdNotRunning
 from shim.handleroptions import read_file
+from shim.ocispec import cgroups_path_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -153,9 +154,7 @@ def with_cgroup_driver(options: RuntimeOptions, spec: dict[str, Any]) -> Runtime
                 do="remove SystemdCgroup from the runtime's options",
             )
         return options
-    linux = spec.get("linux")
-    path = linux.get("cgroupsPath") if isinstance(linux, dict) else None
-    if runs and isinstance(path, str) and _is_of_systemd(path):
+    if runs and _is_of_systemd(cgroups_path_of(spec)):
         return values.changed(options, systemd_cgroup=True)
     return options
 

@@ -6,6 +6,8 @@ Rules
   rename the node, nor have a name that its addresses do not have.
 - The pid namespace is the pod's own unless it is the node's, also for a pod whose containers
   each have their own: a container that asks for the pod's must never find the node's there.
+- A user namespace is the pod's own or the node's. Other modes are refused: what they name is
+  somebody else's, and the pod would get another one than was asked for.
 - A sysctl is set only if it belongs to a namespace that is the pod's own.
 - As under containerd's own sandboxes by default, ports below 1024 and ICMP echo need no
   privilege in a pod, because they are the pod's alone.
@@ -245,6 +247,12 @@ def _decode(options: AnyMessage | None) -> pod_pb2.PodSandboxConfig:
 def _read_mappings(
     asked: pod_pb2.UserNamespace,
 ) -> tuple[tuple[IdMapping, ...], tuple[IdMapping, ...]]:
+    if asked.mode not in (pod_pb2.POD, pod_pb2.NODE):
+        raise InvalidPodConfig(
+            f"a user namespace of mode {asked.mode}",
+            found="it is neither POD (0) nor NODE (2)",
+            do="ask for one of them, as the kubelet does",
+        )
     uids, gids = _mappings(asked.uids), _mappings(asked.gids)
     if asked.mode == pod_pb2.NODE or not (uids or gids):
         return (), ()

@@ -132,7 +132,12 @@ def end_loggers(loggers: Sequence[tuple[int, int]]) -> list[str]:
 
 
 def end_container(
-    record: bundle.RuntimeRecord, container_id: str, pid: int, *, ask_runtime: bool = True
+    record: bundle.RuntimeRecord,
+    container_id: str,
+    pid: int,
+    *,
+    cgroup_path: str = "",
+    ask_runtime: bool = True,
 ) -> list[str]:
     """End a container, and remove its cgroup and the runtime's state.
 
@@ -140,6 +145,8 @@ def end_container(
         record: how its runtime is called.
         container_id: its id, which is safe as a name.
         pid: its init process as the bundle says; 0 if the bundle doesn't.
+        cgroup_path: its cgroup as its OCI spec names it, which a runtime that was killed has made
+            before it had written down anything; empty if that is not known.
         ask_runtime: whether there is time to.
 
     Returns:
@@ -153,12 +160,15 @@ def end_container(
         # Read before the runtime removes it; needed if it dies half way.
         recorded = read_state(state_directory, problems)
         said = run_delete(record, container_id) if ask_runtime else "no time is left for it"
-        if not said and not os.path.lexists(state_directory):
-            return problems
         if said:
             problems.append(f"{record.binary} delete {container_id}: {said}")
-    elif not _may_be_alive(pid):
-        return []
+        ended = not said and not os.path.lexists(state_directory)
+    else:
+        ended = not _may_be_alive(pid)
+    named = _named(cgroup_path, container_id)
+    if ended and not named:
+        return problems
+    recorded.cgroups = (*recorded.cgroups, *(d for d in named if d not in recorded.cgroups))
     problems += end_by_force(container_id, recorded.pid or pid, recorded)
     try:
         bundle.remove_tree(state_directory)
@@ -265,7 +275,7 @@ def end_cgroup(path: str, container_id: str) -> list[str]:
     Returns:
         What is left, each in one line.
     """
-    named = [d for d in _below_each_hierarchy(path) if _is_named_after(d, container_id)]
+    named = _named(path, container_id)
     return end_by_force(container_id, 0, Recorded(cgroups=named)) if named else []
 
 
@@ -409,6 +419,12 @@ def _below_each_hierarchy(path: str) -> list[str]:
         return cgroup.named(path)
     except OSError:
         return []
+
+
+def _named(path: str, container_id: str) -> list[str]:
+    """The directories of the cgroup that a spec names, if it is named after the container."""
+    directories = _below_each_hierarchy(path) if path else []
+    return [d for d in directories if _is_named_after(d, container_id)]
 
 
 def _cgroups_of(pid: int) -> list[str]:

@@ -6,6 +6,9 @@ Rules
 - A shim has one sandbox, and serves the tasks of that pod.
 - Stop ends the pod: also the containers that still run, as StopPodSandbox promises. Shutdown
   stops, deletes what is left of them, and ends the shim.
+- containerd has to have the answer to Shutdown, and a Go client that is told of an answer and of
+  the connection's end at once may believe the second. So the shim ends when its clients have
+  hung up, which containerd does when it has the answer.
 - Stop and Shutdown may be asked again. Shutdown of a sandbox that was never made, or is gone,
   succeeds: containerd asks for it after a Create that failed, and the shim has to end then.
 - The events ``/sandboxes/…`` are containerd's to publish, and not ours.
@@ -31,6 +34,7 @@ from shim.errors import (
     SandboxNotFound,
     SandboxRootfsUnsupported,
     TaskNotFound,
+    WrongSandboxState,
 )
 from shim.invocation import check_id
 from shim.pod import cgroup_path, read_pod
@@ -126,6 +130,12 @@ class SandboxService:
         self, _: Context, request: sandbox_pb2.StartSandboxRequest
     ) -> sandbox_pb2.StartSandboxResponse:
         """Make the pod's namespaces."""
+        if self._shim.sandbox is None:
+            raise WrongSandboxState(
+                f"to start sandbox {request.sandbox_id}",
+                found="it was not created",
+                do="create it first",
+            )
         sandbox = self._sandbox(request.sandbox_id)
         await sandbox.start()
         response = sandbox_pb2.StartSandboxResponse(
@@ -174,6 +184,8 @@ class SandboxService:
         response.created_at.FromNanoseconds(sandbox.created_at)
         if sandbox.exit is not None:
             response.exited_at.FromNanoseconds(sandbox.exit.at)
+        response.info["pid"] = str(sandbox.pid)
+        response.info["state"] = response.state
         if request.verbose:
             # CRI shows the first to people, and reads it as its own type.
             running = sandbox.state is State.READY
@@ -201,7 +213,7 @@ class SandboxService:
                     continue  # somebody else's Delete was faster
             if self._shim.sandbox is sandbox:
                 self._shim.sandbox = None
-        self._tasks.end_when_empty(request.sandbox_id)
+        self._tasks.end_when_empty(request.sandbox_id, after_hangup=True)
         return sandbox_pb2.ShutdownSandboxResponse()
 
     def metrics(

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 
 from api import aio
+from api.errors import describe_bug
 from api.ttrpc import DeferredService, Server
-from shim import sockets, syscalls
+from shim import resident, sockets, spare, syscalls
 from shim.container import Surroundings
 from shim.events import Publisher
 from shim.injection import look_ahead
@@ -45,8 +46,11 @@ _SANDBOX: Final = "containerd.runtime.sandbox.v1.Sandbox"
 
 # Seconds for what is still to be said: containerd waits 3 s for Shutdown's effect.
 _GRACE: Final = 1.0
+_HANGUP: Final = 2.0
 _HANGING: Final = 1.5
 _EVENTS: Final = 2.0
+# Until a start that is just finding the socket has found it.
+_PAUSE: Final = 0.01
 
 _SIGNALS: Final = (_signal.SIGCHLD, _signal.SIGTERM, _signal.SIGINT, _signal.SIGUSR1)
 
@@ -71,6 +75,7 @@ def main(
         debug: whether to log each step.
     """
     listener_fd = reserve_numbers(listener_fd)
+    spare.keep()
     log = Log(os.getcwd(), debug=debug, shim=container_id, namespace=namespace)
     own_socket = OwnSocket(socket_path, sockets.identity(socket_path))
     try:
@@ -88,10 +93,8 @@ def main(
             )
 
         aio.run(serve_bundle)
-    except BaseException:  # noqa: BLE001 - there is nobody above to raise it to
-        import traceback  # noqa: PLC0415 - 5 ms that a shim that goes well does not pay
-
-        log.error("the shim failed", traceback=traceback.format_exc())
+    except BaseException as error:  # noqa: BLE001 - there is nobody above to raise it to
+        log.error("the shim failed", traceback=describe_bug(error))
         own_socket.remove()
     os._exit(1)
 
@@ -134,12 +137,18 @@ async def serve(
         await tasks.start(_handle_signals, surroundings, service, ended)
         tasks.start_soon(_serve_until, server, listener, ended)
         surroundings.tasks.start_soon(service.end_when_unused)
+        surroundings.tasks.start_soon(resident.load_by_and_by, log)
         if ahead is not None:
             await aio.checkpoint()  # until it listens
             ahead()
         await ended.wait()
         # While it still listens: see sockets.retire.
-        own_socket.remove()
+        with aio.move_on_after(_GRACE):
+            while not own_socket.remove():
+                await aio.sleep(_PAUSE)
+        if service.ends_after_hangup:
+            with aio.move_on_after(_HANGUP):
+                await server.wait_deserted()
         # A request that waits for its runtime goes on when it is cancelled, and that may hang.
         with aio.move_on_after(_HANGING):
             await server.shutdown(_GRACE)

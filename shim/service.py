@@ -71,12 +71,12 @@ class OwnSocket:
         sockets.forget(self._path, container_id)
 
     def retire(self) -> bool:
-        """Whether nobody is announced; then the socket is gone, and nobody can be."""
+        """Whether nobody is announced, or about to be; then the socket is gone."""
         return sockets.retire(self._path, self._identity)
 
-    def remove(self) -> None:
-        """Remove it, whoever is announced."""
-        sockets.retire(self._path, self._identity, regardless=True)
+    def remove(self) -> bool:
+        """Remove it, whoever is announced; whether nobody has just been finding it."""
+        return sockets.retire(self._path, self._identity, regardless=True)
 
 
 class TaskService:
@@ -97,6 +97,8 @@ class TaskService:
         # A task has its place from the moment that its Create is accepted.
         self._containers: dict[str, Container | None] = {}
         self._ending = False
+        # Whether who has asked for the end has to have the answer before the connection ends.
+        self.ends_after_hangup = False
         # Shutdown was asked for while all there was were tasks in the making.
         self._shutdown_deferred = False
         # Set, and replaced, when a task or the sandbox comes and when one is gone.
@@ -330,12 +332,14 @@ class TaskService:
         self._own_socket.forget(sandbox_id)
         self._turn()
 
-    def end_when_empty(self, asked_for: str) -> None:
+    def end_when_empty(self, asked_for: str, *, after_hangup: bool = False) -> None:
         """End this process if nothing is left that it is for.
 
         Args:
             asked_for: the task or sandbox that is gone, or will not come.
+            after_hangup: whether the process stays, for a moment, until its clients hang up.
         """
+        self.ends_after_hangup = after_hangup
         self._own_socket.forget(asked_for)
         self._turn()
         # Nobody asks again if the last task in the making comes to nothing.

@@ -1,9 +1,11 @@
 """The shim's listening socket: made, found, taken over, removed.
 
 Two containers of a pod can be started at the same moment, and a shim can be ending while
-another ``start`` looks for it. So whoever binds or removes a socket holds a lock on the
-directory meanwhile; nobody ever waits for anything but the kernel while holding it, apart
-from the 100 ms that a probe may take.
+another ``start`` looks for it. So whoever binds or removes a socket holds a lock on its path
+meanwhile, and nobody does either without; nobody waits for anything but the kernel while holding
+it. One that is stopped or frozen just then holds up its own pod alone, whose other starts fail with
+a line that says so. A shim that serves does not wait for a lock at all: where somebody has it,
+somebody is looking for this shim.
 
 The C module ``_socket`` is used in place of ``socket``, which costs as much as the whole rest
 of a verb (it imports enum, selectors and more). Its ``socket`` type is the base class of the
@@ -14,6 +16,10 @@ container is announced, under the same lock under which the socket was found or 
 beside the socket that leads to its bundle. A shim without tasks that is told to end looks for
 announcements under that lock, and stays if there is one. Create, Delete and Shutdown of the
 container take its announcement away; one that is old, or whose bundle is gone, does not count.
+
+A shim that is killed before its first Create is nobody's: containerd removes the bundle and calls
+no ``delete``. Such a socket has its announcement beside it, so whoever removes one of its own, a
+shim that ends or the ``delete`` verb, removes those as well.
 
 Source: unix(7); containerd pkg/shim/util_unix.go (never an abstract socket: CVE-2020-15257).
 """
@@ -27,7 +33,7 @@ import os
 import stat
 import time
 
-from shim import bundle
+from shim import address, bundle
 from shim.errors import SocketDirectoryUnusable, SocketUnavailable
 
 TYPE_CHECKING = False
@@ -37,8 +43,7 @@ if TYPE_CHECKING:
 
 _BACKLOG: Final = 128
 _LOCK_PAUSE: Final = 0.001  # seconds
-_LOCK_ATTEMPTS: Final = 1000
-_PROBE_SECONDS: Final = 0.1
+_LOCK_PATIENCE: Final = 1.0
 # Seconds from the announcement of a container after which its Create is not expected any more:
 # containerd sends it at once, unless it was killed in between.
 LATEST_CREATE: Final = 60.0
@@ -103,7 +108,7 @@ def listen(path: str) -> int | None:
         SocketUnavailable: the kernel refused.
     """
     try:
-        with _Lock(os.path.dirname(path)):
+        with _Lock(path):
             return _listen_or_find(path)
     except OSError as error:
         raise _unavailable(path, error) from error
@@ -123,17 +128,19 @@ def join(path: str, container_id: str, bundle_path: str) -> int | None:
     Raises:
         SocketUnavailable: the kernel refused.
     """
-    listener = None
     try:
-        with _Lock(os.path.dirname(path)):
+        with _Lock(path):
             listener = _listen_or_find(path)
-            announcement = f"{path}.{container_id}"
-            bundle.remove(announcement)
-            os.symlink(bundle_path, announcement)
+            try:
+                announcement = f"{path}.{container_id}"
+                bundle.remove(announcement)
+                os.symlink(bundle_path, announcement)
+            except OSError:
+                if listener is not None:
+                    os.unlink(path)
+                    os.close(listener)
+                raise
     except OSError as error:
-        if listener is not None:
-            remove_own(path, identity(path))
-            os.close(listener)
         raise _unavailable(path, error) from error
     return listener
 
@@ -164,6 +171,12 @@ def _listen_or_find(path: str) -> int | None:
 
 
 def _unavailable(path: str, error: OSError) -> SocketUnavailable:
+    if isinstance(error, BlockingIOError):
+        return SocketUnavailable(
+            f"to listen at {path}",
+            found=f"another process has had the lock on it for {_LOCK_PATIENCE:g} s",
+            do=f"see by `fuser {_lock_path(path)}` which one is stopped or frozen, and end it",
+        )
     return SocketUnavailable(f"to listen at {path}", found=os.strerror(error.errno or 0).lower())
 
 
@@ -179,7 +192,7 @@ def is_alive(path: str) -> bool:
     """
     probe = _unix_socket()
     try:
-        probe.settimeout(_PROBE_SECONDS)
+        probe.setblocking(False)
         probe.connect(path)
     except OSError as error:
         return error.errno not in (errno.ECONNREFUSED, errno.ENOENT)
@@ -201,7 +214,8 @@ def remove_own(path: str, own: tuple[int, int] | None) -> None:
     """Remove a socket, unless another shim has taken its path over.
 
     To be called before the listener is closed: a ``start`` that comes in between would
-    otherwise take the socket for a dead one, replace it, and lose its own to us.
+    otherwise take the socket for a dead one, replace it, and lose its own to us. One that somebody
+    holds against us stays; it is dead soon, and then whoever comes replaces it.
 
     Args:
         path: where it is.
@@ -213,17 +227,18 @@ def remove_own(path: str, own: tuple[int, int] | None) -> None:
     if own is None:
         return
     try:
-        with _Lock(os.path.dirname(path)):
+        with _Lock(path):
             if identity(path) == own:
                 os.unlink(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, BlockingIOError):
         pass
 
 
 def retire(path: str, own: tuple[int, int] | None, *, regardless: bool = False) -> bool:
     """Remove a shim's socket, unless a container is announced that will be created through it.
 
-    To be called, as :func:`remove_own`, before the listener is closed.
+    To be called, as :func:`remove_own`, before the listener is closed. It does not wait: while
+    somebody has the lock, nothing is removed.
 
     Args:
         path: where it is.
@@ -231,21 +246,58 @@ def retire(path: str, own: tuple[int, int] | None, *, regardless: bool = False) 
         regardless: remove it all the same, with what is announced there.
 
     Returns:
-        Whether its shim may end: nobody has been given its address who has not come yet.
+        Whether its shim may end: nobody has been given its address who has not come yet, or is
+        just being given it.
     """
     directory, name = os.path.split(path)
     try:
-        with _Lock(directory):
-            announced = [n for n in os.listdir(directory) if n.startswith(f"{name}.")]
+        with _Lock(path, patience=0):
+            names = os.listdir(directory)
+            announced = [n for n in names if n.startswith(f"{name}.")]
             for announcement in [os.path.join(directory, n) for n in announced]:
                 if _counts(announcement) and not regardless:
                     return False
                 bundle.remove(announcement)
             if own is not None and identity(path) == own:
                 os.unlink(path)
+        _sweep(directory, [n for n in names if n not in announced])
+    except BlockingIOError:
+        return False
     except OSError:
         pass  # nobody can be told of a socket in a directory like that
     return True
+
+
+def sweep(directory: str) -> None:
+    """Remove the sockets of shims that were killed before the container came that was announced.
+
+    Args:
+        directory: of sockets. What others than our shims have there is left alone, and so is what
+            somebody is busy with.
+
+    Raises:
+        OSError: something in it cannot be removed.
+    """
+    try:
+        names = os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    _sweep(directory, names)
+
+
+def _sweep(directory: str, names: Sequence[str]) -> None:
+    for name in names:
+        socket, _, container_id = name.partition(".")
+        path, announcement = os.path.join(directory, socket), os.path.join(directory, name)
+        if not (container_id and address.is_socket_name(socket) and os.path.islink(announcement)):
+            continue
+        try:
+            with _Lock(path, patience=0):
+                if not (_counts(announcement) or is_alive(path)):
+                    bundle.remove(path)
+                    bundle.remove(announcement)
+        except BlockingIOError:
+            continue
 
 
 def _counts(announcement: str) -> bool:
@@ -270,8 +322,11 @@ def remove_dead(path: str) -> bool:
         OSError: it is there and cannot be removed.
     """
     try:
-        with _Lock(os.path.dirname(path)):
-            if not stat.S_ISSOCK(os.stat(path, follow_symlinks=False).st_mode) or is_alive(path):
+        # Nothing is made, not even a lock, beside what is none.
+        if not _is_socket(path):
+            return False
+        with _Lock(path):
+            if not _is_socket(path) or is_alive(path):
                 return False
             os.unlink(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -279,27 +334,62 @@ def remove_dead(path: str) -> bool:
     return True
 
 
-class _Lock:
-    """Holds a directory against others that bind or remove sockets in it.
+def _is_socket(path: str) -> bool:
+    return stat.S_ISSOCK(os.stat(path, follow_symlinks=False).st_mode)
 
-    Whoever holds it does so for less than a millisecond; one that is stopped or frozen meanwhile
-    must not hold up every start on the node. After a second nobody waits for it any more.
+
+class _Lock:
+    """Holds a path against others that bind or remove its socket.
+
+    Args:
+        path: the socket's.
+        patience: seconds to wait for others, who need less than a millisecond.
     """
 
-    def __init__(self, directory: str) -> None:
-        self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    def __init__(self, path: str, *, patience: float = _LOCK_PATIENCE) -> None:
+        self._path = _lock_path(path)
+        self._patience = patience
+        self._fd = -1
 
     def __enter__(self) -> None:
-        for _ in range(_LOCK_ATTEMPTS):
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                time.sleep(_LOCK_PAUSE)
-            else:
-                return
+        """Have it.
+
+        Raises:
+            BlockingIOError: another process has it.
+            OSError: the directory is missing or cannot be written to.
+        """
+        deadline = time.monotonic() + self._patience
+        while not self._try():
+            if time.monotonic() >= deadline:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), self._path)
+            time.sleep(_LOCK_PAUSE)
+
+    def _try(self) -> bool:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(self._path, flags, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            status = os.fstat(fd)
+            # Who had it before removes it with its lock.
+            if identity(self._path) == (status.st_dev, status.st_ino):
+                self._fd, fd = fd, -1
+                return True
+        except BlockingIOError:
+            pass
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        return False
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
+        try:
+            os.unlink(self._path)
+        finally:
+            os.close(self._fd)
+
+
+def _lock_path(path: str) -> str:
+    return f"{path}~"
 
 
 def _unix_socket() -> _socket.socket:

@@ -163,7 +163,8 @@ def _start_shim(
     cgroup: str,
 ) -> None:
     grpc_address = (params.grpc_address if params else "") or invocation.address
-    ttrpc_address = params.ttrpc_address if params else os.environ.get("TTRPC_ADDRESS", "")
+    # What containerd says in its parameters; if that is nothing, what it says in the environment.
+    ttrpc_address = (params.ttrpc_address if params else "") or os.environ.get("TTRPC_ADDRESS", "")
     request = warmstart.Request(
         bundle_path=bundle_path,
         container_id=invocation.container_id,

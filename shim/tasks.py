@@ -6,6 +6,8 @@ in one container's output must not end its neighbours.
 
 from __future__ import annotations
 
+from api.errors import describe_bug
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -52,7 +54,4 @@ class GuardedTasks:
         try:
             await function(*arguments)
         except Exception as error:  # noqa: BLE001 - whatever it is, the pod goes on
-            import traceback  # noqa: PLC0415 - 5 ms that a shim that goes well does not pay
-
-            text = "".join(traceback.format_exception(error))
-            self._log.error("a task of a container failed", traceback=text)
+            self._log.error("a task of a container failed", traceback=describe_bug(error))

@@ -11,6 +11,7 @@ import errno
 import os
 
 from api import aio
+from api.errors import describe_bug
 from api.ttrpc.errors import LocalProtocolError, PeerRejected
 from api.ttrpc.session import MAX_CALLS, Session
 from api.ttrpc.transport import accept, peer_credentials
@@ -62,6 +63,7 @@ class Server:
         self._log = log or _drop
         self._max_calls = max_calls
         self._sessions: set[Session] = set()
+        self._left = aio.Event()
         self._serving: _Serving | None = None
         self._closing = False
         self._grace = _GRACE
@@ -134,6 +136,12 @@ class Server:
             scope.deadline = min(scope.deadline, aio.current_time() + grace)
             await serving.stopped.wait()
 
+    async def wait_deserted(self) -> None:
+        """Wait until no client is connected."""
+        while self._sessions:
+            self._left = aio.Event()
+            await self._left.wait()
+
     async def _accept(self, listener: socket.socket, tasks: TaskGroup) -> OSError:
         """Accept connections until the listener fails, and say how it did."""
         while True:
@@ -175,11 +183,10 @@ class Server:
         try:
             await session.run()
         except Exception as error:  # noqa: BLE001 - a bug that one client meets is not for all to pay
-            from traceback import format_exception  # noqa: PLC0415 - ten modules, for a bug
-
-            self._log("a connection failed", {"traceback": "".join(format_exception(error))})
+            self._log("a connection failed", {"traceback": describe_bug(error)})
         finally:
             self._sessions.discard(session)
+            self._left.set()
 
 
 class _Serving:

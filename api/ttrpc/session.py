@@ -21,7 +21,7 @@ import math
 from google.protobuf.message import DecodeError, Message
 
 from api import aio
-from api.errors import NvshimError
+from api.errors import NvshimError, describe_bug
 from api.ttrpc.connection import ServerConnection
 from api.ttrpc.errors import (
     ConnectionClosed,
@@ -363,14 +363,12 @@ class Session:
             return error
         if not isinstance(error, HandlerFailed):
             error = HandlerFailed(str(asked), found=f"{type(error).__name__}: {error}")
-        import traceback  # noqa: PLC0415 - ten modules, for what nobody foresaw
-
         self._log(
             "a handler failed",
             {
                 "method": str(asked),
                 "error": str(error),
-                "traceback": "".join(traceback.format_exception(raised)),
+                "traceback": describe_bug(raised),
             },
         )
         return error

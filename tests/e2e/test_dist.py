@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -59,6 +60,8 @@ for top in ("api", "hooks", "shim", "integration"):
         if not module.name.endswith(("__main__", "nvml_probe", "gpu.entry")):
             importlib.import_module(module.name)
             done += 1
+from shim import resident
+resident.load()
 import anyio, click, google.protobuf, grpc, prometheus_client, pynvml, rich.syntax
 import structlog, tomlkit, yaml
 import asyncio, ctypes, hashlib, json, ssl, subprocess, tarfile, tomllib
@@ -118,6 +121,11 @@ def test_by_a_link_it_is_found_and_acts_under_the_names_of_links(
     assert COMPATIBLE_WITH in said.stdout
     said = root.run("/bin/sh", "-c", f"{by} /current/bin/{SHIM} -v")
     assert (said.returncode, said.stderr) == (0, "")
+    # The program alone, as somebody copies it to have a runtime of another name.
+    os.symlink(f"/current/bin/{SHIM}", f"{root.path}/bin/{SHIM}")
+    copied_alone = f"{root.path}/tmp/containerd-shim-other-v1"
+    shutil.copy(f"{root.path}/opt/bin/{SHIM}", copied_alone)
+    assert root.run("/bin/sh", "-c", f"{by} /tmp/containerd-shim-other-v1 -v").stdout == said.stdout
 
 
 def test_a_place_that_the_loader_would_misread_is_refused(built_tree: Tree, tmp_path: Path) -> None:

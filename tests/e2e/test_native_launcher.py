@@ -15,10 +15,11 @@ from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
+from api.proto import task_pb2
 from api.ttrpc import connect
 from tests.harness.node import words_of
 from tests.harness.runtime import is_alive
-from tests.harness.shim import content_of
+from tests.harness.shim import content_of, shim_by_hand
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
@@ -204,6 +205,42 @@ async def test_a_caller_that_is_killed_takes_its_verb_with_it(node: Node) -> Non
     assert not [pid for pid in _pids() if {"c2", node.address} <= set(words_of(pid))]
 
 
+async def test_a_start_whose_process_is_killed_fails_with_a_line_why(node: Node) -> None:
+    await node.start("c1")
+    bundle = node.shims.bundle("c2", "true")
+    # It reads its request to the end, which does not come.
+    with subprocess.Popen(  # noqa: ASYNC220 - nothing else runs in this loop
+        _argv(node, "start", container_id="c2"),
+        cwd=bundle, env=_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as caller:  # fmt: skip
+        os.kill(eventually(lambda: _reader_of(caller.stdin), "it is being done"), signal.SIGKILL)
+        said = caller.communicate(timeout=20)[0].decode()
+    assert caller.returncode == 1
+    assert "was killed" in said
+    assert "\n" not in said
+
+
+async def test_a_delete_whose_process_is_killed_is_done_all_the_same(node: Node) -> None:
+    shim = await node.start("c1")
+    bundle = os.path.join(node.shims.directory, "c1")
+    once = f"mkdir {node.shims.directory}/once 2> /dev/null && kill -9 $PPID"
+    options = node.shims.options(before=f'case "$*" in *delete*) {once};; esac')
+    async with connect(node.sockets[0]) as node.shims.client:
+        init = await node.shims.run("c1", options=options)
+    os.kill(shim, signal.SIGKILL)
+    eventually(lambda: not is_alive(shim), "the shim is gone")
+    eventually(node.spares, "there is a spare")
+    done = _verb(_argv(node, "delete", "-bundle", bundle), bundle)
+    assert os.path.isdir(f"{node.shims.directory}/once")
+    assert done.returncode == 0
+    answer = task_pb2.DeleteResponse.FromString(done.stdout)
+    assert (answer.pid, answer.exit_status) == (init, 137)
+    assert not is_alive(init)
+    node.shims.socket_path = node.sockets[0]
+    assert node.shims.leftovers() == []
+
+
 async def test_the_shim_dies_of_memory_before_its_callers_parent(node: Node) -> None:
     await node.start("c1")
     shim = await node.start("c2")
@@ -340,11 +377,31 @@ def test_a_launcher_without_its_program_says_so_in_one_line(
 ) -> None:
     path = tmp_path / "containerd-shim-nvidia-v1"
     shutil.copy(os.path.join(shim_directory, path.name), path)
-    done = subprocess.run([path, "-v"], capture_output=True, check=False)
+    done = subprocess.run(
+        [path, "-v"],
+        capture_output=True,
+        check=False,
+        env={"PATH": f"{tmp_path}:relative:/nowhere"},
+    )
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr.decode() == (
-        f"containerd-shim-nvidia-v1: {path}.py: No such file or directory; install it again"
+        f"containerd-shim-nvidia-v1: {path}.py: No such file or directory, "
+        "and no other is in PATH; install it again"
     )
+
+
+async def test_a_copy_of_the_launcher_alone_does_what_the_installed_one_does(
+    shim_directory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "containerd-shim-another-v1"
+    shutil.copy(os.path.join(shim_directory, "containerd-shim-nvidia-v1"), copy)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{shim_directory}:{os.environ['PATH']}")
+    async with shim_by_hand(str(copy), "c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        os.kill(shim.pid, signal.SIGKILL)
+        await shim.until_gone()
+        shim.delete_verb("c1")
+        assert shim.leftovers() == []
 
 
 def test_a_launcher_that_is_replaced_while_it_starts_finds_its_program(

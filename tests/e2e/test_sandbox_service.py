@@ -17,7 +17,7 @@ import pytest
 
 from api import typeurl
 from api.errors import Status
-from api.proto import cgroups_v1_pb2, cgroups_v2_pb2, types_pb2
+from api.proto import cgroups_v1_pb2, cgroups_v2_pb2, pod_pb2, types_pb2
 from api.ttrpc import ConnectionClosed, RemoteError
 from tests.harness.runtime import is_alive
 from tests.harness.sandbox import NODE, SandboxByHand
@@ -77,6 +77,13 @@ def other_network() -> Iterator[str]:
 
 def _linux(**namespaces: Any) -> dict[str, Any]:
     return {"security_context": {"namespace_options": namespaces}}
+
+
+def _users_of(mode: int) -> dict[str, Any]:
+    """The configuration of a pod in somebody's user namespace."""
+    mapping = {"host_id": 200000, "container_id": 0, "length": 65536}
+    users = {"mode": mode, "uids": [mapping], "gids": [mapping]}
+    return {"linux": _linux(userns_options=users)}
 
 
 def _enter(pid: int, *command: str) -> str:
@@ -302,6 +309,7 @@ async def test_status_wait_and_platform_from_the_beginning_to_the_end(
         assert shown == {"/dev/shm", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf"}
         status = await pod.call("SandboxStatus", verbose=True)
         assert (status.state, status.pid) == ("SANDBOX_READY", pod.pid)
+        assert (status.info["state"], status.info["pid"]) == ("SANDBOX_READY", str(pod.pid))
         assert status.created_at == started.created_at
         assert '"processStatus": "running"' in status.info["info"]
         platform = (await pod.call("Platform")).platform
@@ -379,6 +387,23 @@ async def test_shutdown_takes_all_that_is_left_with_it(start_pod: StartPod) -> N
         assert pod.shim.events.of("one") == ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
 
 
+@pytest.mark.parametrize("hangs_up", [True, False])
+async def test_the_connection_outlasts_the_answer_to_shutdown_until_the_client_hangs_up(
+    start_pod: StartPod, *, hangs_up: bool
+) -> None:
+    async with start_pod() as pod:
+        client = pod.shim.client
+        await pod.call("ShutdownSandbox")
+        with anyio.move_on_after(0.3):
+            await client.wait_closed()
+        assert not client.closed
+        assert is_alive(pod.shim.pid)
+        if hangs_up:
+            client.close()
+        await pod.shim.until_gone()
+        assert pod.leftovers() == []
+
+
 async def test_a_holder_that_is_killed_ends_the_sandbox_and_not_its_members(
     start_pod: StartPod,
 ) -> None:
@@ -431,6 +456,17 @@ async def test_requests_for_a_sandbox_that_is_not_there(start_pod: StartPod) -> 
         await pod.gone()
 
 
+async def test_a_start_before_anything_was_created_is_out_of_order(start_shim: StartShim) -> None:
+    async with start_shim("pod", sandbox=True) as shim:
+        pod = SandboxByHand(shim)
+        refused = await _refused(pod.call("StartSandbox"))
+        assert refused.status == Status.FAILED_PRECONDITION
+        assert "NVSHIM-E1603" in str(refused)
+        # And then all is as if nobody had asked.
+        await pod.start()
+        await pod.gone()
+
+
 async def test_a_second_sandbox_is_refused(start_pod: StartPod) -> None:
     async with start_pod() as pod:
         for sandbox_id in ("pod", "other"):
@@ -470,6 +506,8 @@ async def test_wait_for_a_sandbox_that_is_never_started_ends_with_it(
     [
         ({"linux": {"sysctls": {"kernel.panic": "1"}}}, Status.INVALID_ARGUMENT, "kernel.panic"),
         ({"linux": {"sysctls": {"net...x": "1"}}}, Status.INVALID_ARGUMENT, "net...x"),
+        (_users_of(pod_pb2.CONTAINER), Status.INVALID_ARGUMENT, "mode 1"),
+        (_users_of(pod_pb2.TARGET), Status.INVALID_ARGUMENT, "mode 3"),
         ({"hostname": "x" * 65}, Status.INVALID_ARGUMENT, "64 bytes"),
         ({"netns_path": "relative"}, Status.INVALID_ARGUMENT, "relative"),
         ({"dns_config": {"servers": ["1\n2"]}}, Status.INVALID_ARGUMENT, "line break"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import signal
+import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,9 +16,11 @@ from anyio import to_thread
 
 from api.errors import Status
 from api.ttrpc import ConnectionClosed, RemoteError, connect
+from integration.byhand import call
 from tests.harness.launcher import INTERPRETER, REPOSITORY, SITE
 from tests.harness.runtime import is_alive
 from tests.harness.shim import gone, shim_by_hand
+from tests.harness.stopped import stopped_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -158,6 +162,60 @@ async def test_an_address_that_start_gives_away_is_never_that_of_a_shim_that_goe
         async with connect(address) as shim.client:
             await gone(shim, "c16")
     assert len(shims) > 1, "sometimes Shutdown was first"
+
+
+async def test_a_shim_stays_for_a_start_that_is_stopped_while_it_finds_it(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "true", **POD) as shim:
+        await shim.run("c1")
+        await shim.call("Wait", id="c1")
+        await shim.call("Delete", id="c1")
+        bundle = shim.bundle("c2", "sleep", "1000", **POD)
+        # It has found the shim, and has not said for whom.
+        words, environment = shim.start_words("c2"), {**os.environ, **shim.environment}
+        trace = f"{shim.directory}/trace"
+        with stopped_after("connect", words, trace=trace, cwd=bundle, env=environment) as stopped:
+            await shim.call("Shutdown", id="c1")
+            assert (await shim.call("Connect", id="c1")).shim_pid == shim.pid
+            assert stopped.go_on().decode() == f"unix://{shim.socket_path}"
+        await shim.run("c2")
+        await shim.end("c2")
+        await gone(shim, "c2")
+
+
+async def test_what_a_shim_has_left_that_was_killed_before_anybody_came_is_swept(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "true") as shim:
+        for name in ("killed", "alive"):
+            shim.bundle(name, "true", rootfs=f"{shim.directory}/c1/rootfs")
+        paths = {n: shim.start_verb(n).removeprefix("unix://") for n in ("killed", "alive")}
+        pids = {}
+        for name, path in paths.items():
+            async with connect(path) as client:
+                pids[name] = (await call(client, "Connect", timeout=20, id=name)).shim_pid
+        os.kill(pids["killed"], signal.SIGKILL)
+        for name in paths:
+            # As containerd does where it was not told an address.
+            shutil.rmtree(f"{shim.directory}/{name}")
+        foreign = os.path.join(os.path.dirname(shim.socket_path), f"foreign-{os.getpid()}")
+        try:
+            with socket.socket(socket.AF_UNIX) as dead:
+                dead.bind(foreign)
+            await shim.run("c1")
+            await shim.call("Wait", id="c1")
+            await shim.call("Delete", id="c1")
+            await gone(shim, "c1")
+            assert glob.glob(f"{paths['killed']}*") == []
+            async with connect(paths["alive"]) as client:
+                await call(client, "Shutdown", timeout=20, id="alive")
+            assert os.path.exists(foreign)
+        finally:
+            for path in (foreign, *paths.values()):
+                for each in (path, *glob.glob(f"{path}.*")):
+                    with suppress(FileNotFoundError):
+                        os.unlink(each)
 
 
 async def test_sigterm_ends_a_shim_although_a_runtime_hangs(start_shim: StartShim) -> None:

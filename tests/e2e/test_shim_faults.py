@@ -23,7 +23,7 @@ from api.errors import Status
 from api.ttrpc import ConnectionClosed, RemoteError, connect
 from tests.harness.examples import seeds
 from tests.harness.runtime import is_alive
-from tests.harness.shim import content_of, gone
+from tests.harness.shim import CGROUP, RUNC_ROOT, content_of, gone
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -472,6 +472,45 @@ async def test_a_create_that_finds_its_id_taken_leaves_the_other_container_alone
         os.kill(pid, signal.SIGKILL)
 
 
+def _die_halfway(runc_root: str, then: str) -> str:
+    """What a runtime does that is killed while it makes c1: its cgroups are there, and a child."""
+    return f"""
+if [ "$verb" = create ]; then
+  mkdir -p {runc_root}/c1
+  sleep 1000 < /dev/null > /dev/null 2>&1 &
+  for hierarchy in $(awk '$9 ~ /^cgroup/ || $8 ~ /^cgroup/ {{print $5}}' /proc/self/mountinfo); do
+    mkdir -p $hierarchy{CGROUP}/c1 2> /dev/null && echo $! > $hierarchy{CGROUP}/c1/cgroup.procs
+  done
+  {then}
+  kill -9 $$
+fi
+"""
+
+
+@pytest.mark.parametrize("state", ["true", "rmdir"], ids=["with state", "without"])
+async def test_a_create_whose_runtime_is_killed_halfway_leaves_nothing(
+    start_shim: StartShim, state: str
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        halfway = _die_halfway(RUNC_ROOT, f"{state} {RUNC_ROOT}/c1")
+        assert await _outcome(shim.create("c1", options=shim.options(before=halfway))) != Status.OK
+        assert shim.leftovers() == [f"socket {shim.socket_path}", f"process {shim.pid}"]
+        await shim.run("c1")
+        await shim.end("c1")
+        await gone(shim, "c1")
+
+
+async def test_a_runtime_that_is_killed_at_any_moment_leaves_nothing(start_shim: StartShim) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        for milliseconds in range(2, 60, 3):
+            killed = f'[ "$verb" = create ] && exec timeout -s KILL 0.{milliseconds:03} runc "$@"'
+            options = shim.options(before=killed)
+            if await _outcome(shim.create("c1", options=options)) == Status.OK:
+                await shim.call("Delete", id="c1")
+            left = [f"socket {shim.socket_path}", f"process {shim.pid}"]
+            assert shim.leftovers() == left, f"killed after {milliseconds} ms"
+
+
 # -- the end of the shim ---------------------------------------------------------------------
 
 
@@ -521,6 +560,20 @@ async def test_a_create_that_outlives_its_shim_makes_nothing_that_stays(
             os.kill(shim.pid, signal.SIGKILL)
         assert shim.delete_verb("c1") < 5
         await anyio.sleep(0.8)
+        assert shim.leftovers() == []
+
+
+@pytest.mark.parametrize("state", ["true", "rmdir"], ids=["with state", "without"])
+async def test_a_runtime_and_its_shim_that_are_killed_halfway_leave_nothing(
+    start_shim: StartShim, state: str
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        # Its shim first, so that nobody but the verb finds what it has left.
+        halfway = _die_halfway(RUNC_ROOT, f"{state} {RUNC_ROOT}/c1; kill -9 {shim.pid}")
+        with suppress(ConnectionClosed):
+            await shim.create("c1", options=shim.options(before=halfway))
+        await shim.until_gone()
+        shim.delete_verb("c1")
         assert shim.leftovers() == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from typing import TYPE_CHECKING, Any, Final
@@ -12,6 +13,7 @@ import pytest
 from integration.patience import PATIENCE
 from tests.harness.runtime import is_alive
 from tests.harness.shim import content_of, gone
+from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +31,10 @@ LIFE: Final = ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
 # -- what children get ----------------------------------------------------------------------
 
 
+def _has_three(pid: int) -> bool:
+    return sorted(os.listdir(f"/proc/{pid}/fd")) == ["0", "1", "2"]
+
+
 async def test_a_container_has_no_descriptor_but_its_own_three(start_shim: StartShim) -> None:
     async with start_shim("c1", "sleep", "1000") as shim:
         environment = f"{shim.directory}/environment"
@@ -39,7 +45,8 @@ async def test_a_container_has_no_descriptor_but_its_own_three(start_shim: Start
         await shim.exec("c1", "e1", "sleep", "1000")
         exec_pid = (await shim.call("Start", id="c1", exec_id="e1")).pid
         for each in (pid, exec_pid):
-            assert sorted(os.listdir(f"/proc/{each}/fd")) == ["0", "1", "2"]
+            # runc has returned, and its child may have yet to become the program.
+            eventually(functools.partial(_has_three, each), f"{each} has its three alone")
         lines = content_of(environment).decode().splitlines()
         names = {line.partition("=")[0] for line in lines if "=" in line}
         assert names - {"PWD", "OLDPWD", "SHLVL", "_"} == {"PATH", "LANG"}
@@ -93,8 +100,9 @@ def _memory(shim: ShimByHand) -> int:
 async def test_execs_and_resizes_leave_no_descriptor_task_or_memory(
     start_shim: StartShim,
 ) -> None:
-    async with start_shim("c0", "sleep", "1000") as shim:
+    async with start_shim("c0", "sleep", "1000", debug=True) as shim:
         await shim.run("c0")
+        await shim.until_loaded("c0")
 
         async def execs(count: int) -> None:
             for number in range(count):
@@ -120,8 +128,9 @@ async def test_execs_and_resizes_leave_no_descriptor_task_or_memory(
 
 @pytest.mark.timeout(120)
 async def test_containers_leave_no_descriptor_task_or_memory(start_shim: StartShim) -> None:
-    async with start_shim("c0", "sleep", "1000") as shim:
+    async with start_shim("c0", "sleep", "1000", debug=True) as shim:
         await shim.run("c0")
+        await shim.until_loaded("c0")
         shim.bundle("c1", "true")
         stdout = shim.fifo("out")
 
@@ -145,9 +154,10 @@ async def test_containers_leave_no_descriptor_task_or_memory(start_shim: StartSh
 
 
 async def test_an_idle_shim_makes_no_system_call(start_shim: StartShim) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
+    async with start_shim("c1", "sleep", "1000", debug=True) as shim:
         await shim.run("c1")
         await shim.events.until("TaskStart")
+        await shim.until_loaded("c1")
         await anyio.sleep(0.5)
         trace = f"{shim.directory}/trace"
         argv = ["timeout", "3", "strace", "-f", "-qq", "-o", trace, "-p", str(shim.pid)]

@@ -87,6 +87,7 @@ class SandboxByHand:
     async def gone(self) -> None:
         """Shut it down, and see that the shim ends and nothing is left."""
         await self.call("ShutdownSandbox")
+        self.shim.client.close()  # as containerd does when it has the answer
         await self.shim.until_gone()
         assert self.leftovers() == []
 

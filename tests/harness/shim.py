@@ -70,6 +70,8 @@ class ShimByHand:
         self.environment = {"NVSHIM_FORK_SERVER": "0"}
         # Whether the shim itself sees a host that crun knows, so that crun needs no wrapper.
         self.for_crun = False
+        # Whether it tells its steps.
+        self.debug = False
         self._launcher = launcher
         self._bootstrap = bootstrap
         self._ids: list[str] = []
@@ -128,6 +130,13 @@ class ShimByHand:
         with open(path, "w", encoding="utf-8") as file:
             json.dump(spec, file)
 
+    def start_words(self, container_id: str) -> list[str]:
+        """The command line of ``start``."""
+        address = os.path.join(self.directory, "c.sock")
+        return verb_words(
+            self._launcher, "start", namespace=NAMESPACE, address=address, container_id=container_id
+        )
+
     def start_verb(self, container_id: str) -> str:
         """Call ``start`` in a bundle; returns the address that it answered."""
         address = os.path.join(self.directory, "c.sock")
@@ -140,9 +149,9 @@ class ShimByHand:
                 containerd_ttrpc_address=f"{address}.ttrpc",
             )
             stdin = params.SerializeToString()
-        argv = verb_words(
-            self._launcher, "start", namespace=NAMESPACE, address=address, container_id=container_id
-        )
+        argv = self.start_words(container_id)
+        if self.debug:
+            argv.insert(-1, "-debug")
         if self.for_crun and _has_second_cgroups():
             argv = [*_WITHOUT_SECOND_CGROUPS, *argv]
         done = execute_verb(
@@ -262,6 +271,19 @@ class ShimByHand:
         finally:
             os.close(fd)
 
+    async def until_loaded(self, container_id: str) -> None:
+        """Wait until it has loaded all that it may need, a second after its start.
+
+        Args:
+            container_id: the shim's first container. The shim was told to tell its steps.
+        """
+        assert self.debug
+        with anyio.fail_after(30 * PATIENCE):
+            lines: list[str] = []
+            while not any("all modules are loaded" in line for line in lines):
+                await anyio.sleep(0.05)
+                lines = await self.log_lines(container_id)
+
     def delete_verb(self, container_id: str) -> float:
         """Call ``delete`` as containerd does after a shim has died; returns how long it took."""
         bundle = os.path.join(self.directory, container_id)
@@ -334,6 +356,7 @@ async def shim_by_hand(
     environment: Mapping[str, str] | None = None,
     sandbox: bool = False,
     for_crun: bool = False,
+    debug: bool = False,
     **bundle: Any,
 ) -> AsyncIterator[ShimByHand]:
     """A shim that was started for a first container, or a sandbox, which is not created yet.
@@ -348,12 +371,14 @@ async def shim_by_hand(
         environment: further variables for the shim.
         sandbox: whether the first is a sandbox.
         for_crun: whether the shim's host is to be one that crun knows.
+        debug: whether it tells its steps.
         bundle: see :meth:`ShimByHand.bundle`.
     """
     # Not below pytest's directory: the paths of unix sockets are short.
     shim = ShimByHand(tempfile.mkdtemp(prefix="nvshim-"), launcher, bootstrap=bootstrap)
     shim.environment.update(environment or {})
     shim.for_crun = for_crun
+    shim.debug = debug
     try:
         async with anyio.create_task_group() as tasks:
             await tasks.start(shim.events.serve)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import multiprocessing
 import os
 import socket
@@ -207,16 +206,3 @@ def test_an_announcement_counts_while_its_container_may_come(
             os.utime(f"{path}.c1", (old, old), follow_symlinks=False)
         assert sockets.retire(path, own, regardless=why == "regardless")
     assert os.listdir(os.path.dirname(path)) == []
-
-
-def test_one_that_is_stopped_while_it_holds_the_lock_holds_up_nobody_for_long(path: str) -> None:
-    held = os.open(os.path.dirname(path), os.O_RDONLY)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        began = time.monotonic()
-        fd = sockets.listen(path)
-        assert fd is not None
-        os.close(fd)
-        assert time.monotonic() - began < 5
-    finally:
-        os.close(held)

@@ -18,6 +18,7 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 
 from api.proto import bootstrap_pb2, runc_options_pb2
 from shim.address import socket_name
+from tests.harness.stopped import stopped_after
 from tests.unit.verbs.program import INTERPRETER, NAME, Program
 
 if TYPE_CHECKING:
@@ -157,6 +158,33 @@ def test_the_socket_of_a_dead_shim_is_taken_over(program: Program) -> None:
     assert _accepts(_path_in(second.stdout))
 
 
+def test_no_start_takes_away_the_socket_of_another_that_came_while_it_was_stopped(
+    program: Program,
+) -> None:
+    pod = {"io.kubernetes.cri.sandbox-id": "pod"}
+    first, second = program.bundle("first", pod), program.bundle("second", pod)
+    dead = _path_in(program.start(first).stdout)
+    program.kill(first)
+    (first / "facts.json").unlink()
+    # It has seen that the socket is dead, and is about to replace it.
+    words = ["-namespace", "test", "-address", program.address, "-id", "first", "start"]
+    trace = str(program.directory / "trace")
+    argv = [str(program.path), *words]
+    with stopped_after("connect", argv, trace=trace, cwd=first) as stopped:
+        refused = program.start(second)
+        assert (refused.returncode, refused.stdout.split()[0]) == (1, b"NVSHIM-E1007")
+        assert b"is stopped or frozen" in refused.stdout
+        assert b"\n" not in refused.stdout
+        # Nobody else is held up.
+        other = program.bundle("other")
+        assert _accepts(_path_in(program.start(other).stdout))
+        assert stopped.go_on() == b"unix://" + os.fsencode(dead)
+    assert _accepts(dead)
+    assert program.start(second).stdout == b"unix://" + os.fsencode(dead)
+    assert program.facts(first)["arguments"]["socket_path"] == dead
+    assert not (second / "facts.json").exists()
+
+
 # -- what is left on disk ------------------------------------------------------------------------
 
 
@@ -211,6 +239,18 @@ def test_events_and_debug_follow_flags_and_parameters(
         program.address + expected[0],
         expected[1],
     )
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"), [("", "/run/events.sock"), ("/run/named.sock", "/run/named.sock")]
+)
+def test_where_events_go_is_what_the_parameters_say_or_else_the_environment(
+    program: Program, named: str, expected: str
+) -> None:
+    bundle = program.bundle("web-1")
+    stdin = _bootstrap(program, bundle, containerd_ttrpc_address=named)
+    program.start(bundle, stdin=stdin, environment={"TTRPC_ADDRESS": "/run/events.sock"})
+    assert program.facts(bundle)["arguments"]["ttrpc_address"] == expected
 
 
 def test_the_shim_has_the_listener_and_nothing_else_open(program: Program) -> None:

@@ -1,0 +1,193 @@
+"""A shim whose installation is gone: it has loaded all that it may be asked for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sysconfig
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from api import typeurl
+from api.proto import runtimeoptions_pb2
+from api.ttrpc import RemoteError, connect
+from shim.launcher import write_launcher
+from tests.harness.launcher import INTERPRETER, REPOSITORY, SITE
+from tests.harness.loggers import GOOD, loggers_directory
+from tests.harness.node import node_of
+from tests.harness.runtime import is_alive
+from tests.harness.sandbox import SandboxByHand
+from tests.harness.shim import shim_by_hand
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from integration.simulated import SimulatedNode
+    from tests.harness.loggers import Loggers
+    from tests.harness.shim import ShimByHand
+
+pytestmark = pytest.mark.anyio
+
+SLEEP = ("sleep", "1000")
+GPUS = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """An installation of its own, with all that is not the interpreter's."""
+    path = tmp_path / "tree"
+    for room in ("api", "hooks", "shim"):
+        shutil.copytree(f"{REPOSITORY}/{room}", path / "lib" / room)
+    shutil.copytree(SITE, path / "site")
+    write_launcher(
+        str(path / "containerd-shim-nvidia-v1"),
+        interpreter=INTERPRETER,
+        library_paths=[str(path / "lib"), str(path / "site")],
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def well_kept() -> Iterator[Loggers]:
+    with loggers_directory() as made:
+        yield made
+
+
+@contextmanager
+def _opens_nothing(pid: int, interpreters: str, trace: Path) -> Iterator[None]:
+    """Fails if a process opens a file of its interpreter meanwhile."""
+    argv = ["strace", "-f", "-qq", "-e", "trace=open,openat", "-e", "signal=none"]
+    with subprocess.Popen([*argv, "-p", str(pid), "-o", trace]) as strace:
+        try:
+            eventually(lambda: _tracer_of(pid) == strace.pid, "it is traced")
+            yield
+        finally:
+            strace.terminate()
+    with open(trace, encoding="utf-8") as file:
+        opened = [line for line in file if f'"{interpreters}' in line]
+    assert [line for line in opened if line.split()[0] == str(pid)] == []
+
+
+def _tracer_of(pid: int) -> int:
+    with open(f"/proc/{pid}/status", encoding="utf-8") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("TracerPid:"))
+
+
+async def _refused(shim: ShimByHand, method: str, **fields: Any) -> str:
+    with pytest.raises(RemoteError) as refused:
+        await shim.call(method, **fields)
+    assert "No module" not in str(refused.value)
+    return str(refused.value)
+
+
+async def _use_container(shim: ShimByHand, name: str) -> None:
+    """Make every request about a container that there is."""
+    out = os.path.join(shim.directory, f"{name}.out")
+    await shim.run(name, stdout=f"file://{out}", stderr=f"file://{out}")
+    await shim.call("State", id=name)
+    await shim.call("Connect", id=name)
+    await shim.call("Pids", id=name)
+    assert (await shim.call("Stats", id=name)).stats.value
+    limits = typeurl.pack_json({"pids": {"limit": 50}}, typeurl.LINUX_RESOURCES)
+    await shim.call("Update", id=name, resources=limits)
+    await shim.call("Pause", id=name)
+    await shim.call("Resume", id=name)
+    # CRIU may be there or not.
+    try:
+        await shim.call("Checkpoint", id=name, path=os.path.join(shim.directory, f"{name}.saved"))
+    except RemoteError as refused:
+        assert "No module" not in str(refused)  # noqa: PT017 - it may also succeed
+    odd = typeurl.pack_json({"args": 7, "env": 8}, typeurl.PROCESS)
+    await shim.call("Exec", id=name, exec_id="odd", spec=odd)
+    await _refused(shim, "Start", id=name, exec_id="odd")
+    await shim.exec(name, "e1", "cat", terminal=True, stdin=shim.fifo(f"{name}.in"))
+    await shim.call("Start", id=name, exec_id="e1")
+    await shim.call("ResizePty", id=name, exec_id="e1", width=80, height=24)
+    await shim.call("CloseIO", id=name, exec_id="e1", stdin=True)
+    await shim.call("Kill", id=name, exec_id="e1", signal=signal.SIGKILL)
+    await shim.call("Wait", id=name, exec_id="e1")
+    await shim.call("Delete", id=name, exec_id="e1")
+    await shim.end(name)
+
+
+async def _fail_in_every_way(shim: ShimByHand, name: str) -> None:
+    """Ask for what cannot be, and for what nobody has foreseen."""
+    for method in ("State", "Kill", "Delete", "Stats", "Pause"):
+        await _refused(shim, method, id="unknown")
+    nowhere = os.path.join(shim.directory, "nowhere")
+    await _refused(shim, "Create", id="unknown", bundle=nowhere)
+    options = typeurl.pack(runtimeoptions_pb2.Options(config_body=b"binary_name = ["))
+    bundle = os.path.join(shim.directory, name)
+    await _refused(shim, "Create", id=name, bundle=bundle, options=options)
+    broken = shim.options(before="exit 3")
+    assert "exit status 3" in await _refused(shim, "Create", id=name, bundle=bundle, options=broken)
+
+
+async def _use_loggers(shim: ShimByHand, name: str, well_kept: Loggers) -> None:
+    uri = well_kept.uri(GOOD)
+    await shim.run(name, stdout=uri, stderr=uri)
+    await shim.end(name)
+
+
+async def _use_sandbox(shim: ShimByHand) -> None:
+    pod = SandboxByHand(shim)
+    shim.sandbox_bundle("pod")
+    await pod.start(hostname="web-1")
+    assert await pod.state() == "SANDBOX_READY"
+    await pod.call("Platform")
+    await pod.call("PingSandbox")
+    await pod.call("StopSandbox")
+    await pod.call("WaitSandbox")
+    await pod.call("ShutdownSandbox")
+
+
+async def _do_all(shim: ShimByHand, first: str, well_kept: Loggers) -> None:
+    rootfs = f"{shim.directory}/{first}/rootfs"
+    await _use_container(shim, first)
+    for name in ("broken", "logged"):
+        shim.bundle(name, *SLEEP, rootfs=rootfs)
+    await _fail_in_every_way(shim, "broken")
+    await _use_loggers(shim, "logged", well_kept)
+    # An image of its own: what is injected into it is undone with its bundle alone.
+    shim.bundle("gpus", *SLEEP, env=GPUS)
+    gpus = await shim.run("gpus")
+    assert "nvidia0" in os.listdir(f"/proc/{gpus}/root/dev")
+    await shim.end("gpus")
+    lines = await shim.log_lines(first, signal.SIGUSR1)
+    assert [line for line in lines if "level=info msg=task" in line]
+    assert not [line for line in lines if "No module" in line]
+    await _use_sandbox(shim)
+    await shim.until_gone()
+
+
+async def test_a_shim_does_all_that_it_is_asked_when_its_tree_was_removed(
+    tree: Path, tmp_path: Path, two_gpus: SimulatedNode, well_kept: Loggers
+) -> None:
+    environment = {"NVSHIM_CONFIG": two_gpus.config_path}
+    launcher = str(tree / "containerd-shim-nvidia-v1")
+    async with shim_by_hand(launcher, "c1", *SLEEP, environment=environment, debug=True) as shim:
+        await shim.until_loaded("c1")
+        shutil.rmtree(tree)
+        with _opens_nothing(shim.pid, sysconfig.get_path("stdlib"), tmp_path / "trace"):
+            await _do_all(shim, "c1", well_kept)
+
+
+async def test_a_forked_shim_does_all_that_it_is_asked_when_its_tree_was_moved_away(
+    tree: Path, tmp_path: Path, two_gpus: SimulatedNode, well_kept: Loggers
+) -> None:
+    async with node_of(str(tree / "containerd-shim-nvidia-v1")) as node:
+        node.shims.environment["NVSHIM_CONFIG"] = two_gpus.config_path
+        await node.start("c1")
+        (server,) = node.servers()
+        node.shims.pid = await node.start("c2")
+        tree.rename(tmp_path / "elsewhere")
+        async with connect(node.sockets[-1]) as node.shims.client:
+            with _opens_nothing(node.shims.pid, sysconfig.get_path("stdlib"), tmp_path / "trace"):
+                await _do_all(node.shims, "c2", well_kept)
+        eventually(lambda: not is_alive(server), "the fork server ends, whose files are gone")

@@ -1,0 +1,44 @@
+"""A process with a pid of one's choice: what the kernel does by chance, when its numbers recur."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from tests.harness.runtime import is_alive
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# clone3(2) with set_tid, and no signal at the child's end but SIGCHLD.
+_MAKE: Final = """
+import ctypes, os, signal, sys
+pid = ctypes.c_int(int(sys.argv[1]))
+words = [0, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, ctypes.addressof(pid), 1, 0]
+arguments = (ctypes.c_uint64 * len(words))(*words)
+libc = ctypes.CDLL(None, use_errno=True)
+made = libc.syscall(435, ctypes.byref(arguments), ctypes.sizeof(arguments))
+if made == 0:
+    os.execv("/bin/sleep", ["sleep", "1000"])
+if made < 0:
+    sys.exit(os.strerror(ctypes.get_errno()))
+os.waitpid(made, 0)
+"""
+
+
+@contextmanager
+def process_with(pid: int) -> Iterator[None]:
+    """A process of that pid, which nobody has now, until the block ends."""
+    with subprocess.Popen([sys.executable, "-ISc", _MAKE, str(pid)]) as maker:
+        try:
+            eventually(lambda: is_alive(pid), f"process {pid} is another one")
+            yield
+        finally:
+            # Its maker has not waited for it, so it is still the one.
+            if maker.poll() is None:
+                os.kill(pid, signal.SIGKILL)
