@@ -73,7 +73,7 @@ async def run(context: Context) -> None:
             tasks.start_soon(_look_again, board, sampler)
             tasks.start_soon(_read_log, context, teller)
     finally:
-        board.post(sampler=Unsampled(), unwatched={}, let_go="")
+        board.post(sampler=Unsampled(), unwatched={}, lost={}, let_go="")
         for fault in ("monitor.events", _KERNEL_LOG, _LET_GO, _SAMPLES):
             board.fault(fault, "")
 
