@@ -5,7 +5,8 @@ Rules
   path appears. So nothing is looked at every so often.
 - What is heard is a reason to look; whoever waits looks once more after each new watch, since what
   has happened before it was not heard.
-- Without inotify (its limits are used up) one looks after a while.
+- Without inotify (its limits are used up) one looks every moment: a kubelet that restarts does not
+  wait.
 
 Source: inotify(7).
 """
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Directory", "socket_identity"]
 
 _LONGEST: Final = 1 << 16
-_UNHEARD: Final = 5.0
+_UNHEARD: Final = 0.25
 
 # Events come in swarms, which are one reason to look.
 _SWARM: Final = 0.05
@@ -39,7 +40,7 @@ class Directory:
 
     Args:
         path: of it; it need not be there.
-        quiet: seconds without a change, after one, until it is told of.
+        quiet: seconds without a change, after one, until it is told of; 0 to be told at once.
     """
 
     def __init__(self, path: str, *, quiet: float = _SWARM) -> None:
@@ -68,9 +69,8 @@ class Directory:
             return
         await anyio.wait_readable(self._watch)
         begun = anyio.current_time()
-        heard = True
-        while heard and anyio.current_time() - begun < _LONGEST_SWARM:
-            self._drain()
+        heard = self._drain()
+        while self._quiet and heard and anyio.current_time() - begun < _LONGEST_SWARM:
             await anyio.sleep(self._quiet)
             heard = self._drain()
 

@@ -20,7 +20,6 @@ from integration.node.parts import Context, Options
 from integration.node.plugin.serving import Serving, Work
 from integration.node.plugin.serving_errors import CdiDeviceUnwritten
 from integration.node.plugin.values import Device, Resource
-from integration.node.plugin.watching import socket_identity
 from tests.harness.kubelet_plugins import KubeletPlugins, Plugin
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ class World:
         self.faults: dict[str, str] = {}
 
     async def round(self, *resources: Resource) -> None:
-        await self.serving.round(resources, socket_identity(self.kubelet.socket))
+        await self.serving.round(resources)
 
     async def until(self, look: Callable[[], Any], *resources: Resource) -> None:
         """Go round until something is so."""
