@@ -99,12 +99,13 @@ async def _let_go(context: Context) -> None:
             context.say("info", "NVML is asked again")
             board.want_look()
 
-    try:
-        await letting_go.follow(context.config.state, told)
-    except OSError as error:
-        line = f"{context.config.state} is not watched: {error.strerror}"
-        context.say("warning", line)
+    def deaf(why: str) -> None:
+        line = f"{context.config.state} is not watched: {why}" if why else ""
+        if line and board.faults.get(_LET_GO) != line:
+            context.say("warning", line)
         board.fault(_LET_GO, line)
+
+    await letting_go.follow(context.config.state, told, deaf)
 
 
 async def _read_log(context: Context, teller: Teller) -> None:

@@ -13,13 +13,13 @@ Source: inotify(7).
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 from typing import TYPE_CHECKING, Final, Self
 
 import anyio
 
+from integration.node import inotify
 from shim import syscalls
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Directory", "socket_identity"]
 
-_LONGEST: Final = 1 << 16
 _UNHEARD: Final = 0.25
 
 # Events come in swarms, which are one reason to look.
@@ -76,11 +75,10 @@ class Directory:
 
     def _drain(self) -> bool:
         """Take what was told; whether there was anything."""
-        heard = False
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._watch, _LONGEST):
-                heard = True
-        return heard
+        events = inotify.drain(self._watch)
+        if any(event.ends for event in events):  # what is there now may have the same number
+            self._watched = None
+        return bool(events)
 
     def listen(self) -> None:
         """Begin to hear, so that :meth:`change` tells of what happens from now on."""
