@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -176,6 +177,10 @@ def test_a_gpu_falls_off_the_bus_under_a_container_and_comes_back(
     assert it.nvshim("health", "list")[0] == 1
 
 
+def is_heard_again(it: Agent, times: int) -> bool:
+    return len(it.said("events of it are heard again")) == times
+
+
 @pytest.mark.parametrize("fault", ["", "nvmlDeviceRegisterEvents=error:3"])
 def test_a_lost_gpu_is_taken_back_and_given_again_though_nobody_asks(
     node: SimulatedNode, tmp_path: Path, fault: str
@@ -190,11 +195,13 @@ def test_a_lost_gpu_is_taken_back_and_given_again_though_nobody_asks(
     with KubeletPlugins(directory) as kubelet, agent(node, tmp_path, *options) as it:
         it.nvml("faults", fault)
         kubelet.wait_for(RESOURCE, 2)
-        for _ in range(2):
+        for n in range(2):
             it.nvml("faults", f"{fault} gpu0=error:15")
             assert kubelet.wait_for(RESOURCE, 1) == {other}
             it.nvml("faults", fault)
             assert kubelet.wait_for(RESOURCE, 2) == {lost, other}
+            if not fault:
+                eventually(partial(is_heard_again, it, n + 1), "again")
         assert not [line for line in it.lines() if "XID" in line["event"]]
 
 

@@ -15,6 +15,7 @@ Rules
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -87,7 +88,7 @@ class Watch:
     ) -> None:
         self._board, self._children, self._tell, self._say = board, children, tell, say
         self._to_answer, self._beat, self._retry = to_answer, beat, _RETRY
-        self._lost_at = 0.0
+        self._said_lost = math.inf  # when the child did so last
 
     async def keep(self) -> None:
         """Keep a child as long as there is something to watch, until cancelled."""
@@ -123,6 +124,7 @@ class Watch:
         """
         failed: list[ChildFailed] = []
         child = self._children.start(EVENTS, library_of(seen), self._beat)
+        self._said_lost = math.inf
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._until_other, seen, tasks.cancel_scope)
@@ -148,7 +150,7 @@ class Watch:
         version = self._board.version("sample")
         while True:
             sample = self._board.sample
-            if sample is not None and sample.when > self._lost_at:
+            if sample is not None and sample.when > self._said_lost:
                 there = {gpu.uuid for gpu in sample.gpus if not gpu.lost}
                 if not there.isdisjoint(self._board.lost):
                     break
@@ -163,7 +165,7 @@ class Watch:
             patience = self._beat + self._to_answer + _LATE
             said = words.parse(line)
             if "lost" in said:
-                self._lost_at = _now()
+                self._said_lost = _now()
                 self._board.post(lost=lost_of(said, seen))
             elif "watching" in said:
                 unwatched = failures_of(said, seen)
