@@ -5,8 +5,14 @@ and ends when there are no more::
 
     {"driver": …, "gpus": [{"index": …, "uuid": …, …}, …], "notes": [WHAT WENT WRONG, …]}
 
-with all of a GPU in NVML's own units, and null for what it does not say. The agent checks it and
-turns it into a :class:`~integration.node.monitor.values.Sample` (:mod:`.samples`).
+with all of a GPU in NVML's own units, and null for what it does not say; "missing" of a GPU has why
+it does not. Before that it says ``{"beat": 1}`` now and then, as long as one question after the
+other is answered: so a driver that is slow is told from one that hangs. The agent checks the answer
+and turns it into a :class:`~integration.node.monitor.values.Sample` (:mod:`.samples`).
+
+GPUs are asked at the same time, which NVML allows: a slow driver may take 0.1 s for each of some
+hundred questions. NVML takes no notice of a GPU that comes back, so after one was lost it is begun
+anew.
 
 In MIG mode NVML tells a GPU's processes with the instance that each is in, if it is asked of the
 GPU by somebody who may know them all; otherwise each MIG device is asked for its own.
@@ -17,6 +23,7 @@ Source: the NVML API, "Device Queries"; NVIDIA's MIG user guide, "Monitoring MIG
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +32,7 @@ if TYPE_CHECKING:
 
 # nvmlReturn_t, for which older pynvml have no names. Of the first set: the GPU is no more. Of the
 # second: it has no such thing, or no sample of it yet; drivers have more than one word for that.
-_LOST = frozenset({15, 16})
+LOST = frozenset({15, 16})
 _ABSENT = frozenset({2, 3, 4, 6, 13, 21, 25, 26})
 _NOT_FOUND = 6
 
@@ -33,9 +40,26 @@ _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
 _SM_CLOCK, _MEMORY_CLOCK, _TEMPERATURE = 1, 2, 0
 _MIG_ENABLED = 1
 
-# Processes of one GPU that are told of, and calls that failed.
+# Questions whose answer is a number, or a tuple of them; and what else they are asked with.
+_NUMBERS = (
+    ("power", "nvmlDeviceGetPowerUsage"),
+    ("energy", "nvmlDeviceGetTotalEnergyConsumption"),
+    ("temperature", "nvmlDeviceGetTemperature", _TEMPERATURE),
+    ("sm_clock", "nvmlDeviceGetClockInfo", _SM_CLOCK),
+    ("memory_clock", "nvmlDeviceGetClockInfo", _MEMORY_CLOCK),
+    ("ecc_corrected", "nvmlDeviceGetTotalEccErrors", _CORRECTED, _VOLATILE),
+    ("ecc_uncorrected", "nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
+    ("rows", "nvmlDeviceGetRemappedRows"),
+)
+
+# GPUs, MIG devices of one and processes of one that are told of, and calls that failed.
+_MOST_GPUS = 256
+_MOST_DEVICES = 64
 _MOST = 4096
 _NOTES = 32
+
+_AT_ONCE = 16  # GPUs
+_BEAT = 0.2
 
 # A process's use is of this period at most, in microseconds.
 _PERIOD = 2_000_000
@@ -52,10 +76,16 @@ def answer(nvml: Any, say: Callable[[dict[str, Any]], None]) -> None:
         NVMLError: NVML does not answer at all.
     """
     nvml.nvmlInit()
-    asker = Asker(nvml)
+    asker = Asker(nvml, lambda: say({"beat": 1}))
     say({"ready": asker.driver()})
+    lost = False
     for _ in sys.stdin:
-        say(asker.all())
+        if lost:
+            nvml.nvmlShutdown()
+            nvml.nvmlInit()
+        told = asker.all()
+        say(told)
+        lost = any("lost" in gpu for gpu in told["gpus"])
 
 
 class Asker:
@@ -63,69 +93,127 @@ class Asker:
 
     Args:
         nvml: the module pynvml.
+        beat: called now and then while questions are answered.
     """
 
-    def __init__(self, nvml: Any) -> None:
-        self._nvml = nvml
-        self._notes: list[str] = []
-        # Questions that a GPU has answered, and those to which it said that it could not.
-        self._answers, self._failures = 0, 0
+    def __init__(self, nvml: Any, beat: Callable[[], None] = lambda: None) -> None:
+        self._nvml, self._beat = nvml, beat
 
     def driver(self) -> str:
         """The version that NVML is of."""
-        return _text(self._nvml.nvmlSystemGetDriverVersion())
+        return text(self._nvml.nvmlSystemGetDriverVersion())
 
     def all(self) -> dict[str, Any]:
         """What is to be said of all GPUs."""
-        nvml, self._notes = self._nvml, []
-        gpus = []
-        for index in range(nvml.nvmlDeviceGetCount()):
-            gpu: dict[str, Any] = {"index": index, "uuid": ""}
-            self._answers = self._failures = 0
-            try:
-                handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                gpu["uuid"] = _text(nvml.nvmlDeviceGetUUID(handle))
-                gpu.update(self._gpu(handle))
-            except nvml.NVMLError as error:
-                gpu["lost"] = str(error)
-            if self._failures and not self._answers:
-                gpu.setdefault("lost", "it answers no question")
-            gpus.append(gpu)
-        return {"driver": self.driver(), "gpus": gpus, "notes": self._notes}
+        count = min(self._nvml.nvmlDeviceGetCount(), _MOST_GPUS)
+        gpus = [_Gpu(self._nvml, index) for index in range(count)]
+        failed: list[Exception] = []
+        workers = _begin(gpus, failed)
+        answered = 0
+        for worker in workers:
+            while worker.is_alive():
+                worker.join(_BEAT)
+                before, answered = answered, sum(gpu.answered for gpu in gpus)
+                if answered != before:
+                    self._beat()
+        if failed:
+            raise failed[0]
+        notes = dict.fromkeys(note for gpu in gpus for note in gpu.notes)
+        told = [gpu.told for gpu in gpus]
+        return {"driver": self.driver(), "gpus": told, "notes": [*notes][:_NOTES]}
 
-    def _gpu(self, handle: Any) -> dict[str, Any]:
-        """All of one GPU.
+
+def _begin(gpus: list[_Gpu], failed: list[Exception]) -> list[threading.Thread]:
+    """Ask several GPUs at the same time.
+
+    Args:
+        gpus: all that are to be asked.
+        failed: takes what went wrong otherwise than NVML has a word for.
+    """
+    left = iter(gpus)
+
+    def work() -> None:
+        try:
+            for gpu in left:
+                gpu.ask()
+        except Exception as error:  # noqa: BLE001 - it is raised where all are waited for
+            failed.append(error)
+
+    workers = [threading.Thread(target=work, daemon=True) for _ in range(min(len(gpus), _AT_ONCE))]
+    for worker in workers:
+        worker.start()
+    return workers
+
+
+class _Gpu:
+    """One GPU, and what it says.
+
+    Args:
+        nvml: the module pynvml.
+        index: its number.
+
+    Attributes:
+        told: what it has said.
+        notes: what went wrong.
+        answered: how many questions have an answer, be it an error.
+    """
+
+    def __init__(self, nvml: Any, index: int) -> None:
+        self._nvml, self._index = nvml, index
+        self.told: dict[str, Any] = {"index": index, "uuid": ""}
+        self.notes: list[str] = []
+        self.answered = 0
+        # Questions that it answered, and those to which it said that it could not.
+        self._values = self._failures = 0
+        self._why = ""  # the last question has no value
+
+    def ask(self) -> None:
+        """Ask it everything."""
+        nvml, told = self._nvml, self.told
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(self._index)
+            told["uuid"] = text(nvml.nvmlDeviceGetUUID(handle))
+            self._ask_all(handle)
+        except nvml.NVMLError as error:
+            told["lost"] = str(error)
+        if self._failures and not self._values:
+            told.setdefault("lost", "it answers no question")
+
+    def _ask_all(self, handle: Any) -> None:
+        """Ask everything of a GPU that is there.
 
         Raises:
             NVMLError: it is lost.
         """
-        ask = self._ask
+        ask, told = self._ask, self.told
+        missing: dict[str, str] = {}
+
+        def put(name: str, value: Any) -> None:
+            told[name] = value
+            if value is None and self._why:
+                missing[name] = self._why
+
+        put("memory", self._memory(handle))
         rates = ask("nvmlDeviceGetUtilizationRates", handle)
-        encoder = ask("nvmlDeviceGetEncoderUtilization", handle)
-        decoder = ask("nvmlDeviceGetDecoderUtilization", handle)
+        put("utilisation", None if rates is None else [rates.gpu, rates.memory])
+        for name, question in (
+            ("encoder", "nvmlDeviceGetEncoderUtilization"),
+            ("decoder", "nvmlDeviceGetDecoderUtilization"),
+        ):
+            used = ask(question, handle)
+            put(name, None if used is None else used[0])
+        for name, question, *more in _NUMBERS:
+            put(name, ask(question, handle, *more))
         throttle = ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
         if throttle is None:
             throttle = ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
+        put("throttle", throttle)
         mode = ask("nvmlDeviceGetMigMode", handle)
         devices = self._mig(handle) if mode is not None and mode[0] == _MIG_ENABLED else []
-        return {
-            "memory": self._memory(handle),
-            "utilisation": None if rates is None else [rates.gpu, rates.memory],
-            "encoder": None if encoder is None else encoder[0],
-            "decoder": None if decoder is None else decoder[0],
-            "power": ask("nvmlDeviceGetPowerUsage", handle),
-            "energy": ask("nvmlDeviceGetTotalEnergyConsumption", handle),
-            "temperature": ask("nvmlDeviceGetTemperature", handle, _TEMPERATURE),
-            "sm_clock": ask("nvmlDeviceGetClockInfo", handle, _SM_CLOCK),
-            "memory_clock": ask("nvmlDeviceGetClockInfo", handle, _MEMORY_CLOCK),
-            "ecc_corrected": ask("nvmlDeviceGetTotalEccErrors", handle, _CORRECTED, _VOLATILE),
-            "ecc_uncorrected": ask("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _VOLATILE),
-            "rows": ask("nvmlDeviceGetRemappedRows", handle),
-            "throttle": throttle,
-            "mig": [device for _, device in devices],
-            "processes": self._processes(handle, [each for each, _ in devices]),
-            "use": self._use(handle),
-        }
+        told["mig"] = [device for _, device in devices]
+        told["processes"] = self._processes(handle, [each for each, _ in devices])
+        told["use"] = self._use(handle)
+        told["missing"] = missing
 
     def _memory(self, handle: Any) -> list[int] | None:
         """All of it, and what is in use; the newer question leaves out what the driver keeps."""
@@ -139,7 +227,8 @@ class Asker:
 
     def _mig(self, handle: Any) -> list[tuple[Any, dict[str, Any]]]:
         devices = []
-        for index in range(self._ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+        count = self._ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0
+        for index in range(min(count, _MOST_DEVICES)):
             device = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
             if device is None:  # a place for a device that was not made
                 continue
@@ -147,7 +236,7 @@ class Asker:
             if uuid is None:
                 continue
             told = {
-                "uuid": _text(uuid),
+                "uuid": text(uuid),
                 "gi": self._ask("nvmlDeviceGetGpuInstanceId", device),
                 "ci": self._ask("nvmlDeviceGetComputeInstanceId", device),
                 "memory": self._memory(device),
@@ -192,6 +281,8 @@ class Asker:
         except nvml.NVMLError as error:
             # Success, if pynvml has found none to begin with.
             return [] if error.value in {0, _NOT_FOUND} else None
+        finally:
+            self.answered += 1
         newest: dict[int, Any] = {}
         for sample in samples[:_MOST]:
             if sample.pid not in newest or sample.timeStamp > newest[sample.pid].timeStamp:
@@ -209,27 +300,34 @@ class Asker:
         """
         call = getattr(self._nvml, name, None)
         if call is None:
+            self._why = "pynvml does not know it"
             return None
+        self._why = ""
         try:
             answer = call(*arguments)
         except self._nvml.NVMLError as error:
-            if error.value in _LOST:
+            if error.value in LOST:
                 raise
+            self._why = str(error)
             if error.value not in _ABSENT:
                 self._failures += 1
                 self._note(f"{name}: {error}")
             return None
         except MemoryError:
-            self._note(f"{name}: more than there is memory for")
+            self._why = "more than there is memory for"
+            self._note(f"{name}: {self._why}")
             return None
-        self._answers += 1
+        finally:
+            self.answered += 1
+        self._values += 1
         return answer
 
     def _note(self, line: str) -> None:
-        if len(self._notes) < _NOTES and line not in self._notes:
-            self._notes.append(line)
+        line = f"{self.told['uuid']}: {line}"
+        if len(self.notes) < _NOTES and line not in self.notes:
+            self.notes.append(line)
 
 
-def _text(value: Any) -> str:
+def text(value: Any) -> str:
     """A string of NVML: pynvml gives bytes or str, depending on its release."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
