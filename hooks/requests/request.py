@@ -8,8 +8,8 @@ for, and likewise which of other vendors' by CDI name. A GPU of NVIDIA's that a 
 ============================================  ===========  ==================================
 place                                         origin       form
 ============================================  ===========  ==================================
-annotations ``cdi.k8s.io/…`` (the prefixes    annotations  CDI names
-are configured), by name
+annotations ``cdi.k8s.io/…`` (the prefixes    annotations  CDI names, in full: the default kind
+are configured), by name                                   is not for them
 mounts of /dev/null on                        mounts       a name; or ``cdi/VENDOR/CLASS/NAME``,
 /var/run/nvidia-container-devices/NAME                     ``cdi/VENDOR/CLASS=NAME``, ``imex/0``
 (if accept-mounts)

@@ -12,6 +12,7 @@ import pytest
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.kubelet_plugins import KubeletPlugins, NotEnough
 from tests.harness.node_agent import NodeAgent
+from tests.harness.nvshim import nvshim
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
@@ -140,6 +141,26 @@ def test_settings_change_while_the_kubelet_watches_and_bad_ones_change_nothing(
         with pytest.raises(grpc.RpcError, match="NVSHIM-E2704"):
             kubelet.allocate(SHARED, 2, pod="three")
         assert len(kubelet.given(SHARED)) == 3
+
+
+def test_devices_by_mounts_are_said_not_to_be_believed_until_the_shim_is_told(
+    agent: NodeAgent, kubelet: KubeletPlugins
+) -> None:
+    word = "nvshim config set requests.accept-mounts true"
+    agent.configure(flags={"plugin": {"deviceListStrategy": ["volume-mounts"]}})
+    kubelet.start()
+    with agent:
+        kubelet.wait_for(GPU, 2)
+        eventually(lambda: any(word in line for line in agent.faults()), "its status has it")
+        assert [line for line in agent.said() if word in line["event"]], "its log has it"
+        told = nvshim("doctor", "--only", "D105", "--config", agent.node.config_path, check=False)
+        assert word in told.stdout
+    nvshim("config", "set", "requests.accept-mounts", "true", "--config", agent.node.config_path)
+    with agent:
+        kubelet.wait_for(GPU, 2)
+        mounts = kubelet.allocate(GPU, 1, pod="one").mounts
+        assert mounts[0].container_path.startswith("/var/run/nvidia-container-devices/GPU-")
+        assert not [line for line in agent.faults() if word in line]
 
 
 def test_resources_come_and_go_without_a_word_to_the_others(
