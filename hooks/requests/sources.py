@@ -95,13 +95,13 @@ def in_annotations(spec: Mapping[str, Any], config: Config) -> Said | None:
 
 
 def _cdi_names(value: str) -> list[str]:
-    """The items of an annotation, from the first that says its kind.
+    """The items of an annotation, from the first that has a kind, or a part of one.
 
-    What has no kind is no CDI name ("1", "all"), and neither NVIDIA's runtime nor an engine gives
+    What has none is no CDI name ("1", "all"), and neither NVIDIA's runtime nor an engine gives
     anything by it.
     """
     items = items_of(value)
-    while items and "=" not in items[0]:
+    while items and "=" not in items[0] and "/" not in items[0]:
         del items[0]
     return items
 

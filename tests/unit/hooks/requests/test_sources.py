@@ -162,7 +162,7 @@ def test_annotations_are_read_by_name_and_name_kinds() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["1", "all", "none", "void", "0-3", "GPU-8EF4", "1:0", "x/y", " 1 , all ", ",1"]
+    "value", ["1", "all", "none", "void", "0-3", "GPU-8EF4", "1:0", " 1 , all ", ",1"]
 )
 @pytest.mark.parametrize("default_kind", ["nvidia.com/gpu", "amd.com/gpu"])
 def test_annotation_without_a_kind_gives_nothing_and_takes_nothing(
@@ -403,7 +403,7 @@ def test_misshapen_part_is_a_typed_error(part: dict[str, Any]) -> None:
 
 
 def test_error_says_where_the_name_stands() -> None:
-    with pytest.raises(MalformedDevice, match=r"cdi\.k8s\.io/plugin=x/y="):
-        read(annotations={CDI: "x/y="})
+    with pytest.raises(MalformedDevice, match=r"cdi\.k8s\.io/plugin=x/y"):
+        read(annotations={CDI: "x/y"})
     with pytest.raises(MalformedDevice, match="mounts below /var/run"):
         read(mounts=["x/y"])
