@@ -211,12 +211,12 @@ def test_a_gpu_that_was_exchanged_is_said_to_be_gone_once(tmp_path: Path) -> Non
             eventually(lambda: it.states() == ["healthy", "healthy"], "both are known")
         gone, new = node.scenario.gpus[1].uuid, "GPU-11111111-2222-4333-8444-555555555555"
         other = Scenario.parse({"gpus": 2, "model": "h100", "gpu": [{"index": 1, "uuid": new}]})
-        node = node.change(other)
-        with agent(node, tmp_path, *options) as it:
+        changed = node.change(other)
+        with agent(changed, tmp_path, *options) as it:
             eventually(lambda: len(it.states()) == 3, "the new one is known as well")
             (line,) = it.said("a device is unhealthy")
             assert (line["device"], line["level"]) == (gone, "error")
-        with agent(node, tmp_path, *options) as it:
+        with agent(changed, tmp_path, *options) as it:
             eventually(lambda: it.listed() == ["healthy", "healthy"], "it has begun again")
             assert it.said("a device is unhealthy") == []
 
