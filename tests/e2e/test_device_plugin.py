@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from typing import TYPE_CHECKING, Final
@@ -161,6 +162,25 @@ def test_devices_by_mounts_are_said_not_to_be_believed_until_the_shim_is_told(
         mounts = kubelet.allocate(GPU, 1, pod="one").mounts
         assert mounts[0].container_path.startswith("/var/run/nvidia-container-devices/GPU-")
         assert not [line for line in agent.faults() if word in line]
+
+
+def test_an_engine_is_told_of_no_file_of_a_capability_that_may_not_be_had(
+    agent: NodeAgent, kubelet: KubeletPlugins, tmp_path: Path
+) -> None:
+    with open(agent.node.config_path, "a", encoding="utf-8") as file:
+        file.write('[policy]\nsupported-driver-capabilities = ["compute", "utility"]\n')
+    kubelet.start()
+    with agent:
+        kubelet.wait_for(GPU, 2)
+    with open(tmp_path / "cdi/k8s.device-plugin.nvidia.com-gpu.json", encoding="utf-8") as file:
+        by_engine = json.load(file)["containerEdits"]["mounts"]
+    # The shim gives the same to a container that asks for all that there is.
+    env = ["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all"]
+    (tmp_path / "config.json").write_text(json.dumps({"process": {"env": env}}))
+    words = ("explain", str(tmp_path / "config.json"), "-o", "json")
+    told = nvshim(*words, "--config", agent.node.config_path).document
+    by_shim = told["record"]["edits"]["mounts"]
+    assert {each["hostPath"] for each in by_engine} == {each["source"] for each in by_shim}
 
 
 def test_resources_come_and_go_without_a_word_to_the_others(
