@@ -313,7 +313,7 @@ class _Case:
         if origin == Origin.MOUNTS:
             free = not container.kubernetes or container.privileged
             return free or mounts_are_believed(self._config) or self._environment
-        return origin == Origin.ANNOTATIONS or self._environment
+        return origin in {Origin.ANNOTATIONS, Origin.SPEC} or self._environment
 
     def _may_have_devices(self, believed: bool) -> bool:  # noqa: FBT001 - says who is asking
         match self._request.devices:

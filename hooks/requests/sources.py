@@ -48,6 +48,7 @@ class Origin:
     MOUNTS: Final = "mounts"  # whoever wrote the pod's volumes: a device plugin
     ANNOTATIONS: Final = "annotations"  # the kubelet, or whoever may annotate a container
     DOCKER: Final = "docker"  # a person, by --gpus
+    SPEC: Final = "spec"  # whoever made it has given these devices: an engine, by CDI
 
 
 class Said:

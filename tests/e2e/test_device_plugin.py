@@ -164,19 +164,20 @@ def test_devices_by_mounts_are_said_not_to_be_believed_until_the_shim_is_told(
         assert not [line for line in agent.faults() if word in line]
 
 
-def test_an_engine_is_told_of_no_file_of_a_capability_that_may_not_be_had(
-    agent: NodeAgent, kubelet: KubeletPlugins, tmp_path: Path
+@pytest.mark.parametrize("supported", [[], ["utility"]])
+def test_an_engine_gives_the_files_that_the_shim_gives(
+    agent: NodeAgent, kubelet: KubeletPlugins, tmp_path: Path, supported: list[str]
 ) -> None:
-    with open(agent.node.config_path, "a", encoding="utf-8") as file:
-        file.write('[policy]\nsupported-driver-capabilities = ["compute", "utility"]\n')
+    if supported:
+        with open(agent.node.config_path, "a", encoding="utf-8") as file:
+            file.write(f"[policy]\nsupported-driver-capabilities = {json.dumps(supported)}\n")
     kubelet.start()
     with agent:
         kubelet.wait_for(GPU, 2)
     with open(tmp_path / "cdi/k8s.device-plugin.nvidia.com-gpu.json", encoding="utf-8") as file:
         by_engine = json.load(file)["containerEdits"]["mounts"]
-    # The shim gives the same to a container that asks for all that there is.
-    env = ["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all"]
-    (tmp_path / "config.json").write_text(json.dumps({"process": {"env": env}}))
+    spec = {"process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"]}}
+    (tmp_path / "config.json").write_text(json.dumps(spec))
     words = ("explain", str(tmp_path / "config.json"), "-o", "json")
     told = nvshim(*words, "--config", agent.node.config_path).document
     by_shim = told["record"]["edits"]["mounts"]
