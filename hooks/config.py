@@ -23,7 +23,7 @@ One TOML file, read when a container asks for a GPU or names a logger::
     [requests]               # where hooks.requests.request looks for what is asked
     swarm-resources = []     # variables that come before NVIDIA_VISIBLE_DEVICES
     annotation-prefixes = ["cdi.k8s.io/"]
-    accept-mounts = true     # /dev/null on /var/run/nvidia-container-devices/DEVICE
+    accept-mounts = "auto"   # /dev/null on /var/run/nvidia-container-devices/DEVICE; or true, false
     default-kind = "nvidia.com/gpu"  # of devices that are named without one
 
     [policy]                 # hooks.requests.policy has the rules
@@ -157,7 +157,8 @@ class Config:
         char_links: whether missing links in ``dev/char`` are made for the nodes that are given.
         swarm_resources: names of variables that name devices as NVIDIA_VISIBLE_DEVICES does.
         annotation_prefixes: annotations whose names begin so hold CDI names.
-        accept_mounts: whether mounts of /dev/null may name devices.
+        accept_mounts: whether mounts of /dev/null may name devices; "auto" for everywhere but in
+            unprivileged containers of pods, whose author can make them by a hostPath.
         default_kind: the CDI kind of a device that is named without one.
         mode: whose word is a grant, of :class:`Mode`.
         denied: what becomes of a container that may not have what it asks, of :class:`Denied`.
@@ -206,7 +207,7 @@ class Config:
     char_links: bool = True
     swarm_resources: tuple[str, ...] = ()
     annotation_prefixes: tuple[str, ...] = ("cdi.k8s.io/",)
-    accept_mounts: bool = True
+    accept_mounts: bool | str = values.LOOK
     default_kind: str = "nvidia.com/gpu"
     mode: str = Mode.DEFAULT
     denied: str = Denied.START
@@ -423,7 +424,11 @@ TABLES: Final[dict[str, dict[str, tuple[str, Callable[[object], object], str]]]]
             values.texts_like(values.PREFIX),
             'a list of prefixes ("cdi.k8s.io/")',
         ),
-        "accept-mounts": ("accept_mounts", values.yes_or_no, "true or false"),
+        "accept-mounts": (
+            "accept_mounts",
+            values.yes_no_or_look,
+            f'true, false or "{values.LOOK}"',
+        ),
         "default-kind": (
             "default_kind",
             values.text_like(values.KIND),

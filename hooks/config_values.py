@@ -26,6 +26,11 @@ def path(value: object) -> str | None:
 LOOK: Final = "auto"
 
 
+def yes_no_or_look(value: object) -> bool | str | None:
+    """Whether something is done, or that it depends."""
+    return value if isinstance(value, bool) or value == LOOK else None
+
+
 def path_or_look(value: object) -> str | None:
     """An absolute path, or the word for finding it by looking."""
     return LOOK if value == LOOK else path(value)

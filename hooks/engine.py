@@ -47,6 +47,7 @@ from hooks.errors import (
     NoGpus,
     UnknownDevice,
 )
+from hooks.holding import held_by_nodes
 from hooks.image.compat import Compat, find_compat, host_of, with_compat
 from hooks.image.layout import read_layout, unseen_layout
 from hooks.image.placement import Placed, as_staged, place, place_inside, stage_beside
@@ -69,7 +70,7 @@ from hooks.prepared import Prepared, key_of
 from hooks.record import make_denial, make_record, process_edits
 from hooks.requests import policy
 from hooks.requests.exclusions import refuse_excluded
-from hooks.requests.request import Void, read_request
+from hooks.requests.request import Void, read_more, read_request
 from hooks.requests.requirements import check_requirements
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ __all__ = [
     "load_inventory",
     "make_nodes",
     "module_commands",
+    "more_of_listed",
     "needs_inventory",
     "placement_key",
     "prepare",
@@ -186,6 +188,31 @@ def make_nodes(
     """
     made = make_missing(config, inventory, request.capabilities)
     return (look_again(config, inventory) if made.made or made.found else inventory), made
+
+
+def more_of_listed(spec: Mapping[str, Any], inventory: Inventory) -> Request | None:
+    """What a container asks for beside the devices that its spec has already.
+
+    Args:
+        spec: config.json, decoded.
+        inventory: what the node has.
+
+    Returns:
+        The request; None if nobody can say which devices these are, as of a privileged container.
+
+    Raises:
+        MalformedSpec: a part of the spec has the wrong shape.
+        RequestError: what is asked cannot be understood, or may not be had.
+        InventoryError: the node does not have it.
+    """
+    who = policy.read_container(spec)
+    nodes = (spec.get("linux") or {}).get("devices") or []
+    held = held_by_nodes([str(node.get("path")) for node in nodes], inventory)
+    if who.privileged or who.sandbox or not held:
+        return None
+    request = read_more(spec, held)
+    decide(request, inventory)
+    return request
 
 
 placement_key = key_of

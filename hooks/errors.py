@@ -121,10 +121,14 @@ class DriverChanged(InventoryError):
 
 
 class RequestError(NvshimError):
-    """Something about what the container asks for."""
+    """Something about what the container asks for.
+
+    containerd 1 ends our line with the words for its status, behind what is to be done. There,
+    "invalid argument" reads as if it were said of the remedy.
+    """
 
     code = "NVSHIM-E0200"
-    status = Status.INVALID_ARGUMENT
+    status = Status.FAILED_PRECONDITION
 
 
 class MalformedDevice(RequestError):

@@ -19,12 +19,28 @@ if TYPE_CHECKING:
     from hooks.node.gpus import Gpu
     from hooks.node.inventory import Inventory
 
-__all__ = ["held_by_nodes", "held_by_record", "id_of"]
+__all__ = ["gpus_of", "held_by_nodes", "held_by_record", "id_of"]
 
 
 def id_of(gpu: Gpu) -> str:
     """What a GPU goes by: its UUID, or its PCI address if it has none."""
     return gpu.uuid or gpu.bus_id
+
+
+def gpus_of(devices: Iterable[str], inventory: Inventory | None) -> tuple[str, ...]:
+    """The GPUs that devices are, or are parts of; those that the node does not have are left out.
+
+    Args:
+        devices: what GPUs and MIG devices go by.
+        inventory: what the node has; None if that is not known.
+    """
+    if inventory is None:
+        return ()
+    gpus = {gpu.index: id_of(gpu) for gpu in inventory.gpus}
+    known = {gpu: gpu for gpu in gpus.values()}
+    known |= {device.uuid: gpus.get(device.gpu, "") for device in inventory.mig_devices}
+    found = (known.get(device, "") for device in devices)
+    return tuple(dict.fromkeys(gpu for gpu in found if gpu))
 
 
 def held_by_nodes(paths: Iterable[str], inventory: Inventory) -> dict[str, str]:

@@ -10,7 +10,7 @@ import json
 import os
 import time
 
-from hooks.requests.glance import find_places, lists_nodes, may_ask
+from hooks.requests.glance import find_places, lists_nodes, may_ask, may_want_more
 from shim import bundle as bundle_files
 from shim.errors import NvshimError, ProgramNotFound, ProgramTimeout
 from shim.spawn import run
@@ -235,7 +235,7 @@ class Injector:
         if not may_ask(spec, places):
             if places.failure:
                 self._log.warning("the configuration may name more places", why=places.failure)
-            return None
+            return await self._ask_more(spec) if may_want_more(spec) else None
         # Everything below costs a container without GPU nothing, not even an import.
         from hooks import engine  # noqa: PLC0415
         from hooks.config import load_config  # noqa: PLC0415
@@ -262,6 +262,25 @@ class Injector:
             asked.inventory, asked.made = engine.make_nodes(verdict.allowed, inventory, config)
             if config.holders != "any" or config.holders_of:
                 await self._claim(spec, asked)
+        return asked
+
+    async def _ask_more(self, spec: dict[str, Any]) -> _Asked | None:
+        """What is asked beside the devices that somebody else has given by the spec."""
+        from hooks import engine  # noqa: PLC0415 - see _ask
+        from hooks.config import load_config  # noqa: PLC0415 - likewise
+
+        try:
+            config = load_config()
+            inventory = engine.load_inventory(config) or await self._take_inventory(config)
+            request = engine.more_of_listed(spec, inventory)
+            if request is None:
+                return None
+            asked = _Asked(config, engine.judge(spec, request, config))
+            asked.inventory, asked.made = engine.make_nodes(request, inventory, config)
+        except NvshimError as error:  # what it has been given it keeps
+            container = os.path.basename(self._bundle)
+            self._log.warning("it gets what its spec has", container=container, why=str(error))
+            return None
         return asked
 
     async def _claim_listed(self, spec: dict[str, Any]) -> None:

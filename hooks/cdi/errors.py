@@ -48,7 +48,6 @@ class CdiNameMalformed(CdiError):
     """A device's name is not ``vendor/class=name``. Raised by :func:`names.parse`."""
 
     code = "NVSHIM-E0603"
-    status = Status.INVALID_ARGUMENT
 
 
 class CdiDeviceUnknown(CdiError):
@@ -58,7 +57,6 @@ class CdiDeviceUnknown(CdiError):
     """
 
     code = "NVSHIM-E0604"
-    status = Status.INVALID_ARGUMENT
 
 
 class CdiDeviceConflict(CdiError):

@@ -38,6 +38,7 @@ __all__ = [
     "is_nvidia_hook",
     "lists_nodes",
     "may_ask",
+    "may_want_more",
 ]
 
 MOUNTS: Final = "/var/run/nvidia-container-devices"
@@ -53,6 +54,9 @@ CUDA_VERSION: Final = "CUDA_VERSION"
 REQUIRE_CUDA: Final = "NVIDIA_REQUIRE_CUDA"
 AMD_DEVICES: Final = "AMD_VISIBLE_DEVICES"
 INTEL_DEVICES: Final = "INTEL_VISIBLE_DEVICES"
+CAPABILITIES: Final = "NVIDIA_DRIVER_CAPABILITIES"
+USUAL: Final = frozenset({"", "compute", "utility"})
+"""Words of it that name no more than what a container gets that does not set it."""
 _VARIABLES: Final = frozenset({DEVICES, CUDA_VERSION, REQUIRE_CUDA, AMD_DEVICES, INTEL_DEVICES})
 NOTHING: Final = frozenset({"", "void"})
 """Values that ask for nothing; most often it is these that one meets."""
@@ -120,6 +124,26 @@ def lists_nodes(spec: Mapping[str, Any]) -> bool:
         return any(node["path"].startswith(_NODES) for node in spec["linux"].get("devices") or ())
     except (AttributeError, KeyError, TypeError):
         return False
+
+
+def may_want_more(spec: Mapping[str, Any]) -> bool:
+    """Whether a container that has GPUs by its spec already names more driver capabilities.
+
+    The CDI specs of our device plugin have the files of the usual capabilities alone, since an
+    engine gives all that a spec has to every image. What an image names beyond them we add.
+
+    Args:
+        spec: config.json, decoded, of a container that may not ask for devices.
+    """
+    named = ""
+    try:
+        for entry in spec["process"].get("env") or ():
+            name, _, value = entry.partition("=")
+            if name == CAPABILITIES:
+                named = value
+    except (AttributeError, KeyError, TypeError):
+        return False
+    return not USUAL.issuperset(word.strip() for word in named.split(",")) and lists_nodes(spec)
 
 
 def _asks_in_environment(environment: Any, more: tuple[str, ...]) -> bool:

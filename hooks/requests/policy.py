@@ -1,9 +1,9 @@
 """Who may have what: a request, and who makes it, become the request that is allowed.
 
-A request is a wish; what makes it a grant is who says so. Mounts, annotations and CDI names are
-put there by whoever starts the container (a kubelet's device plugin, an operator), and Docker's
-``--gpus`` by a person. The environment is the word of whoever wrote it, and that may be the
-image: nobody can tell the two apart once the spec is made. So it is believed or not by the mode:
+A request is a wish; what makes it a grant is who says so. Annotations and CDI names are put there
+by whoever starts the container (a kubelet's device plugin, an operator), and Docker's ``--gpus``
+by a person. The environment is the word of whoever wrote it, and that may be the image: nobody
+can tell the two apart once the spec is made. So it is believed or not by the mode:
 
 ============  =================  ==================  ==========================================
 mode          outside of         privileged in       unprivileged in Kubernetes
@@ -19,9 +19,12 @@ strict        no                 no                  no
 Rules
 - In a trusted namespace the environment is believed, whatever the mode: the operator said so.
 - A list is believed as a whole or not at all; one author wrote it.
-- What follows the GPUs (numbered IMEX channels, GDS, MOFED, GDRCOPY) is granted with GPUs, or by
-  whom is believed anyway: device plugins ask for it by variables. Every IMEX channel, and
-  NVSwitch, none of them asks for so: these need a word that is believed.
+- Mounts of /dev/null are made by a device plugin, and by the author of a pod with a volume of type
+  hostPath as well. So of an unprivileged container of a pod they are believed only if the operator
+  has set ``accept-mounts = true``, or where the environment is believed, too.
+- What variables alone ask for beside the GPUs (IMEX channels, GDS, MOFED, GDRCOPY, NVSwitch) needs
+  an environment that is believed, though another has given the GPUs. In the default mode, what
+  device plugins ask for by variables comes with GPUs: GDS, MOFED, GDRCOPY and IMEX channel 0.
 - Management devices, which are all there are, need a word that is believed and, in Kubernetes, a
   privileged container or a trusted namespace (mode ``nvidia`` asks neither).
 - Steering MIG needs a privileged container, everywhere, or is an error, as with NVIDIA's runtime.
@@ -69,7 +72,14 @@ if TYPE_CHECKING:
 
     from hooks.config import Config
 
-__all__ = ["Container", "Verdict", "has_user_namespace", "judge", "read_container"]
+__all__ = [
+    "Container",
+    "Verdict",
+    "has_user_namespace",
+    "judge",
+    "mounts_are_believed",
+    "read_container",
+]
 
 
 @value
@@ -198,6 +208,17 @@ def _part(table: Mapping[str, Any], name: str, kind: type) -> Any:
     return value
 
 
+def mounts_are_believed(config: Config) -> bool:
+    """Whether mounts of /dev/null give devices to unprivileged containers of pods, too.
+
+    Args:
+        config: the policy.
+    """
+    return config.accept_mounts is True or (
+        config.mode == Mode.NVIDIA and config.accept_mounts is not False
+    )
+
+
 def judge(request: Request, container: Container, config: Config) -> Verdict:
     """What of a request is allowed.
 
@@ -232,6 +253,10 @@ _NOTHING_OF_NVIDIA: Final[dict[str, Any]] = {
     "imex_channels": (),
     "only_variables": frozenset(),
 }
+_OF_PLUGINS: Final = frozenset({Feature.GDS, Feature.MOFED, Feature.GDRCOPY})
+"""What device plugins ask for by variables, with the GPUs that they give."""
+_CHANNELS_OF_PLUGINS: Final = (0,)
+"""The only channel that their configuration may name (``imex.channelIDs``)."""
 _STEERING_MIG: Final = frozenset({Feature.MIG_CONFIG, Feature.MIG_MONITOR})
 _DO: Final = (
     "ask the kubelet for the GPU (a device plugin names its UUID), or let [policy] believe this "
@@ -264,12 +289,12 @@ class _Case:
         believed = self._believes(request.origin)
         changes: dict[str, Any] = {}
         if not self._may_have_devices(believed):
-            self._deny(_asked(request))
+            self._deny(_asked(request), _WHY.get(request.origin, ""))
             changes |= _NOTHING_OF_NVIDIA
         else:
             changes |= self._beside_devices(believed)
         if request.cdi_devices and not self._believes(request.cdi_origin):
-            self._deny(", ".join(request.cdi_devices))
+            self._deny(", ".join(request.cdi_devices), _WHY.get(request.cdi_origin, ""))
             changes["cdi_devices"] = ()
         for name, variable in _OTHER_VENDORS.items():
             if getattr(request, name) and not self._environment:
@@ -281,22 +306,28 @@ class _Case:
         return _changed(allowed, capabilities=self._capabilities(request.capabilities))
 
     def _believes(self, origin: str) -> bool:
+        container = self._container
         if origin == Origin.DOCKER:
             # Docker starts no containers of pods: there, a hook of NVIDIA's is in every spec.
-            return not self._container.kubernetes or self._environment
-        return origin in {Origin.MOUNTS, Origin.ANNOTATIONS} or self._environment
+            return not container.kubernetes or self._environment
+        if origin == Origin.MOUNTS:
+            free = not container.kubernetes or container.privileged
+            return free or mounts_are_believed(self._config) or self._environment
+        return origin in {Origin.ANNOTATIONS, Origin.SPEC} or self._environment
 
     def _may_have_devices(self, believed: bool) -> bool:  # noqa: FBT001 - says who is asking
         match self._request.devices:
             case Void():
                 return True
             case NoDevices():
-                return believed or self._config.mode == Mode.DEFAULT
+                return believed or self._may_say_uuids()
             case AllDevices():
                 return believed
             case NamedDevices(names):
-                by_uuid = self._config.mode == Mode.DEFAULT and all(map(_is_whole_uuid, names))
-                return believed or by_uuid
+                return believed or (self._may_say_uuids() and all(map(_is_whole_uuid, names)))
+
+    def _may_say_uuids(self) -> bool:
+        return self._config.mode == Mode.DEFAULT and self._request.origin != Origin.MOUNTS
 
     def _beside_devices(self, believed: bool) -> dict[str, Any]:  # noqa: FBT001 - as above
         """What of the features and channels may be had, if the devices may."""
@@ -331,17 +362,25 @@ class _Case:
         channels: tuple[int, ...] | None,
         believed: bool,  # noqa: FBT001 - as above
     ) -> tuple[frozenset[str], tuple[int, ...] | None]:
-        """What is left if only the environment asks, and that is not believed."""
+        """What is left of what only the environment asks for, which is not believed."""
 
         def only_environment(what: str) -> bool:
             return not believed or what in self._request.only_variables
 
-        if Feature.NVSWITCH in features and only_environment(Feature.NVSWITCH):
-            self._deny(Feature.NVSWITCH)
-            features -= {Feature.NVSWITCH}
-        if channels is None and only_environment(IMEX):
-            self._deny("every IMEX channel")
-            channels = ()
+        # Device plugins speak by variables, too, and only the default mode believes them.
+        listens = self._config.mode == Mode.DEFAULT
+        may_follow = _OF_PLUGINS if listens else frozenset()
+        for feature in sorted(features & (_OF_PLUGINS | {Feature.NVSWITCH}) - may_follow):
+            if only_environment(feature):
+                self._deny(feature)
+                features -= {feature}
+        if channels != () and only_environment(IMEX):
+            if channels is None:
+                self._deny("every IMEX channel")
+                channels = ()
+            elif not (listens and channels == _CHANNELS_OF_PLUGINS):
+                self._deny("IMEX channels other than 0" if listens else "IMEX channels")
+                channels = ()
         return features, channels
 
     def _may_manage(self, believed: bool) -> bool:  # noqa: FBT001 - as above
@@ -375,6 +414,10 @@ class _Case:
         self.denials.append(one_line(f"{what}: {why or unbelieved}"))
 
 
+_WHY: Final = {
+    Origin.MOUNTS: "the author of a pod can make such mounts, and accept-mounts does not say that "
+    "they are believed in unprivileged containers of pods"
+}
 _NOT_MANAGER: Final = "in a pod they are for privileged containers and trusted namespaces"
 _OTHER_VENDORS: Final = {
     "amd_devices": "AMD_VISIBLE_DEVICES",

@@ -8,8 +8,8 @@ for, and likewise which of other vendors' by CDI name. A GPU of NVIDIA's that a 
 ============================================  ===========  ==================================
 place                                         origin       form
 ============================================  ===========  ==================================
-annotations ``cdi.k8s.io/…`` (the prefixes    annotations  CDI names
-are configured), by name
+annotations ``cdi.k8s.io/…`` (the prefixes    annotations  CDI names, in full: the default kind
+are configured), by name                                   is not for them
 mounts of /dev/null on                        mounts       a name; or ``cdi/VENDOR/CLASS/NAME``,
 /var/run/nvidia-container-devices/NAME                     ``cdi/VENDOR/CLASS=NAME``, ``imex/0``
 (if accept-mounts)
@@ -59,7 +59,15 @@ why: docs/architecture.md, "Requests".
 from __future__ import annotations
 
 from hooks.errors import UnknownCapability
-from hooks.requests.glance import AMD_DEVICES, CUDA_VERSION, INTEL_DEVICES, NOTHING
+from hooks.requests.glance import (
+    AMD_DEVICES,
+    CUDA_VERSION,
+    INTEL_DEVICES,
+    NOTHING,
+)
+from hooks.requests.glance import (
+    CAPABILITIES as _CAPABILITIES,
+)
 from hooks.requests.names import (
     AllDevices,
     DeviceName,
@@ -76,7 +84,7 @@ from hooks.requests.names import (
     Value,
     Void,
 )
-from hooks.requests.naming import items_of, parse_channels
+from hooks.requests.naming import items_of, parse_channels, parse_names
 from hooks.requests.request_errors import MalformedMigAccess
 from hooks.requests.sources import (
     Origin,
@@ -91,7 +99,7 @@ from hooks.requests.sources import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from typing import Any, Final
 
     from hooks.config import Config
@@ -118,6 +126,7 @@ __all__ = [
     "Request",
     "Void",
     "parse_capabilities",
+    "read_more",
     "read_request",
 ]
 
@@ -248,7 +257,6 @@ class Request(Value):
         return self.wants_driver or others or self.hooked
 
 
-_CAPABILITIES: Final = "NVIDIA_DRIVER_CAPABILITIES"
 _DISABLE_REQUIRE: Final = "NVIDIA_DISABLE_REQUIRE"
 _IMEX_CHANNELS: Final = "NVIDIA_IMEX_CHANNELS"
 _REQUIRE: Final = "NVIDIA_REQUIRE_"
@@ -317,6 +325,30 @@ def read_request(spec: Mapping[str, Any], config: Config | None = None) -> Reque
     if nvidia is None or not nvidia.names.of_nvidia:
         return request
     return _with_all_of_nvidia(request, nvidia.names, variables)
+
+
+def read_more(spec: Mapping[str, Any], held: Iterable[str]) -> Request:
+    """What a container asks for beside the devices that its spec has already.
+
+    Args:
+        spec: config.json, decoded. It is not changed.
+        held: what those devices go by (:mod:`hooks.holding`).
+
+    Returns:
+        A request of these devices, with the driver capabilities that the container names.
+
+    Raises:
+        MalformedSpec: a part of the spec has the wrong shape.
+        RequestError: what is asked cannot be understood.
+    """
+    named = variables_of(spec).get(_CAPABILITIES, "")
+    source = f"nodes that the spec lists, {_CAPABILITIES}={named}"
+    return Request(
+        parse_names(held, asked=source).devices,
+        parse_capabilities(named),
+        origin=Origin.SPEC,
+        source=source,
+    )
 
 
 def _is_nvidia_gpu(cdi_device: str) -> bool:

@@ -48,6 +48,7 @@ class Origin:
     MOUNTS: Final = "mounts"  # whoever wrote the pod's volumes: a device plugin
     ANNOTATIONS: Final = "annotations"  # the kubelet, or whoever may annotate a container
     DOCKER: Final = "docker"  # a person, by --gpus
+    SPEC: Final = "spec"  # whoever made it has given these devices: an engine, by CDI
 
 
 class Said:
@@ -86,12 +87,24 @@ def in_annotations(spec: Mapping[str, Any], config: Config) -> Said | None:
     chosen = sorted(name for name in annotations if name.startswith(config.annotation_prefixes))
     if not all(isinstance(annotations[name], str) for name in chosen):
         raise _misshapen("annotations", "an object of strings")
-    items = [item for name in chosen for item in items_of(annotations[name])]
+    items = [item for name in chosen for item in _cdi_names(annotations[name])]
     if not items:
         return None
     source = " ".join(f"{name}={annotations[name]}" for name in chosen)
     names = parse_names(items, asked=source, default_kind=config.default_kind)
     return Said(names, Origin.ANNOTATIONS, source)
+
+
+def _cdi_names(value: str) -> list[str]:
+    """The items of an annotation, from the first that has a kind, or a part of one.
+
+    What has none is no CDI name ("1", "all"), and neither NVIDIA's runtime nor an engine gives
+    anything by it.
+    """
+    items = items_of(value)
+    while items and "=" not in items[0] and "/" not in items[0]:
+        del items[0]
+    return items
 
 
 def in_mounts(spec: Mapping[str, Any], config: Config) -> Said | None:

@@ -64,8 +64,9 @@ def command(
     nothing of it is run, and NVML is not asked.
 
     \b
-    Keys of -o json: container, record (what nvidia.json of its bundle has), nothing (why nothing
-    was injected), differences (each with path, kind, before, after), notes, configuration.
+    Keys of -o json: container, record (what nvidia.json of its bundle has), given (what it has by
+    another than the shim: devices, nodes, unknown), nothing (why nothing was injected),
+    differences (each with path, kind, before, after), notes, configuration.
     """
     from integration.inspection import explaining  # noqa: PLC0415 - after the options
     from integration.inspection.processes import all_containers  # noqa: PLC0415

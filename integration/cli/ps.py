@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from api.errors import NvshimError
 from integration.cli.list import title_of
 from integration.cli.options import located, with_output
 from integration.cli.output import Column, Format, Output, plain
@@ -62,8 +63,13 @@ _COLUMNS: Final = (
 
 @click.command("ps")
 @with_output
+@click.option(
+    "--config", "config_path", metavar="FILE", type=click.Path(dir_okay=False),
+    help="The configuration; by default that of this node. Without one that can be read, records"
+    " alone tell who has which GPU.",
+)  # fmt: skip
 @located
-def command(output: Output, *, states: tuple[str, ...], proc: str) -> None:
+def command(output: Output, *, config_path: str | None, states: tuple[str, ...], proc: str) -> None:
     r"""List the running shims, the fork servers, and the spares that these keep.
 
     A process is listed for what it holds and not for its name, so nothing else is, whatever it
@@ -76,9 +82,15 @@ def command(output: Output, *, states: tuple[str, ...], proc: str) -> None:
     uss_bytes), version, tree, current, warm, age_seconds, containerd, socket,
     bundle (null of a shim that has outlived it).
     """
-    from integration.inspection.processes import list_processes  # noqa: PLC0415 - after the options
+    from hooks.config import load_config  # noqa: PLC0415 - after the options
+    from integration.inspection.processes import list_processes  # noqa: PLC0415
 
-    rows = list_processes(states, proc)
+    try:
+        config = load_config(config_path)
+    except NvshimError as error:
+        config = None
+        click.echo(str(error), err=True)
+    rows = list_processes(states, proc, config)
     if output.form is Format.TABLE:
         rows = [
             {

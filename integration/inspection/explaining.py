@@ -2,9 +2,11 @@
 
 Of a running container the story is that of its record, and the difference is between the
 config.json that containerd wrote, which is kept beside the record, and the one that the low-level
-runtime got. For a config.json nothing is run, mounted, written or made. So NVML is not asked:
-what it said is used if an inventory of it is kept and still true; otherwise procfs tells of the
-GPUs, and MIG devices are unknown. The image is looked at if it is mounted where the spec says.
+runtime got. One for which the shim was not asked has no record: what it has is told by its spec
+(:mod:`integration.inspection.given`). For a config.json nothing is run, mounted, written or made.
+So NVML is not asked: what it said is used if an inventory of it is kept and still true; otherwise
+procfs tells of the GPUs, and MIG devices are unknown. The image is looked at if it is mounted where
+the spec says.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from hooks.requests.request import read_request
 from hooks.story import tell
 from integration.inspection.differences import differences, tell_differences
 from integration.inspection.errors import ContainerAmbiguous, ContainerUnknown
+from integration.inspection.given import given_in, given_to
 from shim import bundle as bundle_files
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from integration.inspection.bundles import Container
     from integration.inspection.differences import Difference
+    from integration.inspection.given import Given
 
 __all__ = ["Explanation", "explain_container", "explain_spec", "find_container", "read_spec"]
 
@@ -51,6 +55,7 @@ class Explanation:
         config: the configuration that it goes by; None for a running container, which has had
             its own.
         container: which runs; None for a config.json.
+        given: what it has of NVIDIA's devices by another than the shim; None for nothing.
     """
 
     record: dict[str, Any]
@@ -59,6 +64,7 @@ class Explanation:
     notes: tuple[str, ...] = ()
     config: Config | None = None
     container: Container | None = None
+    given: Given | None = None
 
     def to_json(self, *, diff: bool = True) -> dict[str, Any]:
         """Plain values; the keys are an interface.
@@ -71,6 +77,7 @@ class Explanation:
         return {
             "container": self.container.to_json() if self.container else None,
             "record": self.record or None,
+            "given": self.given.to_json() if self.given else None,
             "nothing": self.nothing or None,
             "differences": None if shown is None else [each.to_json() for each in shown],
             "notes": list(self.notes),
@@ -91,6 +98,8 @@ class Explanation:
             what = f"{one.title} ({one.id} in {one.namespace})"
             lines += _titled("container", [what, *([] if one.pid else ["it does not run"])])
         lines += _titled("note", self.notes)
+        if self.given is not None:
+            lines += _titled("given", self.given.lines())
         if self.nothing:
             lines += _titled("request", [f"{self.nothing}: the spec stays as it is"])
         story = "".join(f"{line}\n" for line in lines) + _story(self.record)
@@ -184,25 +193,34 @@ def explain_container(container: Container, config: Config) -> Explanation:
         BundleUnusable: its bundle is gone, or is not what we wrote.
     """
     if container.record is None:
-        return Explanation({}, *_why_nothing(container, config), container=container)
+        given = given_to(container, config)
+        why = _why_nothing(container, config, given)
+        return Explanation({}, *why, container=container, given=given)
     record = dict(container.record)
     before = container.spec_before()
     after = container.spec()
+    given = None
     if before is None and "edits" not in record:
         before = after  # denied: the spec was left as it was
+        given = given_to(container, config)
     found = None if before is None else tuple(differences(before, after))
     notes = () if found is not None else ("its spec as it was before is not kept",)
-    return Explanation(record, "", found, notes, container=container)
+    return Explanation(record, "", found, notes, container=container, given=given)
 
 
 def _why_nothing(
-    container: Container, config: Config
+    container: Container, config: Config, given: Given | None
 ) -> tuple[str, tuple[Difference, ...], tuple[str, ...]]:
     request = read_request(container.spec(), config)
     if not request.wants_injection:
-        return f"nothing is asked{_by(request.source)}", (), ()
+        return _nothing_asked(given, request.source), (), ()
     note = "it asks for devices, but no shim of ours has made it: there is no record in its bundle"
     return "nothing was injected", (), (note,)
+
+
+def _nothing_asked(given: Given | None, source: str) -> str:
+    more = " more" if given is not None else ""
+    return f"nothing{more} is asked{_by(source)}"
 
 
 def _by(source: str) -> str:
@@ -231,8 +249,9 @@ def explain_spec(
         notes = ("this spec was edited already; explain the container by its id to see how",)
     request = read_request(spec, config)
     if not request.wants_injection:
-        nothing = f"nothing is asked{_by(request.source)}"
-        return Explanation({}, nothing, (), notes, config)
+        given = given_in(spec, config)
+        nothing = _nothing_asked(given, request.source)
+        return Explanation({}, nothing, (), notes, config, given=given)
     verdict = engine.judge(spec, request, config)
     allowed = verdict.allowed
     inventory = survey(config) if engine.needs_inventory(allowed, config) else None

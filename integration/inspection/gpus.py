@@ -1,8 +1,8 @@
 """The node's GPUs and MIG devices, and which containers have them.
 
 Rules
-- A container has what its record says that it was given, for as long as its init process runs.
-  What it got by a foreign CDI spec is told by the nodes that it was given.
+- A container has what :mod:`integration.inspection.holding` finds, whoever gave it, for as long as
+  its init process runs. Other vendors' GPUs are told by the nodes in its record or its spec.
 - A GPU that a container has and that the node has no more is listed too, with a fault.
 - A Tegra machine and WSL2 are one GPU each: their drivers count none.
 - Health is what the node agent thinks of a device; null where none watches it. A fault is what a
@@ -20,9 +20,11 @@ from hooks import platforms
 from hooks.config import Platform
 from hooks.edits.plan import NVIDIA
 from hooks.errors import DriverNotFound
+from hooks.holding import id_of
 from hooks.node.witness import read_text
 from hooks.platforms import tegra, wsl
 from hooks.vendors import amd, intel
+from integration.inspection.holding import Holders, nodes_of
 from integration.inspection.records import entries, strings
 from integration.inventory import look_at_node
 
@@ -84,7 +86,7 @@ def list_gpus(
         DriverNotFound: there is no driver, and no GPU that needs none.
         DriverMismatch: its files are not of the loaded kernel module's version.
     """
-    running = [each for each in containers or () if each.pid and each.record]
+    running = [each for each in containers or () if each.pid]
     known = health or {}
     rows = [
         {**row, **_health(known.get(row["uuid"]))}
@@ -122,15 +124,20 @@ def gpu_rows(
 
     Args:
         inventory: what the node has.
-        config: where sysfs is.
-        containers: those that run and have a record.
+        config: where sysfs, and what we keep, is.
+        containers: those that run.
     """
     running = list(containers)
+    holders = Holders(config, inventory)
+    held: dict[str, list[dict[str, Any]]] = {}
+    for container in running:
+        for device in holders.devices_of(container):
+            held.setdefault(device, []).append(container.to_json())
     rows = []
     for gpu in inventory.gpus:
-        rows.append(_gpu_row(gpu, inventory, config, running))
+        rows.append(_gpu_row(gpu, inventory, config, held))
         rows += [
-            _mig_row(device, gpu, rows[-1], inventory, running)
+            _mig_row(device, gpu, rows[-1], inventory, held)
             for device in inventory.mig_devices
             if device.gpu == gpu.index
         ]
@@ -152,9 +159,8 @@ def _of_other_vendors(config: Config) -> list[VendorGpu]:
 
 
 def _gpu_row(
-    gpu: Gpu, inventory: Inventory, config: Config, running: list[Container]
+    gpu: Gpu, inventory: Inventory, config: Config, held: Mapping[str, list[dict[str, Any]]]
 ) -> dict[str, Any]:
-    of_mig = {d.uuid for d in inventory.mig_devices if d.gpu == gpu.index}
     return {
         "kind": "gpu",
         "vendor": NVIDIA,
@@ -172,12 +178,8 @@ def _gpu_row(
         "health_reason": None,
         "fault": gpu.lost or inventory.nodes.faults.get(gpu.path),
         "excluded": gpu.excluded,
-        "containers": [
-            c.to_json()
-            for c in running
-            if _has(c.record, gpu.uuid, gpu.path, unless=of_mig)
-        ],
-    }  # fmt: skip
+        "containers": held.get(id_of(gpu), []),
+    }
 
 
 def _mig_row(
@@ -185,10 +187,9 @@ def _mig_row(
     gpu: Gpu,
     parent: Mapping[str, Any],
     inventory: Inventory,
-    running: list[Container],
+    held: Mapping[str, list[dict[str, Any]]],
 ) -> dict[str, Any]:
     faults = [inventory.nodes.faults.get(path) for path in device.paths]
-    own = device.paths[-1] if device.paths else ""  # that of its compute instance
     return {
         **parent,
         "kind": "mig",
@@ -199,7 +200,7 @@ def _mig_row(
         "mig_mode": None,
         "memory_bytes": None,
         "fault": next((fault for fault in faults if fault), parent["fault"]),
-        "containers": [c.to_json() for c in running if _has(c.record, device.uuid, own)],
+        "containers": held.get(device.uuid, []),
     }
 
 
@@ -214,7 +215,7 @@ def _vendor_row(gpu: VendorGpu, config: Config, running: list[Container]) -> dic
         "minor": gpu.device.minors.get(node) if node else None,
         "numa_node": _numa_node(config, gpu.address),
         "excluded": gpu.address in config.excluded_gpus,
-        "containers": [c.to_json() for c in running if _has(c.record, "", f"/dev/dri/{node}")],
+        "containers": [c.to_json() for c in running if node and f"/dev/dri/{node}" in _nodes(c)],
     }
 
 
@@ -262,23 +263,11 @@ def _granted(record: Mapping[str, Any] | None) -> list[tuple[str, Mapping[str, A
     ]
 
 
-def _has(
-    record: Mapping[str, Any] | None, uuid: str, path: str, unless: Iterable[str] = ()
-) -> bool:
-    """Whether a container has a device.
-
-    Args:
-        record: the container's.
-        uuid: the device's; "" for none.
-        path: of its node in the container; "" for none.
-        unless: devices of which each brings that node as well.
-    """
-    granted = {entry["uuid"] for _, entry in _granted(record)}
-    if uuid and uuid in granted:
-        return True
-    if not path or not granted.isdisjoint(unless):
-        return False
-    return any(device.get("path") == path for device in entries(record, "edits", "devices"))
+def _nodes(container: Container) -> list[str]:
+    """The paths of the nodes that a container was given."""
+    if container.record:
+        return [str(node.get("path")) for node in entries(container.record, "edits", "devices")]
+    return nodes_of(container)
 
 
 def _numa_node(config: Config, address: str) -> int | None:

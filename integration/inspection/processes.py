@@ -40,6 +40,7 @@ from integration.inspection.bundles import (
     state_directories,
 )
 from integration.inspection.errors import StateUnreadable
+from integration.inspection.holding import Holders, inventory_for
 from integration.inspection.procfs import Procfs
 from integration.inspection.records import entries, strings
 from shim.detach import PROGRAM
@@ -47,6 +48,7 @@ from shim.detach import PROGRAM
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from hooks.config import Config
     from integration.inspection.bundles import Container
     from integration.inspection.procfs import Status
 
@@ -461,12 +463,15 @@ def is_current(tree: Tree) -> bool | None:
     return os.path.realpath(current) == os.path.realpath(tree.path)
 
 
-def list_processes(asked: Iterable[str], proc: str = "/proc") -> list[dict[str, Any]]:
+def list_processes(
+    asked: Iterable[str], proc: str = "/proc", config: Config | None = None
+) -> list[dict[str, Any]]:
     """What ``nvshim ps`` says.
 
     Args:
         asked: as for :func:`all_containers`.
         proc: where procfs is.
+        config: where the node's devices are; None if that is not known, and then records tell.
 
     Returns:
         An object for each process; the keys are an interface.
@@ -481,20 +486,26 @@ def list_processes(asked: Iterable[str], proc: str = "/proc") -> list[dict[str, 
         if named:
             raise
         containers = find_containers(states_of(processes), proc)  # of one's own
-    return [process_row(process, containers) for process in processes]
+    inventory = None if config is None else inventory_for(config, containers)
+    holders = Holders(config, inventory)
+    return [process_row(process, containers, holders) for process in processes]
 
 
-def process_row(process: OurProcess, containers: Iterable[Container]) -> dict[str, Any]:
+def process_row(
+    process: OurProcess, containers: Iterable[Container], holders: Holders | None = None
+) -> dict[str, Any]:
     """What ``nvshim ps`` says of a process.
 
     Args:
         process: which.
         containers: those of the node.
+        holders: who holds what; None for what records say.
 
     Returns:
         Plain values; the keys are an interface.
     """
     served = process.of(containers)
+    held = {c.bundle: _held(c, holders) for c in served}
     pods = [c.pod for c in served if c.pod is not None]
     tree = process.tree
     return {
@@ -504,10 +515,8 @@ def process_row(process: OurProcess, containers: Iterable[Container]) -> dict[st
         "namespace": process.namespace or None,
         "id": process.group or None,
         "pod": {"namespace": pods[0].namespace, "name": pods[0].name} if pods else None,
-        "containers": [
-            {**c.to_json(), "gpus": held_names(c.record)} for c in served if not c.sandbox
-        ],
-        "gpus": list(dict.fromkeys(name for c in served for name in held_names(c.record))),
+        "containers": [{**c.to_json(), "gpus": held[c.bundle]} for c in served if not c.sandbox],
+        "gpus": list(dict.fromkeys(name for c in served for name in held[c.bundle])),
         "memory": None
         if process.memory is None
         else {"pss_bytes": process.memory[0], "uss_bytes": process.memory[1]},
@@ -520,6 +529,13 @@ def process_row(process: OurProcess, containers: Iterable[Container]) -> dict[st
         "socket": process.socket or None,
         "bundle": process.bundle or None,
     }
+
+
+def _held(container: Container, holders: Holders | None) -> list[str]:
+    named = held_names(container.record)
+    if named or holders is None or container.sandbox or not container.pid:
+        return named
+    return list(holders.devices_of(container))
 
 
 def held_names(record: Mapping[str, Any] | None) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -16,6 +17,7 @@ from integration.node.refresh import refresh
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.kubelet_plugins import KubeletPlugins, NotEnough
 from tests.harness.node_agent import NodeAgent
+from tests.harness.nvshim import nvshim
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
@@ -209,6 +211,46 @@ def test_settings_change_while_the_kubelet_watches_and_bad_ones_change_nothing(
         with pytest.raises(grpc.RpcError, match="NVSHIM-E2704"):
             kubelet.allocate(SHARED, 2, pod="three")
         assert len(kubelet.given(SHARED)) == 3
+
+
+def test_devices_by_mounts_are_said_not_to_be_believed_until_the_shim_is_told(
+    agent: NodeAgent, kubelet: KubeletPlugins
+) -> None:
+    word = "nvshim config set requests.accept-mounts true"
+    agent.configure(flags={"plugin": {"deviceListStrategy": ["volume-mounts"]}})
+    kubelet.start()
+    with agent:
+        kubelet.wait_for(GPU, 2)
+        eventually(lambda: any(word in line for line in agent.faults()), "its status has it")
+        assert [line for line in agent.said() if word in line["event"]], "its log has it"
+        told = nvshim("doctor", "--only", "D105", "--config", agent.node.config_path, check=False)
+        assert word in told.stdout
+    nvshim("config", "set", "requests.accept-mounts", "true", "--config", agent.node.config_path)
+    with agent:
+        kubelet.wait_for(GPU, 2)
+        mounts = kubelet.allocate(GPU, 1, pod="one").mounts
+        assert mounts[0].container_path.startswith("/var/run/nvidia-container-devices/GPU-")
+        assert not [line for line in agent.faults() if word in line]
+
+
+@pytest.mark.parametrize("supported", [[], ["utility"]])
+def test_an_engine_gives_the_files_that_the_shim_gives(
+    agent: NodeAgent, kubelet: KubeletPlugins, tmp_path: Path, supported: list[str]
+) -> None:
+    if supported:
+        with open(agent.node.config_path, "a", encoding="utf-8") as file:
+            file.write(f"[policy]\nsupported-driver-capabilities = {json.dumps(supported)}\n")
+    kubelet.start()
+    with agent:
+        kubelet.wait_for(GPU, 2)
+    with open(tmp_path / "cdi/k8s.device-plugin.nvidia.com-gpu.json", encoding="utf-8") as file:
+        by_engine = json.load(file)["containerEdits"]["mounts"]
+    spec = {"process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"]}}
+    (tmp_path / "config.json").write_text(json.dumps(spec))
+    words = ("explain", str(tmp_path / "config.json"), "-o", "json")
+    told = nvshim(*words, "--config", agent.node.config_path).document
+    by_shim = told["record"]["edits"]["mounts"]
+    assert {each["hostPath"] for each in by_engine} == {each["source"] for each in by_shim}
 
 
 def test_resources_come_and_go_without_a_word_to_the_others(

@@ -238,6 +238,23 @@ def test_an_unhealthy_gpu_outlives_the_agent_and_is_reset_or_put_back_by_hand(
         eventually(is_reset, "it was reset")
 
 
+def test_a_gpu_that_was_exchanged_is_said_to_be_gone_once(tmp_path: Path) -> None:
+    options = ("--kubelet-socket", "", "--containerd-state", str(tmp_path))
+    with SimulatedNode.create(str(tmp_path / "node"), Scenario.load("two")) as node:
+        with agent(node, tmp_path, *options) as it:
+            eventually(lambda: it.states() == ["healthy", "healthy"], "both are known")
+        gone, new = node.scenario.gpus[1].uuid, "GPU-11111111-2222-4333-8444-555555555555"
+        other = Scenario.parse({"gpus": 2, "model": "h100", "gpu": [{"index": 1, "uuid": new}]})
+        changed = node.change(other)
+        with agent(changed, tmp_path, *options) as it:
+            eventually(lambda: len(it.states()) == 3, "the new one is known as well")
+            (line,) = it.said("a device is unhealthy")
+            assert (line["device"], line["level"]) == (gone, "error")
+        with agent(changed, tmp_path, *options) as it:
+            eventually(lambda: it.listed() == ["healthy", "healthy"], "it has begun again")
+            assert it.said("a device is unhealthy") == []
+
+
 def test_a_list_of_errors_that_is_none_keeps_the_agent_from_beginning(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text(f'[node]\nstate = "{tmp_path}"\n')

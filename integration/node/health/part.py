@@ -147,6 +147,9 @@ class _Ward:
         if record.fault:
             self._say("warning", record.fault)
         self._book: Book = record.book
+        # That a GPU has gone was said when it went; it is not said again at each start.
+        known = reports(record.book)
+        self._board.post(health={uuid: known[uuid] for uuid in known.keys() & record.book.gone})
         self._put(record.book)
 
     async def watch(self) -> None:

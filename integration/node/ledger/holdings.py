@@ -3,10 +3,8 @@
 Rules
 - A container holds devices from before its processes are made until its init has ended: one that is
   being made has its record already, and one that has stopped is only waiting to be deleted.
-- It holds what its record says that it was given. What came with a foreign CDI file, or what its
-  spec lists because somebody else put it there (``--device``, CDI that containerd does by itself),
-  is told by the nodes. Of a privileged container that says nothing: it has every node of the host.
-- A node of a GPU that goes with one of its MIG devices is not the whole GPU.
+- What it holds is told by :mod:`integration.inspection.holding`. The nodes of a privileged
+  container say nothing: it has all of the host's, and so it holds what the kubelet has given it.
 - A holding is stale if the driver that its container was made with is no more.
 - A holding is an orphan if its container runs and its shim does not, or if the kubelet does not
   know its pod, neither before its bundle is read nor afterwards: pods come and go meanwhile. A
@@ -19,13 +17,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from api.errors import NvshimError
-from hooks.holding import held_by_nodes, held_by_record
+from hooks.holding import gpus_of
 from hooks.node.identity import what_changed
-from hooks.requests.policy import read_container
-from integration.inspection.records import entries
+from integration.inspection.holding import devices_of, is_privileged
 from integration.node.ledger.values import Holding, Unheld
 from shim import bundle as bundle_files
 
@@ -46,8 +42,9 @@ __all__ = [
     "unheld_of",
 ]
 
-_NAMED: Final = b"nvidia"
 _SHIM: Final = "containerd-shim"
+
+_UUIDS: Final = ("GPU-", "MIG-")
 
 UNKNOWN_POD: Final = "the kubelet does not know its pod"
 
@@ -79,12 +76,15 @@ def holdings_of(
     Returns:
         Of each container that holds something, what, and what is wrong with that.
     """
-    pods = None if allocated is None else {(each.namespace, each.pod) for each in allocated}
+    given = tuple(allocated or ())
+    pods = None if allocated is None else {(each.namespace, each.pod) for each in given}
     found = []
     for container in containers:
         if container.sandbox or has_stopped(container):
             continue
         devices, gpus = devices_of(container, inventory)
+        if not devices and (named := _given_to(container, given)) and is_privileged(container):
+            devices, gpus = named, gpus_of(named, inventory)
         if devices:
             found.append(
                 Holding(
@@ -98,6 +98,21 @@ def holdings_of(
     return tuple(found)
 
 
+def _given_to(container: Container, allocated: Iterable[Allocated]) -> tuple[str, ...]:
+    """What the kubelet has given to a container, of devices that it calls by their UUIDs."""
+    pod = container.pod
+    if pod is None:
+        return ()
+    whose = (pod.namespace, pod.name, container.name)
+    named = (
+        _of_share(device)
+        for each in allocated
+        if (each.namespace, each.pod, each.container) == whose
+        for _, device in each.devices
+    )
+    return tuple(dict.fromkeys(device for device in named if device.startswith(_UUIDS)))
+
+
 def has_stopped(container: Container) -> bool:
     """Whether a container's init process has ended; that of one being made has not begun.
 
@@ -106,40 +121,6 @@ def has_stopped(container: Container) -> bool:
     """
     noted = os.path.lexists(os.path.join(container.bundle, bundle_files.INIT_PID))
     return not container.pid and noted
-
-
-def devices_of(
-    container: Container, inventory: Inventory | None
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The UUIDs of what a container holds, and of the GPUs that those are, or are parts of.
-
-    Args:
-        container: which.
-        inventory: what the node has; None if that is not known.
-    """
-    record = container.record
-    held = held_by_record(record, inventory) if record else {}
-    if not held and inventory is not None:
-        listed = entries(record, "edits", "devices") if record else []
-        nodes = (*listed, *_nodes_in_spec(container))
-        held = held_by_nodes((str(node.get("path")) for node in nodes), inventory)
-    return tuple(held), tuple(dict.fromkeys(gpu for gpu in held.values() if gpu))
-
-
-def _nodes_in_spec(container: Container) -> list[dict[str, Any]]:
-    """The nodes that a container's spec lists; none of a privileged one's."""
-    path = os.path.join(container.bundle, bundle_files.CONFIG)
-    try:
-        content = bundle_files.read(path, bundle_files.LONGEST_SPEC)
-        if _NAMED not in content:
-            return []  # as most: it need not be parsed for that
-        spec = bundle_files.parse_object(content, path)
-        privileged = read_container(spec).privileged
-    except NvshimError:
-        return []  # a sandbox, or a bundle that goes
-    nodes = [node for node in entries(spec, "linux", "devices") if node.get("type") == "c"]
-    # To list them all, as to be privileged, is to say nothing of any.
-    return [] if privileged else nodes
 
 
 def stale_of(container: Container) -> str:
@@ -191,7 +172,7 @@ def unheld_of(allocated: Iterable[Allocated], holdings: Iterable[Holding]) -> tu
         Unheld(each.namespace, each.pod, each.container, resource, device)
         for each in allocated
         for resource, device in each.devices
-        if device.startswith(("GPU-", "MIG-"))
+        if device.startswith(_UUIDS)
         and _of_share(device) not in held.get((each.namespace, each.pod, each.container), ())
     )
 

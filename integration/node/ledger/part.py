@@ -23,6 +23,7 @@ import anyio.to_thread
 from api.errors import printable
 from integration.files import read_file, replace_file
 from integration.inspection.bundles import KNOWN_STATES, find_containers, state_directories
+from integration.inspection.holding import LEDGER
 from integration.inspection.processes import find_processes, states_of
 from integration.inspection.procfs import Procfs
 from integration.node.ledger.document import as_document
@@ -51,7 +52,7 @@ __all__ = ["FILE", "known_states", "look", "look_and_ask", "run"]
 
 R = TypeVar("R")
 
-FILE: Final = "ledger.json"
+FILE: Final = LEDGER
 _PROC: Final = "/proc"
 
 # So many times in turn it is believed that all that happened was heard.

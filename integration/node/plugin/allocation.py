@@ -22,10 +22,13 @@ Rules
 - An id that the resource does not have is refused; so is one whose device the node does not have at
   this moment. One that is unhealthy is not, as with NVIDIA's: the kubelet has chosen by what it was
   told, and who keeps a device over a restart of the kubelet is not to lose it.
-- The shim believes UUIDs in a variable, and mounts, by default; not indices in a variable, since an
-  image could name them too (:mod:`hooks.requests.policy`). Where its mode does not believe the
-  variable, the answer to ``envvar`` has the mounts as well, which name the same devices and come
-  before it. So a container gets what the kubelet has given, in every mode.
+- The shim believes UUIDs in a variable by default; not indices, since an image could name them too,
+  and mounts only if the operator has told it to, since a pod could have them of its own
+  (:mod:`hooks.requests.policy`). Where its mode does not believe the variable, and it believes
+  mounts, the answer to ``envvar`` has the mounts as well, which name the same devices and come
+  before it; those of what comes beside GPUs as well, where it does not believe these variables
+  either. So a container gets what the kubelet has given, in every mode; or the agent says that
+  it would not.
 - Of IMEX channels those are named that the node has; where they are required, a missing one is an
   error.
 
@@ -41,6 +44,7 @@ from api.proto import deviceplugin_pb2 as pb
 from hooks.config import Mode
 from hooks.edits.capabilities import CONTROL, MODESET, UVM, UVM_TOOLS
 from hooks.requests.glance import DEVICES, MOUNTS
+from hooks.requests.policy import mounts_are_believed
 from integration.node.plugin.errors import DeviceUnknown
 from integration.node.plugin.serving_errors import (
     CdiDeviceUnwritten,
@@ -172,16 +176,17 @@ def refuse_ineffective(settings: Settings, config: Config) -> None:
         GrantIneffective: it would not, so that containers would start without their devices.
     """
     strategies = set(settings.device_list_strategies)
-    if strategies & CDI:
-        return  # the engine gives by CDI, or the shim by the annotation
-    if DeviceList.VOLUME_MOUNTS not in strategies and _is_believed(settings, config.mode):
-        return
-    if not config.accept_mounts:
+    # By CDI the engine gives, or the shim by the annotation.
+    helped = not strategies & CDI and not _is_believed(settings, config.mode)
+    by_mounts = helped or DeviceList.VOLUME_MOUNTS in strategies
+    if by_mounts and not mounts_are_believed(config):
         raise GrantIneffective(
             f"devices by {', '.join(sorted(strategies))}",
-            found=f'accept-mounts is false, and mode "{config.mode}" believes no variable that '
-            f"names a device by its {settings.device_id_strategy}",
-            do="set accept-mounts, or choose cdi-cri or cdi-annotations",
+            found="the shim does not believe mounts in unprivileged containers of pods "
+            f'(accept-mounts), and in mode "{config.mode}" no variable that names a device by its '
+            f"{settings.device_id_strategy}",
+            do="nvshim config set requests.accept-mounts true, or choose cdi-cri or "
+            "cdi-annotations",
         )
 
 
@@ -296,16 +301,19 @@ def _add_variables(
     helped = (
         not strategies & CDI and ground.accepts_mounts and not _is_believed(settings, ground.mode)
     )
+    wished = {
+        "NVIDIA_GDRCOPY": settings.gdrcopy and "gdrcopy",
+        "NVIDIA_GDS": settings.gds and "gds",
+        "NVIDIA_MOFED": settings.mofed and "mofed",
+    }
+    features = {name: feature for name, feature in wished.items() if feature}
     if by_mounts or helped:
         below = [*names, *(f"imex/{channel}" for channel in channels)]
+        if ground.mode in {Mode.STRICT, Mode.PRIVILEGED}:
+            below += [f"cdi/nvidia.com/{feature}/all" for feature in features.values()]
         for name in below:
             answer.mounts.add(host_path="/dev/null", container_path=f"{MOUNTS}/{name}")
-    features = {
-        "NVIDIA_GDRCOPY": settings.gdrcopy,
-        "NVIDIA_GDS": settings.gds,
-        "NVIDIA_MOFED": settings.mofed,
-    }
-    answer.envs.update({name: "enabled" for name, is_wished in features.items() if is_wished})
+    answer.envs.update(dict.fromkeys(features, "enabled"))
 
 
 def _add_nodes(

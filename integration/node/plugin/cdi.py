@@ -5,6 +5,8 @@
 by them what our shim gives of itself; our shim, told of an annotation, goes by them as well.
 
 Rules
+- They have the files of the usual driver capabilities, as far as these may be had: an engine gives
+  all that a spec has, whatever the image asks for. What it names beyond them our shim adds.
 - They have the names that NVIDIA's plugin gives them, and are of its kinds. A node has one device
   plugin, so whoever serves the kubelet has these files: those that NVIDIA's has left are replaced,
   as two files with the same devices would be a conflict, by which no container starts. A file of
@@ -31,7 +33,7 @@ from typing import TYPE_CHECKING, Final
 from hooks.cdi import files, generating, schema
 from hooks.cdi.errors import CdiNotGenerated
 from hooks.errors import CdiError
-from hooks.requests.request import Feature
+from hooks.requests.request import DEFAULT_CAPABILITIES, Feature
 from integration.cdi.checking import ERROR, check_spec
 from integration.cdi.writing import text_of
 from integration.files import read_file, remove_file, replace_file
@@ -159,6 +161,7 @@ def _spec(kind: str, settings: Settings, inventory: Inventory, config: Config) -
         vendor=VENDOR,
         class_=kind,
         strategies=("index",) if by_index else ("uuid",),
+        capabilities=DEFAULT_CAPABILITIES.intersection(config.supported_capabilities),
         groups=False,
     )
     try:

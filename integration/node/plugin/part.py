@@ -36,6 +36,7 @@ import anyio.abc
 import anyio.to_thread
 
 from api.errors import NvshimError, one_line
+from hooks.requests.policy import mounts_are_believed
 from integration.node.metrics.counters import FAILED, OK, REFUSED
 from integration.node.mps.containers import edits, refuse_unready, unready
 from integration.node.parts import NO, YES
@@ -390,7 +391,7 @@ class _Plugin:
             channels=_channels(config.dev) if settings.imex_channels else (),
             dev=config.dev,
             mode=config.mode,
-            accepts_mounts=config.accept_mounts,
+            accepts_mounts=mounts_are_believed(config),
         )
         answer = allocation.allocate(resource, ids, ground, token=str(uuid.uuid4()), extras=extras)
         if sick:

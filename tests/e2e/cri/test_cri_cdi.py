@@ -16,6 +16,7 @@ from integration.cri.plugin import CriPlugin
 from integration.images import GLIBC, PAUSE, glibc, pause, write_archive
 from integration.parts import Parts
 from tests.harness.containerds import nothing_left
+from tests.harness.nvshim import nvshim
 from tests.harness.pods import IDLE, Pods, import_image
 from tests.harness.runtime import OURS
 
@@ -119,3 +120,66 @@ def test_what_containerd_has_given_is_not_given_twice(pods: Pods, node: Simulate
     alone = pod.start(*IDLE, image=GLIBC, **fields)
     assert not os.path.exists(os.path.join(alone.bundle, "nvidia.json"))
     assert {entry["path"] for entry in spec_of(alone.bundle)["linux"]["devices"]} == paths
+
+
+def test_capabilities_beyond_those_of_the_engines_spec_are_added_for_its_devices_alone(
+    pods: Pods, node: SimulatedNode
+) -> None:
+    pod = pods.run()
+    fields = {"CDI_devices": [pb.CDIDevice(name="nvidia.com/gpu=1")]}
+    show = ("sh", "-c", "cat /proc/self/mountinfo; ls /dev /dev/dri 2>&1")
+    library = f"libnvidia-encode.so.{node.driver_version}"
+    usual = {"NVIDIA_DRIVER_CAPABILITIES": " utility,compute "}
+    plain = pod.start(*IDLE, image=GLIBC, env=usual, **fields)
+    assert library not in plain.exec(*show).stdout
+    assert not os.path.exists(os.path.join(plain.bundle, "nvidia.json"))
+    more = {"NVIDIA_DRIVER_CAPABILITIES": "compute,utility,video,graphics"}
+    asking = pod.start(*IDLE, image=GLIBC, env=more, **fields)
+    seen = asking.exec(*show).stdout
+    assert library in seen
+    lines = seen.splitlines()
+    assert {"nvidia1", "card1"} <= set(lines)
+    assert not {"nvidia0", "card0"} & set(lines)
+    assert asking.exec("probe", "dlopen", "libnvidia-encode.so.1").code == 0
+    with open(os.path.join(asking.bundle, "nvidia.json")) as file:
+        record = json.load(file)
+    assert record["request"]["origin"] == "spec"
+    assert [gpu["uuid"] for gpu in record["grant"]["gpus"]] == [node.scenario.gpus[1].uuid]
+    # What cannot be understood keeps nobody from what the engine has given.
+    odd = pod.start(*IDLE, image=GLIBC, env={"NVIDIA_DRIVER_CAPABILITIES": "grafics"}, **fields)
+    assert "nvidia1" in odd.exec(*show).stdout.splitlines()
+    # To name capabilities is to ask for no device.
+    none = pod.start(*IDLE, image=GLIBC, env=more)
+    assert "nvidia" not in none.exec(*show).stdout
+
+
+def test_commands_tell_what_containerd_alone_has_given(pods: Pods, node: SimulatedNode) -> None:
+    where = (
+        "--config",
+        node.config_path,
+        "--containerd-state",
+        f"{pods.containerd.directory}/state",
+    )
+    pod = pods.run()
+    fields = {"CDI_devices": [pb.CDIDevice(name="nvidia.com/gpu=1")]}
+    alone = pod.start(*IDLE, image=GLIBC, name="alone", **fields)
+    pod.start(*IDLE, image=GLIBC, name="none")
+    assert not os.path.exists(os.path.join(alone.bundle, "nvidia.json"))
+    uuid = node.scenario.gpus[1].uuid
+    rows = nvshim("list", "-o", "json", *where).document
+    assert {row["uuid"]: [c["id"] for c in row["containers"]] for row in rows} == {
+        node.scenario.gpus[0].uuid: [], uuid: [alone.id],
+    }  # fmt: skip
+    shims = nvshim("ps", "-o", "json", *where).document
+    (row,) = [row for row in shims if row["pid"] in pod.shims]
+    assert {c["name"]: c["gpus"] for c in row["containers"]} == {"alone": [uuid], "none": []}
+    assert row["gpus"] == [uuid]
+    told = nvshim("explain", f"{pod.config.metadata.name}/alone", *where).stdout
+    assert f"GPU 1: {node.scenario.gpus[1].model.name}" in told
+    assert uuid in told
+    none = nvshim("explain", f"{pod.config.metadata.name}/none", *where).stdout
+    assert "nothing is asked" in none
+    # Nor does a configuration that cannot be read keep anybody from seeing what runs.
+    blind = nvshim("ps", "-o", "json", "--config", "/nonexistent", *where[2:])
+    assert pod.shims[0] in [row["pid"] for row in blind.document]
+    assert blind.stderr.startswith("NVSHIM-E0")

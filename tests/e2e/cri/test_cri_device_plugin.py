@@ -83,6 +83,7 @@ def node(tmp_path: Path) -> Iterator[SimulatedNode]:
     with SimulatedNode.create(str(tmp_path / "node"), scenario) as node:
         with open(node.config_path, "a", encoding="utf-8") as file:
             file.write(f'\n[cdi]\nspec-dirs = ["{tmp_path}/cdi"]\n')
+            file.write("[requests]\naccept-mounts = true\n")
         os.mkdir(tmp_path / "cdi")
         yield node
 

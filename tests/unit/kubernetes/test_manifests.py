@@ -104,6 +104,35 @@ def test_every_kubectl_renders_the_same_without_a_warning(kubectl: Kubectl, over
     assert kubectl("kustomize", _overlay(overlay)) == others("kustomize", _overlay(overlay))
 
 
+_STEPS: Final = {"": 1000, "m": 1000, "k": 1000, "M": 1000, "Ki": 1024, "Mi": 1024, "Gi": 1024}
+_AMOUNTS: Final = frozenset({"cpu", "memory", "ephemeral-storage", "pods", "sizeLimit"})
+
+
+def _amounts(node: Any) -> Iterator[str]:
+    """Every quantity of a manifest, wherever it stands."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key in _AMOUNTS and isinstance(value, str | int):
+                yield str(value)
+            yield from _amounts(value)
+    elif isinstance(node, list):
+        for each in node:
+            yield from _amounts(each)
+
+
+@pytest.mark.parametrize("name", [*OVERLAYS, *COMPONENTS])
+def test_every_amount_is_written_as_the_api_server_keeps_it(
+    rendered: dict[str, list[dict[str, Any]]], name: str
+) -> None:
+    """Otherwise `kubectl apply` finds a difference each time ("100000" is kept as "100k")."""
+    amounts = list(_amounts(rendered[name]))
+    assert amounts
+    for amount in amounts:
+        number = amount.rstrip("KMGikm")
+        suffix = amount.removeprefix(number)
+        assert int(number) % _STEPS[suffix], f"{amount} would be kept with a larger unit"
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", [*OVERLAYS, *COMPONENTS])
 def test_every_manifest_is_valid_in_every_version_of_the_api(

@@ -48,7 +48,7 @@ PARTS: Final = (
 
 
 class _Has:
-    gpus, mig_devices = GPUS, PARTS
+    gpus, mig_devices, nvml_failure = GPUS, PARTS, ""
 
 
 INVENTORY: Final = cast("Inventory", _Has())
@@ -146,6 +146,26 @@ def test_what_is_made_holds_and_what_has_stopped_or_is_a_sandbox_does_not(
     sandbox = make("sandbox", granted("GPU-b"), sandbox=True)
     found = holdings_of([made, stopped, sandbox, make("none")], INVENTORY, proc)
     assert [(each.container.id, each.stale, each.orphan) for each in found] == [("made", "", "")]
+
+
+def test_a_privileged_container_holds_what_the_kubelet_has_given_it(
+    make: Callable[..., Container], proc: Procfs
+) -> None:
+    web = Pod("team", "web")
+    every = [node("/dev/nvidia0"), node("/dev/nvidia3")]
+    admin = {"process": {"capabilities": {"bounding": ["CAP_SYS_ADMIN"]}}}
+    made = make("main", spec={"linux": {"devices": every}, **admin}, pod=web)
+    plain = make("plain", spec={"linux": {"devices": []}}, pod=web)
+    allocated = (
+        Allocated("team", "web", "main", (("nvidia.com/gpu", "GPU-b::1"), ("a.b/c", "d"))),
+        Allocated("team", "web", "plain", (("nvidia.com/gpu", "GPU-a"),)),
+    )
+    holdings = holdings_of([made, plain], INVENTORY, proc, allocated)
+    assert [(e.container.id, e.devices, e.gpus) for e in holdings] == [
+        ("main", ("GPU-b",), ("GPU-b",))
+    ]
+    (unheld,) = unheld_of(allocated, holdings)
+    assert (unheld.container, unheld.device) == ("plain", "GPU-a")
 
 
 def test_orphans_are_told_from_those_that_somebody_knows(

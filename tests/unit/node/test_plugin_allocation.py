@@ -12,7 +12,7 @@ from hooks.config import Config, Mode
 from hooks.edits.grant import decide
 from hooks.node.gpus import Gpu, MigDevice, Node, Nodes
 from hooks.node.inventory import Inventory
-from hooks.requests.policy import judge, read_container
+from hooks.requests.policy import judge, mounts_are_believed, read_container
 from hooks.requests.request import read_request
 from integration.node.health.values import State
 from integration.node.mps.containers import edits
@@ -150,7 +150,7 @@ def test_the_shim_gives_what_the_kubelet_has_given_in_every_way_and_mode(
     index: str,
 ) -> None:
     told = settings(*strategies, device_id_strategy=called, sharing=SHARED)
-    config = Config(mode=mode)
+    config = Config(mode=mode, accept_mounts=True)
     refuse_ineffective(told, config)
     answer = answered(told, f"{device}::0", name=name, mode=mode)
     cdi = [each.name for each in answer.cdi_devices]
@@ -167,6 +167,40 @@ def test_the_shim_gives_what_the_kubelet_has_given_in_every_way_and_mode(
     given = granted(spec_of(answer), config)
     by_annotation = DeviceList.CDI_ANNOTATIONS in strategies
     assert given == {index if by_annotation and called == DeviceIds.INDEX else device}
+
+
+@pytest.mark.parametrize("mode", [Mode.DEFAULT, Mode.NVIDIA, Mode.PRIVILEGED, Mode.STRICT])
+@pytest.mark.parametrize("called", list(DeviceIds))
+@pytest.mark.parametrize("strategy", [DeviceList.ENVVAR, DeviceList.VOLUME_MOUNTS])
+def test_a_shim_that_was_not_told_to_believe_mounts_gives_what_is_given_or_the_agent_says_so(
+    mode: str, called: DeviceIds, strategy: DeviceList
+) -> None:
+    told = settings(strategy, device_id_strategy=called)
+    config = Config(mode=mode)
+    answer = answered(told, GPUS[2], mode=mode, accepts_mounts=mounts_are_believed(config))
+    spec = spec_of(answer)
+    gets = read_request(spec, config)
+    verdict = judge(gets, read_container(spec), config)
+    try:
+        refuse_ineffective(told, config)
+    except GrantIneffective as error:
+        assert "nvshim config set requests.accept-mounts true" in str(error)  # noqa: PT017
+        assert not verdict.allowed.wants_driver
+        assert verdict.denials
+    else:
+        assert granted(spec, config) == {GPUS[2]}
+
+
+@pytest.mark.parametrize("mode", [Mode.DEFAULT, Mode.NVIDIA, Mode.PRIVILEGED, Mode.STRICT])
+@pytest.mark.parametrize("strategy", [DeviceList.ENVVAR, DeviceList.VOLUME_MOUNTS])
+def test_what_comes_beside_gpus_is_given_in_every_mode(mode: str, strategy: DeviceList) -> None:
+    told = settings(strategy, gds=True, gdrcopy=True, imex_channels=(0,))
+    config = Config(mode=mode, accept_mounts=True)
+    spec = spec_of(answered(told, GPUS[0], mode=mode))
+    verdict = judge(read_request(spec, config), read_container(spec), config)
+    assert not verdict.denials
+    assert verdict.allowed.features == {"gds", "gdrcopy"}
+    assert verdict.allowed.imex_channels == (0,)
 
 
 def test_variables_name_each_device_once_whatever_shares_it_has() -> None:
@@ -304,6 +338,11 @@ def test_a_way_that_the_shim_would_not_go_by_is_said() -> None:
         (settings(DeviceList.VOLUME_MOUNTS), deaf),
         (by_index, deaf),
         (settings(DeviceList.ENVVAR), Config(accept_mounts=False, mode=Mode.STRICT)),
+        # By default, a shim believes no mounts: the author of a pod can make them.
+        (settings(DeviceList.VOLUME_MOUNTS), Config()),
+        (settings(DeviceList.VOLUME_MOUNTS, DeviceList.CDI_CRI), Config()),
+        (by_index, Config()),
+        (settings(DeviceList.ENVVAR), Config(mode=Mode.PRIVILEGED)),
     ):
         with pytest.raises(GrantIneffective):
             refuse_ineffective(told, config)

@@ -14,7 +14,7 @@ from api.errors import NvshimError
 from hooks import config
 from hooks.config import Config
 from hooks.requests import glance
-from hooks.requests.glance import Places, find_places, lists_nodes, may_ask
+from hooks.requests.glance import Places, find_places, lists_nodes, may_ask, may_want_more
 from hooks.requests.request import read_request
 
 if TYPE_CHECKING:
@@ -209,3 +209,21 @@ def test_limits_are_seen_without_parsing(places: Callable[[str], Places]) -> Non
     assert places('[sharing]\n"hold\\u0065rs" = "exclusive"').limited
     assert not places("[node]\n").limited
     assert not Places().limited
+
+
+@pytest.mark.parametrize(
+    ("value", "more"),
+    [
+        (None, False), ("", False), ("compute", False), (" utility , compute ,", False),
+        ("video", True), ("compute,graphics", True), ("all", True), ("nonsense", True),
+    ],
+)  # fmt: skip
+def test_more_is_wanted_by_who_has_nodes_and_names_more_than_the_usual(
+    value: str | None, *, more: bool
+) -> None:
+    environment = ["NVIDIA_DRIVER_CAPABILITIES=all", f"NVIDIA_DRIVER_CAPABILITIES={value}"]
+    spec: dict[str, Any] = {"process": {"env": environment if value is not None else []}}
+    assert not may_want_more(spec)
+    spec["linux"] = {"devices": [{"path": "/dev/nvidia0"}]}
+    assert may_want_more(spec) is more
+    assert not may_want_more({"process": None, "linux": spec["linux"]})

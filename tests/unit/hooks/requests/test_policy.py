@@ -26,6 +26,7 @@ from hooks.requests.request import (
     Origin,
     Request,
     Void,
+    read_request,
 )
 from tests.unit.hooks.fake_node import uuid_of
 
@@ -88,14 +89,59 @@ def test_environment_is_a_grant_or_not(devices: Any, container: Container, answe
     assert found == [answer == "yes" for answer in answers.split()]
 
 
+@pytest.mark.parametrize(
+    ("environment", "given"),
+    [
+        ([f"NVIDIA_VISIBLE_DEVICES={uuid_of(0)}", "NVIDIA_VISIBLE_DEVICES=all"], False),
+        (["NVIDIA_VISIBLE_DEVICES=all", f"NVIDIA_VISIBLE_DEVICES={uuid_of(0)}"], True),
+        ([f"NVIDIA_VISIBLE_DEVICES={uuid_of(0)},{uuid_of(1)},0"], False),
+        ([f"NVIDIA_VISIBLE_DEVICES= {uuid_of(0).upper()} ,{uuid_of(0)}"], True),
+        (["NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=all"], False),
+        (["CUDA_VERSION=9.0"], False),
+    ],
+)
+def test_variable_that_is_set_twice_is_judged_by_what_it_is_read_as(
+    environment: list[str], *, given: bool
+) -> None:
+    spec = {"process": {"env": environment}, "annotations": CRI}
+    verdict = judge(read_request(spec), read_container(spec), Config())
+    assert verdict.allowed.wants_driver is given
+    assert bool(verdict.denials) is not given
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("devices", [ALL, INDEX, UUIDS, NoDevices()], ids=str)
 @pytest.mark.parametrize("container", [DESKTOP, POD], ids=str)
-@pytest.mark.parametrize("origin", [MOUNTS, ANNOTATIONS])
-def test_mounts_and_annotations_are_a_grant_always(
-    mode: str, devices: Any, container: Container, origin: str
+def test_annotations_are_a_grant_always(mode: str, devices: Any, container: Container) -> None:
+    assert gets(asked(devices, ANNOTATIONS), container, mode=mode)
+
+
+ON_THE_OPERATORS_WORD: list[tuple[Container, dict[str, Any], str]] = [
+    (DESKTOP, {}, "yes yes yes yes"),
+    (PRIVILEGED_POD, {}, "yes yes yes yes"),
+    # hostPath volumes make such mounts as a device plugin does.
+    (POD, {}, "no yes no no"),
+    (POD, {"accept_mounts": True}, "yes yes yes yes"),
+    (POD, {"trusted_namespaces": ("team",)}, "yes yes yes yes"),
+]
+
+
+@pytest.mark.parametrize("devices", [ALL, INDEX, UUIDS, NoDevices()], ids=str)
+@pytest.mark.parametrize(("container", "settings", "answers"), ON_THE_OPERATORS_WORD, ids=str)
+def test_mounts_are_a_grant_for_whoever_could_not_make_them_otherwise(
+    devices: Any, container: Container, settings: dict[str, Any], answers: str
 ) -> None:
-    assert gets(asked(devices, origin), container, mode=mode)
+    found = [gets(asked(devices, MOUNTS), container, mode=mode, **settings) for mode in MODES]
+    assert found == [answer == "yes" for answer in answers.split()]
+
+
+def test_mounts_that_are_not_believed_give_nothing_of_another_vendor_either() -> None:
+    request = Request(Void(), cdi_devices=("a.b/c=d",), cdi_origin=MOUNTS, origin=MOUNTS)
+    verdict = judge(request, POD, Config())
+    assert verdict.allowed.cdi_devices == ()
+    assert "accept-mounts" in verdict.denials[0]
+    believed = judge(request, POD, Config(accept_mounts=True))
+    assert believed.allowed.cdi_devices == ("a.b/c=d",)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -159,7 +205,7 @@ BESIDE = frozenset({Feature.GDS, Feature.MOFED, Feature.GDRCOPY})
     ("devices", "origin", "container", "answer"),
     [
         (UUIDS, ENVIRONMENT, POD, True),
-        (UUIDS, MOUNTS, POD, True),
+        (UUIDS, ANNOTATIONS, POD, True),
         (NoDevices(), ENVIRONMENT, POD, False),
         (Void(), ENVIRONMENT, POD, False),
         (Void(), ANNOTATIONS, POD, True),
@@ -187,9 +233,8 @@ ITS_OWN = frozenset({Feature.NVSWITCH, IMEX})
     ("devices", "origin", "container", "settings", "answer"),
     [
         (UUIDS, ENVIRONMENT, POD, {}, False),
-        (UUIDS, MOUNTS, POD, {}, False),
+        (UUIDS, MOUNTS, POD, {"accept_mounts": True}, False),
         (UUIDS, ANNOTATIONS, POD, {}, False),
-        (UUIDS, DOCKER, DESKTOP, {"mode": Mode.STRICT}, False),
         (UUIDS, DOCKER, DESKTOP, {}, True),
         (UUIDS, ENVIRONMENT, POD, {"trusted_namespaces": ("team",)}, True),
         (UUIDS, ENVIRONMENT, POD, {"mode": Mode.NVIDIA}, True),
@@ -212,7 +257,45 @@ def test_image_with_a_gpu_gets_no_switch_and_not_every_channel_by_its_variables(
 @pytest.mark.parametrize("origin", [MOUNTS, ANNOTATIONS])
 def test_switch_and_every_channel_of_a_list_that_is_believed_are_given(origin: str) -> None:
     request = asked(UUIDS, origin, features=ALL_BESIDE, imex_channels=None)
-    assert judge(request, POD, Config()).allowed == request
+    assert judge(request, POD, Config(accept_mounts=True)).allowed == request
+
+
+# What comes of GDS and the like, and of IMEX channels, that variables ask for beside GPUs.
+BY_VARIABLES: list[tuple[str, Container, tuple[int, ...] | None, dict[str, Any], str]] = [
+    (ANNOTATIONS, POD, (0,), {}, "features channels"),
+    (ANNOTATIONS, POD, (0, 3), {}, "features"),
+    (ANNOTATIONS, POD, (3,), {}, "features"),
+    (ANNOTATIONS, POD, tuple(range(2048)), {}, "features"),
+    (ENVIRONMENT, POD, (0,), {}, "features channels"),
+    (ENVIRONMENT, POD, (0, 3), {}, "features"),
+    (ANNOTATIONS, POD, (0,), {"mode": Mode.STRICT}, ""),
+    (ANNOTATIONS, POD, (0,), {"mode": Mode.PRIVILEGED}, ""),
+    (MOUNTS, POD, (0,), {"mode": Mode.STRICT, "accept_mounts": True}, ""),
+    (ANNOTATIONS, PRIVILEGED_POD, (0,), {"mode": Mode.STRICT}, ""),
+    (DOCKER, DESKTOP, (0,), {"mode": Mode.STRICT}, ""),
+    (ANNOTATIONS, PRIVILEGED_POD, (0, 3), {"mode": Mode.PRIVILEGED}, "features channels"),
+    (ANNOTATIONS, POD, (0, 3), {"mode": Mode.NVIDIA}, "features channels"),
+    (ANNOTATIONS, POD, (0, 3), {"trusted_namespaces": ("team",)}, "features channels"),
+    (ENVIRONMENT, DESKTOP, (0, 3), {}, "features channels"),
+]
+
+
+@pytest.mark.parametrize(("origin", "container", "channels", "settings", "given"), BY_VARIABLES)
+def test_what_variables_ask_for_beside_gpus_needs_an_environment_that_is_believed(
+    origin: str,
+    container: Container,
+    channels: tuple[int, ...],
+    settings: dict[str, Any],
+    given: str,
+) -> None:
+    request = asked(
+        UUIDS, origin, features=BESIDE, imex_channels=channels, only_variables=BESIDE | {IMEX}
+    )
+    verdict = judge(request, container, Config(**settings))
+    assert verdict.allowed.devices == UUIDS
+    assert verdict.allowed.features == (BESIDE if "features" in given else frozenset())
+    assert verdict.allowed.imex_channels == (channels if "channels" in given else ())
+    assert bool(verdict.denials) == (given != "features channels")
 
 
 def test_requests_of_imex_channels_are_ignored_if_that_is_set() -> None:
@@ -266,9 +349,9 @@ def test_other_vendors_devices_of_the_environment_need_one_that_is_believed(mode
     request = Request(Void(), amd_devices="all", intel_devices="0", origin=ENVIRONMENT)
     allowed = judge(request, POD, Config(mode=mode)).allowed
     assert allowed == (request if mode == Mode.NVIDIA else Request(Void(), origin=ENVIRONMENT))
-    both = asked(UUIDS, MOUNTS, amd_devices="0")
+    both = asked(UUIDS, ANNOTATIONS, amd_devices="0")
     verdict = judge(both, POD, Config(mode=mode))
-    assert verdict.allowed == (both if mode == Mode.NVIDIA else asked(UUIDS, MOUNTS))
+    assert verdict.allowed == (both if mode == Mode.NVIDIA else asked(UUIDS, ANNOTATIONS))
     assert bool(verdict.denials) == (mode != Mode.NVIDIA)
 
 
@@ -304,7 +387,7 @@ REQUESTS = st.builds(
     DEVICES,
     st.sampled_from([CAPABILITIES, DEFAULT_CAPABILITIES, frozenset({"utility"})]),
     features=st.frozensets(st.sampled_from(sorted(ALL_BESIDE | {Feature.MANAGEMENT}))),
-    imex_channels=st.none() | st.just(()) | st.just((0, 3)),
+    imex_channels=st.none() | st.sampled_from([(), (0,), (0, 3)]),
     only_variables=st.frozensets(st.sampled_from(sorted(ALL_BESIDE | ITS_OWN))),
     cdi_devices=st.sampled_from([(), ("amd.com/gpu=0",)]),
     amd_devices=st.sampled_from(["", "all"]),
@@ -318,6 +401,7 @@ CONFIGS = st.builds(
     Config,
     mode=st.sampled_from(MODES),
     trusted_namespaces=st.sampled_from([(), ("team",)]),
+    accept_mounts=st.sampled_from(["auto", True]),
     ignore_imex=st.booleans(),
 )
 

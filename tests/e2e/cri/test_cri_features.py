@@ -1,0 +1,86 @@
+"""What our handlers can do, as a containerd tells the kubelet that asks runc's type alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from api.proto import cri_pb2 as pb
+from integration.containerd import PrivateContainerd
+from integration.cri.client import Cri
+from integration.cri.plugin import CriPlugin
+from integration.images import GLIBC, PAUSE, glibc, pause, write_archive
+from integration.parts import Parts
+from tests.harness.containerds import nothing_left
+from tests.harness.launcher import REPOSITORY
+from tests.harness.pods import IDLE, Pods, import_image
+from tests.harness.runtime import STOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from integration.simulated import SimulatedNode
+
+PROGRAM: Final = "containerd-shim-nvidia-v1"
+
+
+def handler(shim_directory: str, runc: str) -> dict[str, Any]:
+    """The handler of docs/engines.md that has runc's type, with this machine's paths."""
+    with open(os.path.join(REPOSITORY, "docs/engines.md"), encoding="utf-8") as file:
+        (text,) = re.findall(r"```toml\n(# [^`]*?runtime_path[^`]*)```", file.read())
+    runtimes = tomllib.loads(text)["plugins"]["io.containerd.cri.v1.runtime"]["containerd"]
+    table: dict[str, Any] = runtimes["runtimes"]["nvidia"]
+    assert os.path.basename(table["runtime_path"]) == PROGRAM
+    table["runtime_path"] = os.path.join(shim_directory, PROGRAM)
+    table["options"] |= {"SystemdCgroup": False, "BinaryName": runc}  # no systemd runs here
+    return table
+
+
+@pytest.fixture
+def pods(shim_directory: str, two_gpus: SimulatedNode) -> Iterator[Pods]:
+    parts = Parts.of_release("sid")
+    ours = handler(shim_directory, parts.runc)
+    handlers = {"nvidia": ours, "runc": {"runtime_type": STOCK, "options": ours["options"]}}
+    with (
+        PrivateContainerd(
+            shim_directory=shim_directory,
+            shim_config=two_gpus.config_path,
+            parts=parts,
+            cri=CriPlugin(handlers, PAUSE, "nvidia"),
+        ) as containerd,
+        Cri(containerd.address) as cri,
+    ):
+        archive = write_archive(f"{containerd.directory}/pods.tar", [glibc(), pause()])
+        import_image(cri, containerd, archive, GLIBC, PAUSE)
+        os.unlink(archive)
+        with nothing_left(containerd):
+            pods = Pods(containerd, "nvidia")
+            yield pods
+            pods.close()
+
+
+def test_a_handler_of_runcs_type_announces_what_runcs_does_and_gives_gpus(
+    pods: Pods, two_gpus: SimulatedNode
+) -> None:
+    told = pods.cri.status(pb.StatusRequest()).runtime_handlers
+    features = {each.name: each.features for each in told}
+    assert features["nvidia"] == features["runc"]
+    assert features["runc"].recursive_read_only_mounts
+    uuid = two_gpus.scenario.gpus[1].uuid
+    pod = pods.run()
+    container = pod.start(*IDLE, image=GLIBC, env={"NVIDIA_VISIBLE_DEVICES": uuid})
+    assert uuid in container.exec("nvidia-smi", "-L").stdout
+    with open(os.path.join(container.bundle, "nvidia.json"), encoding="utf-8") as file:
+        assert json.load(file)["request"]["devices"] == [uuid]
+    assert len(pod.shims) == 1
+    mount = pb.Mount(
+        host_path="/sys", container_path="/host-sys", readonly=True, recursive_read_only=True,
+        propagation=pb.PROPAGATION_PRIVATE,
+    )  # fmt: skip
+    deep = pod.start(*IDLE, image=GLIBC, mounts=[mount])
+    assert deep.exec("ls", "/host-sys/kernel").code == 0
