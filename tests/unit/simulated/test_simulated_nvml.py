@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # nvmlReturn_t
 INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND, INSUFFICIENT_SIZE = 2, 3, 6, 7
-DRIVER_NOT_LOADED, VERSION_MISMATCH, GPU_IS_LOST = 9, 25, 15
+DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND, GPU_IS_LOST, VERSION_MISMATCH = 9, 13, 15, 25
 
 
 @contextlib.contextmanager
@@ -532,6 +532,7 @@ def test_without_the_control_node_there_is_no_driver(two: SimulatedNode, ask_nvm
         ("count=7 nvmlSystemGetDriverVersion=error:999", "nvmlSystemGetDriverVersion()",
          {"error": 999}),
         ("nvmlDeviceGet=error:15", "answer(nvmlDeviceGetCount())", 2),
+        ("driver=550.54.15", "answer(nvmlSystemGetDriverVersion())", "550.54.15"),
         ("nonsense", "answer(nvmlDeviceGetCount())", 2),
     ],
 )  # fmt: skip
@@ -549,6 +550,66 @@ def test_faults_from_the_nodes_state(two: SimulatedNode, ask_nvml: AskNvml) -> N
         assert ask_nvml(two, "nvmlSystemGetDriverVersion()") == {"error": 4}
     finally:
         path.unlink()
+
+
+def test_a_function_fails_of_one_gpu_only(two: SimulatedNode, ask_nvml: AskNvml) -> None:
+    found = ask_nvml(
+        two,
+        """
+        def of(index, question):
+            try: return question(nvmlDeviceGetHandleByIndex(index))
+            except NVMLError as error: return error.value
+        answer([[of(index, nvmlDeviceGetName), of(index, nvmlDeviceGetBrand)] for index in (0, 1)])
+        """,
+        faults="gpu1.nvmlDeviceGetName=error:999",
+    )
+    name = two.scenario.gpus[0].model.name
+    brand = two.scenario.gpus[0].model.brand.value
+    assert found == [[name, brand], [999, brand]]
+
+
+def test_a_function_that_a_driver_lacks_is_not_found(
+    make_node: MakeNode, ask_nvml: AskNvml
+) -> None:
+    lacking = ["nvmlEventSetWait_v2", "nvmlDeviceGetBrand", "nvmlDeviceGetPowerSource"]
+    node = make_node(Scenario.of(1, nvml_lacks=lacking))
+    found = ask_nvml(
+        node,
+        """
+        def of(question, *arguments):
+            try: return question(*arguments)
+            except NVMLError as error: return error.value
+        gpu = nvmlDeviceGetHandleByIndex(0)
+        answer([of(nvmlDeviceGetBrand, gpu), of(nvmlEventSetWait_v2, nvmlEventSetCreate(), 0),
+                of(nvmlDeviceGetName, gpu)])
+        """,
+    )
+    assert found == [FUNCTION_NOT_FOUND, FUNCTION_NOT_FOUND, node.scenario.gpus[0].model.name]
+    assert SimulatedNode.open(node.directory).scenario == node.scenario
+
+
+def test_nvmls_order_need_not_be_that_of_the_bus_nor_of_the_nodes(
+    make_node: MakeNode, ask_nvml: AskNvml, smi: Smi
+) -> None:
+    places = ["0000:da:00.0", "0000:4b:00.0", "0000:31:00.0"]
+    gpus = [{"index": n, "pci": pci, "minor": 2 - n} for n, pci in enumerate(places)]
+    node = make_node(Scenario.of(3, "l40s", gpu=gpus))
+    found = ask_nvml(
+        node,
+        """
+        gpus = [nvmlDeviceGetHandleByIndex(n) for n in range(nvmlDeviceGetCount())]
+        answer([[nvmlDeviceGetUUID(g), nvmlDeviceGetPciInfo(g).busId, nvmlDeviceGetMinorNumber(g)]
+                for g in gpus])
+        """,
+    )
+    uuids = [gpu.uuid for gpu in node.scenario.gpus]
+    assert found == [[uuids[n], f"0000{pci}".upper(), 2 - n] for n, pci in enumerate(places)]
+    assert [line.split("UUID: ")[1][:-1] for line in smi(node, "-L").stdout.splitlines()] == uuids
+    for gpu in node.scenario.gpus:
+        information = Path(node.proc, f"driver/nvidia/gpus/{gpu.pci}/information").read_text()
+        assert f"GPU UUID: \t {gpu.uuid}\n" in information
+        assert f"Device Minor: \t {gpu.minor}\n" in information
+        assert os.stat(f"{node.dev}/nvidia{gpu.minor}").st_rdev == os.makedev(195, gpu.minor)
 
 
 def test_an_init_that_hangs_can_be_killed(two: SimulatedNode, ask_nvml: AskNvml) -> None:
