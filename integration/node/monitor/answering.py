@@ -6,7 +6,8 @@ and ends when there are no more::
     {"driver": …, "gpus": [{"index": …, "uuid": …, …}, …], "notes": [WHAT WENT WRONG, …]}
 
 with all of a GPU in NVML's own units, and null for what it does not say. The agent checks it and
-turns it into a :class:`~integration.node.monitor.values.Sample` (:mod:`.samples`).
+turns it into a :class:`~integration.node.monitor.values.Sample` (:mod:`.samples`). Whether a GPU is
+lost is decided by the rules that the engine goes by (:mod:`hooks.node.nvml_asking`).
 
 In MIG mode NVML tells a GPU's processes with the instance that each is in, if it is asked of the
 GPU by somebody who may know them all; otherwise each MIG device is asked for its own.
@@ -20,14 +21,12 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from hooks.node.nvml_asking import GpuAsker, GpuLost, text_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# nvmlReturn_t, for which older pynvml have no names. Of the first set: the GPU is no more. Of the
-# second: it has no such thing, or no sample of it yet; drivers have more than one word for that.
-_LOST = frozenset({15, 16})
-_ABSENT = frozenset({2, 3, 4, 6, 13, 21, 25, 26})
-_NOT_FOUND = 6
+_NOT_FOUND = 6  # nvmlReturn_t
 
 _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
 _SM_CLOCK, _MEMORY_CLOCK, _TEMPERATURE = 1, 2, 0
@@ -68,12 +67,10 @@ class Asker:
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
         self._notes: list[str] = []
-        # Questions that a GPU has answered, and those to which it said that it could not.
-        self._answers, self._failures = 0, 0
 
     def driver(self) -> str:
         """The version that NVML is of."""
-        return _text(self._nvml.nvmlSystemGetDriverVersion())
+        return text_of(self._nvml.nvmlSystemGetDriverVersion())
 
     def all(self) -> dict[str, Any]:
         """What is to be said of all GPUs."""
@@ -81,15 +78,14 @@ class Asker:
         gpus = []
         for index in range(nvml.nvmlDeviceGetCount()):
             gpu: dict[str, Any] = {"index": index, "uuid": ""}
-            self._answers = self._failures = 0
+            self._asker = GpuAsker(nvml, index)
             try:
-                handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                gpu["uuid"] = _text(nvml.nvmlDeviceGetUUID(handle))
+                handle = self._asker.open(gpu)
                 gpu.update(self._gpu(handle))
-            except nvml.NVMLError as error:
+            except GpuLost as error:
                 gpu["lost"] = str(error)
-            if self._failures and not self._answers:
-                gpu.setdefault("lost", "it answers no question")
+            for line in self._asker.notes:
+                self._note(line)
             gpus.append(gpu)
         return {"driver": self.driver(), "gpus": gpus, "notes": self._notes}
 
@@ -97,9 +93,9 @@ class Asker:
         """All of one GPU.
 
         Raises:
-            NVMLError: it is lost.
+            GpuLost: it is lost.
         """
-        ask = self._ask
+        ask = self._asker.ask
         rates = ask("nvmlDeviceGetUtilizationRates", handle)
         encoder = ask("nvmlDeviceGetEncoderUtilization", handle)
         decoder = ask("nvmlDeviceGetDecoderUtilization", handle)
@@ -132,24 +128,24 @@ class Asker:
         version = getattr(self._nvml, "nvmlMemory_v2", None)
         memory = None
         if version is not None:
-            memory = self._ask("nvmlDeviceGetMemoryInfo", handle, version)
+            memory = self._asker.ask("nvmlDeviceGetMemoryInfo", handle, version)
         if memory is None:
-            memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
+            memory = self._asker.ask("nvmlDeviceGetMemoryInfo", handle)
         return None if memory is None else [memory.total, memory.used]
 
     def _mig(self, handle: Any) -> list[tuple[Any, dict[str, Any]]]:
         devices = []
-        for index in range(self._ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
-            device = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
+        for index in range(self._asker.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+            device = self._asker.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
             if device is None:  # a place for a device that was not made
                 continue
-            uuid = self._ask("nvmlDeviceGetUUID", device)
+            uuid = self._asker.ask("nvmlDeviceGetUUID", device)
             if uuid is None:
                 continue
             told = {
-                "uuid": _text(uuid),
-                "gi": self._ask("nvmlDeviceGetGpuInstanceId", device),
-                "ci": self._ask("nvmlDeviceGetComputeInstanceId", device),
+                "uuid": text_of(uuid),
+                "gi": self._asker.ask("nvmlDeviceGetGpuInstanceId", device),
+                "ci": self._asker.ask("nvmlDeviceGetComputeInstanceId", device),
                 "memory": self._memory(device),
             }
             devices.append((device, told))
@@ -179,7 +175,7 @@ class Asker:
     def _list(self, name: str, handle: Any) -> Any:
         """A list of processes, by the newest question that the driver understands."""
         for version in ("_v3", "_v2"):
-            found = self._ask(name + version, handle)
+            found = self._asker.ask(name + version, handle)
             if found is not None:
                 return found
         return None
@@ -201,35 +197,6 @@ class Asker:
             for each in newest.values()
         ]
 
-    def _ask(self, name: str, *arguments: Any) -> Any:
-        """One answer; None if there is none.
-
-        Raises:
-            NVMLError: the GPU is lost.
-        """
-        call = getattr(self._nvml, name, None)
-        if call is None:
-            return None
-        try:
-            answer = call(*arguments)
-        except self._nvml.NVMLError as error:
-            if error.value in _LOST:
-                raise
-            if error.value not in _ABSENT:
-                self._failures += 1
-                self._note(f"{name}: {error}")
-            return None
-        except MemoryError:
-            self._note(f"{name}: more than there is memory for")
-            return None
-        self._answers += 1
-        return answer
-
     def _note(self, line: str) -> None:
         if len(self._notes) < _NOTES and line not in self._notes:
             self._notes.append(line)
-
-
-def _text(value: Any) -> str:
-    """A string of NVML: pynvml gives bytes or str, depending on its release."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
