@@ -4,7 +4,8 @@ A scenario is a small TOML file. Everything has a default; this is all there is 
 
     gpus = 2                      # how many, 0 to 32
     model = "h100"                # a key of integration.simulated.catalogue.MODELS
-    driver = "535.104.05"         # the driver's version; by default that of the packages
+    driver = "535.104.05"         # the driver's version; by default that of the packages, or the
+                                  # least that knows the models
     cuda = "12.2"                 # the CUDA version the driver offers; by default its branch's
     drm = true                    # /dev/dri/cardN and renderDN beside each GPU
     imex-channels = [0]           # /dev/nvidia-caps-imex-channels/channelN
@@ -180,7 +181,7 @@ class Scenario:
 
     Attributes:
         gpus: its GPUs in the order of NVML's indices.
-        driver: the driver's version; empty for that of the packages it is made of.
+        driver: the driver's version; empty for what :meth:`driver_version` says.
         cuda: the CUDA version the driver offers; None for that of its branch.
         drm: whether the GPUs have DRM nodes.
         imex_channels: numbers of the IMEX channels.
@@ -261,7 +262,8 @@ class Scenario:
 
         Raises:
             ScenarioInvalid: a key is unknown, a value of the wrong kind, a model has no MIG, a
-                layout does not fit, two GPUs share an address or a minor.
+                layout does not fit, two GPUs share an address or a minor, a model is newer than
+                the driver.
         """
         _known(table, _TOP_KEYS, "a scenario")
         platform = _typed(table, "platform", str, "")
@@ -309,7 +311,7 @@ class Scenario:
             raise _invalid("UUIDs of the GPUs", "two are equal", "give each GPU its own")
         return cls(
             gpus=tuple(gpus),
-            driver=_matched(table, "driver", _DRIVER, "a version such as 535.104.05"),
+            driver=_driver(table, gpus),
             cuda=_cuda(_matched(table, "cuda", _CUDA, "a version such as 12.2")),
             drm=_typed(table, "drm", bool, True),
             imex_channels=_channels(_typed(table, "imex-channels", list, [])),
@@ -320,6 +322,15 @@ class Scenario:
             beside=_beside(_typed(table, "beside", list, []), nvidia=nvidia),
             nvml_lacks=_functions(_typed(table, "nvml-lacks", list, [])),
         )
+
+    def driver_version(self, packages: str) -> str:
+        """The full version of this node's driver.
+
+        Args:
+            packages: that of the packages it is made of. It is the driver's, unless the scenario
+                names another, or a model is too new for it.
+        """
+        return self.driver or max((packages, *(g.model.driver for g in self.gpus)), key=_numbers)
 
     def cuda_version(self, driver: str) -> tuple[int, int]:
         """The CUDA version that a driver of this node offers.
@@ -367,6 +378,7 @@ def _gpu(index: int, count: int, model: str, override: Mapping[str, Any]) -> Gpu
     if key not in MODELS:
         raise _invalid(f'model = "{key}"', "no such model", f"choose one of {', '.join(MODELS)}")
     bus = _BUSES[index] if index < len(_BUSES) else 0xDB + index - len(_BUSES) + 1
+    places = MODELS[key].addresses
     name = _matched(override, "uuid", _UUID, "a UUID such as GPU-8ef4a8d0-…, lower case")
     name = name or f"GPU-{_made_uuid(key, index)}"
     mig = None
@@ -377,7 +389,7 @@ def _gpu(index: int, count: int, model: str, override: Mapping[str, Any]) -> Gpu
         key=key,
         uuid=name,
         pci=_matched(override, "pci", _PCI, "an address such as 0000:3b:00.0, lower case")
-        or f"0000:{bus:02x}:00.0",
+        or (places[index] if index < len(places) else f"0000:{bus:02x}:00.0"),
         minor=_typed(override, "minor", int, index),
         numa_node=index * 2 // count,
         mig=mig,
@@ -434,6 +446,22 @@ def _entry(instance: GpuInstance) -> str:
 
 def _made_uuid(seed: str, index: int) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_OID, f"simulated {seed} {index}"))
+
+
+def _driver(table: Mapping[str, Any], gpus: Sequence[Gpu]) -> str:
+    driver = _matched(table, "driver", _DRIVER, "a version such as 535.104.05")
+    least = max((gpu.model.driver for gpu in gpus), key=_numbers, default="")
+    if driver and _numbers(driver) < _numbers(least):
+        raise _invalid(
+            f'driver = "{driver}"',
+            "it does not know one of the models",
+            f"leave it out, or write at least {least}",
+        )
+    return driver
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part)
 
 
 def _cuda(text: str) -> tuple[int, int] | None:

@@ -130,6 +130,7 @@ def test_seven_of_the_smallest_fill_a_gpu() -> None:
         ({"colour": "green"}, "no such key"),
         ({"driver": "535"}, "not of its form"),
         ({"driver": "../../etc"}, "not of its form"),
+        ({"model": "b200", "driver": "550.163.01"}, "does not know one of the models"),
         ({"cuda": "twelve"}, "not of its form"),
         ({"gpu": [{"index": 0, "uuid": "GPU-1"}]}, "not of its form"),
         ({"gpu": [{"index": 0, "pci": "0000:3B:00.0"}]}, "not of its form"),
@@ -199,7 +200,7 @@ def tables(draw: st.DrawFn) -> dict[str, Any]:
     table["amd"] = draw(st.lists(st.sampled_from(["mi300x", "mi300x/8", "mi210"]), max_size=8))
     table["intel"] = draw(st.lists(st.sampled_from(["flex170", "b580"]), max_size=8))
     if draw(st.booleans()):
-        table |= {"driver": "550.54.15", "cuda": "12.4"}
+        table |= {"driver": "580.95.05", "cuda": "12.4"}
     profiles = MODELS[table["model"]].profiles
     if profiles and count:
         entry = st.sampled_from([profile.name for profile in profiles if profile.slices < 3])

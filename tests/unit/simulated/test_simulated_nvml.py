@@ -17,6 +17,7 @@ import pytest
 from integration.errors import LibraryNotBuilt
 from integration.simulated import Scenario, SimulatedNode, library
 from integration.simulated.capabilities import access_minor
+from tests.harness.nvshim import nvshim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -97,6 +98,32 @@ def test_nvidia_smi_answers_queries(two: SimulatedNode, smi: Smi) -> None:
     assert done.stdout.splitlines()[1] == (
         f"1, {gpu.uuid}, 00000000:2A:00.0, 81559 MiB, 9.0, {gpu.serial}, Disabled"
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "told", "driver", "least", "whole"),
+    [
+        ("h200", "NVIDIA H200, 143771 MiB, 9.0, 0x233510DE", "550.", "1g.18gb", "7g.141gb"),
+        ("b200", "NVIDIA B200, 183359 MiB, 10.0, 0x290110DE", "570.", "1g.23gb", "7g.180gb"),
+        ("gb200", "NVIDIA GB200, 189471 MiB, 10.0, 0x294110DE", "570.", "1g.23gb", "7g.186gb"),
+        ("gb300", "NVIDIA GB300, 284208 MiB, 10.3, 0x31C210DE", "580.", "1g.35gb", "7g.278gb"),
+    ],
+)
+def test_a_newer_model_is_what_nvidia_smi_prints_of_it(
+    make_node: MakeNode, smi: Smi, model: str, told: str, driver: str, least: str, whole: str
+) -> None:
+    gpus = [{"index": 0, "mig": [least] * 7}, {"index": 1, "mig": [whole]}]
+    node = make_node(Scenario.of(3, model, gpu=gpus))
+    fields = "name,memory.total,compute_cap,pci.device_id,driver_version,pci.bus_id"
+    line = smi(node, f"--query-gpu={fields}", "--format=csv,noheader").stdout.splitlines()[2]
+    address = node.scenario.gpus[2].pci.upper()
+    assert line == f"{told}, {node.driver_version}, 0000{address}"
+    assert node.driver_version.startswith(driver)
+    names = re.findall(r"^  MIG (\S+)", smi(node, "-L").stdout, re.MULTILINE)
+    assert names == [least] * 7 + [whole]
+    found = nvshim("list", "--config", node.config_path, "-o", "json").document
+    assert [row["profile"] for row in found if row["kind"] == "mig"] == names
+    assert [row["fault"] for row in found] == [None] * 11
 
 
 def test_nvidia_smi_prints_instances_and_what_room_is_left(mig: SimulatedNode, smi: Smi) -> None:
