@@ -46,7 +46,9 @@ class Nvml:
             file.write("\n".join(faults))
 
     def listed(self) -> list[Any]:
-        rows = nvshim("list", "--config", self.node.config_path, "-o", "json").document
+        # Nobody's containers: others run on this machine.
+        where = ("--config", self.node.config_path, "--containerd-state", self.node.dev)
+        rows = nvshim("list", *where, "-o", "json").document
         assert [row["index"] for row in rows] == [0, 1, 2, 3]
         return list(rows)
 

@@ -217,9 +217,8 @@ def test_what_is_listed_is_explained_before_the_first_container(
     """Nothing is kept of the node then, and only NVML knows of MIG devices."""
     with SimulatedNode.create(str(tmp_path / "node"), Scenario.load("mig")) as node:
         where = ("--config", node.config_path, "-o", "json")
-        done = subprocess.run(
-            [*NVSHIM, "list", *where], capture_output=True, cwd=REPOSITORY, check=True
-        )
+        line = [*NVSHIM, "list", *where, "--containerd-state", node.dev]
+        done = subprocess.run(line, capture_output=True, cwd=REPOSITORY, check=True)
         devices = [row for row in json.loads(done.stdout) if row["kind"] == "mig"]
         for name in (devices[0]["uuid"], f"{devices[-1]['index']}:{devices[-1]['mig_index']}"):
             write_spec(bundle, f"NVIDIA_VISIBLE_DEVICES={name}")
