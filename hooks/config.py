@@ -55,7 +55,7 @@ One TOML file, read when a container asks for a GPU or names a logger::
     suspects = 3             # so many errors in a while make a suspect device unhealthy
     window = 600             # seconds that the while lasts
     patience = 30            # seconds of NVML's silence after which devices are unhealthy
-    quiet = 60               # seconds without an error before a device is given again
+    quiet = 20               # seconds without an error before a device is given again
     longest-quiet = 3600     # when it fails again and again, that doubles up to this
 
 Rules
@@ -228,7 +228,7 @@ class Config:
     health_suspects: int = 3
     health_window: float = 600.0
     health_patience: float = 30.0
-    health_quiet: float = 60.0
+    health_quiet: float = 20.0
     health_longest_quiet: float = 3600.0
     layers: str = "/var/lib/containerd-shim-nvidia/layers"
     holders: int | str = Holders.ANY

@@ -29,7 +29,8 @@ def inventory_of(config: Config, *, confirmed: bool = False) -> Inventory:
 
     Args:
         config: where to look.
-        confirmed: a kept one counts only if NVML has confirmed it, however short ago that failed.
+        confirmed: a kept one counts only if NVML has confirmed it, however short ago that failed;
+            nor if a GPU was lost then, which may be back.
 
     Returns:
         The inventory. It is kept, so that the next container does not have to ask.
@@ -39,9 +40,13 @@ def inventory_of(config: Config, *, confirmed: bool = False) -> Inventory:
         DriverMismatch: its files are not of the loaded kernel module's version.
     """
     kept = engine.load_inventory(config)
-    if kept is not None and not (confirmed and kept.nvml_failure):
+    if kept is not None and not (confirmed and _is_doubtful(kept)):
         return kept
     return engine.take_inventory(config, ask(engine.probe_command(config), config.nvml_timeout))
+
+
+def _is_doubtful(kept: Inventory) -> bool:
+    return bool(kept.nvml_failure) or any(gpu.lost for gpu in kept.gpus)
 
 
 def look_at_node(config: Config, *, nvml: bool = True) -> Inventory:

@@ -22,11 +22,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["GpuAsker", "GpuLost", "text_of"]
+__all__ = ["LOST", "GpuAsker", "GpuLost", "text_of"]
 
 # Numbers of nvmlReturn_t: older releases of pynvml do not have names for all of them.
 _FUNCTION_NOT_FOUND = 13
-_LOST = frozenset({15, 16})  # GPU_IS_LOST, RESET_REQUIRED
+LOST = frozenset({15, 16})  # GPU_IS_LOST, RESET_REQUIRED
 _ABSENT = frozenset(
     {
         2,  # INVALID_ARGUMENT
@@ -70,6 +70,7 @@ class GpuAsker:
 
     def __init__(self, nvml: Any, index: int) -> None:
         self._nvml, self._index = nvml, index
+        self._name = f"GPU {index}"
         self.why = ""
         self.notes: list[str] = []
         self.answered = 0
@@ -92,6 +93,7 @@ class GpuAsker:
                 raise
             raise GpuLost(str(error)) from error
         gpu["uuid"] = self.text("nvmlDeviceGetUUID", handle)
+        self._name = gpu["uuid"] or self._name
         self._look_for_life(handle)
         return handle
 
@@ -116,7 +118,7 @@ class GpuAsker:
             GpuLost: the GPU is lost.
         """
         answer, failure = self._call(name, *arguments)
-        line = f"GPU {self._index}: {failure}"
+        line = f"{self._name}: {failure}"
         if failure and line not in self.notes and len(self.notes) < _MOST_NOTES:
             self.notes.append(line)
         return answer
@@ -136,7 +138,7 @@ class GpuAsker:
         try:
             answer = call(*arguments)
         except self._nvml.NVMLError as error:
-            if error.value in _LOST:
+            if error.value in LOST:
                 raise GpuLost(str(error)) from error
             self.why = str(error)
             return None, "" if error.value in _ABSENT else f"{name}: {self.why}"

@@ -69,17 +69,18 @@ def command(
 
     It needs no agent: NVML is asked in a process of its own. SM and MEM are of the time that
     kernels ran and memory was used; ENERGY is a container's share since this began to look, by SM.
-    Where there is no terminal, or a dumb one, each frame is a table. With -o json each frame is a
-    line, with -o yaml a document; with --once, it is the only one, and is written as elsewhere; the
-    exit status is 1 if NVML said nothing.
+    n/a is what NVML was asked and does not tell. Where there is no terminal, or a dumb one, each
+    frame is a table. With -o json each frame is a line, with -o yaml a document; with --once, it is
+    the only one, and is written as elsewhere; the exit status is 1 if NVML said nothing.
 
     \b
     Keys: time, driver, failure (why NVML says nothing), notes, devices (each with index, uuid,
     kind, name, pci, gpu_percent, memory_percent, memory_used_bytes, memory_total_bytes,
     encoder_percent, decoder_percent, temperature_celsius, power_watts, energy_joules, health, lost,
-    containers). Of each container: container (as `nvshim list` has it; null for processes of none),
-    holds, stale, orphan, memory_bytes, sm_percent, memory_percent, encoder_percent,
-    decoder_percent, energy_joules, processes (each with pid, name).
+    missing (why NVML does not tell one of these, by its key), containers). Of each container:
+    container (as `nvshim list` has it; null for processes of none), holds, stale, orphan,
+    memory_bytes, sm_percent, memory_percent, encoder_percent, decoder_percent, energy_joules,
+    processes (each with pid, name).
     """
     import anyio  # noqa: PLC0415 - after the options
 
@@ -316,7 +317,10 @@ def _picture(frame: Mapping[str, Any], width: int, height: int) -> Any:
 
     when = time.strftime("%H:%M:%S", time.localtime(math.floor(frame["time"])))
     head = f"{when}  driver {frame['driver'] or 'unknown'}  (q ends)"
-    notes = [_line(note, style="yellow") for note in _notes(frame)]
+    said, most = _notes(frame), max(1, (height - _BESIDE) // 3)
+    if len(said) > most:
+        said = [*said[: most - 1], f"{len(said) - most + 1} notes more: see nvshim top --once"]
+    notes = [_line(note, style="yellow") for note in said]
     lines = lines_of(frame)
     room = max(1, height - _BESIDE - len(notes))
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold", expand=False)

@@ -10,6 +10,7 @@ seen           the look        all
 sample         monitor         health, usage, metrics
 sampler        monitor         health, usage, metrics: they ask it for a sample
 unwatched      monitor         health, metrics
+lost           monitor         health
 let_go         monitor         itself, mps: NVML is not to be asked now
 health         health          plugin, metrics, ``nvshim list``
 xids           health          metrics
@@ -76,6 +77,8 @@ class Board:
         self.sampler: Sampler = Unsampled()
         # Why events of a GPU cannot be had now, by its UUID; "" stands for all of them.
         self.unwatched: Mapping[str, str] = {}
+        # Why a GPU does not answer any more, by its UUID.
+        self.lost: Mapping[str, str] = {}
         # Why nobody is to ask NVML now; "" if one may.
         self.let_go: str = ""
         self.health: Mapping[str, DeviceHealth] = {}

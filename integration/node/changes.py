@@ -10,7 +10,7 @@ Rules
 - Changes come in swarms (a driver's installation writes three hundred files). So the end of a
   swarm is waited for, but not for ever.
 - A socket or a watch that cannot be had (a container without the host's network, a limit of
-  inotify) leaves the slow look, and that is said.
+  inotify) leaves the slow look, and that is said; the watch is tried again after each look.
 
 Source: netlink(7), NETLINK_KOBJECT_UEVENT; kernel lib/kobject_uevent.c; inotify(7).
 """
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import anyio
 
+from integration.node import inotify
 from shim import syscalls
 
 if TYPE_CHECKING:
@@ -103,12 +104,13 @@ class Changes:
         self._deaf.pop("files", None)
         try:
             self._watch = syscalls.inotify_init()
-            for path in there:
-                syscalls.inotify_watch_changes(self._watch, path, content=path not in nodes)
+            for path, it in there.items():
+                with contextlib.suppress(FileNotFoundError):
+                    syscalls.inotify_watch_changes(self._watch, path, content=path not in nodes)
+                    self._watched[path] = it
         except OSError as error:
             self._deaf["files"] = str(error.strerror)
             self._close_watch()
-        self._watched = there
         return self._watch >= 0
 
     async def wait(self, seconds: float) -> bool:
@@ -162,11 +164,10 @@ class Changes:
                 continue
             matters = matters or concerns_gpus(message)
         if self._watch >= 0:
-            try:
-                while os.read(self._watch, _LONGEST):
-                    matters = True
-            except BlockingIOError:
-                pass
+            for event in inotify.drain(self._watch):
+                matters = True
+                if event.ends:  # what is there now may have the same number
+                    self._watched = {}
         return matters
 
     def _close_uevents(self) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import time
 from typing import TYPE_CHECKING, Final
 
 import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
+from hooks.config import load_config
+from integration.node.refresh import refresh
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.kubelet_plugins import KubeletPlugins, NotEnough
 from tests.harness.node_agent import NodeAgent
@@ -98,6 +102,71 @@ def test_a_kubelet_comes_restarts_and_hands_nothing_out_twice(
         assert agent.stop() == 0
         eventually(lambda: kubelet.plugins[GPU].ended, "the list has ended")
         assert os.listdir(kubelet.directory) == ["kubelet.sock"]
+
+
+def test_a_kubelet_that_was_killed_is_registered_with_once_when_it_is_back(
+    agent: NodeAgent, kubelet: KubeletPlugins
+) -> None:
+    """It comes 2.6 seconds later, as one of Kubernetes 1.36 did, while the plugin tries in vain."""
+    kubelet.start()
+    with agent:
+        kubelet.wait_for(GPU, 2)
+        for _ in range(2):
+            kubelet.die()
+            time.sleep(2.6)
+            before = len(kubelet.registrations)
+            kubelet.start()
+            kubelet.wait_for(GPU, 2)
+            time.sleep(2)  # nothing is expected, so that nothing can be waited for
+            assert len(kubelet.registrations) == before + 1
+
+
+def test_a_spec_that_somebody_removes_is_there_again_and_before_it_is_named(
+    agent: NodeAgent, kubelet: KubeletPlugins, tmp_path: Path
+) -> None:
+    spec = tmp_path / "cdi" / "k8s.device-plugin.nvidia.com-gpu.json"
+    kubelet.start()
+    with agent:
+        uuid = min(kubelet.wait_for(GPU, 2))
+        content = spec.read_text()
+
+        def is_there() -> bool:
+            return spec.exists() and spec.read_text() == content
+
+        spec.unlink()
+        eventually(is_there, "what was removed is made anew")
+        spec.write_text("{}")
+        eventually(is_there, "what was changed is made anew")
+        for _ in range(20):
+            spec.unlink()
+            (name,) = kubelet.plugins[GPU].allocate(uuid).cdi_devices
+            assert name.name.partition("=")[2] in spec.read_text()
+        shutil.rmtree(spec.parent)
+        spec.parent.touch()  # nobody can write there
+        with pytest.raises(grpc.RpcError) as refused:
+            kubelet.plugins[GPU].allocate(uuid)
+        assert refused.value.details().startswith("NVSHIM-E2706 cdi-device-unwritten: ")
+        spec.parent.unlink()
+        eventually(is_there, "it can be written again")
+        assert kubelet.plugins[GPU].allocate(uuid).cdi_devices
+
+
+def test_gpus_of_one_numa_node_are_preferred_though_nvml_does_not_answer(
+    kubelet: KubeletPlugins, tmp_path: Path
+) -> None:
+    kubelet.start()
+    with SimulatedNode.create(str(tmp_path / "node"), Scenario.load("eight")) as node:
+        keep_specs_in(f"{tmp_path}/cdi", node)
+        gpus = node.scenario.gpus
+        first, *_, second, third = (gpu.uuid for gpu in gpus)
+        assert gpus[0].numa_node != gpus[-2].numa_node == gpus[-1].numa_node
+        refresh(load_config(node.config_path), "")  # NVML told then what the node has
+        with open(f"{node.state}/nvml-faults", "w", encoding="utf-8") as faults:
+            faults.write("any=hang")
+        with NodeAgent(node, str(tmp_path), kubelet.socket):
+            kubelet.wait_for(GPU, 8)
+            free = [first, second, third]
+            assert set(kubelet.plugins[GPU].preferred(free, 2)) == {second, third}
 
 
 def test_settings_change_while_the_kubelet_watches_and_bad_ones_change_nothing(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -149,15 +150,20 @@ def test_a_gpu_falls_off_the_bus_under_a_container_and_comes_back(
         it.nvml("faults", "gpu0=error:15")
         it.xid(0, 79, "GPU has fallen off the bus.", pid=container.pid)
         assert kubelet.wait_for(RESOURCE, 1) == {other}
-        (line,) = it.said("XID 79")
+        (line,) = eventually(lambda: it.said("XID 79"), "it is told")
         assert (line["container"], line["known"]) == (title, "by its process")
         assert (line["severity"], line["gpu"]) == ("fatal", lost)
         assert "reboot the node" in line["do"]
         eventually(lambda: it.states() == ["unhealthy", "healthy"], "it is written")
         assert it.listed() == ["unhealthy", "healthy"]
-        status, rows = it.nvshim("health", "list")
-        assert status == 3
-        (row,) = [row for row in rows if row["uuid"] == lost]
+
+        def listed() -> Any:
+            status, rows = it.nvshim("health", "list")
+            assert status == 3
+            (row,) = [row for row in rows if row["uuid"] == lost]
+            return row["xid"] and row
+
+        row = eventually(listed, "with its error")
         assert (row["xid"], row["containers"], row["given"]) == (79, [title], False)
 
         it.nvml("faults", "")
@@ -169,6 +175,34 @@ def test_a_gpu_falls_off_the_bus_under_a_container_and_comes_back(
     # Nobody watches any more.
     assert it.listed() == [None, None]
     assert it.nvshim("health", "list")[0] == 1
+
+
+def is_heard_again(it: Agent, times: int) -> bool:
+    return len(it.said("events of it are heard again")) == times
+
+
+@pytest.mark.parametrize("fault", ["", "nvmlDeviceRegisterEvents=error:3"])
+def test_a_lost_gpu_is_taken_back_and_given_again_though_nobody_asks(
+    node: SimulatedNode, tmp_path: Path, fault: str
+) -> None:
+    """Nothing is in the kernel's log, nobody scrapes, and the next look is far away."""
+    directory = str(tmp_path / "kubelet")
+    options = (
+        "--kubelet-socket", f"{directory}/kubelet.sock", "--pod-resources", "",
+        "--containerd-state", str(tmp_path), "--poll", "1000",
+    )  # fmt: skip
+    lost, other = (gpu.uuid for gpu in node.scenario.gpus)
+    with KubeletPlugins(directory) as kubelet, agent(node, tmp_path, *options) as it:
+        it.nvml("faults", fault)
+        kubelet.wait_for(RESOURCE, 2)
+        for n in range(2):
+            it.nvml("faults", f"{fault} gpu0=error:15")
+            assert kubelet.wait_for(RESOURCE, 1) == {other}
+            it.nvml("faults", fault)
+            assert kubelet.wait_for(RESOURCE, 2) == {lost, other}
+            if not fault:
+                eventually(partial(is_heard_again, it, n + 1), "again")
+        assert not [line for line in it.lines() if "XID" in line["event"]]
 
 
 def test_an_unhealthy_gpu_outlives_the_agent_and_is_reset_or_put_back_by_hand(

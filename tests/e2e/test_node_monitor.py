@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -182,6 +183,14 @@ async def test_a_gpu_that_is_lost_is_told_of_and_the_others_are_watched(
         await begun(it, 45)
         found = await it.board.sampler.sample(max_age=0)
         assert [gpu.lost for gpu in found.gpus] == ["GPU is lost", "", "", ""]
+        write(gpus, "faults", "")
+        found = await it.board.sampler.sample(max_age=0)
+        assert not any(gpu.lost for gpu in found.gpus)
+        await until(lambda: not it.board.unwatched, "it is watched again")
+        assert not it.board.lost
+        before = children_of(os.getpid())
+        await begun(it, 46)
+        assert children_of(os.getpid()) == before  # by a child that stays
 
 
 @pytest.mark.usefixtures("soon")
@@ -302,15 +311,27 @@ async def test_it_lets_go_of_the_gpus_when_it_is_asked_to(gpus: SimulatedNode) -
         assert not it.board.faults
 
 
-@pytest.mark.usefixtures("soon")
-async def test_gpus_without_events_are_told_of_once(gpus: SimulatedNode) -> None:
-    write(gpus, "faults", "nvmlDeviceRegisterEvents=error:3")
+@pytest.mark.parametrize(
+    ("function", "error", "why"),
+    [
+        ("nvmlDeviceRegisterEvents", 3, "Not Supported"),
+        ("nvmlEventSetWait", 13, "Function Not Found"),  # pynvml's word where it is missing
+        ("nvmlEventSetCreate", 13, "Function Not Found"),
+    ],
+)
+async def test_gpus_without_events_are_told_of_once_and_asked_all_the_same(
+    gpus: SimulatedNode, function: str, error: int, why: str
+) -> None:
+    write(gpus, "faults", f"{function}=error:{error}")
     async with monitored(gpus) as it:
-        [first] = children_of(os.getpid())
-        await until(lambda: set(children_of(os.getpid())) - {first}, "it is tried again")
-        await until(lambda: not children_of(os.getpid()), "in vain")
-        assert it.board.unwatched == dict.fromkeys(it.board.seen.gpus, "Not Supported")
+        await until(lambda: it.board.unwatched, "it is told")
+        lost = it.board.seen.gpus[0]
+        write(gpus, "faults", f"{function}=error:{error} gpu0=error:15")
+        await until(lambda: it.board.lost == {lost: "GPU is lost"}, "one is lost")
+        assert it.board.unwatched.keys() == set(it.board.seen.gpus)
+        assert it.board.unwatched[it.board.seen.gpus[1]] == why
         assert it.kinds() == ["unwatched"] * 4
+        assert not [line for line in it.said if "heard again" in line]
         assert "of no GPU events can be had" in it.board.faults["monitor.events"]
         assert len([line for line in it.said if "NVSHIM-E2745" in line]) == 1
 
@@ -374,6 +395,63 @@ def test_nothing_keeps_the_driver_once_the_agent_ends(gpus: SimulatedNode, numbe
         process.send_signal(number)
         process.wait(timeout=20)
         eventually(lambda: not any(map(is_alive, children)), "they end with the agent")
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedNode]:
+    directory = tmp_path_factory.mktemp("eight") / "node"
+    with SimulatedNode.create(str(directory), Scenario.load("eight")) as made:
+        config = Path(made.config_path)
+        # For a busy machine; to be asked everything of eight GPUs takes twice as long.
+        config.write_text(config.read_text().replace("[node]\n", "[node]\nnvml-timeout = 10\n"))
+        refresh(load_config(made.config_path), "")  # who asks later need not ask for the inventory
+        yield made
+
+
+def top(node: SimulatedNode) -> tuple[dict[str, Any], str]:
+    """What `nvshim top` shows once, for programs and for people."""
+    line = [sys.executable, "-m", "integration.cli", "top", "--once", "--config", node.config_path]
+    told = subprocess.run([*line, "-o", "json"], stdout=subprocess.PIPE, check=True).stdout
+    shown = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True)
+    frame: dict[str, Any] = json.loads(told)
+    return frame, shown.stdout.decode()
+
+
+def test_a_slow_driver_of_many_gpus_tells_of_all_of_them(eight: SimulatedNode) -> None:
+    """One that takes a tenth of a second for each question does not hang."""
+    write(eight, "faults", "any=sleep:100")
+    try:
+        frame, _ = top(eight)
+    finally:
+        write(eight, "faults", "")
+    assert frame["failure"] is None, "it took all the time that one question may take"
+    assert [each["temperature_celsius"] for each in frame["devices"]] == [30] * 8
+    assert all(each["power_watts"] for each in frame["devices"])
+
+
+def test_what_is_not_told_is_shown_with_the_reason(eight: SimulatedNode) -> None:
+    write(
+        eight,
+        "faults",
+        "nvmlDeviceGetPowerUsage=error:999 nvmlDeviceGetDecoderUtilization=error:3 gpu7=error:15",
+    )
+    try:
+        frame, shown = top(eight)
+    finally:
+        write(eight, "faults", "")
+    assert frame["failure"] is None
+    *others, lost = frame["devices"]
+    for each in others:
+        assert each["power_watts"] is each["decoder_percent"] is None
+        assert each["missing"] == {
+            "power_watts": "Unknown Error",
+            "decoder_percent": "Not Supported",
+        }
+        assert f"{each['uuid']}: nvmlDeviceGetPowerUsage: Unknown Error" in frame["notes"]
+    assert lost["lost"] == "GPU is lost"
+    assert f"{lost['uuid']}: GPU is lost" in frame["notes"]
+    assert set(frame["notes"]) <= set(shown.splitlines())
+    assert [line.count("n/a") for line in shown.splitlines() if line.startswith("0 ")] == [2]
 
 
 async def test_watching_costs_nothing(gpus: SimulatedNode) -> None:

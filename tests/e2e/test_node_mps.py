@@ -262,7 +262,8 @@ def test_what_cannot_be_is_said_and_tried_again(agent: Agent) -> None:
 
 STAND_IN: Final = r"""#!/usr/bin/python3 -IS
 # Speaks as nvidia-cuda-mps-control does. Its clients are the lines of the file "clients" in the log
-# directory; a server lives as long as the daemon, and longer if that is killed.
+# directory; a server lives as long as the daemon, and longer if that is killed. A daemon that is
+# stopped answers nobody.
 import os, sys, time
 pipe, log = (os.environ[f"CUDA_MPS_{name}_DIRECTORY"] for name in ("PIPE", "LOG"))
 def read(path):
@@ -279,6 +280,8 @@ def lives():
         return not os.kill(int(read(f"{pipe}/control")), 0)
     except (OSError, ValueError):
         return False
+def is_stopped():
+    return read(f"/proc/{read(f'{pipe}/control')}/stat").rpartition(")")[2].split()[:1] == ["T"]
 clients = lambda: read(f"{log}/clients").split()
 if sys.argv[1:] == ["-f"]:
     server = os.fork() or os.execv("/bin/sleep", ["sleep", "1000"])
@@ -295,6 +298,8 @@ for line in sys.stdin:
     name, *words = line.split()
     if not lives():
         sys.exit(1)
+    while is_stopped():
+        time.sleep(0.02)
     if name == "get_default_active_thread_percentage":
         print(read(f"{pipe}/percentage"))
     elif name == "set_default_active_thread_percentage":
@@ -369,6 +374,49 @@ def test_a_container_that_may_become_a_client_keeps_the_daemon(stand_in: Agent) 
     daemon, server = sorted(agent.processes())
     os.kill(daemon, signal.SIGSTOP)
     agent.start(replicas=0, timeout=0.5)
+    eventually(lambda: not os.path.ismount(agent.root / "shm"), "all is gone")
+    nothing_is_left(agent)
+
+
+@contextmanager
+def foreign_container(agent: Agent, place: Path) -> Iterator[int]:
+    """A process that has the daemon's pipes, as Docker or CRI-O would give them; its pid.
+
+    Nothing but the kernel tells of it.
+    """
+    place.mkdir()
+    script = f"mount --bind {agent.directory}/pipe {place} && exec sleep 1000"
+    with subprocess.Popen(["unshare", "--mount", "sh", "-c", script]) as process:
+        try:
+            comm = Path(f"/proc/{process.pid}/comm")
+            eventually(lambda: comm.read_text() == "sleep\n", "it is there")
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def test_a_silent_daemon_is_not_ended_under_clients_of_another_engine(
+    stand_in: Agent, tmp_path: Path
+) -> None:
+    agent = stand_in
+    agent.start()
+    pid = agent.ready()
+    with foreign_container(agent, tmp_path / "pipe") as client:
+        os.kill(pid, signal.SIGSTOP)
+        agent.end(signal.SIGKILL)
+        # The next agent wants it still, and it does not answer that one.
+        agent.start(timeout=0.5)
+        eventually(lambda: f"may have clients in process {client} (sleep)" in agent.fault(), "why")
+        assert is_alive(pid)
+        os.kill(pid, signal.SIGCONT)
+        assert agent.ready() == pid
+        # Nothing is shared any more, and it is silent again.
+        agent.end(signal.SIGKILL)
+        os.kill(pid, signal.SIGSTOP)
+        agent.start(replicas=0, timeout=0.5)
+        eventually(lambda: f"process {client} (sleep)" in agent.fault(), "who is waited for")
+        assert is_alive(pid)
+    eventually(lambda: not is_alive(pid), "it is ended once nobody has its pipes", timeout=40)
     eventually(lambda: not os.path.ismount(agent.root / "shm"), "all is gone")
     nothing_is_left(agent)
 

@@ -15,6 +15,7 @@ Source: kubelet pkg/kubelet/cm/devicemanager (manager.go, plugin/v1beta1), apis/
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -228,6 +229,12 @@ class KubeletPlugins:
             plugin.close()
         self.plugins.clear()
 
+    def die(self) -> None:
+        """End as by a signal: its socket stays, and nobody listens there."""
+        self.stop()
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(self.socket)
+
     def restart(self) -> None:
         self.stop()
         self.start()
@@ -326,6 +333,7 @@ class KubeletPlugins:
         path = os.path.join(self.directory, request.endpoint)
         try:
             plugin = Plugin(request, path)
+            plugin.options()
         except grpc.FutureTimeoutError:
             context.abort(grpc.StatusCode.UNKNOWN, f"failed to dial device plugin at {path}")
         before = self.plugins.get(request.resource_name)

@@ -58,6 +58,7 @@ __all__ = [
     "Verdict",
     "attributed",
     "cleared",
+    "fell",
     "heard",
     "judge",
     "next_sample",
@@ -236,6 +237,18 @@ def saw(
     book = replace(
         book, places={**kept, **places}, conditions=conditions, gone=book.gone - places.keys()
     )
+    return fell(book, lost, now, rules)
+
+
+def fell(book: Book, lost: Mapping[str, str], now: Moment, rules: Rules) -> Book:
+    """After GPUs were found lost.
+
+    Args:
+        book: what was known.
+        lost: why each does not answer, by its UUID.
+        now: when.
+        rules: how patient one is.
+    """
     for gpu, reason in lost.items():
         book = _stepped(book, book.of_gpu(gpu), Lost(reason), now, rules)
     return book
@@ -542,7 +555,10 @@ def next_sample(book: Book, asked: float, rules: Rules, usual: float) -> float:
         if known.silent_since is not None and known.state != State.UNHEALTHY:
             # That it fails twice does not say that it was silent all the while.
             when = min(when, asked + max(rules.patience / _LOOKS, _SOONEST))
-        soonest = min(soonest, when if known.state.is_given else min(when, asked + usual))
+        # One of which nobody tells is asked, and one that is away: it may be back.
+        if known.unwatched or not known.state.is_given:
+            when = min(when, asked + usual)
+        soonest = min(soonest, when)
     return soonest
 
 

@@ -118,7 +118,7 @@ class Rules:
     suspects: int = 3
     window: float = 600.0
     patience: float = 30.0
-    quiet: float = 60.0
+    quiet: float = 20.0
     longest: float = 3600.0
 
 

@@ -38,6 +38,7 @@ from integration.node.health.book import (
     Verdict,
     attributed,
     cleared,
+    fell,
     heard,
     judge,
     next_sample,
@@ -61,8 +62,9 @@ if TYPE_CHECKING:
 
 __all__ = ["rules_of", "run"]
 
-# Seconds between two samples while all is well.
+# Seconds between two samples while all is well, and at most while a device is away or unwatched.
 _SELDOM: Final = 300.0
+_OFTEN: Final = 5.0
 # Seconds that an error waits for the other source to name its instance, or its process.
 _FOR_INSTANCE: Final = 0.3
 _FOR_PROCESS: Final = 3.0
@@ -153,6 +155,8 @@ class _Ward:
             self._look()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._go_by_looks)
+                tasks.start_soon(self._go_by_watch)
+                tasks.start_soon(self._go_by_losses)
                 tasks.start_soon(self._go_by_usage)
                 tasks.start_soon(self._go_by_samples)
                 tasks.start_soon(self._ask)
@@ -283,10 +287,16 @@ class _Ward:
                 return  # nobody has looked yet
             book = saw(self._book, None, {}, now, self._rules, load=load, why=seen.faults[0])
         else:
+            # An inventory that was kept knows nothing of a GPU that has answered since.
+            lost = {
+                gpu.uuid: gpu.lost
+                for gpu in inventory.gpus
+                if gpu.uuid and gpu.lost and self._answered(gpu.uuid) < inventory.taken
+            }
             book = saw(
                 self._book,
                 places_of(inventory, self._there()),
-                {gpu.uuid: gpu.lost for gpu in inventory.gpus if gpu.uuid and gpu.lost},
+                lost,
                 now,
                 self._rules,
                 load=load,
@@ -294,17 +304,37 @@ class _Ward:
             )
         self._put(watched(book, self._board.unwatched, now, self._rules))
 
+    def _answered(self, uuid: str) -> float:
+        """When a device that was lost answered again, in seconds since boot; 0 if it was not."""
+        known = self._book.conditions.get(uuid)
+        return 0.0 if known is None or known.lost else known.answers_since
+
     def _there(self) -> dict[str, Place]:
         """Where those are that were there at the last look."""
         book = self._book
         return {uuid: place for uuid, place in book.places.items() if uuid not in book.gone}
 
     async def _go_by_looks(self) -> None:
-        version = self._board.version("seen", "unwatched")
+        version = self._board.version("seen")
         self._look()
         while True:
-            version = await self._board.change("seen", "unwatched", since=version)
+            version = await self._board.change("seen", since=version)
             self._look()
+
+    async def _go_by_watch(self) -> None:
+        version = -1
+        while True:
+            version = await self._board.change("unwatched", since=version)
+            self._put(watched(self._book, self._board.unwatched, _now(), self._rules))
+
+    async def _go_by_losses(self) -> None:
+        """That a GPU is lost is known at once; that it is back, samples have to prove."""
+        version, known = -1, dict[str, str]()
+        while True:
+            version = await self._board.change("lost", since=version)
+            before, known = known, dict(self._board.lost)
+            lost = {gpu: why for gpu, why in known.items() if gpu not in before}
+            self._put(fell(self._book, lost, _now(), self._rules))
 
     async def _go_by_usage(self) -> None:
         version = -1
@@ -343,7 +373,8 @@ class _Ward:
     async def _until_due(self, asked: float) -> None:
         """Wait until NVML is to be asked."""
         while True:
-            when = next_sample(self._book, asked, self._rules, self._options.poll)
+            often = min(self._options.poll, _OFTEN)
+            when = next_sample(self._book, asked, self._rules, often)
             pause = min(when, asked + _SELDOM) - _now().boot
             if pause <= 0:
                 return

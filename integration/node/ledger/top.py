@@ -66,11 +66,16 @@ def frame_of(moment: Moment, sort: Sort = Sort.MEMORY) -> dict[str, Any]:
         "time": round(moment.time, 3),
         "driver": sample.driver or None,
         "failure": sample.failure or None,
-        "notes": list(moment.notes),
+        "notes": [*moment.notes, *_notes_of(sample)],
         "devices": [
             {**row, "containers": _uses(moment, row["uuid"], sort)} for row in _devices(moment)
         ],
     }
+
+
+def _notes_of(sample: Sample) -> list[str]:
+    """What NVML said that it could not tell, and of which GPUs it tells nothing."""
+    return [*sample.notes, *(f"{gpu.uuid}: {gpu.lost}" for gpu in sample.gpus if gpu.lost)]
 
 
 # -- devices ---------------------------------------------------------------------------------
@@ -113,6 +118,7 @@ def _row(moment: Moment, uuid: str) -> dict[str, Any]:
         "energy_joules": None,
         "health": moment.health.get(uuid),
         "lost": None,
+        "missing": {},
     }
 
 
@@ -130,6 +136,7 @@ def _gpu_row(moment: Moment, uuid: str, sampled: GpuSample | None) -> dict[str, 
         **row,
         **{name: getattr(sampled, name) for name in _OF_GPUS},
         "lost": sampled.lost or None,
+        "missing": {name: sampled.missing[name] for name in _OF_GPUS if name in sampled.missing},
     }
 
 
@@ -221,15 +228,20 @@ def _device_line(device: Mapping[str, Any]) -> dict[str, Any]:
     title = " ".join(filter(None, (device["index"], device["name"] or device["uuid"])))
     used, total = device["memory_used_bytes"], device["memory_total_bytes"]
     state = device["lost"] and "lost"
+
+    def known(name: str, text: str) -> str:
+        # What NVML was asked and does not tell is another thing than what nobody knows.
+        return "n/a" if name in device["missing"] else text
+
     return {
         "what": title,
-        "sm": _percent(device["gpu_percent"]),
-        "mem": _percent(device["memory_percent"]),
-        "memory": _of(used, total),
-        "enc": _percent(device["encoder_percent"]),
-        "dec": _percent(device["decoder_percent"]),
-        "power": _unit(device["power_watts"], "W"),
-        "temp": _unit(device["temperature_celsius"], "C"),
+        "sm": known("gpu_percent", _percent(device["gpu_percent"])),
+        "mem": known("memory_percent", _percent(device["memory_percent"])),
+        "memory": known("memory_used_bytes", _of(used, total)),
+        "enc": known("encoder_percent", _percent(device["encoder_percent"])),
+        "dec": known("decoder_percent", _percent(device["decoder_percent"])),
+        "power": known("power_watts", _unit(device["power_watts"], "W")),
+        "temp": known("temperature_celsius", _unit(device["temperature_celsius"], "C")),
         "state": state or device["health"] or "-",
         "processes": "",
         "is_device": True,

@@ -9,7 +9,7 @@ Rules
   in the nearest directory that is there.
 - A pidfd tells when the init of a container that holds a device has ended: its bundle may stay.
 - Changes come in swarms, whose end is waited for, but not for ever. What cannot be watched (a limit
-  of inotify) is left to the slow look, and said.
+  of inotify) is left to the slow look, said for as long as it lasts, and tried again each time.
 
 Source: inotify(7), pidfd_open(2), epoll(7).
 """
@@ -19,27 +19,20 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import struct
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 import anyio
 
 from integration.inspection.bundles import TASKS
+from integration.node import inotify
 from shim import bundle as bundle_files
 from shim import syscalls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from types import TracebackType
 
 __all__ = ["Watching"]
-
-# struct inotify_event: wd, mask, cookie, len; then the name.
-_EVENT: Final = struct.Struct("iIII")
-_OVERFLOW: Final = 0x4000
-_IGNORED: Final = 0x8000
-_LOST: Final = _OVERFLOW | _IGNORED  # a reason to look, whatever it was
-_LONGEST: Final = 1 << 16
 
 _QUIET: Final = 0.2
 _LONGEST_SWARM: Final = 2.0
@@ -58,7 +51,7 @@ class Watching:
         self._inotify = -1
         self._epoll = select.epoll()
         self._watched: dict[str, tuple[tuple[int, int], _Names]] = {}
-        self._names: dict[int, _Names] = {}
+        self._paths: dict[int, str] = {}
         self._pids: dict[int, int] = {}
         self._ended: set[int] = set()
 
@@ -90,25 +83,27 @@ class Watching:
         """
         ended = self._follow_pids(frozenset(pids))
         there = _identities(states)
-        if there == self._watched:
-            return ended
         # A watch of what is gone has gone with it; one that is not wanted any more has not.
         unwanted = any(os.path.lexists(path) for path in self._watched.keys() - there.keys())
         if unwanted:
             self._close_inotify()
-        new = [path for path, it in there.items() if self._watched.get(path) != it]
+        self._watched = {path: it for path, it in self._watched.items() if there.get(path) == it}
+        before = len(self._watched)
         self.deaf = ""
         try:
             if self._inotify < 0:
                 self._inotify = syscalls.inotify_init()
                 self._epoll.register(self._inotify, select.EPOLLIN)
-            for path in new:
-                watch = syscalls.inotify_watch_changes(self._inotify, path, content=False)
-                self._names[watch] = there[path][1]
+            for path in there.keys() - self._watched.keys():
+                self._watch(path, there[path])
         except OSError as error:
             self.deaf = str(error.strerror)
-        self._watched = there
-        return ended or bool(new)
+        return ended or len(self._watched) > before
+
+    def _watch(self, path: str, it: tuple[tuple[int, int], _Names]) -> None:
+        with contextlib.suppress(FileNotFoundError):  # it has just gone, and is told of above it
+            watch = syscalls.inotify_watch_changes(self._inotify, path, content=False)
+            self._watched[path], self._paths[watch] = it, path
 
     async def wait(self, seconds: float) -> bool:
         """Wait for a change, and until the swarm that it came in is over.
@@ -144,14 +139,17 @@ class Watching:
         return self._read_inotify() or bool(ended)
 
     def _read_inotify(self) -> bool:
+        if self._inotify < 0:
+            return False
         matters = False
-        with contextlib.suppress(BlockingIOError):
-            while self._inotify >= 0 and (told := os.read(self._inotify, _LONGEST)):
-                for watch, mask, name in _events(told):
-                    names = self._names.get(watch)
-                    matters |= bool(mask & _LOST) or names is None or name in names
-                    if mask & _IGNORED:
-                        self._names.pop(watch, None)
+        for event in inotify.drain(self._inotify):
+            _, names = self._watched.get(self._paths.get(event.watch, ""), (None, None))
+            matters |= event.ends or names is None or event.name in names
+            if event.ends:
+                self._watched.pop(self._paths.pop(event.watch, ""), None)
+                if event.watch < 0:
+                    self._close_inotify()
+                    break
         return matters
 
     def _follow_pids(self, pids: frozenset[int]) -> bool:
@@ -176,16 +174,7 @@ class Watching:
             os.close(self._inotify)
         self._inotify = -1
         self._watched = {}
-        self._names = {}
-
-
-def _events(told: bytes) -> Iterator[tuple[int, int, str]]:
-    at = 0
-    while at + _EVENT.size <= len(told):
-        watch, mask, _, length = _EVENT.unpack_from(told, at)
-        at += _EVENT.size
-        yield watch, mask, os.fsdecode(told[at : at + length].rstrip(b"\0"))
-        at += length
+        self._paths = {}
 
 
 def _identities(states: Iterable[str]) -> dict[str, tuple[tuple[int, int], _Names]]:

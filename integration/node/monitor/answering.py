@@ -5,9 +5,15 @@ and ends when there are no more::
 
     {"driver": …, "gpus": [{"index": …, "uuid": …, …}, …], "notes": [WHAT WENT WRONG, …]}
 
-with all of a GPU in NVML's own units, and null for what it does not say. The agent checks it and
-turns it into a :class:`~integration.node.monitor.values.Sample` (:mod:`.samples`). Whether a GPU is
-lost is decided by the rules that the engine goes by (:mod:`hooks.node.nvml_asking`).
+with all of a GPU in NVML's own units, and null for what it does not say; "missing" of a GPU has why
+it does not. Before that it says ``{"beat": 1}`` now and then, as long as one question after the
+other is answered: so a driver that is slow is told from one that hangs. The agent checks the answer
+and turns it into a :class:`~integration.node.monitor.values.Sample` (:mod:`.samples`).
+
+GPUs are asked at the same time, which NVML allows: a slow driver may take 0.1 s for each of some
+hundred questions. NVML takes no notice of a GPU that comes back, so after one was lost it is begun
+anew. Whether one is lost is decided by the rules that the engine goes by
+(:mod:`hooks.node.nvml_asking`).
 
 In MIG mode NVML tells a GPU's processes with the instance that each is in, if it is asked of the
 GPU by somebody who may know them all; otherwise each MIG device is asked for its own.
@@ -18,6 +24,7 @@ Source: the NVML API, "Device Queries"; NVIDIA's MIG user guide, "Monitoring MIG
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +39,26 @@ _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
 _SM_CLOCK, _MEMORY_CLOCK, _TEMPERATURE = 1, 2, 0
 _MIG_ENABLED = 1
 
-# Processes of one GPU that are told of, and calls that failed.
+# Questions whose answer is a number, or a tuple of them; and what else they are asked with.
+_NUMBERS = (
+    ("power", "nvmlDeviceGetPowerUsage"),
+    ("energy", "nvmlDeviceGetTotalEnergyConsumption"),
+    ("temperature", "nvmlDeviceGetTemperature", _TEMPERATURE),
+    ("sm_clock", "nvmlDeviceGetClockInfo", _SM_CLOCK),
+    ("memory_clock", "nvmlDeviceGetClockInfo", _MEMORY_CLOCK),
+    ("ecc_corrected", "nvmlDeviceGetTotalEccErrors", _CORRECTED, _VOLATILE),
+    ("ecc_uncorrected", "nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
+    ("rows", "nvmlDeviceGetRemappedRows"),
+)
+
+# GPUs, MIG devices of one and processes of one that are told of, and calls that failed.
+_MOST_GPUS = 256
+_MOST_DEVICES = 64
 _MOST = 4096
 _NOTES = 32
+
+_AT_ONCE = 16  # GPUs
+_BEAT = 0.2
 
 # A process's use is of this period at most, in microseconds.
 _PERIOD = 2_000_000
@@ -51,10 +75,16 @@ def answer(nvml: Any, say: Callable[[dict[str, Any]], None]) -> None:
         NVMLError: NVML does not answer at all.
     """
     nvml.nvmlInit()
-    asker = Asker(nvml)
+    asker = Asker(nvml, lambda: say({"beat": 1}))
     say({"ready": asker.driver()})
+    lost = False
     for _ in sys.stdin:
-        say(asker.all())
+        if lost:
+            nvml.nvmlShutdown()
+            nvml.nvmlInit()
+        told = asker.all()
+        say(told)
+        lost = any("lost" in gpu for gpu in told["gpus"])
 
 
 class Asker:
@@ -62,11 +92,11 @@ class Asker:
 
     Args:
         nvml: the module pynvml.
+        beat: called now and then while questions are answered.
     """
 
-    def __init__(self, nvml: Any) -> None:
-        self._nvml = nvml
-        self._notes: list[str] = []
+    def __init__(self, nvml: Any, beat: Callable[[], None] = lambda: None) -> None:
+        self._nvml, self._beat = nvml, beat
 
     def driver(self) -> str:
         """The version that NVML is of."""
@@ -74,78 +104,130 @@ class Asker:
 
     def all(self) -> dict[str, Any]:
         """What is to be said of all GPUs."""
-        nvml, self._notes = self._nvml, []
-        gpus = []
-        for index in range(nvml.nvmlDeviceGetCount()):
-            gpu: dict[str, Any] = {"index": index, "uuid": ""}
-            self._asker = GpuAsker(nvml, index)
-            try:
-                handle = self._asker.open(gpu)
-                gpu.update(self._gpu(handle))
-            except GpuLost as error:
-                gpu["lost"] = str(error)
-            for line in self._asker.notes:
-                self._note(line)
-            gpus.append(gpu)
-        return {"driver": self.driver(), "gpus": gpus, "notes": self._notes}
+        count = min(self._nvml.nvmlDeviceGetCount(), _MOST_GPUS)
+        gpus = [_Gpu(self._nvml, index) for index in range(count)]
+        failed: list[Exception] = []
+        workers = _begin(gpus, failed)
+        answered = 0
+        for worker in workers:
+            while worker.is_alive():
+                worker.join(_BEAT)
+                before, answered = answered, sum(gpu.asker.answered for gpu in gpus)
+                if answered != before:
+                    self._beat()
+        if failed:
+            raise failed[0]
+        notes = dict.fromkeys(note for gpu in gpus for note in gpu.asker.notes)
+        told = [gpu.told for gpu in gpus]
+        return {"driver": self.driver(), "gpus": told, "notes": [*notes][:_NOTES]}
 
-    def _gpu(self, handle: Any) -> dict[str, Any]:
-        """All of one GPU.
+
+def _begin(gpus: list[_Gpu], failed: list[Exception]) -> list[threading.Thread]:
+    """Ask several GPUs at the same time.
+
+    Args:
+        gpus: all that are to be asked.
+        failed: takes what went wrong otherwise than NVML has a word for.
+    """
+    left = iter(gpus)
+
+    def work() -> None:
+        try:
+            for gpu in left:
+                gpu.ask()
+        except Exception as error:  # noqa: BLE001 - it is raised where all are waited for
+            failed.append(error)
+
+    workers = [threading.Thread(target=work, daemon=True) for _ in range(min(len(gpus), _AT_ONCE))]
+    for worker in workers:
+        worker.start()
+    return workers
+
+
+class _Gpu:
+    """One GPU, and what it says.
+
+    Args:
+        nvml: the module pynvml.
+        index: its number.
+
+    Attributes:
+        told: what it has said.
+        asker: who asks it.
+    """
+
+    def __init__(self, nvml: Any, index: int) -> None:
+        self._nvml = nvml
+        self.told: dict[str, Any] = {"index": index, "uuid": ""}
+        self.asker = GpuAsker(nvml, index)
+
+    def ask(self) -> None:
+        """Ask it everything."""
+        try:
+            self._ask_all(self.asker.open(self.told))
+        except GpuLost as error:
+            self.told["lost"] = str(error)
+
+    def _ask_all(self, handle: Any) -> None:
+        """Ask everything of a GPU that is there.
 
         Raises:
             GpuLost: it is lost.
         """
-        ask = self._asker.ask
+        ask, told = self.asker.ask, self.told
+        missing: dict[str, str] = {}
+
+        def put(name: str, value: Any) -> None:
+            told[name] = value
+            if value is None and self.asker.why:
+                missing[name] = self.asker.why
+
+        put("memory", self._memory(handle))
         rates = ask("nvmlDeviceGetUtilizationRates", handle)
-        encoder = ask("nvmlDeviceGetEncoderUtilization", handle)
-        decoder = ask("nvmlDeviceGetDecoderUtilization", handle)
+        put("utilisation", None if rates is None else [rates.gpu, rates.memory])
+        for name, question in (
+            ("encoder", "nvmlDeviceGetEncoderUtilization"),
+            ("decoder", "nvmlDeviceGetDecoderUtilization"),
+        ):
+            used = ask(question, handle)
+            put(name, None if used is None else used[0])
+        for name, question, *more in _NUMBERS:
+            put(name, ask(question, handle, *more))
         throttle = ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
         if throttle is None:
             throttle = ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
+        put("throttle", throttle)
         mode = ask("nvmlDeviceGetMigMode", handle)
         devices = self._mig(handle) if mode is not None and mode[0] == _MIG_ENABLED else []
-        return {
-            "memory": self._memory(handle),
-            "utilisation": None if rates is None else [rates.gpu, rates.memory],
-            "encoder": None if encoder is None else encoder[0],
-            "decoder": None if decoder is None else decoder[0],
-            "power": ask("nvmlDeviceGetPowerUsage", handle),
-            "energy": ask("nvmlDeviceGetTotalEnergyConsumption", handle),
-            "temperature": ask("nvmlDeviceGetTemperature", handle, _TEMPERATURE),
-            "sm_clock": ask("nvmlDeviceGetClockInfo", handle, _SM_CLOCK),
-            "memory_clock": ask("nvmlDeviceGetClockInfo", handle, _MEMORY_CLOCK),
-            "ecc_corrected": ask("nvmlDeviceGetTotalEccErrors", handle, _CORRECTED, _VOLATILE),
-            "ecc_uncorrected": ask("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _VOLATILE),
-            "rows": ask("nvmlDeviceGetRemappedRows", handle),
-            "throttle": throttle,
-            "mig": [device for _, device in devices],
-            "processes": self._processes(handle, [each for each, _ in devices]),
-            "use": self._use(handle),
-        }
+        told["mig"] = [device for _, device in devices]
+        told["processes"] = self._processes(handle, [each for each, _ in devices])
+        told["use"] = self._use(handle)
+        told["missing"] = missing
 
     def _memory(self, handle: Any) -> list[int] | None:
         """All of it, and what is in use; the newer question leaves out what the driver keeps."""
         version = getattr(self._nvml, "nvmlMemory_v2", None)
         memory = None
         if version is not None:
-            memory = self._asker.ask("nvmlDeviceGetMemoryInfo", handle, version)
+            memory = self.asker.ask("nvmlDeviceGetMemoryInfo", handle, version)
         if memory is None:
-            memory = self._asker.ask("nvmlDeviceGetMemoryInfo", handle)
+            memory = self.asker.ask("nvmlDeviceGetMemoryInfo", handle)
         return None if memory is None else [memory.total, memory.used]
 
     def _mig(self, handle: Any) -> list[tuple[Any, dict[str, Any]]]:
         devices = []
-        for index in range(self._asker.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
-            device = self._asker.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
+        count = self.asker.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0
+        for index in range(min(count, _MOST_DEVICES)):
+            device = self.asker.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
             if device is None:  # a place for a device that was not made
                 continue
-            uuid = self._asker.ask("nvmlDeviceGetUUID", device)
+            uuid = self.asker.ask("nvmlDeviceGetUUID", device)
             if uuid is None:
                 continue
             told = {
                 "uuid": text_of(uuid),
-                "gi": self._asker.ask("nvmlDeviceGetGpuInstanceId", device),
-                "ci": self._asker.ask("nvmlDeviceGetComputeInstanceId", device),
+                "gi": self.asker.ask("nvmlDeviceGetGpuInstanceId", device),
+                "ci": self.asker.ask("nvmlDeviceGetComputeInstanceId", device),
                 "memory": self._memory(device),
             }
             devices.append((device, told))
@@ -169,13 +251,13 @@ class Asker:
                 )
                 found.append([kind, process.pid, process.usedGpuMemory, *instances])
         if len(found) > _MOST:
-            self._note(f"{len(found)} processes of one GPU")
+            self.asker.notes.append(f"{self.told['uuid']}: {len(found)} processes")
         return found[:_MOST]
 
     def _list(self, name: str, handle: Any) -> Any:
         """A list of processes, by the newest question that the driver understands."""
         for version in ("_v3", "_v2"):
-            found = self._asker.ask(name + version, handle)
+            found = self.asker.ask(name + version, handle)
             if found is not None:
                 return found
         return None
@@ -188,6 +270,8 @@ class Asker:
         except nvml.NVMLError as error:
             # Success, if pynvml has found none to begin with.
             return [] if error.value in {0, _NOT_FOUND} else None
+        finally:
+            self.asker.answered += 1
         newest: dict[int, Any] = {}
         for sample in samples[:_MOST]:
             if sample.pid not in newest or sample.timeStamp > newest[sample.pid].timeStamp:
@@ -196,7 +280,3 @@ class Asker:
             [each.pid, each.smUtil, each.memUtil, each.encUtil, each.decUtil]
             for each in newest.values()
         ]
-
-    def _note(self, line: str) -> None:
-        if len(self._notes) < _NOTES and line not in self._notes:
-            self._notes.append(line)

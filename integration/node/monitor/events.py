@@ -7,13 +7,15 @@ Rules
 - The child waits as long as :data:`BEAT` before it says that it is there; one that is silent for
   longer, by NVML's time-out, hangs.
 - A GPU that could not be watched is tried again now and then, by a new child: NVML takes no notice
-  of one that was reset.
+  of one that was reset. One that was lost is tried as soon as it answers those who sample it.
+- A GPU that the child finds lost is posted at once; that it is back, samples prove.
 - When the driver or the GPUs change, the child is ended at once and a new one begun with what there
   is then: NVML does not see GPUs that come later, and keeps the kernel module in use.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from integration.node.monitor.children import Child, Children
     from integration.node.refresh import Seen
 
-__all__ = ["BEAT", "Watch", "event_of", "failures_of"]
+__all__ = ["BEAT", "Watch", "event_of", "failures_of", "lost_of"]
 
 BEAT: Final = 60.0
 """Seconds after which a child that has nothing to say says so."""
@@ -54,6 +56,7 @@ _BATCH: Final = 256
 _PAUSE: Final = 0.1
 
 _FAULT: Final = "monitor.events"
+_NO_EVENTS: Final = "of no GPU events can be had"
 
 _GPUS: Final = 256
 _KINDS: Final[Mapping[int, str]] = {1: "ecc-single", 2: "ecc-double", 8: "xid"}
@@ -85,6 +88,7 @@ class Watch:
     ) -> None:
         self._board, self._children, self._tell, self._say = board, children, tell, say
         self._to_answer, self._beat, self._retry = to_answer, beat, _RETRY
+        self._said_lost = math.inf  # when the child did so last
 
     async def keep(self) -> None:
         """Keep a child as long as there is something to watch, until cancelled."""
@@ -92,6 +96,7 @@ class Watch:
         while True:
             version, seen = self._board.version("seen", "let_go"), self._board.seen
             if self._board.let_go or not library_of(seen):
+                self._board.post(lost={})
                 self._post({"": self._board.let_go} if self._board.let_go else {}, "")
                 await self._board.change("seen", "let_go", since=version)
                 continue
@@ -119,9 +124,11 @@ class Watch:
         """
         failed: list[ChildFailed] = []
         child = self._children.start(EVENTS, library_of(seen), self._beat)
+        self._said_lost = math.inf
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._until_other, seen, tasks.cancel_scope)
+                tasks.start_soon(self._until_back, tasks.cancel_scope)
                 try:
                     await self._hear(child, seen)
                 except ChildFailed as error:
@@ -138,6 +145,18 @@ class Watch:
             version = await self._board.change("seen", "let_go", since=version)
         scope.cancel()
 
+    async def _until_back(self, scope: anyio.CancelScope) -> None:
+        """End it when a GPU that was lost answers others, of which the child takes no notice."""
+        version = self._board.version("sample")
+        while True:
+            sample = self._board.sample
+            if sample is not None and sample.when > self._said_lost:
+                there = {gpu.uuid for gpu in sample.gpus if not gpu.lost}
+                if not there.isdisjoint(self._board.lost):
+                    break
+            version = await self._board.change("sample", since=version)
+        scope.cancel()
+
     async def _hear(self, child: Child, seen: Seen) -> None:
         patience = self._to_answer + _TO_BEGIN
         begun, count = time.monotonic(), 0
@@ -145,20 +164,19 @@ class Watch:
             line = await child.line(patience)
             patience = self._beat + self._to_answer + _LATE
             said = words.parse(line)
-            if "watching" in said:
+            if "lost" in said:
+                self._said_lost = _now()
+                self._board.post(lost=lost_of(said, seen))
+            elif "watching" in said:
                 unwatched = failures_of(said, seen)
-                in_vain = unwatched.keys() >= set(seen.gpus)  # its last word comes next
-                self._post(unwatched, self._board.faults.get(_FAULT, "") if in_vain else "")
+                in_vain = bool(seen.gpus) and unwatched.keys() >= set(seen.gpus)
+                self._post(unwatched, str(_failed(_NO_EVENTS)) if in_vain else "")
             elif "event" in said:
-                event = event_of(said["event"], seen, time.clock_gettime(time.CLOCK_BOOTTIME))
+                event = event_of(said["event"], seen, _now())
                 if event is not None:
                     self._tell(event)
             elif "beat" not in said:
-                raise ChildFailed(
-                    "events of NVML",
-                    found=words.text(said.get("error")) or "an answer that makes no sense",
-                    do="see that nvidia-smi works on the node",
-                )
+                raise _failed(words.text(said.get("error")) or "an answer that makes no sense")
             count += 1
             if count % _BATCH == 0:
                 await anyio.sleep(_PAUSE)
@@ -166,7 +184,7 @@ class Watch:
 
     def _post(self, unwatched: Mapping[str, str], fault: str) -> None:
         """Say which GPUs are not watched, and tell of those where that has changed."""
-        before, now = self._board.unwatched, time.clock_gettime(time.CLOCK_BOOTTIME)
+        before, now = self._board.unwatched, _now()
         if not unwatched:
             self._retry = _RETRY
         if unwatched.keys() - before.keys() and not self._board.let_go:
@@ -195,18 +213,42 @@ def failures_of(said: Mapping[str, Any], seen: Seen) -> dict[str, str]:
         The reason by the GPU's UUID.
     """
     watching = {words.uuid(each, "GPU") for each in words.entries(said.get("watching"), _GPUS)}
-    why: dict[str, str] = {}
-    by_index = {gpu.index: gpu.uuid for gpu in seen.inventory.gpus} if seen.inventory else {}
-    for each in words.entries(said.get("failed"), _GPUS):
-        index, uuid, text = [*words.entries(each, 3), None, None, None][:3]
-        # A lost one does not say its name; then its number tells, which is the inventory's too.
-        known = words.uuid(uuid, "GPU") or by_index.get(words.number(index, _GPUS), "")
-        why[known] = words.text(text)
+    why = _reasons(said.get("failed"), seen)
     return {
         uuid: why.get(uuid) or "NVML does not tell of it"
         for uuid in seen.gpus
         if uuid and uuid not in watching
     }
+
+
+def lost_of(said: Mapping[str, Any], seen: Seen) -> dict[str, str]:
+    """Which of the node's GPUs do not answer any more, and why.
+
+    Args:
+        said: the child's word.
+        seen: what the node has.
+
+    Returns:
+        The reason by the GPU's UUID.
+    """
+    why = _reasons(said.get("lost"), seen)
+    return {uuid: why[uuid] for uuid in seen.gpus if uuid and uuid in why}
+
+
+def _reasons(said: Any, seen: Seen) -> dict[str, str]:
+    """What the child says of single GPUs, by their UUIDs."""
+    by_index = {gpu.index: gpu.uuid for gpu in seen.inventory.gpus} if seen.inventory else {}
+    why: dict[str, str] = {}
+    for each in words.entries(said, _GPUS):
+        index, uuid, text = [*words.entries(each, 3), None, None, None][:3]
+        # A lost one does not say its name; then its number tells, which is the inventory's too.
+        known = words.uuid(uuid, "GPU") or by_index.get(words.number(index, _GPUS), "")
+        why[known] = words.text(text)
+    return why
+
+
+def _failed(found: str) -> ChildFailed:
+    return ChildFailed("events of NVML", found=found, do="see that nvidia-smi works on the node")
 
 
 def event_of(said: Any, seen: Seen, when: float) -> GpuEvent | None:
@@ -243,3 +285,7 @@ def event_of(said: Any, seen: Seen, when: float) -> GpuEvent | None:
 def _bus_id(uuid: str, seen: Seen) -> str:
     gpus = seen.inventory.gpus if seen.inventory is not None else ()
     return next((gpu.bus_id for gpu in gpus if gpu.uuid == uuid), "")
+
+
+def _now() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -12,11 +12,12 @@ Source: inotify(7); nvidia-smi(1), "--gpu-reset" and "--multi-instance-gpu".
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import anyio
 
 from api.errors import one_line
+from integration.node import inotify
 from shim import syscalls
 
 if TYPE_CHECKING:
@@ -28,15 +29,31 @@ FILE: Final = "let-go"
 """The file's name in the state directory."""
 
 _LONGEST: Final = 200
-_CHANGES: Final = 1 << 16
+_DEAF: Final = 2.0
 
 
-async def follow(directory: str, told: Callable[[str], None]) -> None:
+async def follow(
+    directory: str, told: Callable[[str], None], deaf: Callable[[str], None]
+) -> NoReturn:
     """Tell whether the file is there, now and whenever that changes.
 
     Args:
         directory: the agent's.
         told: takes why NVML is to be let go; "" if it is not.
+        deaf: takes why the directory cannot be watched, so that one looks every now and then; ""
+            once it can.
+    """
+    while True:
+        try:
+            await _listen(directory, told, deaf)
+        except OSError as error:
+            deaf(str(error.strerror))
+            told(_reason(os.path.join(directory, FILE)))
+            await anyio.sleep(_DEAF)
+
+
+async def _listen(directory: str, told: Callable[[str], None], deaf: Callable[[str], None]) -> None:
+    """Tell it until the directory is another.
 
     Raises:
         OSError: the directory cannot be watched.
@@ -44,10 +61,12 @@ async def follow(directory: str, told: Callable[[str], None]) -> None:
     fd = syscalls.inotify_init()
     try:
         syscalls.inotify_watch_changes(fd, directory)
-        while True:
+        deaf("")
+        ends = False
+        while not ends:
             told(_reason(os.path.join(directory, FILE)))
             await anyio.wait_readable(fd)
-            os.read(fd, _CHANGES)
+            ends = any(event.ends for event in inotify.drain(fd))
     finally:
         os.close(fd)
 

@@ -73,7 +73,7 @@ async def run(context: Context) -> None:
             tasks.start_soon(_look_again, board, sampler)
             tasks.start_soon(_read_log, context, teller)
     finally:
-        board.post(sampler=Unsampled(), unwatched={}, let_go="")
+        board.post(sampler=Unsampled(), unwatched={}, lost={}, let_go="")
         for fault in ("monitor.events", _KERNEL_LOG, _LET_GO, _SAMPLES):
             board.fault(fault, "")
 
@@ -99,12 +99,13 @@ async def _let_go(context: Context) -> None:
             context.say("info", "NVML is asked again")
             board.want_look()
 
-    try:
-        await letting_go.follow(context.config.state, told)
-    except OSError as error:
-        line = f"{context.config.state} is not watched: {error.strerror}"
-        context.say("warning", line)
+    def deaf(why: str) -> None:
+        line = f"{context.config.state} is not watched: {why}" if why else ""
+        if line and board.faults.get(_LET_GO) != line:
+            context.say("warning", line)
         board.fault(_LET_GO, line)
+
+    await letting_go.follow(context.config.state, told, deaf)
 
 
 async def _read_log(context: Context, teller: Teller) -> None:

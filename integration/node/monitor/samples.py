@@ -50,6 +50,23 @@ _PROCESSES: Final = 4096
 _FIELDS: Final = 5  # of a process, and of what it uses
 _NOTES: Final = 64
 
+# What of a GPU an answer of NVML tells.
+_ATTRIBUTES: Final[Mapping[str, tuple[str, ...]]] = {
+    "memory": ("memory_total_bytes", "memory_used_bytes"),
+    "utilisation": ("gpu_percent", "memory_percent"),
+    "encoder": ("encoder_percent",),
+    "decoder": ("decoder_percent",),
+    "power": ("power_watts",),
+    "energy": ("energy_joules",),
+    "temperature": ("temperature_celsius",),
+    "sm_clock": ("sm_clock_hz",),
+    "memory_clock": ("memory_clock_hz",),
+    "ecc_corrected": ("ecc_corrected",),
+    "ecc_uncorrected": ("ecc_uncorrected",),
+    "rows": ("rows_pending", "rows_failed"),
+    "throttle": ("throttle_reasons",),
+}
+
 
 def sample_of(line: bytes, when: float, known: Mapping[str, int]) -> Sample:
     """The sample that a line is.
@@ -141,6 +158,7 @@ class _Reader:
             rows_failed=fields.flag("rows failed", rows[3]),
             throttle_reasons=fields.number("throttle", (1 << 64) - 1),
             mig=devices,
+            missing=_missing(said.get("missing")),
         )
 
     def _mig(self, said: Any) -> tuple[tuple[DeviceSample, ...], dict[tuple[int, int], str]]:
@@ -184,6 +202,17 @@ class _Reader:
             self.processes[key] = ProcessUse(
                 pid, device, kind, words.number(memory, _MEMORY), *percents
             )
+
+
+def _missing(said: Any) -> dict[str, str]:
+    """Why something is not said, by the names of our attributes."""
+    whys = said if isinstance(said, dict) else {}
+    return {
+        attribute: why
+        for name, attributes in _ATTRIBUTES.items()
+        if (why := words.text(whys.get(name)))
+        for attribute in attributes
+    }
 
 
 def _pair(gpu_instance: Any, compute_instance: Any) -> tuple[Any, Any]:

@@ -4,8 +4,9 @@ Rules
 - The child begins with the first question and is ended when nobody has asked for a good minute:
   between scrapes of a minute or less it stays, and on a node that nobody looks at there is none.
 - One question at a time. Who asks meanwhile gets the same answer.
-- An answer comes in time or is a failure, and the child is ended. After a failure NVML is left
-  alone for a while, twice as long each time, and the failure stands for an answer.
+- Each of the many questions to NVML has to be answered in time, of however many GPUs, or it is a
+  failure, and the child is ended. After a failure NVML is left alone for a while, twice as long
+  each time, and the failure stands for an answer.
 - When the driver or the GPUs change, the child is ended at once, in the middle of an answer if it
   must be, and the next question goes to a new one.
 """
@@ -38,6 +39,9 @@ _IDLE: Final = 75.0
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
 _TO_BEGIN: Final = 5.0
+_BEAT: Final = b'{"beat": 1}'
+# So many times of what one question may take, all of them may take.
+_ALL: Final = 12
 
 
 class NvmlSampler:
@@ -46,7 +50,7 @@ class NvmlSampler:
     Args:
         look: says what the node was like at the last look.
         children: starts and ends the child.
-        to_answer: seconds that NVML may take to begin, and then for an answer.
+        to_answer: seconds that NVML may take to begin, and then for each of its answers.
         post: takes each answer.
         idle: seconds without a question after which the child is ended.
     """
@@ -138,7 +142,7 @@ class NvmlSampler:
                     await self._end()
                     return sample_of(line, _now(), {})
             self._child.ask()
-            line = await self._child.line(self._to_answer)
+            line = await self._answer_of(self._child)
         except ChildFailed as error:
             await self._end()
             return _failed(error.found or "NVML failed")
@@ -146,6 +150,19 @@ class NvmlSampler:
         if sample.failure:
             await self._end()
         return sample
+
+    async def _answer_of(self, child: Child) -> bytes:
+        """What a child says once it has asked NVML everything.
+
+        Raises:
+            ChildFailed: NVML hangs.
+        """
+        latest = _now() + _ALL * self._to_answer
+        while (line := await child.line(self._to_answer)) == _BEAT:
+            if _now() > latest:
+                found = f"no whole answer within {_ALL * self._to_answer:g} s"
+                raise ChildFailed("samples of NVML", found=found)
+        return line
 
     async def _end(self) -> None:
         child, self._child = self._child, None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = [
     "COMPUTE",
@@ -84,6 +87,7 @@ class GpuSample:
         throttle_reasons: NVML's bits of why its clocks are low.
         mig: its MIG devices.
         lost: why it does not answer; "" if it does.
+        missing: why NVML does not say something, by the name that the attribute has here.
     """
 
     uuid: str
@@ -105,6 +109,7 @@ class GpuSample:
     throttle_reasons: int | None = None
     mig: tuple[DeviceSample, ...] = ()
     lost: str = ""
+    missing: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +143,9 @@ class Sampler(Protocol):
     async def sample(self, *, max_age: float) -> Sample:
         """What the GPUs are like now.
 
-        All who ask at the same time share one answer. It comes within NVML's time-out, whatever
-        NVML does: then it is one with a ``failure``, and so for a while is whatever is asked next.
+        All who ask at the same time share one answer. It comes for as long as NVML answers one
+        question after the other in time; when it does not, it is one with a ``failure``, and so for
+        a while is whatever is asked next.
 
         Args:
             max_age: seconds that an answer may be old that somebody else was given.

@@ -1,31 +1,47 @@
-"""Waiting for NVML's events, in the child.
+"""Waiting for NVML's events, and seeing that the GPUs still answer, in the child.
 
 It says, a line each:
 
-- ``{"watching": [UUID, …], "failed": [[INDEX, UUID or "", WHY], …]}`` at first, and whenever that
-  has changed;
+- ``{"lost": [[INDEX, UUID or "", WHY], …]}`` at first, and whenever that has changed;
+- ``{"watching": [UUID, …], "failed": [[INDEX, UUID or "", WHY], …]}`` likewise; a GPU is watched
+  once NVML has been waited for, and that worked;
 - ``{"event": {"gpu": UUID or "", "type": …, "data": …, "gi": …, "ci": …}}``, numbers as NVML has
   them;
 - ``{"beat": 1}`` if it was silent for a while, so that silence is told from a driver that hangs.
 
-A GPU that is lost makes the wait for all of them fail. So all are registered anew then, and those
-that cannot be are left out; a wait that goes on failing ends the child.
+Rules
+- Every half second each GPU is asked for its temperature: a GPU that is lost need not have an
+  event, and some GPUs have no events at all. One that says that it is lost stays so for this child,
+  since NVML takes no notice of one that comes back.
+- A GPU that is lost makes the wait for all of them fail. So all others are registered anew then; a
+  wait that goes on failing ends the child.
+- A driver that has no wait for events has no events: that is said once, and the child goes on.
 
 Source: the NVML API, "Event Handling Methods".
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from hooks.node.nvml_asking import LOST, text_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_TIMEOUT = 10  # nvmlReturn_t
+# nvmlReturn_t
+_TIMEOUT = 10
+_MISSING = frozenset({3, 13})  # not supported, function not found
+
 _FAILURES = 3  # one after the other
 _PAUSE = 0.1
+_PULSE = 0.5
+_TEMPERATURE = 0
+_MOST_GPUS = 256
+_NO_XIDS = "it tells of no Xid"
 
 
 def watch(nvml: Any, say: Callable[[dict[str, Any]], None], beat: int) -> NoReturn:
@@ -38,102 +54,214 @@ def watch(nvml: Any, say: Callable[[dict[str, Any]], None], beat: int) -> NoRetu
 
     Raises:
         NVMLError: the wait cannot go on.
-        RuntimeError: there is no GPU whose events could be had.
     """
     nvml.nvmlInit()
-    said: Any = None
+    watcher = _Watcher(nvml, say, beat / 1000)
     failures = 0
     while True:
-        events, uuids, failed = register(nvml)
-        state = {"watching": sorted(uuids.values()), "failed": failed}
-        if state != said:
-            say(state)
-            said = state
-        if not uuids:
-            raise RuntimeError("of no GPU events can be had")
+        watcher.register()
         try:
             while True:
-                failures = _wait(nvml, events, uuids, say, beat)
+                watcher.wait()
+                failures = 0
         except nvml.NVMLError:
             failures += 1
             if failures == _FAILURES:
                 raise
-            nvml.nvmlEventSetFree(events)
             time.sleep(_PAUSE)
 
 
-def register(nvml: Any) -> tuple[Any, dict[int, str], list[list[Any]]]:
-    """Ask for the events of every GPU.
+class _Gpu:
+    """One of them.
+
+    Attributes:
+        index: its number.
+        uuid: "" if it does not say.
+        handle: None if there is none.
+        lost: why it is not there any more; "" if it is.
+        failed: why its events cannot be had; "" if they can.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.uuid = self.lost = self.failed = ""
+        self.handle: Any = None
+
+    def told(self, why: str) -> list[Any]:
+        """As it is said."""
+        return [self.index, self.uuid, why]
+
+
+class _Watcher:
+    """Who waits.
 
     Args:
         nvml: the module pynvml.
-
-    Returns:
-        NVML's set of events; the UUID of each GPU that is in it, by the address that its handle
-        is; index, UUID and reason of each that is not.
-
-    Raises:
-        NVMLError: there is no set, or GPUs cannot be counted.
+        say: takes what is said.
+        beat: seconds of silence at most.
     """
-    events = nvml.nvmlEventSetCreate()
-    wanted = (
-        nvml.nvmlEventTypeXidCriticalError
-        | nvml.nvmlEventTypeDoubleBitEccError
-        | nvml.nvmlEventTypeSingleBitEccError
-    )
-    uuids: dict[int, str] = {}
-    failed: list[list[Any]] = []
-    for index in range(nvml.nvmlDeviceGetCount()):
-        uuid = ""
+
+    def __init__(self, nvml: Any, say: Callable[[dict[str, Any]], None], beat: float) -> None:
+        self._nvml, self._beat = nvml, beat
+        self._say_line = say
+        self._gpus: list[_Gpu] = []
+        self._events: Any = None
+        self._unheard = ""  # why no events can be had
+        self._tried = False  # the wait, since they were registered
+        self._said: dict[str, Any] = {}
+        self._spoke = self._pulsed = time.monotonic()
+
+    def register(self) -> None:
+        """Ask for the events of every GPU that is there.
+
+        Raises:
+            NVMLError: there is no set of events, or GPUs cannot be counted.
+        """
+        nvml, before = self._nvml, self._gpus
+        if self._events is not None:
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlEventSetFree(self._events)
+            self._events = None
+        self._tried = False
+        if not self._unheard:
+            try:
+                self._events = nvml.nvmlEventSetCreate()
+            except nvml.NVMLError as error:
+                self._cannot_hear(error)
+        self._gpus = [_Gpu(index) for index in range(min(nvml.nvmlDeviceGetCount(), _MOST_GPUS))]
+        if len(before) == len(self._gpus):
+            for gpu, known in zip(self._gpus, before, strict=True):
+                gpu.uuid, gpu.lost, gpu.handle = known.uuid, known.lost, known.handle
+        for gpu in self._gpus:
+            if not gpu.lost:
+                try:
+                    self._register(gpu)
+                except nvml.NVMLError as error:
+                    gpu.failed = str(error)
+                    self._lose(gpu, error)
+        self._say_lost()
+
+    def _register(self, gpu: _Gpu) -> None:
+        nvml = self._nvml
+        gpu.handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
+        gpu.uuid = text_of(nvml.nvmlDeviceGetUUID(gpu.handle))
+        if self._events is None or not self._answers(gpu):
+            return
+        xids = nvml.nvmlEventTypeXidCriticalError
+        wanted = xids | nvml.nvmlEventTypeDoubleBitEccError | nvml.nvmlEventTypeSingleBitEccError
+        kinds = nvml.nvmlDeviceGetSupportedEventTypes(gpu.handle) & wanted
+        if not kinds & xids:
+            gpu.failed = _NO_XIDS
+            return
+        nvml.nvmlDeviceRegisterEvents(gpu.handle, kinds, self._events)
+
+    def wait(self) -> None:
+        """Wait for one event, for as long as the GPUs need not be asked.
+
+        Raises:
+            NVMLError: the wait failed.
+        """
+        seconds = min(_PULSE, self._beat)
+        if self._hears:
+            # That it can be waited at all is seen before anybody is told so.
+            self._wait(seconds if self._tried else 0.0)
+        else:
+            time.sleep(seconds)
+        self._tried = True
+        self._say_watching()
+        now = time.monotonic()
+        if now - self._pulsed >= _PULSE:
+            self._pulsed = now
+            self._ask_all()
+        if now - self._spoke >= self._beat:
+            self._say({"beat": 1})
+
+    @property
+    def _hears(self) -> bool:
+        return self._events is not None and any(map(self._is_watched, self._gpus))
+
+    def _is_watched(self, gpu: _Gpu) -> bool:
+        return not (gpu.lost or gpu.failed or self._unheard)
+
+    def _wait(self, seconds: float) -> None:
+        begun = time.monotonic()
         try:
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            uuid = _text(nvml.nvmlDeviceGetUUID(handle))
-            kinds = nvml.nvmlDeviceGetSupportedEventTypes(handle) & wanted
-            if not kinds & nvml.nvmlEventTypeXidCriticalError:
-                failed.append([index, uuid, "it tells of no Xid"])
-                continue
-            nvml.nvmlDeviceRegisterEvents(handle, kinds, events)
-        except nvml.NVMLError as error:
-            failed.append([index, uuid, str(error)])
-            continue
-        uuids[_address(handle)] = uuid
-    return events, uuids, failed
-
-
-def _wait(
-    nvml: Any,
-    events: Any,
-    uuids: dict[int, str],
-    say: Callable[[dict[str, Any]], None],
-    beat: int,
-) -> int:
-    """Wait for one event. How many failures there were in a row: none.
-
-    Raises:
-        NVMLError: the wait failed.
-    """
-    begun = time.monotonic()
-    try:
-        event = nvml.nvmlEventSetWait(events, beat)
-    except nvml.NVMLError as error:
-        if error.value != _TIMEOUT:
-            raise
-        # One that does not wait must not turn in circles.
-        time.sleep(max(0.0, beat / 2000 - (time.monotonic() - begun)))
-        say({"beat": 1})
-        return 0
-    say(
-        {
-            "event": {
-                "gpu": uuids.get(_address(event.device), ""),
-                "type": event.eventType,
-                "data": event.eventData,
-                "gi": event.gpuInstanceId,
-                "ci": event.computeInstanceId,
+            event = self._nvml.nvmlEventSetWait(self._events, int(seconds * 1000))
+        except self._nvml.NVMLError as error:
+            if error.value != _TIMEOUT:
+                self._cannot_hear(error)
+                return
+            # One that does not wait must not turn in circles.
+            time.sleep(max(0.0, seconds / 2 - (time.monotonic() - begun)))
+            return
+        uuids = {_address(gpu.handle): gpu.uuid for gpu in self._gpus if gpu.handle is not None}
+        self._say(
+            {
+                "event": {
+                    "gpu": uuids.get(_address(event.device), ""),
+                    "type": event.eventType,
+                    "data": event.eventData,
+                    "gi": event.gpuInstanceId,
+                    "ci": event.computeInstanceId,
+                }
             }
-        }
-    )
-    return 0
+        )
+
+    def _cannot_hear(self, error: Any) -> None:
+        """Go on without events if the driver has none.
+
+        Raises:
+            NVMLError: it has, and they failed.
+        """
+        if error.value not in _MISSING:
+            raise error
+        self._unheard = str(error)
+
+    def _ask_all(self) -> None:
+        """See that every GPU still answers; if one is lost, the others are registered anew."""
+        lost = False
+        for gpu in self._gpus:
+            if gpu.handle is not None and not gpu.lost:
+                lost |= not self._answers(gpu)
+        if lost:
+            self.register()
+
+    def _answers(self, gpu: _Gpu) -> bool:
+        """Whether a GPU is still there."""
+        try:
+            self._nvml.nvmlDeviceGetTemperature(gpu.handle, _TEMPERATURE)
+        except self._nvml.NVMLError as error:
+            self._lose(gpu, error)
+        return not gpu.lost
+
+    def _lose(self, gpu: _Gpu, error: Any) -> None:
+        """Say that a GPU is lost, if that is what an error means; others may be slow to answer."""
+        if error.value in LOST:
+            gpu.lost = str(error)
+            self._say_lost()
+
+    # What is said
+
+    def _say_lost(self) -> None:
+        self._say_once("lost", {"lost": [gpu.told(gpu.lost) for gpu in self._gpus if gpu.lost]})
+
+    def _say_watching(self) -> None:
+        failed = [
+            gpu.told(gpu.lost or gpu.failed or self._unheard)
+            for gpu in self._gpus
+            if not self._is_watched(gpu)
+        ]
+        watching = sorted(gpu.uuid for gpu in self._gpus if self._is_watched(gpu))
+        self._say_once("watching", {"watching": watching, "failed": failed})
+
+    def _say_once(self, name: str, line: dict[str, Any]) -> None:
+        if self._said.get(name) != line:
+            self._said[name] = line
+            self._say(line)
+
+    def _say(self, line: dict[str, Any]) -> None:
+        self._spoke = time.monotonic()
+        self._say_line(line)
 
 
 def _address(handle: Any) -> int:
@@ -142,8 +270,3 @@ def _address(handle: Any) -> int:
     The UUID of a GPU that has fallen off the bus cannot be asked for any more.
     """
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
-
-
-def _text(value: Any) -> str:
-    """A string of NVML: pynvml gives bytes or str, depending on its release."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

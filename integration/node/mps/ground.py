@@ -47,10 +47,12 @@ __all__ = [
     "empty_pipe",
     "is_anothers",
     "lay",
+    "mounts_of",
     "noted_devices",
     "set_compute_mode",
     "take_cgroups",
     "take_shm",
+    "unescaped",
     "unnote_devices",
 ]
 
@@ -181,9 +183,9 @@ def _is_unseen(path: str) -> bool:
 
     It may have another path there: this program's root need not be that of process 1.
     """
-    devices = {words[2] for words in _mounts() if _unescaped(words[4]) == os.path.realpath(path)}
+    devices = {words[2] for words in mounts_of() if unescaped(words[4]) == os.path.realpath(path)}
     try:
-        return devices.isdisjoint(words[2] for words in _mounts("1"))
+        return devices.isdisjoint(words[2] for words in mounts_of("1"))
     except OSError:
         return False  # it cannot be told
 
@@ -191,17 +193,22 @@ def _is_unseen(path: str) -> bool:
 def _mount_at(path: str) -> list[str]:
     """The words of mountinfo on the topmost mount there; none if there is none."""
     path = os.path.realpath(path)
-    return next((words for words in reversed(_mounts()) if _unescaped(words[4]) == path), [])
+    return next((words for words in reversed(mounts_of()) if unescaped(words[4]) == path), [])
 
 
-def _mounts(process: str = "self") -> list[list[str]]:
-    """What a process has mounted: the words of each line of its mountinfo."""
+def mounts_of(process: str = "self") -> list[list[str]]:
+    """What a process has mounted: the words of each line of its mountinfo.
+
+    Raises:
+        OSError: it has ended.
+    """
     name = f"/proc/{process}/mountinfo"
     with open(name, encoding="utf-8", errors="surrogateescape") as file:
         return [line.split() for line in file]
 
 
-def _unescaped(path: str) -> str:
+def unescaped(path: str) -> str:
+    """A path as it is, of how mountinfo writes it."""
     return _OCTAL.sub(lambda found: chr(int(found[1], 8)), path)
 
 

@@ -11,7 +11,7 @@
 Rules
 - To drain is to tell the daemon to quit: it takes no new clients and waits for those that it has.
   It is ended only if it does not do so although it has no clients, or does not say, and no
-  container has its pipes.
+  container has its pipes, of whatever engine. Nor is one that is wanted, and silent, before.
 - When the agent ends, its daemons go only if no container has their pipes and they have no
   clients. Those that stay are found by the next agent.
 - A daemon that is not as wanted serves nobody new: what is said of it says why.
@@ -243,9 +243,14 @@ class Keeper:
         await _aside(lambda: ground.lay(self.places, config.sys))
         try:
             await _aside(self._daemon.control(plan.programs).percentage)
-        except MpsDaemonFailed:
+        except MpsDaemonFailed as error:
             self._silent += 1
             if self._silent >= _MOST_SILENT:
+                if users := await _aside(self._users):
+                    raise self._failed(
+                        f"it does not answer, and may have clients in {', '.join(users)}",
+                        "end those containers: it is not ended before",
+                    ) from error
                 self._silent = 0
                 await _aside(lambda: self._daemon.kill(found.pid))
             raise

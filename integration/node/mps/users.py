@@ -1,19 +1,26 @@
 """Which containers have the pipes of a daemon: who may become a client at any moment.
 
-They are told by their bundles, so also one that was made and not started yet, or has not called
-CUDA yet, is known; a daemon itself knows of neither.
+Those of containerd are told by their bundles, so also one that was made and not started yet is
+known. Those of other engines (Docker, CRI-O, Podman) the kernel tells: a process with mounts of its
+own, among which the pipe directory is. So one that has not called CUDA yet is known, too; a daemon
+itself knows of neither.
+
+Source: proc_pid_mountinfo(5), mount_namespaces(7).
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from integration.inspection.errors import InspectionError
 from integration.inspection.processes import all_containers
+from integration.inspection.procfs import Procfs
+from integration.node.mps.ground import mounts_of, unescaped
 from shim.errors import BundleUnusable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Iterator
 
     from integration.inspection.bundles import Container
     from integration.node.mps.places import Places
@@ -22,9 +29,11 @@ __all__ = ["UNKNOWN", "users_of"]
 
 UNKNOWN = "containers that could not be read"
 
+_NAMESPACE = "ns/mnt"
+
 
 def users_of(places: Places, states: Iterable[str]) -> tuple[str, ...]:
-    """The containers that have a daemon's pipe directory.
+    """The containers, and other processes with mounts of their own, that have a pipe directory.
 
     Args:
         places: of its resource.
@@ -37,7 +46,51 @@ def users_of(places: Places, states: Iterable[str]) -> tuple[str, ...]:
         containers = all_containers(states)
     except InspectionError:
         return (UNKNOWN,)
-    return tuple(each.title for each in containers if _has(each, places.pipe))
+    users = [each for each in containers if _has(each, places.pipe)]
+    procfs = Procfs()
+    known = {procfs.link(each.pid, _NAMESPACE) for each in users if each.pid}
+    pipe = frozenset(_places(os.path.realpath(places.pipe)))
+    others = (
+        f"process {pid} ({procfs.text(pid, 'comm').rstrip()})"
+        for namespace, pids in _namespaces(procfs).items()
+        if namespace not in known and (pid := _one_with(pipe, pids))
+    )
+    return (*(each.title for each in users), *others)
+
+
+def _namespaces(procfs: Procfs) -> dict[str, list[int]]:
+    """The processes of each mount namespace that is not ours."""
+    found: dict[str, list[int]] = {}
+    for pid in procfs.pids():
+        namespace = procfs.link(pid, _NAMESPACE)
+        if namespace:
+            found.setdefault(namespace, []).append(pid)
+    found.pop(procfs.link(os.getpid(), _NAMESPACE), None)
+    return found
+
+
+def _one_with(places: Collection[tuple[str, str]], pids: Iterable[int]) -> int:
+    """One of the processes of a namespace, if a directory is mounted there as such; 0 if not."""
+    for pid in pids:
+        try:
+            mounts = mounts_of(str(pid))
+        except OSError:  # it has just ended, and others may go on
+            continue
+        return pid if any((words[2], unescaped(words[3])) in places for words in mounts) else 0
+    return 0
+
+
+def _places(path: str) -> Iterator[tuple[str, str]]:
+    """Where a path lies in its file system: the device, and the path there.
+
+    Of several mounts that it may be below each counts: one that another covers is never mounted
+    elsewhere by that path.
+    """
+    for words in mounts_of():
+        point = unescaped(words[4])
+        if path == point or path.startswith(f"{point.rstrip('/')}/"):
+            below = path[len(point.rstrip("/")) :]
+            yield words[2], f"{unescaped(words[3]).rstrip('/')}{below}"
 
 
 def _has(container: Container, pipe: str) -> bool:

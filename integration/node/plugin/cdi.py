@@ -10,6 +10,8 @@ Rules
   as two files with the same devices would be a conflict, by which no container starts. A file of
   that name that is of another kind is somebody else's, and stays.
 - A spec is written before the kubelet is told of its devices, in one step, and only if it differs.
+- Whoever changes or removes one has it made anew: the directory is watched, and it is looked at
+  before a container is given what only a spec tells of.
 - It stays when the agent ends, since containers are started again by it, which no kubelet asks for
   anew. It is removed when nothing is given by CDI any more, or there is no driver.
 - While NVML does not answer, a spec of which everything is there still stays as it is, for without
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from hooks.node.inventory import Inventory
     from integration.node.plugin.values import Settings
 
-__all__ = ["KINDS", "Specs", "keep_specs", "path_of"]
+__all__ = ["KINDS", "Specs", "directory_of", "keep_specs", "path_of", "state_of"]
 
 KINDS: Final = ("gpu", Feature.GDS, Feature.MOFED, Feature.GDRCOPY, "imex-channel")
 """What there may be a spec of; the class of its kind is called so."""
@@ -66,6 +68,32 @@ class Specs:
     written: tuple[str, ...] = ()
 
 
+def directory_of(config: Config) -> str:
+    """Where the specs are.
+
+    Args:
+        config: where specs are looked for.
+    """
+    return config.cdi_spec_dirs[-1]
+
+
+def state_of(config: Config) -> tuple[object, ...]:
+    """What is another once a spec was written, replaced or removed.
+
+    Args:
+        config: where specs are.
+    """
+
+    def state(path: str) -> object:
+        try:
+            seen = os.stat(path)
+        except OSError:
+            return None
+        return seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
+
+    return tuple(state(path_of(kind, config)) for kind in KINDS)
+
+
 def path_of(kind: str, config: Config) -> str:
     """Where the spec of a kind is.
 
@@ -73,7 +101,7 @@ def path_of(kind: str, config: Config) -> str:
         kind: of :data:`KINDS`.
         config: where specs are.
     """
-    return os.path.join(config.cdi_spec_dirs[-1], f"{VENDOR}-{kind}.json")
+    return os.path.join(directory_of(config), f"{VENDOR}-{kind}.json")
 
 
 def keep_specs(settings: Settings, inventory: Inventory | None, config: Config) -> Specs:

@@ -4,6 +4,11 @@ Rules
 - A kubelet that begins removes every socket of its directory, and then makes its own: so a socket
   of the kubelet's that is another than before means that everybody is to register anew.
 - It calls a plugin back before it answers, which it may try for ten seconds.
+- One that restarts asks for the devices of the pods that run before it admits new ones, and kills
+  those whose plugin it does not know by then: half a second is late. So the socket of one that does
+  not listen yet is tried again within hundredths of a second, each time anew: gRPC would wait.
+- Which kubelet was reached is told by its socket, as it was before and after: a plugin that waited
+  for the old one must not be registered with the new one by chance, and then once more.
 - Its directory, which is made when it is first started, is waited for; nothing is looked at every
   so often for it.
 
@@ -20,8 +25,10 @@ import grpc.aio  # type: ignore[import-untyped] # likewise
 
 from api.proto import deviceplugin_pb2 as pb
 from integration.node.plugin.serving_errors import KubeletRefused, KubeletUnreachable
+from integration.node.plugin.watching import socket_identity
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 __all__ = ["VERSION", "register"]
@@ -31,19 +38,24 @@ VERSION: Final = "v1beta1"
 _REGISTER: Final = "/v1beta1.Registration/Register"
 _TO_DIAL: Final = 5.0
 _TO_ANSWER: Final = 15.0
+_FIRST_PAUSE: Final = 0.01
+_LONGEST_PAUSE: Final = 0.2
 
 # Each attempt stands for itself: none waits for what an earlier one has found.
 _OPTIONS: Final = (("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1))
 _NO_ANSWER: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 
 
-async def register(kubelet: str, endpoint: str, resource: str) -> None:
+async def register(
+    kubelet: str, endpoint: str, resource: str, *, reached: Callable[[object], None]
+) -> None:
     """Tell a kubelet of a plugin.
 
     Args:
         kubelet: the path of its socket.
         endpoint: the name of the plugin's, in the same directory.
         resource: what the plugin is of.
+        reached: takes which kubelet it is, by its socket, before that is told anything.
 
     Raises:
         KubeletRefused: the kubelet says no, and why.
@@ -56,16 +68,17 @@ async def register(kubelet: str, endpoint: str, resource: str) -> None:
         resource_name=resource,
         options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
     )
-    async with grpc.aio.insecure_channel(f"unix:{kubelet}", options=_OPTIONS) as channel:
-        try:
-            with anyio.fail_after(_TO_DIAL):
-                await channel.channel_ready()
-        except TimeoutError as error:
-            raise KubeletUnreachable(
-                asked,
-                found=f"nobody has answered for {_TO_DIAL:g} s",
-                do="see whether the kubelet runs; it is tried again",
-            ) from error
+    try:
+        with anyio.fail_after(_TO_DIAL):
+            channel, which = await _dial(kubelet)
+    except TimeoutError as error:
+        raise KubeletUnreachable(
+            asked,
+            found=f"nobody has answered for {_TO_DIAL:g} s",
+            do="see whether the kubelet runs; it is tried again",
+        ) from error
+    async with channel:
+        reached(which)
         call: Any = channel.unary_unary(
             _REGISTER,
             request_serializer=pb.RegisterRequest.SerializeToString,
@@ -82,3 +95,31 @@ async def register(kubelet: str, endpoint: str, resource: str) -> None:
                 found=f"the kubelet says: {found}",
                 do="see whether this kubelet takes device plugins; it is tried again",
             ) from error
+
+
+async def _dial(kubelet: str) -> tuple[Any, object]:
+    """A connection to a kubelet, and which one that is. Waits for one."""
+    pause = _FIRST_PAUSE
+    while True:
+        which = socket_identity(kubelet)
+        if which is not None:
+            channel = grpc.aio.insecure_channel(f"unix:{kubelet}", options=_OPTIONS)
+            try:
+                if await _connects(channel) and socket_identity(kubelet) == which:
+                    return channel, which
+            except BaseException:
+                with anyio.CancelScope(shield=True):
+                    await channel.close()
+                raise
+            await channel.close()
+        await anyio.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+async def _connects(channel: Any) -> bool:
+    """Whether a channel comes to be connected at the first attempt."""
+    state = channel.get_state(try_to_connect=True)
+    while state in {grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING}:
+        await channel.wait_for_state_change(state)
+        state = channel.get_state()
+    return state is grpc.ChannelConnectivity.READY

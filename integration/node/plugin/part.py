@@ -13,7 +13,10 @@ Rules
 - What cannot be looked at is unhealthy, and not gone (:mod:`integration.node.plugin.doubt`).
 - CDI specs are written before the kubelet is told of what is new in them. That something is gone
   or unhealthy it is told at once.
-- An answer goes by what is known when it is given: it waits until what was posted is worked in.
+- A kubelet that begins is registered with before anything else: it kills pods that run and whose
+  plugin it does not know half a second later.
+- An answer goes by what is known when it is given: it waits until what was posted is worked in, and
+  specs that somebody has changed or removed are made anew before.
 - gRPC is loaded where it is needed, and not before.
 - An engine that would leave out what containers are given (:mod:`integration.node.plugin.hearing`)
   is warned of when the kubelet is begun to be served, and with each change of the strategies.
@@ -38,7 +41,7 @@ from integration.node.mps.containers import edits, refuse_unready, unready
 from integration.node.parts import NO, YES
 from integration.node.plugin import allocation, sockets
 from integration.node.plugin.allocation import CDI, IMEX_NODES, Ground, refuse_ineffective
-from integration.node.plugin.cdi import Specs, keep_specs, path_of
+from integration.node.plugin.cdi import Specs, directory_of, keep_specs, state_of
 from integration.node.plugin.doubt import unhealthy
 from integration.node.plugin.errors import DeviceUnknown
 from integration.node.plugin.hearing import unheard_by
@@ -69,6 +72,8 @@ _LOOK_FOR_OTHERS: Final = 30.0
 _MOST_BEHIND: Final = 5.0
 _RETRY_SPECS: Final = 30.0
 _FEW: Final = 3
+# Seconds between two looks at the kubelet's directory, however much happens there.
+_PAUSE: Final = 0.01
 
 
 async def run(context: Context) -> None:
@@ -86,6 +91,7 @@ async def run(context: Context) -> None:
         tasks.start_soon(partial(keep_settings, context, plugin.fault))
         tasks.start_soon(plugin.hear_board)
         tasks.start_soon(plugin.hear_kubelet)
+        tasks.start_soon(plugin.hear_specs)
         try:
             await plugin.keep_serving()
         finally:
@@ -119,6 +125,8 @@ class _Plugin:
         self._known = _Known()
         self._serving: Serving | None = None
         self._specs_of: tuple[Settings | None, Inventory | None, object] | None = None
+        self._specs = Specs()
+        self._keeping_specs = anyio.Lock()
         self._topologies = Topologies(context.config)
         self._topology = Topology()
         self._finding = anyio.Lock()
@@ -137,8 +145,18 @@ class _Plugin:
             version = await self._board.change(*_GOES_BY, since=version)
 
     async def hear_kubelet(self) -> None:
-        """Hear of sockets that come and go."""
-        with Directory(os.path.dirname(self._options.kubelet_socket)) as directory:
+        """Hear of sockets that come and go, at once."""
+        with Directory(os.path.dirname(self._options.kubelet_socket), quiet=0) as directory:
+            while True:
+                await directory.change()
+                if self._serving is not None:
+                    await self._serving.renew()
+                self.wake()
+                await anyio.sleep(_PAUSE)
+
+    async def hear_specs(self) -> None:
+        """Hear of specs that somebody changes or removes."""
+        with Directory(directory_of(self._context.config)) as directory:
             while True:
                 await directory.change()
                 self.wake()
@@ -166,8 +184,7 @@ class _Plugin:
         """Bring everything up to date; the seconds after which to look again anyway."""
         before = self._known
         known = self._look(before)
-        kubelet = socket_identity(self._options.kubelet_socket)
-        pause, active = self._may_serve(kubelet)
+        pause, active = self._may_serve()
         if not active:
             self._known = known
             self._board.post(resources=())
@@ -177,10 +194,12 @@ class _Plugin:
             return pause
         if self._serving is not None and not _adds(before.resources, known.resources):
             # What is asked for meanwhile is answered when the specs are there.
-            await self._serving.round(known.resources, kubelet)
+            await self._serving.round(known.resources)
         known = replace(known, specs=await self._keep_specs(known))
         self._known = known
         if self._serving is None or known.inventory != before.inventory:
+            if known.inventory is not None:
+                self._topology = self._topologies.at_once(known.inventory)
             self._tasks.start_soon(self._find_topology)
         self._worked_in.set()
         self._worked_in = anyio.Event()
@@ -189,7 +208,7 @@ class _Plugin:
             self._ask_engine(known.settings.device_list_strategies)
         if self._serving is None:
             self._serving = self._new_serving()
-        await self._serving.round(known.resources, kubelet)
+        await self._serving.round(known.resources)
         return min(pause, _RETRY_SPECS) if known.specs.fault else pause
 
     def _look(self, before: _Known) -> _Known:
@@ -240,10 +259,11 @@ class _Plugin:
         }
         return unhealthy((resource,), but=served)[0]
 
-    def _may_serve(self, kubelet: object) -> tuple[float, bool]:
+    def _may_serve(self) -> tuple[float, bool]:
         """When to look again, and whether to serve now."""
         if self._board.settings is None:
             return math.inf, False
+        kubelet = socket_identity(self._options.kubelet_socket)
         if self._options.device_plugin == YES:
             missing = KubeletUnreachable(
                 f"a kubelet at {self._options.kubelet_socket}",
@@ -273,18 +293,28 @@ class _Plugin:
 
     async def _keep_specs(self, known: _Known) -> Specs:
         config = self._context.config
-        of = (known.settings, known.inventory, _state_of(path_of("gpu", config)))
-        if known.settings is None or self._specs_of == of:
-            return known.specs
-        keep = partial(keep_specs, known.settings, known.inventory, config)
-        specs = await anyio.to_thread.run_sync(keep)
-        # What could not be written is tried again, and what somebody else has changed.
-        written = (known.settings, known.inventory, _state_of(path_of("gpu", config)))
-        self._specs_of = None if specs.fault else written
+        async with self._keeping_specs:
+            of = (known.settings, known.inventory, state_of(config))
+            if known.settings is None or self._specs_of == of:
+                return self._specs
+            keep = partial(keep_specs, known.settings, known.inventory, config)
+            specs = await anyio.to_thread.run_sync(keep)
+            # What could not be written is tried again, and what somebody else has changed.
+            written = (known.settings, known.inventory, state_of(config))
+            self._specs_of, self._specs = None if specs.fault else written, specs
         for path in specs.written:
             self._context.say("info", "CDI spec of the device plugin is up to date", path=path)
         self.fault("cdi", specs.fault)
         return specs
+
+    async def _see_specs(self) -> None:
+        """See that the specs are as they were written."""
+        known = self._known
+        if known.settings is None or CDI.isdisjoint(known.settings.device_list_strategies):
+            return
+        specs = await self._keep_specs(known)
+        if self._known is known:  # otherwise it was worked in meanwhile
+            self._known = replace(known, specs=specs)
 
     def _new_serving(self) -> Serving:
         from integration.node.plugin.serving import Serving, Work  # noqa: PLC0415 - it loads gRPC
@@ -330,6 +360,7 @@ class _Plugin:
             with counters.timing() as timed:
                 try:
                     await self._catch_up()
+                    await self._see_specs()
                     answer = self._answer(name, ids)
                     result = OK
                 except NvshimError as error:
@@ -410,15 +441,6 @@ def _seen_without_nvml(inventory: Inventory) -> frozenset[str]:
     if not inventory.nvml_failure:
         return frozenset()
     return frozenset(gpu.uuid for gpu in inventory.gpus if not gpu.lost)
-
-
-def _state_of(path: str) -> object:
-    """What is another once a file was replaced or removed."""
-    try:
-        seen = os.stat(path)
-    except OSError:
-        return None
-    return seen.st_ino, seen.st_size, seen.st_mtime_ns
 
 
 def _adds(before: Iterable[Resource], now: Iterable[Resource]) -> bool:

@@ -9,7 +9,9 @@ a resource that is no more              its watchers are told that nothing is le
 a socket that is gone (a kubelet that   its server begins anew
 began has removed it), or a server
 that has crashed
-a kubelet's socket that is another      every resource is registered with it
+a kubelet's socket that is another      every resource is registered with it, once, and before
+                                        anything else is done; what was under way with the one
+                                        before is given up
 a kubelet that listens no more          the resource is registered again, after a while
 a kubelet that says no, or nothing      likewise; it is said why
 ======================================  =====================================================
@@ -22,7 +24,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -37,10 +39,11 @@ from integration.node.plugin.serving_errors import (
     PluginFailed,
     ServingError,
 )
-from integration.node.plugin.sockets import socket_name
+from integration.node.plugin.sockets import identity_of, socket_name
+from integration.node.plugin.watching import socket_identity
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from api.proto import deviceplugin_pb2 as pb
     from integration.node.parts import Context
@@ -72,6 +75,19 @@ class Work:
 
 
 @dataclass(slots=True)
+class _Attempt:
+    """To make a resource known to a kubelet.
+
+    Attributes:
+        kubelet: to which, by its socket.
+        scope: of the task that does it.
+    """
+
+    kubelet: object
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+
+
+@dataclass(slots=True)
 class _Served:
     """A resource that is served.
 
@@ -83,7 +99,7 @@ class _Served:
         tried: the kubelet that was last tried.
         failures: how often in a row that was in vain.
         again_at: when it may be tried again; of the monotonic clock.
-        busy: whether it is being registered.
+        attempt: to register it, which is under way.
         crashed: whether its listener is gone.
     """
 
@@ -94,7 +110,7 @@ class _Served:
     tried: object = None
     failures: int = 0
     again_at: float = 0.0
-    busy: bool = False
+    attempt: _Attempt | None = None
     crashed: bool = False
 
 
@@ -122,45 +138,64 @@ class Serving:
         self._kubelet = context.options.kubelet_socket
         self._served: dict[str, _Served] = {}
         self._failed: dict[str, _Failed] = {}
+        self._one = anyio.Lock()
+        self._ended = False
 
     @property
     def identities(self) -> set[Identity]:
         """The sockets that are ours."""
         return {s.server.identity for s in self._served.values() if s.server.identity is not None}
 
-    async def round(self, resources: Iterable[Resource], kubelet: object) -> None:
+    async def round(self, resources: Iterable[Resource]) -> None:
         """Do what the table above says.
 
         Args:
             resources: what there is.
-            kubelet: which kubelet there is, by its socket; None for none.
         """
-        wanted = {each.name: each for each in resources if each.devices}
+        async with self._one:
+            if not self._ended:
+                await self._serve({each.name: each for each in resources if each.devices})
+
+    async def renew(self) -> None:
+        """Serve what was served last to a kubelet that has begun, and that removed all sockets."""
+        async with self._one:
+            for name, served in list(self._served.items()):
+                # What somebody else has put in its place is not looked at here.
+                if served.server.is_in_place or identity_of(served.server.path) is None:
+                    await self._serve_one(name, served.server.resource)
+
+    async def _serve(self, wanted: Mapping[str, Resource]) -> None:
         for name in [name for name in self._served if name not in wanted]:
             await self._retire(name)
         for name, resource in wanted.items():
-            served = self._served.get(name)
-            if served is not None and (served.crashed or not served.server.is_in_place):
-                if served.crashed:
-                    self._put_off(name, served.failures)
-                await self._stop(name)
-                served = None
-            if served is None:
-                await self._begin(name, resource)
-            else:
-                served.server.tell(resource)
+            await self._serve_one(name, resource)
         for name in [name for name in self._failed if name not in wanted]:
             del self._failed[name]
             self._work.fault(name, "")
-        if kubelet is not None:
-            for name, served in self._served.items():
-                self._make_known(name, served, kubelet)
+
+    async def _serve_one(self, name: str, resource: Resource) -> None:
+        served = self._served.get(name)
+        if served is not None and served.crashed:
+            self._put_off(name, served.failures)
+            await self._stop(name)
+            served = None
+        elif served is not None and not served.server.is_in_place:
+            # A kubelet has begun, and waits for nobody; who still talks to this one can wait.
+            self._tasks.start_soon(self._let_go(name).server.end)
+            served = None
+        if served is None:
+            await self._begin(name, resource)
+        else:
+            served.server.tell(resource)
+        self._make_known(name)
 
     async def end(self) -> None:
         """Serve nothing any more. The kubelet takes the devices for unhealthy until we are back."""
         with anyio.CancelScope(shield=True):
-            for name in list(self._served):
-                await self._stop(name)
+            async with self._one:
+                self._ended = True
+                for name in list(self._served):
+                    await self._stop(name)
         self._failed.clear()
 
     # Servers
@@ -208,10 +243,16 @@ class Serving:
         self._context.say("info", "serves no more", resource=name)
 
     async def _stop(self, name: str) -> None:
+        await self._let_go(name).server.end()
+        self._work.fault(name, "")
+
+    def _let_go(self, name: str) -> _Served:
+        """Have nothing to do any more with what is served."""
         served = self._served.pop(name)
         served.scope.cancel()
-        await served.server.end()
-        self._work.fault(name, "")
+        if served.attempt is not None:
+            served.attempt.scope.cancel()
+        return served
 
     def _put_off(self, name: str, failures: int) -> None:
         pause = _pause(failures)
@@ -247,34 +288,44 @@ class Serving:
 
     # The kubelet
 
-    def _make_known(self, name: str, served: _Served, kubelet: object) -> None:
+    def _make_known(self, name: str) -> None:
         """Register a resource, if that is needed, and not too soon after it was in vain."""
+        served, kubelet = self._served.get(name), socket_identity(self._kubelet)
+        if served is None or kubelet is None or served.registered == kubelet:
+            return
+        if served.attempt is not None:
+            if served.attempt.kubelet == kubelet:
+                return
+            served.attempt.scope.cancel()
         if served.tried != kubelet:
             served.tried = kubelet
             served.failures, served.again_at = 0, 0.0
-        if served.busy or served.registered == kubelet or time.monotonic() < served.again_at:
+        if time.monotonic() < served.again_at:
             return
-        served.busy = True
-        self._tasks.start_soon(self._register, name, served, kubelet)
+        served.attempt = _Attempt(kubelet)
+        self._tasks.start_soon(self._register, name, served, served.attempt)
 
-    async def _register(self, name: str, served: _Served, kubelet: object) -> None:
+    async def _register(self, name: str, served: _Served, attempt: _Attempt) -> None:
         counters = self._context.board.counters
         endpoint = os.path.basename(served.server.path)
+
+        def reached(kubelet: object) -> None:
+            attempt.kubelet = kubelet
+
         try:
-            await kubelets.register(self._kubelet, endpoint, name)
-        except (KubeletRefused, KubeletUnreachable) as error:
-            counters.registered(name, REFUSED if isinstance(error, KubeletRefused) else FAILED)
-            if self._served.get(name) is served:
-                self._work.fault(name, str(error))
-                self._try_later(served, served.failures)
-        else:
-            counters.registered(name, OK)
-            served.registered, served.since = kubelet, time.monotonic()
-            if self._served.get(name) is served:
+            with attempt.scope:
+                await kubelets.register(self._kubelet, endpoint, name, reached=reached)
+                counters.registered(name, OK)
+                served.registered, served.since = attempt.kubelet, time.monotonic()
                 self._work.fault(name, "")
                 self._context.say("info", "registered", resource=name)
+        except (KubeletRefused, KubeletUnreachable) as error:
+            counters.registered(name, REFUSED if isinstance(error, KubeletRefused) else FAILED)
+            self._work.fault(name, str(error))
+            self._try_later(served, served.failures)
         finally:
-            served.busy = False
+            if served.attempt is attempt:
+                served.attempt = None
             self._work.wake()
 
     def _try_later(self, served: _Served, failures: int) -> None:

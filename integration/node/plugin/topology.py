@@ -9,7 +9,8 @@ Rules
   does not count those).
 - NVML is asked in a child that lives for one question, as for the inventory. Without an answer
   there is what sysfs says, and NVML is asked again later.
-- It is found once, and again when there are other GPUs.
+- It is found once, and again when there are other GPUs. Until NVML has answered there is what
+  sysfs says.
 
 Source: go-gpuallocator internal/links, gpuallocator/besteffort_policy.go; nvml.h,
 nvmlGpuTopologyLevel_t; the kernel's Documentation/ABI/testing/sysfs-bus-pci (numa_node).
@@ -140,16 +141,24 @@ class Topologies:
         Args:
             inventory: what the node has.
         """
-        key = (
-            inventory.driver.version,
-            tuple((gpu.uuid, gpu.bus_id, gpu.lost) for gpu in inventory.gpus),
-        )
+        key = _key_of(inventory)
         doubtful = self._known.failure and time.monotonic() - self._found > _RETRY_AFTER
         if key != self._key or doubtful:
             links = self._links(inventory.gpus)
             self._known = topology_of(self._config, inventory.gpus, links)
             self._key, self._found = key, time.monotonic()
         return self._known
+
+    def at_once(self, inventory: Inventory) -> Topology:
+        """What is known of it now, without asking NVML.
+
+        Args:
+            inventory: what the node has.
+        """
+        if _key_of(inventory) == self._key:
+            return self._known
+        links = Links(failure="NVML has not answered yet")
+        return topology_of(self._config, inventory.gpus, links)
 
     def _links(self, gpus: Sequence[Gpu]) -> Links:
         if len(gpus) < 2:  # noqa: PLR2004 - there is nothing between one and nobody
@@ -166,6 +175,12 @@ class Topologies:
             return json.dumps({"error": str(error)}).encode()
         command[_PROBE_AT] = _PROBE
         return ask(command, self._config.nvml_timeout)
+
+
+def _key_of(inventory: Inventory) -> object:
+    """When this is another, there are other GPUs."""
+    gpus = tuple((gpu.uuid, gpu.bus_id, gpu.lost) for gpu in inventory.gpus)
+    return inventory.driver.version, gpus
 
 
 def topology_of(config: Config, gpus: Iterable[Gpu], links: Links) -> Topology:

@@ -5,20 +5,21 @@ Rules
   path appears. So nothing is looked at every so often.
 - What is heard is a reason to look; whoever waits looks once more after each new watch, since what
   has happened before it was not heard.
-- Without inotify (its limits are used up) one looks after a while.
+- Without inotify (its limits are used up) one looks every moment: a kubelet that restarts does not
+  wait.
 
 Source: inotify(7).
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 from typing import TYPE_CHECKING, Final, Self
 
 import anyio
 
+from integration.node import inotify
 from shim import syscalls
 
 if TYPE_CHECKING:
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Directory", "socket_identity"]
 
-_LONGEST: Final = 1 << 16
-_UNHEARD: Final = 5.0
+_UNHEARD: Final = 0.25
 
 # Events come in swarms, which are one reason to look.
 _SWARM: Final = 0.05
@@ -39,7 +39,7 @@ class Directory:
 
     Args:
         path: of it; it need not be there.
-        quiet: seconds without a change, after one, until it is told of.
+        quiet: seconds without a change, after one, until it is told of; 0 to be told at once.
     """
 
     def __init__(self, path: str, *, quiet: float = _SWARM) -> None:
@@ -68,19 +68,17 @@ class Directory:
             return
         await anyio.wait_readable(self._watch)
         begun = anyio.current_time()
-        heard = True
-        while heard and anyio.current_time() - begun < _LONGEST_SWARM:
-            self._drain()
+        heard = self._drain()
+        while self._quiet and heard and anyio.current_time() - begun < _LONGEST_SWARM:
             await anyio.sleep(self._quiet)
             heard = self._drain()
 
     def _drain(self) -> bool:
         """Take what was told; whether there was anything."""
-        heard = False
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._watch, _LONGEST):
-                heard = True
-        return heard
+        events = inotify.drain(self._watch)
+        if any(event.ends for event in events):  # what is there now may have the same number
+            self._watched = None
+        return bool(events)
 
     def listen(self) -> None:
         """Begin to hear, so that :meth:`change` tells of what happens from now on."""

@@ -600,7 +600,7 @@ def test_nvml_that_fails_and_one_that_is_slow(healthy: Healthy) -> None:
         "nvmlInit=error:999": (ERROR, "NVMLError"),
         "nvmlInit=sleep:2200": (WARNING, "it answered after 2."),
         "gpu1=error:15": (ERROR, "GPU is lost"),
-        "gpu1.nvmlDeviceGetBrand=error:999": (WARNING, "GPU 1: nvmlDeviceGetBrand: Unknown Error"),
+        "gpu1.nvmlDeviceGetBrand=error:999": (WARNING, "nvmlDeviceGetBrand: Unknown Error"),
     }
     for fault, (severity, words) in cases.items():
         with open(faults, "w") as file:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import time
 from typing import TYPE_CHECKING
@@ -151,3 +152,39 @@ async def test_without_inotify_it_says_so_and_waits(
         changes.listen_to([str(tmp_path)], ("/nonexistent",))
         assert changes.deaf["files"] == "Too many open files"
         assert not await changes.wait(0.05)
+
+
+async def test_what_could_not_be_watched_is_watched_once_it_can(tmp_path: Path) -> None:
+    """No descriptor is free, once."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Changes() as changes:
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
+        try:
+            assert not changes.listen_to([str(tmp_path)], ("/nonexistent",))
+            assert changes.deaf["files"] == "Too many open files"
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        # What has happened meanwhile is to be looked for.
+        assert changes.listen_to([str(tmp_path)], ("/nonexistent",))
+        assert "files" not in changes.deaf
+        (tmp_path / "libcuda.so.1").write_bytes(b"")
+        assert await changes.wait(10)
+
+
+async def test_a_directory_that_is_made_anew_is_heard(tmp_path: Path) -> None:
+    """Many file systems give it the number of the one before."""
+    driver = tmp_path / "driver"
+    driver.mkdir()
+    with Changes() as changes:
+        changes.listen_to([str(driver)], ("/nonexistent",))
+        for _ in range(5):
+            driver.rmdir()
+            driver.mkdir()
+            assert await changes.wait(10)
+            assert changes.listen_to([str(driver)], ("/nonexistent",))
+            (driver / "libcuda.so.1").write_bytes(b"")
+            assert await changes.wait(10)
+            (driver / "libcuda.so.1").unlink()
+            assert await changes.wait(10)

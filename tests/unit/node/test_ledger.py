@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
@@ -25,11 +27,11 @@ from integration.node.ledger.values import Holding, Unheld
 from integration.node.ledger.watching import Watching
 from integration.node.parts import Context, Options
 from integration.node.refresh import Seen
+from shim import syscalls
 from tests.harness.kubelet_plugins import Assignment, KubeletPlugins
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from hooks.node.inventory import Inventory
 
@@ -368,6 +370,72 @@ async def test_the_part_posts_and_writes_and_begins_with_what_its_predecessor_ha
     os.mkdir(f"{config.state}/{part.FILE}")
     fault = await begun(lambda context: context.board.faults.get("ledger"))
     assert fault.startswith("NVSHIM-E2765 ledger-unwritten: ")
+
+
+async def test_what_could_not_be_watched_is_watched_once_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit of inotify is reached by one container; there is room when the next one comes."""
+    watch, full = syscalls.inotify_watch_changes, True
+
+    def limited(fd: int, directory: str, *, content: bool = True) -> int:
+        if full and directory.endswith("/one"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return watch(fd, directory, content=content)
+
+    monkeypatch.setattr(syscalls, "inotify_watch_changes", limited)
+    namespace = tmp_path / "state" / TASKS / "ns"
+    namespace.mkdir(parents=True)
+    said: list[str] = []
+    options = Options("", 1000, states=(str(tmp_path / "state"),), pod_resources="")
+
+    def say(_: str, __: str, *, why: str) -> None:
+        assert why != "over" or not full, "it is still so"
+        said.append(why)
+
+    context = Context(Config(state=str(tmp_path / "own")), options, say)
+    context.board.post(seen=Seen(inventory=INVENTORY))
+
+    async def until(look: Callable[[], Any]) -> None:
+        with anyio.fail_after(20):
+            while not look():  # noqa: ASYNC110 - a file is looked at
+                await anyio.sleep(0.02)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(part.run, context)
+        await until(lambda: os.path.exists(tmp_path / "own" / part.FILE))
+        (namespace / "one").mkdir()
+        await until(lambda: said == ["No space left on device"])
+        (namespace / "other").mkdir()
+        (namespace / "other" / "nvidia.json").write_text(json.dumps(granted("GPU-a")))
+        await until(lambda: context.board.ledger.holders("GPU-a"))
+        full = False
+        (namespace / "third").mkdir()
+        (namespace / "third" / "nvidia.json").write_text(json.dumps(granted("GPU-a")))
+        await until(lambda: len(context.board.ledger.holders("GPU-a")) == 2)
+        await until(lambda: said == ["No space left on device", "over"])
+        (namespace / "one" / "nvidia.json").write_text(json.dumps(granted("GPU-b")))
+        await until(lambda: context.board.ledger.holders("GPU-b"))
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_bundle_that_is_made_anew_is_heard(tmp_path: Path) -> None:
+    """Many file systems give its directory the number of the one before."""
+    state = str(tmp_path / "state")
+    bundle = Path(f"{state}/{TASKS}/ns/one")
+    bundle.mkdir(parents=True)
+    with Watching() as watching:
+        assert watching.follow([state], [])
+        for _ in range(10):
+            bundle.rmdir()
+            bundle.mkdir()
+            assert await heard(watching, [state])
+            while watching.follow([state], []):
+                pass
+            (bundle / "nvidia.json").write_text("{}")
+            assert await heard(watching, [state])
+            (bundle / "nvidia.json").unlink()
+            assert await heard(watching, [state])
 
 
 async def test_a_driver_that_nobody_told_of_is_found(

@@ -196,6 +196,31 @@ async def test_what_is_gone_is_told_without_waiting_for_specs_and_what_is_new_is
         await until(lambda: set(kubelet.devices(GPU)) == {GPUS[0], GPUS[2]})
 
 
+async def test_a_kubelet_that_begins_is_registered_with_before_anything_else(
+    tmp_path: Path, kubelet: KubeletPlugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def keep_specs(_: Settings, inventory: Inventory | None, __: Config) -> Specs:
+        if inventory is not THERE:
+            begun.set()
+            assert may_go_on.wait(30)
+        return Specs()
+
+    monkeypatch.setattr(part, "keep_specs", keep_specs)
+    kubelet.start()
+    async with running(tmp_path, kubelet) as context:
+        try:
+            await until(lambda: len(kubelet.healthy(GPU)) == 2)
+            context.board.post(seen=Seen(inventory=changed(THERE, notes=("something is new",))))
+            await until(begun.is_set)
+            await anyio.to_thread.run_sync(kubelet.restart)
+            await until(lambda: len(kubelet.healthy(GPU)) == 2)
+            assert not may_go_on.is_set()
+        finally:
+            may_go_on.set()
+
+
 async def test_what_is_asked_for_while_settings_change_is_answered_by_the_new_ones(
     tmp_path: Path, kubelet: KubeletPlugins, monkeypatch: pytest.MonkeyPatch
 ) -> None:

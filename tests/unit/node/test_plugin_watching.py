@@ -44,6 +44,24 @@ async def test_a_directory_that_is_not_there_yet_is_heard_of(tmp_path: Path) -> 
             await directory.change()
 
 
+async def test_a_directory_that_is_made_anew_is_heard(tmp_path: Path) -> None:
+    """Many file systems give it the number of the one before."""
+    plugins = tmp_path / "device-plugins"
+    plugins.mkdir()
+    with Directory(str(plugins), quiet=0) as directory:
+        directory.listen()
+        for _ in range(5):
+            plugins.rmdir()
+            plugins.mkdir()
+            with anyio.move_on_after(0.3):
+                while True:
+                    await directory.change()
+            (plugins / "kubelet.sock").touch()
+            with anyio.fail_after(20):
+                await directory.change()
+            (plugins / "kubelet.sock").unlink()
+
+
 async def test_a_swarm_is_one_reason(tmp_path: Path) -> None:
     with Directory(str(tmp_path), quiet=0.2) as directory:
         directory.listen()

@@ -77,7 +77,7 @@ def test_devices_are_in_order_and_each_has_its_containers() -> None:
     ]
     assert frame["devices"][1]["lost"] == "fell off the bus"
     assert frame["devices"][2]["memory_used_bytes"] == 2
-    assert frame["notes"] == ["a note"]
+    assert frame["notes"] == ["a note", "GPU-b: fell off the bus"]
     assert len({tuple(device) for device in frame["devices"]}) == 1
 
 
@@ -135,7 +135,7 @@ def test_a_picture_fits_its_screen_and_is_escaped() -> None:
     wide = shown(200, 50)
     assert "a\\x1b[2J" in "\n".join(wide)
     assert "\x1b[2J" not in "\n".join(wide)
-    assert "PROCESSES" in wide[2]
+    assert "PROCESSES" in wide[3]
     for width, height in ((200, 5), (60, 8), (20, 24), (3, 3), (1, 1)):
         lines = shown(width, height)
         assert max(map(len, lines)) <= width
