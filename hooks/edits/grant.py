@@ -130,7 +130,11 @@ def _all(capabilities: frozenset[str], inventory: Inventory) -> Grant:
     if not gpus and not mig_devices:
         asked = "all GPUs of this node"
         if faults:
-            raise DeviceNodeMissing(asked, found="; ".join(faults), do=_MAKE_NODES)
+            raise DeviceNodeMissing(
+                asked,
+                found="; ".join(faults),
+                do=_RESET if inventory.nodes.lost else _MAKE_NODES,
+            )
         raise NoGpus(asked, found="; ".join(notes) or "this node has no GPU", do=_LOOK)
     return Grant(capabilities, tuple(gpus), tuple(mig_devices), (*notes, *faults))
 
@@ -236,11 +240,16 @@ def _paths(device: MigDevice, inventory: Inventory) -> tuple[str, ...]:
 
 def _check_node(path: str, whose: str, inventory: Inventory) -> None:
     if path not in inventory.nodes.usable:
-        raise DeviceNodeMissing(whose, found=_fault(path, inventory), do=_MAKE_NODES)
+        raise DeviceNodeMissing(
+            whose,
+            found=_fault(path, inventory),
+            do=_RESET if path in inventory.nodes.lost else _MAKE_NODES,
+        )
 
 
 _NO_CAPS = "the kernel lists no capabilities of it in /proc/driver/nvidia-caps/mig-minors"
 _MAKE_NODES = "load the driver's kernel modules and make its nodes (nvidia-smi does, as root)"
+_RESET = "reset the GPU (nvidia-smi --gpu-reset), or reboot the node"
 _LOOK = "see what nvidia-smi -L lists on the node"
 
 

@@ -33,7 +33,7 @@ __all__ = ["NAME", "File", "Kept", "boot_id_path", "load", "look_at_file", "stor
 
 NAME: Final = "inventory.json"
 # To be raised with every change of what is looked at or written: an old file is then stale.
-FORMAT: Final = 4
+FORMAT: Final = 5
 
 _MOST_BYTES: Final = 16 << 20
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH

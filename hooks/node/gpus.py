@@ -27,10 +27,11 @@ from typing import TYPE_CHECKING, Final
 
 from api.values import changed, value
 from hooks.edits.capabilities import CONTROL, FRONTEND, MODESET, UVM, UVM_TOOLS
+from hooks.node.nvml import NvmlGpu
 from hooks.node.witness import read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from hooks.config import Config
     from hooks.node.nvml import NvmlReport
@@ -69,7 +70,7 @@ class Gpu:
         mig: whether it is in MIG mode.
         memory: bytes of memory in all; None if NVML did not say.
         drm: the names of its nodes below /dev/dri.
-        lost: why NVML cannot open it; "" if it can, or was not asked.
+        lost: why it is lost (:mod:`hooks.node.nvml_asking`); "" if it is not, or nobody asked.
         compute_capability: of CUDA ("9.0"); "" if NVML did not say.
         brand: what it is sold as ("tesla"); "" if NVML did not say.
         excluded: whether the configuration gives it to nobody (:mod:`hooks.requests.exclusions`).
@@ -175,118 +176,187 @@ class Nodes:
         usable: those that are what they should be, by path in the container.
         faults: what is wrong with each of the others, by the same.
         majors: the major numbers that the drivers have.
+        lost: the nodes of lost GPUs, by path in the container.
     """
 
     usable: dict[str, Node]
     faults: dict[str, str]
     majors: frozenset[int]
+    lost: frozenset[str] = frozenset()
 
 
 _LINES: Final = ("Model", "GPU UUID", "Device Minor", "Bus Location", "GPU Excluded")
 
 
-def find_gpus(
-    witness: Witness, config: Config, report: NvmlReport | None
-) -> tuple[tuple[Gpu, ...], list[str]]:
+@value
+class FoundGpus:
+    """The GPUs of a node, from procfs and NVML.
+
+    Attributes:
+        gpus: by index.
+        told: what NVML said of each, by the PCI address that procfs has.
+        notes: GPUs that procfs has and that are left out, for people.
+        conflicts: what NVML and procfs say differently, for people.
+    """
+
+    gpus: tuple[Gpu, ...]
+    told: dict[str, NvmlGpu]
+    notes: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()
+
+
+_NOTHING_TOLD: Final = NvmlGpu(index=-1)
+
+
+def find_gpus(witness: Witness, config: Config, report: NvmlReport | None) -> FoundGpus:
     """The node's GPUs.
 
     Args:
         witness: through whom is looked.
-        config: where procfs and sysfs are.
+        config: where procfs, sysfs and the device nodes are.
         report: what NVML said; None if it said nothing.
-
-    Returns:
-        The GPUs by index, and notes on what does not fit together, for people.
     """
-    notes: list[str] = []
-    directory = f"{config.proc}/driver/nvidia/gpus"
+    listed, notes = _listed(witness, config)
+    told, others = _match(config, listed, report)
     with_mig = _gpus_with_instances(witness, config)
-    told = {gpu.bus_id: gpu for gpu in report.gpus} if report is not None else {}
+    conflicts: list[str] = []
+    found = []
+    for gpu in listed:
+        nvml = told.get(gpu.bus_id, _NOTHING_TOLD)
+        conflicts += _conflicts(gpu, nvml)
+        if gpu.uuid and nvml.uuid not in {"", gpu.uuid}:  # it is about another GPU
+            nvml = told[gpu.bus_id] = NvmlGpu(nvml.index)
+        lost = nvml.lost
+        if report is not None and gpu.bus_id not in told and _has_node(config, gpu):
+            lost = "NVML does not count it"
+            conflicts.append(f"procfs has a GPU at {gpu.bus_id}, and NVML does not count it")
+        found.append(
+            changed(
+                gpu,
+                uuid=gpu.uuid or nvml.uuid,
+                model=gpu.model or nvml.name,
+                mig=gpu.minor in with_mig or nvml.mig,
+                memory=nvml.memory,
+                drm=_drm_names(witness, config, gpu.bus_id),
+                lost=lost,
+                compute_capability=nvml.compute_capability,
+                brand=nvml.brand,
+            )
+        )
+    conflicts += [f"NVML has {_named(nvml)}, and procfs does not" for nvml in others]
+    return FoundGpus(_numbered(found, told), told, tuple(notes), tuple(conflicts))
+
+
+def _listed(witness: Witness, config: Config) -> tuple[list[Gpu], list[str]]:
+    """The GPUs that procfs has, in bus order; and why each of the others is left out."""
+    notes: list[str] = []
     found: list[Gpu] = []
+    directory = f"{config.proc}/driver/nvidia/gpus"
     for name in sorted(witness.names(directory), key=bus_order):
         lines = witness.fields(f"{directory}/{name}/information", _LINES)
         bus_id = (lines["Bus Location"] or name).lower()
         if lines["GPU Excluded"] == "Yes":
             notes.append(f"the GPU at {bus_id} is excluded by the driver's settings")
-            continue
-        if not lines["Device Minor"].isdecimal():
+        elif not lines["Device Minor"].isdecimal():
             notes.append(f"the GPU at {bus_id} has no device minor in procfs; it is left out")
-            continue
-        minor = int(lines["Device Minor"])
-        nvml = told.pop(bus_id, None)
-        uuid = _uuid(lines["GPU UUID"])
-        lost = _why_lost(report) if nvml is None else ""
-        if nvml is not None and uuid and nvml.uuid != uuid:
-            notes.append(f"NVML calls the GPU at {bus_id} {nvml.uuid}, procfs {uuid}; procfs holds")
-            nvml = None
-        found.append(
-            Gpu(
-                index=len(found),
-                minor=minor,
-                uuid=uuid or (nvml.uuid if nvml is not None else ""),
-                bus_id=bus_id,
-                model=lines["Model"] or (nvml.name if nvml is not None else ""),
-                mig=minor in with_mig or (nvml is not None and nvml.mig),
-                memory=nvml.memory if nvml is not None else None,
-                drm=_drm_names(witness, config, bus_id),
-                lost=lost,
-                compute_capability=nvml.compute_capability if nvml is not None else "",
-                brand=nvml.brand if nvml is not None else "",
-            )
-        )
-    notes += [f"NVML tells of a GPU at {bus_id} that procfs does not have" for bus_id in told]
-    return _numbered(found, report), notes
+        else:
+            minor, uuid = int(lines["Device Minor"]), _uuid(lines["GPU UUID"])
+            found.append(Gpu(len(found), minor, uuid, bus_id, lines["Model"]))
+    return found, notes
 
 
-def _numbered(found: list[Gpu], report: NvmlReport | None) -> tuple[Gpu, ...]:
+def _match(
+    config: Config, listed: list[Gpu], report: NvmlReport | None
+) -> tuple[dict[str, NvmlGpu], list[NvmlGpu]]:
+    """Which GPU of procfs each of NVML's is, by PCI address; and those that are none of them.
+
+    The PCI address decides, then the UUID, then the minor. A lost GPU often tells none of these;
+    such GPUs are taken for those that are left, in bus order, which is NVML's as well.
+    """
+    left, told = list(listed), {}
+    others = list(report.gpus) if report is not None else []
+
+    def take(is_same: Callable[[Gpu, NvmlGpu], bool]) -> None:
+        for gpu in tuple(left):
+            nvml = next((each for each in others if is_same(gpu, each)), None)
+            if nvml is not None:
+                told[gpu.bus_id] = nvml
+                left.remove(gpu)
+                others.remove(nvml)
+
+    take(lambda gpu, nvml: gpu.bus_id == nvml.bus_id)
+    take(lambda gpu, nvml: bool(gpu.uuid) and gpu.uuid == nvml.uuid)
+    take(lambda gpu, nvml: not nvml.bus_id and not nvml.uuid and gpu.minor == nvml.minor)
+    # NVML counts no GPU that has no node here.
+    left = [gpu for gpu in left if _has_node(config, gpu)] or left
+    take(lambda _, nvml: not nvml.bus_id and not nvml.uuid and nvml.minor is None)
+    return told, others
+
+
+def _has_node(config: Config, gpu: Gpu) -> bool:
+    return os.path.lexists(config.dev + gpu.path.removeprefix("/dev"))
+
+
+def _conflicts(gpu: Gpu, nvml: NvmlGpu) -> Iterator[str]:
+    """What NVML says otherwise than procfs, whose word counts."""
+    at = gpu.bus_id
+    if gpu.uuid and nvml.uuid not in {"", gpu.uuid}:
+        yield f"NVML calls the GPU at {at} {nvml.uuid}, procfs {gpu.uuid}"
+    elif nvml.bus_id not in {"", at}:
+        yield f"NVML has {gpu.uuid or gpu.path} at {nvml.bus_id}, procfs at {at}"
+    if nvml.minor not in {None, gpu.minor}:
+        yield f"NVML has the GPU at {at} as /dev/nvidia{nvml.minor}, procfs as {gpu.path}"
+
+
+def _named(nvml: NvmlGpu) -> str:
+    what = f"GPU {nvml.index}"
+    if nvml.bus_id:
+        what += f" at {nvml.bus_id}"
+    return f"{what} ({nvml.lost})" if nvml.lost else what
+
+
+def _numbered(found: list[Gpu], told: Mapping[str, NvmlGpu]) -> tuple[Gpu, ...]:
     """The GPUs by index: NVML's where it has said one, for that is what people see.
 
     NVML does not count a GPU that has no node here, as in a node that is itself a container with
     some of a machine's GPUs. The numbers it leaves over go to the others, in bus order.
     """
-    told = {gpu.bus_id: gpu.index for gpu in report.gpus} if report is not None else {}
-    taken = {gpu.bus_id: told[gpu.bus_id] for gpu in found if gpu.bus_id in told}
-    numbers = set(taken.values())
-    if len(numbers) < len(taken) or max(numbers, default=0) >= len(found):
+    numbers = {nvml.index for nvml in told.values()}
+    if len(numbers) < len(told) or max(numbers, default=0) >= len(found):
         return tuple(found)  # they cannot all be true
     free = iter(sorted(set(range(len(found))) - numbers))
     numbered = [
-        changed(gpu, index=taken[gpu.bus_id] if gpu.bus_id in taken else next(free))
+        changed(gpu, index=told[gpu.bus_id].index if gpu.bus_id in told else next(free))
         for gpu in found
     ]
     return tuple(sorted(numbered, key=lambda gpu: gpu.index))
 
 
-def find_unsettled(
-    witness: Witness, config: Config, gpus: Iterable[Gpu], report: NvmlReport | None
-) -> str:
+def find_unsettled(witness: Witness, config: Config, found: FoundGpus) -> tuple[str, ...]:
     """What NVML said of the GPUs that procfs does not confirm.
 
     Args:
         witness: through whom is looked.
         config: where procfs is.
-        gpus: what :func:`find_gpus` found.
-        report: what NVML said.
+        found: what :func:`find_gpus` found.
 
     Returns:
-        What it is, for people; "" if procfs confirms all, or NVML said nothing.
+        What it is, for people; nothing if procfs confirms all, or NVML said nothing.
     """
-    if report is None:
+    return tuple(filter(None, (_unsettled(witness, config, gpu, found) for gpu in found.gpus)))
+
+
+def _unsettled(witness: Witness, config: Config, gpu: Gpu, found: FoundGpus) -> str:
+    if gpu.lost:
+        return f"{gpu} is lost: {gpu.lost}"
+    nvml = found.told.get(gpu.bus_id)
+    if nvml is None:
         return ""
-    told = {gpu.bus_id: gpu for gpu in report.gpus}
-    for gpu in gpus:
-        if gpu.lost:
-            return f"{gpu} cannot be opened: {gpu.lost}"
-        nvml = told.get(gpu.bus_id)
-        if nvml is None:
-            continue
-        shown = _instances(witness, config, gpu.minor)
-        known = {(device.gpu_instance, device.compute_instance) for device in nvml.mig_devices}
-        if {pair for pair in shown if pair[1] is not None} != known:
-            return f"{gpu} has other MIG devices in procfs than NVML told of"
-        if nvml.mig and not shown:
-            return f"{gpu} is in MIG mode, and has no instances"
-    return ""
+    shown = _instances(witness, config, gpu.minor)
+    known = {(device.gpu_instance, device.compute_instance) for device in nvml.mig_devices}
+    if {pair for pair in shown if pair[1] is not None} != known:
+        return f"{gpu} has other MIG devices in procfs than NVML told of"
+    return f"{gpu} is in MIG mode, and has no instances" if nvml.mig and not shown else ""
 
 
 def _instances(witness: Witness, config: Config, minor: int) -> set[tuple[int, int | None]]:
@@ -304,28 +374,21 @@ def _instances(witness: Witness, config: Config, minor: int) -> set[tuple[int, i
     return found
 
 
-def _why_lost(report: NvmlReport | None) -> str:
-    """Why NVML told nothing of a GPU that procfs has."""
-    return report.lost[0] if report is not None and report.lost else ""
-
-
-def find_mig_devices(
-    config: Config, gpus: Iterable[Gpu], report: NvmlReport | None
-) -> tuple[MigDevice, ...]:
+def find_mig_devices(config: Config, found: FoundGpus) -> tuple[MigDevice, ...]:
     """The node's MIG devices: those that NVML tells of, with the kernel's capability nodes.
 
     Args:
         config: where procfs is.
-        gpus: what :func:`find_gpus` found.
-        report: what NVML said; without it no MIG device is known.
+        found: what :func:`find_gpus` found; without NVML's word no MIG device is known.
 
     Returns:
         The devices by GPU and index.
     """
-    if report is None:
-        return ()
-    by_bus = {gpu.bus_id: gpu for gpu in gpus if gpu.mig}
-    told = [(by_bus[gpu.bus_id], gpu.mig_devices) for gpu in report.gpus if gpu.bus_id in by_bus]
+    told = [
+        (gpu, found.told[gpu.bus_id].mig_devices)
+        for gpu in found.gpus
+        if gpu.mig and gpu.bus_id in found.told
+    ]
     if not any(devices for _, devices in told):
         return ()
     minors = cap_minors(config)
@@ -339,7 +402,7 @@ def find_mig_devices(
             profile=device.profile,
             caps=_caps(minors, gpu.minor, device.gpu_instance, device.compute_instance),
         )
-        for gpu, devices in sorted(told, key=lambda each: each[0].index)
+        for gpu, devices in told
         for device in devices
     )
 
@@ -363,22 +426,24 @@ def look_at_nodes(
     """
     majors = read_majors(config)
     usable: dict[str, Node] = {}
-    faults = {**_lost(config, gpus), **_withheld(gpus, mig)}
+    lost = _lost(config, gpus)
+    faults = {**lost, **_withheld(gpus, mig)}
     elsewhere = changed(config, dev=other_dev) if other_dev is not None else None
     for path, drivers, minor in _expected(gpus, mig):
         if path in faults:
             continue
-        known = {majors[driver] for driver in drivers if driver in majors}
-        seen = look_at_node(config, path, known, minor, drivers[0])
+        its = {majors[driver] for driver in drivers if driver in majors}
+        seen = look_at_node(config, path, its, minor, drivers[0])
         if elsewhere is not None and not isinstance(seen, Node):
-            other = look_at_node(elsewhere, path, known, minor, drivers[0])
+            other = look_at_node(elsewhere, path, its, minor, drivers[0])
             seen = other if isinstance(other, Node) else seen
         if isinstance(seen, Node):
             usable[path] = seen
         else:
             faults[path] = seen
     of_interest = {*FRONTEND, *UVM.drivers, *CAPS, *DRM}
-    return Nodes(usable, faults, frozenset(majors[d] for d in of_interest if d in majors))
+    known = frozenset(majors[d] for d in of_interest if d in majors)
+    return Nodes(usable, faults, known, frozenset(lost))
 
 
 def _lost(config: Config, gpus: Iterable[Gpu]) -> dict[str, str]:
@@ -388,7 +453,7 @@ def _lost(config: Config, gpus: Iterable[Gpu]) -> dict[str, str]:
     faults = {}
     for gpu in gpus:
         if gpu.lost:
-            faults[gpu.path] = f"it cannot be opened: {gpu.lost}"
+            faults[gpu.path] = f"it is lost: {gpu.lost}"
         elif has_list and not os.path.lexists(f"{devices}/{gpu.bus_id}"):
             faults[gpu.path] = f"it fell off the bus: {devices} has no {gpu.bus_id}"
     return faults

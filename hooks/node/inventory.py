@@ -166,19 +166,18 @@ def _look(
     witness.text(cache.boot_id_path(config))
     driver = find_driver(witness, config)
     report, failure = _understand(nvml_report, driver, unanswered)
-    gpus, notes = find_gpus(witness, config, report)
-    unsettled = find_unsettled(witness, config, gpus, report)
-    if unsettled:
-        notes.append(unsettled)
+    found = find_gpus(witness, config, report)
+    unsettled = find_unsettled(witness, config, found)
+    failed = report.notes if report else ()
     return cache.Kept(
         driver=driver,
-        gpus=gpus,
-        mig_devices=find_mig_devices(config, gpus, report),
-        notes=tuple(notes),
+        gpus=found.gpus,
+        mig_devices=find_mig_devices(config, found),
+        notes=(*found.notes, *found.conflicts, *failed, *unsettled),
         nvml_failure=failure,
         # In the midst of an update, so that it is out of date as soon as it is made.
         taken=_now() - (RETRY_AFTER if failure.startswith(_OF_ANOTHER) else 0),
-        unsettled=unsettled,
+        unsettled="; ".join(unsettled),
         cuda_version=(report.cuda if report else "") or cuda_of_branch(driver.version),
     )
 

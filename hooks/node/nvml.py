@@ -12,6 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from api.errors import one_line
 from api.values import value
 from hooks.errors import NvmlFailed
 
@@ -36,6 +37,7 @@ _PROBE: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "nvml_p
 _MOST_BYTES: Final = 1 << 20
 _MOST_GPUS: Final = 256
 _LONGEST_TEXT: Final = 128
+_MOST_NOTES: Final = 16
 
 
 @value
@@ -55,27 +57,30 @@ class NvmlGpu:
 
     Attributes:
         index: NVML's index.
-        uuid: "GPU-…" in lower case.
-        minor: the number of its node.
-        bus_id: its PCI address as sysfs writes it ("0000:07:00.0").
-        name: its name for people.
+        uuid: "GPU-…" in lower case; "" if NVML did not say.
+        minor: the number of its node; None if NVML did not say.
+        bus_id: its PCI address as sysfs writes it ("0000:07:00.0"); "" if NVML did not say.
+        name: its name for people; "" if NVML did not say.
         memory: bytes of memory in all; None if it has none of its own.
         mig: whether MIG mode is on.
         mig_devices: its MIG devices, by index.
         compute_capability: of CUDA ("9.0"); "" if NVML did not say.
         brand: what it is sold as, a word of :data:`BRANDS`; "" if NVML did not say.
+        lost: why it is lost (:mod:`hooks.node.nvml_asking`); "" if it is not. Of a lost one NVML
+            said what it had said before.
     """
 
     index: int
-    uuid: str
-    minor: int
-    bus_id: str
-    name: str
-    memory: int | None
-    mig: bool
-    mig_devices: tuple[MigReport, ...]
+    uuid: str = ""
+    minor: int | None = None
+    bus_id: str = ""
+    name: str = ""
+    memory: int | None = None
+    mig: bool = False
+    mig_devices: tuple[MigReport, ...] = ()
     compute_capability: str = ""
     brand: str = ""
+    lost: str = ""
 
 
 @value
@@ -84,15 +89,15 @@ class NvmlReport:
 
     Attributes:
         driver: the driver's version.
-        gpus: the GPUs, by index.
-        lost: why it could not open each of the other GPUs that it counts.
+        gpus: the GPUs, by index, the lost ones too.
         cuda: the newest CUDA that the driver supports ("12.2"); "" if it did not say.
+        notes: the values that could not be had, a line each.
     """
 
     driver: str
     gpus: tuple[NvmlGpu, ...]
-    lost: tuple[str, ...] = ()
     cuda: str = ""
+    notes: tuple[str, ...] = ()
 
 
 # nvmlBrandType_t, in the words in which images write them into NVIDIA_REQUIRE_CUDA.
@@ -173,29 +178,33 @@ def parse_report(answer: bytes) -> NvmlReport:
     gpus = _field(report, "gpus", list)
     if len(gpus) > _MOST_GPUS:
         raise _nonsense(f"{len(gpus)} GPUs")
-    lost = _field(report, "lost", list) if "lost" in report else []
-    if len(lost) > _MOST_GPUS:
-        raise _nonsense(f"{len(lost)} lost GPUs")
     return NvmlReport(
         driver=_text(report, "driver"),
         gpus=tuple(_gpu(gpu) for gpu in gpus),
-        lost=tuple(_text(gpu, "why") for gpu in lost),
         cuda=_cuda(report),
+        notes=_notes(report),
     )
 
 
 def _gpu(entry: Any) -> NvmlGpu:
-    memory = entry.get("memory") if isinstance(entry, dict) else None
+    if _is_said(entry, "lost"):
+        return NvmlGpu(
+            index=_number(entry, "index"),
+            uuid=_uuid(entry, "GPU") if _is_said(entry, "uuid") else "",
+            minor=_number_or_none(entry, "minor"),
+            bus_id=_bus_id(entry),
+            lost=one_line(_field(entry, "lost", str)) or "NVML does not say why",
+        )
     devices = _field(entry, "mig_devices", list)
     if len(devices) > _MOST_GPUS:
         raise _nonsense(f"{len(devices)} MIG devices")
     return NvmlGpu(
         index=_number(entry, "index"),
-        uuid=_uuid(entry, "GPU"),
-        minor=_number(entry, "minor"),
+        uuid=_uuid(entry, "GPU") if _is_said(entry, "uuid") else "",
+        minor=_number_or_none(entry, "minor"),
         bus_id=_bus_id(entry),
-        name=_text(entry, "name"),
-        memory=None if memory is None else _number(entry, "memory"),
+        name=_text(entry, "name") if _is_said(entry, "name") else "",
+        memory=_number_or_none(entry, "memory"),
         mig=_field(entry, "mig", bool),
         mig_devices=tuple(
             MigReport(
@@ -216,7 +225,17 @@ def _gpu(entry: Any) -> NvmlGpu:
 
 def _is_said(entry: Any, name: str) -> bool:
     """Whether there is a value: not every driver and GPU has an answer to everything."""
-    return entry.get(name) is not None
+    return isinstance(entry, dict) and entry.get(name) is not None
+
+
+def _number_or_none(entry: Any, name: str) -> int | None:
+    return _number(entry, name) if _is_said(entry, name) else None
+
+
+def _notes(report: Any) -> tuple[str, ...]:
+    lines = _field(report, "notes", list) if "notes" in report else []
+    # Of a broken driver every answer may be one; people need the first few.
+    return tuple(one_line(line) for line in lines[:_MOST_NOTES] if isinstance(line, str))
 
 
 def _cuda(report: Any) -> str:
@@ -275,6 +294,8 @@ _DOMAIN_DIGITS: Final = 4
 
 def _bus_id(entry: Any) -> str:
     """NVML writes the domain with eight digits ("00000000:07:00.0"), sysfs with four or more."""
+    if not _is_said(entry, "bus_id"):
+        return ""
     text = _text(entry, "bus_id").lower()
     domain, _, rest = text.partition(":")
     try:

@@ -19,11 +19,13 @@ import json
 import os
 import signal
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hooks.node.nvml_asking import GpuAsker
 
 _MIG_ENABLED = 1
-# nvmlReturn_t; older releases of pynvml have no names for them.
-_ARGUMENT_VERSION_MISMATCH, _DEPRECATED = 25, 26
+_ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), os.pardir, os.pardir))
 
 
 def main(seconds: str, library: str, modules: str) -> None:
@@ -37,7 +39,7 @@ def main(seconds: str, library: str, modules: str) -> None:
     os.dup2(2, 1)
     try:
         ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
-        sys.path.append(modules)
+        sys.path += [modules, _ROOT]
         text, status = json.dumps(ask()), 0
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
         text, status = json.dumps({"error": f"{type(error).__name__}: {error}"}), 1
@@ -51,91 +53,74 @@ def ask() -> dict[str, Any]:
     """What NVML says of each GPU."""
     import pynvml as nvml  # noqa: PLC0415 - found only after main() has said where
 
+    from hooks.node.nvml_asking import GpuAsker, GpuLost, text_of  # noqa: PLC0415 - likewise
+
     nvml.nvmlInit()
-    gpus, lost = [], []
+    gpus: list[dict[str, Any]] = []
+    notes: list[str] = []
     for index in range(nvml.nvmlDeviceGetCount()):
-        # One that fell off the bus says so here or in any later call; the others still work.
+        gpu: dict[str, Any] = {"index": index}
+        asker = GpuAsker(nvml, index)
         try:
-            gpus.append(_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(index), index))
-        except nvml.NVMLError as error:
-            lost.append({"index": index, "why": f"GPU {index} of NVML: {error}"})
-            last = error
-    if lost and not gpus:
-        raise last
+            _fill(gpu, asker)
+        except GpuLost as error:
+            gpu["lost"] = str(error)
+        gpus.append(gpu)
+        notes += asker.notes
     return {
-        "driver": _text(nvml.nvmlSystemGetDriverVersion()),
-        "cuda": _or_none(nvml, nvml.nvmlSystemGetCudaDriverVersion),
+        "driver": text_of(nvml.nvmlSystemGetDriverVersion()),
+        "cuda": _cuda(nvml),
         "gpus": gpus,
-        "lost": lost,
+        "notes": notes,
     }
 
 
-def _gpu(nvml: Any, handle: Any, index: int) -> dict[str, Any]:
-    mig = _or_none(nvml, nvml.nvmlDeviceGetMigMode, handle)
-    enabled = mig is not None and mig[0] == _MIG_ENABLED
-    memory = _or_none(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
-    capability = _or_none(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
-    return {
-        "index": index,
-        "uuid": _text(nvml.nvmlDeviceGetUUID(handle)),
-        "minor": nvml.nvmlDeviceGetMinorNumber(handle),
-        "bus_id": _text(nvml.nvmlDeviceGetPciInfo(handle).busId),
-        "name": _text(nvml.nvmlDeviceGetName(handle)),
-        "memory": None if memory is None else memory.total,
-        "compute_capability": None if capability is None else "{}.{}".format(*capability),
-        "brand": _or_none(nvml, nvml.nvmlDeviceGetBrand, handle),
-        "mig": enabled,
-        "mig_devices": _mig_devices(nvml, handle) if enabled else [],
-    }
+def _fill(gpu: dict[str, Any], asker: GpuAsker) -> None:
+    """Gathers what NVML says of one GPU, what identifies it first.
 
+    Raises:
+        GpuLost: it is lost.
+    """
+    from hooks.node.nvml_asking import text_of  # noqa: PLC0415 - see ask()
 
-def _mig_devices(nvml: Any, handle: Any) -> list[dict[str, Any]]:
-    devices = []
-    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        device = _or_none(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
+    handle = asker.open(gpu)
+    pci = asker.ask("nvmlDeviceGetPciInfo", handle)
+    gpu["bus_id"] = None if pci is None else text_of(pci.busId)
+    gpu["minor"] = asker.ask("nvmlDeviceGetMinorNumber", handle)
+    gpu["name"] = asker.text("nvmlDeviceGetName", handle)
+    memory = asker.ask("nvmlDeviceGetMemoryInfo", handle)
+    gpu["memory"] = None if memory is None else memory.total
+    capability = asker.ask("nvmlDeviceGetCudaComputeCapability", handle)
+    gpu["compute_capability"] = None if capability is None else "{}.{}".format(*capability)
+    gpu["brand"] = asker.ask("nvmlDeviceGetBrand", handle)
+    mig = asker.ask("nvmlDeviceGetMigMode", handle)
+    gpu["mig"] = mig is not None and mig[0] == _MIG_ENABLED
+    gpu["mig_devices"] = []
+    if not gpu["mig"]:
+        return
+    for index in range(asker.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+        device = asker.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
         if device is None:  # a place for a device that was not made
             continue
-        # "NVIDIA H100 80GB HBM3 MIG 1g.10gb": the profile has no call of its own
-        name = _text(nvml.nvmlDeviceGetName(device))
-        devices.append(
-            {
-                "index": index,
-                "uuid": _text(nvml.nvmlDeviceGetUUID(device)),
-                "gpu_instance": nvml.nvmlDeviceGetGpuInstanceId(device),
-                "compute_instance": nvml.nvmlDeviceGetComputeInstanceId(device),
-                "profile": name.rpartition(" MIG ")[2] if " MIG " in name else "",
-            }
-        )
-    return devices
+        # "NVIDIA H100 80GB HBM3 MIG 1g.10gb": the profile does not have a call of its own
+        name = asker.text("nvmlDeviceGetName", device) or ""
+        told = {
+            "index": index,
+            "uuid": asker.text("nvmlDeviceGetUUID", device),
+            "gpu_instance": asker.ask("nvmlDeviceGetGpuInstanceId", device),
+            "compute_instance": asker.ask("nvmlDeviceGetComputeInstanceId", device),
+            "profile": name.rpartition(" MIG ")[2] if " MIG " in name else "",
+        }
+        if None not in told.values():  # without them it cannot be granted
+            gpu["mig_devices"].append(told)
 
 
-def _or_none(nvml: Any, call: Any, *arguments: Any) -> Any:
-    """The call's answer; None if this GPU or driver has no such thing.
-
-    A GPU that could do without the answer is not lost for the lack of it. Drivers have more than
-    one word for that: the last two are those of an interface that has changed.
-    """
+def _cuda(nvml: Any) -> int | None:
     try:
-        return call(*arguments)
-    except nvml.NVMLError as error:
-        absent = (
-            nvml.NVML_ERROR_NOT_SUPPORTED,
-            nvml.NVML_ERROR_NOT_FOUND,
-            nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-            nvml.NVML_ERROR_NO_PERMISSION,
-            nvml.NVML_ERROR_NO_DATA,
-            nvml.NVML_ERROR_INVALID_ARGUMENT,
-            _ARGUMENT_VERSION_MISMATCH,
-            _DEPRECATED,
-        )
-        if error.value in absent:
-            return None
-        raise
-
-
-def _text(value: Any) -> str:
-    """A string of NVML: pynvml gives bytes or str, depending on its release."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+        version: int = nvml.nvmlSystemGetCudaDriverVersion()
+    except nvml.NVMLError:
+        return None
+    return version
 
 
 if __name__ == "__main__":

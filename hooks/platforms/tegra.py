@@ -182,7 +182,7 @@ class _Gpus:
 
 
 def _gpus(config: Config) -> _Gpus:
-    found, _ = find_gpus(Witness(root_of(config)), config, None)
+    found = find_gpus(Witness(root_of(config)), config, None).gpus
     listed, _ = mark_excluded(found, config.excluded_gpus)
     has_nvgpu = os.path.exists(f"{config.sys}/module/nvgpu")
     if len(listed) == 1 and not has_nvgpu:

@@ -110,7 +110,7 @@ def _numbers(config: Config, inventory: Inventory | None) -> Iterator[tuple[tupl
     if inventory is not None:
         gpus = inventory.gpus
     else:
-        found, _ = find_gpus(Witness("/"), config, None)
+        found = find_gpus(Witness("/"), config, None).gpus
         gpus, _ = mark_excluded(found, config.excluded_gpus)
     majors = read_majors(config)
     excluded = [gpu for gpu in gpus if gpu.excluded]

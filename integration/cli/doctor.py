@@ -145,7 +145,8 @@ def _tell(output: Output, document: Mapping[str, Any], examination: Examination)
     counts = ", ".join(
         f"{count} {_plural(key, count)}" for key, count in document["counts"].items()
     )
-    sys.stderr.write(f"{len(examination.checks)} checks: {counts}\n")
+    made = len(examination.checks)
+    sys.stderr.write(f"{made} {_plural('check', made)}: {counts}\n")
 
 
 def _told(finding: Mapping[str, Any], width: int, *, colourless: bool) -> str:

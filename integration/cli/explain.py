@@ -61,7 +61,7 @@ def command(
 
     CONTAINER is the id of one that runs, or the beginning of it, or POD, POD/CONTAINER or
     NAMESPACE/POD/CONTAINER of Kubernetes. CONFIG_JSON is the spec of a bundle, or - for stdin:
-    nothing of it is run, and NVML is not asked.
+    nothing of it is run.
 
     \b
     Keys of -o json: container, record (what nvidia.json of its bundle has), given (what it has by

@@ -20,7 +20,10 @@ __all__ = ["command"]
 def _holders(containers: Sequence[Mapping[str, Any]] | None) -> str:
     if containers is None:
         return "?"
-    return plain([title_of(container) for container in containers])
+    return plain([
+        title_of(container) + (" (stale)" if container["stale"] else "")
+        for container in containers
+    ])  # fmt: skip
 
 
 def title_of(container: Mapping[str, Any]) -> str:
@@ -81,7 +84,8 @@ def command(
     Keys of -o json, of each: kind (gpu, mig), vendor, index, mig_index, uuid, name, pci, minor,
     profile, mig_mode, memory_bytes, numa_node, health (healthy, suspect, unhealthy, recovering;
     null where no agent watches), health_reason, fault, excluded, containers (each with id,
-    namespace, pod, name, sandbox, pid; null if the caller may not know).
+    namespace, pod, name, sandbox, pid, stale: what of the driver that it was made with is no more,
+    or null; null if the caller may not know).
     """
     from integration.inspection.errors import StateUnreadable  # noqa: PLC0415 - after the options
     from integration.inspection.gpus import list_gpus  # noqa: PLC0415

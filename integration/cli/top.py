@@ -71,7 +71,7 @@ def command(
     kernels ran and memory was used; ENERGY is a container's share since this began to look, by SM.
     n/a is what NVML was asked and does not tell. Where there is no terminal, or a dumb one, each
     frame is a table. With -o json each frame is a line, with -o yaml a document; with --once, it is
-    the only one, and is written as elsewhere.
+    the only one, and is written as elsewhere; the exit status is 1 if NVML said nothing.
 
     \b
     Keys: time, driver, failure (why NVML says nothing), notes, devices (each with index, uuid,
@@ -144,8 +144,10 @@ async def _look(watch: Callable[[], Any], show: _Shown, sort: Any, interval: flo
                 tasks.start_soon(_hear_keys, end)
             while True:
                 begun = time.monotonic()
-                show.frame(frame_of(await observer.moment(), sort))
+                frame = frame_of(await observer.moment(), sort)
+                show.frame(frame)
                 if not interval:
+                    status = exits.FAILED if frame["failure"] else exits.OK
                     break
                 await anyio.sleep(max(0.0, begun + interval - time.monotonic()))
         tasks.cancel_scope.cancel()
@@ -211,7 +213,9 @@ class _Frames(_Shown):
 
 def _notes(frame: Mapping[str, Any]) -> list[str]:
     failure = frame["failure"]
-    return [*([f"NVML: {failure}"] if failure else []), *frame["notes"]]
+    # Without a driver both say the same.
+    said = failure and failure not in frame["notes"]
+    return [*([f"NVML: {failure}"] if said else []), *frame["notes"]]
 
 
 # -- live ------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def expected_nodes(config: Config, *, control_only: bool = False) -> list[Wanted
     ]
     if control_only:
         return nodes
-    gpus, _ = find_gpus(Witness(config.host_root), config, None)
+    gpus = find_gpus(Witness(config.host_root), config, None).gpus
     nodes += [Wanted(gpu.path, FRONTEND, gpu.minor, *owner) for gpu in gpus]
     return nodes + sorted(_capabilities(config), key=lambda node: node.minor)
 

@@ -211,8 +211,10 @@ class Nvml:
         seconds: that it took.
         limit: seconds that it may take.
         failure: why there is no answer; "" if there is.
-        uuids: the GPUs that it counts.
-        lost: why it could not open each of the others.
+        uuids: the GPUs that answer it.
+        lost: the GPUs that are lost by its word, each with why.
+        conflicts: what it says otherwise than the kernel module does in procfs.
+        notes: its functions that failed.
         persistence: whether the driver stays initialised: "daemon", "on", "off", or "unknown".
     """
 
@@ -221,6 +223,8 @@ class Nvml:
     failure: str
     uuids: tuple[str, ...]
     lost: tuple[str, ...]
+    conflicts: tuple[str, ...]
+    notes: tuple[str, ...]
     persistence: str
 
 

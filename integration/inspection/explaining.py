@@ -3,10 +3,9 @@
 Of a running container the story is that of its record, and the difference is between the
 config.json that containerd wrote, which is kept beside the record, and the one that the low-level
 runtime got. One for which the shim was not asked has no record: what it has is told by its spec
-(:mod:`integration.inspection.given`). For a config.json nothing is run, mounted, written or made.
-So NVML is not asked: what it said is used if an inventory of it is kept and still true; otherwise
-procfs tells of the GPUs, and MIG devices are unknown. The image is looked at if it is mounted where
-the spec says.
+(:mod:`integration.inspection.given`). For a config.json nothing of it is run, mounted, written or
+made. The node is looked at as ``nvshim list`` does: NVML is asked if no inventory is kept that is
+still true. The image is looked at if it is mounted where the spec says.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 from api.errors import printable
 from hooks import engine
 from hooks.errors import MalformedSpec, SpecUnreadable
-from hooks.node.inventory import survey
 from hooks.requests.request import read_request
 from hooks.story import tell
 from integration.inspection.differences import differences, tell_differences
 from integration.inspection.errors import ContainerAmbiguous, ContainerUnknown
 from integration.inspection.given import given_in, given_to
+from integration.inventory import look_at_node
 from shim import bundle as bundle_files
 
 if TYPE_CHECKING:
@@ -254,7 +253,7 @@ def explain_spec(
         return Explanation({}, nothing, (), notes, config, given=given)
     verdict = engine.judge(spec, request, config)
     allowed = verdict.allowed
-    inventory = survey(config) if engine.needs_inventory(allowed, config) else None
+    inventory = look_at_node(config) if engine.needs_inventory(allowed, config) else None
     injection = engine.explain(
         spec, allowed, inventory, rootfs=rootfs, config=config, verdict=verdict
     )

@@ -4,6 +4,7 @@ Rules
 - A container has what :mod:`integration.inspection.holding` finds, whoever gave it, for as long as
   its init process runs. Other vendors' GPUs are told by the nodes in its record or its spec.
 - A GPU that a container has and that the node has no more is listed too, with a fault.
+- A container is stale if what of the driver it was made with is no more, as after an update.
 - A Tegra machine and WSL2 are one GPU each: their drivers count none.
 - Health is what the node agent thinks of a device; null where none watches it. A fault is what a
   look at the node shows: a GPU that fell off the bus, a device node that is missing.
@@ -27,6 +28,7 @@ from hooks.vendors import amd, intel
 from integration.inspection.holding import Holders, nodes_of
 from integration.inspection.records import entries, strings
 from integration.inventory import look_at_node
+from integration.node.ledger.holdings import stale_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -88,10 +90,14 @@ def list_gpus(
     """
     running = [each for each in containers or () if each.pid]
     known = health or {}
+    stale = {(each.namespace, each.id): stale_of(each) or None for each in running}
     rows = [
-        {**row, **_health(known.get(row["uuid"]))}
+        {**row, **_health(known.get(row["uuid"])), "containers": [
+            {**holder, "stale": stale.get((holder["namespace"], holder["id"]))}
+            for holder in row["containers"] or ()
+        ]}
         for row in _of_every_vendor(config, running, nvml=nvml)
-    ]
+    ]  # fmt: skip
     return rows if containers is not None else [{**row, "containers": None} for row in rows]
 
 

@@ -4,7 +4,17 @@ Figures are what NVML and the PCI bus report of the real boards. MIG profiles ar
 ``nvidia-smi mig -lgip``: a GPU's memory has eight slices and its engines seven, and a profile
 may start at the slices named in ``starts`` only.
 
-Source: NVIDIA's MIG user guide (profiles and placements), the pci.ids database.
+Of the newest models not all of it is published. Names, memory, power, PCI device ids, the names,
+numbers and placements of MIG profiles, and B200's engines are as reported. What is a judgement:
+
+- Blackwell: each profile's memory (its eighths, rounded down to 128 MiB) and multiprocessors (what
+  NVIDIA's own simulator has; the whole for 7g); of GB200 and GB300 the engines, which are B200's.
+- GB300: its subsystem id and highest clocks, which are GB200's.
+- The least driver of each: the first release of the branch that brought it.
+
+Source: NVIDIA's MIG user guide (profiles and placements), the pci.ids database, mig-parted's
+configuration for the GPU operator (profiles by PCI device id), nvidia-smi's output on H200, B200,
+GB200 and GB300.
 """
 
 from __future__ import annotations
@@ -22,6 +32,7 @@ class Architecture(Enum):
     AMPERE = 7
     ADA = 8
     HOPPER = 9
+    BLACKWELL = 10
 
 
 class Brand(Enum):
@@ -89,6 +100,8 @@ class Model:
         pcie: (generation, lanes).
         vbios: the first two numbers of its video BIOS's version.
         profiles: MIG profiles; empty where the model has no MIG.
+        driver: the least version of the driver that knows it; "" for every one.
+        addresses: where the first of them sit on their usual board; empty for the bus of an HGX.
     """
 
     name: str
@@ -106,6 +119,8 @@ class Model:
     pcie: tuple[int, int]
     vbios: str
     profiles: tuple[MigProfile, ...] = ()
+    driver: str = ""
+    addresses: tuple[str, ...] = ()
 
 
 _3D: Final = 0x030200
@@ -117,22 +132,23 @@ def _mig(
     memory: tuple[int, ...],
     multiprocessors: tuple[int, ...],
     media: tuple[tuple[int, int, int], ...],
+    copies: tuple[int, ...] = (1, 1, 1, 2, 3, 4, 7),
 ) -> tuple[MigProfile, ...]:
     """The seven shapes that all MIG-capable models have, filled with one model's figures."""
     shapes = (
-        # index, id, slices, memory slices, starts, instances, first id, copy engines
-        (0x0, 19, 1, 1, (0, 1, 2, 3, 4, 5, 6), 7, 7, 1),
-        (0x7, 20, 1, 1, (0, 1, 2, 3, 4, 5, 6), 1, 7, 1),
-        (0x9, 15, 1, 2, (0, 2, 4, 6), 4, 3, 1),
-        (0x1, 14, 2, 2, (0, 2, 4), 3, 3, 2),
-        (0x2, 9, 3, 4, (0, 4), 2, 1, 3),
-        (0x3, 5, 4, 4, (0,), 1, 1, 4),
-        (0x4, 0, 7, 8, (0,), 1, 0, 7),
+        # index, id, slices, memory slices, starts, instances, first id
+        (0x0, 19, 1, 1, (0, 1, 2, 3, 4, 5, 6), 7, 7),
+        (0x7, 20, 1, 1, (0, 1, 2, 3, 4, 5, 6), 1, 7),
+        (0x9, 15, 1, 2, (0, 2, 4, 6), 4, 3),
+        (0x1, 14, 2, 2, (0, 2, 4), 3, 3),
+        (0x2, 9, 3, 4, (0, 4), 2, 1),
+        (0x3, 5, 4, 4, (0,), 1, 1),
+        (0x4, 0, 7, 8, (0,), 1, 0),
     )
-    figures = zip(names, memory, multiprocessors, media, shapes, strict=True)
+    figures = zip(names, memory, multiprocessors, media, copies, shapes, strict=True)
     return tuple(
-        MigProfile(name, index, number, slices, size, mib, sms, starts, most, first, copies, *rest)
-        for name, mib, sms, rest, (index, number, slices, size, starts, most, first, copies) in (
+        MigProfile(name, index, number, slices, size, mib, sms, starts, most, first, engines, *rest)
+        for name, mib, sms, rest, engines, (index, number, slices, size, starts, most, first) in (
             figures
         )
     )
@@ -154,15 +170,71 @@ _NAMES_80: Final = (
 _MIB_40: Final = (4864, 4864, 9856, 9856, 19968, 19968, 40192)
 _MIB_80: Final = (9728, 9728, 19968, 19968, 40192, 40192, 80384)
 _MIB_H100: Final = (9984, 9984, 20096, 20096, 40448, 40448, 80896)
+_NAMES_H200: Final = (
+    "1g.18gb", "1g.18gb+me", "1g.35gb", "2g.35gb", "3g.71gb", "4g.71gb", "7g.141gb",
+)  # fmt: skip
+_MIB_H200: Final = (16384, 16384, 33280, 33280, 71424, 71424, 143360)
+_HOPPER_COPIES: Final = (1, 1, 1, 2, 3, 4, 8)
+_NAMES_B200: Final = (
+    "1g.23gb", "1g.23gb+me", "1g.45gb", "2g.45gb", "3g.90gb", "4g.90gb", "7g.180gb",
+)  # fmt: skip
+_MIB_B200: Final = (22912, 22912, 45824, 45824, 91648, 91648, 183296)
+_NAMES_GB200: Final = (
+    "1g.23gb", "1g.23gb+me", "1g.47gb", "2g.47gb", "3g.93gb", "4g.93gb", "7g.186gb",
+)  # fmt: skip
+_MIB_GB200: Final = (23680, 23680, 47360, 47360, 94720, 94720, 189440)
+_NAMES_GB300: Final = (
+    "1g.35gb", "1g.35gb+me", "1g.70gb", "2g.70gb", "3g.139gb", "4g.139gb", "7g.278gb",
+)  # fmt: skip
+_MIB_GB300: Final = (35456, 35456, 71040, 71040, 142080, 142080, 284160)
+_BLACKWELL_MEDIA: Final = (
+    (1, 1, 0), (1, 1, 1), (1, 1, 0), (1, 1, 0), (1, 1, 0), (1, 1, 0), (1, 1, 1),
+)  # fmt: skip
+_BLACKWELL_COPIES: Final = (2, 2, 2, 3, 6, 8, 16)
+_B200_SMS: Final = (18, 18, 18, 36, 54, 72, 148)
+_GB200_SMS: Final = (18, 18, 18, 36, 54, 72, 152)
 _A100_SMS: Final = (14, 14, 14, 28, 42, 56, 98)
 _H100_SMS: Final = (16, 16, 26, 32, 60, 64, 132)
 
+# One compute tray: each GPU behind a root port of its own, two to a Grace.
+_GB200_TRAY: Final = ("0008:01:00.0", "0009:01:00.0", "0018:01:00.0", "0019:01:00.0")
+_GB300_TRAY: Final = ("0008:06:00.0", "0009:06:00.0", "0018:06:00.0", "0019:06:00.0")
+
 MODELS: Final = {
+    "gb300": Model(
+        name="NVIDIA GB300", device=0x31C2, subsystem=0x2046, pci_class=_3D,
+        memory=284208, architecture=Architecture.BLACKWELL, capability=(10, 3), brand=Brand.NVIDIA,
+        multiprocessors=152, cores=19456, power=1400, clocks=(2062, 3996), pcie=(5, 16),
+        vbios="97.10", driver="580.65.06", addresses=_GB300_TRAY,
+        profiles=_mig(_NAMES_GB300, _MIB_GB300, _GB200_SMS, _BLACKWELL_MEDIA, _BLACKWELL_COPIES),
+    ),
+    "gb200": Model(
+        name="NVIDIA GB200", device=0x2941, subsystem=0x2046, pci_class=_3D,
+        memory=189471, architecture=Architecture.BLACKWELL, capability=(10, 0), brand=Brand.NVIDIA,
+        multiprocessors=152, cores=19456, power=1200, clocks=(2062, 3996), pcie=(5, 16),
+        vbios="97.00", driver="570.86.15", addresses=_GB200_TRAY,
+        profiles=_mig(_NAMES_GB200, _MIB_GB200, _GB200_SMS, _BLACKWELL_MEDIA, _BLACKWELL_COPIES),
+    ),
+    "b200": Model(
+        name="NVIDIA B200", device=0x2901, subsystem=0x1999, pci_class=_3D,
+        memory=183359, architecture=Architecture.BLACKWELL, capability=(10, 0), brand=Brand.NVIDIA,
+        multiprocessors=148, cores=18944, power=1000, clocks=(1965, 3996), pcie=(5, 16),
+        vbios="97.00", driver="570.86.15",
+        profiles=_mig(_NAMES_B200, _MIB_B200, _B200_SMS, _BLACKWELL_MEDIA, _BLACKWELL_COPIES),
+    ),
+    "h200": Model(
+        name="NVIDIA H200", device=0x2335, subsystem=0x18BE, pci_class=_3D,
+        memory=143771, architecture=Architecture.HOPPER, capability=(9, 0), brand=Brand.NVIDIA,
+        multiprocessors=132, cores=16896, power=700, clocks=(1980, 3201), pcie=(5, 16),
+        vbios="96.00", driver="550.54.15",
+        profiles=_mig(_NAMES_H200, _MIB_H200, _H100_SMS, _H100_MEDIA, _HOPPER_COPIES),
+    ),
     "h100": Model(
         name="NVIDIA H100 80GB HBM3", device=0x2330, subsystem=0x16C1, pci_class=_3D,
         memory=81559, architecture=Architecture.HOPPER, capability=(9, 0), brand=Brand.NVIDIA,
         multiprocessors=132, cores=16896, power=700, clocks=(1980, 2619), pcie=(5, 16),
-        vbios="96.00", profiles=_mig(_NAMES_80, _MIB_H100, _H100_SMS, _H100_MEDIA),
+        vbios="96.00",
+        profiles=_mig(_NAMES_80, _MIB_H100, _H100_SMS, _H100_MEDIA, _HOPPER_COPIES),
     ),
     "a100-80gb": Model(
         name="NVIDIA A100-SXM4-80GB", device=0x20B2, subsystem=0x1463, pci_class=_3D,

@@ -104,7 +104,7 @@ def nodes(scenario: Scenario, majors: Majors) -> list[Node]:
     ]
     video = group_of("video", 44)  # 44 is Debian's
     for gpu in scenario.gpus:
-        found.append(Node(f"nvidia{gpu.index}", NVIDIA_MAJOR, gpu.index))
+        found.append(Node(f"nvidia{gpu.minor}", NVIDIA_MAJOR, gpu.minor))
         if scenario.drm:
             for name, minor in ((f"card{gpu.index}", 0), (f"renderD{128 + gpu.index}", 128)):
                 found.append(Node(f"dri/{name}", DRM_MAJOR, minor + gpu.index, 0o660, video))
@@ -114,9 +114,9 @@ def nodes(scenario: Scenario, majors: Majors) -> list[Node]:
         found += [_capability(majors, minor, 0o400) for minor in (CONFIG_MINOR, MONITOR_MINOR)]
     for gpu in scenario.gpus:
         for instance in gpu.mig or ():
-            found.append(_capability(majors, access_minor(gpu.index, instance.id), 0o444))
+            found.append(_capability(majors, access_minor(gpu.minor, instance.id), 0o444))
             found += [
-                _capability(majors, access_minor(gpu.index, instance.id, compute.id), 0o444)
+                _capability(majors, access_minor(gpu.minor, instance.id, compute.id), 0o444)
                 for compute in instance.compute
             ]
     found += [

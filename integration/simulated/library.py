@@ -52,13 +52,20 @@ def build_nvml(target: str, scenario: Scenario, *, driver: str, real: str, node:
     headers = {
         "scenario.h": scenario_header(scenario, driver=driver, node=node),
         "unsupported.h": "".join(f"UNSUPPORTED({name})\n" for name in missing),
+        "names": _visibility(scenario.nvml_lacks),
     }
     with tempfile.TemporaryDirectory(prefix="nvml-") as work:
         for name, text in headers.items():
             with open(os.path.join(work, name), "w", encoding="utf-8") as file:
                 file.write(text)
         # Not optimised: a node is made often and asked little.
-        _compile(target, SONAME, _SOURCE, "-O0", f"-I{work}")
+        _compile(target, SONAME, _SOURCE, "-O0", f"-I{work}", f"-Wl,--version-script={work}/names")
+
+
+def _visibility(lacking: Sequence[str]) -> str:
+    """The linker's script that hides functions, so that nobody finds them."""
+    hidden = " local: " + " ".join(f"{name};" for name in lacking) if lacking else ""
+    return f"{{ global: *;{hidden} }};\n"
 
 
 def build_stand_in(target: str, soname: str) -> None:
@@ -115,7 +122,7 @@ def scenario_header(scenario: Scenario, *, driver: str, node: str) -> str:
     rows = [
         _row(
             f"&INSTANCES[{n}]", compute.uuid, instance.device_name(compute), compute.id,
-            compute.slices, compute.start, access_minor(gpu.index, instance.id, compute.id),
+            compute.slices, compute.start, access_minor(gpu.minor, instance.id, compute.id),
         )
         for n, (gpu, instance) in enumerate(instances)
         for compute in instance.compute
@@ -127,7 +134,7 @@ def scenario_header(scenario: Scenario, *, driver: str, node: str) -> str:
         _table("struct instance", "INSTANCES", [
             _row(f"&GPUS[{gpu.index}]",
                  f"&PROFILES_{keys.index(gpu.key)}[{gpu.model.profiles.index(instance.profile)}]",
-                 instance.id, instance.start, access_minor(gpu.index, instance.id))
+                 instance.id, instance.start, access_minor(gpu.minor, instance.id))
             for gpu, instance in instances
         ]),
         _table("struct mig", "MIG", rows),
@@ -158,7 +165,7 @@ def _gpu_row(gpu: Gpu, profiles: int) -> str:
     domain, bus, device = (int(part.split(".")[0], 16) for part in gpu.pci.split(":"))
     return _row(
         model.name, gpu.uuid, gpu.serial, gpu.vbios,
-        gpu.index, domain, bus, device,
+        gpu.minor, domain, bus, device,
         model.device << 16 | _NVIDIA, model.subsystem << 16 | _NVIDIA,
         model.architecture.value, *model.capability, model.brand.value,
         model.cores, model.multiprocessors,

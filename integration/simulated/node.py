@@ -249,7 +249,7 @@ def _driver_of(
     if not scenario.nvidia and not scenario.platform:
         return None, ""
     files = DriverFiles.fetch(cache, say=say)
-    return files, (scenario.driver or files.version) if scenario.nvidia else ""
+    return files, scenario.driver_version(files.version) if scenario.nvidia else ""
 
 
 def _empty(directory: str) -> bool:

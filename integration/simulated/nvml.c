@@ -21,8 +21,10 @@
  *     nvmlDeviceGetName=error:15    … returns this nvmlReturn_t
  *     nvmlDeviceGetUUID=crash       … the process dies of SIGSEGV
  *     gpu1=error:15                 whatever is asked about GPU 1 of the scenario: it is lost
+ *     gpu1.nvmlDeviceGetName=error:999   only that function, and only about GPU 1
  *     any=hang                      any function at all
  *     count=7                       nvmlDeviceGetCount lies
+ *     driver=550.54.15              nvmlSystemGetDriverVersion lies
  *
  * Events come from the file nvml-events in the state directory. Each line that is added to it
  * after an event set was made is one event: "INDEX TYPE DATA [GPU-INSTANCE COMPUTE-INSTANCE]",
@@ -147,7 +149,14 @@ static u32 visible_count;
 static const char *dev = "/dev";
 static int initialised;
 static char faults[4096];
-static struct statx faults_seen; /* the file of them, when it was read */
+static struct statx faults_seen;      /* the file of them, when it was read */
+static __thread const char *function; /* the one that this thread is in */
+
+/* A GPU's number in the scenario, by which files name it. */
+static u32 index_of(const struct gpu *gpu)
+{
+    return (u32)(gpu - GPUS);
+}
 
 static const struct gpu *as_gpu(const void *handle)
 {
@@ -326,6 +335,7 @@ static nvmlReturn_t enter(const char *name)
 {
     nvmlReturn_t fault;
 
+    function = name;
     if (!initialised)
         return UNINITIALIZED;
     if (faults_changed())
@@ -334,12 +344,16 @@ static nvmlReturn_t enter(const char *name)
     return fault ? fault : suffer(name);
 }
 
-/* Suffer what was asked for of a GPU. */
+/* Suffer what was asked for of a GPU, and of the function about it. */
 static nvmlReturn_t suffer_of(const struct gpu *gpu)
 {
-    char name[16];
+    char name[128];
+    int length = snprintf(name, sizeof name, "gpu%u", index_of(gpu));
+    nvmlReturn_t fault = suffer(name);
 
-    snprintf(name, sizeof name, "gpu%u", (u32)(gpu - GPUS) & 0xffff);
+    if (fault)
+        return fault;
+    snprintf(name + length, sizeof name - length, ".%s", function);
     return suffer(name);
 }
 
@@ -478,8 +492,14 @@ API nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *uuid
 
 API nvmlReturn_t nvmlSystemGetDriverVersion(char *version, u32 length)
 {
+    const char *lie;
+    char said[80] = DRIVER_VERSION;
+
     ENTER;
-    return text(version, length, DRIVER_VERSION);
+    lie = fault_of("driver");
+    if (lie)
+        snprintf(said, sizeof said, "%.*s", (int)strcspn(lie, " "), lie);
+    return text(version, length, said);
 }
 
 API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, u32 length)
@@ -587,7 +607,7 @@ static u64 fact(const struct gpu *gpu, const char *name, u64 otherwise)
         const char *at = line;
         u64 index = number(&at);
 
-        if (at == line || index != gpu->minor)
+        if (at == line || index != index_of(gpu))
             continue;
         at += strspn(at, " \t");
         if (strncmp(at, name, length) || at[length] != ' ')
@@ -623,7 +643,7 @@ static void each_process(const struct gpu *gpu, const struct mig *mig,
         if (*line == 'g' || *line == 'm' || *line == 'c')
             process.kind = *line++;
         count = numbers(line, values, COUNT(values));
-        if (count < 3 || values[0] != gpu->minor)
+        if (count < 3 || values[0] != index_of(gpu))
             continue;
         process.pid = (u32)values[1];
         process.bytes = values[2];
@@ -1423,10 +1443,10 @@ static int link_to(const struct gpu *gpu, u32 link)
         at += to_switch;
         other = to_switch ? 0 : number(&at);
         count = number(&at);
-        if (one != gpu->minor && (to_switch || other != gpu->minor))
+        if (one != index_of(gpu) && (to_switch || other != index_of(gpu)))
             continue;
         if (link < count)
-            found = to_switch ? TO_SWITCH : (int)(one == gpu->minor ? other : one);
+            found = to_switch ? TO_SWITCH : (int)(one == index_of(gpu) ? other : one);
         else
             link -= (u32)count;
     }
@@ -1479,7 +1499,7 @@ API nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(const void *device, u32 lin
     if (end == TO_SWITCH)
         info->v1.bus = NVSWITCH_BUS + link % 4;
     for (u32 i = 0; i < GPU_COUNT; i++) {
-        if ((int)GPUS[i].minor == end) {
+        if ((int)i == end) {
             info->v1.domain = GPUS[i].domain;
             info->v1.bus = GPUS[i].bus;
             info->v1.device = GPUS[i].device;
@@ -1520,7 +1540,7 @@ API nvmlReturn_t nvmlDeviceGetP2PStatus(const void *one, const void *other, u32 
     for (u32 link = 0; link < MOST_LINKS; link++) {
         int end = link_to(gpu, link);
 
-        linked |= end == TO_SWITCH || end == (int)second->minor;
+        linked |= end == TO_SWITCH || end == (int)index_of(second);
     }
     *status = linked || capability < 2 ? 0 : 5;
     return SUCCESS;

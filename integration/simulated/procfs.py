@@ -140,7 +140,7 @@ def information(gpu: Gpu, driver: str) -> str:
         "DMA Size: \t 47 bits\n"
         "DMA Mask: \t 0x7fffffffffff\n"
         f"Bus Location: \t {gpu.pci}\n"
-        f"Device Minor: \t {gpu.index}\n"
+        f"Device Minor: \t {gpu.minor}\n"
         f"GPU Firmware: \t {driver}\n"
         "GPU Excluded:\t No\n"
     )
@@ -163,11 +163,11 @@ def _capabilities(scenario: Scenario) -> dict[str, str]:
     }
     for gpu in scenario.gpus:
         for instance in gpu.mig or ():
-            below = f"driver/nvidia/capabilities/gpu{gpu.index}/mig/gi{instance.id}"
-            minor = access_minor(gpu.index, instance.id)
+            below = f"driver/nvidia/capabilities/gpu{gpu.minor}/mig/gi{instance.id}"
+            minor = access_minor(gpu.minor, instance.id)
             files[f"{below}/access"] = _capability(minor, 0o444)
             for compute in instance.compute:
-                minor = access_minor(gpu.index, instance.id, compute.id)
+                minor = access_minor(gpu.minor, instance.id, compute.id)
                 files[f"{below}/ci{compute.id}/access"] = _capability(minor, 0o444)
     return files
 

@@ -4,7 +4,8 @@ A scenario is a small TOML file. Everything has a default; this is all there is 
 
     gpus = 2                      # how many, 0 to 32
     model = "h100"                # a key of integration.simulated.catalogue.MODELS
-    driver = "535.104.05"         # the driver's version; by default that of the packages
+    driver = "535.104.05"         # the driver's version; by default that of the packages, or the
+                                  # least that knows the models
     cuda = "12.2"                 # the CUDA version the driver offers; by default its branch's
     drm = true                    # /dev/dri/cardN and renderDN beside each GPU
     imex-channels = [0]           # /dev/nvidia-caps-imex-channels/channelN
@@ -14,12 +15,14 @@ A scenario is a small TOML file. Everything has a default; this is all there is 
     platform = "tegra"            # or "wsl": a driver that is not the usual one, and gpus = 0
     amd = ["mi300x/8"]            # GPUs of AMD, see integration.simulated.vendors
     intel = ["flex170"]           # GPUs of Intel
+    nvml-lacks = ["nvmlEventSetWait_v2"]   # functions that the driver's NVML does not have
 
     [[gpu]]                       # what is different about one of them
-    index = 0
+    index = 0                     # NVML's, which need not be the order of PCI addresses
     model = "a100"
     uuid = "GPU-8ef4a8d0-0000-4000-8000-000000000000"
     pci = "0000:3b:00.0"
+    minor = 3                     # of its device node; by default its index
     mig = ["3g.20gb", "2g.10gb", "3g.20gb/1c+2c"]   # MIG mode on; [] for no instances yet
 
 A MIG entry is one GPU instance; after the slash come its compute instances, where they are not
@@ -64,6 +67,7 @@ _DRIVER: Final = re.compile(r"\d{3}\.\d{1,3}(\.\d{2})?", re.ASCII)
 _CUDA: Final = re.compile(r"(\d{1,2})\.(\d)", re.ASCII)
 _UUID: Final = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 _COMPUTE: Final = re.compile(r"([1-7])c", re.ASCII)
+_FUNCTION: Final = re.compile(r"nvml[A-Z][A-Za-z0-9]*(_v\d)?", re.ASCII)
 
 # The newest CUDA that each branch of the driver offers.
 _CUDA_OF_BRANCH: Final = (
@@ -88,9 +92,10 @@ _TOP_KEYS: Final = frozenset(
         "platform",
         "amd",
         "intel",
+        "nvml-lacks",
     }
 )
-_GPU_KEYS: Final = frozenset({"index", "model", "uuid", "pci", "mig"})
+_GPU_KEYS: Final = frozenset({"index", "model", "uuid", "pci", "minor", "mig"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +142,8 @@ class Gpu:
     """One GPU of a node.
 
     Attributes:
-        index: NVML's index when all are visible, and the minor of its device node.
+        index: NVML's index when all are visible.
+        minor: the minor of its device node.
         key: its model's key in the catalogue.
         uuid: "GPU-…".
         pci: "0000:18:00.0", as sysfs writes it.
@@ -149,6 +155,7 @@ class Gpu:
     key: str
     uuid: str
     pci: str
+    minor: int
     numa_node: int
     mig: tuple[GpuInstance, ...] | None = None
 
@@ -173,8 +180,8 @@ class Scenario:
     """All that is simulated of a node.
 
     Attributes:
-        gpus: its GPUs in the order of their PCI addresses.
-        driver: the driver's version; empty for that of the packages it is made of.
+        gpus: its GPUs in the order of NVML's indices.
+        driver: the driver's version; empty for what :meth:`driver_version` says.
         cuda: the CUDA version the driver offers; None for that of its branch.
         drm: whether the GPUs have DRM nodes.
         imex_channels: numbers of the IMEX channels.
@@ -184,6 +191,7 @@ class Scenario:
         platform: which other driver of NVIDIA's is there, of
             :data:`integration.simulated.platforms.PLATFORMS`; "" for none.
         others: the GPUs that are not NVIDIA's.
+        nvml_lacks: functions that its NVML does not have, as those of an older driver.
     """
 
     gpus: tuple[Gpu, ...]
@@ -196,6 +204,7 @@ class Scenario:
     others: tuple[VendorGpu, ...] = ()
     beside: tuple[str, ...] = ()
     compat32: bool = False
+    nvml_lacks: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, gpus: int = 1, model: str = "h100", **more: object) -> Scenario:
@@ -253,7 +262,8 @@ class Scenario:
 
         Raises:
             ScenarioInvalid: a key is unknown, a value of the wrong kind, a model has no MIG, a
-                layout does not fit, two GPUs share an address.
+                layout does not fit, two GPUs share an address or a minor, a model is newer than
+                the driver.
         """
         _known(table, _TOP_KEYS, "a scenario")
         platform = _typed(table, "platform", str, "")
@@ -283,17 +293,25 @@ class Scenario:
         amd, intel = _typed(table, "amd", list, []), _typed(table, "intel", list, [])
         others = parse_vendors(amd, intel, count)
         addresses = [gpu.pci for gpu in gpus]
-        if addresses != sorted(set(addresses)) or {gpu.pci for gpu in others} & set(addresses):
+        everybodys = [*addresses, *(gpu.pci for gpu in others)]
+        if len(set(everybodys)) < len(everybodys):
             raise _invalid(
-                f"PCI addresses {', '.join(addresses)}",
-                "two are equal or out of order",
-                "the driver numbers GPUs by rising address",
+                f"PCI addresses {', '.join(everybodys)}",
+                "two are equal",
+                "give each GPU an address of its own",
+            )
+        minors = [gpu.minor for gpu in gpus]
+        if len(set(minors)) < count or any(not 0 <= n < MOST_GPUS for n in minors):
+            raise _invalid(
+                f"minors {', '.join(map(str, minors))}",
+                f"two are equal, or one is not 0 to {MOST_GPUS - 1}",
+                "give each GPU a minor of its own",
             )
         if len({gpu.uuid for gpu in gpus}) != count:
             raise _invalid("UUIDs of the GPUs", "two are equal", "give each GPU its own")
         return cls(
             gpus=tuple(gpus),
-            driver=_matched(table, "driver", _DRIVER, "a version such as 535.104.05"),
+            driver=_driver(table, gpus),
             cuda=_cuda(_matched(table, "cuda", _CUDA, "a version such as 12.2")),
             drm=_typed(table, "drm", bool, True),
             imex_channels=_channels(_typed(table, "imex-channels", list, [])),
@@ -302,7 +320,17 @@ class Scenario:
             others=others,
             compat32=_typed(table, "compat32", bool, False),
             beside=_beside(_typed(table, "beside", list, []), nvidia=nvidia),
+            nvml_lacks=_functions(_typed(table, "nvml-lacks", list, [])),
         )
+
+    def driver_version(self, packages: str) -> str:
+        """The full version of this node's driver.
+
+        Args:
+            packages: that of the packages it is made of. It is the driver's, unless the scenario
+                names another, or a model is too new for it.
+        """
+        return self.driver or max((packages, *(g.model.driver for g in self.gpus)), key=_numbers)
 
     def cuda_version(self, driver: str) -> tuple[int, int]:
         """The CUDA version that a driver of this node offers.
@@ -332,12 +360,14 @@ class Scenario:
         lines.append(f"nvidia = {str(self.nvidia).lower()}")
         if self.platform:
             lines.append(f'platform = "{self.platform}"')
+        if self.nvml_lacks:
+            lines.append(f"nvml-lacks = {json.dumps(list(self.nvml_lacks))}")
         for key, models in (("amd", AMD_MODELS), ("intel", INTEL_MODELS)):
             entries = [entry_of(other) for other in self.others if other.key in models]
             lines.append(f"{key} = {json.dumps(entries)}")
         for gpu in self.gpus:
             lines += ["", "[[gpu]]", f"index = {gpu.index}", f'model = "{gpu.key}"']
-            lines += [f'uuid = "{gpu.uuid}"', f'pci = "{gpu.pci}"']
+            lines += [f'uuid = "{gpu.uuid}"', f'pci = "{gpu.pci}"', f"minor = {gpu.minor}"]
             if gpu.mig is not None:
                 lines.append(f"mig = {json.dumps([_entry(instance) for instance in gpu.mig])}")
         return "\n".join(lines) + "\n"
@@ -348,6 +378,7 @@ def _gpu(index: int, count: int, model: str, override: Mapping[str, Any]) -> Gpu
     if key not in MODELS:
         raise _invalid(f'model = "{key}"', "no such model", f"choose one of {', '.join(MODELS)}")
     bus = _BUSES[index] if index < len(_BUSES) else 0xDB + index - len(_BUSES) + 1
+    places = MODELS[key].addresses
     name = _matched(override, "uuid", _UUID, "a UUID such as GPU-8ef4a8d0-…, lower case")
     name = name or f"GPU-{_made_uuid(key, index)}"
     mig = None
@@ -358,7 +389,8 @@ def _gpu(index: int, count: int, model: str, override: Mapping[str, Any]) -> Gpu
         key=key,
         uuid=name,
         pci=_matched(override, "pci", _PCI, "an address such as 0000:3b:00.0, lower case")
-        or f"0000:{bus:02x}:00.0",
+        or (places[index] if index < len(places) else f"0000:{bus:02x}:00.0"),
+        minor=_typed(override, "minor", int, index),
         numa_node=index * 2 // count,
         mig=mig,
     )
@@ -416,6 +448,22 @@ def _made_uuid(seed: str, index: int) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_OID, f"simulated {seed} {index}"))
 
 
+def _driver(table: Mapping[str, Any], gpus: Sequence[Gpu]) -> str:
+    driver = _matched(table, "driver", _DRIVER, "a version such as 535.104.05")
+    least = max((gpu.model.driver for gpu in gpus), key=_numbers, default="")
+    if driver and _numbers(driver) < _numbers(least):
+        raise _invalid(
+            f'driver = "{driver}"',
+            "it does not know one of the models",
+            f"leave it out, or write at least {least}",
+        )
+    return driver
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part)
+
+
 def _cuda(text: str) -> tuple[int, int] | None:
     major, _, minor = text.partition(".")
     return (int(major), int(minor)) if text else None
@@ -436,6 +484,17 @@ def _beside(keys: Sequence[object], *, nvidia: bool) -> tuple[str, ...]:
     if any(key not in KEYS for key in keys) or len(set(keys)) < len(keys):
         raise _invalid(f"beside = {list(keys)}", "no such key", f"write some of {', '.join(KEYS)}")
     return tuple(str(key) for key in keys)
+
+
+def _functions(names: Sequence[object]) -> tuple[str, ...]:
+    for name in names:
+        if not isinstance(name, str) or _FUNCTION.fullmatch(name) is None:
+            raise _invalid(
+                f"nvml-lacks = {list(names)}",
+                f"{name!r} is no function's name",
+                'write ["nvmlEventSetWait_v2"]',
+            )
+    return tuple(map(str, names))
 
 
 def _known(table: object, keys: frozenset[str], what: str) -> None:

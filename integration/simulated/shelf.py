@@ -121,6 +121,7 @@ def describe(node: SimulatedNode) -> dict[str, Any]:
                 "model": gpu.model.name,
                 "uuid": gpu.uuid,
                 "pci": gpu.pci,
+                "minor": gpu.minor,
                 "mig": None
                 if gpu.mig is None
                 else [

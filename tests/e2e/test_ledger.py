@@ -138,14 +138,23 @@ def test_what_should_not_be_is_found(
     # A driver that is installed anew, as by its container: the same files are others.
     stale = on_gpu(runtime, 1)
     assert nvshim("ledger", "list", "--stale", *where, "-o", "json").document == []
+    assert _holders(where) == [[], [(stale.name, None)]]
     library = os.path.realpath(f"{node.driver_root}/usr/lib/x86_64-linux-gnu/libcuda.so.1")
     shutil.copy2(library, f"{library}.new")
     os.rename(f"{library}.new", library)
     (row,) = nvshim("ledger", "list", "--stale", *where, "-o", "json").document
     assert row["id"] == stale.name
     assert row["stale"] == f"{library} is not the one that it was made with"
+    assert _holders(where) == [[], [(stale.name, row["stale"])]]
+    assert f"{stale.name} (stale)" in nvshim("list", *where).stdout
     assert nvshim("ledger", "list", "--orphans", *where, "-o", "json").document == []
     assert nvshim("ledger", "check", *where, check=False).code == 3
+
+
+def _holders(where: tuple[str, ...]) -> list[list[tuple[str, str | None]]]:
+    """By `nvshim list`, of each GPU the containers that have it, and why they are stale."""
+    rows = nvshim("list", *where, "-o", "json").document
+    return [[(each["id"], each["stale"]) for each in row["containers"]] for row in rows]
 
 
 def test_top_attributes_processes_to_their_containers(

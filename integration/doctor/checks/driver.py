@@ -18,13 +18,22 @@ _ERROR, _WARNING, _NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
 # A GPU whose driver has to wake it answers after this many seconds.
 _SLOW: Final = 2.0
+_RESET: Final = "nvidia-smi --gpu-reset"
 
 
 def _no_driver(node: Node) -> Iterator[Trouble]:
     driver = seen(node.driver)
     meant = any(gpu.driver != "vfio-pci" for gpu in driver.pci)
-    if driver.fault and not driver.mismatch and (meant or driver.module):
+    if not driver.fault or driver.mismatch:
+        return
+    if meant or driver.module:
         yield Trouble(driver.fault)
+    elif not driver.pci:
+        yield Trouble(
+            f"{driver.fault}; and there is no GPU of NVIDIA's on the PCI bus",
+            severity=_NOTE,
+            remedy="nothing, if this node is to have none",
+        )
 
 
 def _mismatch(node: Node) -> Iterator[Trouble]:
@@ -65,13 +74,21 @@ def _nvml(node: Node) -> Iterator[Trouble]:
     if nvml.failure:
         yield Trouble(nvml.failure)
     for lost in nvml.lost:
-        yield Trouble(lost)
+        yield Trouble(lost, remedy="reset the GPU, or reboot the node", command=_RESET)
+    if nvml.notes:
+        yield Trouble(listed(nvml.notes), severity=_WARNING)
     if not nvml.failure and nvml.seconds > min(_SLOW, nvml.limit / 2):
         yield Trouble(
             f"it answered after {nvml.seconds:g} s, and may take {nvml.limit:g} s",
             severity=_WARNING,
             remedy="keep the driver initialised, or raise nvml-timeout in [node] of config.toml",
         )
+
+
+def _conflicts(node: Node) -> Iterator[Trouble]:
+    nvml = seen(node.nvml)
+    for conflict in nvml.conflicts if nvml is not None else ():
+        yield Trouble(conflict)
 
 
 def _persistence(node: Node) -> Iterator[Trouble]:
@@ -323,5 +340,17 @@ DRIVER: Final = (
         reference=_TROUBLESHOOTING,
         needs=_NEEDS,
         look=_platform,
+    ),
+    Check(
+        code="NVSHIM-D016",
+        severity=_ERROR,
+        title="NVML and the kernel module say different things of the GPUs",
+        why="What a container is given goes by the kernel module, what nvidia-smi and CUDA see by "
+        "NVML: a container may get another GPU than it was meant to, or none.",
+        remedy="if the driver was updated, restart the node or load the module anew; otherwise see "
+        "the kernel's log for NVRM and Xid lines",
+        command="dmesg | grep -E 'NVRM|Xid'",
+        needs=("nvml",),
+        look=_conflicts,
     ),
 )

@@ -59,7 +59,7 @@ def look_at_driver(places: Places) -> Driver:
         version, root = driver.version, places.within(driver.root)
     except InventoryError as error:
         fault, mismatch = error.found, isinstance(error, DriverMismatch)
-    gpus, _ = find_gpus(witness, config, None)
+    gpus = find_gpus(witness, config, None).gpus
     gpus, _ = mark_excluded(gpus, config.excluded_gpus)
     other_dev = f"{driver.root}/dev" if root not in {"", "/"} else None
     nodes = look_at_nodes(config, gpus, (), other_dev)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from hooks.errors import InventoryError
 from hooks.node.driver import find_driver
+from hooks.node.gpus import find_gpus
 from hooks.node.nvml import parse_report, probe_command
 from hooks.node.witness import Witness
 from integration.doctor.facts import Nvml
@@ -39,7 +40,9 @@ def look_at_nvml(places: Places) -> Nvml | None:
     answer = _ask(command, config.nvml_timeout)
     seconds = round(time.monotonic() - started, 2)
     uuids: tuple[str, ...] = ()
-    lost: tuple[str, ...] = ()
+    lost: list[str] = []
+    conflicts: list[str] = []
+    notes: tuple[str, ...] = ()
     failure = f"no answer within {config.nvml_timeout:g} s" if answer is None else ""
     if answer is not None:
         try:
@@ -47,13 +50,24 @@ def look_at_nvml(places: Places) -> Nvml | None:
         except InventoryError as error:
             failure = error.found
         else:
-            uuids, lost = tuple(gpu.uuid for gpu in report.gpus), report.lost
+            if report.driver != driver.version:
+                files = f"the driver's files and module are of {driver.version}"
+                conflicts.append(f"NVML is of driver {report.driver}, {files}")
+            found = find_gpus(Witness(config.host_root), config, report)
+            told = [gpu for gpu in found.gpus if gpu.bus_id in found.told]
+            uuids = tuple(gpu.uuid for gpu in told if not gpu.lost)
+            lost = [f"{gpu}: {gpu.lost}" for gpu in told if gpu.lost]
+            conflicts += found.conflicts
+            notes = report.notes
     persistence = "unknown"
     if os.path.exists(places.at(_PERSISTENCED)):
         persistence = "daemon"
     elif not failure:
         persistence = _persistence(command, config.nvml_timeout)
-    return Nvml(seconds, config.nvml_timeout, failure, uuids, lost, persistence)
+    return Nvml(
+        seconds, config.nvml_timeout, failure, uuids, tuple(lost), tuple(conflicts), notes,
+        persistence,
+    )  # fmt: skip
 
 
 def _persistence(command: Sequence[str], timeout: float) -> str:

@@ -12,7 +12,8 @@ and turns it into a :class:`~integration.node.monitor.values.Sample` (:mod:`.sam
 
 GPUs are asked at the same time, which NVML allows: a slow driver may take 0.1 s for each of some
 hundred questions. NVML takes no notice of a GPU that comes back, so after one was lost it is begun
-anew.
+anew. Whether one is lost is decided by the rules that the engine goes by
+(:mod:`hooks.node.nvml_asking`).
 
 In MIG mode NVML tells a GPU's processes with the instance that each is in, if it is asked of the
 GPU by somebody who may know them all; otherwise each MIG device is asked for its own.
@@ -27,14 +28,12 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from hooks.node.nvml_asking import GpuAsker, GpuLost, text_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# nvmlReturn_t, for which older pynvml have no names. Of the first set: the GPU is no more. Of the
-# second: it has no such thing, or no sample of it yet; drivers have more than one word for that.
-LOST = frozenset({15, 16})
-_ABSENT = frozenset({2, 3, 4, 6, 13, 21, 25, 26})
-_NOT_FOUND = 6
+_NOT_FOUND = 6  # nvmlReturn_t
 
 _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
 _SM_CLOCK, _MEMORY_CLOCK, _TEMPERATURE = 1, 2, 0
@@ -101,7 +100,7 @@ class Asker:
 
     def driver(self) -> str:
         """The version that NVML is of."""
-        return text(self._nvml.nvmlSystemGetDriverVersion())
+        return text_of(self._nvml.nvmlSystemGetDriverVersion())
 
     def all(self) -> dict[str, Any]:
         """What is to be said of all GPUs."""
@@ -113,12 +112,12 @@ class Asker:
         for worker in workers:
             while worker.is_alive():
                 worker.join(_BEAT)
-                before, answered = answered, sum(gpu.answered for gpu in gpus)
+                before, answered = answered, sum(gpu.asker.answered for gpu in gpus)
                 if answered != before:
                     self._beat()
         if failed:
             raise failed[0]
-        notes = dict.fromkeys(note for gpu in gpus for note in gpu.notes)
+        notes = dict.fromkeys(note for gpu in gpus for note in gpu.asker.notes)
         told = [gpu.told for gpu in gpus]
         return {"driver": self.driver(), "gpus": told, "notes": [*notes][:_NOTES]}
 
@@ -154,44 +153,34 @@ class _Gpu:
 
     Attributes:
         told: what it has said.
-        notes: what went wrong.
-        answered: how many questions have an answer, be it an error.
+        asker: who asks it.
     """
 
     def __init__(self, nvml: Any, index: int) -> None:
-        self._nvml, self._index = nvml, index
+        self._nvml = nvml
         self.told: dict[str, Any] = {"index": index, "uuid": ""}
-        self.notes: list[str] = []
-        self.answered = 0
-        # Questions that it answered, and those to which it said that it could not.
-        self._values = self._failures = 0
-        self._why = ""  # the last question has no value
+        self.asker = GpuAsker(nvml, index)
 
     def ask(self) -> None:
         """Ask it everything."""
-        nvml, told = self._nvml, self.told
         try:
-            handle = nvml.nvmlDeviceGetHandleByIndex(self._index)
-            told["uuid"] = text(nvml.nvmlDeviceGetUUID(handle))
-            self._ask_all(handle)
-        except nvml.NVMLError as error:
-            told["lost"] = str(error)
-        if self._failures and not self._values:
-            told.setdefault("lost", "it answers no question")
+            self._ask_all(self.asker.open(self.told))
+        except GpuLost as error:
+            self.told["lost"] = str(error)
 
     def _ask_all(self, handle: Any) -> None:
         """Ask everything of a GPU that is there.
 
         Raises:
-            NVMLError: it is lost.
+            GpuLost: it is lost.
         """
-        ask, told = self._ask, self.told
+        ask, told = self.asker.ask, self.told
         missing: dict[str, str] = {}
 
         def put(name: str, value: Any) -> None:
             told[name] = value
-            if value is None and self._why:
-                missing[name] = self._why
+            if value is None and self.asker.why:
+                missing[name] = self.asker.why
 
         put("memory", self._memory(handle))
         rates = ask("nvmlDeviceGetUtilizationRates", handle)
@@ -220,25 +209,25 @@ class _Gpu:
         version = getattr(self._nvml, "nvmlMemory_v2", None)
         memory = None
         if version is not None:
-            memory = self._ask("nvmlDeviceGetMemoryInfo", handle, version)
+            memory = self.asker.ask("nvmlDeviceGetMemoryInfo", handle, version)
         if memory is None:
-            memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
+            memory = self.asker.ask("nvmlDeviceGetMemoryInfo", handle)
         return None if memory is None else [memory.total, memory.used]
 
     def _mig(self, handle: Any) -> list[tuple[Any, dict[str, Any]]]:
         devices = []
-        count = self._ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0
+        count = self.asker.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0
         for index in range(min(count, _MOST_DEVICES)):
-            device = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
+            device = self.asker.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
             if device is None:  # a place for a device that was not made
                 continue
-            uuid = self._ask("nvmlDeviceGetUUID", device)
+            uuid = self.asker.ask("nvmlDeviceGetUUID", device)
             if uuid is None:
                 continue
             told = {
-                "uuid": text(uuid),
-                "gi": self._ask("nvmlDeviceGetGpuInstanceId", device),
-                "ci": self._ask("nvmlDeviceGetComputeInstanceId", device),
+                "uuid": text_of(uuid),
+                "gi": self.asker.ask("nvmlDeviceGetGpuInstanceId", device),
+                "ci": self.asker.ask("nvmlDeviceGetComputeInstanceId", device),
                 "memory": self._memory(device),
             }
             devices.append((device, told))
@@ -262,13 +251,13 @@ class _Gpu:
                 )
                 found.append([kind, process.pid, process.usedGpuMemory, *instances])
         if len(found) > _MOST:
-            self._note(f"{len(found)} processes of one GPU")
+            self.asker.notes.append(f"{self.told['uuid']}: {len(found)} processes")
         return found[:_MOST]
 
     def _list(self, name: str, handle: Any) -> Any:
         """A list of processes, by the newest question that the driver understands."""
         for version in ("_v3", "_v2"):
-            found = self._ask(name + version, handle)
+            found = self.asker.ask(name + version, handle)
             if found is not None:
                 return found
         return None
@@ -282,7 +271,7 @@ class _Gpu:
             # Success, if pynvml has found none to begin with.
             return [] if error.value in {0, _NOT_FOUND} else None
         finally:
-            self.answered += 1
+            self.asker.answered += 1
         newest: dict[int, Any] = {}
         for sample in samples[:_MOST]:
             if sample.pid not in newest or sample.timeStamp > newest[sample.pid].timeStamp:
@@ -291,43 +280,3 @@ class _Gpu:
             [each.pid, each.smUtil, each.memUtil, each.encUtil, each.decUtil]
             for each in newest.values()
         ]
-
-    def _ask(self, name: str, *arguments: Any) -> Any:
-        """One answer; None if there is none.
-
-        Raises:
-            NVMLError: the GPU is lost.
-        """
-        call = getattr(self._nvml, name, None)
-        if call is None:
-            self._why = "pynvml does not know it"
-            return None
-        self._why = ""
-        try:
-            answer = call(*arguments)
-        except self._nvml.NVMLError as error:
-            if error.value in LOST:
-                raise
-            self._why = str(error)
-            if error.value not in _ABSENT:
-                self._failures += 1
-                self._note(f"{name}: {error}")
-            return None
-        except MemoryError:
-            self._why = "more than there is memory for"
-            self._note(f"{name}: {self._why}")
-            return None
-        finally:
-            self.answered += 1
-        self._values += 1
-        return answer
-
-    def _note(self, line: str) -> None:
-        line = f"{self.told['uuid']}: {line}"
-        if len(self.notes) < _NOTES and line not in self.notes:
-            self.notes.append(line)
-
-
-def text(value: Any) -> str:
-    """A string of NVML: pynvml gives bytes or str, depending on its release."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -122,7 +122,7 @@ class _Reader:
             self.note("a GPU that makes no sense")
             return None
         uuid, lost = words.uuid(said.get("uuid"), "GPU"), words.text(said.get("lost"))
-        if lost and not uuid:  # its number is all that it still tells, and is the inventory's too
+        if not uuid:  # its number is all that it still tells, and is the inventory's too
             uuid = self._by_index.get(words.number(said.get("index"), _GPUS), "")
         if not uuid or uuid in self._told or (self._known and uuid not in self._known):
             which = uuid or f"its GPU {said.get('index')!r:.20}"

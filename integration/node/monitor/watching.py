@@ -27,7 +27,7 @@ import ctypes
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from integration.node.monitor.answering import LOST, text
+from hooks.node.nvml_asking import LOST, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,7 +144,7 @@ class _Watcher:
     def _register(self, gpu: _Gpu) -> None:
         nvml = self._nvml
         gpu.handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
-        gpu.uuid = text(nvml.nvmlDeviceGetUUID(gpu.handle))
+        gpu.uuid = text_of(nvml.nvmlDeviceGetUUID(gpu.handle))
         if self._events is None or not self._answers(gpu):
             return
         xids = nvml.nvmlEventTypeXidCriticalError

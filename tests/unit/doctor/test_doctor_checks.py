@@ -541,7 +541,7 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
 
 # Broken where no file can do it: by a fault of NVML's, or of the kernel that runs the tests; or of
 # an agent that runs (test_doctor_agent.py).
-ELSEWHERE: Final = {"D005", "D006", "D083", "D105", "D107", "D108", "D109", "D110"}
+ELSEWHERE: Final = {"D005", "D006", "D016", "D083", "D105", "D107", "D108", "D109", "D110"}
 
 
 def found(tree: Tree, code: str) -> list[Finding]:
@@ -619,6 +619,8 @@ def test_nvml_that_fails_and_one_that_is_slow(healthy: Healthy) -> None:
     cases = {
         "nvmlInit=error:999": (ERROR, "NVMLError"),
         "nvmlInit=sleep:2200": (WARNING, "it answered after 2."),
+        "gpu1=error:15": (ERROR, "GPU is lost"),
+        "gpu1.nvmlDeviceGetBrand=error:999": (WARNING, "nvmlDeviceGetBrand: Unknown Error"),
     }
     for fault, (severity, words) in cases.items():
         with open(faults, "w") as file:

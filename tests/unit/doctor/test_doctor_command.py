@@ -29,6 +29,7 @@ from integration.doctor.places import Places
 from tests.unit.doctor.trees import CDI, CONTAINERD, OURS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.unit.doctor.trees import Healthy, Tree
@@ -103,6 +104,68 @@ def test_a_warning_is_zero_and_the_document_has_every_key(tree: Tree) -> None:
         "code", "severity", "title", "found", "remedy", "command", "reference", "unseen",
     }  # fmt: skip
     assert finding["severity"] == "warning"
+
+
+def test_one_check_of_a_node_without_gpu_and_driver(tmp_path: Path) -> None:
+    """What `nvshim list` calls an error must not look as if all were well."""
+    for directory in ("proc/self", "sys/bus/pci/devices", "dev", "etc"):
+        (tmp_path / directory).mkdir(parents=True)
+    done = doctor("--root", str(tmp_path), "--only", "D001", "-o", "json")
+    assert done.returncode == exits.OK
+    (finding,) = json.loads(done.stdout)["findings"]
+    assert (finding["severity"], finding["unseen"]) == ("note", False)
+    assert "no libcuda.so" in finding["found"]
+    assert "no GPU of NVIDIA's on the PCI bus" in finding["found"]
+    told = doctor("--root", str(tmp_path), "--only", "D001")
+    assert told.stderr == "1 check: 0 errors, 0 warnings, 1 note\n"
+
+
+def _moved(tree: Tree, directory: str) -> None:
+    elsewhere = "/proc/driver/nvidia/gpus/0000:99:00.0"
+    tree.change(f"{directory}/information", os.path.basename(directory), "0000:99:00.0")
+    os.rename(tree.at(directory), tree.at(elsewhere))
+
+
+_CONFLICTS: dict[str, tuple[Callable[[Tree, str], None], str, str]] = {
+    "another UUID": (
+        lambda tree, at: tree.change(
+            f"{at}/information", "GPU UUID: \t GPU-", "GPU UUID: \t GPU-0"
+        ),
+        "",
+        "procfs GPU-0",
+    ),
+    "another address": (_moved, "", "procfs at 0000:99:00.0"),
+    "another minor": (
+        lambda tree, at: tree.change(f"{at}/information", "Minor: \t 1", "Minor: \t 9"),
+        "",
+        "/dev/nvidia1, procfs as /dev/nvidia9",
+    ),
+    "NVML has more": (
+        lambda tree, at: tree.remove(at),
+        "",
+        "NVML has GPU 1",
+    ),
+    "NVML has fewer": (lambda *_: None, "count=1", "NVML does not count it"),
+    "another version": (lambda *_: None, "driver=550.54.15", "NVML is of driver 550.54.15"),
+}
+
+
+@pytest.mark.parametrize("case", _CONFLICTS)
+def test_nvml_and_procfs_disagree(healthy: Healthy, tree: Tree, case: str) -> None:
+    change, faults, words = _CONFLICTS[case]
+    gpu = healthy.simulated.scenario.gpus[1]
+    change(tree, f"/proc/driver/nvidia/gpus/{gpu.pci}")
+    path = os.path.join(healthy.simulated.state, "nvml-faults")
+    with open(path, "w", encoding="ascii") as file:
+        file.write(faults)
+    try:
+        done = doctor("--root", tree.root, "--only", "D016", "-o", "json")
+    finally:
+        os.unlink(path)
+    assert done.returncode == exits.FOUND, done.stdout
+    findings = json.loads(done.stdout)["findings"]
+    assert {finding["code"] for finding in findings} == {"NVSHIM-D016"}
+    assert any(words in finding["found"] for finding in findings), findings
 
 
 def test_checks_can_be_skipped_and_listed(tree: Tree) -> None:

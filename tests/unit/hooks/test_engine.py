@@ -71,11 +71,14 @@ def spec_with(*environment: str) -> dict[str, Any]:
     }
 
 
-def injected(node: Node, rootfs: Path, spec: dict[str, Any]) -> engine.Injection:
+def injected(
+    node: Node, rootfs: Path, spec: dict[str, Any], *more: dict[str, Any]
+) -> engine.Injection:
     request = engine.read_request(spec)
     inventory = engine.load_inventory(node.config)
     if inventory is None:
-        told = json.dumps({"driver": VERSION, "gpus": [nvml_gpu(0), nvml_gpu(1)]}).encode()
+        gpus = [nvml_gpu(0), nvml_gpu(1), *more]
+        told = json.dumps({"driver": VERSION, "gpus": gpus}).encode()
         inventory = engine.take_inventory(node.config, told)
     before = copy.deepcopy(spec)
     try:
@@ -201,7 +204,7 @@ def test_record_tells_request_grant_edits_and_what_is_missing(node: Node, rootfs
 def test_exec_gets_what_init_got(node: Node, rootfs: Path) -> None:
     node.add_gpu(2, "0000:00:01.0", drm=True)
     environment = ("NVIDIA_VISIBLE_DEVICES=2", "NVIDIA_DRIVER_CAPABILITIES=all")
-    done = injected(node, rootfs, spec_with(*environment))
+    done = injected(node, rootfs, spec_with(*environment), nvml_gpu(2, "0000:00:01.0"))
     process = {"args": ["sh"], "env": ["PATH=/bin"], "user": {"uid": 5, "gid": 5}, "cwd": "/"}
     edited = engine.apply_to_process(process, json.loads(json.dumps(done.record)))
     assert f"NVIDIA_CTK_LIBCUDA_DIR=/{HOME}" in edited["env"]

@@ -17,6 +17,7 @@ from hooks.story import tell
 from integration.inspection.bundles import Container, Pod, find_containers
 from integration.inspection.errors import ContainerAmbiguous, ContainerUnknown
 from integration.inspection.explaining import explain_container, find_container, rootfs_of
+from integration.simulated import Scenario, SimulatedNode
 from tests.unit.hooks.fake_node import VERSION, nvml_gpu, uuid_of
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def test_it_tells_request_grant_edits_and_reasons_and_changes_nothing(
     for line in (
         "devices all, by NVIDIA_VISIBLE_DEVICES=all",
         f"GPU 0: NVIDIA H100, {uuid_of(0)}, at ",
-        f"driver {VERSION} in {node.config.driver_root}; without NVML: NVML was not asked",
+        f"driver {VERSION} in {node.config.driver_root}; without NVML: ",
         "x86_64, glibc: libraries go to /usr/lib/x86_64-linux-gnu",
         "195:0 rwm",
         f"/usr/lib/x86_64-linux-gnu/libcuda.so.1 to libcuda.so.{VERSION} (soname)",
@@ -208,6 +209,24 @@ def test_a_spec_that_cannot_be_read_is_one_line(
 @pytest.mark.parametrize("named", ["a\ud800b", "a\0b", "", 3, None, "nothing-there"])
 def test_a_root_that_is_no_path_is_not_looked_at(named: Any, tmp_path: Path) -> None:
     assert rootfs_of({"root": {"path": named}}, str(tmp_path / "config.json")) is None
+
+
+def test_what_is_listed_is_explained_before_the_first_container(
+    bundle: Path, tmp_path: Path
+) -> None:
+    """Nothing is kept of the node then, and only NVML knows of MIG devices."""
+    with SimulatedNode.create(str(tmp_path / "node"), Scenario.load("mig")) as node:
+        where = ("--config", node.config_path, "-o", "json")
+        line = [*NVSHIM, "list", *where, "--containerd-state", node.dev]
+        done = subprocess.run(line, capture_output=True, cwd=REPOSITORY, check=True)
+        devices = [row for row in json.loads(done.stdout) if row["kind"] == "mig"]
+        for name in (devices[0]["uuid"], f"{devices[-1]['index']}:{devices[-1]['mig_index']}"):
+            write_spec(bundle, f"NVIDIA_VISIBLE_DEVICES={name}")
+            status, answer, errors = explain(bundle, *where)
+            assert status == 0, errors
+            (granted,) = json.loads(answer)["record"]["grant"]["mig_devices"]
+            assert granted["uuid"] in {devices[0]["uuid"], devices[-1]["uuid"]}
+        assert not os.path.exists(f"{node.state}/inventory.json")
 
 
 def test_a_survey_keeps_nothing_and_uses_what_was_kept(node: Node) -> None:

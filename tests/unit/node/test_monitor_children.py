@@ -66,7 +66,13 @@ def nvml(answer: Callable[[int], Any]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("error", "lost"), [(999, "it answers no question"), (15, "15"), (3, None), (4, None)]
+    ("error", "lost"),
+    [
+        (999, "it answers no question (nvmlDeviceGetTemperature: 999)"),
+        (15, "15"),
+        (3, None),
+        (4, None),
+    ],
 )
 def test_a_gpu_that_answers_no_question_is_lost(error: int, lost: str | None) -> None:
     def answer(index: int) -> int:

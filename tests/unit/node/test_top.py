@@ -19,6 +19,7 @@ from integration.inspection.bundles import Container, Pod
 from integration.node.ledger.top import Moment, Sort, frame_of, lines_of
 from integration.node.ledger.values import DeviceUse, Holding
 from integration.node.monitor.values import DeviceSample, GpuSample, Sample
+from tests.harness.nvshim import nvshim
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -178,3 +179,15 @@ def test_who_reads_no_more_is_no_error(tmp_path: Path) -> None:
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait() == exits.BROKEN_PIPE
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_one_frame_without_a_driver_fails_as_a_list_does(tmp_path: Path, form: str) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(f'[node]\ndriver-root = "{tmp_path}"\n')
+    where = ("--config", str(config), "--containerd-state", str(tmp_path), "-o", form)
+    listed = nvshim("list", *where, check=False)
+    seen = nvshim("top", "--once", *where, check=False)
+    assert (listed.code, seen.code) == (exits.FAILED, exits.FAILED)
+    told = seen.stderr if form == "table" else "\n".join(seen.document["notes"])
+    assert told.count("E0102") == 1

@@ -130,11 +130,17 @@ def test_seven_of_the_smallest_fill_a_gpu() -> None:
         ({"colour": "green"}, "no such key"),
         ({"driver": "535"}, "not of its form"),
         ({"driver": "../../etc"}, "not of its form"),
+        ({"model": "b200", "driver": "550.163.01"}, "does not know one of the models"),
         ({"cuda": "twelve"}, "not of its form"),
         ({"gpu": [{"index": 0, "uuid": "GPU-1"}]}, "not of its form"),
         ({"gpu": [{"index": 0, "pci": "0000:3B:00.0"}]}, "not of its form"),
-        ({"gpus": 2, "gpu": [{"index": 1, "pci": "0000:18:00.0"}]}, "equal or out of order"),
-        ({"gpus": 2, "gpu": [{"index": 1, "pci": "0000:01:00.0"}]}, "equal or out of order"),
+        ({"gpus": 2, "gpu": [{"index": 1, "pci": "0000:18:00.0"}]}, "two are equal"),
+        ({"gpus": 2, "gpu": [{"index": 1, "minor": 0}]}, "two are equal"),
+        ({"gpu": [{"index": 0, "minor": 32}]}, "not 0 to 31"),
+        ({"gpu": [{"index": 0, "minor": -1}]}, "not 0 to 31"),
+        ({"gpu": [{"index": 0, "minor": "0"}]}, "wrong kind"),
+        ({"nvml-lacks": [1]}, "no function's name"),
+        ({"nvml-lacks": ["nvmlInit; }"]}, "no function's name"),
         ({"model": "t4", "gpu": [{"index": 0, "mig": []}]}, "has no MIG"),
         ({"gpu": [{"index": 0, "mig": ["9g.90gb"]}]}, "no profile 9g.90gb"),
         ({"gpu": [{"index": 0, "mig": ["4g.40gb", "4g.40gb"]}]}, "no room"),
@@ -194,7 +200,7 @@ def tables(draw: st.DrawFn) -> dict[str, Any]:
     table["amd"] = draw(st.lists(st.sampled_from(["mi300x", "mi300x/8", "mi210"]), max_size=8))
     table["intel"] = draw(st.lists(st.sampled_from(["flex170", "b580"]), max_size=8))
     if draw(st.booleans()):
-        table |= {"driver": "550.54.15", "cuda": "12.4"}
+        table |= {"driver": "580.95.05", "cuda": "12.4"}
     profiles = MODELS[table["model"]].profiles
     if profiles and count:
         entry = st.sampled_from([profile.name for profile in profiles if profile.slices < 3])

@@ -17,6 +17,7 @@ import pytest
 from integration.errors import LibraryNotBuilt
 from integration.simulated import Scenario, SimulatedNode, library
 from integration.simulated.capabilities import access_minor
+from tests.harness.nvshim import nvshim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 # nvmlReturn_t
 INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND, INSUFFICIENT_SIZE = 2, 3, 6, 7
-DRIVER_NOT_LOADED, VERSION_MISMATCH, GPU_IS_LOST = 9, 25, 15
+DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND, GPU_IS_LOST, VERSION_MISMATCH = 9, 13, 15, 25
 
 
 @contextlib.contextmanager
@@ -97,6 +98,33 @@ def test_nvidia_smi_answers_queries(two: SimulatedNode, smi: Smi) -> None:
     assert done.stdout.splitlines()[1] == (
         f"1, {gpu.uuid}, 00000000:2A:00.0, 81559 MiB, 9.0, {gpu.serial}, Disabled"
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "told", "driver", "least", "whole"),
+    [
+        ("h200", "NVIDIA H200, 143771 MiB, 9.0, 0x233510DE", "550.", "1g.18gb", "7g.141gb"),
+        ("b200", "NVIDIA B200, 183359 MiB, 10.0, 0x290110DE", "570.", "1g.23gb", "7g.180gb"),
+        ("gb200", "NVIDIA GB200, 189471 MiB, 10.0, 0x294110DE", "570.", "1g.23gb", "7g.186gb"),
+        ("gb300", "NVIDIA GB300, 284208 MiB, 10.3, 0x31C210DE", "580.", "1g.35gb", "7g.278gb"),
+    ],
+)
+def test_a_newer_model_is_what_nvidia_smi_prints_of_it(
+    make_node: MakeNode, smi: Smi, model: str, told: str, driver: str, least: str, whole: str
+) -> None:
+    gpus = [{"index": 0, "mig": [least] * 7}, {"index": 1, "mig": [whole]}]
+    node = make_node(Scenario.of(3, model, gpu=gpus))
+    fields = "name,memory.total,compute_cap,pci.device_id,driver_version,pci.bus_id"
+    line = smi(node, f"--query-gpu={fields}", "--format=csv,noheader").stdout.splitlines()[2]
+    address = node.scenario.gpus[2].pci.upper()
+    assert line == f"{told}, {node.driver_version}, 0000{address}"
+    assert node.driver_version.startswith(driver)
+    names = re.findall(r"^  MIG (\S+)", smi(node, "-L").stdout, re.MULTILINE)
+    assert names == [least] * 7 + [whole]
+    where = ("--config", node.config_path, "--containerd-state", node.dev)
+    found = nvshim("list", *where, "-o", "json").document
+    assert [row["profile"] for row in found if row["kind"] == "mig"] == names
+    assert [row["fault"] for row in found] == [None] * 11
 
 
 def test_nvidia_smi_prints_instances_and_what_room_is_left(mig: SimulatedNode, smi: Smi) -> None:
@@ -532,6 +560,7 @@ def test_without_the_control_node_there_is_no_driver(two: SimulatedNode, ask_nvm
         ("count=7 nvmlSystemGetDriverVersion=error:999", "nvmlSystemGetDriverVersion()",
          {"error": 999}),
         ("nvmlDeviceGet=error:15", "answer(nvmlDeviceGetCount())", 2),
+        ("driver=550.54.15", "answer(nvmlSystemGetDriverVersion())", "550.54.15"),
         ("nonsense", "answer(nvmlDeviceGetCount())", 2),
     ],
 )  # fmt: skip
@@ -549,6 +578,66 @@ def test_faults_from_the_nodes_state(two: SimulatedNode, ask_nvml: AskNvml) -> N
         assert ask_nvml(two, "nvmlSystemGetDriverVersion()") == {"error": 4}
     finally:
         path.unlink()
+
+
+def test_a_function_fails_of_one_gpu_only(two: SimulatedNode, ask_nvml: AskNvml) -> None:
+    found = ask_nvml(
+        two,
+        """
+        def of(index, question):
+            try: return question(nvmlDeviceGetHandleByIndex(index))
+            except NVMLError as error: return error.value
+        answer([[of(index, nvmlDeviceGetName), of(index, nvmlDeviceGetBrand)] for index in (0, 1)])
+        """,
+        faults="gpu1.nvmlDeviceGetName=error:999",
+    )
+    name = two.scenario.gpus[0].model.name
+    brand = two.scenario.gpus[0].model.brand.value
+    assert found == [[name, brand], [999, brand]]
+
+
+def test_a_function_that_a_driver_lacks_is_not_found(
+    make_node: MakeNode, ask_nvml: AskNvml
+) -> None:
+    lacking = ["nvmlEventSetWait_v2", "nvmlDeviceGetBrand", "nvmlDeviceGetPowerSource"]
+    node = make_node(Scenario.of(1, nvml_lacks=lacking))
+    found = ask_nvml(
+        node,
+        """
+        def of(question, *arguments):
+            try: return question(*arguments)
+            except NVMLError as error: return error.value
+        gpu = nvmlDeviceGetHandleByIndex(0)
+        answer([of(nvmlDeviceGetBrand, gpu), of(nvmlEventSetWait_v2, nvmlEventSetCreate(), 0),
+                of(nvmlDeviceGetName, gpu)])
+        """,
+    )
+    assert found == [FUNCTION_NOT_FOUND, FUNCTION_NOT_FOUND, node.scenario.gpus[0].model.name]
+    assert SimulatedNode.open(node.directory).scenario == node.scenario
+
+
+def test_nvmls_order_need_not_be_that_of_the_bus_nor_of_the_nodes(
+    make_node: MakeNode, ask_nvml: AskNvml, smi: Smi
+) -> None:
+    places = ["0000:da:00.0", "0000:4b:00.0", "0000:31:00.0"]
+    gpus = [{"index": n, "pci": pci, "minor": 2 - n} for n, pci in enumerate(places)]
+    node = make_node(Scenario.of(3, "l40s", gpu=gpus))
+    found = ask_nvml(
+        node,
+        """
+        gpus = [nvmlDeviceGetHandleByIndex(n) for n in range(nvmlDeviceGetCount())]
+        answer([[nvmlDeviceGetUUID(g), nvmlDeviceGetPciInfo(g).busId, nvmlDeviceGetMinorNumber(g)]
+                for g in gpus])
+        """,
+    )
+    uuids = [gpu.uuid for gpu in node.scenario.gpus]
+    assert found == [[uuids[n], f"0000{pci}".upper(), 2 - n] for n, pci in enumerate(places)]
+    assert [line.split("UUID: ")[1][:-1] for line in smi(node, "-L").stdout.splitlines()] == uuids
+    for gpu in node.scenario.gpus:
+        information = Path(node.proc, f"driver/nvidia/gpus/{gpu.pci}/information").read_text()
+        assert f"GPU UUID: \t {gpu.uuid}\n" in information
+        assert f"Device Minor: \t {gpu.minor}\n" in information
+        assert os.stat(f"{node.dev}/nvidia{gpu.minor}").st_rdev == os.makedev(195, gpu.minor)
 
 
 def test_an_init_that_hangs_can_be_killed(two: SimulatedNode, ask_nvml: AskNvml) -> None:

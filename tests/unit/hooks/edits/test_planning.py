@@ -39,13 +39,17 @@ def planned(
         f"NVIDIA_DRIVER_CAPABILITIES={capabilities}",
     ]
     request: Any = read_request({"process": {"env": environment}})
-    gpu = nvml_gpu(0, **told)
     # As NVML counts: in bus order.
     there = sorted(os.listdir(f"{node.config.proc}/driver/nvidia/gpus"))
-    gpu["index"] = there.index(gpu["bus_id"].removeprefix("0000"))
-    report = {"driver": VERSION, "gpus": [gpu]}
+    gpus = [nvml_gpu(minor_of(node, bus), bus, index=n) for n, bus in enumerate(there)]
+    report = {"driver": VERSION, "gpus": [gpu | (told if not gpu["minor"] else {}) for gpu in gpus]}
     inventory = take_inventory(node.config, json.dumps(report).encode())
     return make_plan(decide(request, inventory), inventory, layout(home))
+
+
+def minor_of(node: Node, bus: str) -> int:
+    with open(f"{node.config.proc}/driver/nvidia/gpus/{bus}/information") as file:
+        return next(int(line.split()[-1]) for line in file if line.startswith("Device Minor"))
 
 
 def destinations(plan: Plan) -> set[str]:

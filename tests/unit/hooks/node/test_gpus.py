@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 def seen(node: Node, *told: dict[str, Any]) -> tuple[tuple[Gpu, ...], list[str]]:
     document = json.dumps({"driver": VERSION, "gpus": told}).encode()
     report = parse_report(document) if told else None
-    return find_gpus(Witness(str(node.driver)), node.config, report)
+    found = find_gpus(Witness(str(node.driver)), node.config, report)
+    return found.gpus, [*found.notes, *found.conflicts]
 
 
 def test_index_is_the_place_in_bus_order_and_minor_is_the_nodes(bare_node: Node) -> None:
@@ -104,8 +105,8 @@ def test_mig_devices_have_the_capability_nodes_of_their_gpus_minor(bare_node: No
         mig_devices=[nvml_mig(0, 1, 0), nvml_mig(1, 2, 0), nvml_mig(2, 7, 0)],
     )
     report = parse_report(json.dumps({"driver": VERSION, "gpus": [told]}).encode())
-    gpus, _ = find_gpus(Witness(str(bare_node.driver)), bare_node.config, report)
-    devices = find_mig_devices(bare_node.config, gpus, report)
+    found = find_gpus(Witness(str(bare_node.driver)), bare_node.config, report)
+    devices = find_mig_devices(bare_node.config, found)
     assert [(d.gpu, d.index, d.caps, d.profile) for d in devices] == [
         (0, 0, (12, 13), "1g.10gb"),
         (0, 1, (21, 22), "1g.10gb"),

@@ -193,8 +193,8 @@ def test_mig_mode_without_instances_is_believed_for_a_while_only(
 def test_gpu_that_nvml_cannot_open_keeps_its_index_and_is_not_given(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lost = {"index": 0, "why": "GPU 0 of NVML: GPU is lost"}
-    told = json.dumps({"driver": VERSION, "gpus": [nvml_gpu(1)], "lost": [lost]}).encode()
+    lost = {"index": 0, "lost": "GPU is lost"}
+    told = json.dumps({"driver": VERSION, "gpus": [lost, nvml_gpu(1)]}).encode()
     taken = take_inventory(node.config, told)
     assert [gpu.index for gpu in taken.gpus] == [0, 1]
     assert "GPU is lost" in taken.nodes.faults["/dev/nvidia0"]

@@ -1,0 +1,178 @@
+"""When a GPU is lost, and of what reason: the same for who lists, who asks, and the kubelet."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.request import urlopen
+
+import pytest
+
+from integration.simulated import Scenario, SimulatedNode
+from tests.harness.exposition import read_told
+from tests.harness.kubelet_plugins import KubeletPlugins
+from tests.harness.node_agent import NodeAgent
+from tests.harness.nvshim import nvshim
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.harness.nvshim import Answer
+
+RESOURCE: Final = "nvidia.com/gpu"
+# NVML's order is not that of the bus, as on some boards with L40S.
+BUSES: Final = ("0000:da:00.0", "0000:4b:00.0", "0000:31:00.0", "0000:ca:00.0")
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedNode]:
+    gpus = [{"index": n, "pci": bus, "minor": 3 - n} for n, bus in enumerate(BUSES)]
+    directory = str(tmp_path_factory.mktemp("four") / "node")
+    with SimulatedNode.create(directory, Scenario.of(4, "l40s", gpu=gpus)) as node:
+        yield node
+
+
+class Nvml:
+    """What the node's NVML does."""
+
+    def __init__(self, node: SimulatedNode) -> None:
+        self.node = node
+        self.path = f"{node.state}/nvml-faults"
+
+    def suffers(self, *faults: str) -> None:
+        with open(self.path, "w", encoding="ascii") as file:
+            file.write("\n".join(faults))
+
+    def listed(self) -> list[Any]:
+        # Nobody's containers: others run on this machine.
+        where = ("--config", self.node.config_path, "--containerd-state", self.node.dev)
+        rows = nvshim("list", *where, "-o", "json").document
+        assert [row["index"] for row in rows] == [0, 1, 2, 3]
+        return list(rows)
+
+    def asked_for(self, devices: str, directory: Path) -> Answer:
+        """What a container that asks for devices would be given."""
+        spec = {
+            "ociVersion": "1.1.0",
+            "process": {
+                "args": ["true"],
+                "cwd": "/",
+                "user": {"uid": 0, "gid": 0},
+                "env": [f"NVIDIA_VISIBLE_DEVICES={devices}", "NVIDIA_DRIVER_CAPABILITIES=utility"],
+            },
+            "root": {"path": "rootfs"},
+            "linux": {},
+        }
+        path = directory / "config.json"
+        path.write_text(json.dumps(spec))
+        config = ("--config", self.node.config_path)
+        return nvshim("explain", str(path), *config, "-o", "json", check=False)
+
+    def refusal(self, devices: str, directory: Path) -> dict[str, str]:
+        """Why a container that asks for devices is refused."""
+        answer = self.asked_for(devices, directory)
+        assert answer.code == 1
+        error: dict[str, str] = json.loads(answer.stderr)["error"]
+        assert error["code"] == "NVSHIM-E0103"
+        return error
+
+
+@pytest.fixture
+def nvml(four: SimulatedNode) -> Iterator[Nvml]:
+    """NVML of the node, of which nothing is kept."""
+    yield Nvml(four)
+    for path in Path(four.state).iterdir():
+        if path.is_file():
+            path.unlink()
+
+
+def test_each_lost_gpu_has_its_own_reason(nvml: Nvml, tmp_path: Path) -> None:
+    nvml.suffers("gpu1=error:15", "gpu3=error:16")
+    rows = nvml.listed()
+    assert [row["fault"] for row in rows] == [None, "GPU is lost", None, "GPU requires restart"]
+    assert [row["pci"] for row in rows if not row["fault"]] == [BUSES[0], BUSES[2]]
+    told = nvshim("info", "--config", nvml.node.config_path).stdout
+    assert told.count("GPU is lost") == told.count("GPU requires restart")
+    for index, reason in ((1, "GPU is lost"), (3, "GPU requires restart")):
+        error = nvml.refusal(str(index), tmp_path)
+        assert error["asked"] == f"GPU {index} ({rows[index]['uuid']})"
+        assert error["found"] == f"it is lost: {reason}"
+        assert error["do"] == "reset the GPU (nvidia-smi --gpu-reset), or reboot the node"
+    given = nvml.asked_for("all", tmp_path).document["record"]["grant"]
+    assert [gpu["index"] for gpu in given["gpus"]] == [0, 2]
+
+
+def test_all_gpus_lost_are_lost_and_not_given_for_want_of_an_answer(
+    nvml: Nvml, tmp_path: Path
+) -> None:
+    nvml.suffers(*(f"gpu{n}=error:15" for n in range(4)))
+    assert [row["fault"] for row in nvml.listed()] == ["GPU is lost"] * 4
+    error = nvml.refusal("all", tmp_path)
+    assert error["found"].count("it is lost: GPU is lost") == 4
+    assert error["do"].startswith("reset the GPU")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetUUID", "nvmlDeviceGetPciInfo",
+        "nvmlDeviceGetMinorNumber", "nvmlDeviceGetName", "nvmlDeviceGetBrand",
+        "nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetMigMode",
+    ],
+)  # fmt: skip
+def test_one_question_that_fails_costs_one_value(nvml: Nvml, tmp_path: Path, function: str) -> None:
+    before = nvml.listed()
+    nvml.suffers(f"gpu1.{function}=error:999", f"gpu2.{function}=error:43")
+    after = nvml.listed()
+    unknown = {"memory_bytes": None} if function == "nvmlDeviceGetMemoryInfo" else {}
+    assert after == [before[0], before[1] | unknown, before[2] | unknown, before[3]]
+    given = nvml.asked_for("1,2", tmp_path).document["record"]["grant"]
+    assert [gpu["uuid"] for gpu in given["gpus"]] == [before[1]["uuid"], before[2]["uuid"]]
+
+
+@pytest.mark.parametrize(
+    ("fault", "lost"),
+    [
+        ("gpu1.nvmlDeviceGetMemoryInfo=error:999", False),
+        ("gpu1.nvmlDeviceGetUUID=error:999", False),
+        ("gpu1.nvmlDeviceGetTemperature=error:999", False),
+        ("gpu1.nvmlDeviceGetHandleByIndex=error:999", True),
+        ("gpu1=error:15", True),
+        ("gpu1=error:16", True),
+        ("gpu1=error:999", True),
+        ("count=3", None),
+    ],
+)
+def test_every_part_has_one_judgement_of_a_gpu(
+    nvml: Nvml, tmp_path: Path, fault: str, *, lost: bool | None
+) -> None:
+    """Of the lister, the engine, the kubelet and the metrics; with None, of the last GPU."""
+    nvml.suffers(fault)
+    uuids = [gpu.uuid for gpu in nvml.node.scenario.gpus]
+    ill = {uuids[3] if lost is None else uuids[1]} if lost is not False else set()
+    assert {row["uuid"] for row in nvml.listed() if row["fault"]} == ill
+    given = nvml.asked_for("all", tmp_path).document["record"]["grant"]
+    assert {gpu["uuid"] for gpu in given["gpus"]} == set(uuids) - ill
+    more = ("--metrics", "127.0.0.1:0", "--containerd-state", str(tmp_path))
+    with (
+        KubeletPlugins(str(tmp_path / "kubelet")) as kubelet,
+        NodeAgent(nvml.node, str(tmp_path), kubelet.socket, *more) as agent,
+    ):
+        (served,) = eventually(lambda: agent.said("metrics are served"), "metrics")
+        address = served["address"]
+
+        def up() -> dict[str, bool]:
+            with urlopen(f"http://{address}/metrics", timeout=20) as answer:
+                told = read_told(answer.read().decode())
+            series = told["nvshim_gpu_up"].series if "nvshim_gpu_up" in told else {}
+            return {dict(labels)["uuid"]: bool(value) for (_, labels), value in series.items()}
+
+        expected = {uuid: uuid not in ill for uuid in uuids}
+        eventually(lambda: up() == expected, f"metrics say {expected}", timeout=20)
+        assert kubelet.wait_for(RESOURCE, 4 - len(ill)) == set(uuids) - ill
+        assert kubelet.devices(RESOURCE).keys() == set(uuids)
+        health = nvshim("health", "list", "--config", nvml.node.config_path, "-o", "json",
+                        check=False)  # fmt: skip
+        assert {row["uuid"] for row in health.document if not row["given"]} == ill
