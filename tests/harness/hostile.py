@@ -19,7 +19,7 @@ import stat
 import subprocess
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from integration.images import glibc, unpack
@@ -207,11 +207,14 @@ class Ground:
             self._remove(name)
             return Seen(refused=str(error))
         try:
-            return self._look(name, stdout, while_created)
+            seen = self._look(name, while_created)
         finally:
             self._remove(name)
+        # Wait is answered at the exit; what was written until then is in the file by Delete.
+        with open(stdout, encoding="utf-8", errors="replace") as file:
+            return replace(seen, output=file.read())
 
-    def _look(self, name: str, stdout: str, while_created: Callable[[int], object] | None) -> Seen:
+    def _look(self, name: str, while_created: Callable[[int], object] | None) -> Seen:
         bundle = self.containerd.bundle(name)
         with open(f"{bundle}/init.pid", encoding="ascii") as file:
             pid = int(file.read())
@@ -230,8 +233,7 @@ class Ground:
             api.wait_for_task(self.containerd, name)
         except api.ApiRefused as error:
             refused = str(error)
-        with open(stdout, encoding="utf-8", errors="replace") as file:
-            return Seen(refused, file.read(), spec, record, mounts)
+        return Seen(refused, "", spec, record, mounts)
 
     def _create(
         self,

@@ -66,9 +66,9 @@ async def test_container_lives_and_dies_as_crio_drives_it(shim_directory: str) -
             await shim.call("Create", id=name, bundle=bundle, stdout=f"file://{output}")
             await shim.call("Start", id=name)
             assert (await shim.call("Wait", id=name)).exit_status == 3
-            assert content_of(output) == b"ran\n"
             assert (await shim.call("State", id=name)).exit_status == 3
             await shim.call("Delete", id=name)
+            assert content_of(output) == b"ran\n"
             await shim.call("Shutdown", id=name)
         # It does not wait for ever for somebody who takes its events.
         eventually(lambda: not is_alive(shim.pid), "the shim has ended", timeout=15)
