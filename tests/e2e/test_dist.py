@@ -27,7 +27,7 @@ from tests.harness.bare_root import bare_root
 from tests.harness.containerds import containerd_with_images, nothing_left
 from tests.harness.dist import CACHE, copied, inputs
 from tests.harness.launcher import REPOSITORY
-from tests.harness.node import words_of
+from tests.harness.node import socket_of_server, words_of
 from tests.harness.runtime import OURS, Runtime, is_alive
 from tests.harness.waiting import eventually
 
@@ -426,11 +426,12 @@ def _arguments(pid: int) -> str:
 
 
 def _fork_servers(containerd: PrivateContainerd) -> dict[str, int]:
-    """The fork servers of a containerd, by the tree of each."""
+    """The fork servers of a containerd that listen, by the tree of each."""
     found = {}
     for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
         words = words_of(pid)
-        if words[-1:] == ["fork-server"] and containerd.address in words and "-spare" not in words:
+        is_ours = containerd.address in words and "-spare" not in words
+        if words[-1:] == ["fork-server"] and is_ours and socket_of_server(pid):
             found[_tree_of(pid)] = pid
     return found
 

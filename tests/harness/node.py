@@ -67,15 +67,9 @@ class Node:
 
     def server_socket(self) -> str:
         """Where a fork server of this node listens; empty if nowhere."""
-        with open("/proc/net/unix") as file:
-            paths = {words[6]: words[7] for line in file if len(words := line.split()) == 8}
-        for pid in self.servers():
-            for inode in _sockets_of(pid):
-                # Before it listens it rehearses, on a socket that has its pid in its name.
-                if inode in paths and not paths[inode].endswith(f".{pid}"):
-                    self.server_sockets.add(paths[inode])
-                    return paths[inode]
-        return ""
+        found = next(filter(None, map(socket_of_server, self.servers())), "")
+        self.server_sockets.update({found} - {""})
+        return found
 
     def server_listens(self) -> bool:
         path = self.server_socket()
@@ -99,6 +93,17 @@ class Node:
             for path in (socket_path, *glob.glob(f"{socket_path}.*")):
                 with suppress(FileNotFoundError):
                     os.unlink(path)
+
+
+def socket_of_server(pid: int) -> str:
+    """Where a fork server listens; empty if nowhere, or not yet."""
+    with open("/proc/net/unix") as file:
+        paths = {words[6]: words[7] for line in file if len(words := line.split()) == 8}
+    for inode in _sockets_of(pid):
+        # Before it listens it rehearses, on a socket that has its pid in its name.
+        if inode in paths and not paths[inode].endswith(f".{pid}"):
+            return paths[inode]
+    return ""
 
 
 def _sockets_of(pid: int) -> list[str]:
