@@ -12,6 +12,8 @@ Rules
   is a marked block at the end of the file whose table is in force: the last one that has it.
 - containerd 1 also forgets its built-in handler ``runc`` as soon as a file names any other. Where
   that would happen, the block names it as well.
+- containerd 2 heeds a few settings of a file of version 2 only where a handler is named. Where ours
+  would be the first, the drop-in keeps them as they are.
 - A root file that is not there means containerd's defaults, and then no release reads conf.d. So
   one is made, with the drop-in's import or the block and nothing else.
 - The drop-in sorts behind NVIDIA's (99-nvidia.toml), and has a name that no tool of NVIDIA's
@@ -36,7 +38,7 @@ from integration.engines.handler import check_name
 from integration.engines.imports import View, load
 from integration.engines.options import ENGINE, RUNTIME_TYPE, Options
 from integration.engines.verdict import check, check_default, check_former, refuse_generated
-from integration.engines.wanted import with_us
+from integration.engines.wanted import kept, with_us
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -58,16 +60,15 @@ def plan(options: Options) -> Change:
     """
     check_name(options.runtime_name)
     containerd = Containerd(options.program)
-    files = load(View(), options.config, relative_patterns=containerd.merges)
+    files = load(View(), options.config, relative_patterns=containerd.relative_patterns)
     refuse_generated(options, files, merges=containerd.merges)
     former = without_us(options, containerd)
     before = containerd.dump(former.view, options.config)
     check_former(options, former.view, before)
     wanted, notes = with_us(options, containerd, former, before)
     after = containerd.dump(wanted, options.config)
-    if lost := handlers(before).keys() - handlers(after).keys():
-        kept = {name: handlers(before)[name] for name in lost}
-        wanted, notes = with_us(options, containerd, former, before, kept)
+    if more := kept(before, after):
+        wanted, notes = with_us(options, containerd, former, before, more)
         after = containerd.dump(wanted, options.config)
     check(options, before, after)
     changed = any(_file_changes(former.view, former, options.config))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 import tempfile
 import tomllib
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from integration.engines import tomltext
@@ -27,10 +28,13 @@ if TYPE_CHECKING:
 
     from integration.engines.imports import View
 
-__all__ = ["CRI", "Containerd", "cri", "differences", "handlers", "pruned"]
+__all__ = ["CRI", "IMAGES", "Containerd", "cri", "differences", "handlers", "pruned"]
 
 # The plugin that has the handlers, newest first.
 CRI: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri")
+
+IMAGES: Final = "io.containerd.cri.v1.images"
+"""The plugin that has containerd 2's settings of images."""
 
 
 class Containerd:
@@ -66,6 +70,26 @@ class Containerd:
         """
         return self.release >= (2, 0)
 
+    @cached_property
+    def relative_patterns(self) -> bool:
+        """Whether a relative pattern of imports is meant from the directory of its file.
+
+        Else it is from containerd's own working directory. That changed within 1.6 and 1.7, and
+        distributions take over what they like; so it is tried.
+        """
+        if self.merges:
+            return True
+        with tempfile.TemporaryDirectory(prefix="nvshim-") as directory:
+            root = f"{directory}/config.toml"
+            for path, text in (
+                (root, 'version = 2\nimports = ["*.imported"]\n'),
+                (f"{directory}/a.imported", "version = 2\noom_score = 1\n"),
+            ):
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(text)
+            done = run([self.program, "--config", root, "config", "dump"])
+            return "oom_score = 1\n" in done.stdout
+
     def dump(self, view: View, root: str) -> dict[str, Any]:
         """What it would read.
 
@@ -76,7 +100,7 @@ class Containerd:
         Raises:
             ConfigRefused: it would not start with that.
         """
-        files = load(view, root, relative_patterns=self.merges)
+        files = load(view, root, relative_patterns=self.relative_patterns)
         with tempfile.TemporaryDirectory(prefix="nvshim-") as directory:
             copies = {file.path: f"{directory}/{n:04}.toml" for n, file in enumerate(files)}
             for file in files:

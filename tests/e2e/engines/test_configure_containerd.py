@@ -11,7 +11,7 @@ import tomllib
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from integration.engines import ContainerdOptions, apply, dump, plan, plan_removal
@@ -175,7 +175,7 @@ class Node:
         """What containerd itself reads now, of the files as they are."""
         done = subprocess.run(
             [self.program, "--config", self.config, "config", "dump"],
-            capture_output=True, text=True, check=True,
+            capture_output=True, text=True, check=True, cwd="/",
         )  # fmt: skip
         return tomllib.loads(done.stdout)
 
@@ -301,16 +301,48 @@ def test_drop_in_of_containerd_1_would_take_away_the_section_of_the_root_file(
         apply(plan_removal(node.options()))
 
 
-def test_root_file_that_containerd_would_read_otherwise_with_any_handler_is_refused(
+def test_what_containerd_2_heeds_only_beside_a_handler_stays_as_it_was(
     make: Callable[..., Node],
 ) -> None:
-    """containerd 2.1 migrates a snapshotter of version 2 only beside a handler."""
+    """containerd 2.1 migrates three settings of version 2 only where a handler is named."""
     snapshotter = f'version = 2\n[plugins."{CRI[2]}".containerd]\n  snapshotter = "native"\n'
-    refused(make("sid", snapshotter), ConfigDiffers, "snapshotter differently.*config migrate")
+    node = make("sid", snapshotter)
+    images = node.dump()["plugins"]["io.containerd.cri.v1.images"]
+    assert images["snapshotter"] == "overlayfs"
+    change = plan(node.options(set_default=True))
+    assert "does not heed snapshotter" in change.notes[0]
+    assert 'the drop-in has snapshotter = "overlayfs"' in change.notes[0]
+    apply(change)
+    assert node.dump()["plugins"]["io.containerd.cri.v1.images"] == images
+    assert plan(node.options(set_default=True)).files == ()
+    apply(plan_removal(node.options()))
+    assert node.files() == {"config.toml": snapshotter}
     runc = f'[plugins."{CRI[2]}".containerd.runtimes.runc]\nruntime_type = "{STOCK}"\n'
     node = make("sid", snapshotter + runc)
     apply(plan(node.options()))
     assert node.dump()["plugins"]["io.containerd.cri.v1.images"]["snapshotter"] == "native"
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_pattern_without_directory_is_looked_for_where_this_containerd_looks(
+    make: Callable[..., Node], release: str
+) -> None:
+    """1.6.20 looks in its own working directory, and 1.7.24 beside the file that says so."""
+    node = make(release, f"imports = ['runtimes.d/*.toml']\n{DEBIAN}")
+    theirs = "".join(
+        f'[plugins."{CRI[2]}".containerd.runtimes.{name}]\nruntime_type = "{STOCK}"\n'
+        for name in ("runc", "theirs")
+    )
+    node.write(f"version = 2\n{theirs}", "runtimes.d/10.toml")
+    before, files = node.dump(), node.files()
+    assert ("theirs" in handlers(before)) is (release != "installed")
+    apply(plan(node.options()))
+    after = node.dump()
+    assert {*handlers(before), "nvidia"} == {*handlers(after)}
+    for difference in differences(pruned(before), pruned(after)):
+        assert difference[2:5] == ("containerd", "runtimes", "nvidia"), difference
+    apply(plan_removal(node.options()))
+    assert node.files() == files
 
 
 def test_handler_goes_where_the_section_is_in_force(make: Callable[..., Node]) -> None:
@@ -535,7 +567,11 @@ def roots(draw: st.DrawFn) -> str:
     cri = draw(st.sampled_from([f'"{CRI[2]}"', f"'{CRI[2]}'"]))
     for table, keys in {
         "": ['sandbox_image = "p" # c', "enable_selinux=true"],
-        ".containerd": ['default_runtime_name = "runc"', "discard_unpacked_layers = true"],
+        ".containerd": [
+            'default_runtime_name = "runc"',
+            "discard_unpacked_layers = true",
+            'snapshotter = "native"',
+        ],
         ".containerd.runtimes.runc": ["runtime_type = 'io.containerd.runc.v2'"],
         ".cni": ["bin_dir = '''/b'''"],
     }.items():
@@ -551,6 +587,13 @@ def roots(draw: st.DrawFn) -> str:
     max_examples=5,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@example(
+    root="# a node\r\nversion = 2\r\n"
+    f'[plugins."{CRI[2]}".containerd]\r\n discard_unpacked_layers = true\r\n',
+    release="sid",
+    default=True,
+    name="nvidia",
 )
 @given(
     root=roots(), release=st.sampled_from(RELEASES), default=st.booleans(), name=st.just("nvidia")
