@@ -12,16 +12,16 @@ Source: containerd-config(8), cmd/containerd/command/config.go.
 
 from __future__ import annotations
 
-import re
 import tempfile
 import tomllib
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from integration.engines import tomltext
-from integration.engines.errors import ConfigRefused, EngineNotInstalled
+from integration.engines.errors import ConfigRefused
 from integration.engines.imports import imports_value, load
-from integration.engines.programs import find_program, run
+from integration.engines.programs import find_program, run, version_of
+from integration.engines.running import running_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,6 +33,7 @@ __all__ = ["CRI", "IMAGES", "Containerd", "cri", "differences", "handlers", "pru
 # The plugin that has the handlers, newest first.
 CRI: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri")
 
+CONTAINERD: Final = "containerd"
 IMAGES: Final = "io.containerd.cri.v1.images"
 """The plugin that has containerd 2's settings of images."""
 
@@ -41,26 +42,31 @@ class Containerd:
     """The node's containerd, as far as it can be asked without running.
 
     Args:
-        program: its path or name; by default containerd on the path of system services.
+        program: its path or name; None for the one that runs, or else containerd on the path of
+            system services.
+        socket: where one may run; "" for none.
 
     Attributes:
         program: its path.
+        version: "1.7.24~ds1".
         release: (1, 7).
 
     Raises:
         EngineNotInstalled: there is none, or it does not say which it is.
+        EngineElsewhere: another one runs, whose program is not found.
     """
 
-    def __init__(self, program: str | None = None) -> None:
-        self.program = find_program(program or "containerd", "--containerd")
-        said = run([self.program, "--version"]).stdout
-        # containerd github.com/containerd/containerd/v2 v2.1.4 75cb2b71…
-        found = re.search(r" v?(\d+)\.(\d+)\.", said)
-        if found is None:
-            raise EngineNotInstalled(
-                f"the version of {self.program}", found=said.strip() or "no answer"
-            )
-        self.release = int(found[1]), int(found[2])
+    def __init__(self, program: str | None = None, socket: str = "") -> None:
+        if program is None and socket:
+            program = running_program(socket, CONTAINERD)
+        self.program = find_program(program or CONTAINERD, "--containerd")
+        self.version = version_of(self.program)
+        major, minor = self.version.removeprefix("v").split(".")[:2]
+        self.release = int(major), int(minor)
+
+    def __str__(self) -> str:
+        """Which it is, for people."""
+        return f"containerd {self.version} ({self.program})"
 
     @property
     def merges(self) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from integration.engines import marks, tomltext
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from integration.engines.dump import Containerd
     from integration.engines.former import Former
 
-__all__ = ["Kept", "kept", "with_us"]
+__all__ = ["Kept", "as_before", "kept", "with_us"]
 
 _IN_PLACE: Final = 1  # a file of this version is not imported by any that merges
 
@@ -66,6 +66,39 @@ class Kept:
     def __bool__(self) -> bool:
         """Whether there is any."""
         return bool(self.handlers or self.settings)
+
+
+def as_before(
+    options: Options, before: Mapping[str, Any], now: Mapping[str, Any] | None
+) -> Options:
+    """What is wanted, and for all that nobody says what we have configured by now.
+
+    Args:
+        options: what somebody says.
+        before: containerd's dump of the node without us.
+        now: that of the node as it is; None if containerd would not start.
+    """
+    now = now or before
+    default = cri(now).get("containerd", {}).get("default_runtime_name")
+    is_default = default != cri(before).get("containerd", {}).get("default_runtime_name")
+    has_cdi = bool(cri(now).get("enable_cdi")) and not cri(before).get("enable_cdi")
+    ours: Mapping[str, Any] = next(
+        (
+            handler
+            for name, handler in handlers(now).items()
+            if name not in handlers(before) and handler.get("runtime_type") == RUNTIME_TYPE
+        ),
+        {},
+    )
+    annotations = options.pod_annotations
+    return replace(
+        options,
+        set_default=is_default if options.set_default is None else options.set_default,
+        enable_cdi=has_cdi if options.enable_cdi is None else options.enable_cdi,
+        shim=options.shim or ours.get("runtime_path") or None,
+        pod_annotations=tuple(ours.get("pod_annotations") or ())
+        if annotations is None else annotations,
+    )  # fmt: skip
 
 
 def kept(before: Mapping[str, Any], after: Mapping[str, Any]) -> Kept:

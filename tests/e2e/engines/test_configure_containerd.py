@@ -282,6 +282,47 @@ def test_default_and_cdi_are_set_where_they_stand_and_become_what_they_were(
     assert node.files() == {**files, "config.toml": f"# mine\n{files['config.toml']}\n# and mine\n"}
 
 
+@pytest.mark.parametrize("release", ["trixie", "sid"])
+def test_who_says_nothing_of_a_wish_does_not_undo_it(
+    make: Callable[..., Node], release: str
+) -> None:
+    """An installer comes by again and again, and a person has asked for more than it does."""
+    cdi = "" if release == "sid" else "  enable_cdi = false\n"
+    theirs = f'version = 2\n[plugins."{CRI[2]}"]\n{cdi}  max_container_log_line_size = 9\n'
+    node = make(release, theirs)
+    asked = {"set_default": True, "enable_cdi": True, "shim": "/opt/x", "pod_annotations": ("a/*",)}
+    apply(plan(node.options(**asked)))
+    configured = node.files()
+    assert plan(node.options()).files == ()
+    # Another wish changes what it is about.
+    apply(plan(node.options(set_default=False, pod_annotations=())))
+    plugin = dump.cri(node.dump())
+    assert plugin["containerd"]["default_runtime_name"] == "runc"
+    assert plugin["enable_cdi"] is True
+    ours = handlers(node.dump())["nvidia"]
+    assert (ours["runtime_path"], ours["pod_annotations"]) == ("/opt/x", [])
+    apply(plan(node.options(set_default=True, pod_annotations=("a/*",))))
+    assert node.files() == configured
+    apply(plan_removal(node.options()))
+    assert node.files() == {"config.toml": theirs}
+
+
+def test_drop_in_is_where_it_is_asked_for_also_where_another_place_is_imported(
+    make: Callable[..., Node],
+) -> None:
+    node = make("sid", f"imports = ['{{directory}}/conf.d/*.toml']\n{DEBIAN}")
+    files = node.files()
+    path = f"{node.directory}/mine/ours.toml"
+    change = plan(node.options(drop_in=path))
+    assert {file.path for file in change.files} == {path, node.config}
+    apply(change)
+    assert not os.path.exists(f"{node.directory}/conf.d")
+    assert "nvidia" in handlers(node.dump())
+    assert plan(node.options(drop_in=path)).files == ()
+    apply(plan_removal(node.options(drop_in=path)))
+    assert node.files() == files
+
+
 def test_drop_in_of_containerd_1_would_take_away_the_section_of_the_root_file(
     make: Callable[..., Node],
 ) -> None:
@@ -400,7 +441,8 @@ def test_what_stands_in_the_way_is_one_line_that_says_what_to_do(
     make: Callable[..., Node],
 ) -> None:
     node = make("sid", VERSION_1)
-    refused(node, ConfigIgnored, "config migrate")
+    which = rf"containerd 2\.1\.\S+ \({re.escape(node.program)}\) does not read it .* version 1"
+    refused(node, ConfigIgnored, which)
     node.write("version = 2\nimports = ['/nowhere/at-all.toml']\n")
     refused(node, ConfigRefused, r"/nowhere/at-all\.toml, which is not there")
     node.write("version = 3\n[grpc]\naddress = 7\n")

@@ -383,7 +383,7 @@ def test_every_variable_of_the_agent_is_handed_on_to_it() -> None:
 def test_every_overlay_says_what_its_name_says(
     rendered: dict[str, list[dict[str, Any]]],
 ) -> None:
-    plain = Settings()
+    plain = Settings(set_default=False)
     assert _settings(rendered["not-default"]) == plain
     assert _settings(rendered["default-runtime"]).set_default
     assert _settings(rendered["driver-container"]).driver_root == "/run/nvidia/driver"
