@@ -94,6 +94,7 @@ def options_of(told: Told, *, spec: str, poll: float) -> Options:
         settings=_source(told),
         metrics=others["metrics"],
         states=others["states"],
+        **({"cri_sockets": sockets} if (sockets := others["cri_sockets"]) else {}),
         ignored_xids=others["ignored_xids"],
         heeded_xids=others["heeded_xids"],
         kernel_log="" if others["kernel_log"] == "none" else others["kernel_log"],
@@ -185,6 +186,11 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
     "metrics": click.option(
         "--metrics", metavar="ADDRESS:PORT", default="", callback=_address,
         help="Serve /metrics there, say at :9477.  [default: nowhere]",
+    ),
+    "cri_sockets": click.option(
+        "--cri-socket", "cri_sockets", metavar="SOCKET", multiple=True,
+        help="Where the engine serves the kubelet: it is asked whether it reads CDI names.  "
+        "[default: where engines are known to]",
     ),
     "states": click.option(
         "--containerd-state", "--state", "states", metavar="DIR", multiple=True,

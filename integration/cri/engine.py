@@ -36,7 +36,16 @@ if TYPE_CHECKING:
 
     from api.proto import cri_pb2 as pb
 
-__all__ = ["Engine", "engine_of"]
+__all__ = ["CRI_SOCKETS", "Engine", "engine_of"]
+
+CRI_SOCKETS: Final = (
+    "/run/containerd/containerd.sock",
+    "/run/k3s/containerd/containerd.sock",
+    "/run/k0s/containerd.sock",
+    "/var/snap/microk8s/common/run/containerd.sock",
+    "/run/crio/crio.sock",
+)
+"""Where engines serve kubelets, by who starts them: packages, k3s, RKE2; k0s; MicroK8s; CRI-O."""
 
 CONTAINERD: Final = "containerd"
 _CRIO: Final = "cri-o"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import anyio
 
 from api.errors import NvshimError, one_line
+from integration.cri.engine import CRI_SOCKETS
 from integration.node.board import Board
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class Options:
         pod_resources: the socket on which the kubelet tells what it has given to whom.
         settings: the device plugin's; None for what NVIDIA's has by default.
         metrics: "ADDRESS:PORT" where /metrics is served; "" for nowhere.
+        cri_sockets: where an engine may serve the kubelet; the first that answers is meant.
         states: containerd's state directories; none for those that are known.
         ignored_xids: what ``DP_DISABLE_HEALTHCHECKS`` says.
         heeded_xids: what ``DP_ENABLE_HEALTHCHECKS`` says.
@@ -95,6 +97,7 @@ class Options:
     pod_resources: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
     settings: SettingsSource | None = None
     metrics: str = ""
+    cri_sockets: tuple[str, ...] = CRI_SOCKETS
     states: tuple[str, ...] = ()
     ignored_xids: str = ""
     heeded_xids: str = ""

@@ -62,6 +62,7 @@ def look_at_agent(places: Places) -> NodeAgent:
         ),
         kernel_log=_kernel_log(config),
         strategies=tuple(str(each) for each in status.get("device_list_strategies", ())),
+        unheard=str(status.get("device_list_why", "")),
     )
 
 

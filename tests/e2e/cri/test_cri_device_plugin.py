@@ -97,7 +97,7 @@ def kubelet(node: SimulatedNode, tmp_path: Path) -> Iterator[KubeletPlugins]:
 @contextmanager
 def pods_of(release: str, node: SimulatedNode, shim_directory: str, *, cdi: str) -> Iterator[Pods]:
     """Pods of a containerd that reads CDI specs from a directory, if it knows CDI."""
-    known = (cdi,) if release != "installed" else ()
+    known = (cdi,) if cdi and release != "installed" else ()
     plugin = CriPlugin(HANDLERS, PAUSE, "nvidia", cdi_directories=known)
     with (
         PrivateContainerd(
@@ -179,6 +179,20 @@ def test_every_way_of_giving_gives_just_what_was_allocated(
                 give(pods.run(handler="runc"), kubelet, GPU, 1)
         if not others:  # then the engine alone has given them
             refuse_another(pod, kubelet, node)
+
+
+@pytest.mark.parametrize("release", ["installed", "trixie"])
+def test_pod_of_an_engine_that_reads_no_cdi_names_has_its_gpu_all_the_same(
+    release: str, node: SimulatedNode, kubelet: KubeletPlugins, shim_directory: str, tmp_path: Path
+) -> None:
+    """1.6 does not know them and 1.7 is not told to read them; nobody has set anything."""
+    with pods_of(release, node, shim_directory, cdi="") as pods:
+        engine = pods.containerd.address
+        agent = NodeAgent(node, str(tmp_path), kubelet.socket, engine=engine)
+        agent.configure(flags={"migStrategy": "mixed"})
+        with agent:
+            kubelet.wait_for(GPU, 2)
+            give(pods.run(), kubelet, GPU, 1)
 
 
 def refuse_another(pod: Pod, kubelet: KubeletPlugins, node: SimulatedNode) -> None:
