@@ -581,6 +581,7 @@ class NodeAgent:
         kernel_log: why the kernel's log cannot be read; "" if it can.
         strategies: how containers are told what they have; none if it does not say.
         unheard: why that is not as its settings ask for; "" if it is.
+        missing: what containers run without that the kubelet has given them, a line each.
     """
 
     unit: bool = False
@@ -594,6 +595,7 @@ class NodeAgent:
     kernel_log: str = ""
     strategies: tuple[str, ...] = ()
     unheard: str = ""
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The node agent, and device plugins: D104 to D110."""
+"""The node agent, and device plugins: D104 to D111."""
 
 from __future__ import annotations
 
@@ -95,6 +95,12 @@ def _unheard(node: Node) -> Iterator[Trouble]:
         yield Trouble(f"{agent.unheard}: containers are told of their devices by {by}")
 
 
+def _missing(node: Node) -> Iterator[Trouble]:
+    agent = seen(node.agent)
+    if agent.runs:
+        yield from map(Trouble, agent.missing)
+
+
 AGENT: Final = (
     Check(
         code="NVSHIM-D104",
@@ -168,5 +174,16 @@ AGENT: Final = (
         command=ENABLE,
         needs=("agent",),
         look=_unheard,
+    ),
+    Check(
+        code="NVSHIM-D111",
+        severity=_ERROR,
+        title="a container runs without a device that the kubelet has given it",
+        why="Its pod is Running and Ready, and has no GPU; nobody else gets the device meanwhile.",
+        remedy="see that its pod names the RuntimeClass of the shim, or that the engine reads CDI "
+        "names (D110); then have the pod made anew",
+        command="nvshim ledger check",
+        needs=("agent",),
+        look=_missing,
     ),
 )

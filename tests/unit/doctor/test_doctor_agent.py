@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.unit.doctor.trees import Tree
 
 STATE: Final = "/run/containerd-shim-nvidia"
-CODES: Final = ("D104", "D105", "D106", "D107", "D108", "D109", "D110")
+CODES: Final = ("D104", "D105", "D106", "D107", "D108", "D109", "D110", "D111")
 
 
 @contextmanager
@@ -92,6 +92,19 @@ def test_an_engine_that_leaves_out_what_the_kubelet_hands_on_is_found(tree: Tree
     assert finding.command == "nvshim configure containerd --enable-cdi"
     with agent(tree, resources=served(2, 2), **{**told, "device_list_why": ""}):
         assert found(tree) == {}
+
+
+def test_a_container_without_what_the_kubelet_has_given_it_is_found(tree: Tree) -> None:
+    given = {"namespace": "team", "container": "main", "resource": "nvidia.com/gpu", "pod_uid": ""}
+    rows = [
+        {**given, "pod": "runs", "device": "GPU-a", "pid": 7},
+        {**given, "pod": "waits", "device": "GPU-b", "pid": 0},
+    ]
+    with agent(tree, resources=served(2, 2)):
+        tree.write(f"{STATE}/ledger.json", json.dumps({"unheld": rows}))
+        (finding,) = found(tree).values()
+    assert finding.code == "NVSHIM-D111"
+    assert finding.found == "team/runs/main (process 7) runs without GPU-a"
 
 
 def test_a_pipe_of_mps_whose_daemon_is_dead_is_found_where_device_plugins_have_it(
