@@ -601,7 +601,9 @@ def roots(draw: st.DrawFn) -> str:
     """Root files of version 2 as people write them."""
     lines = ["# a node", "version = 2"]
     if draw(st.booleans()):
-        patterns = draw(st.lists(st.sampled_from(["/nowhere/*.toml", "conf.d/*.toml", "x*.toml"])))
+        patterns = draw(
+            st.lists(st.sampled_from(["{directory}/nowhere/*.toml", "conf.d/*.toml", "x*.toml"]))
+        )
         lines.append(f"imports = [{', '.join(repr(p) for p in patterns)}] # i")
     lines += draw(
         st.lists(st.sampled_from(["oom_score = 1", "", "# c", "root = '/r'"]), unique=True)
