@@ -21,6 +21,7 @@ R = TypeVar("R")
 # Options that name files, which are written down and read by others from elsewhere.
 _PATHS: Final = {"config", "drop_in", "handler_options", "hook_directory", "records", "shim"}
 
+_AS_BEFORE: Final = "not said, it stays as it was configured."
 _DROP_IN_HELP = "Where to write the drop-in; by default where the root file imports one from."
 
 
@@ -38,7 +39,8 @@ def _common(function: Callable[..., R]) -> Callable[..., R]:
     options = [
         click.option("--runtime-name", default="nvidia", show_default=True, metavar="NAME",
                      help="The runtime's name, as a RuntimeClass or --runtime says it."),
-        click.option("--set-default", is_flag=True, help="Give it to who names no runtime."),
+        click.option("--set-default/--no-set-default", default=None,
+                     help=f"Give it to who names no runtime; {_AS_BEFORE}"),
         click.option("--shim", metavar="PATH", type=click.Path(),
                      help="The shim; by default the one on the engine's PATH."),
         click.option("--dry-run", is_flag=True,
@@ -49,7 +51,7 @@ def _common(function: Callable[..., R]) -> Callable[..., R]:
                      type=click.Choice(["none", "signal", "systemd"]),
                      help="How to tell the engine, if it needs to be told."),
         click.option("--socket", metavar="PATH", type=click.Path(),
-                     help="Where the engine listens, for --restart."),
+                     help="Where the engine listens: for --restart, and to ask which one runs."),
         click.option("--unit", metavar="NAME", help="Its name in systemd, for --restart."),
     ]  # fmt: skip
     for option in reversed(options):
@@ -75,7 +77,11 @@ def _common(function: Callable[..., R]) -> Callable[..., R]:
     show_default=True,
     help="Whether systemd makes the cgroups; auto: as for runc.",
 )
-@click.option("--enable-cdi", is_flag=True, help="Let containerd apply CDI specs too (1.7).")
+@click.option(
+    "--enable-cdi/--no-enable-cdi",
+    default=None,
+    help=f"Let containerd apply CDI specs too (1.7); {_AS_BEFORE}",
+)
 @click.option(
     "--container-annotation",
     "container_annotations",
@@ -88,14 +94,14 @@ def _common(function: Callable[..., R]) -> Callable[..., R]:
     "pod_annotations",
     multiple=True,
     metavar="PATTERN",
-    help="Likewise of the pod; by default none.",
+    help="Likewise of the pod; not said, it stays as it was configured: at first, none.",
 )
 @click.option(
     "--containerd",
     "program",
     metavar="PATH",
     type=click.Path(),
-    help="The program that checks the result; by default the installed one.",
+    help="The program that checks the result; by default the one that runs, or is installed.",
 )
 @click.option(
     "--handler-options",
@@ -119,6 +125,7 @@ def containerd(output: Output, systemd_cgroup: str, **given: Any) -> None:
     if not given["container_annotations"]:
         prefixes = load_config(None).annotation_prefixes
         given["container_annotations"] = tuple(f"{prefix}*" for prefix in prefixes)
+    given["pod_annotations"] = given["pod_annotations"] or None
     given["systemd_cgroup"] = {"auto": None, "yes": True, "no": False}[systemd_cgroup]
     _configure(output, ContainerdOptions, given)
 
@@ -133,7 +140,11 @@ def containerd(output: Output, systemd_cgroup: str, **given: Any) -> None:
     type=click.Path(),
     help="Docker's configuration.",
 )
-@click.option("--enable-cdi", is_flag=True, help="Let Docker apply CDI specs too (before 28.2).")
+@click.option(
+    "--enable-cdi/--no-enable-cdi",
+    default=None,
+    help=f"Let Docker apply CDI specs too (before 28.2); {_AS_BEFORE}",
+)
 @click.option(
     "--hook-directory",
     metavar="DIRECTORY",
@@ -199,8 +210,9 @@ def crio(output: Output, **given: Any) -> None:
 
 
 def _configure(output: Output, kind: Callable[..., Options], given: dict[str, Any]) -> None:
-    from integration.engines import apply, plan, plan_removal  # noqa: PLC0415 - see above
+    from integration.engines import ContainerdOptions, apply, plan, plan_removal  # noqa: PLC0415
     from integration.engines.errors import EnginesError  # noqa: PLC0415 - see above
+    from integration.engines.options import DEFAULT_CONFIG  # noqa: PLC0415
     from integration.engines.restart import SOCKETS, UNITS, Mode, restart  # noqa: PLC0415
 
     dry_run, remove = given.pop("dry_run"), given.pop("remove")
@@ -208,6 +220,9 @@ def _configure(output: Output, kind: Callable[..., Options], given: dict[str, An
     for key in _PATHS & given.keys():
         if given[key] is not None:
             given[key] = os.path.abspath(given[key])
+    if kind is ContainerdOptions and (address or given["config"] == DEFAULT_CONFIG):
+        # Of the containerd that has another configuration it is not known where it listens.
+        given["socket"] = address or SOCKETS["containerd"]
     options = kind(**given)
     change = plan_removal(options) if remove else plan(options)
     done = Mode.NONE
@@ -237,6 +252,7 @@ def _show(output: Output, change: Change, done: str, *, dry_run: bool) -> None:
         ],
         "restart": {"needed": change.need.value, "why": change.why, "done": str(done)},
         "notes": list(change.notes),
+        "in_force": dict(change.in_force),
     }
     if dry_run:
         lines = [change.diff()] if change.files else []

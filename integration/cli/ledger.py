@@ -29,6 +29,7 @@ _UNHELD: Final = (
     Column("GIVEN TO", "shown_title"),
     Column("RESOURCE", "resource"),
     Column("DEVICE", "device"),
+    Column("RUNS WITHOUT", "shown_missing"),
 )
 _FOREIGN: Final = (
     Column("PROCESS", "pid", right=True),
@@ -94,15 +95,17 @@ def list_(
 def check(
     output: Output, config: Config, *, states: tuple[str, ...], proc: str, pod_resources: str
 ) -> None:
-    r"""Find what should not be: exit status 3 if a holding is stale or an orphan.
+    r"""Find what should not be: exit status 3 if a holding is stale or an orphan, or missing.
 
-    What the kubelet has given and nobody holds is listed too; so is every pod until its image is
-    there. And so are processes on a GPU that are in no container.
+    What the kubelet has given and nobody holds is listed too. It is a fault if the container runs
+    without it; until then, as long as its image is not there, so it is with every pod. And
+    processes on a GPU that are in no container are listed.
 
     \b
     Keys of -o json: holdings (the stale and the orphans, as of `list`), unheld (each with
-    namespace, pod, container, resource, device), foreign (each with pid, name, devices; null if
-    NVML does not say), unknown (why containers could not be read).
+    namespace, pod, container, resource, device; pid and pod_uid of the container that runs without
+    it, 0 and "" if none does), foreign (each with pid, name, devices; null if NVML does not say),
+    unknown (why containers could not be read).
     """
     found = _look(config, states, proc, pod_resources, foreign=True)
     found["holdings"] = [row for row in found["holdings"] if row["stale"] or row["orphan"]]
@@ -111,14 +114,14 @@ def check(
     else:
         for rows, columns in (
             (_shown(output, found["holdings"]), _HOLDINGS),
-            ([{**row, "shown_title": _pod(row)} for row in found["unheld"]], _UNHELD),
+            ([_shown_unheld(row) for row in found["unheld"]], _UNHELD),
             (found["foreign"] or (), _FOREIGN),
         ):
             if rows:
                 output.rows(rows, columns)
         for line in found["unknown"]:
             click.echo(printable(line), err=True)
-    if found["holdings"]:
+    if found["holdings"] or any(row["pid"] for row in found["unheld"]):
         click.get_current_context().exit(exits.FOUND)
 
 
@@ -185,5 +188,7 @@ def _shown(output: Output, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[st
     ]
 
 
-def _pod(row: Mapping[str, Any]) -> str:
-    return plain(f"{row['namespace']}/{row['pod']}/{row['container']}")
+def _shown_unheld(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    title = plain(f"{row['namespace']}/{row['pod']}/{row['container']}")
+    missing = f"process {row['pid']}" if row["pid"] else ""
+    return {**row, "shown_title": title, "shown_missing": missing}

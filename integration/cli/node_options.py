@@ -93,7 +93,11 @@ def options_of(told: Told, *, spec: str, poll: float) -> Options:
         pod_resources=str(others["pod_resources"]).removeprefix("unix://"),
         settings=_source(told),
         metrics=others["metrics"],
+        api_server=others["api_server"],
+        api_port=others["api_port"],
+        service_account=others["service_account"],
         states=others["states"],
+        **({"cri_sockets": sockets} if (sockets := others["cri_sockets"]) else {}),
         ignored_xids=others["ignored_xids"],
         heeded_xids=others["heeded_xids"],
         kernel_log="" if others["kernel_log"] == "none" else others["kernel_log"],
@@ -185,6 +189,24 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
     "metrics": click.option(
         "--metrics", metavar="ADDRESS:PORT", default="", callback=_address,
         help="Serve /metrics there, say at :9477.  [default: nowhere]",
+    ),
+    "cri_sockets": click.option(
+        "--cri-socket", "cri_sockets", metavar="SOCKET", multiple=True,
+        help="Where the engine serves the kubelet: it is asked whether it reads CDI names.  "
+        "[default: where engines are known to]",
+    ),
+    "api_server": click.option(
+        "--api-server", metavar="HOST", default="", envvar="KUBERNETES_SERVICE_HOST",
+        help="The cluster's API server, for events on pods; '' for none.",
+    ),
+    "api_port": click.option(
+        "--api-port", metavar="PORT", type=click.IntRange(1, 65535), default=443,
+        show_default=True, envvar="KUBERNETES_SERVICE_PORT", help="Its port.",
+    ),
+    "service_account": click.option(
+        "--service-account", metavar="DIR",
+        default="/run/containerd-shim-nvidia/service-account", show_default=True,
+        help="Where the agent's token for it is; if there is none, nothing is said there.",
     ),
     "states": click.option(
         "--containerd-state", "--state", "states", metavar="DIR", multiple=True,

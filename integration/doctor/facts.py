@@ -322,7 +322,6 @@ class Containerd:
         cdi_dirs: where it finds their specs.
         state: its state directory.
         root: where its data is.
-        version: "1.7.2"; "" if it does not say.
     """
 
     path: str
@@ -342,7 +341,6 @@ class Containerd:
     cdi_dirs: tuple[str, ...]
     state: str
     root: str
-    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -582,6 +580,8 @@ class NodeAgent:
         resources: that it tells the kubelet of: name, devices, and how many of them are healthy.
         kernel_log: why the kernel's log cannot be read; "" if it can.
         strategies: how containers are told what they have; none if it does not say.
+        unheard: why that is not as its settings ask for; "" if it is.
+        missing: what containers run without that the kubelet has given them, a line each.
     """
 
     unit: bool = False
@@ -594,6 +594,8 @@ class NodeAgent:
     resources: tuple[tuple[str, int, int], ...] = ()
     kernel_log: str = ""
     strategies: tuple[str, ...] = ()
+    unheard: str = ""
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

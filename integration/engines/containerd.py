@@ -12,6 +12,8 @@ Rules
   is a marked block at the end of the file whose table is in force: the last one that has it.
 - containerd 1 also forgets its built-in handler ``runc`` as soon as a file names any other. Where
   that would happen, the block names it as well.
+- containerd 2 heeds a few settings of a file of version 2 only where a handler is named. Where ours
+  would be the first, the drop-in keeps them as they are.
 - A root file that is not there means containerd's defaults, and then no release reads conf.d. So
   one is made, with the drop-in's import or the block and nothing else.
 - The drop-in sorts behind NVIDIA's (99-nvidia.toml), and has a name that no tool of NVIDIA's
@@ -25,10 +27,10 @@ docs/cri/config.md; k3s pkg/agent/templates.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from integration.engines import marks
-from integration.engines.dump import Containerd, differences, handlers
+from integration.engines.dump import Containerd, cri, differences, handlers
 from integration.engines.errors import ConfigRefused, EngineNotInstalled
 from integration.engines.files import Change, FileChange, Need, missing_directories, read
 from integration.engines.former import Former, without_us
@@ -36,12 +38,16 @@ from integration.engines.handler import check_name
 from integration.engines.imports import View, load
 from integration.engines.options import ENGINE, RUNTIME_TYPE, Options
 from integration.engines.verdict import check, check_default, check_former, refuse_generated
-from integration.engines.wanted import with_us
+from integration.engines.wanted import as_before, kept, with_us
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["plan", "plan_removal"]
+
+_TOLD_OF_A_HANDLER: Final = (
+    "runtime_type", "runtime_path", "options", "container_annotations", "pod_annotations",
+)  # fmt: skip
 
 
 def plan(options: Options) -> Change:
@@ -57,22 +63,22 @@ def plan(options: Options) -> Change:
         EnginesError: it cannot be had, or not without changing something else.
     """
     check_name(options.runtime_name)
-    containerd = Containerd(options.program)
-    files = load(View(), options.config, relative_patterns=containerd.merges)
+    containerd = Containerd(options.program, options.socket)
+    files = load(View(), options.config, relative_patterns=containerd.relative_patterns)
     refuse_generated(options, files, merges=containerd.merges)
     former = without_us(options, containerd)
     before = containerd.dump(former.view, options.config)
-    check_former(options, former.view, before)
-    wanted, notes = with_us(options, containerd, former, before)
-    after = containerd.dump(wanted, options.config)
-    if lost := handlers(before).keys() - handlers(after).keys():
-        kept = {name: handlers(before)[name] for name in lost}
-        wanted, notes = with_us(options, containerd, former, before, kept)
-        after = containerd.dump(wanted, options.config)
-    check(options, before, after)
     changed = any(_file_changes(former.view, former, options.config))
     # Where nothing of ours is, there is nothing else to compare with.
     now = _dump_now(options, containerd) if changed else before
+    options = as_before(options, before, now)
+    check_former(options, former.view, before)
+    wanted, notes = with_us(options, containerd, former, before)
+    after = containerd.dump(wanted, options.config)
+    if more := kept(before, after):
+        wanted, notes = with_us(options, containerd, former, before, more)
+        after = containerd.dump(wanted, options.config)
+    check(options, containerd, before, after)
     check_default(options, now, after)
     return _change(options, former, wanted, now=now, after=after, notes=notes)
 
@@ -93,7 +99,7 @@ def plan_removal(options: Options) -> Change:
     notes: list[str] = []
     containerd = now = after = None
     try:
-        containerd = Containerd(options.program)
+        containerd = Containerd(options.program, options.socket)
     except EngineNotInstalled as error:
         notes.append(f"not looked at by containerd: {error.found}")
     former = without_us(options, containerd)
@@ -147,7 +153,19 @@ def _change(
         need, why = Need.NOTHING, "nothing changes: containerd needs no restart"
     elif now is not None and after is not None and not any(differences(now, after)):
         need, why = Need.NOTHING, "nothing that containerd reads changes: it needs no restart"
-    return Change(ENGINE, tuple(files), need, why, options.config, tuple(notes))
+    in_force = {} if after is None else _in_force(options, after)
+    return Change(ENGINE, tuple(files), need, why, options.config, tuple(notes), in_force)
+
+
+def _in_force(options: Options, after: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of a dump, what containerd also tells while it runs, and what pods of ours go by."""
+    table, handler = cri(after), handlers(after).get(options.runtime_name)
+    default = table.get("containerd", {}).get("default_runtime_name", "")
+    runtimes = {} if handler is None else {
+        options.runtime_name: {key: handler.get(key) for key in _TOLD_OF_A_HANDLER}
+    }  # fmt: skip
+    known = {"containerd": {"default_runtime_name": default, "runtimes": runtimes}}
+    return {"enable_cdi": table["enable_cdi"], **known} if "enable_cdi" in table else known
 
 
 def _file_changes(view: View, former: Former, root: str) -> Iterator[FileChange]:

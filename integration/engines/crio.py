@@ -62,7 +62,7 @@ class Options:
         config: CRI-O's own file, which is only read.
         drop_in: where the handler is written.
         runtime_name: the handler, as a RuntimeClass names it.
-        set_default: whether pods that name no handler get it.
+        set_default: whether pods that name no handler get it; None for what was configured before.
         shim: path of the shim; None for the one on the path of system services.
         program: crio; None for the installed one, if there is one.
         force: whether what was changed by hand is lost.
@@ -71,7 +71,7 @@ class Options:
     config: str = DEFAULT_CONFIG
     drop_in: str = DEFAULT_DROP_IN
     runtime_name: str = "nvidia"
-    set_default: bool = False
+    set_default: bool | None = None
     shim: str | None = None
     program: str | None = None
     force: bool = False
@@ -106,7 +106,7 @@ def plan(options: Options) -> Change:
             do="install it, or name it with --shim",
         )  # fmt: skip
     directories = record.get("directories", list(missing_directories(options.drop_in)))
-    text = marks.owned(ENGINE, _body(options, shim), {"directories": directories})
+    text = marks.owned(ENGINE, _body(options, shim, old), {"directories": directories})
     notes = _validated(options, text)
     return _change(options, old, text.encode(), missing_directories(options.drop_in), notes)
 
@@ -170,7 +170,7 @@ def _others(options: Options) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _check_default(options: Options, ours: str) -> None:
     """That what is to go is not what others have made the default."""
-    runtime = tomltext.parse(ours).get("crio", {}).get("runtime", {})
+    runtime = _runtime(ours)
     for path, table in _others(options):
         name = table.get("crio", {}).get("runtime", {}).get("default_runtime")
         if name in runtime.get("runtimes", {}):
@@ -181,9 +181,17 @@ def _check_default(options: Options, ours: str) -> None:
             )
 
 
-def _body(options: Options, shim: str) -> str:
+def _runtime(ours: str) -> dict[str, Any]:
+    table: dict[str, Any] = tomltext.parse(ours).get("crio", {}).get("runtime", {})
+    return table
+
+
+def _body(options: Options, shim: str, old: bytes | None) -> str:
     lines = []
-    if options.set_default:
+    default = options.set_default
+    if default is None and old is not None and marks.read_owned(old.decode(errors="replace")):
+        default = "default_runtime" in _runtime(read_text(options.drop_in, old))
+    if default:
         name = tomltext.to_value(options.runtime_name)
         lines += ["[crio.runtime]", f"default_runtime = {name}", ""]
     return "\n".join(

@@ -71,6 +71,8 @@ _RECORD: Final[Mapping[str, Any]] = {
     "hook": (str, NoneType), "directories": dict,
 }  # fmt: skip
 _MEMBER: Final = 3
+_DEFAULT: Final = ("default-runtime",)
+_CDI: Final = ("features", "cdi")
 _HOOK_BODY: Final = """\
 #
 # dockerd knows --gpus if it finds a program of this name when it starts. Containers get their
@@ -89,9 +91,10 @@ class Options:
     Attributes:
         config: daemon.json.
         runtime_name: as ``docker run --runtime`` names it.
-        set_default: whether containers that name no runtime get it.
+        set_default: whether containers that name no runtime get it; None for what was configured
+            before.
         shim: path of the shim; None for the one on containerd's PATH.
-        enable_cdi: whether Docker applies CDI specs itself (from 28.2 on it does).
+        enable_cdi: whether Docker applies CDI specs itself (from 28.2 on it does); likewise.
         hook_directory: where the hook's stand-in is made if there is none.
         records: the directory of our record.
         program: dockerd; None for the installed one.
@@ -100,9 +103,9 @@ class Options:
 
     config: str = DEFAULT_CONFIG
     runtime_name: str = "nvidia"
-    set_default: bool = False
+    set_default: bool | None = None
     shim: str | None = None
-    enable_cdi: bool = False
+    enable_cdi: bool | None = None
     hook_directory: str = "/usr/local/bin"
     records: str = "/etc/containerd-shim-nvidia/configured"
     program: str | None = None
@@ -124,11 +127,13 @@ class _Former:
         text: daemon.json; None for none.
         hook: the path of our hook that is there; None for none.
         directories: that were made for each file of ours.
+        members: what of daemon.json was ours.
     """
 
     text: str | None
     hook: str | None
     directories: Mapping[str, tuple[str, ...]]
+    members: frozenset[tuple[str, ...]] = frozenset()
 
 
 def plan(options: Options) -> Change:
@@ -155,7 +160,7 @@ def plan(options: Options) -> Change:
             found=f"{options.config} has one: {json.dumps(runtimes[options.runtime_name])}",
             do="remove it (NVIDIA's by `nvidia-ctk`), or choose another --runtime-name",
         )
-    members = _members(options, before)
+    members = _members(options, before, former.members)
     wanted = "{}\n" if former.text is None or _is_blank(former.text) else former.text
     for path, value in members:
         try:
@@ -229,14 +234,18 @@ def _check_release(program: str) -> None:
         )
 
 
-def _members(options: Options, before: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
+def _members(
+    options: Options, before: Mapping[str, Any], there: frozenset[tuple[str, ...]]
+) -> list[tuple[tuple[str, ...], Any]]:
+    default = _DEFAULT in there if options.set_default is None else options.set_default
+    cdi = _CDI in there if options.enable_cdi is None else options.enable_cdi
     members: list[tuple[tuple[str, ...], Any]] = [
         (("runtimes", options.runtime_name), {"runtimeType": options.shim or RUNTIME_TYPE})
     ]
-    if options.set_default and before.get("default-runtime") != options.runtime_name:
-        members.append((("default-runtime",), options.runtime_name))
-    if options.enable_cdi and _at(before, ("features", "cdi")) is not True:
-        members.append((("features", "cdi"), True))
+    if default and _at(before, _DEFAULT) != options.runtime_name:
+        members.append((_DEFAULT, options.runtime_name))
+    if cdi and _at(before, _CDI) is not True:
+        members.append((_CDI, True))
     return members
 
 
@@ -249,7 +258,8 @@ def _without_us(options: Options) -> _Former:
         return _Former(text, None, {})
     directories = {path: tuple(made) for path, made in record["directories"].items()}
     hook = record["hook"] if _is_our_hook(options, record["hook"]) else None
-    return _Former(_config_without_us(options, text, record), hook, directories)
+    members = frozenset(tuple(member[0]) for member in record["members"])
+    return _Former(_config_without_us(options, text, record), hook, directories, members)
 
 
 def _is_our_hook(options: Options, path: str | None) -> bool:

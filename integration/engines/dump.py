@@ -12,51 +12,61 @@ Source: containerd-config(8), cmd/containerd/command/config.go.
 
 from __future__ import annotations
 
-import re
 import tempfile
 import tomllib
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from integration.engines import tomltext
-from integration.engines.errors import ConfigRefused, EngineNotInstalled
+from integration.engines.errors import ConfigRefused
 from integration.engines.imports import imports_value, load
-from integration.engines.programs import find_program, run
+from integration.engines.programs import find_program, run, version_of
+from integration.engines.running import running_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from integration.engines.imports import View
 
-__all__ = ["CRI", "Containerd", "cri", "differences", "handlers", "pruned"]
+__all__ = ["CRI", "IMAGES", "Containerd", "cri", "differences", "handlers", "pruned"]
 
 # The plugin that has the handlers, newest first.
 CRI: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri")
+
+CONTAINERD: Final = "containerd"
+IMAGES: Final = "io.containerd.cri.v1.images"
+"""The plugin that has containerd 2's settings of images."""
 
 
 class Containerd:
     """The node's containerd, as far as it can be asked without running.
 
     Args:
-        program: its path or name; by default containerd on the path of system services.
+        program: its path or name; None for the one that runs, or else containerd on the path of
+            system services.
+        socket: where one may run; "" for none.
 
     Attributes:
         program: its path.
+        version: "1.7.24~ds1".
         release: (1, 7).
 
     Raises:
         EngineNotInstalled: there is none, or it does not say which it is.
+        EngineElsewhere: another one runs, whose program is not found.
     """
 
-    def __init__(self, program: str | None = None) -> None:
-        self.program = find_program(program or "containerd", "--containerd")
-        said = run([self.program, "--version"]).stdout
-        # containerd github.com/containerd/containerd/v2 v2.1.4 75cb2b71…
-        found = re.search(r" v?(\d+)\.(\d+)\.", said)
-        if found is None:
-            raise EngineNotInstalled(
-                f"the version of {self.program}", found=said.strip() or "no answer"
-            )
-        self.release = int(found[1]), int(found[2])
+    def __init__(self, program: str | None = None, socket: str = "") -> None:
+        if program is None and socket:
+            program = running_program(socket, CONTAINERD)
+        self.program = find_program(program or CONTAINERD, "--containerd")
+        self.version = version_of(self.program)
+        major, minor = self.version.removeprefix("v").split(".")[:2]
+        self.release = int(major), int(minor)
+
+    def __str__(self) -> str:
+        """Which it is, for people."""
+        return f"containerd {self.version} ({self.program})"
 
     @property
     def merges(self) -> bool:
@@ -65,6 +75,26 @@ class Containerd:
         containerd 1.x replaces the table: all that the root file says of the plugin is lost.
         """
         return self.release >= (2, 0)
+
+    @cached_property
+    def relative_patterns(self) -> bool:
+        """Whether a relative pattern of imports is meant from the directory of its file.
+
+        Else it is from containerd's own working directory. That changed within 1.6 and 1.7, and
+        distributions take over what they like; so it is tried.
+        """
+        if self.merges:
+            return True
+        with tempfile.TemporaryDirectory(prefix="nvshim-") as directory:
+            root = f"{directory}/config.toml"
+            for path, text in (
+                (root, 'version = 2\nimports = ["*.imported"]\n'),
+                (f"{directory}/a.imported", "version = 2\noom_score = 1\n"),
+            ):
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(text)
+            done = run([self.program, "--config", root, "config", "dump"])
+            return "oom_score = 1\n" in done.stdout
 
     def dump(self, view: View, root: str) -> dict[str, Any]:
         """What it would read.
@@ -76,7 +106,7 @@ class Containerd:
         Raises:
             ConfigRefused: it would not start with that.
         """
-        files = load(view, root, relative_patterns=self.merges)
+        files = load(view, root, relative_patterns=self.relative_patterns)
         with tempfile.TemporaryDirectory(prefix="nvshim-") as directory:
             copies = {file.path: f"{directory}/{n:04}.toml" for n, file in enumerate(files)}
             for file in files:

@@ -25,7 +25,8 @@ Leaves of the tree in :mod:`api.errors`, beside those in :mod:`integration.error
         ├── RestartRefused       E2568
         ├── RestartFailed        E2569
         ├── RecordInvalid        E2570
-        └── HandlerInUse         E2571
+        ├── HandlerInUse         E2571
+        └── EngineElsewhere      E2572
 """
 
 from __future__ import annotations
@@ -189,4 +190,11 @@ class HandlerInUse(EnginesError):
     """Others have made ours the default: without it, no container of theirs would start."""
 
     code = "NVSHIM-E2571"
+    status = Status.FAILED_PRECONDITION
+
+
+class EngineElsewhere(EnginesError):
+    """The engine that runs is of a version that no program here has, so none can check for it."""
+
+    code = "NVSHIM-E2572"
     status = Status.FAILED_PRECONDITION

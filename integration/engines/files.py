@@ -21,9 +21,9 @@ import errno
 import fcntl
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from integration.engines.errors import (
     ChangedMeanwhile,
@@ -34,7 +34,7 @@ from integration.engines.errors import (
 from integration.files import remove_file, replace_file, sweep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["Change", "FileChange", "Need", "apply", "missing_directories", "read", "read_text"]
 
@@ -97,6 +97,8 @@ class Change:
         why: that in a sentence.
         notes: what a person should know besides.
         lock: a path in whose directory the lock is.
+        in_force: what a running engine has to say of itself once it knows of all this, as
+            :meth:`integration.cri.engine.Engine.lacks` compares it; empty if that is not known.
     """
 
     engine: str
@@ -105,6 +107,7 @@ class Change:
     why: str
     lock: str
     notes: tuple[str, ...] = ()
+    in_force: Mapping[str, Any] = field(default_factory=dict)
 
     def diff(self) -> str:
         """All of it as ``diff -u`` shows it; empty if nothing changes."""

@@ -49,7 +49,7 @@ def without_us(options: Options, containerd: Containerd | None) -> Former:
     Raises:
         ChangedByHand: something of ours is not as we wrote it.
     """
-    relative = containerd is None or containerd.merges
+    relative = containerd is None or containerd.relative_patterns
     files = load(View(), options.config, relative_patterns=relative)
     paths = [file.path for file in files if file.text is not None]
     paths += [path for path in _places(options) if path not in paths]

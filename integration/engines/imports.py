@@ -9,7 +9,7 @@ Rules
 - The version of a file without ``version`` is 1.
 
 Source: containerd cmd/containerd/server/config LoadConfig, resolveImports (services/server/config
-in 1.x, which looks for relative patterns from its own working directory).
+in 1.x, of which older releases look for relative patterns from their own working directory).
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def load(view: View, root: str, *, relative_patterns: bool = True) -> list[File]
     Args:
         view: the node.
         root: the path of the root file.
-        relative_patterns: whether relative patterns are meant from the importing file's directory
-            (containerd 2), not from containerd's own.
+        relative_patterns: whether relative patterns are meant from the importing file's directory,
+            not from containerd's own (see ``Containerd.relative_patterns``).
 
     Returns:
         The root file first; one that is not there has no text.

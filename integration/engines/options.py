@@ -41,32 +41,37 @@ PLUGINS: Final = {
 class Options:
     """What is wanted.
 
+    What is None, and has no other meaning then, stays as it was configured before: so an installer
+    that comes by does not undo what a person has asked for.
+
     Attributes:
         config: the root file.
         drop_in: where the drop-in is to be; None for the place that the root file imports.
         runtime_name: the handler, as a RuntimeClass names it.
         set_default: whether pods that name no handler get it.
-        shim: path of the shim; None for the one on containerd's PATH.
+        shim: path of the shim; if it was never said, the one on containerd's PATH.
         systemd_cgroup: whether systemd makes the cgroups; None for what the node's pods have now.
         enable_cdi: whether containerd applies CDI specs itself.
         container_annotations: patterns of the annotations that containerd hands on.
-        pod_annotations: likewise, of the pod.
+        pod_annotations: likewise, of the pod; if it was never said, none.
         handler_options: the directory of the file that containerd 1.6 needs for options.
-        program: containerd; None for the installed one.
+        program: containerd; None for the one that runs, or else the installed one.
+        socket: where it listens, if it runs; "" if it is not to be asked which it is.
         force: whether what was changed by hand is lost.
     """
 
     config: str = DEFAULT_CONFIG
     drop_in: str | None = None
     runtime_name: str = "nvidia"
-    set_default: bool = False
+    set_default: bool | None = None
     shim: str | None = None
     systemd_cgroup: bool | None = None
-    enable_cdi: bool = False
+    enable_cdi: bool | None = None
     container_annotations: tuple[str, ...] = ("cdi.k8s.io/*",)
-    pod_annotations: tuple[str, ...] = ()
+    pod_annotations: tuple[str, ...] | None = None
     handler_options: str = "/etc/containerd-shim-nvidia/handlers"
     program: str | None = None
+    socket: str = ""
     force: bool = False
 
 
@@ -77,14 +82,14 @@ def default_drop_in(options: Options) -> str:
 
 def drop_in_place(options: Options, root: File) -> str | None:
     """A place for the drop-in that the root file imports already; None if there is none."""
-    for path in filter(None, (options.drop_in, default_drop_in(options))):
-        if covers(root, path):
-            return path
-    if options.drop_in is None:
-        for pattern, _ in root.imports:
-            directory, name = os.path.split(pattern)
-            if name == "*.toml" and "*" not in directory:
-                return os.path.join(directory, DROP_IN)
+    if options.drop_in is not None:
+        return options.drop_in if covers(root, options.drop_in) else None
+    if covers(root, default_drop_in(options)):
+        return default_drop_in(options)
+    for pattern, _ in root.imports:
+        directory, name = os.path.split(pattern)
+        if name == "*.toml" and "*" not in directory:
+            return os.path.join(directory, DROP_IN)
     return None
 
 

@@ -8,6 +8,7 @@ Rules
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from typing import Final
@@ -15,7 +16,7 @@ from typing import Final
 from integration.engines.errors import EngineNotInstalled
 from integration.patience import PATIENCE
 
-__all__ = ["PATH", "find_program", "run"]
+__all__ = ["PATH", "find_program", "programs_named", "run", "version_of"]
 
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Where a system service finds programs."""
@@ -41,6 +42,29 @@ def find_program(program: str, option: str) -> str:
             do=f"name it with {option}",
         )
     return os.path.abspath(found)
+
+
+def programs_named(name: str) -> list[str]:
+    """All programs of a name that a system service could find, the first found first."""
+    found = (shutil.which(name, path=directory) for directory in PATH.split(":"))
+    return list(dict.fromkeys(filter(None, found)))
+
+
+def version_of(program: str) -> str:
+    """The version that a containerd says it is of ("1.7.24~ds1").
+
+    Args:
+        program: its path.
+
+    Raises:
+        EngineNotInstalled: it says none.
+    """
+    said = run([program, "--version"]).stdout
+    # containerd github.com/containerd/containerd/v2 v2.1.4 75cb2b71…
+    found = re.search(r" (v?\d+\.\d+\.\S+)", said)
+    if found is None:
+        raise EngineNotInstalled(f"the version of {program}", found=said.strip() or "no answer")
+    return found[1]
 
 
 def run(argv: list[str], *, timeout: float = _TIMEOUT) -> subprocess.CompletedProcess[str]:

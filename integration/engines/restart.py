@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Final
 from integration.engines.errors import EngineNotInstalled, RestartFailed, RestartRefused
 from integration.engines.files import Need
 from integration.engines.programs import find_program, run
+from integration.engines.running import peer_of
 from integration.patience import PATIENCE
 
 if TYPE_CHECKING:
@@ -152,8 +153,8 @@ def _unit_of(pid: int) -> str | None:
 def _listening(address: str, engine: str) -> int:
     """The process that listens on a socket."""
     with _connected(address, engine) as client:
-        raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return _checked(_CREDENTIALS.unpack(raw)[0], address)
+        pid = peer_of(client)
+    return _checked(pid, address)
 
 
 def _answering(address: str) -> int:

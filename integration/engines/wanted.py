@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import tomllib
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from integration.engines import marks, tomltext
-from integration.engines.dump import cri, differences, handlers, pruned
+from integration.engines.dump import IMAGES, cri, differences, handlers, pruned
 from integration.engines.errors import DropInReplaces, EditImpossible, NotOurs
 from integration.engines.files import missing_directories
 from integration.engines.former import without_import
@@ -31,14 +32,91 @@ if TYPE_CHECKING:
     from integration.engines.dump import Containerd
     from integration.engines.former import Former
 
-__all__ = ["with_us"]
+__all__ = ["Kept", "as_before", "kept", "with_us"]
 
 _IN_PLACE: Final = 1  # a file of this version is not imported by any that merges
 
 # containerd 1.6 hands on nothing of a handler's options to a shim that it does not know but this.
 _ONLY_CONFIG_PATH: Final = (1, 7)
 
+# What containerd 2 takes over from a file of version 2 to the plugin of images only where a handler
+# is named: with ours, it would begin to heed what it has overlooked, such as a snapshotter that the
+# node does not have.
+_HEEDED_BESIDE_A_HANDLER: Final = (
+    "snapshotter",
+    "disable_snapshot_annotations",
+    "discard_unpacked_layers",
+)
+
 _Table = tuple[tuple[str, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What containerd would read differently only because a handler is named.
+
+    Attributes:
+        handlers: built-in ones that it would forget.
+        settings: of images, as it reads them without us.
+    """
+
+    handlers: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return bool(self.handlers or self.settings)
+
+
+def as_before(
+    options: Options, before: Mapping[str, Any], now: Mapping[str, Any] | None
+) -> Options:
+    """What is wanted, and for all that nobody says what we have configured by now.
+
+    Args:
+        options: what somebody says.
+        before: containerd's dump of the node without us.
+        now: that of the node as it is; None if containerd would not start.
+    """
+    now = now or before
+    default = cri(now).get("containerd", {}).get("default_runtime_name")
+    is_default = default != cri(before).get("containerd", {}).get("default_runtime_name")
+    has_cdi = bool(cri(now).get("enable_cdi")) and not cri(before).get("enable_cdi")
+    ours: Mapping[str, Any] = next(
+        (
+            handler
+            for name, handler in handlers(now).items()
+            if name not in handlers(before) and handler.get("runtime_type") == RUNTIME_TYPE
+        ),
+        {},
+    )
+    annotations = options.pod_annotations
+    return replace(
+        options,
+        set_default=is_default if options.set_default is None else options.set_default,
+        enable_cdi=has_cdi if options.enable_cdi is None else options.enable_cdi,
+        shim=options.shim or ours.get("runtime_path") or None,
+        pod_annotations=tuple(ours.get("pod_annotations") or ())
+        if annotations is None else annotations,
+    )  # fmt: skip
+
+
+def kept(before: Mapping[str, Any], after: Mapping[str, Any]) -> Kept:
+    """What has to be written beside our handler so that all else stays as it is.
+
+    Args:
+        before: containerd's dump of the node without us.
+        after: that of the node with our handler.
+    """
+    there = handlers(after)
+    lost = {name: each for name, each in handlers(before).items() if name not in there}
+    images, changed = (dump.get("plugins", {}).get(IMAGES, {}) for dump in (before, after))
+    settings = {
+        key: images[key]
+        for key in _HEEDED_BESIDE_A_HANDLER
+        if key in images and images[key] != changed.get(key)
+    }
+    return Kept(lost, settings)
 
 
 def with_us(
@@ -46,7 +124,7 @@ def with_us(
     containerd: Containerd,
     former: Former,
     before: Mapping[str, Any],
-    kept: Mapping[str, Any] | None = None,
+    kept: Kept = Kept(),
 ) -> tuple[View, list[str]]:
     """The node with our parts.
 
@@ -55,11 +133,11 @@ def with_us(
         containerd: the node's.
         former: the node without us.
         before: containerd's dump of that.
-        kept: handlers that would be lost if nobody named them.
+        kept: what would not stay as it is if it were not written here.
     """
     view = former.view
     notes: list[str] = []
-    files = load(view, options.config, relative_patterns=containerd.merges)
+    files = load(view, options.config, relative_patterns=containerd.relative_patterns)
     root = files[0]
     version = root.version if root.text is not None else int(before["version"])
     in_options: dict[str, Any] = {}
@@ -71,7 +149,12 @@ def with_us(
             record = {"for": options.config, "directories": _made_for(path, former)}
             body = "SystemdCgroup = true\n"
             view = view.with_text(path, marks.owned(ENGINE, body, record))
-    tables = list(_tables(options, version, before, in_options, kept or {}))
+    tables = list(_tables(options, version, before, in_options, kept))
+    notes += [
+        f"containerd does not heed {key} in {options.config} as long as no handler is named there, "
+        f"and still will not: the drop-in has {key} = {tomltext.to_value(value)}"
+        for key, value in kept.settings.items()
+    ]
     if containerd.merges and version > _IN_PLACE:
         return _with_drop_in(options, view, former, files, version=version, tables=tables), notes
     if options.drop_in is not None:
@@ -110,16 +193,19 @@ def _tables(
     version: int,
     before: Mapping[str, Any],
     in_options: Mapping[str, Any],
-    kept: Mapping[str, Any],
+    kept: Kept,
 ) -> Iterator[_Table]:
     """Our tables with what is in them, the plugin's own first."""
     runtimes = handlers_path(version)
     if options.enable_cdi and not cri(before).get("enable_cdi"):
         yield runtimes[:2], {"enable_cdi": True}
     default = cri(before)["containerd"].get("default_runtime_name")
+    settings = dict(kept.settings)
     if options.set_default and default != options.runtime_name:
-        yield runtimes[:3], {"default_runtime_name": options.runtime_name}
-    for name, handler in kept.items():
+        settings["default_runtime_name"] = options.runtime_name
+    if settings:
+        yield runtimes[:3], settings
+    for name, handler in kept.handlers.items():
         found = pruned(handler)
         more = found.pop("options", {})
         yield (*runtimes, name), found

@@ -51,6 +51,7 @@ _SANDBOX: Final = "sandbox"
 _TYPE: Final = "io.kubernetes.cri.container-type"
 _SANDBOX_ID: Final = "io.kubernetes.cri.sandbox-id"
 _POD_NAME: Final = "io.kubernetes.cri.sandbox-name"
+_POD_UID: Final = "io.kubernetes.cri.sandbox-uid"
 _POD_NAMESPACE: Final = "io.kubernetes.cri.sandbox-namespace"
 _NAMES: Final = ("io.kubernetes.cri.container-name", "nerdctl/name")
 
@@ -62,10 +63,12 @@ class Pod:
     Attributes:
         namespace: of Kubernetes.
         name: its name.
+        uid: what tells it from others of its name; "" if that is not known.
     """
 
     namespace: str
     name: str
+    uid: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +213,8 @@ def _read(bundle: str, procfs: Procfs) -> Container | None:
     annotations = _annotations(spec)
     pod = None
     if annotations.get(_POD_NAME):
-        pod = Pod(annotations.get(_POD_NAMESPACE, ""), annotations[_POD_NAME])
+        uid = annotations.get(_POD_UID, "")
+        pod = Pod(annotations.get(_POD_NAMESPACE, ""), annotations[_POD_NAME], uid)
     return Container(
         id=name,
         namespace=os.path.basename(os.path.dirname(bundle)),

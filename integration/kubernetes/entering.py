@@ -5,8 +5,9 @@ node as the node sees itself. The container's process becomes the node's own ``n
 node's root, once there is one: the installer may still be at it.
 
 Of the container's variables the agent gets those by which NVIDIA's device plugin is told what to do
-(:data:`HANDED_ON`), so that what a chart sets means the same, and no others: an image's own, or the
-kubelet's, say nothing about a node. Paths in them are the node's.
+(:data:`HANDED_ON`), so that what a chart sets means the same, those that say where the API server
+is, and no others: an image's own, or the kubelet's, say nothing about a node. Paths in them are the
+node's.
 
 Source: chroot(2).
 """
@@ -37,6 +38,8 @@ HANDED_ON: Final = frozenset(
         "DP_DISABLE_HEALTHCHECKS",
         "DP_ENABLE_HEALTHCHECKS",
         "FALLBACK_STRATEGIES",
+        "KUBERNETES_SERVICE_HOST",
+        "KUBERNETES_SERVICE_PORT",
         "KUBELET_SOCKET",
         "NODE_LABEL",
         "NVSHIM_CONTAINERD_STATE",

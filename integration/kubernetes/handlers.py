@@ -1,11 +1,6 @@
-"""Which handlers the engine has: what it was started with, and not what its files say.
-
-An engine reads its configuration when it starts. Whether it still has to be restarted is known to
-it alone, and it tells: the CRI's Status, with more words, has its configuration in it.
+"""What the engine was started with, and not what its files say (:mod:`integration.cri.engine`).
 
 gRPC is imported in a child that ends with the answer: it starts threads, and the installer stays.
-
-Source: CRI v1 Status (verbose), containerd internal/cri/server/status.go; CRI-O server/status.go.
 """
 
 from __future__ import annotations
@@ -15,54 +10,27 @@ import json
 import os
 import select
 import signal
-from typing import Any, Final
+import time
+from dataclasses import asdict
+from typing import Final
 
 from api.errors import Status
+from integration.cri.engine import Engine, engine_of
 
-__all__ = ["has_handler", "knows"]
+__all__ = ["ask_engine"]
 
-# Of containerd 1.x and 2.x; what CRI-O serves has no such words, and 2.x has a list besides.
 _TIMEOUT: Final = 10.0
-_LONGEST: Final = 1 << 20
+_AT_ONCE: Final = 1 << 16
 
 
-def knows(info: dict[str, Any], handlers: list[str], name: str, kind: str) -> bool | None:
-    """Whether an engine has a handler, by what it tells.
-
-    Args:
-        info: the words of its Status, each a JSON document by its name.
-        handlers: the list of its Status; empty if it is too old to have one.
-        name: the handler's.
-        kind: the type that it has to have.
-
-    Returns:
-        None if it cannot be known.
-    """
-    runtimes = None
-    try:
-        config = json.loads(info.get("config", "null"))
-        runtimes = config["containerd"]["runtimes"]
-    except (ValueError, KeyError, TypeError):
-        pass
-    if isinstance(runtimes, dict):
-        runtime = runtimes.get(name)
-        if not isinstance(runtime, dict):
-            return False
-        # Another tool's handler of that name has another type.
-        return bool(runtime.get("runtimeType", kind) == kind)
-    return name in handlers if handlers else None
-
-
-def has_handler(socket: str, name: str, kind: str) -> bool | None:
-    """Ask an engine whether it has a handler.
+def ask_engine(socket: str) -> Engine | None:
+    """Ask an engine what it was started with.
 
     Args:
         socket: where it serves the CRI.
-        name: the handler's.
-        kind: the type that it has to have.
 
     Returns:
-        None if it does not tell.
+        None if it serves none.
 
     Raises:
         ConnectionError: it does not answer, or not yet: it has only just been started.
@@ -74,31 +42,45 @@ def has_handler(socket: str, name: str, kind: str) -> bool | None:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
                 signal.signal(number, signal.SIG_DFL)
             with contextlib.suppress(ConnectionError):
-                os.write(writer, json.dumps(_ask(socket, name, kind)).encode())
+                engine = _ask(socket)
+                with open(writer, "wb") as file:
+                    file.write(json.dumps(engine and asdict(engine)).encode())
         finally:
             os._exit(0)
     os.close(writer)
     try:
-        ready, _, _ = select.select([reader], [], [], _TIMEOUT)
-        answer = os.read(reader, _LONGEST) if ready else b""
+        answer = _read(reader)
     finally:
         os.close(reader)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     if not answer:
         raise ConnectionError(socket)
-    known = json.loads(answer)
-    return known if isinstance(known, bool) else None
+    told = json.loads(answer)
+    return None if told is None else Engine(**{**told, "handlers": tuple(told["handlers"])})
 
 
-def _ask(socket: str, name: str, kind: str) -> bool | None:
+def _read(reader: int) -> bytes:
+    """All that is written; nothing if that takes too long."""
+    deadline = time.monotonic() + _TIMEOUT
+    answer = b""
+    while select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        more = os.read(reader, _AT_ONCE)
+        if not more:
+            return answer
+        answer += more
+    return b""
+
+
+def _ask(socket: str) -> Engine | None:
     from api.proto import cri_pb2 as pb  # noqa: PLC0415 - in the child alone
     from integration.cri.client import Cri  # noqa: PLC0415
     from integration.cri.errors import CriError, CriRefused  # noqa: PLC0415
 
     try:
         with Cri(socket) as cri:
-            answer = cri.status(pb.StatusRequest(verbose=True), timeout=_TIMEOUT / 2)
+            version = cri.version(pb.VersionRequest(), timeout=_TIMEOUT / 3)
+            status = cri.status(pb.StatusRequest(verbose=True), timeout=_TIMEOUT / 3)
     except CriRefused as error:
         if error.status == Status.UNIMPLEMENTED:
             return None
@@ -106,5 +88,4 @@ def _ask(socket: str, name: str, kind: str) -> bool | None:
         raise ConnectionError(socket) from error
     except CriError as error:
         raise ConnectionError(socket) from error
-    handlers = [handler.name for handler in answer.runtime_handlers]
-    return knows(dict(answer.info), handlers, name, kind)
+    return engine_of(version, status)

@@ -19,7 +19,7 @@ from integration.dist.errors import DistError
 from integration.dist.manifest import MANIFEST, own_tree, read_tree, verify
 from integration.kubernetes.backoff import Backoff
 from integration.kubernetes.errors import DriverNotReady, HostCommandFailed, ImageTreeMissing
-from integration.kubernetes.handlers import has_handler
+from integration.kubernetes.handlers import ask_engine
 from integration.kubernetes.status import Reporter, State, of_error
 from integration.kubernetes.validations import (
     DRIVER_READY,
@@ -111,6 +111,10 @@ class Installer:
         self._ask_at = 0.0
         self._has_to_ask = False
         self._has_seen_socket = False
+        # What the engine has to run with, by its files; until those are written, the handler.
+        self._wanted: dict[str, Any] = {
+            "containerd": {"runtimes": {settings.runtime_name: {"runtime_type": RUNTIME_NAME}}}
+        }
 
     def run(self) -> None:
         """Do everything; then watch, until it is told to end.
@@ -245,10 +249,12 @@ class Installer:
 
     def _configure_engine(self, restart: str) -> dict[str, Any]:
         settings = self._settings
-        options = ["--set-default"] if settings.set_default else []
-        if settings.enable_cdi and settings.engine not in _ALWAYS_CDI:
-            options.append("--enable-cdi")
-        return self._nvshim(self._current, *self._engine_words(restart), *options)
+        options = _wish("set-default", settings.set_default)
+        if settings.engine not in _ALWAYS_CDI:
+            options += _wish("enable-cdi", settings.enable_cdi)
+        answer = self._nvshim(self._current, *self._engine_words(restart), *options)
+        self._wanted = answer.get("in_force") or self._wanted
+        return answer
 
     def _engine_words(self, restart: str) -> list[str]:
         settings = self._settings
@@ -260,20 +266,20 @@ class Installer:
         return [*words, "--restart", restart]
 
     def _ask(self, now: float) -> None:
-        """Find out whether a pod can have the handler, and say so."""
+        """Find out whether a pod of the handler gets its GPUs, and say so."""
         try:
-            live = self._has_handler()
+            lacking = self._lacking()
         except ConnectionError:
             self._ask_at, self._has_to_ask = now + _ASK_AGAIN, True
             if self._report.status.state not in {State.READY, State.RESTART}:
                 what = f"{self._settings.engine} does not answer at {self._socket}"
                 self._report.say(state=State.ENGINE, message=what)
             return
-        self._ask_at, self._has_to_ask = now + _ASK_EVERY, live is False
-        if live is False:
-            what = f"{self._settings.engine} has to be restarted before it knows the handler"
-            if self._report.status.state != State.RESTART:
-                self._log.warning(what, handler=self._settings.runtime_name)
+        self._ask_at, self._has_to_ask = now + _ASK_EVERY, bool(lacking)
+        if lacking:
+            what = f"{self._settings.engine} has to be restarted: it runs without {lacking[0]}"
+            if self._report.status.message != what:
+                self._log.warning(what, handler=self._settings.runtime_name, lacks=lacking)
             self._report.say(state=State.RESTART, restart_outstanding=True, message=what)
             return
         if self._settings.toolkit_ready:
@@ -282,11 +288,16 @@ class Installer:
                 self._host.write(path, _mark())
                 self._log.info("toolkit-ready is written", path=path)
         if self._report.status.state != State.READY:
-            self._log.info("ready", handler=self._settings.runtime_name, asked=live is not None)
-        known = None if live is None else False
+            self._log.info("ready", handler=self._settings.runtime_name, asked=lacking is not None)
+        known = None if lacking is None else False
         self._report.say(state=State.READY, restart_outstanding=known, message="")
 
-    def _has_handler(self) -> bool | None:
+    def _lacking(self) -> list[str] | None:
+        """What the engine's files have and it does not run with; None if that is not known.
+
+        Raises:
+            ConnectionError: it does not answer.
+        """
         socket = self._socket
         if not socket:
             return None
@@ -295,12 +306,12 @@ class Installer:
             return None  # it may be anywhere
         try:
             with self._host.directory(os.path.dirname(socket)) as directory:
-                address = f"/proc/self/fd/{directory}/{os.path.basename(socket)}"
-                return has_handler(address, self._settings.runtime_name, RUNTIME_NAME)
+                engine = ask_engine(f"/proc/self/fd/{directory}/{os.path.basename(socket)}")
         except ConnectionError:
             raise
         except OSError as error:
             raise ConnectionError(socket) from error
+        return None if engine is None else engine.lacks(self._wanted)
 
     def _remove(self) -> None:
         """Take everything back. A step that fails does not keep the next one from being done."""
@@ -419,6 +430,11 @@ class Installer:
     def _pause(self, seconds: float) -> None:
         _reap()
         time.sleep(seconds)
+
+
+def _wish(option: str, wanted: bool | None) -> list[str]:  # noqa: FBT001 - a setting
+    """An option that is given, or denied; None leaves it as somebody has set it on the node."""
+    return [] if wanted is None else [f"--{option}" if wanted else f"--no-{option}"]
 
 
 def _mark() -> bytes:

@@ -30,8 +30,9 @@ class Settings:
         drop_in: the file that is added to it; likewise.
         socket: where the engine serves the CRI; empty for its usual place.
         runtime_name: the handler's.
-        set_default: whether pods that name no handler get this one.
-        enable_cdi: whether the engine is told to know CDI.
+        set_default: whether pods that name no handler get this one; None for what was configured
+            on the node.
+        enable_cdi: whether the engine is told to know CDI; likewise.
         restart: how the engine is restarted if it has to be, of :data:`RESTARTS`.
         driver_root: where the driver is, for config.toml; empty to let it be found.
         wait_for_driver: whether the operator's driver-ready is awaited, and its roots are taken.
@@ -57,8 +58,8 @@ class Settings:
     drop_in: str = ""
     socket: str = ""
     runtime_name: str = "nvidia"
-    set_default: bool = False
-    enable_cdi: bool = False
+    set_default: bool | None = None
+    enable_cdi: bool | None = None
     restart: str = "none"
     driver_root: str = ""
     wait_for_driver: bool = False

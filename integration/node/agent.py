@@ -66,7 +66,7 @@ _STATUS: Final = "node.json"
 _LOCK: Final = "node.lock"
 
 # What of the board is in the status file, besides what a look has seen.
-_NOTED: Final = ("faults", "resources", "settings")
+_NOTED: Final = ("faults", "resources", "told")
 
 # A look that has not come for so many times the time between two is not going to come.
 _LATE: Final = 3
@@ -387,8 +387,9 @@ def _note(context: Context, looked: float) -> None:
     }
     document = {"pid": os.getpid(), "poll": context.options.poll, **seen.as_document()}
     document["resources"] = resources
-    if board.settings is not None:
-        document["device_list_strategies"] = list(board.settings.device_list_strategies)
+    if board.told is not None:
+        document["device_list_strategies"] = list(board.told.strategies)
+        document["device_list_why"] = board.told.why
     content = (json.dumps(document, indent=2) + "\n").encode()
     path = status_path(context.config)
     try:

@@ -17,6 +17,7 @@ xids           health          metrics
 ledger         ledger          health (who is to blame), metrics
 usage          ledger          metrics, ``nvshim top``
 settings       plugin          mps, metrics
+told           plugin          the status file: how containers are told what they have
 resources      plugin          mps, metrics
 mps            mps             plugin: a device whose daemon does not serve is not healthy; metrics
 faults         every part      metrics, the status file
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from integration.node.health.values import DeviceHealth
     from integration.node.monitor.values import GpuEvent, Sampler
     from integration.node.mps.values import MpsDaemon
+    from integration.node.plugin.hearing import Told
     from integration.node.plugin.values import Resource, Settings
 
 __all__ = ["Board", "Unsampled"]
@@ -90,6 +92,7 @@ class Board:
         # What usage is counted by, so that sums outlive the part that asks.
         self.energy = Meter()
         self.settings: Settings | None = None
+        self.told: Told | None = None
         self.resources: tuple[Resource, ...] = ()
         self.mps: Mapping[str, MpsDaemon] = {}
         self.faults: Mapping[str, str] = {}

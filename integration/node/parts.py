@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import anyio
 
 from api.errors import NvshimError, one_line
+from integration.cri.engine import CRI_SOCKETS
 from integration.node.board import Board
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ PARTS: Final[Mapping[str, str]] = {
     "monitor": "integration.node.monitor.part",
     "mps": "integration.node.mps.part",
     "plugin": "integration.node.plugin.part",
+    "pod-events": "integration.node.ledger.pod_events",
 }
 """The module of each part, by its name."""
 
@@ -82,6 +84,10 @@ class Options:
         pod_resources: the socket on which the kubelet tells what it has given to whom.
         settings: the device plugin's; None for what NVIDIA's has by default.
         metrics: "ADDRESS:PORT" where /metrics is served; "" for nowhere.
+        cri_sockets: where an engine may serve the kubelet; the first that answers is meant.
+        api_server: the address of the cluster's API server; "" for none.
+        api_port: likewise.
+        service_account: where the agent's token for it is, if it has one.
         states: containerd's state directories; none for those that are known.
         ignored_xids: what ``DP_DISABLE_HEALTHCHECKS`` says.
         heeded_xids: what ``DP_ENABLE_HEALTHCHECKS`` says.
@@ -95,6 +101,10 @@ class Options:
     pod_resources: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
     settings: SettingsSource | None = None
     metrics: str = ""
+    cri_sockets: tuple[str, ...] = CRI_SOCKETS
+    api_server: str = ""
+    api_port: int = 443
+    service_account: str = "/run/containerd-shim-nvidia/service-account"
     states: tuple[str, ...] = ()
     ignored_xids: str = ""
     heeded_xids: str = ""

@@ -209,6 +209,8 @@ GROUPS: Final = (
             Variable("FALLBACK_STRATEGIES", "`--fallback-strategies`"),
             Variable("DP_DISABLE_HEALTHCHECKS", "`--disable-healthchecks`"),
             Variable("DP_ENABLE_HEALTHCHECKS", "`--enable-healthchecks`"),
+            Variable("KUBERNETES_SERVICE_HOST", "`--api-server`"),
+            Variable("KUBERNETES_SERVICE_PORT", "`--api-port`"),
         ),
     ),
     Group(

@@ -15,6 +15,7 @@ import pytest
 from hooks.config import load_config
 from integration.node.refresh import refresh
 from integration.simulated import Scenario, SimulatedNode
+from tests.harness.cri_server import CriServer
 from tests.harness.kubelet_plugins import KubeletPlugins, NotEnough
 from tests.harness.node_agent import NodeAgent
 from tests.harness.nvshim import nvshim
@@ -327,3 +328,67 @@ def test_a_kubelet_that_refuses_and_a_plugin_that_was_here_first(
         kubelet.versions = ("v1beta1",)
         kubelet.wait_for(GPU, 2)
         eventually(lambda: not agent.faults(), "nothing is wrong any more")
+
+
+NAMES: Final = "k8s.device-plugin.nvidia.com/gpu="
+ADAPTED: Final = "containers are told of their devices by"
+
+
+def told(kubelet: KubeletPlugins, pod: str) -> tuple[set[str], set[str]]:
+    """By which variables and CDI devices a container is told of its GPU; how it is told else."""
+    answer = kubelet.allocate(GPU, 1, pod=pod)
+    uuids = set(kubelet.assignments[-1].ids)
+    kubelet.release(pod)
+    by_variable = answer.envs.get("NVIDIA_VISIBLE_DEVICES", "")
+    assert {each.name.removeprefix(NAMES) for each in answer.cdi_devices} == uuids
+    ways = {"envvar"} if by_variable in uuids else set()
+    ways |= {"annotations"} if any(NAMES in each for each in answer.annotations.values()) else set()
+    return ways, {mount.container_path for mount in answer.mounts}
+
+
+def test_an_engine_that_does_not_read_cdi_names_has_the_shim_told_as_well(
+    gpus: SimulatedNode, kubelet: KubeletPlugins, tmp_path: Path
+) -> None:
+    """Nobody has to set anything, and a restart of the engine is noticed before the next answer."""
+    socket = str(tmp_path / "engine.sock")
+    agent = NodeAgent(gpus, str(tmp_path), kubelet.socket, engine=socket)
+    kubelet.start()
+    with agent:
+        kubelet.wait_for(GPU, 2)
+        # Nobody answers yet: then both, of which one is heard.
+        assert told(kubelet, "one") == ({"envvar"}, set())
+        with CriServer(socket, "1.7.24~ds1", cdi=False) as engine:
+            assert told(kubelet, "two") == ({"envvar"}, set())
+            said = "containerd 1.7.24~ds1 does not read CDI names of the CRI, or is not set to"
+            (line,) = (each for each in agent.said(ADAPTED) if said in each["event"])
+            assert line["event"].endswith(f"{ADAPTED} envvar, cdi-cri")
+            assert line["command"] == "nvshim configure containerd --enable-cdi"
+            asked = engine.asked
+            assert told(kubelet, "three") == ({"envvar"}, set())
+            assert engine.asked == asked, "what it has said holds until it is started again"
+            engine.restart("1.7.24~ds1", cdi=True)
+            assert told(kubelet, "four") == (set(), set())
+            engine.restart("1.6.20~ds1", cdi=None)
+            assert told(kubelet, "five") == ({"envvar"}, set())
+            engine.restart("1.7.1", cdi=True)
+            assert told(kubelet, "six") == ({"envvar"}, set())
+            engine.restart("2.1.9", cdi=True)
+            assert told(kubelet, "seven") == (set(), set())
+
+
+def test_where_the_shim_believes_no_variable_it_is_told_by_what_it_believes(
+    gpus: SimulatedNode, kubelet: KubeletPlugins, tmp_path: Path
+) -> None:
+    socket = str(tmp_path / "engine.sock")
+    with open(gpus.config_path, "a", encoding="utf-8") as file:
+        file.write('\n[policy]\nmode = "strict"\n')
+    kubelet.start()
+    with (
+        CriServer(socket, "1.7.24", cdi=False, annotations=("cdi.k8s.io/*",)) as engine,
+        NodeAgent(gpus, str(tmp_path), kubelet.socket, engine=socket) as agent,
+    ):
+        kubelet.wait_for(GPU, 2)
+        assert told(kubelet, "one") == ({"annotations"}, set())
+        engine.restart("1.7.24", cdi=True)
+        assert told(kubelet, "two") == (set(), set())
+        assert agent.faults() == []

@@ -49,6 +49,10 @@ _RESOURCES: Final = {
         ("pods", "Pod", True),
     ],
     "apps/v1": [("daemonsets", "DaemonSet", True)],
+    "rbac.authorization.k8s.io/v1": [
+        ("clusterroles", "ClusterRole", False),
+        ("clusterrolebindings", "ClusterRoleBinding", False),
+    ],
     "node.k8s.io/v1": [("runtimeclasses", "RuntimeClass", False)],
     "networking.k8s.io/v1": [("networkpolicies", "NetworkPolicy", True)],
 }

@@ -247,6 +247,13 @@ class Kubelet:
             self._mounted.setdefault(volume["configMap"]["name"], []).append(path)
             self._write(volume["configMap"]["name"], path)
             return path
+        if "projected" in volume:
+            path = os.path.join("/var/lib/kubelet-volumes", uid, volume["name"])
+            os.makedirs(self.world.path(path))
+            for name in ("token", "ca.crt"):
+                with open(self.world.path(f"{path}/{name}"), "w", encoding="ascii") as file:
+                    file.write(f"{name} of {uid}")
+            return path
         path = volume["hostPath"]["path"]
         if volume["hostPath"].get("type") == "DirectoryOrCreate":
             os.makedirs(self.world.path(path), exist_ok=True)

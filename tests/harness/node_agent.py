@@ -27,10 +27,18 @@ class NodeAgent:
         node: which it keeps.
         directory: for its log, and its configuration as a device plugin.
         kubelet: the socket of the kubelet's that it registers with.
+        engine: the socket on which an engine serves the kubelet; by default none, whatever runs.
         more: further arguments.
     """
 
-    def __init__(self, node: SimulatedNode, directory: str, kubelet: str, *more: str) -> None:
+    def __init__(
+        self,
+        node: SimulatedNode,
+        directory: str,
+        kubelet: str,
+        *more: str,
+        engine: str = "/nowhere",
+    ) -> None:
         self.node = node
         self.config_file = os.path.join(directory, "plugin.yaml")
         self._log = os.path.join(directory, "agent.log")
@@ -38,7 +46,8 @@ class NodeAgent:
         self._argv = [
             *(sys.executable, "-m", "integration.cli", "node", "--config", node.config_path),
             *("--cdi-spec", "none", "--poll", "1000", "--kernel-log", "none", "--log-format"),
-            *("json", "--kubelet-socket", kubelet, "--config-file", self.config_file, *more),
+            *("json", "--kubelet-socket", kubelet, "--config-file", self.config_file),
+            *("--cri-socket", engine, *more),
         ]
         self.process: subprocess.Popen[bytes] | None = None
 

@@ -1,4 +1,4 @@
-"""The node agent, and device plugins: D104 to D110."""
+"""The node agent, and device plugins: D104 to D111."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from integration.doctor.facts import seen
 from integration.doctor.findings import Check, Severity, Trouble, listed
-from integration.node.plugin.hearing import BESIDE, ENABLE, unheard_by
+from integration.node.plugin.hearing import ENABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,11 +89,16 @@ def _kernel_log(node: Node) -> Iterator[Trouble]:
 
 
 def _unheard(node: Node) -> Iterator[Trouble]:
-    agent, containerd, plugins = seen(node.agent), seen(node.containerd), seen(node.plugins)
-    if plugins is None or containerd is None or not agent.runs or not agent.resources:
-        return
-    if why := unheard_by(containerd, agent.strategies):
-        yield Trouble(why.found, remedy=why.remedy, command=why.command)
+    agent = seen(node.agent)
+    if agent.runs and agent.resources and agent.unheard:
+        by = listed(agent.strategies)
+        yield Trouble(f"{agent.unheard}: containers are told of their devices by {by}")
+
+
+def _missing(node: Node) -> Iterator[Trouble]:
+    agent = seen(node.agent)
+    if agent.runs:
+        yield from map(Trouble, agent.missing)
 
 
 AGENT: Final = (
@@ -160,13 +165,25 @@ AGENT: Final = (
     ),
     Check(
         code="NVSHIM-D110",
-        severity=_ERROR,
-        title="containerd does not hear which GPUs a container is given",
-        why="Pods that ask for nvidia.com/gpu begin, without an error and without a GPU: what the "
-        "kubelet hands on by cdi-cri, the node agent's default, is left out.",
-        remedy=f"have containerd heed CDI, or run the node agent with {BESIDE}",
+        severity=_WARNING,
+        title="the engine does not read CDI names, by which the kubelet hands devices on",
+        why="The node agent has the shim told in another way, so pods of the shim's handler get "
+        "their GPUs. Pods of any other handler begin, without an error and without a GPU.",
+        remedy="have the engine read them, which containerd does from 1.7.2 on, and restart it; or "
+        "see that every pod which asks for GPUs names the RuntimeClass",
         command=ENABLE,
-        needs=("agent", "containerd", "plugins"),
+        needs=("agent",),
         look=_unheard,
+    ),
+    Check(
+        code="NVSHIM-D111",
+        severity=_ERROR,
+        title="a container runs without a device that the kubelet has given it",
+        why="Its pod is Running and Ready, and has no GPU; nobody else gets the device meanwhile.",
+        remedy="see that its pod names the RuntimeClass of the shim, or that the engine reads CDI "
+        "names (D110); then have the pod made anew",
+        command="nvshim ledger check",
+        needs=("agent",),
+        look=_missing,
     ),
 )

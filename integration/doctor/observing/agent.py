@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING, Any, Final
 from integration.doctor.facts import NodeAgent, Plugins
 from integration.doctor.observing.kubernetes import KUBELETS
 from integration.doctor.observing.running import hosts_processes, processes, read_file
+from integration.inspection.holding import LEDGER
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hooks.config import Config
     from integration.doctor.places import Places
 
@@ -62,7 +65,18 @@ def look_at_agent(places: Places) -> NodeAgent:
         ),
         kernel_log=_kernel_log(config),
         strategies=tuple(str(each) for each in status.get("device_list_strategies", ())),
+        unheard=str(status.get("device_list_why", "")),
+        missing=tuple(_missing(f"{config.state}/{LEDGER}")),
     )
+
+
+def _missing(path: str) -> Iterator[str]:
+    """What containers run without, by the agent's ledger."""
+    ledger = json.loads(read_file(path)) if os.path.exists(path) else {}
+    for each in ledger.get("unheld", ()):
+        if each.get("pid"):
+            title = f"{each['namespace']}/{each['pod']}/{each['container']}"
+            yield f"{title} (process {each['pid']}) runs without {each['device']}"
 
 
 def _kernel_log(config: Config) -> str:

@@ -106,7 +106,6 @@ def look_at_containerd(places: Places) -> Containerd | None:
         cdi_dirs=tuple(str(d) for d in cri.get("cdi_spec_dirs") or ()),
         state=str(merged.get("state") or "/run/containerd"),
         root=str(merged.get("root") or "/var/lib/containerd"),
-        version=version,
     )
 
 

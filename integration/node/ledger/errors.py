@@ -6,7 +6,8 @@ Leaves of the tree in :mod:`api.errors`, below :class:`~integration.node.errors.
     ├── LedgerUnwritten     E2765  the agent's own file cannot be written
     ├── ClaimUnknown        E2766  nobody claims a device by that name
     ├── ClaimHolds          E2767  a claim is not dead
-    └── ClaimsUnreadable    E2768  who claims what may not be read, or removed
+    ├── ClaimsUnreadable    E2768  who claims what may not be read, or removed
+    └── EventNotMade        E2769  the API server does not take an event
 """
 
 from __future__ import annotations
@@ -45,3 +46,10 @@ class ClaimsUnreadable(LedgerError):
 
     code = "NVSHIM-E2768"
     status = Status.PERMISSION_DENIED
+
+
+class EventNotMade(LedgerError):
+    """The API server does not answer, or does not let the agent make an event of a pod."""
+
+    code = "NVSHIM-E2769"
+    status = Status.UNAVAILABLE

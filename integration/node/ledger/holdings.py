@@ -156,25 +156,42 @@ def _has_shim(pid: int, procfs: Procfs) -> bool:
     return any(os.path.basename(word).startswith(_SHIM) for word in words)
 
 
-def unheld_of(allocated: Iterable[Allocated], holdings: Iterable[Holding]) -> tuple[Unheld, ...]:
+def unheld_of(
+    allocated: Iterable[Allocated],
+    holdings: Iterable[Holding],
+    containers: Iterable[Container] = (),
+) -> tuple[Unheld, ...]:
     """What the kubelet has given, and nobody has; of devices that it calls by their UUIDs.
 
     Args:
         allocated: what the kubelet says.
         holdings: who holds what.
+        containers: those of which it is known what they hold. One that runs without what it was
+            given is told of.
     """
     held: dict[tuple[str, str, str], set[str]] = {}
     for each in holdings:
         if (pod := each.container.pod) is not None:
             whose = (pod.namespace, pod.name, each.container.name)
             held.setdefault(whose, set()).update(each.devices)
-    return tuple(
-        Unheld(each.namespace, each.pod, each.container, resource, device)
-        for each in allocated
-        for resource, device in each.devices
-        if device.startswith(_UUIDS)
-        and _of_share(device) not in held.get((each.namespace, each.pod, each.container), ())
-    )
+    running = {
+        (each.pod.namespace, each.pod.name, each.name): each
+        for each in containers
+        if each.pod is not None and each.pid and not each.sandbox
+    }
+    found: list[Unheld] = []
+    for given in allocated:
+        whose = (given.namespace, given.pod, given.container)
+        missing = [
+            (resource, device)
+            for resource, device in given.devices
+            if device.startswith(_UUIDS) and _of_share(device) not in held.get(whose, ())
+        ]
+        container = running.get(whose)
+        pid = 0 if container is None else container.pid
+        uid = "" if container is None or container.pod is None else container.pod.uid
+        found += [Unheld(*whose, resource, device, pid, uid) for resource, device in missing]
+    return tuple(found)
 
 
 def _of_share(device: str) -> str:

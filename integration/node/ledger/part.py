@@ -91,9 +91,16 @@ def _ledger_of(
         unknown=tuple(f"the record of {c.title} in {c.bundle} cannot be read" for c in unread),
         when=time.clock_gettime(time.CLOCK_BOOTTIME),
         holdings=holdings,
-        unheld=() if allocated is None else unheld_of(allocated, holdings),
+        unheld=()
+        if allocated is None
+        else unheld_of(allocated, holdings, containers if _tells_nodes(inventory) else ()),
         containers=containers,
     )
+
+
+def _tells_nodes(inventory: Inventory | None) -> bool:
+    """Whether it is known what a container has by its nodes: MIG devices are NVML's to tell."""
+    return inventory is not None and not inventory.nvml_failure
 
 
 async def look_and_ask(
@@ -207,6 +214,16 @@ def _tell(context: Context, before: Ledger, now: Ledger) -> None:
             context.say("warning", "to be drained", container=title, why=each.stale, bundle=bundle)
         if each.orphan:
             context.say("warning", "an orphan", container=title, why=each.orphan, bundle=bundle)
+    for missing in now.missing:
+        if missing not in before.missing:
+            context.say(
+                "error",
+                "a container runs without a device that the kubelet has given it",
+                container=printable(missing.title),
+                device=printable(missing.device),
+                resource=printable(missing.resource),
+                pid=missing.pid,
+            )
     for line in now.unknown:
         if line not in before.unknown:
             context.say("warning", printable(line))

@@ -35,7 +35,8 @@ class Holding:
 class Unheld:
     """A device that the kubelet has given to a container, and that no container of that name has.
 
-    For a while that is so of every pod: until its image is there.
+    For a while that is so of every pod: until its image is there. Once a container runs without it,
+    it is a fault: the pod is Running and Ready, and has no GPU.
 
     Attributes:
         namespace: of the pod.
@@ -43,6 +44,8 @@ class Unheld:
         container: its name in the pod.
         resource: whose device it is ("nvidia.com/gpu").
         device: what the kubelet calls it.
+        pid: of the container that runs without it; 0 if none runs.
+        pod_uid: of the pod of that container; "" if it is not known.
     """
 
     namespace: str
@@ -50,6 +53,13 @@ class Unheld:
     container: str
     resource: str
     device: str
+    pid: int = 0
+    pod_uid: str = ""
+
+    @property
+    def title(self) -> str:
+        """What people call the container."""
+        return f"{self.namespace}/{self.pod}/{self.container}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +79,11 @@ class Ledger:
     unknown: tuple[str, ...] = ()
     unheld: tuple[Unheld, ...] = ()
     containers: tuple[Container, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def missing(self) -> tuple[Unheld, ...]:
+        """Of what is unheld, what a container runs without."""
+        return tuple(each for each in self.unheld if each.pid)
 
     def holders(self, uuid: str) -> tuple[Holding, ...]:
         """Who holds a device: that one, or the whole GPU that it is a part of counts for a GPU.

@@ -371,6 +371,11 @@ def _containers(moment: Moment, names: _Names) -> Iterator[Series]:
         devices |= dict.fromkeys(((*title, *names.of(uuid)) for uuid in each.devices), True)
     yield f.CONTAINER_STALE, _flags(stale)
     yield f.CONTAINER_ORPHAN, _flags(orphan)
+    missing: Counter[Names] = Counter(
+        (m.namespace, m.pod, m.container) for m in moment.ledger.missing
+    )
+    known = dict.fromkeys((*titles, *missing))
+    yield f.CONTAINER_MISSING, [Row(title, missing[title]) for title in known]
     yield f.CONTAINER_DEVICE, _flags(devices)
     if moment.answered:
         yield from _usage(moment, names)

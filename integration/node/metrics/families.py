@@ -244,6 +244,10 @@ CONTAINER_ORPHAN = Family(
     "nvshim_container_orphan", Kind.GAUGE,
     "Whether it holds a device and nobody seems to know of it any more.", _CONTAINER,
 )  # fmt: skip
+CONTAINER_MISSING = Family(
+    "nvshim_container_devices_missing", Kind.GAUGE,
+    "How many devices the kubelet has given it that it runs without.", _CONTAINER,
+)  # fmt: skip
 CONTAINER_DEVICE = Family(
     "nvshim_container_device_info", Kind.INFO, "A device that a container holds.", _USE
 )
@@ -346,9 +350,9 @@ GROUPS: Final = (
     )),
     Group("Health", (HEALTH, HEALTH_SINCE, HEALTH_XID, HOLDERS)),
     Group("Containers", (
-        CONTAINER_INFO, CONTAINER_STALE, CONTAINER_ORPHAN, CONTAINER_DEVICE, USE_MEMORY, USE_SM,
-        USE_MEMORY_BUSY, USE_ENCODER, USE_DECODER, USE_ENERGY, USE_PROCESSES, OUTSIDE_MEMORY,
-        OUTSIDE_PROCESSES, UNREADABLE,
+        CONTAINER_INFO, CONTAINER_STALE, CONTAINER_ORPHAN, CONTAINER_MISSING, CONTAINER_DEVICE,
+        USE_MEMORY, USE_SM, USE_MEMORY_BUSY, USE_ENCODER, USE_DECODER, USE_ENERGY, USE_PROCESSES,
+        OUTSIDE_MEMORY, OUTSIDE_PROCESSES, UNREADABLE,
     )),
     Group("The device plugin", (
         RESOURCE, RESOURCE_REPLICAS, RESOURCE_DEVICES, UNHELD, MPS_UP, MPS_RESTARTS, REGISTRATIONS,

@@ -66,9 +66,11 @@ if TYPE_CHECKING:
 __all__ = [
     "CDI",
     "IMEX_NODES",
+    "PLUGIN",
     "VENDOR",
     "Ground",
     "allocate",
+    "is_believed",
     "name_in",
     "refuse_ineffective",
 ]
@@ -80,7 +82,7 @@ CDI: Final = frozenset({DeviceList.CDI_ANNOTATIONS, DeviceList.CDI_CRI})
 IMEX_NODES: Final = "/dev/nvidia-caps-imex-channels"
 
 _USUAL_PREFIX: Final = "cdi.k8s.io/"
-_PLUGIN: Final = "nvidia-device-plugin"
+PLUGIN: Final = "nvidia-device-plugin"
 _NOTHING: Final = "void"
 _CONTROL_NODES: Final = (CONTROL.path, UVM.path, UVM_TOOLS.path, MODESET.path)
 
@@ -97,6 +99,8 @@ class Ground:
         dev: where the host's device nodes are.
         mode: of the shim's policy.
         accepts_mounts: whether the shim goes by mounts.
+        sure: the strategies by which a container is told whatever the engine does; none if that is
+            all of them.
     """
 
     settings: Settings
@@ -106,6 +110,7 @@ class Ground:
     dev: str = "/dev"
     mode: str = Mode.DEFAULT
     accepts_mounts: bool = True
+    sure: tuple[DeviceList, ...] = ()
 
 
 def allocate(
@@ -177,7 +182,7 @@ def refuse_ineffective(settings: Settings, config: Config) -> None:
     """
     strategies = set(settings.device_list_strategies)
     # By CDI the engine gives, or the shim by the annotation.
-    helped = not strategies & CDI and not _is_believed(settings, config.mode)
+    helped = not strategies & CDI and not is_believed(settings, config.mode)
     by_mounts = helped or DeviceList.VOLUME_MOUNTS in strategies
     if by_mounts and not mounts_are_believed(config):
         raise GrantIneffective(
@@ -190,7 +195,7 @@ def refuse_ineffective(settings: Settings, config: Config) -> None:
         )
 
 
-def _is_believed(settings: Settings, mode: str) -> bool:
+def is_believed(settings: Settings, mode: str) -> bool:
     """Whether the shim believes the variable of an unprivileged container."""
     by_uuid = settings.device_id_strategy == DeviceIds.UUID
     return mode == Mode.NVIDIA or (mode == Mode.DEFAULT and by_uuid)
@@ -277,7 +282,7 @@ def _add_cdi(
         return
     if DeviceList.CDI_ANNOTATIONS in settings.device_list_strategies:
         prefix = settings.cdi_annotation_prefix or _USUAL_PREFIX
-        answer.annotations[f"{prefix}{_PLUGIN}_{token}"] = ",".join(names)
+        answer.annotations[f"{prefix}{PLUGIN}_{token}"] = ",".join(names)
     if DeviceList.CDI_CRI in settings.device_list_strategies:
         for name in names:
             answer.cdi_devices.add(name=name)
@@ -298,9 +303,8 @@ def _add_variables(
         answer.envs[DEVICES] = ",".join(names) or _NOTHING
     if DeviceList.ENVVAR in strategies and channels:
         answer.envs["NVIDIA_IMEX_CHANNELS"] = ",".join(map(str, channels))
-    helped = (
-        not strategies & CDI and ground.accepts_mounts and not _is_believed(settings, ground.mode)
-    )
+    sure = set(ground.sure) or strategies
+    helped = not sure & CDI and ground.accepts_mounts and not is_believed(settings, ground.mode)
     wished = {
         "NVIDIA_GDRCOPY": settings.gdrcopy and "gdrcopy",
         "NVIDIA_GDS": settings.gds and "gds",

@@ -1,111 +1,94 @@
-"""Whether the engine hears what the kubelet hands on to it. Pure.
+"""How containers are told what they have, so that the engine of the node hears it. Pure.
 
-``cdi-cri`` names devices in a field of the CRI. An engine that does not know the field, or is not
-to heed it, leaves it out without a word: the container begins, and has no GPU.
+``cdi-cri`` names devices in a field of the CRI. An engine that does not read the field leaves it
+out without a word: the container begins, and has no GPU. So where the running engine says that it
+does not (:mod:`integration.cri.engine`), or none answers, our shim is told as well.
 
-===============================  =================================================================
-containerd                       what becomes of the field
-===============================  =================================================================
-before 1.7.2                     it is not known
-before 2.0                       it is heeded where ``enable_cdi`` is set, which it is not by itself
-since 2.0                        it is heeded, unless ``enable_cdi`` is set to false
-===============================  =================================================================
+Rules
+- What the settings ask for stays in the answer: an engine that comes to read it, does, and to be
+  told twice does no harm. The variable is added to it (``envvar``), or, where the shim does not
+  believe that, the annotation, if the engine hands it on to our handler.
+- Settings by which the shim is told anyway stay as they are.
 
-Annotations are heard there as well; elsewhere by our shim, if containerd hands them on to it.
-
-Source: containerd docs/cri/config.md, pull requests 6654 and 8519; the kubelet's change 126435:
-"containerd versions older than v1.7.2 don't support passing CDI info through CRI".
+Source: the kubelet's change 126435: "containerd versions older than v1.7.2 don't support passing
+CDI info through CRI"; and :mod:`integration.cri.engine`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from integration.node.plugin.allocation import CDI, PLUGIN, is_believed
 from integration.node.plugin.values import DeviceList
+from shim import RUNTIME_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from integration.doctor.facts import Containerd
+    from hooks.config import Config
+    from integration.cri.engine import Engine
+    from integration.node.plugin.values import Settings
 
-__all__ = ["BESIDE", "ENABLE", "Unheard", "unheard", "unheard_by"]
-
-BESIDE: Final = "--device-list-strategy envvar,cdi-cri"
-"""What has containers get their devices from our shim too."""
+__all__ = ["ENABLE", "Told", "told_by"]
 
 ENABLE: Final = "nvshim configure containerd --enable-cdi"
 
-_FIRST_WITH_FIELD: Final = (1, 7, 2)
-_VARIABLES: Final = frozenset({DeviceList.ENVVAR, DeviceList.VOLUME_MOUNTS})
 
-
-class Unheard(NamedTuple):
-    """Why containers do not get what they are given.
+class Told(NamedTuple):
+    """How containers are told what they have.
 
     Attributes:
-        found: what is there.
-        remedy: what to do.
-        command: what to type; "" if that needs more than one command.
+        strategies: what answers have.
+        sure: those of them by which a container is told whatever the engine does.
+        effective: those of them that have an effect, or may have one.
+        why: why there are more than the settings ask for; "" if there are not.
     """
 
-    found: str
-    remedy: str
-    command: str = ""
+    strategies: tuple[DeviceList, ...]
+    sure: tuple[DeviceList, ...]
+    effective: tuple[DeviceList, ...]
+    why: str = ""
 
 
-def _release_of(version: str) -> tuple[int, ...]:
-    """A version's numbers; none if it is not known."""
-    parts = version.split(".")
-    return tuple(map(int, parts)) if all(p.isascii() and p.isdecimal() for p in parts) else ()
-
-
-def unheard(
-    strategies: Collection[str], version: str, *, heeds_cdi: bool, hands_annotations_on: bool
-) -> Unheard | None:
-    """See whether containers get their devices.
+def told_by(settings: Settings, engine: Engine | None, config: Config) -> Told:
+    """How containers are told what they have.
 
     Args:
-        strategies: how they are told what they have.
-        version: of containerd; "" if that is not known.
-        heeds_cdi: whether ``enable_cdi`` is in force.
-        hands_annotations_on: whether our shim gets annotations of containers.
-
-    Returns:
-        Why they do not; None if they do, or nothing is to be given by CDI.
+        settings: what the plugin is to do.
+        engine: as it says of itself; None if none answers.
+        config: what the shim goes by.
     """
-    if not strategies or not _VARIABLES.isdisjoint(strategies):
-        return None
-    if DeviceList.CDI_ANNOTATIONS in strategies and (hands_annotations_on or heeds_cdi):
-        return None
-    told = f"containers are told of their GPUs by {', '.join(sorted(strategies))} alone"
-    release = _release_of(version)
-    if release and release < _FIRST_WITH_FIELD:
-        return Unheard(
-            f"{told}, and containerd {version} does not know that",
-            f"run the node agent with {BESIDE}, or update containerd to 2.0 or later",
-        )
-    if heeds_cdi:
-        return None
-    which = f"containerd {version}" if version else "containerd"
-    return Unheard(
-        f"{told}, and {which} does not heed it: enable_cdi is not set",
-        f"set it, and restart containerd; or run the node agent with {BESIDE}",
-        ENABLE,
-    )
+    asked = settings.device_list_strategies
+    sure = tuple(each for each in asked if _is_heard(each, settings, engine))
+    if sure:
+        return Told(asked, sure, sure)
+    more = DeviceList.ENVVAR
+    if not is_believed(settings, config.mode) and _hands_on(settings, engine):
+        more = DeviceList.CDI_ANNOTATIONS
+    if engine is None:
+        why = "no engine says whether it reads CDI names of the CRI"
+    elif engine.reads_cdi is None:
+        why = f"{engine} does not say whether it reads CDI names of the CRI"
+    else:
+        why = f"{engine} does not read CDI names of the CRI, or is not set to"
+    strategies = _sorted({*asked, more})
+    is_doubtful = engine is None or engine.reads_cdi is None
+    return Told(strategies, (more,), strategies if is_doubtful else (more,), why)
 
 
-def unheard_by(containerd: Containerd, strategies: Collection[str]) -> Unheard | None:
-    """See whether containers of a containerd get their devices.
+def _is_heard(strategy: DeviceList, settings: Settings, engine: Engine | None) -> bool:
+    if strategy not in CDI:
+        return True
+    if engine is None:
+        return False
+    is_handed_on = strategy == DeviceList.CDI_ANNOTATIONS and _hands_on(settings, engine)
+    return is_handed_on or engine.reads_cdi is True
 
-    Args:
-        containerd: as it was seen; one that does not run, or serves no kubelet, is not judged.
-        strategies: how containers are told what they have.
-    """
-    if not containerd.pid or not containerd.cri:
-        return None
-    return unheard(
-        strategies,
-        containerd.version,
-        heeds_cdi=containerd.enable_cdi,
-        hands_annotations_on=any(handler.annotations for handler in containerd.handlers),
-    )
+
+def _hands_on(settings: Settings, engine: Engine | None) -> bool:
+    annotation = f"{settings.cdi_annotation_prefix}{PLUGIN}"
+    return engine is not None and engine.hands_on(annotation, RUNTIME_NAME)
+
+
+def _sorted(strategies: Collection[DeviceList]) -> tuple[DeviceList, ...]:
+    return tuple(each for each in DeviceList if each in strategies)

@@ -18,8 +18,9 @@ Rules
 - An answer goes by what is known when it is given: it waits until what was posted is worked in, and
   specs that somebody has changed or removed are made anew before.
 - gRPC is loaded where it is needed, and not before.
-- An engine that would leave out what containers are given (:mod:`integration.node.plugin.hearing`)
-  is warned of when the kubelet is begun to be served, and with each change of the strategies.
+- The engine is asked whether it heeds what containers are given, before an answer if it is another
+  than the last time; where it does not, they are told in another way as well, and that is said
+  (:mod:`integration.node.plugin.hearing`). To register with a kubelet nobody waits for it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from integration.node.plugin.allocation import CDI, IMEX_NODES, Ground, refuse_i
 from integration.node.plugin.cdi import Specs, directory_of, keep_specs, state_of
 from integration.node.plugin.doubt import unhealthy
 from integration.node.plugin.errors import DeviceUnknown
-from integration.node.plugin.hearing import unheard_by
+from integration.node.plugin.hearing import ENABLE, Told, told_by
 from integration.node.plugin.preferred import preferred
 from integration.node.plugin.reloading import keep_settings
 from integration.node.plugin.resources import resources_of, unmatched
@@ -60,8 +61,9 @@ if TYPE_CHECKING:
     from api.proto import deviceplugin_pb2 as pb
     from hooks.node.inventory import Inventory
     from integration.node.parts import Context
+    from integration.node.plugin.engine import EngineAsked
     from integration.node.plugin.serving import Serving
-    from integration.node.plugin.values import DeviceList, Resource, Settings
+    from integration.node.plugin.values import Resource, Settings
 
 __all__ = ["run"]
 
@@ -132,7 +134,8 @@ class _Plugin:
         self._topology = Topology()
         self._finding = anyio.Lock()
         self._unmatched: tuple[str, ...] = ()
-        self._asked_of: tuple[DeviceList, ...] = ()
+        self._engine: EngineAsked | None = None
+        self._told = Told((), (), ())
         self._wake = anyio.Event()
         self._worked_in = anyio.Event()
 
@@ -205,8 +208,7 @@ class _Plugin:
         self._worked_in.set()
         self._worked_in = anyio.Event()
         self._board.post(resources=known.resources)
-        if known.settings is not None:
-            self._ask_engine(known.settings.device_list_strategies)
+        self._tasks.start_soon(self._hear_engine)
         if self._serving is None:
             self._serving = self._new_serving()
         await self._serving.round(known.resources)
@@ -230,13 +232,6 @@ class _Plugin:
             self.fault("resources", "")
             self._tell_unmatched(inventory, settings)
         resources = tuple(map(self._as_mps_has_it, resources))
-        if settings != before.settings:
-            try:
-                refuse_ineffective(settings, self._context.config)
-            except NvshimError as error:
-                self.fault("strategy", str(error))
-            else:
-                self.fault("strategy", "")
         return replace(
             before, version=version, settings=settings, inventory=inventory, resources=resources
         )
@@ -323,26 +318,33 @@ class _Plugin:
         work = Work(allocate=self._allocate, prefer=self._prefer, wake=self.wake, fault=self.fault)
         return Serving(self._context, self._tasks, work)
 
-    def _ask_engine(self, strategies: tuple[DeviceList, ...]) -> None:
-        if self._asked_of != strategies:
-            self._asked_of = strategies
-            if CDI.issuperset(strategies):
-                self._tasks.start_soon(self._warn_of_engine, strategies)
+    async def _hear_engine(self) -> Told:
+        """How containers are told what they have, by what the engine says now."""
+        from integration.node.plugin.engine import EngineAsked  # noqa: PLC0415 - it loads gRPC
 
-    async def _warn_of_engine(self, strategies: tuple[DeviceList, ...]) -> None:
-        from integration.doctor.facts import CouldNotLook  # noqa: PLC0415 - seldom needed
-        from integration.doctor.observing.containerd import look_at_containerd  # noqa: PLC0415
-        from integration.doctor.places import Places  # noqa: PLC0415
-
-        look = partial(look_at_containerd, Places())
+        self._engine = self._engine or EngineAsked(self._options.cri_sockets)
+        engine = await self._engine.ask()
+        settings, config = self._known.settings, self._context.config
+        told = self._told if settings is None else told_by(settings, engine, config)
+        if settings is None or told == self._told:
+            return told
+        why, self._told = self._told.why, told
+        if told.why and told.why != why:
+            by = ", ".join(told.strategies)
+            line = f"{told.why}: containers are told of their devices by {by}"
+            self._context.say("warning", line, command=ENABLE)
+        elif why and not told.why:
+            self._context.say("info", "the engine heeds what containers are given by CDI", over=why)
         try:
-            containerd = await anyio.to_thread.run_sync(look, abandon_on_cancel=True)
-        except (CouldNotLook, OSError):
-            return  # `nvshim doctor` says so
-        why = unheard_by(containerd, strategies) if containerd is not None else None
-        if why is not None:
-            more = {"command": why.command} if why.command else {}
-            self._context.say("warning", f"{why.found}; {why.remedy}", **more)
+            refuse_ineffective(
+                replace(settings, device_list_strategies=told.effective), self._context.config
+            )
+        except NvshimError as error:
+            self.fault("strategy", str(error))
+        else:
+            self.fault("strategy", "")
+        self._board.post(told=told)
+        return told
 
     def fault(self, concern: str, line: str) -> None:
         """Say what is wrong with a concern of ours, and when it is no more."""
@@ -362,7 +364,7 @@ class _Plugin:
                 try:
                     await self._catch_up()
                     await self._see_specs()
-                    answer = self._answer(name, ids)
+                    answer = self._answer(name, ids, await self._hear_engine())
                     result = OK
                 except NvshimError as error:
                     result = REFUSED
@@ -373,7 +375,7 @@ class _Plugin:
         self._context.say("info", "allocated", resource=name, devices=",".join(ids))
         return answer
 
-    def _answer(self, name: str, ids: Sequence[str]) -> pb.ContainerAllocateResponse:
+    def _answer(self, name: str, ids: Sequence[str], told: Told) -> pb.ContainerAllocateResponse:
         known, config = self._known, self._context.config
         resource = self._resource(name)
         settings = known.settings
@@ -385,13 +387,14 @@ class _Plugin:
             extras = edits(settings, resource, ids)
         sick = sorted({each.uuid for each in chosen if not each.is_healthy})
         ground = Ground(
-            settings,
+            replace(settings, device_list_strategies=told.strategies),
             self._board.seen.inventory,  # what is gone is not given, however far we are behind
             cdi_devices=known.specs.devices,
             channels=_channels(config.dev) if settings.imex_channels else (),
             dev=config.dev,
             mode=config.mode,
             accepts_mounts=mounts_are_believed(config),
+            sure=told.sure,
         )
         answer = allocation.allocate(resource, ids, ground, token=str(uuid.uuid4()), extras=extras)
         if sick:

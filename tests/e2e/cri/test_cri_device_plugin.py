@@ -18,9 +18,11 @@ from integration.cri.plugin import CriPlugin
 from integration.images import GLIBC, PAUSE, glibc, pause, write_archive
 from integration.parts import Parts
 from integration.simulated import Scenario, SimulatedNode
+from tests.harness.api_server import ApiServer
 from tests.harness.containerds import nothing_left
 from tests.harness.kubelet_plugins import KubeletPlugins, container_fields
 from tests.harness.node_agent import NodeAgent
+from tests.harness.nvshim import nvshim
 from tests.harness.pods import IDLE, Pods, import_image
 from tests.harness.runtime import OURS, STOCK, new_name
 from tests.harness.waiting import eventually
@@ -97,7 +99,7 @@ def kubelet(node: SimulatedNode, tmp_path: Path) -> Iterator[KubeletPlugins]:
 @contextmanager
 def pods_of(release: str, node: SimulatedNode, shim_directory: str, *, cdi: str) -> Iterator[Pods]:
     """Pods of a containerd that reads CDI specs from a directory, if it knows CDI."""
-    known = (cdi,) if release != "installed" else ()
+    known = (cdi,) if cdi and release != "installed" else ()
     plugin = CriPlugin(HANDLERS, PAUSE, "nvidia", cdi_directories=known)
     with (
         PrivateContainerd(
@@ -179,6 +181,77 @@ def test_every_way_of_giving_gives_just_what_was_allocated(
                 give(pods.run(handler="runc"), kubelet, GPU, 1)
         if not others:  # then the engine alone has given them
             refuse_another(pod, kubelet, node)
+
+
+@pytest.mark.parametrize("release", ["installed", "trixie"])
+def test_pod_of_an_engine_that_reads_no_cdi_names_has_its_gpu_all_the_same(
+    release: str, node: SimulatedNode, kubelet: KubeletPlugins, shim_directory: str, tmp_path: Path
+) -> None:
+    """1.6 does not know them and 1.7 is not told to read them; nobody has set anything."""
+    with pods_of(release, node, shim_directory, cdi="") as pods:
+        engine = pods.containerd.address
+        agent = NodeAgent(node, str(tmp_path), kubelet.socket, engine=engine)
+        agent.configure(flags={"migStrategy": "mixed"})
+        with agent:
+            kubelet.wait_for(GPU, 2)
+            give(pods.run(), kubelet, GPU, 1)
+
+
+def test_a_pod_that_runs_without_its_gpu_says_so_everywhere(
+    node: SimulatedNode, shim_directory: str, tmp_path: Path
+) -> None:
+    """It names no handler of ours, and its engine reads no CDI names: Running, Ready, no GPU."""
+    resources, name = str(tmp_path / "pod-resources.sock"), "main"
+    with (
+        KubeletPlugins(str(tmp_path / "kubelet"), pod_resources=resources) as kubelet,
+        ApiServer(str(tmp_path / "service-account")) as api,
+        pods_of("trixie", node, shim_directory, cdi="") as pods,
+    ):
+        containerd = pods.containerd
+        state = containerd.bundle("x").rpartition("/io.containerd.")[0]
+        where = ("--containerd-state", state, "--pod-resources", resources)
+        agent = NodeAgent(
+            node, str(tmp_path), kubelet.socket, *where, "--api-server", "127.0.0.1",
+            "--api-port", str(api.port), "--service-account", api.service_account,
+            engine=containerd.address,
+        )  # fmt: skip
+        agent.configure(flags={"migStrategy": "mixed"})
+        api.is_forbidden = True
+        checking = ("ledger", "check", "--config", node.config_path, *where)
+        with agent:
+            kubelet.wait_for(GPU, 2)
+            pod = pods.run(handler="runc")
+            answer = kubelet.allocate(GPU, 1, pod=pod.config.metadata.name)
+            (uuid,) = kubelet.assignments[-1].ids
+            # Until its image is there it is as any pod.
+            assert nvshim(*checking).code == 0
+            pod.start(*IDLE, image=GLIBC, name=name, **container_fields(answer))
+            title = f"tests/{pod.config.metadata.name}/{name}"
+            (line,) = eventually(lambda: agent.said("runs without a device"), "it is said")
+            assert (line["container"], line["device"], line["level"]) == (title, uuid, "error")
+            checked = nvshim(*checking, check=False)
+            assert checked.code == 3
+            assert title in checked.stdout
+            refused = eventually(lambda: agent.said("NVSHIM-E2769"), "it may make no events")
+            assert "403" in refused[0]["event"]
+            assert api.events == []
+        # The token that it had is not good any more, and another one is there.
+        api.is_forbidden = False
+        api.rotate("second")
+        with agent:
+            ((path, event),) = eventually(lambda: api.events, "an event of the pod")
+            assert path == "/api/v1/namespaces/tests/events"
+            assert event["involvedObject"] | {"fieldPath": ""} == {
+                "apiVersion": "v1", "kind": "Pod", "namespace": "tests", "fieldPath": "",
+                "name": pod.config.metadata.name, "uid": pod.config.metadata.uid,
+            }  # fmt: skip
+            assert (event["type"], event["reason"]) == ("Warning", "DeviceMissing")
+            assert uuid in event["message"]
+            assert event["metadata"]["namespace"] == "tests"
+            pod.remove()
+            kubelet.release(pod.config.metadata.name)
+            eventually(lambda: nvshim(*checking, check=False).code == 0, "nothing is amiss")
+            assert len(api.events) == 1
 
 
 def refuse_another(pod: Pod, kubelet: KubeletPlugins, node: SimulatedNode) -> None:

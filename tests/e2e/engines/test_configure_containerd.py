@@ -11,7 +11,7 @@ import tomllib
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from integration.engines import ContainerdOptions, apply, dump, plan, plan_removal
@@ -175,7 +175,7 @@ class Node:
         """What containerd itself reads now, of the files as they are."""
         done = subprocess.run(
             [self.program, "--config", self.config, "config", "dump"],
-            capture_output=True, text=True, check=True,
+            capture_output=True, text=True, check=True, cwd="/",
         )  # fmt: skip
         return tomllib.loads(done.stdout)
 
@@ -282,6 +282,47 @@ def test_default_and_cdi_are_set_where_they_stand_and_become_what_they_were(
     assert node.files() == {**files, "config.toml": f"# mine\n{files['config.toml']}\n# and mine\n"}
 
 
+@pytest.mark.parametrize("release", ["trixie", "sid"])
+def test_who_says_nothing_of_a_wish_does_not_undo_it(
+    make: Callable[..., Node], release: str
+) -> None:
+    """An installer comes by again and again, and a person has asked for more than it does."""
+    cdi = "" if release == "sid" else "  enable_cdi = false\n"
+    theirs = f'version = 2\n[plugins."{CRI[2]}"]\n{cdi}  max_container_log_line_size = 9\n'
+    node = make(release, theirs)
+    asked = {"set_default": True, "enable_cdi": True, "shim": "/opt/x", "pod_annotations": ("a/*",)}
+    apply(plan(node.options(**asked)))
+    configured = node.files()
+    assert plan(node.options()).files == ()
+    # Another wish changes what it is about.
+    apply(plan(node.options(set_default=False, pod_annotations=())))
+    plugin = dump.cri(node.dump())
+    assert plugin["containerd"]["default_runtime_name"] == "runc"
+    assert plugin["enable_cdi"] is True
+    ours = handlers(node.dump())["nvidia"]
+    assert (ours["runtime_path"], ours["pod_annotations"]) == ("/opt/x", [])
+    apply(plan(node.options(set_default=True, pod_annotations=("a/*",))))
+    assert node.files() == configured
+    apply(plan_removal(node.options()))
+    assert node.files() == {"config.toml": theirs}
+
+
+def test_drop_in_is_where_it_is_asked_for_also_where_another_place_is_imported(
+    make: Callable[..., Node],
+) -> None:
+    node = make("sid", f"imports = ['{{directory}}/conf.d/*.toml']\n{DEBIAN}")
+    files = node.files()
+    path = f"{node.directory}/mine/ours.toml"
+    change = plan(node.options(drop_in=path))
+    assert {file.path for file in change.files} == {path, node.config}
+    apply(change)
+    assert not os.path.exists(f"{node.directory}/conf.d")
+    assert "nvidia" in handlers(node.dump())
+    assert plan(node.options(drop_in=path)).files == ()
+    apply(plan_removal(node.options(drop_in=path)))
+    assert node.files() == files
+
+
 def test_drop_in_of_containerd_1_would_take_away_the_section_of_the_root_file(
     make: Callable[..., Node],
 ) -> None:
@@ -301,16 +342,48 @@ def test_drop_in_of_containerd_1_would_take_away_the_section_of_the_root_file(
         apply(plan_removal(node.options()))
 
 
-def test_root_file_that_containerd_would_read_otherwise_with_any_handler_is_refused(
+def test_what_containerd_2_heeds_only_beside_a_handler_stays_as_it_was(
     make: Callable[..., Node],
 ) -> None:
-    """containerd 2.1 migrates a snapshotter of version 2 only beside a handler."""
+    """containerd 2.1 migrates three settings of version 2 only where a handler is named."""
     snapshotter = f'version = 2\n[plugins."{CRI[2]}".containerd]\n  snapshotter = "native"\n'
-    refused(make("sid", snapshotter), ConfigDiffers, "snapshotter differently.*config migrate")
+    node = make("sid", snapshotter)
+    images = node.dump()["plugins"]["io.containerd.cri.v1.images"]
+    assert images["snapshotter"] == "overlayfs"
+    change = plan(node.options(set_default=True))
+    assert "does not heed snapshotter" in change.notes[0]
+    assert 'the drop-in has snapshotter = "overlayfs"' in change.notes[0]
+    apply(change)
+    assert node.dump()["plugins"]["io.containerd.cri.v1.images"] == images
+    assert plan(node.options(set_default=True)).files == ()
+    apply(plan_removal(node.options()))
+    assert node.files() == {"config.toml": snapshotter}
     runc = f'[plugins."{CRI[2]}".containerd.runtimes.runc]\nruntime_type = "{STOCK}"\n'
     node = make("sid", snapshotter + runc)
     apply(plan(node.options()))
     assert node.dump()["plugins"]["io.containerd.cri.v1.images"]["snapshotter"] == "native"
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_pattern_without_directory_is_looked_for_where_this_containerd_looks(
+    make: Callable[..., Node], release: str
+) -> None:
+    """1.6.20 looks in its own working directory, and 1.7.24 beside the file that says so."""
+    node = make(release, f"imports = ['runtimes.d/*.toml']\n{DEBIAN}")
+    theirs = "".join(
+        f'[plugins."{CRI[2]}".containerd.runtimes.{name}]\nruntime_type = "{STOCK}"\n'
+        for name in ("runc", "theirs")
+    )
+    node.write(f"version = 2\n{theirs}", "runtimes.d/10.toml")
+    before, files = node.dump(), node.files()
+    assert ("theirs" in handlers(before)) is (release != "installed")
+    apply(plan(node.options()))
+    after = node.dump()
+    assert {*handlers(before), "nvidia"} == {*handlers(after)}
+    for difference in differences(pruned(before), pruned(after)):
+        assert difference[2:5] == ("containerd", "runtimes", "nvidia"), difference
+    apply(plan_removal(node.options()))
+    assert node.files() == files
 
 
 def test_handler_goes_where_the_section_is_in_force(make: Callable[..., Node]) -> None:
@@ -368,7 +441,8 @@ def test_what_stands_in_the_way_is_one_line_that_says_what_to_do(
     make: Callable[..., Node],
 ) -> None:
     node = make("sid", VERSION_1)
-    refused(node, ConfigIgnored, "config migrate")
+    which = rf"containerd 2\.1\.\S+ \({re.escape(node.program)}\) does not read it .* version 1"
+    refused(node, ConfigIgnored, which)
     node.write("version = 2\nimports = ['/nowhere/at-all.toml']\n")
     refused(node, ConfigRefused, r"/nowhere/at-all\.toml, which is not there")
     node.write("version = 3\n[grpc]\naddress = 7\n")
@@ -527,7 +601,9 @@ def roots(draw: st.DrawFn) -> str:
     """Root files of version 2 as people write them."""
     lines = ["# a node", "version = 2"]
     if draw(st.booleans()):
-        patterns = draw(st.lists(st.sampled_from(["/nowhere/*.toml", "conf.d/*.toml", "x*.toml"])))
+        patterns = draw(
+            st.lists(st.sampled_from(["{directory}/nowhere/*.toml", "conf.d/*.toml", "x*.toml"]))
+        )
         lines.append(f"imports = [{', '.join(repr(p) for p in patterns)}] # i")
     lines += draw(
         st.lists(st.sampled_from(["oom_score = 1", "", "# c", "root = '/r'"]), unique=True)
@@ -535,7 +611,11 @@ def roots(draw: st.DrawFn) -> str:
     cri = draw(st.sampled_from([f'"{CRI[2]}"', f"'{CRI[2]}'"]))
     for table, keys in {
         "": ['sandbox_image = "p" # c', "enable_selinux=true"],
-        ".containerd": ['default_runtime_name = "runc"', "discard_unpacked_layers = true"],
+        ".containerd": [
+            'default_runtime_name = "runc"',
+            "discard_unpacked_layers = true",
+            'snapshotter = "native"',
+        ],
         ".containerd.runtimes.runc": ["runtime_type = 'io.containerd.runc.v2'"],
         ".cni": ["bin_dir = '''/b'''"],
     }.items():
@@ -551,6 +631,13 @@ def roots(draw: st.DrawFn) -> str:
     max_examples=5,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@example(
+    root="# a node\r\nversion = 2\r\n"
+    f'[plugins."{CRI[2]}".containerd]\r\n discard_unpacked_layers = true\r\n',
+    release="sid",
+    default=True,
+    name="nvidia",
 )
 @given(
     root=roots(), release=st.sampled_from(RELEASES), default=st.booleans(), name=st.just("nvidia")

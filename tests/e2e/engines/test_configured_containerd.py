@@ -116,6 +116,33 @@ def test_pod_of_the_handler_gets_its_gpu_as_the_default_does_and_others_are_as_b
         pods.close()
 
 
+@pytest.mark.parametrize("configured", ["trixie", "sid"], indirect=True)
+def test_the_containerd_that_runs_is_asked_and_named(configured: Configured) -> None:
+    """Not the one that a person's or a service's PATH leads to first, which is another release."""
+    containerd = configured.containerd
+    assert containerd.parts.containerd != Parts.installed().containerd
+    words = (
+        "configure", "containerd", "--config", configured.path, "--socket", containerd.address,
+        "--handler-options", f"{containerd.directory}/handlers", "--dry-run",
+    )  # fmt: skip
+    if containerd.parts.version < (2, 0):
+        # The installed one knows nothing of it.
+        assert "+  enable_cdi = true" in nvshim(*words, "--enable-cdi", check=False).stdout
+        return
+    with open(configured.path, "rb") as file:
+        written = file.read()
+    try:
+        with open(configured.path, "w", encoding="utf-8") as file:
+            file.write("version = 1\n")
+        refused = nvshim(*words, check=False)
+    finally:
+        with open(configured.path, "wb") as file:
+            file.write(written)
+    assert refused.code == 1
+    named = f"NVSHIM-E2556 .*containerd 2\\.\\S+ \\({re.escape(containerd.parts.containerd)}\\)"
+    assert re.search(named, refused.stderr), refused.stderr
+
+
 def test_options_reach_the_shim_and_removal_leaves_the_file_as_it_was(
     configured: Configured,
 ) -> None:

@@ -90,7 +90,9 @@ def test_signal_tells_dockerd_of_another_runtime_without_a_restart(docker: Priva
     eventually(runs, "dockerd knows the runtime")
     assert configure(docker, *words).document["changed"] is False
     # What is gone from the file it keeps, and drops the reload if that was the default.
-    refused = configure(docker, "--runtime-name", "gpu", "--restart", "signal", check=False)
+    refused = configure(
+        docker, "--runtime-name", "gpu", "--no-set-default", "--restart", "signal", check=False
+    )
     assert refused.code == 1
     assert json.loads(refused.stderr)["error"]["code"] == "NVSHIM-E2568"
     assert refused.document["changed"] is True

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 RESOURCE: Final = "nvidia.com/gpu"
 SPEC: Final = "/run/cdi/nvidia.yaml"
 _PREFIX: Final = "/opt/containerd-shim-nvidia"
-# Debian 12's containerd has no CDI, and so no names of devices in the CRI: what the shim reads.
-_PLAIN: Final = "version: v1\nflags: {plugin: {deviceListStrategy: [cdi-annotations]}}\n"
+# Debian 12's containerd reads no CDI names of the CRI, by which devices are given unless somebody
+# says otherwise; nobody does.
+_PLAIN: Final = "version: v1\n"
 _SHARED: Final = (
     f"{_PLAIN}sharing: {{timeSlicing: {{resources: [{{name: {RESOURCE}, replicas: 3}}]}}}}\n"
 )
@@ -98,6 +99,12 @@ def test_a_pod_gets_its_gpu_from_the_agent_of_the_daemon_set(
             assert kubelet.read(SPEC).startswith(MARK.decode())  # it has taken it over
             # It is of the node's pid namespace, and was told by its manifest.
             assert world.do(f"cat /proc/{_status(kubelet)['pid']}/cmdline").count("node") >= 1
+
+            # Its token is seen in the root that it has entered, and not on the node.
+            token = "run/containerd-shim-nvidia/service-account/token"
+            seen_there = world.do(f"cat /proc/{_status(kubelet)['pid']}/root/{token}")
+            assert seen_there.startswith("token of node-agent")
+            assert not os.path.exists(world.path(f"/{token}"))
 
             given = plugins.allocate(RESOURCE, 1, pod="cuda")
             cuda = _gpu_pod(kubelet, given)

@@ -91,8 +91,8 @@ def test_the_image_is_the_tree_and_an_archive_of_it(images: str) -> None:
     assert os.path.getsize(images) < 200 << 20
 
 
-# Two installations and a removal, by a tree's own interpreter, on a machine that may be busy.
-@pytest.mark.timeout(150)
+# Some installations and a removal, by a tree's own interpreter, on a machine that may be busy.
+@pytest.mark.timeout(240)
 def test_from_an_empty_node_to_a_pod_with_a_gpu_and_back(
     kubelet: Kubelet, gpus: SimulatedNode
 ) -> None:
@@ -157,10 +157,32 @@ def test_from_an_empty_node_to_a_pod_with_a_gpu_and_back(
     configured = kubelet.read(CONFIG)
     tree = os.readlink(world.path("/opt/containerd-shim-nvidia/current"))
 
-    # Another one finds a tree that is damaged: it has its own, and puts that beside it.
-    _damage(kubelet)
     for pod in kubelet.cri.list_pod_sandbox(pb.ListPodSandboxRequest()).items:
         kubelet.remove_pod(pod.id)
+
+    # A person asks for more, and the engine runs with the old settings: that is not ready.
+    world.do("nvshim configure containerd --pod-annotation example.com/*")
+    amended = kubelet.read(CONFIG)
+    assert amended != configured
+    _, other = kubelet.run_daemon_set(_installer(), image=IMAGE)
+    _reaches(kubelet, other, "restart-outstanding")
+    assert _status(kubelet)["restart_outstanding"] is True
+    assert "pod_annotations" in _status(kubelet)["message"]
+    assert other.probe("readiness").code == 1
+    assert kubelet.read(CONFIG) == amended, "what the person asked for is not undone"
+    world.do("systemctl restart containerd")
+    kubelet.reconnect()
+    _reaches(kubelet, other, "ready")
+    other.stop(60)
+    world.do("nvshim configure containerd --remove && nvshim configure containerd")
+    assert kubelet.read(CONFIG) == configured
+    world.do("systemctl restart containerd")
+    kubelet.reconnect()
+    for pod in kubelet.cri.list_pod_sandbox(pb.ListPodSandboxRequest()).items:
+        kubelet.remove_pod(pod.id)
+
+    # Another one finds a tree that is damaged: it has its own, and puts that beside it.
+    _damage(kubelet)
     _, again = kubelet.run_daemon_set(_installer("remove-on-exit"), image=IMAGE)
     _reaches(kubelet, again, "ready")
     assert kubelet.read(CONFIG) == configured

@@ -8,11 +8,8 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-import pytest
-
 from integration.doctor.examination import choose, examine
 from integration.doctor.findings import Severity
-from tests.unit.doctor.trees import CONTAINERD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +18,7 @@ if TYPE_CHECKING:
     from tests.unit.doctor.trees import Tree
 
 STATE: Final = "/run/containerd-shim-nvidia"
-CODES: Final = ("D104", "D105", "D106", "D107", "D108", "D109", "D110")
+CODES: Final = ("D104", "D105", "D106", "D107", "D108", "D109", "D110", "D111")
 
 
 @contextmanager
@@ -85,36 +82,29 @@ def test_two_device_plugins_are_found(tree: Tree) -> None:
     assert "process 77" in finding.found
 
 
-@pytest.mark.parametrize(
-    ("version", "in_plugin", "strategies", "words"),
-    [
-        ("1.6.20", "", ["cdi-cri"], "containerd 1.6.20 does not know that"),
-        ("1.7.1", "enable_cdi = true", ["cdi-cri"], "containerd 1.7.1 does not know that"),
-        ("1.7.24", "", ["cdi-cri"], "enable_cdi is not set"),
-        ("2.3.5", "enable_cdi = false", ["cdi-cri"], "enable_cdi is not set"),
-        ("1.6.20", "", ["cdi-annotations", "cdi-cri"], "cdi-annotations, cdi-cri alone"),
-        ("1.7.24", "enable_cdi = true", ["cdi-cri"], ""),
-        ("2.3.5", "", ["cdi-cri"], ""),
-        ("1.6.20", "", ["envvar", "cdi-cri"], ""),
-        ("1.6.20", "", [], ""),
-    ],
-)
-def test_an_engine_that_leaves_out_what_the_kubelet_hands_on_is_found(
-    tree: Tree, version: str, in_plugin: str, strategies: list[str], words: str
-) -> None:
-    tree.change("/usr/bin/containerd", "v2.3.5", f"v{version}")
-    # The one that is installed here says no such thing in its dump.
-    tree.change("/usr/bin/containerd", "exec /usr/lib/real/containerd", "exit 127 #")
-    if in_plugin:
-        table = '[plugins."io.containerd.grpc.v1.cri"]'
-        tree.write(CONTAINERD, f"{tree.read(CONTAINERD)}\n{table}\n{in_plugin}\n")
-    with agent(tree, resources=served(2, 2), device_list_strategies=strategies):
-        findings = found(tree)
-    assert set(findings) == ({"D110"} if words else set())
-    if words:
-        assert words in findings["D110"].found
-        assert "--device-list-strategy envvar,cdi-cri" in findings["D110"].remedy
-        assert ("--enable-cdi" in findings["D110"].command) == ("enable_cdi" in words)
+def test_an_engine_that_leaves_out_what_the_kubelet_hands_on_is_found(tree: Tree) -> None:
+    why = "containerd 1.7.24 does not read CDI names of the CRI, or is not set to"
+    told = {"device_list_strategies": ["envvar", "cdi-cri"], "device_list_why": why}
+    with agent(tree, resources=served(2, 2), **told):
+        (finding,) = found(tree).values()
+    assert finding.code == "NVSHIM-D110"
+    assert finding.found == f"{why}: containers are told of their devices by envvar, cdi-cri"
+    assert finding.command == "nvshim configure containerd --enable-cdi"
+    with agent(tree, resources=served(2, 2), **{**told, "device_list_why": ""}):
+        assert found(tree) == {}
+
+
+def test_a_container_without_what_the_kubelet_has_given_it_is_found(tree: Tree) -> None:
+    given = {"namespace": "team", "container": "main", "resource": "nvidia.com/gpu", "pod_uid": ""}
+    rows = [
+        {**given, "pod": "runs", "device": "GPU-a", "pid": 7},
+        {**given, "pod": "waits", "device": "GPU-b", "pid": 0},
+    ]
+    with agent(tree, resources=served(2, 2)):
+        tree.write(f"{STATE}/ledger.json", json.dumps({"unheld": rows}))
+        (finding,) = found(tree).values()
+    assert finding.code == "NVSHIM-D111"
+    assert finding.found == "team/runs/main (process 7) runs without GPU-a"
 
 
 def test_a_pipe_of_mps_whose_daemon_is_dead_is_found_where_device_plugins_have_it(

@@ -19,6 +19,7 @@ import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
 from api.proto import cri_pb2 as pb
+from integration.cri.engine import Engine
 from integration.dist.manifest import read_tree, write_tree
 from integration.images import busybox, unpack
 from integration.kubernetes import installer
@@ -212,6 +213,8 @@ def test_each_wish_becomes_an_option(node: Node) -> None:
     for words in ("--restart systemd", "--config /etc/x.toml", "--drop-in /etc/y.toml",
                   "--runtime-name gpu", "--set-default", "--enable-cdi"):  # fmt: skip
         assert words in configure
+    node.run(set_default=False, enable_cdi=False)
+    assert "--no-set-default --no-enable-cdi" in node.calls.splitlines()[-1]
 
 
 def test_an_engine_that_is_to_be_left_alone_is(node: Node) -> None:
@@ -420,14 +423,16 @@ def test_an_engine_that_does_not_answer_yet_is_asked_again_before_anybody_is_tol
     ready = node.path("/run/nvidia/validations/toolkit-ready")
     states = []
 
-    def ask(*_: object) -> bool | None:
+    def ask(_: object) -> Engine | None:
         states.append((node.status["state"], ready.exists()))
         answer = answers[len(states) - 1]
         if isinstance(answer, ConnectionError):
             raise answer
-        return bool(answer) if answer is not None else None
+        if answer is None:
+            return None
+        return Engine("cri-o", "1.30.0", handlers=("nvidia",) if answer else ("runc",))
 
-    monkeypatch.setattr(installer, "has_handler", ask)
+    monkeypatch.setattr(installer, "ask_engine", ask)
     monkeypatch.setattr(installer, "_WAIT", 0.01)
     node.run(toolkit_ready=True)
     waiting = [(State.ENGINE, False)] * (len(answers) - 1)

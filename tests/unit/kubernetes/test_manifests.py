@@ -38,6 +38,7 @@ COMPONENTS: Final = tuple(sorted(os.listdir(os.path.join(MANIFESTS, "components"
 # The oldest and the newest that the validator has, and one between.
 VERSIONS: Final = ("1.25", "1.31", "1.37")
 RELEASES: Final = ("trixie", "sid")
+_OF_THE_CLUSTER: Final = {"Namespace", "RuntimeClass", "ClusterRole", "ClusterRoleBinding"}
 _KUBELET_SOCKET: Final = Options("", 1).kubelet_socket
 _MPS_ROOT: Final = PluginSettings().mps_root
 
@@ -383,7 +384,7 @@ def test_every_variable_of_the_agent_is_handed_on_to_it() -> None:
 def test_every_overlay_says_what_its_name_says(
     rendered: dict[str, list[dict[str, Any]]],
 ) -> None:
-    plain = Settings()
+    plain = Settings(set_default=False)
     assert _settings(rendered["not-default"]) == plain
     assert _settings(rendered["default-runtime"]).set_default
     assert _settings(rendered["driver-container"]).driver_root == "/run/nvidia/driver"
@@ -414,8 +415,31 @@ def test_the_namespace_admits_the_pods_that_are_in_it(
         labels = namespace["metadata"]["labels"]
         assert labels["pod-security.kubernetes.io/enforce"] == "privileged"
         for document in documents:
-            if document["kind"] not in {"Namespace", "RuntimeClass"}:
+            if document["kind"] not in _OF_THE_CLUSTER:
                 assert document["metadata"]["namespace"] == namespace["metadata"]["name"]
+
+
+def test_the_agent_may_make_events_and_the_installer_nothing(
+    rendered: dict[str, list[dict[str, Any]]],
+) -> None:
+    for documents in rendered.values():
+        (rule,) = _one(documents, "ClusterRole")["rules"]
+        assert rule == {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}
+        (subject,) = _one(documents, "ClusterRoleBinding")["subjects"]
+        namespace = _one(documents, "Namespace")["metadata"]["name"]
+        whose = {"kind": "ServiceAccount", "name": "node-agent", "namespace": namespace}
+        assert subject == whose
+        sets = {e["metadata"]["name"]: e for e in documents if e["kind"] == "DaemonSet"}
+        for name, account in (("installer", "node"), ("node-agent", "node-agent")):
+            pod = sets[name]["spec"]["template"]["spec"]
+            assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == (
+                account, False,
+            )  # fmt: skip
+            has_token = any("projected" in volume for volume in pod["volumes"])
+            assert has_token is (name == "node-agent")
+        (container,) = sets["node-agent"]["spec"]["template"]["spec"]["containers"]
+        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert mounts["token"] == f"/host{Options('', 1).service_account}"
 
 
 def test_the_operators_values_turn_its_toolkit_off_and_name_our_handler() -> None:

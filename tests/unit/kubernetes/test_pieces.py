@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from api.errors import NvshimError
+from api.proto import cri_pb2 as pb
+from integration.cri.engine import Engine, engine_of
 from integration.images import File, Link
 from integration.kubernetes.backoff import CALM, FIRST, LONGEST, Backoff
 from integration.kubernetes.containerfile import CONTAINERFILE, read_containerfile
@@ -20,7 +22,7 @@ from integration.kubernetes.errors import (
     InstallerUnwell,
     ValidationFileMalformed,
 )
-from integration.kubernetes.handlers import has_handler, knows
+from integration.kubernetes.handlers import ask_engine
 from integration.kubernetes.status import FILE, SILENCE, Log, State, Status, check
 from integration.kubernetes.validations import DriverReady, read_driver_ready
 from shim import RUNTIME_NAME
@@ -125,27 +127,93 @@ def test_a_line_of_the_log_is_an_object_whatever_is_said() -> None:
     }  # fmt: skip
 
 
-def _config(**runtimes: Any) -> dict[str, Any]:
-    return {"config": json.dumps({"containerd": {"runtimes": runtimes}})}
+def _engine(info: dict[str, Any], handlers: list[str], version: str = "2.1.9") -> Engine:
+    told = {
+        name: value if isinstance(value, str) else json.dumps(value) for name, value in info.items()
+    }
+    return engine_of(
+        pb.VersionResponse(runtime_name="containerd", runtime_version=version),
+        pb.StatusResponse(
+            info=told, runtime_handlers=[pb.RuntimeHandler(name=name) for name in handlers]
+        ),
+    )
+
+
+def _config(*, cdi: bool | None = None, default: str = "runc", **runtimes: Any) -> dict[str, Any]:
+    known = {} if cdi is None else {"enableCDI": cdi}
+    table = {"runtimes": runtimes, "defaultRuntimeName": default}
+    return {"config": {**known, "containerd": table}}
+
+
+_OURS: dict[str, Any] = {
+    "runtimeType": RUNTIME_NAME, "runtimePath": "", "PodAnnotations": None,
+    "ContainerAnnotations": ["cdi.k8s.io/*"], "options": {"SystemdCgroup": True, "Root": ""},
+}  # fmt: skip
+_WANTED: dict[str, Any] = {
+    "enable_cdi": True,
+    "containerd": {
+        "default_runtime_name": "runc",
+        "runtimes": {
+            "nvidia": {
+                "runtime_type": RUNTIME_NAME, "runtime_path": "", "pod_annotations": [],
+                "container_annotations": ["cdi.k8s.io/*"], "options": {"SystemdCgroup": True},
+            }
+        },
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("info", "handlers", "known"),
+    ("info", "handlers", "lacking"),
     [
-        (_config(nvidia={"runtimeType": RUNTIME_NAME}), [], True),
-        (_config(nvidia={"runtimeType": "io.containerd.runc.v2"}), ["nvidia"], False),
-        (_config(runc={"runtimeType": "io.containerd.runc.v2"}), [], False),
-        ({}, ["nvidia", ""], True),
-        ({}, ["runc"], False),
+        (_config(cdi=True, nvidia=_OURS), [], []),
+        (_config(cdi=False, nvidia=_OURS), ["nvidia"], ["enable_cdi = true"]),
+        (
+            _config(cdi=True, default="nvidia", nvidia=_OURS), [],
+            ['containerd.default_runtime_name = "runc"'],
+        ),
+        (
+            _config(cdi=True, nvidia={**_OURS, "runtimeType": "io.containerd.runc.v2"}), [],
+            [f'containerd.runtimes.nvidia.runtime_type = "{RUNTIME_NAME}"'],
+        ),
+        (
+            _config(cdi=True, nvidia={**_OURS, "options": {"SystemdCgroup": False}}), [],
+            ['containerd.runtimes.nvidia.options = {"SystemdCgroup": true}'],
+        ),
+        (
+            _config(cdi=True, nvidia={**_OURS, "PodAnnotations": ["a/*"]}), [],
+            ["containerd.runtimes.nvidia.pod_annotations = []"],
+        ),
+        ({}, ["nvidia", ""], []),
+        ({}, ["runc"], ["the handler nvidia"]),
         ({}, [], None),
         ({"config": "{"}, [], None),
-        ({"config": "[]"}, ["nvidia"], True),
+        ({"config": []}, ["nvidia"], []),
+    ],
+)  # fmt: skip
+def test_an_engine_lacks_what_it_was_not_started_with(
+    info: dict[str, Any], handlers: list[str], lacking: list[str] | None
+) -> None:
+    assert _engine(info, handlers).lacks(_WANTED) == lacking
+
+
+@pytest.mark.parametrize(
+    ("version", "cdi", "reads"),
+    [
+        ("1.6.20~ds1", None, False),
+        ("1.7.1", True, False),
+        ("1.7.24~ds1", False, False),
+        ("1.7.24~ds1", True, True),
+        ("2.1.9+unknown", True, True),
+        ("v2.3.0", False, False),
+        ("2.9.0", None, None),
+        ("unknown", True, None),
     ],
 )
-def test_an_engine_knows_what_it_was_started_with(
-    info: dict[str, Any], handlers: list[str], known: bool | None
+def test_an_engine_tells_whether_it_reads_cdi_names(
+    version: str, cdi: bool | None, reads: bool | None
 ) -> None:
-    assert knows(info, handlers, "nvidia", RUNTIME_NAME) is known
+    assert _engine(_config(cdi=cdi, nvidia=_OURS), [], version).reads_cdi is reads
 
 
 def test_an_engine_that_does_not_answer_is_not_one_that_does_not_tell(tmp_path: Path) -> None:
@@ -154,7 +222,7 @@ def test_an_engine_that_does_not_answer_is_not_one_that_does_not_tell(tmp_path: 
         listener.bind(str(path))
     for dead in (path, tmp_path / "missing"):
         with pytest.raises(ConnectionError):
-            has_handler(str(dead), "nvidia", RUNTIME_NAME)
+            ask_engine(str(dead))
 
 
 def test_the_image_holds_the_tree_and_nothing_else(tmp_path: Path) -> None:

@@ -68,7 +68,12 @@ async def running(
     *, said: list[str] | None = None,
 ) -> AsyncIterator[Context]:  # fmt: skip
     options = Options(
-        "", 60, device_plugin=mode, kubelet_socket=kubelet.socket, settings=Given(settings)
+        "",
+        60,
+        device_plugin=mode,
+        kubelet_socket=kubelet.socket,
+        settings=Given(settings),
+        cri_sockets=(),
     )
     nowhere = str(tmp_path / "nowhere")
     config = Config(
@@ -270,30 +275,6 @@ async def test_what_mps_does_not_serve_yet_is_unhealthy(
         await until(lambda: kubelet.healthy(GPU) == {f"{GPUS[0]}::0", f"{GPUS[0]}::1"})
         answer = await anyio.to_thread.run_sync(kubelet.plugins[GPU].allocate, f"{GPUS[0]}::0")
         assert "CUDA_MPS_PIPE_DIRECTORY" in answer.envs
-
-
-@pytest.mark.parametrize(("version", "warned"), [("1.6.20", True), ("2.1.0", False)])
-async def test_an_engine_that_leaves_out_what_is_given_is_warned_of(
-    tmp_path: Path, kubelet: KubeletPlugins, monkeypatch: pytest.MonkeyPatch,
-    version: str, *, warned: bool,
-) -> None:  # fmt: skip
-    engine = SimpleNamespace(
-        pid=7, version=version, cri=True, handlers=(), enable_cdi=version.startswith("2.")
-    )
-    monkeypatch.setattr(
-        "integration.doctor.observing.containerd.look_at_containerd", lambda _: engine
-    )
-    monkeypatch.setattr("integration.node.plugin.part.keep_specs", lambda *_: Specs())
-    kubelet.start()
-    said: list[str] = []
-    settings = replace(BY_VARIABLE, device_list_strategies=(DeviceList.CDI_CRI,))
-    async with running(tmp_path, kubelet, settings, said=said) as context:
-        await until(lambda: len(kubelet.healthy(GPU)) == 2)
-        if warned:
-            await until(lambda: any("envvar,cdi-cri" in line for line in said))
-        context.board.post(settings=replace(settings, gds=True))
-        await anyio.sleep(0.1)
-    assert len([line for line in said if "does not know that" in line]) == warned
 
 
 async def test_where_another_plugin_begins_ours_ends_and_tells_of_nothing_more(

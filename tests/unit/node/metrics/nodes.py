@@ -128,7 +128,8 @@ def _ledger(gpus: int, mig: int, containers: int) -> Ledger:
         stale = "driver 535 is gone" if number % 10 == 1 else ""
         holdings.append(holding(number, uuid, gpu_uuid(gpu), stale=stale))
     unheld = Unheld("team-a", "training-new", "main", "nvidia.com/gpu", gpu_uuid(0))
-    return Ledger(10.0, tuple(holdings), ("one could not be read",), (unheld,))
+    missing = Unheld("team-a", "training-odd", "main", "nvidia.com/gpu", gpu_uuid(0), pid=77)
+    return Ledger(10.0, tuple(holdings), ("one could not be read",), (unheld, missing))
 
 
 def _resources(gpus: int, mig: int) -> tuple[Resource, ...]:

@@ -11,7 +11,7 @@ import pytest
 from api.values import changed
 from integration.inspection.bundles import Pod
 from integration.node.health.values import DeviceHealth, State
-from integration.node.ledger.values import DeviceUse, Holding, Ledger
+from integration.node.ledger.values import DeviceUse, Holding, Ledger, Unheld
 from integration.node.metrics.collecting import Moment, collect
 from integration.node.metrics.families import FAMILIES
 from integration.node.metrics.own import own_process
@@ -138,6 +138,17 @@ def test_a_container_is_told_by_its_pod_or_by_its_own_name() -> None:
         labels(container="web"): 0,
         labels(container=f"{3:064x}"): 0,
     }
+
+
+def test_a_container_that_runs_without_what_it_was_given_is_told_of() -> None:
+    given = [
+        Unheld("team-a", "training", "main", "nvidia.com/gpu", gpu_uuid(n), pid=pid)
+        for n, pid in enumerate((77, 77, 0))
+    ]
+    told = values(replace(NOTHING, ledger=Ledger(1.0, unheld=tuple(given))))
+    whose = labels(namespace="team-a", pod="training", container="main")
+    assert told["nvshim_container_devices_missing"] == {whose: 2}
+    assert told["nvshim_resource_devices_unheld"] == {labels(resource="nvidia.com/gpu"): 3}
 
 
 def test_two_containers_of_one_name_are_told_of_as_one() -> None:

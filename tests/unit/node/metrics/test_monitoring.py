@@ -237,6 +237,10 @@ CASES: Final[dict[str, tuple[int, dict[str, str], dict[str, str]]]] = {
         16, {f"nvshim_container_orphan{{{POD}}}": "1x20"},
         {f"nvshim_container_orphan{{{POD}}}": "1x9 _x11"},
     ),
+    "NvshimDeviceMissing": (
+        2, {f"nvshim_container_devices_missing{{{POD}}}": "1x9"},
+        {f"nvshim_container_devices_missing{{{POD}}}": "0x9"},
+    ),
     "NvshimContainersUnreadable": (
         31, {'nvshim_containers_unreadable{instance="n"}': "1x40"},
         {'nvshim_containers_unreadable{instance="n"}': "0x40"},

@@ -1,0 +1,166 @@
+"""The part of the agent that says on a pod itself what is wrong with it, as an event.
+
+``kubectl describe pod`` then has what a person would otherwise look for in a node's log: that a
+container runs without a device that the kubelet has given it.
+
+Rules
+- Only where the cluster has given the agent a token, and the right to make events: without a token
+  nothing is done, and a right that is missing is said once.
+- An event is made once for each container and device. What cannot be made now is tried again.
+- The token is read for each event: a kubelet replaces it long before it ends.
+
+Source: Kubernetes API core/v1 Event; "Accessing the Kubernetes API from a Pod".
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+import anyio
+import anyio.to_thread
+
+from api.errors import one_line, printable
+from integration.node.ledger.errors import EventNotMade
+
+if TYPE_CHECKING:
+    from integration.node.ledger.values import Unheld
+    from integration.node.parts import Context
+
+__all__ = ["ApiServer", "run"]
+
+_TIMEOUT: Final = 10.0
+_AGAIN: Final = 60.0
+_LONGEST: Final = 1 << 16
+_COMPONENT: Final = "nvshim-node"
+_REASON: Final = "DeviceMissing"
+
+
+@dataclass(frozen=True, slots=True)
+class ApiServer:
+    """The cluster's API server, as a pod reaches it.
+
+    Attributes:
+        host: its address.
+        port: likewise.
+        service_account: the directory that has the token, and the certificate of who signs.
+    """
+
+    host: str
+    port: int
+    service_account: str
+
+    def make_event(self, namespace: str, event: dict[str, Any]) -> None:
+        """Make an event.
+
+        Args:
+            namespace: of Kubernetes.
+            event: core/v1.
+
+        Raises:
+            EventNotMade: the server does not answer, or says no.
+        """
+        import ssl  # noqa: PLC0415 - for agents that have a token
+
+        asked = f"an event in the namespace {namespace}"
+        try:
+            with open(os.path.join(self.service_account, "token"), encoding="ascii") as file:
+                token = file.read().strip()
+            trust = ssl.create_default_context(cafile=os.path.join(self.service_account, "ca.crt"))
+            connection = http.client.HTTPSConnection(
+                self.host, self.port, timeout=_TIMEOUT, context=trust
+            )
+            try:
+                connection.request(
+                    "POST", f"/api/v1/namespaces/{quote(namespace, safe='')}/events",
+                    json.dumps(event),
+                    {"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+                )  # fmt: skip
+                answer = connection.getresponse()
+                said = answer.read(_LONGEST)
+            finally:
+                connection.close()
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise EventNotMade(
+                asked, found=one_line(str(error) or type(error).__name__),
+                do=f"see that {self.host}:{self.port} can be reached from the agent's pod",
+            ) from error  # fmt: skip
+        if answer.status != http.client.CREATED:
+            raise EventNotMade(
+                asked, found=f"{answer.status} {answer.reason}: {_message_of(said)}",
+                do="see the ClusterRole of the agent's service account",
+            )  # fmt: skip
+
+
+def _message_of(said: bytes) -> str:
+    try:
+        return printable(str(json.loads(said)["message"]))
+    except (ValueError, KeyError, TypeError):
+        return "no reason is given"
+
+
+def _event_of(missing: Unheld, now: str) -> dict[str, Any]:
+    message = (
+        f"container {missing.container} runs without {missing.device} ({missing.resource}), which "
+        "the kubelet has given it; see that the pod names the shim's RuntimeClass, and "
+        "`nvshim doctor` on the node"
+    )
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{missing.pod}.", "namespace": missing.namespace},
+        "involvedObject": {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "namespace": missing.namespace,
+            "name": missing.pod,
+            "uid": missing.pod_uid,
+            "fieldPath": f"spec.containers{{{missing.container}}}",
+        },
+        "reason": _REASON,
+        "message": message,
+        "type": "Warning",
+        "count": 1,
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "source": {"component": _COMPONENT, "host": os.uname().nodename},
+    }
+
+
+async def run(context: Context) -> None:
+    """Make events of what is missing, until cancelled.
+
+    Args:
+        context: the agent's.
+    """
+    options, board = context.options, context.board
+    has_token = await anyio.Path(options.service_account).is_dir()
+    if not options.api_server or not has_token:
+        await anyio.sleep_forever()
+    api = ApiServer(options.api_server, options.api_port, options.service_account)
+    told: set[Unheld] = set()
+    failed = ""
+    while True:
+        version = board.version("ledger")
+        missing = set(board.ledger.missing)
+        told &= missing
+        line = ""
+        for each in sorted(missing - told, key=lambda each: (each.title, each.device)):
+            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            make = partial(api.make_event, each.namespace, _event_of(each, now))
+            try:
+                await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
+            except EventNotMade as error:
+                line = str(error)
+                break
+            told.add(each)
+        if line and line != failed:
+            context.say("warning", line)
+        failed = line
+        await board.change("ledger", since=version, timeout=_AGAIN if line else float("inf"))

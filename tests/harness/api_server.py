@@ -1,0 +1,125 @@
+"""A cluster's API server, as far as somebody with a token makes events there.
+
+    with ApiServer(directory) as api:
+        ...  # a client that is told api.port, and api.service_account
+        api.events
+
+It speaks TLS with a certificate of its own for 127.0.0.1, which holds until 2120; its key is no
+secret. Source: Kubernetes API, core/v1 Event.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import ssl
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, Final, Self
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["ApiServer"]
+
+_CERTIFICATE: Final = (
+    "MIIBXjCCAQSgAwIBAgIBATAKBggqhkjOPQQDAjAVMRMwEQYDVQQDDAphcGktc2VydmVyMCAXDTIwMDEwMTAwMDAw"
+    "MFoYDzIxMjAwMTAxMDAwMDAwWjAVMRMwEQYDVQQDDAphcGktc2VydmVyMFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcD"
+    "QgAEfHwMZNsTNmrzmbGM//VYjmeY21yzaAEaEP+E4zVN3JYrpztVw6uuJj2EnM/U6aU3LZN5kXjiG3RtPkDrNrPg"
+    "zKNDMEEwDwYDVR0RBAgwBocEfwAAATAPBgNVHRMBAf8EBTADAQH/MB0GA1UdDgQWBBRNBoRE3bnY1jynqjRkFuDq"
+    "N8JwijAKBggqhkjOPQQDAgNIADBFAiEA5/yx9GWrScrRg96UMpnBwNGBguaNcl6gEIMAUa7hsrUCIHFMRgFCOLEZ"
+    "PfBuYUp3yDoIgvVVEBXxX+fTjw3AziJ6"
+)
+_KEY: Final = (
+    "MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgKGz+8uYP1hVA+rRwxYP+9pDNLYPBP6j53SfNT21+"
+    "d8WhRANCAAR8fAxk2xM2avOZsYz/9ViOZ5jbXLNoARoQ/4TjNU3cliunO1XDq64mPYScz9TppTctk3mReOIbdG0+"
+    "QOs2s+DM"
+)
+
+
+class ApiServer:
+    """An API server. As a context it runs, on 127.0.0.1.
+
+    Args:
+        directory: where the client finds its token.
+
+    Attributes:
+        service_account: that directory.
+        events: what was made, each with its namespace in the path that was asked for.
+        token: with which one may make events.
+        is_forbidden: whether nobody may.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.service_account = directory
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.token = "first"
+        self.is_forbidden = False
+        self._thread: threading.Thread
+        self._server: ThreadingHTTPServer
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_address[1])
+
+    def rotate(self, token: str) -> None:
+        """Give the client another token; the one before does not count any more."""
+        self.token = token
+        new = os.path.join(self.service_account, "..new")
+        with open(new, "w", encoding="ascii") as file:
+            file.write(token)
+        os.rename(new, os.path.join(self.service_account, "token"))
+
+    def _answer(self, path: str, authorization: str | None, event: dict[str, Any]) -> int:
+        if authorization != f"Bearer {self.token}":
+            return 401
+        if self.is_forbidden:
+            return 403
+        self.events.append((path, event))
+        return 201
+
+    def __enter__(self) -> Self:
+        os.makedirs(self.service_account)
+        certificate = ssl.DER_cert_to_PEM_cert(base64.b64decode(_CERTIFICATE))
+        own = os.path.join(self.service_account, "ca.crt")
+        with open(own, "w", encoding="ascii") as file:
+            file.write(certificate)
+        both = f"{self.service_account}.pem"
+        kind = "PRIVATE KEY"
+        with open(both, "w", encoding="ascii") as file:
+            file.write(f"-----BEGIN {kind}-----\n{_KEY}\n-----END {kind}-----\n{certificate}")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(both)
+        self.rotate(self.token)
+        answer = self._answer
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                length = int(self.headers["Content-Length"])
+                event = json.loads(self.rfile.read(length))
+                code = answer(self.path, self.headers["Authorization"], event)
+                body = json.dumps({"kind": "Status", "message": f"it is {code}"}).encode()
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                return
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
