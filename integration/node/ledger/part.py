@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import anyio
 import anyio.to_thread
 
-from api.errors import printable
+from api.errors import one_line, printable
 from integration.files import read_file, replace_file
 from integration.inspection.bundles import KNOWN_STATES, find_containers, state_directories
 from integration.inspection.holding import LEDGER
@@ -36,12 +36,12 @@ from integration.node.ledger.holdings import (
     unheld_of,
 )
 from integration.node.ledger.kubelet import allocated_by
-from integration.node.ledger.values import Ledger
+from integration.node.ledger.values import Denied, Ledger
 from integration.node.ledger.watching import Watching
 from shim.bundle import RECORD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from hooks.config import Config
     from hooks.node.inventory import Inventory
@@ -94,8 +94,20 @@ def _ledger_of(
         unheld=()
         if allocated is None
         else unheld_of(allocated, holdings, containers if _tells_nodes(inventory) else ()),
+        denied=tuple(_denied(containers)),
         containers=containers,
     )
+
+
+def _denied(containers: Iterable[Container]) -> Iterator[Denied]:
+    """What containers of pods were not given, by their records."""
+    for each in containers:
+        judged = (each.record or {}).get("policy")
+        if each.pod is None or not isinstance(judged, dict):
+            continue
+        pod = each.pod
+        for why in judged.get("denied") or ():
+            yield Denied(pod.namespace, pod.name, pod.uid, each.name, one_line(str(why)))
 
 
 def _tells_nodes(inventory: Inventory | None) -> bool:

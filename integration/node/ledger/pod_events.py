@@ -1,12 +1,14 @@
 """The part of the agent that says on a pod itself what is wrong with it, as an event.
 
 ``kubectl describe pod`` then has what a person would otherwise look for in a node's log: that a
-container runs without a device that the kubelet has given it.
+container runs without a device that the kubelet has given it, or without one that its image asks
+for and nobody granted.
 
 Rules
 - Only where the cluster has given the agent a token, and the right to make events: without a token
   nothing is done, and a right that is missing is said once.
-- An event is made once for each container and device. What cannot be made now is tried again.
+- An event is made once for each container and cause, as long as its pod is there, however often the
+  container starts. What cannot be made now is tried again.
 - The token is read for each event: a kubelet replaces it long before it ends.
 
 Source: Kubernetes API core/v1 Event; "Accessing the Kubernetes API from a Pod".
@@ -30,7 +32,9 @@ from api.errors import one_line, printable
 from integration.node.ledger.errors import EventNotMade
 
 if TYPE_CHECKING:
-    from integration.node.ledger.values import Unheld
+    from collections.abc import Iterator
+
+    from integration.node.ledger.values import Ledger
     from integration.node.parts import Context
 
 __all__ = ["ApiServer", "run"]
@@ -39,7 +43,6 @@ _TIMEOUT: Final = 10.0
 _AGAIN: Final = 60.0
 _LONGEST: Final = 1 << 16
 _COMPONENT: Final = "nvshim-node"
-_REASON: Final = "DeviceMissing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,36 +108,63 @@ def _message_of(said: bytes) -> str:
         return "no reason is given"
 
 
-def _event_of(missing: Unheld, now: str) -> dict[str, Any]:
-    message = (
-        f"container {missing.container} runs without {missing.device} ({missing.resource}), which "
-        "the kubelet has given it; see that the pod names the shim's RuntimeClass, and "
-        "`nvshim doctor` on the node"
-    )
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"generateName": f"{missing.pod}.", "namespace": missing.namespace},
-        "involvedObject": {
+@dataclass(frozen=True, slots=True, order=True)
+class _Notice:
+    """What is said on a pod."""
+
+    namespace: str
+    pod: str
+    pod_uid: str
+    container: str
+    reason: str
+    message: str
+
+    def event(self, now: str) -> dict[str, Any]:
+        """The event that says it.
+
+        Args:
+            now: the time, as Kubernetes writes it.
+        """
+        return {
             "apiVersion": "v1",
-            "kind": "Pod",
-            "namespace": missing.namespace,
-            "name": missing.pod,
-            "uid": missing.pod_uid,
-            "fieldPath": f"spec.containers{{{missing.container}}}",
-        },
-        "reason": _REASON,
-        "message": message,
-        "type": "Warning",
-        "count": 1,
-        "firstTimestamp": now,
-        "lastTimestamp": now,
-        "source": {"component": _COMPONENT, "host": os.uname().nodename},
-    }
+            "kind": "Event",
+            "metadata": {"generateName": f"{self.pod}.", "namespace": self.namespace},
+            "involvedObject": {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "namespace": self.namespace,
+                "name": self.pod,
+                "uid": self.pod_uid,
+                "fieldPath": f"spec.containers{{{self.container}}}",
+            },
+            "reason": self.reason,
+            "message": self.message,
+            "type": "Warning",
+            "count": 1,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "source": {"component": _COMPONENT, "host": os.uname().nodename},
+        }
+
+
+def _notices(ledger: Ledger) -> Iterator[_Notice]:
+    """What there is to say on pods now."""
+    for missing in ledger.missing:
+        yield _Notice(
+            missing.namespace, missing.pod, missing.pod_uid, missing.container, "DeviceMissing",
+            f"container {missing.container} runs without {missing.device} ({missing.resource}), "
+            "which the kubelet has given it; see that the pod names the shim's RuntimeClass, and "
+            "`nvshim doctor` on the node",
+        )  # fmt: skip
+    for denied in ledger.denied:
+        yield _Notice(
+            denied.namespace, denied.pod, denied.pod_uid, denied.container, "DeviceDenied",
+            f"container {denied.container} is not given what it asks for: {denied.why}",
+        )  # fmt: skip
 
 
 async def run(context: Context) -> None:
-    """Make events of what is missing, until cancelled.
+    """Make events of what is missing or denied, until cancelled.
 
     Args:
         context: the agent's.
@@ -144,16 +174,17 @@ async def run(context: Context) -> None:
     if not options.api_server or not has_token:
         await anyio.sleep_forever()
     api = ApiServer(options.api_server, options.api_port, options.service_account)
-    told: set[Unheld] = set()
+    told: set[_Notice] = set()
     failed = ""
     while True:
         version = board.version("ledger")
-        missing = set(board.ledger.missing)
-        told &= missing
+        ledger = board.ledger
+        pods = {(p.namespace, p.name, p.uid) for c in ledger.containers if (p := c.pod) is not None}
+        told = {each for each in told if (each.namespace, each.pod, each.pod_uid) in pods}
         line = ""
-        for each in sorted(missing - told, key=lambda each: (each.title, each.device)):
+        for each in sorted(set(_notices(ledger)) - told):
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            make = partial(api.make_event, each.namespace, _event_of(each, now))
+            make = partial(api.make_event, each.namespace, each.event(now))
             try:
                 await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
             except EventNotMade as error:

@@ -63,6 +63,25 @@ class Unheld:
 
 
 @dataclass(frozen=True, slots=True)
+class Denied:
+    """What a container of a pod has asked for and was not given, since nobody granted it.
+
+    Attributes:
+        namespace: of the pod.
+        pod: its name.
+        pod_uid: "" if it is not known.
+        container: its name in the pod.
+        why: what it may not have, and why, for people.
+    """
+
+    namespace: str
+    pod: str
+    pod_uid: str
+    container: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ledger:
     """Who holds what at one moment.
 
@@ -71,6 +90,7 @@ class Ledger:
         holdings: a container each.
         unknown: why some containers could not be read, a line each.
         unheld: what the kubelet has given, and nobody has.
+        denied: what containers of pods were not given.
         containers: all that there are, with and without devices; they are not compared.
     """
 
@@ -78,6 +98,7 @@ class Ledger:
     holdings: tuple[Holding, ...] = ()
     unknown: tuple[str, ...] = ()
     unheld: tuple[Unheld, ...] = ()
+    denied: tuple[Denied, ...] = ()
     containers: tuple[Container, ...] = field(default=(), compare=False, repr=False)
 
     @property

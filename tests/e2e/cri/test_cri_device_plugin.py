@@ -248,10 +248,19 @@ def test_a_pod_that_runs_without_its_gpu_says_so_everywhere(
             assert (event["type"], event["reason"]) == ("Warning", "DeviceMissing")
             assert uuid in event["message"]
             assert event["metadata"]["namespace"] == "tests"
+            wants = pods.run()
+            wants.start(*IDLE, image=GLIBC, name=name, env={"NVIDIA_VISIBLE_DEVICES": "all"})
+            eventually(lambda: len(api.events) > 1, "an event of the pod that nobody granted a GPU")
+            denied = api.events[1][1]
+            assert (denied["type"], denied["reason"]) == ("Warning", "DeviceDenied")
+            assert denied["involvedObject"]["uid"] == wants.config.metadata.uid
+            assert denied["involvedObject"]["fieldPath"] == f"spec.containers{{{name}}}"
+            assert "NVIDIA_VISIBLE_DEVICES=all" in denied["message"]
+            wants.remove()
             pod.remove()
             kubelet.release(pod.config.metadata.name)
             eventually(lambda: nvshim(*checking, check=False).code == 0, "nothing is amiss")
-            assert len(api.events) == 1
+            assert len(api.events) == 2
 
 
 def refuse_another(pod: Pod, kubelet: KubeletPlugins, node: SimulatedNode) -> None:
