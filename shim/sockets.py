@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 _BACKLOG: Final = 128
 _LOCK_PAUSE: Final = 0.001  # seconds
 _LOCK_PATIENCE: Final = 1.0
+_LOCKED: Final = "~"
 # Seconds from the announcement of a container after which its Create is not expected any more:
 # containerd sends it at once, unless it was killed in between.
 LATEST_CREATE: Final = 60.0
@@ -260,7 +261,7 @@ def retire(path: str, own: tuple[int, int] | None, *, regardless: bool = False) 
                 bundle.remove(announcement)
             if own is not None and identity(path) == own:
                 os.unlink(path)
-        _sweep(directory, [n for n in names if n not in announced])
+        _sweep(directory, [n for n in names if n not in announced and n != f"{name}{_LOCKED}"])
     except BlockingIOError:
         return False
     except OSError:
@@ -287,6 +288,9 @@ def sweep(directory: str) -> None:
 
 def _sweep(directory: str, names: Sequence[str]) -> None:
     for name in names:
+        if name.endswith(_LOCKED) and address.is_socket_name(name.removesuffix(_LOCKED)):
+            _remove_lock(os.path.join(directory, name.removesuffix(_LOCKED)))
+            continue
         socket, _, container_id = name.partition(".")
         path, announcement = os.path.join(directory, socket), os.path.join(directory, name)
         if not (container_id and address.is_socket_name(socket) and os.path.islink(announcement)):
@@ -298,6 +302,15 @@ def _sweep(directory: str, names: Sequence[str]) -> None:
                     bundle.remove(announcement)
         except BlockingIOError:
             continue
+
+
+def _remove_lock(path: str) -> None:
+    """Remove the lock of somebody who was killed with it."""
+    try:
+        with _Lock(path, patience=0):
+            pass
+    except BlockingIOError:
+        pass
 
 
 def _counts(announcement: str) -> bool:
@@ -389,7 +402,7 @@ class _Lock:
 
 
 def _lock_path(path: str) -> str:
-    return f"{path}~"
+    return f"{path}{_LOCKED}"
 
 
 def _unix_socket() -> _socket.socket:

@@ -200,6 +200,10 @@ async def test_what_a_shim_has_left_that_was_killed_before_anybody_came_is_swept
             # As containerd does where it was not told an address.
             shutil.rmtree(f"{shim.directory}/{name}")
         foreign = os.path.join(os.path.dirname(shim.socket_path), f"foreign-{os.getpid()}")
+        # Of a start that was killed while it had it; of a pod of which nothing else is left.
+        sockets, name = os.path.split(paths["killed"])
+        lock = os.path.join(sockets, f"{name[::-1]}~")
+        os.mknod(lock)
         try:
             with socket.socket(socket.AF_UNIX) as dead:
                 dead.bind(foreign)
@@ -208,11 +212,12 @@ async def test_what_a_shim_has_left_that_was_killed_before_anybody_came_is_swept
             await shim.call("Delete", id="c1")
             await gone(shim, "c1")
             assert glob.glob(f"{paths['killed']}*") == []
+            assert not os.path.lexists(lock)
             async with connect(paths["alive"]) as client:
                 await call(client, "Shutdown", timeout=20, id="alive")
             assert os.path.exists(foreign)
         finally:
-            for path in (foreign, *paths.values()):
+            for path in (foreign, lock, *paths.values()):
                 for each in (path, *glob.glob(f"{path}.*")):
                     with suppress(FileNotFoundError):
                         os.unlink(each)
