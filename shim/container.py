@@ -379,6 +379,8 @@ class Container:
         from shim import remains  # noqa: PLC0415 - for what hardly ever happens
 
         path = cgroups_path_of(bundle_files.read_spec(self.bundle))
+        if not remains.has_cgroup(path, self.id):
+            return
         for problem in await _in_thread(lambda: remains.end_cgroup(path, self.id)):
             self._shim.log.warning("a cgroup is left", id=self.id, why=problem)
 

@@ -262,6 +262,16 @@ def end_by_force(container_id: str, pid: int, recorded: Recorded) -> list[str]:
     return problems
 
 
+def has_cgroup(path: str, container_id: str) -> bool:
+    """Whether there is something for :func:`end_cgroup` to do.
+
+    Args:
+        path: as there.
+        container_id: as there.
+    """
+    return bool(_named(path, container_id))
+
+
 def end_cgroup(path: str, container_id: str) -> list[str]:
     """End what is in a container's cgroup, and remove it; nothing if there is none.
 
@@ -422,9 +432,9 @@ def _below_each_hierarchy(path: str) -> list[str]:
 
 
 def _named(path: str, container_id: str) -> list[str]:
-    """The directories of the cgroup that a spec names, if it is named after the container."""
+    """The directories of the cgroup that a spec names, if it is there and named after it."""
     directories = _below_each_hierarchy(path) if path else []
-    return [d for d in directories if _is_named_after(d, container_id)]
+    return [d for d in directories if _is_named_after(d, container_id) and os.path.isdir(d)]
 
 
 def _cgroups_of(pid: int) -> list[str]:

@@ -85,11 +85,14 @@ async def run_in_thread(function: Callable[[], Result]) -> Result:
     """Call a function in a thread of its own; if the task is cancelled, the thread goes on.
 
     Raises:
-        RuntimeError: no thread is to be had.
+        RuntimeError: no thread is to be had, or no descriptor by which it says that it is done.
     """
     loops.raise_if_cancelled()
     loop = loops.current()
-    loop.expect_calls()
+    try:
+        loop.expect_calls()
+    except OSError as scarce:
+        raise RuntimeError(str(scarce)) from scarce
     work = _Work(function, loop, loops.current_task())
     start_new_thread(work.work, ())
     await loops.park(work.forget)

@@ -93,6 +93,7 @@ async def test_processes_out_of_a_cgroup_are_signalled_by_what_cannot_become_ano
         assert len(calls) >= len(pids)
         assert [line for line in calls if "pidfd_send_signal(" not in line] == []
         os.rename(f"{path}.away", path)
+        await shim.call("Wait", id="c1")
         await shim.call("Delete", id="c1")
         await gone(shim, "c1")
 
