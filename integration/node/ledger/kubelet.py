@@ -39,6 +39,7 @@ async def allocated_by(path: str) -> tuple[Allocated, ...] | None:
     import grpc.aio  # type: ignore[import-untyped] # noqa: PLC0415
 
     from api.proto import podresources_pb2 as pb  # noqa: PLC0415 - likewise
+    from integration.node.calls import answer_of  # noqa: PLC0415 - likewise
 
     limits = [("grpc.max_receive_message_length", _LONGEST)]
     async with grpc.aio.insecure_channel(f"unix:{path}", options=limits) as channel:
@@ -48,7 +49,7 @@ async def allocated_by(path: str) -> tuple[Allocated, ...] | None:
             response_deserializer=pb.ListPodResourcesResponse.FromString,
         )
         try:
-            answer: Any = await ask(pb.ListPodResourcesRequest(), timeout=_TIMEOUT)
+            answer: Any = await answer_of(ask(pb.ListPodResourcesRequest(), timeout=_TIMEOUT))
         except grpc.RpcError:
             return None
     # A pod without containers is known as well.

@@ -20,6 +20,7 @@ import grpc.aio  # type: ignore[import-untyped] # likewise
 
 from api.proto import cri_pb2 as pb
 from integration.cri.engine import Engine, engine_of
+from integration.node.calls import answer_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +79,7 @@ async def _ask(path: str) -> Engine | None:
                 request_serializer=type(request).SerializeToString,
                 response_deserializer=answer.FromString,
             )
-            return await ask(request, timeout=_TIMEOUT)
+            return await answer_of(ask(request, timeout=_TIMEOUT))
 
         try:
             version = await call("Version", pb.VersionRequest(), pb.VersionResponse)

@@ -24,6 +24,7 @@ import grpc  # type: ignore[import-untyped] # it ships no types
 import grpc.aio  # type: ignore[import-untyped] # likewise
 
 from api.proto import deviceplugin_pb2 as pb
+from integration.node.calls import answer_of
 from integration.node.plugin.serving_errors import KubeletRefused, KubeletUnreachable
 from integration.node.plugin.watching import socket_identity
 
@@ -43,7 +44,13 @@ _LONGEST_PAUSE: Final = 0.2
 
 # Each attempt stands for itself: none waits for what an earlier one has found.
 _OPTIONS: Final = (("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1))
-_NO_ANSWER: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
+_NO_ANSWER: Final = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+    }
+)
 
 
 async def register(
@@ -85,7 +92,7 @@ async def register(
             response_deserializer=pb.Empty.FromString,
         )
         try:
-            await call(request, timeout=_TO_ANSWER)
+            await answer_of(call(request, timeout=_TO_ANSWER))
         except grpc.aio.AioRpcError as error:
             found = error.details() or error.code().name
             if error.code() in _NO_ANSWER:
