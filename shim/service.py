@@ -44,6 +44,9 @@ _SCARCE: Final = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT}
 )
 
+# Seconds after which a shim tries again to end that could not take its socket away.
+_AGAIN: Final = 0.2
+
 # Seconds without a task after which nobody is expected to ask for the end any more; and after which
 # a shim ends also if it has something to tell that nobody takes: its tasks were deleted, by a
 # containerd that will not miss the events.
@@ -381,9 +384,21 @@ class TaskService:
         turned.set()
 
     def _end_if_empty(self) -> None:
-        if not (self._in_use or self._ending) and self._own_socket.retire():
+        if self._in_use or self._ending:
+            return
+        if self._own_socket.retire():
             self._ending = True
             self._shut_down()
+        else:
+            self._shim.tasks.start_soon(self._end_later)
+
+    async def _end_later(self) -> None:
+        """Look again if nobody has come: not everybody who looks there looks for us."""
+        turned = self._turned
+        with aio.move_on_after(_AGAIN):
+            await turned.wait()
+        if not turned.is_set():
+            self._end_if_empty()
 
     def _container(self, container_id: str) -> Container:
         container = self._containers.get(container_id)

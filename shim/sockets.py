@@ -288,29 +288,33 @@ def sweep(directory: str) -> None:
 
 def _sweep(directory: str, names: Sequence[str]) -> None:
     for name in names:
-        if name.endswith(_LOCKED) and address.is_socket_name(name.removesuffix(_LOCKED)):
-            _remove_lock(os.path.join(directory, name.removesuffix(_LOCKED)))
-            continue
-        socket, _, container_id = name.partition(".")
-        path, announcement = os.path.join(directory, socket), os.path.join(directory, name)
-        if not (container_id and address.is_socket_name(socket) and os.path.islink(announcement)):
+        is_lock = name.endswith(_LOCKED)
+        socket, _, container_id = name.removesuffix(_LOCKED).partition(".")
+        path, found = os.path.join(directory, socket), os.path.join(directory, name)
+        # Looked at first without the lock: a shim that is ending does not wait for it.
+        if not address.is_socket_name(socket) or not (
+            _is_old(found) if is_lock else container_id and _is_left(found)
+        ):
             continue
         try:
-            with _Lock(path, patience=0):
-                if not (_counts(announcement) or is_alive(path)):
+            with _Lock(path, patience=0):  # which removes one that is left
+                if not (is_lock or _counts(found) or is_alive(path)):
                     bundle.remove(path)
-                    bundle.remove(announcement)
+                    bundle.remove(found)
         except BlockingIOError:
             continue
 
 
-def _remove_lock(path: str) -> None:
-    """Remove the lock of somebody who was killed with it."""
+def _is_left(announcement: str) -> bool:
+    return os.path.islink(announcement) and not _counts(announcement)
+
+
+def _is_old(path: str) -> bool:
+    """Whether something has been there for longer than anybody takes."""
     try:
-        with _Lock(path, patience=0):
-            pass
-    except BlockingIOError:
-        pass
+        return time.time() - os.lstat(path).st_mtime > LATEST_CREATE
+    except FileNotFoundError:
+        return False
 
 
 def _counts(announcement: str) -> bool:

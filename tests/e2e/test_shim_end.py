@@ -204,6 +204,7 @@ async def test_what_a_shim_has_left_that_was_killed_before_anybody_came_is_swept
         sockets, name = os.path.split(paths["killed"])
         lock = os.path.join(sockets, f"{name[::-1]}~")
         os.mknod(lock)
+        os.utime(lock, (0, 0))
         try:
             with socket.socket(socket.AF_UNIX) as dead:
                 dead.bind(foreign)

@@ -110,9 +110,13 @@ async def _use_container(shim: ShimByHand, name: str) -> None:
     await shim.call("Start", id=name, exec_id="e1")
     await shim.call("ResizePty", id=name, exec_id="e1", width=80, height=24)
     await shim.call("CloseIO", id=name, exec_id="e1", stdin=True)
-    await shim.call("Kill", id=name, exec_id="e1", signal=signal.SIGKILL)
     await shim.call("Wait", id=name, exec_id="e1")
     await shim.call("Delete", id=name, exec_id="e1")
+    await shim.exec(name, "e2", *SLEEP)
+    await shim.call("Start", id=name, exec_id="e2")
+    await shim.call("Kill", id=name, exec_id="e2", signal=signal.SIGKILL)
+    await shim.call("Wait", id=name, exec_id="e2")
+    await shim.call("Delete", id=name, exec_id="e2")
     await shim.end(name)
 
 

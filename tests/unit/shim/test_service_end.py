@@ -26,6 +26,7 @@ class _Shim:
     def __init__(self) -> None:
         self.publisher = _Publisher()
         self.sandbox: object = None
+        self.tasks: object = None
 
 
 class _Node:
@@ -41,6 +42,7 @@ class _Node:
 
     async def ends_within(self, seconds: float) -> bool:
         async with anyio.create_task_group() as tasks:
+            self.shim.tasks = tasks
             tasks.start_soon(self.service.end_when_unused)
             with anyio.move_on_after(seconds):
                 await self.ended.wait()
@@ -80,6 +82,21 @@ async def test_it_stays_while_a_container_is_announced(node: _Node, tmp_path: Pa
     assert not await node.ends_within(0.3)
     sockets.forget(node.path, "c1")
     assert await node.ends_within(5)
+
+
+async def test_one_that_was_kept_by_who_looked_for_another_ends_soon(
+    node: _Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "UNUSED", 3600)
+    async with anyio.create_task_group() as tasks:
+        node.shim.tasks = tasks
+        with sockets._Lock(node.path):
+            node.service.end_when_empty("pod")
+            await anyio.sleep(0.3)
+            assert not node.ended.is_set()
+        with anyio.fail_after(20):
+            await node.ended.wait()
+        tasks.cancel_scope.cancel()
 
 
 async def test_it_stays_while_it_holds_a_sandbox(node: _Node) -> None:
