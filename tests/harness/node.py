@@ -100,8 +100,9 @@ def socket_of_server(pid: int) -> str:
     with open("/proc/net/unix") as file:
         paths = {words[6]: words[7] for line in file if len(words := line.split()) == 8}
     for inode in _sockets_of(pid):
-        # Before it listens it rehearses, on a socket that has its pid in its name.
-        if inode in paths and not paths[inode].endswith(f".{pid}"):
+        # Before it listens it rehearses, on a socket that has its pid in its name; and what it
+        # forks for that has the socket and the command line, too.
+        if inode in paths and not paths[inode].rpartition(".")[2].isdigit():
             return paths[inode]
     return ""
 
