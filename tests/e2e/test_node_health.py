@@ -248,7 +248,7 @@ def test_a_gpu_that_was_exchanged_is_said_to_be_gone_once(tmp_path: Path) -> Non
         changed = node.change(other)
         with agent(changed, tmp_path, *options) as it:
             eventually(lambda: len(it.states()) == 3, "the new one is known as well")
-            (line,) = it.said("a device is unhealthy")
+            (line,) = eventually(lambda: it.said("a device is unhealthy"), "it is said")
             assert (line["device"], line["level"]) == (gone, "error")
         with agent(changed, tmp_path, *options) as it:
             eventually(lambda: it.listed() == ["healthy", "healthy"], "it has begun again")
