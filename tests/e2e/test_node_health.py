@@ -64,7 +64,9 @@ class Agent:
 
     def listed(self) -> list[str]:
         """The states of the GPUs, by `nvshim list`."""
-        return [row["health"] for row in self.nvshim("list")[1]]
+        # What the containers of this machine hold, of its other engines, is not asked.
+        words = ("list", "--containerd-state", self.node.state)
+        return [row["health"] for row in self.nvshim(*words)[1]]
 
     def states(self) -> list[str]:
         """The same by the agent's file: to be looked at often."""
