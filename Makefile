@@ -29,52 +29,60 @@ SHELL := /bin/bash
 .PHONY: help
 help: ## Say what each target does
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@echo; echo 'Also, for those who change it:'
+	@sed -n 's/^\([a-z-]*\):.*#- \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
 .PHONY: demo
 demo: setup ## Run a GPU container through the shim on a private containerd
-	@$(VENV)/bin/python -m integration.demo
+	@$(VENV)/bin/python -m tests.tools.demo
 
 # What fails once fails again: examples are the same in each run, and so is the order of sets.
-test test-unit: export PYTHONHASHSEED := 0
+test: export PYTHONHASHSEED := 0
+
+# Tests that run side by side. Those end to end wait for others now and then.
+WORKERS ?= $(shell n=$$(($$(nproc) + 1)); echo $$((n < 8 ? n : 8)))
+BESIDE  := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: test
 test: setup $(CACHE)/.parts ## Run all tests: unit, security and end to end against a real containerd
 	@$(VENV)/bin/python -m tests.harness.dist
-	@# Those end to end wait for others most of the time; the rest computes meanwhile.
-	@set -m; $(VENV)/bin/python -m pytest --ignore tests/e2e --ignore tests/security \
-	  >$(CACHE)/test.log 2>&1 & rest=$$!; set +m; \
-	trap "kill -INT $$rest && wait $$rest" EXIT; status=0; \
-	$(VENV)/bin/python -m pytest tests/e2e tests/security || status=$$?; \
-	wait $$rest || status=$$?; trap - EXIT; cat $(CACHE)/test.log; exit $$status
+	@status=0; \
+	$(VENV)/bin/python -m pytest $(BESIDE) -m 'not serial and not newest' || status=$$?; \
+	$(VENV)/bin/python -m pytest -m 'serial and not newest' $$(grep -rl --include='test_*.py' 'mark\.serial' tests) || status=$$?; \
+	exit $$status
 
 .PHONY: check-more
-check-more: export NVSHIM_TEST_EXAMPLES := random
-check-more: setup $(CACHE)/.parts ## Look for examples that fail, at random, again and again; MINUTES=10
+check-more: setup ## Run everything beyond make test, one after another, and print a table; ONLY=fuzz,soak
+	@$(VENV)/bin/python -m tests.more $(if $(ONLY),--only $(ONLY))
+
+.PHONY: test-examples
+test-examples: export NVSHIM_TEST_EXAMPLES := random
+test-examples: setup $(CACHE)/.parts #- Look for examples that fail, at random, again and again; MINUTES=10
 	@until=$$((SECONDS + 60 * $(or $(MINUTES),10))); \
-	while $(VENV)/bin/python -m pytest -x -m 'hypothesis or seeded'; do \
+	while $(VENV)/bin/python -m pytest -x -o timeout=600 -m '(hypothesis or seeded) and not newest'; do \
 	  [ $$SECONDS -lt $$until ] || exit 0; done; exit 1
 
-.PHONY: test-hostile
-test-hostile: setup $(CACHE)/.parts ## Run hostile images in all their ways, and race for SECONDS=300
-	NVSHIM_TEST_HOSTILE_SECONDS=$(or $(SECONDS),300) $(VENV)/bin/python -m pytest tests/security
-
-.PHONY: fuzz
-fuzz: setup $(CACHE)/.fuzz ## Fuzz every parser of what an image has a say in; MINUTES=5
-	$(VENV)/bin/python -m tests.fuzz --minutes $(or $(MINUTES),5)
-
 .PHONY: test-matrix
-test-matrix: setup $(CACHE)/.parts ## Run the end-to-end tests on other containerds, runcs and cruns too
+test-matrix: setup $(CACHE)/.parts #- Run the end-to-end tests on other containerds, runcs and cruns too
 	@$(VENV)/bin/python -m tests.harness.dist
-	$(VENV)/bin/python -m tests.matrix
+	@$(VENV)/bin/python -m tests.matrix
 
 .PHONY: test-vm
-test-vm: setup $(CACHE)/.vm-packages $(CACHE)/.parts ## Run what depends on cgroup v2 and systemd in virtual machines
-	nice -n 10 $(VENV)/bin/python -m integration.vm -- \
+test-vm: setup $(CACHE)/.vm-packages $(CACHE)/.parts #- Run what depends on cgroup v2 and systemd in virtual machines
+	@nice -n 10 $(VENV)/bin/python -m tests.tools.vm -- \
 	  python3 -m pytest -o timeout=300 $(VM_TESTS)
 
-.PHONY: test-unit
-test-unit: setup ## Run the tests that need no containerd
-	$(VENV)/bin/python -m pytest tests/unit
+.PHONY: test-hostile
+test-hostile: setup $(CACHE)/.parts #- Run hostile images in all their ways, and race for SECONDS=300
+	@NVSHIM_TEST_HOSTILE_SECONDS=$(or $(SECONDS),300) $(VENV)/bin/python -m pytest tests/security
+
+.PHONY: fuzz
+fuzz: setup $(CACHE)/.fuzz #- Fuzz every parser of what an image has a say in; MINUTES=5
+	@$(VENV)/bin/python -m tests.fuzz --minutes $(or $(MINUTES),5)
+
+.PHONY: soak
+soak: setup #- A day's work in minutes, with a look at what stays of it; MINUTES=4
+	@$(VENV)/bin/python -m tests.soak --minutes $(or $(MINUTES),4)
 
 .PHONY: lint
 lint: $(VENV)/.ready ## Check style, types and the directions of imports
@@ -88,33 +96,29 @@ bench: setup ## Measure side by side with containerd's own shim; BENCH=--help te
 	@$(VENV)/bin/python -m tests.bench $(if $(BENCH),$(BENCH),--charts $(CACHE)/bench)
 
 .PHONY: flamegraph
-flamegraph: setup $(CACHE)/.profile ## Draw where the shim's time goes into docs/performance
+flamegraph: setup $(CACHE)/.profile #- Draw where the shim's time goes into docs/performance
 	@$(VENV)/bin/python -m tests.bench.flamegraph docs/performance
 
 .PHONY: gpu-bundle
-gpu-bundle: setup ## Collect all that a bare machine with a GPU needs into dist/gpu-bundle
-	@$(VENV)/bin/python -m integration.gpu.bundle dist/gpu-bundle \
-	  --revision "$$(git rev-parse --short HEAD 2>/dev/null || true)"
+gpu-bundle: setup #- Collect all that a bare machine with a GPU needs into dist/gpu-bundle
+	@$(VENV)/bin/python -m tests.tools.gpu.bundle dist/gpu-bundle
 
 .PHONY: dist
 dist: $(CACHE)/.packages ## Make the self-contained tree and its archives in dist
-	@$(PYTHON) -m integration.dist dist
+	@$(PYTHON) -m tests.tools.dist dist
 
 .PHONY: image
-image: dist $(VENV)/.ready ## Make the image for Kubernetes, dist/image.tar, without a registry
-	@$(VENV)/bin/python -m integration.kubernetes.containerfile dist dist/image.tar
+image: dist $(VENV)/.ready #- Make the image for Kubernetes, dist/image.tar, without a registry
+	@$(VENV)/bin/python -m tests.tools.node_image dist/tree dist/image.tar
 
 .PHONY: pod-trace
-pod-trace: setup ## Trace a pod with a GPU, and draw its way into docs/pictures
-	@$(VENV)/bin/python -m integration.kubernetes.pod_trace docs/pictures
-
-.PHONY: soak
-soak: setup ## A day's work in minutes, with a look at what stays of it; MINUTES=4
-	@$(VENV)/bin/python -m tests.soak --minutes $(or $(MINUTES),4)
+pod-trace: setup #- Trace a pod with a GPU, and tell its way in docs/kubernetes.md
+	@$(VENV)/bin/python -m tests.tools.pod_trace
+	@$(VENV)/bin/python -m tests.tools.reference
 
 .PHONY: reference
-reference: $(VENV)/.ready ## Re-make those pages of docs/ that say what the code says
-	@$(VENV)/bin/python -m integration.reference
+reference: $(VENV)/.ready #- Re-make those pages of docs/ that say what the code says
+	@$(VENV)/bin/python -m tests.tools.reference
 
 .PHONY: docs
 docs: $(VENV)/.ready ## Build the documentation as a site, in .cache/site-docs
@@ -122,12 +126,11 @@ docs: $(VENV)/.ready ## Build the documentation as a site, in .cache/site-docs
 	@echo 'open $(CURDIR)/$(CACHE)/site-docs/index.html'
 
 .PHONY: proto
-proto: $(VENV)/.ready ## Re-make the modules of api/proto from the .proto files
-	$(VENV)/bin/python -m integration.protos
+proto: $(VENV)/.ready #- Re-make the modules of api/proto from the .proto files
+	$(VENV)/bin/python -m tests.tools.protos
 
 .PHONY: lock
-lock: $(VENV)/.ready ## Pin the dependencies anew, with hashes
-	$(VENV)/bin/pip install -q pip-tools
+lock: $(VENV)/.ready #- Pin the dependencies anew, with hashes
 	$(VENV)/bin/pip-compile -q --upgrade --generate-hashes --strip-extras --allow-unsafe --no-header \
 	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
 	  --extra cli --extra dev --extra node -o requirements-dev.txt pyproject.toml
@@ -146,11 +149,11 @@ lock: $(VENV)/.ready ## Pin the dependencies anew, with hashes
 
 .PHONY: install
 install: $(CACHE)/.packages ## Install below PREFIX (/opt/containerd-shim-nvidia) and link it into BINDIR
-	@$(PYTHON) -m integration.dist --tree-only dist
+	@$(PYTHON) -m tests.tools.dist --tree-only dist
 	@dist/tree/bin/nvshim install --prefix '$(PREFIX)' --bindir '$(BINDIR)'
 
 .PHONY: uninstall
-uninstall: ## Remove what install made, but for what running containers need
+uninstall: #- Remove what install made, but for what running containers need
 	@[ -e '$(PREFIX)' ] || exit 0; \
 	for nvshim in '$(PREFIX)'/{current,*-*}/bin/nvshim dist/tree/bin/nvshim; do \
 	  if [ -x "$$nvshim" ]; then \
@@ -158,7 +161,7 @@ uninstall: ## Remove what install made, but for what running containers need
 	echo 'no nvshim below $(PREFIX) nor in dist: make dist, and run it again' >&2; exit 1
 
 .PHONY: clean
-clean: ## Remove everything that the other targets made in this directory
+clean: #- Remove everything that the other targets made in this directory
 	rm -rf $(VENV) $(CACHE) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
@@ -205,16 +208,17 @@ $(SITE)/.ready: requirements.txt $(VENV)/.ready
 	  -r requirements.txt
 	@touch $@
 
-# Programs of other releases, before a test's time is measured.
-$(CACHE)/.parts: $(VENV)/.ready integration/parts.py tests/harness/docker.py tests/harness/kubectl.py \
+# Programs of other releases, before a test's time is measured. Debian unstable's are for
+# make test-matrix, which gets them itself: they change from day to day.
+$(CACHE)/.parts: $(VENV)/.ready tests/tools/parts.py tests/harness/docker.py tests/harness/kubectl.py \
                  tests/harness/prometheus.py
-	$(VENV)/bin/python -m integration.parts trixie sid
-	$(VENV)/bin/python -m tests.harness.docker bookworm sid
-	$(VENV)/bin/python -m tests.harness.kubectl bookworm trixie sid
+	$(VENV)/bin/python -m tests.tools.parts trixie
+	$(VENV)/bin/python -m tests.harness.docker bookworm trixie
+	$(VENV)/bin/python -m tests.harness.kubectl bookworm trixie
 	$(VENV)/bin/python -m tests.harness.prometheus
 	@touch $@
 
-$(LAUNCHER): $(SITE)/.ready shim/launcher.py $(wildcard shim/*.[ch])
+$(LAUNCHER): $(SITE)/.ready shim/forkserver/launcher.py $(wildcard shim/forkserver/*.[ch])
 	@mkdir -p $(@D)
-	$(PYTHON) -m shim.launcher $@ --interpreter $(PYTHON) --compiler gcc \
+	$(PYTHON) -m shim.forkserver.launcher $@ --interpreter $(PYTHON) --compiler gcc \
 	  --library '$(CURDIR)' --library '$(CURDIR)/$(SITE)'

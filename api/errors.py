@@ -22,9 +22,7 @@ This module imports nothing: the shim's verbs load it, and an ``enum`` costs the
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import ClassVar, Final
+from typing import ClassVar, Final
 
 
 class Status:
@@ -109,7 +107,7 @@ _DEEPEST_CAUSE = 8
 
 
 def describe_bug(error: BaseException, *, depth: int = _DEEPEST_CAUSE) -> str:
-    """What nobody foresaw, with where it happened, for whoever has to mend it.
+    """An unforeseen exception and where it happened, for the person who fixes the bug.
 
     The module traceback reads files, its own and those of the lines that it shows, and the
     installation may be gone when a shim that goes on without it has something to tell.

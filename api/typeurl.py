@@ -13,16 +13,15 @@ Source: containerd's typeurl package; its registrations in containerd's oci and 
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import DecodeError, Message
 
 from api.ttrpc.errors import TypeMismatch
-from api.wellknown import Any as AnyMessage
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any, Final, TypeVar
 
     M = TypeVar("M", bound=Message)
 
@@ -50,7 +49,7 @@ def pack(message: Message, *, url: str | None = None) -> AnyMessage:
 
     Args:
         message: what to pack.
-        url: the type URL; the message's bare full name if not given.
+        url: the type URL; the message's bare full name by default.
 
     Returns:
         The ``Any``.
@@ -123,7 +122,7 @@ def unpack_json(packed: AnyMessage, *urls: str) -> dict[str, Any]:
 
     Args:
         packed: as it came.
-        urls: the type URLs that will do; all of the OCI runtime spec's if none is given.
+        urls: the accepted type URLs; all of the OCI runtime spec's by default.
 
     Returns:
         The object, with all its fields.

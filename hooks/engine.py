@@ -1,60 +1,50 @@
 """The engine as its callers see it: a request in, an edited spec and a record out.
 
-    config = load_config()
-    request = read_request(spec, config)
-    if request.wants_injection:
-        verdict = judge(spec, request, config)  # what policy allows of it
-        needed = needs_inventory(verdict.allowed, config)
-        inventory = load_inventory(config) if needed else None
-        if needed and inventory is None:
-            answer = RUN(probe_command(config))     # the caller's reaper, its time limit
-            inventory = take_inventory(config, answer)
-        injection = inject(spec, verdict.allowed, inventory, rootfs=…, staging=…, config=config,
-                           verdict=verdict)
+A container's way through it, each step of which is one function::
 
-Where the image is one that others share, and its files can be made once for all of them::
+    request   = read_request(spec, config)                   # what it asks for
+    verdict   = judge(spec, request, config)                 # what policy allows of it
+    inventory = look_at_node(verdict.allowed, config, …)     # what the node has
+    injection = inject(spec, verdict.allowed, inventory, …)  # grant, plan, edits, check, files
 
-    key = placement_key(spec, verdict.allowed, inventory, config)
-    prepared = prepare(spec, verdict.allowed, inventory, layer, …)    # or kept from an earlier time
-    injection = inject(…, prepared=prepared)
+:func:`inject` decides which devices are granted, plans the edits, writes them into the spec, checks
+the result, and places files in the image. Everything is decided and checked before anything is
+written. :func:`explain` does the same and writes nothing.
 
-A caller that must be light asks :func:`hooks.requests.glance.may_ask` first: this
-module loads everything that an injection needs.
+Where an image is shared, its files can be made once for all containers that ask the same
+(:mod:`hooks.prepared`). What was planned and placed then is kept, and :func:`inject` takes it in
+place of planning and placing::
+
+    key      = placement_key(spec, verdict.allowed, inventory, config)
+    prepared = prepare(spec, verdict.allowed, inventory, layer, …)      # or from an earlier time
+
+:func:`hooks.requests.glance.may_ask` says, without loading all of this, that a container asks for
+nothing.
 """
 
 from __future__ import annotations
 
-import marshal
 import time
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
-from api.values import changed, value
 from hooks import platforms
-from hooks.cdi.errors import RuntimeUnasked
-from hooks.config import Platform, load_config
-from hooks.edits.grant import decide
-from hooks.edits.mutation import apply, apply_process
-from hooks.edits.plan import Contribution, united
-from hooks.edits.planning import arches_of, make_plan
-from hooks.edits.verification import verify, verify_bounds
-from hooks.errors import (
-    DeviceNodeMissing,
-    MalformedSpec,
-    MigModeGpu,
-    MigUnknown,
-    NoGpus,
-    UnknownDevice,
-)
-from hooks.holding import held_by_nodes
-from hooks.image.compat import Compat, find_compat, host_of, with_compat
-from hooks.image.layout import read_layout, unseen_layout
-from hooks.image.placement import Placed, as_staged, place, place_inside, stage_beside
+from hooks.config import Config, Platform, load_config
+from hooks.contributions import Case, Check, contribute
+from hooks.edits.compat import Compat
+from hooks.edits.exclusions import refuse_excluded
+from hooks.edits.grant import Grant, decide
+from hooks.edits.planning import arches_of
+from hooks.edits.requirements import check_requirements
+from hooks.errors import DeviceNodeMissing, MigModeGpu, MigUnknown, NoGpus, UnknownDevice
+from hooks.image.layout import Layout, read_layout, unseen_layout
+from hooks.image.placement import Placed, place, place_inside, stage
 from hooks.image.rootfs import Rootfs
 from hooks.node import nvml
-from hooks.node.char_links import CharLinks, link_nodes
 from hooks.node.driver import find_driver
+from hooks.node.host_setup import CharLinks, MadeNodes, link_nodes, load_commands, make_missing
 from hooks.node.identity import identity_of
 from hooks.node.inventory import (
     NOT_KEPT,
@@ -63,42 +53,28 @@ from hooks.node.inventory import (
     look_again,
     take_inventory,
 )
-from hooks.node.modules import load_commands
-from hooks.node.nodes import MadeNodes, make_missing
 from hooks.node.witness import Witness
-from hooks.prepared import Prepared, key_of
-from hooks.record import make_denial, make_record, process_edits
+from hooks.plan import Bounds, Contribution, Device, Plan, united
+from hooks.prepared import Prepared
+from hooks.prepared import key_of as placement_key
+from hooks.record import apply_to_process, make_denial, make_record
 from hooks.requests import policy
-from hooks.requests.exclusions import refuse_excluded
-from hooks.requests.request import Void, read_more, read_request
-from hooks.requests.requirements import check_requirements
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from hooks.config import Config
-    from hooks.edits.grant import Grant
-    from hooks.edits.plan import Arch, Plan
-    from hooks.image.compat import Host
-    from hooks.image.layout import Layout
-    from hooks.requests.policy import Verdict
-    from hooks.requests.request import Request
-
-    _Look: TypeAlias = Callable[[tuple[Arch, ...]], Layout]
+from hooks.requests.policy import Verdict
+from hooks.requests.request import Request, read_more, read_request
+from hooks.sharing import held_by_nodes
 
 __all__ = [
-    "FOUNDED_ON_INVENTORY",
     "NOT_KEPT",
     "Injection",
     "Inventory",
     "Prepared",
-    "RuntimeUnasked",
     "apply_to_process",
     "explain",
     "inject",
     "judge",
     "load_config",
     "load_inventory",
+    "look_at_node",
     "make_nodes",
     "module_commands",
     "more_of_listed",
@@ -110,33 +86,50 @@ __all__ = [
     "take_inventory",
 ]
 
-FOUNDED_ON_INVENTORY: Final = (DeviceNodeMissing, MigModeGpu, MigUnknown, NoGpus, UnknownDevice)
-"""The refusals that say what the node has, and are wrong if it has something else by now."""
-
 # Nothing of a node is below it.
 _NOWHERE: Final = "/dev/null"
 # Explaining asks no runtime; what it tells holds for one that knows linux.netDevices.
 _NEW_ENOUGH: Final = "1.3.0"
+# Refusals that say what the node has. They are wrong if it has something else by now.
+_FOUNDED_ON_INVENTORY: Final = (DeviceNodeMissing, MigModeGpu, MigUnknown, NoGpus, UnknownDevice)
 
 
-@value
-class Injection:
-    """What came of a request.
+# -- policy ------------------------------------------------------------------------------------
 
-    Attributes:
-        spec: the spec to give to the low-level runtime.
-        record: what was decided and why, of values that JSON has.
+
+def judge(spec: Mapping[str, Any], request: Request, config: Config) -> Verdict:
+    """What policy allows of a request.
+
+    Returns:
+        The verdict; its denials are to be said to people.
+
+    Raises:
+        RequestError: it is denied, and that is to be an error, or it may not be had at all.
+        MalformedSpec: a part of the spec has the wrong shape.
     """
+    return policy.judge(request, policy.read_container(spec), config)
 
-    spec: dict[str, Any]
-    record: dict[str, Any]
+
+# -- inventory ---------------------------------------------------------------------------------
+
+
+def needs_inventory(request: Request, config: Config) -> bool:
+    """Whether what is asked takes an inventory of the node."""
+    return request.wants_driver and platforms.platform_of(config) == Platform.NVML
+
+
+def module_commands(config: Config, request: Request) -> tuple[tuple[str, ...], ...]:
+    """The commands that load kernel modules, to be run before :func:`look_at_node`.
+
+    Returns:
+        Argument lists, in order; nearly always none. They need no environment and no stdin,
+        end within :data:`hooks.node.host_setup.TIMEOUT`, and may fail.
+    """
+    return load_commands(config, request.capabilities) if needs_inventory(request, config) else ()
 
 
 def probe_command(config: Config) -> tuple[str, ...]:
     """The command that asks NVML, to be run before :func:`take_inventory`.
-
-    Args:
-        config: where the driver is.
 
     Returns:
         The argument list. It needs no environment and no stdin; its answer is on stdout, and
@@ -149,39 +142,46 @@ def probe_command(config: Config) -> tuple[str, ...]:
     return nvml.probe_command(config, find_driver(Witness(config.host_root), config))
 
 
-def module_commands(config: Config, request: Request) -> tuple[tuple[str, ...], ...]:
-    """The commands that load kernel modules, to be run before :func:`take_inventory`.
+def look_at_node(
+    request: Request,
+    config: Config,
+    *,
+    ask_nvml: Callable[[], Inventory],
+    claim: Callable[[Inventory], None] = lambda _: None,
+    seen: Inventory | None = None,
+) -> tuple[Inventory, MadeNodes]:
+    """The inventory that a request can be granted from, with the nodes that it needs made.
+
+    The kernel does not tell of every change. So a request that an earlier inventory refuses is
+    tried again with a new one, once.
 
     Args:
-        config: where sysfs and the driver are.
-        request: what the container asks for.
+        ask_nvml: takes a new inventory (:func:`take_inventory`).
+        claim: called with each inventory before the request is granted from it.
+        seen: the inventory, if it was loaded a moment ago.
 
-    Returns:
-        Argument lists, in order; nearly always none. They need no environment and no stdin,
-        end within :data:`hooks.node.modules.TIMEOUT`, and may fail.
+    Raises:
+        RequestError: the node does not have what is asked.
+        InventoryError: the driver or a device is not fit for use.
     """
-    return load_commands(config, request.capabilities) if needs_inventory(request, config) else ()
-
-
-def needs_inventory(request: Request, config: Config) -> bool:
-    """Whether what is asked takes an inventory of the node.
-
-    Args:
-        request: what :func:`read_request` made of a spec.
-        config: what the node is like.
-    """
-    return request.wants_driver and platforms.platform_of(config) == Platform.NVML
+    inventory = seen or load_inventory(config) or ask_nvml()
+    while True:
+        inventory, made = make_nodes(request, inventory, config)
+        try:
+            claim(inventory)
+            decide(request, inventory)
+        except _FOUNDED_ON_INVENTORY:
+            if not inventory.kept or inventory.nvml_failure:
+                raise
+            inventory = ask_nvml()
+        else:
+            return inventory, made
 
 
 def make_nodes(
     request: Request, inventory: Inventory, config: Config
 ) -> tuple[Inventory, MadeNodes]:
-    """Makes the driver's device nodes that a container needs and nobody has made, on the host.
-
-    Args:
-        request: what is to be given.
-        inventory: what the node has.
-        config: where the nodes are, and whether they may be made.
+    """Makes the driver's device nodes that a container needs and the host does not have.
 
     Returns:
         The inventory with the nodes as they are now, and what was done.
@@ -193,29 +193,142 @@ def make_nodes(
 def more_of_listed(spec: Mapping[str, Any], inventory: Inventory) -> Request | None:
     """What a container asks for beside the devices that its spec has already.
 
-    Args:
-        spec: config.json, decoded.
-        inventory: what the node has.
-
     Returns:
-        The request; None if nobody can say which devices these are, as of a privileged container.
+        The request; None if it cannot be said which devices these are, as of a privileged
+        container.
 
     Raises:
         MalformedSpec: a part of the spec has the wrong shape.
         RequestError: what is asked cannot be understood, or may not be had.
         InventoryError: the node does not have it.
     """
-    who = policy.read_container(spec)
+    container = policy.read_container(spec)
     nodes = (spec.get("linux") or {}).get("devices") or []
     held = held_by_nodes([str(node.get("path")) for node in nodes], inventory)
-    if who.privileged or who.sandbox or not held:
+    if container.privileged or container.sandbox or not held:
         return None
     request = read_more(spec, held)
     decide(request, inventory)
     return request
 
 
-placement_key = key_of
+# -- grant, plan, edits, check, files ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """What came of a request.
+
+    Attributes:
+        spec: the spec to give to the low-level runtime.
+        record: what was decided and why, of values that JSON has.
+    """
+
+    spec: dict[str, Any]
+    record: dict[str, Any]
+
+
+def inject(
+    spec: Mapping[str, Any],
+    request: Request,
+    inventory: Inventory | None,
+    *,
+    rootfs: str,
+    staging: str,
+    config: Config,
+    oci_version: Callable[[], str] = str,
+    verdict: Verdict | None = None,
+    prepared: Prepared | None = None,
+    made_nodes: MadeNodes | None = None,
+) -> Injection:
+    """Gives a container what it asks for.
+
+    What is written into the rootfs, or into the staging directory if the rootfs takes no writes, is
+    taken back if that fails; the spec is returned and not written at all. On the host, device nodes
+    of the driver and links to nodes are made where they are missing, and stay.
+
+    Args:
+        spec: config.json, decoded. It is not changed.
+        request: what :func:`judge` allows of what the container asks for.
+        inventory: what the node has; None only if none is needed (:func:`needs_inventory`).
+        rootfs: the mounted root of the container; nothing of it runs yet.
+        staging: a directory of this container's bundle for files to be mounted from there. It
+            need not exist. No other container has it: one that may mount can write into it.
+        oci_version: asks the low-level runtime for the latest OCI runtime specification that it
+            knows; "" if it cannot be asked. Few CDI specs need it.
+        verdict: what :func:`judge` said, for the record.
+        prepared: what :func:`prepare` has written into the image, under the same key; then
+            the image is neither looked at nor written to.
+        made_nodes: what :func:`make_nodes` did for ``inventory``; None to do it here.
+
+    Returns:
+        The edited spec, and the record. If nothing is to be given, the spec as it is; then there
+        is a record if something was denied.
+
+    Raises:
+        RequestError: the node does not have what is asked.
+        InventoryError: the driver or a device is not fit for use.
+        RootfsError: the image has no room for what has to be written.
+        SpecError: the spec is malformed, or an edit of it failed verification.
+        CdiError: a CDI device is unknown, or its spec asks for what cannot be done.
+        RuntimeUnasked: ``oci_version`` is needed, and does not say any.
+    """
+    if not request.wants_injection:
+        return _nothing(spec, verdict)
+    clock = _Clock()
+    if inventory is not None and made_nodes is None:
+        inventory, made_nodes = make_nodes(request, inventory, config)
+    clock.lap("nodes")
+    with ExitStack() as stack:
+        image = None if prepared else stack.enter_context(Rootfs.open(rootfs))
+        case = Case(spec, request, inventory, config, image, oci_version, config.state)
+        decision = _decide(case, staging, rootfs, clock, prepared)
+        if image is None:
+            placed = decision.planned.placed
+            stage(placed, decision.plan, staging)
+        else:
+            layout = decision.planned.layout
+            placed = place(image, decision.plan, layout, staging, case.variables())
+    clock.lap("place")
+    decision = decision.after(placed)
+    clock.lap("apply")
+    links = CharLinks()
+    if config.char_links:
+        nodes = [device for device in decision.plan.devices if device.kind == "c"]
+        links = link_nodes(config.dev, nodes, _elsewhere(nodes, config))
+    clock.lap("char links")
+    return decision.injection(
+        case, clock, char_links=links, made_nodes=made_nodes, verdict=verdict,
+        layered=prepared is not None,
+    )  # fmt: skip
+
+
+def explain(
+    spec: Mapping[str, Any],
+    request: Request,
+    inventory: Inventory | None,
+    *,
+    rootfs: str | None,
+    config: Config,
+    verdict: Verdict | None = None,
+) -> Injection:
+    """What :func:`inject` would decide, without writing or making anything; raises the same.
+
+    Args:
+        rootfs: the root of the container; None if there is none to look at, and then the
+            directories of libraries are a guess.
+
+    Returns:
+        The edited spec, and the record, in which nothing is placed.
+    """
+    if not request.wants_injection:
+        return _nothing(spec, verdict)
+    clock = _Clock()
+    with ExitStack() as stack:
+        image = None if rootfs is None else stack.enter_context(Rootfs.open(rootfs))
+        case = Case(spec, request, inventory, config, image, lambda: _NEW_ENOUGH)
+        decision = _decide(case, _NOWHERE, rootfs or _NOWHERE, clock)
+    return decision.injection(case, clock, char_links=CharLinks(), verdict=verdict)
 
 
 def prepare(
@@ -231,11 +344,9 @@ def prepare(
 
     Args:
         spec: config.json, decoded, with a :func:`placement_key`.
-        request: what is to be given.
         inventory: what the node has, its nodes made.
         layer: the image, as a container of its own would see it; what is written is the layer.
         rootfs: where the root of this container will be.
-        config: where the driver is.
 
     Returns:
         What :func:`inject` needs of it.
@@ -243,403 +354,132 @@ def prepare(
     Raises:
         NvshimError: it cannot be done; :func:`inject` without it would say the same.
     """
-    look = partial(read_layout, layer, spec_mounts=_mounts(spec))
-    asked = _Asked(spec, request, inventory, config, image=layer)
-    decision = _decide(asked, look, (_NOWHERE, rootfs), _Clock())
-    inside = place_inside(layer, decision.plan, decision.layout)
-    plan = _as_placed(decision.plan, Placed(inside.mounts, omitted=inside.omitted))
-    # Those mounts are in the plan now.
-    return Prepared(decision.layout, decision.compat, plan, changed(inside, mounts=()))
+    decision = _decide(Case(spec, request, inventory, config, layer), _NOWHERE, rootfs, _Clock())
+    planned = decision.planned
+    placed = place_inside(layer, planned.plan, planned.layout)
+    # Its mounts are in the plan then.
+    plan, placed = placed.added_to(planned.plan), replace(placed, mounts=())
+    return Prepared(planned.layout, planned.compat, plan, placed)
 
 
-def inject(
-    spec: Mapping[str, Any],
-    request: Request,
-    inventory: Inventory | None,
-    *,
-    rootfs: str,
-    staging: str,
-    config: Config,
-    oci_version: str = "",
-    verdict: Verdict | None = None,
-    prepared: Prepared | None = None,
-    made_nodes: MadeNodes | None = None,
-) -> Injection:
-    """Gives a container what it asks for.
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What a container gets of its grant, in its image.
 
-    Everything is decided and verified before anything is written. What is written into the
-    rootfs, or into the staging directory if the rootfs takes no writes, is taken back if that
-    fails; the spec is returned and not written at all. On the host, device nodes of the driver
-    and links to nodes are made where they are missing, and stay.
-
-    Args:
-        spec: config.json, decoded. It is not changed.
-        request: what is to be given: what :func:`judge` allows of what it asks for.
-        inventory: what the node has; None only if none is needed (:func:`needs_inventory`).
-        rootfs: the mounted root of the container; nothing of it runs yet.
-        staging: a directory of this container's bundle for files to be mounted from there. It
-            need not exist, and goes with the bundle. It is of this container alone even if there
-            is ``prepared``: one that may mount can write into what is mounted in it.
-        config: where the driver is.
-        oci_version: the latest version of the OCI runtime specification that the low-level
-            runtime knows; "" if it was not asked. Few CDI specs need it, and say so.
-        verdict: what :func:`judge` said, for the record.
-        prepared: what :func:`prepare` has written into the image, under the same key; then
-            nothing more is written there, and the image is not looked at.
-        made_nodes: what :func:`make_nodes` did, of which ``inventory`` came; None to do it here.
-
-    Returns:
-        The edited spec, and the record. If nothing is to be given, the spec as it is; then there
-        is a record if something was denied.
-
-    Raises:
-        RequestError: the node does not have what is asked.
-        InventoryError: the driver or a device is not fit for use.
-        RootfsError: the image has no room for what has to be written.
-        SpecError: the spec is malformed, or an edit of it failed verification.
-        CdiError: a CDI device is unknown, or its spec asks for what cannot be done.
-        RuntimeUnasked: ``oci_version`` is needed; nothing was done.
+    Attributes:
+        contributions: what the plan was made of.
+        plan: the edits, with those that come of placing files where that was done before.
+        placed: what was placed before.
     """
-    if not request.wants_injection:
-        return Injection(dict(spec), _unedited(verdict))
-    clock = _Clock()
-    made = made_nodes or MadeNodes()
-    if inventory is not None and made_nodes is None:
-        inventory, made = make_nodes(request, inventory, config)
-    clock.lap("nodes")
-    asked = _Asked(spec, request, inventory, config, oci_version, state=config.state)
-    if prepared is not None and inventory is not None:
-        decision = _decided_before(asked, inventory, prepared, (staging, rootfs), clock)
-        plan, edited = decision.plan, decision.spec
-        placed = stage_beside(prepared.inside, plan, staging)
-        clock.lap("place")
-    else:
-        with Rootfs.open(rootfs) as image:
-            look = partial(read_layout, image, spec_mounts=_mounts(spec))
-            decision = _decide(changed(asked, image=image), look, (staging, rootfs), clock)
-            placed = place(
-                image,
-                decision.plan,
-                decision.layout,
-                staging,
-                library_path=_variable(spec, "LD_LIBRARY_PATH"),
-                path=_variable(spec, "PATH"),
-            )
-        clock.lap("place")
-        plan, edited = decision.plan, decision.spec
-        if placed.mounts or placed.environment or placed.omitted:
-            plan = _as_placed(plan, placed)
-            edited = decision.check.edited(plan)
-        clock.lap("apply")
-    nodes = [device for device in plan.devices if device.kind == "c"]
-    char_links = CharLinks()
-    if config.char_links:
-        char_links = link_nodes(config.dev, nodes, _elsewhere(inventory, config))
-    clock.lap("char links")
-    record = make_record(
-        request=request,
-        grant=decision.grant,
-        inventory=inventory,
-        layout=decision.layout,
-        plan=plan,
-        placed=placed,
-        contributions=decision.contributions,
-        compat=decision.compat,
-        char_links=char_links,
-        identity=identity_of(plan, inventory, config),
-        milliseconds=clock.laps,
-        made_nodes=made,
-        verdict=verdict,
-        layered=prepared is not None,
-    )
-    return Injection(edited, record)
 
-
-def explain(
-    spec: Mapping[str, Any],
-    request: Request,
-    inventory: Inventory | None,
-    *,
-    rootfs: str | None,
-    config: Config,
-    verdict: Verdict | None = None,
-) -> Injection:
-    """What :func:`inject` would decide, without writing or making anything.
-
-    Args:
-        spec: config.json, decoded. It is not changed.
-        request: what is to be given: what :func:`judge` allows of what it asks for.
-        inventory: what the node has; None only if none is needed (:func:`needs_inventory`).
-        rootfs: the root of the container; None if there is none to look at, and then the
-            directories of libraries are a guess.
-        config: where the driver is.
-        verdict: what :func:`judge` said, for the record.
-
-    Returns:
-        The edited spec, and the record, in which nothing is placed.
-
-    Raises:
-        RequestError: the node does not have what is asked.
-        InventoryError: the driver or a device is not fit for use.
-        RootfsError: there is no rootfs at that path.
-        SpecError: the spec is malformed, or an edit of it failed verification.
-    """
-    if not request.wants_injection:
-        return Injection(dict(spec), _unedited(verdict))
-    clock = _Clock()
-    with ExitStack() as stack:
-        image = None
-        if rootfs is None:
-            look: _Look = unseen_layout
-        else:
-            image = stack.enter_context(Rootfs.open(rootfs))
-            look = partial(read_layout, image, spec_mounts=_mounts(spec))
-        asked = _Asked(spec, request, inventory, config, _NEW_ENOUGH, image)
-        decision = _decide(asked, look, (_NOWHERE, rootfs or _NOWHERE), clock)
-    record = make_record(
-        request=request,
-        grant=decision.grant,
-        inventory=inventory,
-        layout=decision.layout,
-        plan=decision.plan,
-        placed=Placed(),
-        contributions=decision.contributions,
-        compat=decision.compat,
-        char_links=CharLinks(),
-        identity=identity_of(decision.plan, inventory, config),
-        milliseconds=clock.laps,
-        verdict=verdict,
-    )
-    return Injection(decision.spec, record)
-
-
-def judge(spec: Mapping[str, Any], request: Request, config: Config) -> Verdict:
-    """What policy allows of a request.
-
-    Args:
-        spec: config.json, decoded.
-        request: what :func:`read_request` made of it.
-        config: the policy.
-
-    Returns:
-        The verdict; its denials are to be said to people.
-
-    Raises:
-        RequestError: it is denied, and that is to be an error, or it may not be had at all.
-        MalformedSpec: a part of the spec has the wrong shape.
-    """
-    return policy.judge(request, policy.read_container(spec), config)
-
-
-def _unedited(verdict: Verdict | None) -> dict[str, Any]:
-    """The record of a container that is left as it is."""
-    return make_denial(verdict) if verdict is not None and verdict.reasons else {}
-
-
-@value
-class _Decision:
-    """What is to be done for a request; nothing is written yet."""
-
-    grant: Grant | None
     layout: Layout
     compat: Compat
-    contributions: list[Contribution]
+    contributions: tuple[Contribution, ...]
     plan: Plan
+    placed: Placed
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """What is to be done for a request, checked. ``spec`` has the edits of the plan."""
+
+    grant: Grant | None
+    planned: _Planned
+    check: Check
     spec: dict[str, Any]
-    check: _Check
 
+    @property
+    def plan(self) -> Plan:
+        return self.planned.plan
 
-@value
-class _Asked:
-    """A container's spec, what it asks for, the node that it asks, and its image if seen.
+    def after(self, placed: Placed) -> _Decision:
+        """The decision with what placing its files added to it and left out of it."""
+        if placed.additions == self.planned.placed.additions:
+            return replace(self, planned=replace(self.planned, placed=placed))
+        plan = placed.added_to(self.plan)
+        planned = replace(self.planned, plan=plan, placed=placed)
+        return replace(self, planned=planned, spec=self.check.edited(plan))
 
-    ``state`` is where something may be kept; "" for nowhere.
-    """
-
-    spec: Mapping[str, Any]
-    request: Request
-    inventory: Inventory | None
-    config: Config
-    oci_version: str = ""
-    image: Rootfs | None = None
-    state: str = ""
-
-
-def _decide(asked: _Asked, look: _Look, places: tuple[str, str], clock: _Clock) -> _Decision:
-    """Everything that can be decided, verified.
-
-    Args:
-        asked: what is to be decided.
-        look: gives the image's layout for some architectures.
-        places: the staging directory and the rootfs, by path.
-        clock: told when a step is done.
-    """
-    inventory, config = asked.inventory, asked.config
-    grant = decide(asked.request, inventory) if inventory is not None else None
-    if grant is not None and inventory is not None and not config.disable_require:
-        check_requirements(asked.request.requirements, grant, inventory)
-    clock.lap("grant")
-    layout = look(arches_of(grant, inventory))
-    clock.lap("layout")
-    compat = Compat()
-    contributions = []
-    if grant is not None and inventory is not None:
-        if not isinstance(asked.request.devices, Void):
-            plan = make_plan(grant, inventory, layout)
-            compat = _compat_of(asked, grant, plan, layout)
-            plan = with_compat(plan, compat)
-            contributions.append(Contribution(plan, inventory.nodes.majors, inventory.sources))
-        contributions += _beside_gpus(asked, inventory, layout, contributions)
-    elif asked.request.wants_driver:
-        contributions.append(platforms.contribute(asked.spec, asked.request, asked.config, layout))
-    contributions += _of_others(asked, layout)
-    plan = united(each.plan for each in contributions)
-    refuse_excluded(plan.devices, config, inventory)
-    clock.lap("plan")
-    check = _Check(asked.spec, contributions, *places)
-    edited = check.edited(plan)
-    clock.lap("check")
-    return _Decision(grant, layout, compat, contributions, plan, edited, check)
-
-
-def _decided_before(
-    asked: _Asked,
-    inventory: Inventory,
-    prepared: Prepared,
-    places: tuple[str, str],
-    clock: _Clock,
-) -> _Decision:
-    """What :func:`_decide` said when the image was prepared; its bounds are those of now."""
-    grant = decide(asked.request, inventory)
-    clock.lap("grant")
-    plan = _as_placed(prepared.plan, as_staged(prepared.inside, prepared.plan, places[0]))
-    refuse_excluded(plan.devices, asked.config, inventory)
-    sources = (*inventory.sources, places[0])
-    contribution = Contribution(plan, inventory.nodes.majors, sources)
-    check = _Check(asked.spec, [contribution], *places)
-    edited = check.edited(plan)
-    clock.lap("check")
-    return _Decision(grant, prepared.layout, prepared.compat, [contribution], plan, edited, check)
-
-
-def _compat_of(asked: _Asked, grant: Grant, plan: Plan, layout: Layout) -> Compat:
-    """What is decided of the image's own libcuda."""
-    inventory = asked.inventory
-    if inventory is None or asked.image is None or not asked.config.cuda_compat:
-        return Compat()
-    gpus = (*grant.gpus, *(inventory.gpus[device.gpu] for device in grant.mig_devices))
-    host = host_of(inventory.driver.version, inventory.cuda_version, gpus)
-    return find_compat(asked.image, plan, layout, host, inventory.driver.arch)
-
-
-def _of_others(asked: _Asked, layout: Layout) -> tuple[Contribution, ...]:
-    """What the container gets of GPUs that are not NVIDIA's, and of whatever CDI specs have."""
-    request, config = asked.request, asked.config
-    if not (request.amd_devices or request.intel_devices or request.cdi_devices):
-        return ()
-    from hooks import vendors  # noqa: PLC0415 - most nodes have none of them
-
-    if not request.cdi_devices:
-        return vendors.contribute(request, config)
-    from hooks.cdi.applying import contribute  # noqa: PLC0415 - as above
-    from hooks.cdi.registry import resolve  # noqa: PLC0415
-
-    resolved = resolve(
-        request.cdi_devices,
-        config.cdi_spec_dirs,
-        builtin=vendors.known_kind,
-        state=asked.state,
-    )
-    of_vendors = vendors.contribute(request, config, resolved.left)
-    if not resolved.devices:
-        return of_vendors
-    of_specs = contribute(
-        resolved,
-        config=config,
-        user=_user(asked.spec),
-        oci_version=asked.oci_version,
-        find_compat=_compat_finder(asked.image, layout),
-    )
-    return (*of_vendors, of_specs)
-
-
-def _compat_finder(image: Rootfs | None, layout: Layout) -> Callable[[Plan, Host], Compat] | None:
-    """Decides for an image, by what a CDI spec tells of the node; None if nothing can be."""
-    arches = arches_of(None, None)
-    if image is None or not arches:
-        return None
-    return lambda plan, host: find_compat(image, plan, layout, host, arches[0])
-
-
-def apply_to_process(process: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    """The process of an exec, with the variables and groups that init was given.
-
-    Args:
-        process: the OCI process, decoded. It is not changed.
-        record: of the container's injection.
-
-    Returns:
-        A new process.
-
-    Raises:
-        MalformedSpec: the process or the record has the wrong shape.
-    """
-    return apply_process(process, *process_edits(record))
-
-
-def _beside_gpus(
-    asked: _Asked, inventory: Inventory, layout: Layout, so_far: Iterable[Contribution]
-) -> tuple[Contribution, ...]:
-    """What the container gets of NVIDIA's that is no GPU."""
-    if not asked.request.features and asked.request.imex_channels == ():
-        return ()
-    from hooks.edits import features  # noqa: PLC0415 - few ask for any
-
-    given = {device.path for each in so_far for device in each.plan.devices}
-    return (features.contribute(asked.request, inventory, layout, asked.config, given),)
-
-
-class _Check:
-    """Edits a spec, and lets none out that does not verify."""
-
-    def __init__(
-        self,
-        spec: Mapping[str, Any],
-        contributions: Iterable[Contribution],
-        staging: str,
-        rootfs: str,
-    ) -> None:
-        self._spec = spec
-        # Editing must not change it, and what is compared must not be what was edited.
-        self._before = marshal.dumps(dict(spec))
-        self._majors: frozenset[int] = frozenset()
-        self._block_majors: frozenset[int] = frozenset()
-        self._mount_kinds: frozenset[str] = frozenset({"bind"})
-        self._hook_programs: frozenset[str] = frozenset()
-        self._source_roots: tuple[str, ...] = (staging,)
-        for each in contributions:
-            verify_bounds(each, (rootfs,))
-            self._majors |= each.majors
-            self._block_majors |= each.block_majors
-            self._mount_kinds |= each.mount_kinds
-            self._hook_programs |= each.hook_programs
-            self._source_roots += each.source_roots
-        self._rootfs = rootfs
-
-    def edited(self, plan: Plan) -> dict[str, Any]:
-        edited = apply(self._spec, plan)
-        verify(
-            marshal.loads(self._before),  # noqa: S302 - our own, of a moment ago
-            edited,
-            plan,
-            source_roots=self._source_roots,
-            forbidden_roots=(self._rootfs,),
-            majors=self._majors,
-            block_majors=self._block_majors,
-            mount_kinds=self._mount_kinds,
-            hook_programs=self._hook_programs,
+    def injection(self, case: Case, clock: _Clock, **done: Any) -> Injection:
+        """The result, with the record of it."""
+        record = make_record(
+            request=case.request,
+            grant=self.grant,
+            inventory=case.inventory,
+            layout=self.planned.layout,
+            plan=self.plan,
+            placed=self.planned.placed,
+            contributions=self.planned.contributions,
+            compat=self.planned.compat,
+            identity=identity_of(self.plan, case.inventory, case.config),
+            milliseconds=clock.laps,
+            **done,
         )
-        return edited
+        return Injection(self.spec, record)
+
+
+def _decide(
+    case: Case, staging: str, rootfs: str, clock: _Clock, prepared: Prepared | None = None
+) -> _Decision:
+    """Grant, plan and edits, checked: everything that can be decided before a file is written."""
+    grant = _grant(case)
+    clock.lap("grant")
+    if prepared is not None and case.inventory is not None:
+        planned = _planned_before(prepared, case.inventory, staging)
+    else:
+        planned = _plan(case, grant, clock)
+    if case.config.excluded_gpus:
+        refuse_excluded(planned.plan.devices, case.config, case.inventory)
+    clock.lap("plan")
+    check = Check(case.spec, planned.contributions, staging, rootfs)
+    edited = check.edited(planned.plan)
+    clock.lap("check")
+    return _Decision(grant, planned, check, edited)
+
+
+def _grant(case: Case) -> Grant | None:
+    """The devices that the container gets by an inventory; None without one."""
+    if case.inventory is None:
+        return None
+    grant = decide(case.request, case.inventory)
+    required = () if case.config.disable_require else case.request.requirements
+    if required:
+        check_requirements(required, grant, case.inventory)
+    return grant
+
+
+def _plan(case: Case, grant: Grant | None, clock: _Clock) -> _Planned:
+    """What every source contributes, for this image."""
+    arches = arches_of(grant, case.inventory)
+    if case.image is None:
+        layout = unseen_layout(arches)
+    else:
+        layout = read_layout(case.image, arches, spec_mounts=case.mounts())
+    clock.lap("layout")
+    contributions, compat = contribute(case, grant, layout)
+    plan = united(each.plan for each in contributions)
+    return _Planned(layout, compat, contributions, plan, Placed())
+
+
+def _planned_before(prepared: Prepared, inventory: Inventory, staging: str) -> _Planned:
+    """What was planned for the image, and placed in its layer."""
+    placed = prepared.placed.at(prepared.plan, staging)
+    plan = placed.added_to(prepared.plan)
+    bounds = Bounds(inventory.nodes.majors, (*inventory.sources, staging))
+    contributions = (Contribution(plan, bounds),)
+    return _Planned(prepared.layout, prepared.compat, contributions, plan, placed)
+
+
+def _nothing(spec: Mapping[str, Any], verdict: Verdict | None) -> Injection:
+    """The spec as it is, and a record if something was denied."""
+    denied = verdict is not None and verdict.reasons
+    return Injection(dict(spec), make_denial(verdict) if verdict and denied else {})
+
+
+def _elsewhere(devices: list[Device], config: Config) -> dict[str, str]:
+    """The nodes that are not below the host's own directory of them."""
+    below = f"{config.dev.rstrip('/')}/"
+    return {d.path: d.host for d in devices if d.host and not d.host.startswith(below)}
 
 
 class _Clock:
@@ -653,44 +493,3 @@ class _Clock:
         now = time.perf_counter()
         self.laps[step] = (now - self._last) * 1000
         self._last = now
-
-
-def _as_placed(plan: Plan, placed: Placed) -> Plan:
-    """The plan with what placing its files added to it and left out of it."""
-    omitted = frozenset(placed.omitted)
-    return changed(
-        plan,
-        mounts=(*placed.mounts, *(m for m in plan.mounts if m.destination not in omitted)),
-        environment=(*plan.environment, *placed.environment),
-        links=tuple(link for link in plan.links if link.path not in omitted),
-        files=tuple(file for file in plan.files if file.path not in omitted),
-        link_directories=tuple(d for d in plan.link_directories if d.path not in omitted),
-    )
-
-
-def _elsewhere(inventory: Inventory | None, config: Config) -> dict[str, str]:
-    """The nodes that are not below the host's own directory of them."""
-    nodes = inventory.nodes.usable if inventory is not None else {}
-    below = f"{config.dev.rstrip('/')}/"
-    return {path: node.host for path, node in nodes.items() if not node.host.startswith(below)}
-
-
-def _mounts(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
-    mounts = spec.get("mounts") or []
-    if not isinstance(mounts, list) or not all(isinstance(mount, dict) for mount in mounts):
-        raise MalformedSpec("mounts of config.json", found="it is no list of objects")
-    return mounts
-
-
-def _user(spec: Mapping[str, Any]) -> tuple[int, int]:
-    """User and group of the container's process; read_request checked that it is one."""
-    user = spec["process"].get("user") or {}
-    uid, gid = (user.get(name) if isinstance(user, dict) else None for name in ("uid", "gid"))
-    return (uid if isinstance(uid, int) else 0, gid if isinstance(gid, int) else 0)
-
-
-def _variable(spec: Mapping[str, Any], name: str) -> str:
-    """A variable as the container's processes will see it; read_request checked env."""
-    entries = spec["process"].get("env") or []
-    values = [e.partition("=")[2] for e in entries if e.startswith(f"{name}=")]
-    return values[-1] if values else ""

@@ -1,60 +1,52 @@
 """The engine's errors: the branches that :mod:`api.errors` draws, and their leaves.
 
-Each leaf says in its docstring when it is raised and by whom. Codes are never reused::
+A leaf says when it is raised. Codes are never reused. The leaves that only one room raises and
+catches stand in that room: E03xx in :mod:`hooks.image.rootfs_errors`, E06xx in
+:mod:`hooks.cdi.errors`::
 
     InventoryError  E0100
-    ├── NoGpus              E0101    ├── NvmlFailed          E0104
-    ├── DriverNotFound      E0102    ├── DriverMismatch      E0105
-    ├── DeviceNodeMissing   E0103    ├── MigUnknown          E0106
-    └── DriverChanged       E0140
-    RequestError    E0200   (more leaves: request_errors and policy_errors of hooks.requests)
-    ├── MalformedDevice     E0201    ├── UnknownCapability   E0203
-    └── UnknownDevice       E0202    └── MigModeGpu          E0204
-    RootfsError     E0300   (leaves: hooks.image.rootfs_errors)
+    ├── NoGpus               E0101    ├── MigUnknown           E0106
+    ├── DriverNotFound       E0102    ├── ImexChannelMissing   E0110
+    ├── DeviceNodeMissing    E0103    ├── MigCapabilityMissing E0111
+    ├── NvmlFailed           E0104    ├── DriverChanged        E0140
+    ├── DriverMismatch       E0105    ├── NoVendorDriver       E0650
+    ├── NoVendorGpus         E0651    ├── VendorNodeMissing    E0652
+    ├── CsvFilesMissing      E0660    ├── DriverStoreMissing   E0661
+    └── PlatformNodeMissing  E0662
+    RequestError    E0200
+    ├── MalformedDevice      E0201    ├── UnsupportedCapability E0224
+    ├── UnknownDevice        E0202    ├── RequirementUnmet      E0225
+    ├── UnknownCapability    E0203    ├── RequirementUnclear    E0226
+    ├── MigModeGpu           E0204    ├── MalformedRequirement  E0227
+    ├── AmbiguousDevice      E0205    ├── DeviceHeld            E0228
+    ├── TooManyDevices       E0206    ├── ClaimsUnusable        E0229
+    ├── MalformedChannel     E0207    ├── UnknownVendorGpu      E0653
+    ├── MalformedMigAccess   E0208    ├── MalformedVendorRange  E0654
+    ├── RequestDenied        E0221    └── MigUnsupported        E0663
+    ├── GpuExcluded          E0222
+    └── PrivilegeNeeded      E0223
+    RootfsError     E0300
     SpecError       E0400
-    ├── MalformedSpec       E0401    ├── DeviceConflict      E0403
-    ├── VerificationFailed  E0402    └── SpecUnreadable      E0404
+    ├── MalformedSpec        E0401    ├── DeviceConflict       E0403
+    ├── VerificationFailed   E0402    └── SpecUnreadable       E0404
     ConfigError     E0500
-    ├── ConfigUnreadable    E0501    ├── UnknownConfigKey    E0503
-    └── ConfigMalformed     E0502    └── WrongConfigValue    E0504
-    CdiError        E0600   (leaves: hooks.cdi.errors)
-
-What is asked beside GPUs has leaves of InventoryError in hooks.edits.feature_errors (E0110, E0111).
-GPUs that are not NVIDIA's have leaves of InventoryError and RequestError in
-hooks.vendors.errors (E065x), Tegra and WSL2 in hooks.platforms.errors (E066x).
+    ├── ConfigUnreadable     E0501    ├── UnknownConfigKey     E0503
+    ├── ConfigMalformed      E0502    └── WrongConfigValue     E0504
+    CdiError        E0600
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from api.errors import NvshimError, Status
 
-__all__ = [
-    "CdiError",
-    "ConfigError",
-    "ConfigMalformed",
-    "ConfigUnreadable",
-    "DeviceConflict",
-    "DeviceNodeMissing",
-    "DriverChanged",
-    "DriverMismatch",
-    "DriverNotFound",
-    "InventoryError",
-    "MalformedDevice",
-    "MalformedSpec",
-    "MigModeGpu",
-    "MigUnknown",
-    "NoGpus",
-    "NvmlFailed",
-    "RequestError",
-    "RootfsError",
-    "SpecError",
-    "SpecUnreadable",
-    "UnknownCapability",
-    "UnknownConfigKey",
-    "UnknownDevice",
-    "VerificationFailed",
-    "WrongConfigValue",
-]
+
+def enumerated(items: Iterable[str], separator: str = ", ", most: int = 8) -> str:
+    """A list for people, cut after ``most``: a message is one line, and a node may be large."""
+    every = list(items)
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return separator.join(every[:most]) + more
 
 
 class InventoryError(NvshimError):
@@ -65,7 +57,7 @@ class InventoryError(NvshimError):
 
 
 class NoGpus(InventoryError):
-    """The driver is there, and no GPU that could be given. Raised by :func:`grant.decide`."""
+    """The driver is there, and no usable GPU. Raised by :func:`grant.decide`."""
 
     code = "NVSHIM-E0101"
 
@@ -102,7 +94,7 @@ class DriverMismatch(InventoryError):
 
 
 class MigUnknown(InventoryError):
-    """A MIG device was asked for, and NVML could not say which there are.
+    """A MIG device was requested, and NVML could not list them.
 
     Raised by :func:`grant.decide`.
     """
@@ -121,7 +113,7 @@ class DriverChanged(InventoryError):
 
 
 class RequestError(NvshimError):
-    """Something about what the container asks for.
+    """Something about what the container requests.
 
     containerd 1 ends our line with the words for its status, behind what is to be done. There,
     "invalid argument" reads as if it were said of the remedy.
@@ -157,15 +149,184 @@ class UnknownCapability(RequestError):
 
 
 class MigModeGpu(RequestError):
-    """A whole GPU was asked for, and it is in MIG mode. Raised by :func:`grant.decide`."""
+    """A whole GPU was requested, and it is in MIG mode. Raised by :func:`grant.decide`."""
 
     code = "NVSHIM-E0204"
+
+
+class AmbiguousDevice(RequestError):
+    """The beginning of a UUID is that of several devices. Raised by :func:`grant.decide`."""
+
+    code = "NVSHIM-E0205"
+
+
+class TooManyDevices(RequestError):
+    """A list names more devices than any node has. Raised by :func:`names.parse_names`."""
+
+    code = "NVSHIM-E0206"
+
+
+class MalformedChannel(RequestError):
+    """An IMEX channel is no number of one. Raised by :func:`names.parse_channels`."""
+
+    code = "NVSHIM-E0207"
+
+
+class MalformedMigAccess(RequestError):
+    """NVIDIA_MIG_CONFIG_DEVICES or _MONITOR_DEVICES has another value than ``all``.
+
+    Raised by :func:`request.read_request`.
+    """
+
+    code = "NVSHIM-E0208"
+
+
+class RequestDenied(RequestError):
+    """Policy denies a request, and is set to fail. Raised by :func:`policy.judge`."""
+
+    code = "NVSHIM-E0221"
+    status = Status.PERMISSION_DENIED
+
+
+class GpuExcluded(RequestError):
+    """A GPU is named that the configuration excludes, or a CDI file gives one away.
+
+    Raised by :func:`grant.decide` and :func:`exclusions.refuse_excluded`.
+    """
+
+    code = "NVSHIM-E0222"
+    status = Status.PERMISSION_DENIED
+
+
+class PrivilegeNeeded(RequestError):
+    """MIG is to be steered by a container without CAP_SYS_ADMIN. Raised by :func:`policy.judge`."""
+
+    code = "NVSHIM-E0223"
+    status = Status.PERMISSION_DENIED
+
+
+class UnsupportedCapability(RequestError):
+    """A driver capability is named that the configuration does not support.
+
+    Raised by :func:`policy.judge`.
+    """
+
+    code = "NVSHIM-E0224"
+
+
+class RequirementUnmet(RequestError):
+    """The driver or a GPU is not what the image needs. Raised by :func:`check_requirements`."""
+
+    code = "NVSHIM-E0225"
+
+
+class RequirementUnclear(RequestError):
+    """Whether the image's needs are met depends on a value that NVML did not report.
+
+    Raised by :func:`check_requirements`.
+    """
+
+    code = "NVSHIM-E0226"
+
+
+class MalformedRequirement(RequestError):
+    """NVIDIA_REQUIRE_* is not a valid requirement. Raised by :func:`check_requirements`."""
+
+    code = "NVSHIM-E0227"
+
+
+class DeviceHeld(RequestError):
+    """A device has reached its limit of containers. Raised by :mod:`shim.work.claims`."""
+
+    code = "NVSHIM-E0228"
+    status = Status.RESOURCE_EXHAUSTED
+
+
+class ClaimsUnusable(RequestError):
+    """A claim of a device with a limit cannot be recorded.
+
+    Raised by :mod:`shim.work.claims`.
+    """
+
+    code = "NVSHIM-E0229"
+
+
+# -- features beside GPUs (E011x), other vendors (E065x), Tegra and WSL2 (E066x) --------------
+
+
+class ImexChannelMissing(InventoryError):
+    """An IMEX channel was named that has no usable node. Raised by :func:`features.contribute`."""
+
+    code = "NVSHIM-E0110"
+
+
+class MigCapabilityMissing(InventoryError):
+    """The node by which MIG is configured or monitored is not there.
+
+    Raised by :func:`features.contribute`.
+    """
+
+    code = "NVSHIM-E0111"
+
+
+class NoVendorDriver(InventoryError):
+    """The vendor's kernel driver is not loaded. Raised by ``give`` of the vendor."""
+
+    code = "NVSHIM-E0650"
+
+
+class NoVendorGpus(InventoryError):
+    """All GPUs of a vendor are requested, and none is usable. Raised by ``gpus.granted``."""
+
+    code = "NVSHIM-E0651"
+
+
+class VendorNodeMissing(InventoryError):
+    """A GPU that is named has no usable render node. Raised by :func:`gpus.granted`."""
+
+    code = "NVSHIM-E0652"
+
+
+class UnknownVendorGpu(RequestError):
+    """No GPU of this node has the name. Raised by :func:`gpus.granted`."""
+
+    code = "NVSHIM-E0653"
+
+
+class MalformedVendorRange(RequestError):
+    """A range of indices that ends before it begins. Raised by :func:`names.parse`."""
+
+    code = "NVSHIM-E0654"
+
+
+class CsvFilesMissing(InventoryError):
+    """No file lists what a Tegra machine has. Raised by :func:`tegra.contribute`."""
+
+    code = "NVSHIM-E0660"
+
+
+class DriverStoreMissing(InventoryError):
+    """Windows has no driver of NVIDIA's for WSL. Raised by :func:`wsl.contribute`."""
+
+    code = "NVSHIM-E0661"
+
+
+class PlatformNodeMissing(InventoryError):
+    """/dev/dxg, or all nodes of a Tegra machine, are unusable. Raised by ``contribute``."""
+
+    code = "NVSHIM-E0662"
+
+
+class MigUnsupported(RequestError):
+    """A MIG device is named where there can be none. Raised by :func:`names.refuse_mig`."""
+
+    code = "NVSHIM-E0663"
 
 
 class RootfsError(NvshimError):
     """Something about the image's files.
 
-    Who raises one may know better than the class what the reader can do about it.
+    The code that raises one may know a better remedy than the class.
     """
 
     code = "NVSHIM-E0300"

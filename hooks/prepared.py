@@ -11,7 +11,7 @@ decided can be kept beside them:
 Rules
 - What could depend on more has no key: CDI devices (their files), other vendors' GPUs, features
   and IMEX channels (files of the host that no inventory knows), a user namespace.
-- Only values are kept, no code: rows of a table for each kind of edit. What is damaged does not
+- Only values are kept, no code: numbers of kinds, and the fields of each. What is damaged does not
   decode.
 - What has to be true of the node at this moment (device nodes, the identity of the driver's files)
   is looked at for each container, and what is given to it is verified for each container.
@@ -20,11 +20,17 @@ Rules
 from __future__ import annotations
 
 import marshal
-from typing import TYPE_CHECKING, Any, Final, Self
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, Self
 
-from api.values import value
-from hooks.edits.plan import (
-    Arch,
+from hooks.config import Config
+from hooks.edits.compat import Compat
+from hooks.image.layout import Layout, Libc, Loader
+from hooks.image.placement import Placed
+from hooks.node.inventory import Inventory
+from hooks.plan import (
     CachedLibrary,
     Device,
     File,
@@ -35,48 +41,23 @@ from hooks.edits.plan import (
     Plan,
     ProcFile,
 )
-from hooks.image.compat import Compat
-from hooks.image.layout import Layout, Libc, Loader
-from hooks.image.placement import Inside
-from hooks.requests.request import Request, Void
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from hooks.config import Config
-    from hooks.node.inventory import Inventory
+from hooks.requests.request import Request
+from hooks.words import Arch, Void
 
 __all__ = ["Prepared", "key_of"]
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 """Of what is kept, and of what is decided: to be raised when the same request, node and image
 give other files or other edits than before."""
 
-_ROWS: Final[dict[str, type]] = {
-    "devices": Device,
-    "mounts": Mount,
-    "links": Link,
-    "libraries": CachedLibrary,
-    "missing": Missing,
-    "files": File,
-    "link_directories": LinkDirectory,
-    "proc_files": ProcFile,
-}
 # Of an inventory: with a set in it; and what says nothing of the node.
 _APART: Final = ("nodes", "kept")
-_PLAIN: Final = ("environment", "additional_gids", "library_directories", "first_directories")
 
 
 def key_of(
     spec: Mapping[str, Any], request: Request, inventory: Inventory | None, config: Config
 ) -> bytes | None:
     """On what a container's files depend besides its image.
-
-    Args:
-        spec: config.json, decoded.
-        request: what is to be given.
-        inventory: what the node has, as it is now.
-        config: how it is decided.
 
     Returns:
         Bytes that are the same if all of it is the same; None if it depends on more.
@@ -115,98 +96,60 @@ def _seen(mount: Mapping[str, Any]) -> object:
     return mount.get("destination"), mount.get("type"), read_only
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """What was decided for an image, and done in a layer of it.
 
     Attributes:
-        layout: what the image looks like.
         compat: what was decided of its own libcuda.
         plan: the edits, without those that have to be staged for each container.
-        inside: what is in the layer, and what is to be staged.
+        placed: what is in the layer, and what is to be staged.
     """
 
     layout: Layout
     compat: Compat
     plan: Plan
-    inside: Inside
+    placed: Placed
 
     def encode(self) -> bytes:
         """Its form on disk."""
-        plan, layout, compat, inside = self.plan, self.layout, self.compat, self.inside
-        return marshal.dumps(
-            (
-                FORMAT,
-                [_row(loader) for loader in layout.loaders],
-                (layout.has_cache, layout.covered, tuple(sorted(layout.fresh))),
-                (compat.directory, compat.why, compat.version),
-                _rows(compat.libraries),
-                {name: _rows(getattr(plan, name)) for name in _ROWS},
-                [getattr(plan, name) for name in _PLAIN],
-                (inside.written, inside.omitted),
-                [(over, isinstance(edit, File), _row(edit)) for over, edit in inside.mounted],
-            )
-        )
+        return marshal.dumps((FORMAT, _encoded(self)))
 
     @classmethod
     def decode(cls, content: bytes) -> Self | None:
-        """What :meth:`encode` has written; None if this is not it.
-
-        Args:
-            content: what was kept.
-        """
+        """What :meth:`encode` has written; None if this is not it."""
         try:
-            version, *rest = marshal.loads(content)  # noqa: S302 - of a directory of root's alone
-            return cls(*_decoded(rest)) if version == FORMAT else None
-        except (ValueError, TypeError, EOFError, KeyError):
+            version, kept = marshal.loads(content)  # noqa: S302 - of a directory of root's alone
+            decoded = _decoded(kept) if version == FORMAT else None
+        except (ValueError, TypeError, EOFError, LookupError, RecursionError):
             return None
+        return decoded if isinstance(decoded, cls) else None
 
 
-def _decoded(parts: Any) -> tuple[Layout, Compat, Plan, Inside]:
-    loaders, image, compat, compat_libraries, rows, plain, inside, mounted = parts
-    has_cache, covered, fresh = image
-    directory, why, compat_version = compat
-    written, omitted = inside
-    layout = Layout(
-        loaders=tuple(
-            Loader(Arch(arch), Libc(libc), directory, searched)
-            for arch, libc, directory, searched in loaders
-        ),
-        has_cache=has_cache,
-        covered=covered,
-        fresh=frozenset(fresh),
-    )
-    edits = {name: _all_made(kind, rows[name]) for name, kind in _ROWS.items()}
-    return (
-        layout,
-        Compat(directory, why, compat_version, _all_made(CachedLibrary, compat_libraries)),
-        Plan(**edits, **dict(zip(_PLAIN, plain, strict=True))),
-        Inside(
-            written,
-            omitted,
-            tuple(
-                (over, _made(File if is_file else LinkDirectory, row))
-                for over, is_file, row in mounted
-            ),
-        ),
-    )
+_KINDS: Final[tuple[type, ...]] = (
+    Prepared, Layout, Loader, Libc, Arch, Compat, Plan, Placed, Device, Mount, Link, CachedLibrary,
+    Missing, File, LinkDirectory, ProcFile,
+)  # fmt: skip
+_NUMBERS: Final = {kind: number for number, kind in enumerate(_KINDS)}
 
 
-def _rows(values: Iterable[Any]) -> list[tuple[Any, ...]]:
-    return [_row(value) for value in values]
+def _encoded(value: Any) -> Any:
+    """A value of one of the kinds as a tuple of its number and fields; tuples become lists."""
+    if isinstance(value, tuple):
+        return [_encoded(each) for each in value]
+    number = _NUMBERS.get(type(value))
+    if number is None:
+        return value
+    if isinstance(value, Enum):
+        return number, value.value
+    return number, *(_encoded(getattr(value, name)) for name in type(value).__match_args__)
 
 
-def _row(value: Any) -> tuple[Any, ...]:
-    fields = [getattr(value, name) for name in value.__match_args__]
-    return tuple(field.value if isinstance(field, Arch | Libc) else field for field in fields)
+def _decoded(value: Any) -> Any:
+    if type(value) is list:
+        return tuple([_decoded(v) if type(v) in _NESTED else v for v in value])
+    number, *fields = value
+    return _KINDS[number](*[_decoded(v) if type(v) in _NESTED else v for v in fields])
 
 
-def _all_made(kind: type, rows: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
-    return tuple(_made(kind, row) for row in rows)
-
-
-def _made(kind: type, row: tuple[Any, ...]) -> Any:
-    if kind is CachedLibrary:
-        soname, path, arch = row
-        return CachedLibrary(soname, path, Arch(arch))
-    return kind(*row)
+_NESTED: Final = (tuple, list)

@@ -30,25 +30,22 @@ milliseconds    how long each step took
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
+from typing import Any, Final
 
-from hooks.edits.plan import NVIDIA
+from hooks.edits.compat import Compat
+from hooks.edits.grant import Grant
+from hooks.edits.mutation import apply_process
 from hooks.errors import MalformedSpec
-from hooks.requests.request import AllDevices, NamedDevices, NoDevices, Void
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from hooks.edits.grant import Grant
-    from hooks.edits.plan import Contribution, Plan
-    from hooks.image.compat import Compat
-    from hooks.image.layout import Layout
-    from hooks.image.placement import Placed
-    from hooks.node.char_links import CharLinks
-    from hooks.node.inventory import Inventory
-    from hooks.node.nodes import MadeNodes
-    from hooks.requests.policy import Verdict
-    from hooks.requests.request import Devices, Request
+from hooks.image.layout import Layout
+from hooks.image.placement import Placed
+from hooks.node.host_setup import CharLinks, MadeNodes
+from hooks.node.inventory import Inventory
+from hooks.plan import Contribution, Plan
+from hooks.requests.policy import Verdict
+from hooks.requests.request import Request
+from hooks.words import NVIDIA, AllDevices, Devices, NamedDevices, NoDevices, Void
 
 __all__ = ["make_denial", "make_record", "process_edits"]
 
@@ -74,27 +71,15 @@ def make_record(
     verdict: Verdict | None = None,
     layered: bool = False,
 ) -> dict[str, Any]:
-    """The record of an injection, of values that JSON has.
+    """The record of an injection, of values that JSON has, by the table in this module's head.
 
     Args:
-        request: what was asked.
         grant: what of NVIDIA's devices was given; None if nothing of its driver was asked.
         inventory: what the node has of that; None likewise.
-        layout: what the image looks like.
-        plan: the edits, as they were applied.
-        placed: what was written.
-        contributions: what the plan was made of.
-        compat: what was decided of the image's own libcuda.
-        char_links: what was linked on the host.
-        made_nodes: what device nodes were made there; None for none.
         identity: what :func:`hooks.node.identity.identity_of` says; None without a driver.
-        milliseconds: how long each step took.
-        verdict: what policy said of the request.
         layered: whether what was written is in a layer of the image.
-
-    Returns:
-        The record, by the table in this module's head.
     """
+    made_nodes = made_nodes or MadeNodes()
     return {
         "format": FORMAT,
         "request": _requested(request if verdict is None else verdict.asked),
@@ -107,47 +92,13 @@ def make_record(
         ],
         "node": None if inventory is None else _node(inventory),
         "image": {
-            "loaders": [
-                {
-                    "arch": loader.arch.value,
-                    "libc": loader.libc.value,
-                    "directory": loader.directory,
-                    "searched": loader.searched,
-                }
-                for loader in layout.loaders
-            ],
+            "loaders": _rows(
+                layout.loaders, "directory", "searched", arch="arch.value", libc="libc.value"
+            ),
             "has_cache": layout.has_cache,
             "writable": layout.writable,
         },
-        "edits": {
-            "devices": [
-                {
-                    "path": d.path,
-                    "major": d.major,
-                    "minor": d.minor,
-                    "access": d.access,
-                    "reason": d.reason,
-                }
-                for d in plan.devices
-            ],
-            "mounts": [
-                {"source": m.source, "destination": m.destination, "reason": m.reason}
-                for m in plan.mounts
-            ],
-            "links": [
-                {"path": link.path, "target": link.target, "reason": link.reason}
-                for link in plan.links
-            ],
-            "libraries": [
-                {"soname": c.soname, "path": c.path, "arch": c.arch.value} for c in plan.libraries
-            ],
-            "files": [{"path": f.path, "reason": f.reason} for f in plan.files],
-            "link_directories": [
-                {"path": d.path, "links": dict(d.links), "reason": d.reason}
-                for d in plan.link_directories
-            ],
-            **_of_cdi_files(plan),
-        },
+        "edits": _edits(plan),
         "proc_files": [
             {"path": path, "source": source, "reason": _reason(path, plan), "state": PLANNED}
             for path, source in placed.proc_files
@@ -160,13 +111,9 @@ def make_record(
         "left_out": list(placed.omitted),
         "written": list(placed.written),
         "layered": layered,
-        "nodes": _made(made_nodes),
+        "nodes": {"made": list(made_nodes.made), "failed": dict(made_nodes.failed)},
         "char_links": {"made": list(char_links.made), "failed": dict(char_links.failed)},
-        "cuda_compat": {
-            "directory": compat.directory,
-            "version": compat.version,
-            "why": compat.why,
-        },
+        "cuda_compat": _row(compat, "directory", "version", "why"),
         "identity": identity,
         "milliseconds": {step: round(value, 3) for step, value in milliseconds.items()},
     }
@@ -174,9 +121,6 @@ def make_record(
 
 def make_denial(verdict: Verdict) -> dict[str, Any]:
     """The record of a container that is given nothing, of values that JSON has.
-
-    Args:
-        verdict: what policy said of its request.
 
     Returns:
         The record: of the table in this module's head, format, request, policy and process.
@@ -215,27 +159,54 @@ def process_edits(
         ) from error
 
 
-def _made(nodes: MadeNodes | None) -> dict[str, Any]:
-    if nodes is None:
-        return {"made": [], "failed": {}}
-    return {"made": list(nodes.made), "failed": dict(nodes.failed)}
+def apply_to_process(process: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """The process of an exec, with the variables and groups that init was given.
+
+    Args:
+        process: the OCI process, decoded. It is not changed.
+
+    Raises:
+        MalformedSpec: the process or the record has the wrong shape.
+    """
+    return apply_process(process, *process_edits(record))
 
 
-def _of_cdi_files(plan: Plan) -> dict[str, Any]:
-    """The edits that only a CDI file brings; nothing for most containers."""
-    edits = {
+def _rows(values: Iterable[object], *names: str, **paths: str) -> list[dict[str, Any]]:
+    """Some attributes of each value; the latter by their names in the record."""
+    keys = (*names, *paths)
+    read = attrgetter(*names, *paths.values())
+    return [dict(zip(keys, read(value), strict=True)) for value in values]
+
+
+def _row(value: object, *names: str) -> dict[str, Any]:
+    return _rows([value], *names)[0]
+
+
+def _edits(plan: Plan) -> dict[str, Any]:
+    """The edits; those that only a CDI file brings, if there are any."""
+    of_cdi_files = {
         "hooks": [
             {"stage": h.kind, "path": h.path, "args": list(h.args), "reason": h.reason}
             for h in plan.hooks
         ],
         "intel_rdt": [
-            {name: getattr(control, name) for name in control.__match_args__}
-            | {"schemata": list(control.schemata)}
+            _row(control, *control.__match_args__) | {"schemata": list(control.schemata)}
             for control in plan.intel_rdt[-1:]
         ],
-        "net_devices": [{"host_name": d.host_name, "name": d.name} for d in plan.net_devices],
+        "net_devices": _rows(plan.net_devices, "host_name", "name"),
     }
-    return {kind: entries for kind, entries in edits.items() if entries}
+    return {
+        "devices": _rows(plan.devices, "path", "major", "minor", "access", "reason"),
+        "mounts": _rows(plan.mounts, "source", "destination", "reason"),
+        "links": _rows(plan.links, "path", "target", "reason"),
+        "libraries": _rows(plan.libraries, "soname", "path", arch="arch.value"),
+        "files": _rows(plan.files, "path", "reason"),
+        "link_directories": [
+            {"path": d.path, "links": dict(d.links), "reason": d.reason}
+            for d in plan.link_directories
+        ],
+        **{kind: entries for kind, entries in of_cdi_files.items() if entries},
+    }
 
 
 def _reason(path: str, plan: Plan) -> str:
@@ -252,21 +223,14 @@ def _requested(request: Request) -> dict[str, Any]:
         "only_variables": sorted(request.only_variables),
         "requirements": [list(each) for each in request.requirements],
         "cdi_devices": list(request.cdi_devices),
-        "amd_devices": request.amd_devices,
-        "intel_devices": request.intel_devices,
-        "origin": request.origin,
-        "source": request.source,
+        **_row(request, "amd_devices", "intel_devices", "origin", "source"),
     }
 
 
 def _judged(verdict: Verdict) -> dict[str, Any]:
-    container = verdict.container
     return {
         "mode": verdict.mode,
-        "kubernetes": container.kubernetes,
-        "sandbox": container.sandbox,
-        "namespace": container.namespace,
-        "privileged": container.privileged,
+        **_row(verdict.container, "kubernetes", "sandbox", "namespace", "privileged"),
         "denied": list(verdict.denials),
         "notes": list(verdict.notes),
     }
@@ -275,25 +239,20 @@ def _judged(verdict: Verdict) -> dict[str, Any]:
 def _granted(grant: Grant) -> dict[str, Any]:
     return {
         "capabilities": sorted(grant.capabilities),
-        "gpus": [
-            {"index": g.index, "uuid": g.uuid, "bus_id": g.bus_id, "model": g.model}
-            for g in grant.gpus
-        ],
-        "mig_devices": [
-            {"gpu": d.gpu, "index": d.index, "uuid": d.uuid, "profile": d.profile}
-            for d in grant.mig_devices
-        ],
+        "gpus": _rows(grant.gpus, "index", "uuid", "bus_id", "model"),
+        "mig_devices": _rows(grant.mig_devices, "gpu", "index", "uuid", "profile"),
         "notes": list(grant.notes),
     }
 
 
 def _node(inventory: Inventory) -> dict[str, Any]:
+    driver = inventory.driver
     return {
-        "driver": inventory.driver.version,
+        "driver": driver.version,
         "cuda": inventory.cuda_version,
-        "driver_root": inventory.driver.root,
-        "driver_layout": inventory.driver.layout,
-        "driver_why": inventory.driver.why,
+        "driver_root": driver.root,
+        "driver_layout": driver.layout,
+        "driver_why": driver.why,
         "nvml": inventory.nvml_failure or "answered",
         "notes": list(inventory.notes),
     }

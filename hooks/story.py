@@ -9,12 +9,10 @@ Source: the keys are those of :mod:`hooks.record`.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
 
 from api.errors import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 __all__ = ["tell"]
 
@@ -48,80 +46,99 @@ def _titled(key: str, lines: Iterable[str]) -> Iterator[str]:
         title = ""
 
 
+class _Section:
+    """A section of a record, and which of its entries were told."""
+
+    def __init__(self, value: Mapping[str, Any]) -> None:
+        self._rest = dict(value)
+        self._value = value
+
+    def __getitem__(self, key: str) -> Any:
+        self._rest.pop(key, None)
+        return self._value[key]
+
+    def words(self, key: str) -> str:
+        """A list of words, or a word for its absence."""
+        return ", ".join(self[key]) or "none"
+
+    def lines(self, key: str, what: str) -> Iterator[str]:
+        """An entry that is a list, one line each."""
+        return (f"{what}: {entry}" for entry in self[key])
+
+    def rest(self) -> Iterator[str]:
+        """The entries that were not told."""
+        return _plain(self._rest)
+
+
 def _request(value: Mapping[str, Any]) -> Iterator[str]:
-    devices = value["devices"]
+    section = _Section(value)
+    devices, source = section["devices"], section["source"] if value.get("source") else ""
     named = devices if isinstance(devices, str) else ", ".join(devices)
-    source = f", by {value['source']}" if value.get("source") else ""
-    yield f"devices {named}{source}"
-    yield f"capabilities {', '.join(value['capabilities']) or 'none'}"
-    yield from _others(value, {"devices", "source", "capabilities"})
+    yield f"devices {named}{f', by {source}' if source else ''}"
+    yield f"capabilities {section.words('capabilities')}"
+    yield from section.rest()
 
 
 def _policy(value: Mapping[str, Any] | None) -> Iterator[str]:
     if value is None:
         return
-    kind = "privileged" if value["privileged"] else "unprivileged"
-    whose = f" of a pod in {value['namespace'] or 'no namespace'}" if value["kubernetes"] else ""
-    what = "sandbox container" if value["sandbox"] else "container"
-    yield f"mode {value['mode']}; asked by {_article(kind)} {kind} {what}{whose}"
-    for denied in value["denied"]:
-        yield f"denied: {denied}"
-    for note in value["notes"]:
-        yield f"note: {note}"
-    told = {"mode", "kubernetes", "sandbox", "namespace", "privileged", "denied", "notes"}
-    yield from _others(value, told)
-
-
-def _article(word: str) -> str:
-    return "an" if word[0] in "aeiou" else "a"
+    section = _Section(value)
+    kind = "a privileged" if section["privileged"] else "an unprivileged"
+    namespace = section["namespace"] or "no namespace"
+    whose = f" of a pod in {namespace}" if section["kubernetes"] else ""
+    what = "sandbox container" if section["sandbox"] else "container"
+    yield f"mode {section['mode']}; asked by {kind} {what}{whose}"
+    yield from section.lines("denied", "denied")
+    yield from section.lines("notes", "note")
+    yield from section.rest()
 
 
 def _grant(value: Mapping[str, Any] | None) -> Iterator[str]:
     if value is None:
         yield "nothing by an inventory of NVIDIA's driver"
         return
-    for gpu in value["gpus"]:
+    section = _Section(value)
+    for gpu in section["gpus"]:
         yield f"GPU {gpu['index']}: {gpu['model']}, {gpu['uuid']}, at {gpu['bus_id']}"
-    for device in value["mig_devices"]:
+    for device in section["mig_devices"]:
         yield f"MIG device {device['gpu']}:{device['index']}: {device['profile']}, {device['uuid']}"
     if not value["gpus"] and not value["mig_devices"]:
         yield "no GPU"
-    yield f"capabilities {', '.join(value['capabilities']) or 'none'}"
-    for note in value["notes"]:
-        yield f"note: {note}"
-    yield from _others(value, {"gpus", "mig_devices", "capabilities", "notes"})
+    yield f"capabilities {section.words('capabilities')}"
+    yield from section.lines("notes", "note")
+    yield from section.rest()
 
 
 def _vendors(value: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     for each in value:
-        yield f"{each['vendor']}: {', '.join(each['granted']) or 'no device'}"
-        for note in each["notes"]:
-            yield f"note: {note}"
-        yield from _others(each, {"vendor", "granted", "notes"})
+        section = _Section(each)
+        yield f"{section['vendor']}: {', '.join(section['granted']) or 'no device'}"
+        yield from section.lines("notes", "note")
+        yield from section.rest()
 
 
 def _node(value: Mapping[str, Any] | None) -> Iterator[str]:
     if value is None:
         yield "its driver was not looked at"
         return
-    nvml = value["nvml"]
+    section = _Section(value)
+    nvml = section["nvml"]
     told = "NVML answered" if nvml == "answered" else f"without NVML: {nvml}"
-    yield f"driver {value['driver']} in {value['driver_root']}; {told}"
-    yield f"laid out as {value['driver_layout']}; {value['driver_why']}"
-    for note in value["notes"]:
-        yield f"note: {note}"
-    known = {"nvml", "driver", "driver_root", "driver_layout", "driver_why", "notes"}
-    yield from _others(value, known)
+    yield f"driver {section['driver']} in {section['driver_root']}; {told}"
+    yield f"laid out as {section['driver_layout']}; {section['driver_why']}"
+    yield from section.lines("notes", "note")
+    yield from section.rest()
 
 
 def _image(value: Mapping[str, Any]) -> Iterator[str]:
-    for loader in value["loaders"]:
+    section = _Section({name: entry for name, entry in value.items() if name != "has_cache"})
+    for loader in section["loaders"]:
         told = "" if loader["searched"] else ", which its loader has to be told"
         libc = "no dynamic loader" if loader["libc"] == "none" else loader["libc"]
         yield f"{loader['arch']}, {libc}: libraries go to {loader['directory']}{told}"
-    if not value["writable"]:
+    if not section["writable"]:
         yield "its root file system takes no writes"
-    yield from _others(value, {"loaders", "writable", "has_cache"})
+    yield from section.rest()
 
 
 def _edits(value: Mapping[str, Any]) -> Iterator[str]:
@@ -138,24 +155,13 @@ def _device(edit: Mapping[str, Any]) -> str:
     return f"{edit['path']:<40} {numbers:<14} {edit['reason']}"
 
 
-def _mount(edit: Mapping[str, Any]) -> str:
-    return f"{edit['destination']} from {edit['source']} ({edit['reason']})"
-
-
-def _link(edit: Mapping[str, Any]) -> str:
-    return f"{edit['path']} to {edit['target']} ({edit['reason']})"
-
-
-def _library(edit: Mapping[str, Any]) -> str:
-    return f"{edit['soname']} is {edit['path']} ({edit['arch']})"
-
-
 def _process(value: Mapping[str, Any]) -> Iterator[str]:
-    for name, setting in value["environment"]:
+    section = _Section(value)
+    for name, setting in section["environment"]:
         yield f"{name}={setting}"
-    if value["additional_gids"]:
+    if section["additional_gids"]:
         yield f"groups {', '.join(map(str, value['additional_gids']))}"
-    yield from _others(value, {"environment", "additional_gids"})
+    yield from section.rest()
 
 
 def _missing(value: Iterable[Mapping[str, Any]]) -> Iterator[str]:
@@ -183,11 +189,6 @@ def _milliseconds(value: Mapping[str, float]) -> Iterator[str]:
         yield f"{sum(value.values()):.1f} ({steps})"
 
 
-def _others(value: Mapping[str, Any], told: set[str]) -> Iterator[str]:
-    """The entries of a section that its function does not know."""
-    yield from _plain({key: entry for key, entry in value.items() if key not in told})
-
-
 def _plain(value: object) -> Iterator[str]:
     """Any value of JSON, without what is empty."""
     if isinstance(value, dict):
@@ -212,9 +213,9 @@ def _compact(value: object) -> str:
 
 _EDITS: Final[dict[str, Callable[[Mapping[str, Any]], str]]] = {
     "devices": _device,
-    "mounts": _mount,
-    "links": _link,
-    "libraries": _library,
+    "mounts": "{0[destination]} from {0[source]} ({0[reason]})".format,
+    "links": "{0[path]} to {0[target]} ({0[reason]})".format,
+    "libraries": "{0[soname]} is {0[path]} ({0[arch]})".format,
 }
 _SECTIONS: Final[dict[str, Callable[[Any], Iterable[str]]]] = {
     "request": _request,

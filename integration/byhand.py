@@ -21,7 +21,8 @@ from google.protobuf.empty_pb2 import Empty
 from api import typeurl
 from api.errors import Status
 from api.proto import events_pb2, events_service_pb2, task_pb2
-from api.ttrpc import RemoteError, Server, Service
+from api.ttrpc import RemoteError, Service
+from api.ttrpc.server import Server
 from integration.patience import PATIENCE
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from api.proto import types_pb2
-    from api.ttrpc import Client, Context
+    from api.ttrpc import Context
+    from api.ttrpc.client import Client
 
 TASK_V2: Final = "containerd.task.v2.Task"
 

@@ -1,4 +1,4 @@
-"""What a containerd and its containers leave on the machine, seen from outside.
+"""What a containerd and its containers leave on the machine, seen and removed from outside.
 
 containerd's own lists say what containerd believes. This module reads what is there: processes
 in /proc, mounts in mountinfo, directories of cgroups, sockets, fifos, the low-level runtime's
@@ -26,9 +26,13 @@ import hashlib
 import os
 import posixpath
 import re
+import shutil
+import signal
 import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+
+from shim import syscalls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -102,6 +106,36 @@ def find(marks: Marks) -> set[Trace]:
         *pods(marks),
         *temporary_files(marks),
     }
+
+
+def remove(marks: Marks) -> set[Trace]:
+    """Remove all that :func:`find` finds; once, since some of it takes a moment to go.
+
+    Returns:
+        What is still there.
+    """
+    for trace in sorted(find(marks), key=_removal_order):
+        with contextlib.suppress(OSError):
+            _REMOVALS[trace.kind](trace.name)
+    return find(marks)
+
+
+def listened_on(pid: int) -> set[str]:
+    """The paths of the unix sockets that a process listens on."""
+    inodes = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                inodes.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    paths = set()
+    with open("/proc/net/unix", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            columns = line.split()
+            # A line without the eighth column is of a socket without a path. Flags 00010000 is
+            # SO_ACCEPTCON: the listener, not a connection made to it.
+            if columns[7:] and columns[3] == "00010000" and f"socket:[{columns[6]}]" in inodes:
+                paths.add(columns[7])
+    return paths
 
 
 def socket_path(marks: Marks, group: str, *, namespace: str | None = None) -> str:
@@ -361,3 +395,45 @@ def _lines(path: str) -> Iterable[str]:
 
 def _nul_separated(path: str) -> list[str]:
     return "\n".join(_lines(path)).split("\0")
+
+
+# --- Removing them -----------------------------------------------------------------------
+
+
+def _kill(pid: str) -> None:
+    os.kill(int(pid), signal.SIGKILL)
+
+
+def _unmount(path: str) -> None:
+    syscalls.umount(path, syscalls.MNT_DETACH | syscalls.UMOUNT_NOFOLLOW)
+
+
+def _remove_tree(path: str) -> None:
+    shutil.rmtree(path)
+
+
+def _remove_any(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
+
+
+# In this order: what holds other things goes first, what is held last.
+_REMOVALS: Final = {
+    "process": _kill,
+    "mount": _unmount,
+    "cgroup": os.rmdir,
+    "runtime state": _remove_tree,
+    "socket": os.unlink,
+    "fifo": os.unlink,
+    "bundle": _remove_any,
+    "pod": _remove_any,
+    "file": _remove_any,
+}
+_ORDER: Final = {kind: position for position, kind in enumerate(_REMOVALS)}
+
+
+def _removal_order(trace: Trace) -> tuple[int, int]:
+    """By kind, and within a kind the deepest path first."""
+    return _ORDER[trace.kind], -trace.name.count("/")

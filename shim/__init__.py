@@ -1,31 +1,28 @@
 """containerd-shim-nvidia: a containerd shim (runtime v2) that gives containers their GPUs.
 
-The program has two lives, and the modules belong to one or the other.
+A room each, and what it is for:
 
-The **verbs** are run by containerd for a moment each, and it waits for them. They import the
-interpreter's cheapest modules only; ``tests/unit/verbs`` names which:
+- :mod:`shim.verbs`: the programs that containerd runs for a moment: start, delete, -info, -v.
+- :mod:`shim.forkserver`: how a shim process comes into being.
+- :mod:`shim.pod`: the supervisor, one process per pod, which serves the Task API.
+- :mod:`shim.work`: what Create does for a container that asks for GPUs.
+- :mod:`shim.runtime`: runc and crun.
+- :mod:`shim.rootfs`: the mounts of a container's root file system.
+- :mod:`shim.stdio`: fifos, terminals, log files and loggers.
+- :mod:`shim.cgroup`: usage, limits, memory events.
+- :mod:`shim.checkpoint`, :mod:`shim.sandbox`: what few pods use.
 
-- :mod:`shim.verbs`: which verb, and what happens when one fails.
-- :mod:`shim.invocation`: the flags.
-- :mod:`shim.start`, :mod:`shim.delete`, :mod:`shim.info`: the verbs themselves.
-- :mod:`shim.wire`: the few protobuf messages that they read and write.
-- :mod:`shim.address`, :mod:`shim.sockets`: where a shim is reached.
-- :mod:`shim.handleroptions`: what of a handler's options the verbs need.
-- :mod:`shim.remains`, :mod:`shim.foreground`: ending what a dead shim left running.
-- :mod:`shim.mountinfo`, :mod:`shim.mounts`: what is mounted in a bundle.
-- :mod:`shim.launcher`: writes the program that containerd executes.
-
-The **server** (:mod:`shim.server`) is what ``start`` forks, by way of :mod:`shim.detach`. It
-lives as long as the pod, and may import protobuf. It runs on :mod:`api.aio`.
-
-Both share :mod:`shim.bundle` (the files they leave for each other), :mod:`shim.errors` and
-:mod:`shim.syscalls`.
+The modules beside them are the ground floor that all rooms share: the bundle's files, system calls,
+spawning and reaping, sockets, the log, errors.
 """
 
-__all__ = ["RUNTIME_NAME", "VERSION"]
+__all__ = ["PROGRAM", "RUNTIME_NAME", "VERSION"]
 
 # What containerd calls the runtime. Its last two parts make the name of the program.
 RUNTIME_NAME = "io.containerd.nvidia.v1"
+
+# The program that containerd executes, and what ps shows of every process of ours.
+PROGRAM = "containerd-shim-nvidia-v1"
 
 # Also in pyproject.toml: reading a distribution's metadata costs more than a whole verb.
 VERSION = "0.1.0"

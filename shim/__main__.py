@@ -1,6 +1,33 @@
-"""``python3 -IS -m shim``: the same as the launcher, for a checkout."""
+"""The program that containerd executes; in a checkout ``python3 -IS -m shim`` is the same."""
 
-from shim.verbs import main
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from shim.verbs.invocation import FORK_SERVER
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+
+def main(revision: str = "") -> NoReturn:
+    """Do what the command line asks, and end the process.
+
+    Args:
+        revision: the commit that the program was built from.
+    """
+    words = sys.argv[1:]
+    if words[-1:] == [FORK_SERVER]:
+        # It looks at the files that it will import before it imports them.
+        from shim.forkserver.forkserver import main as be_fork_server  # noqa: PLC0415
+
+        be_fork_server(words)
+    # Not what a fork server is to import in its own way.
+    from shim.verbs.verbs import main as do_verb  # noqa: PLC0415
+
+    do_verb(words, revision=revision)
+
 
 if __name__ == "__main__":
     main()

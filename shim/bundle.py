@@ -20,9 +20,11 @@ file                    written by   what it is
 ``nvidia/``             server       files of ours that are mounted into the container
 ``nvidia.json``         server       what was injected, and why
 ``nvidia-before.json``  containerd   config.json as it was before that, kept by its other name
-``claim``               server       where it says which devices it claims (:mod:`shim.claims`), and
-                                     the pid and start time of the process that has them
+``claim``               server       where it says which devices it claims
+                                     (:mod:`shim.work.claims`), and the pid and
+                                     start time of the process that has them
 ``logger.*``            server       one for each logger that runs: its pid and start time
+``shim-binary-path``    containerd   the program that it executed, from 1.7 on
 ``work``                containerd   a link to a directory on disk, which goes with the bundle
 ``criu-work/``          server       in ``work``: what CRIU is told and says, while it works
 ``criu-*.log``          server       what CRIU said when it failed
@@ -31,19 +33,21 @@ file                    written by   what it is
 ``member.*.json``       server       of a sandbox: how to end one of its containers
 ======================  ===========  ======================================================
 
-Everything that we write has mode 0600 and appears whole, by rename, or not at all.
+Those of a sandbox are :mod:`shim.sandbox.members`'. Everything that we write has mode 0600 and
+appears whole, by rename, or not at all.
+
+Source of what is read in config.json: OCI runtime specification, config.md, config-linux.md.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import stat
+from typing import Any, Final
 
+from shim import files
 from shim.errors import BundleUnusable
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Final
 
 CONFIG: Final = "config.json"
 ROOTFS: Final = "rootfs"
@@ -59,13 +63,17 @@ RECORD: Final = "nvidia.json"
 BEFORE: Final = "nvidia-before.json"
 CLAIM: Final = "claim"
 WORK: Final = "work"
-POD: Final = "pod"
-HOLDER: Final = "holder"
-_MEMBER_PREFIX: Final = "member."
-_MEMBER_SUFFIX: Final = ".json"
+SHIM_PROGRAM: Final = "shim-binary-path"
 _CALL_PREFIX: Final = f"{LOG}."
 _CALL_SUFFIX: Final = ".json"
 _LOGGER_PREFIX: Final = "logger."
+
+# What is left after an answered Delete: with nothing else, a clean-up has nothing to do (see
+# settled.c).
+SETTLED: Final = (
+    ADDRESS, BEFORE, BOOTSTRAP, CONFIG, INIT_PID, LOG, OPTIONS, RECORD, ROOTFS, RUNTIME,
+    SHIM_PROGRAM, SOCKET_DIRECTORY, WORK,
+)  # fmt: skip
 
 # Where runc mounts a container's rootfs while it restores it, in its state of the container.
 RESTORED_ROOT: Final = "criu-root"
@@ -73,8 +81,6 @@ RESTORED_ROOT: Final = "criu-root"
 # A spec has some kilobytes; containerd itself would choke on what is more than this.
 LONGEST_SPEC: Final = 32 << 20
 _LONGEST_LINE: Final = 4096
-_CHUNK: Final = 1 << 16
-_JSON_SPACE: Final = " \t\n\r"
 
 
 class RuntimeRecord:
@@ -107,7 +113,7 @@ def read_spec(bundle: str) -> dict[str, Any]:
         BundleUnusable: it is missing, unreadable, or not a JSON object.
     """
     path = os.path.join(bundle, CONFIG)
-    return parse_object(read(path, LONGEST_SPEC), path)
+    return files.parse_object(files.read(path, LONGEST_SPEC), path)
 
 
 def write_spec(bundle: str, spec: dict[str, Any]) -> None:
@@ -120,14 +126,12 @@ def write_spec(bundle: str, spec: dict[str, Any]) -> None:
     Raises:
         BundleUnusable: it cannot be written.
     """
-    import json  # noqa: PLC0415 - 12 ms, and only the server writes one
-
     path = os.path.join(bundle, CONFIG)
     try:
         mode = stat.S_IMODE(os.stat(path, follow_symlinks=False).st_mode)
     except FileNotFoundError:
         mode = 0o600
-    write(path, json.dumps(spec, separators=(",", ":")).encode(), mode=mode)
+    files.write(path, json.dumps(spec, separators=(",", ":")).encode(), mode=mode)
 
 
 def keep_spec(bundle: str) -> None:
@@ -143,12 +147,12 @@ def keep_spec(bundle: str) -> None:
     """
     path, kept = os.path.join(bundle, CONFIG), os.path.join(bundle, BEFORE)
     try:
-        remove(kept)  # of a Create that was killed
+        files.remove(kept)  # of a Create that was killed
         os.link(path, kept, follow_symlinks=False)
     except OSError:
-        content = read(path, LONGEST_SPEC)
+        content = files.read(path, LONGEST_SPEC)
         mode = stat.S_IMODE(os.stat(path, follow_symlinks=False).st_mode)
-        write(kept, content, mode=mode)
+        files.write(kept, content, mode=mode)
 
 
 def restore_spec(bundle: str) -> None:
@@ -164,11 +168,68 @@ def restore_spec(bundle: str) -> None:
     try:
         # If both names are of one file, this does nothing (rename(2)).
         os.rename(kept, os.path.join(bundle, CONFIG))
-        remove(kept)
+        files.remove(kept)
     except FileNotFoundError:
         return
     except OSError as error:
-        raise BundleUnusable(f"to put {kept} back", found=_reason(error)) from error
+        raise BundleUnusable(f"to put {kept} back", found=files.reason(error)) from error
+
+
+def root_of(spec: dict[str, Any], bundle: str) -> str:
+    """The directory that the container's processes will see as /.
+
+    Raises:
+        BundleUnusable: the spec names none, or it is not there.
+    """
+    root = spec.get("root")
+    path = root.get("path") if isinstance(root, dict) else None
+    if not isinstance(path, str) or not path:
+        raise BundleUnusable(
+            f"the rootfs of {bundle}", found="no root.path in config.json", do="name one there"
+        )
+    path = os.path.join(bundle, path)
+    if not os.path.isdir(path):
+        raise BundleUnusable(
+            f"the rootfs {path}", found="no such directory", do="check the snapshot or --rootfs"
+        )
+    return path
+
+
+def cgroups_path_of(spec: dict[str, Any]) -> str:
+    """The cgroup that the spec names; empty if it names none."""
+    linux = spec.get("linux")
+    path = linux.get("cgroupsPath") if isinstance(linux, dict) else None
+    return path if isinstance(path, str) else ""
+
+
+def has_own_pid_namespace(spec: dict[str, Any]) -> bool:
+    """Whether the spec asks for a new pid namespace: then init's death kills all in it.
+
+    Raises:
+        BundleUnusable: the spec's namespaces are not what the OCI spec says they are.
+    """
+    return any(n.get("type") == "pid" and not n.get("path") for n in _namespaces(spec))
+
+
+def has_user_namespace(spec: dict[str, Any]) -> bool:
+    """Whether the container's root is somebody else on the host.
+
+    Raises:
+        BundleUnusable: the spec's namespaces are not what the OCI spec says they are.
+    """
+    return any(n.get("type") == "user" for n in _namespaces(spec))
+
+
+def _namespaces(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    linux = spec.get("linux") or {}
+    namespaces = linux.get("namespaces") if isinstance(linux, dict) else None
+    if not isinstance(namespaces, list | None) or not all(
+        isinstance(n, dict) for n in namespaces or []
+    ):
+        raise BundleUnusable(
+            "the namespaces in config.json", found=f"{namespaces!r}", do="make a list of objects"
+        )
+    return namespaces or []
 
 
 def read_runtime_record(bundle: str) -> RuntimeRecord | None:
@@ -186,15 +247,47 @@ def read_runtime_record(bundle: str) -> RuntimeRecord | None:
     path = os.path.join(bundle, OPTIONS)
     if not os.path.lexists(path):
         return None
-    return _runtime_record(parse_object(read(path, _CHUNK), path), path)
+    return parse_runtime_record(files.parse_object(files.read(path, files.CHUNK), path), path)
 
 
-def _runtime_record(content: dict[str, Any], path: str) -> RuntimeRecord:
+def write_runtime_record(bundle: str, record: RuntimeRecord) -> None:
+    """Leave what the delete verb needs if the server is killed.
+
+    Args:
+        bundle: the bundle's path.
+        record: how the container's runtime is called.
+
+    Raises:
+        BundleUnusable: it cannot be written.
+    """
+    files.write(os.path.join(bundle, OPTIONS), json.dumps(record_fields(record)).encode())
+    files.write(os.path.join(bundle, RUNTIME), record.binary.encode())
+
+
+def record_fields(record: RuntimeRecord) -> dict[str, object]:
+    """How a runtime is called, for JSON."""
+    return {
+        "binary": record.binary,
+        "root": record.root,
+        "systemd_cgroup": record.systemd_cgroup,
+    }
+
+
+def parse_runtime_record(content: dict[str, Any], path: str) -> RuntimeRecord:
+    """What :func:`record_fields` made.
+
+    Args:
+        content: the fields, and perhaps others.
+        path: the file that they are from, for the message.
+
+    Raises:
+        BundleUnusable: they are not what the server writes.
+    """
     binary, root = content.get("binary"), content.get("root")
     if not (isinstance(binary, str) and binary and isinstance(root, str) and root.startswith("/")):
         raise BundleUnusable(f"the runtime in {path}", found="no binary or no absolute root in it")
     for text in (binary, root):
-        _without_zero(text, path)
+        without_zero(text, path)
     return RuntimeRecord(binary, root, systemd_cgroup=content.get("systemd_cgroup") is True)
 
 
@@ -213,104 +306,8 @@ def bootstrap_address(bundle: str) -> str:
     path = os.path.join(bundle, BOOTSTRAP)
     if not os.path.lexists(path):
         return ""
-    address = parse_object(read(path, _CHUNK), path).get("address")
-    return _without_zero(address, path) if isinstance(address, str) else ""
-
-
-def write_member(
-    sandbox_bundle: str, container_id: str, bundle: str, record: RuntimeRecord
-) -> None:
-    """Note in a sandbox's bundle how to end one of its containers.
-
-    Args:
-        sandbox_bundle: the sandbox's bundle.
-        container_id: the container.
-        bundle: the container's bundle.
-        record: how its runtime is called.
-
-    Raises:
-        BundleUnusable: it cannot be written.
-    """
-    import json  # noqa: PLC0415 - 12 ms, and only the server writes one
-
-    content = {
-        "bundle": bundle,
-        "binary": record.binary,
-        "root": record.root,
-        "systemd_cgroup": record.systemd_cgroup,
-    }
-    write(_member(sandbox_bundle, container_id), json.dumps(content).encode())
-
-
-def forget_member(sandbox_bundle: str, container_id: str) -> None:
-    """Remove what :func:`write_member` wrote, if it is there."""
-    remove(_member(sandbox_bundle, container_id))
-
-
-def members(sandbox_bundle: str) -> list[str]:
-    """The ids of the containers that are noted in a sandbox's bundle.
-
-    Args:
-        sandbox_bundle: the bundle; it need not be there, nor be a sandbox's.
-    """
-    try:
-        names = os.listdir(sandbox_bundle)
-    except OSError:
-        return []
-    return [
-        name.removeprefix(_MEMBER_PREFIX).removesuffix(_MEMBER_SUFFIX)
-        for name in names
-        if name.startswith(_MEMBER_PREFIX) and name.endswith(_MEMBER_SUFFIX)
-    ]
-
-
-def read_member(sandbox_bundle: str, container_id: str) -> tuple[str, RuntimeRecord]:
-    """Read what :func:`write_member` wrote.
-
-    Returns:
-        The container's bundle, and how its runtime is called.
-
-    Raises:
-        BundleUnusable: it is gone, or is not what the server writes.
-    """
-    path = _member(sandbox_bundle, container_id)
-    content = parse_object(read(path, _CHUNK), path)
-    bundle = content.get("bundle")
-    if not (isinstance(bundle, str) and bundle.startswith("/")):
-        raise BundleUnusable(f"the bundle in {path}", found="no absolute path")
-    return _without_zero(bundle, path), _runtime_record(content, path)
-
-
-def _member(sandbox_bundle: str, container_id: str) -> str:
-    return os.path.join(sandbox_bundle, f"{_MEMBER_PREFIX}{container_id}{_MEMBER_SUFFIX}")
-
-
-def write_holder(bundle: str, pid: int, start_time: int) -> None:
-    """Note the process that holds a sandbox's namespaces.
-
-    Args:
-        bundle: the sandbox's bundle.
-        pid: the process.
-        start_time: when it started, in clock ticks since boot.
-
-    Raises:
-        BundleUnusable: it cannot be written.
-    """
-    write(os.path.join(bundle, HOLDER), f"{pid} {start_time}\n".encode())
-
-
-def read_holder(bundle: str) -> tuple[int, int]:
-    """Read what :func:`write_holder` wrote.
-
-    Returns:
-        The pid and the start time; zeros if there is no such file.
-
-    Raises:
-        BundleUnusable: there is something else in it.
-    """
-    path = os.path.join(bundle, HOLDER)
-    line = read_line(path)
-    return _pid_and_start_time(path, line) if line else (0, 0)
+    address = files.parse_object(files.read(path, files.CHUNK), path).get("address")
+    return without_zero(address, path) if isinstance(address, str) else ""
 
 
 def begin_call(bundle: str, call: str) -> str:
@@ -359,7 +356,7 @@ def record_logger(bundle: str, pid: int, start_time: int) -> str:
         The record's path; to be removed when the logger has ended.
     """
     path = os.path.join(bundle, f"{_LOGGER_PREFIX}{pid}.{start_time}")
-    write(path, b"")
+    files.write(path, b"")
     return path
 
 
@@ -397,7 +394,7 @@ def read_pid(path: str) -> int:
     """
     if not os.path.lexists(path):
         return 0
-    text = read(path, _LONGEST_LINE).strip()
+    text = files.read(path, _LONGEST_LINE).strip()
     if not (text.isdigit() and text.isascii()):
         raise BundleUnusable(f"the pid in {path}", found=f"{text!r}, which is no number")
     return int(text)
@@ -417,90 +414,16 @@ def read_line(path: str) -> str:
     """
     if not os.path.lexists(path):
         return ""
-    return _without_zero(read(path, _LONGEST_LINE).decode(errors="replace").strip(), path)
+    return without_zero(files.read(path, _LONGEST_LINE).decode(errors="replace").strip(), path)
 
 
-def _without_zero(text: str, path: str) -> str:
+def without_zero(text: str, path: str) -> str:
     """A text of a file, if it can be the path of another."""
     if "\0" in text:
         raise BundleUnusable(
             f"the path {text!r} in {path}", found="a zero byte in it", do="remove that file"
         )
     return text
-
-
-def read(path: str, limit: int) -> bytes:
-    """Read a regular file.
-
-    Args:
-        path: the file; a link is refused.
-        limit: the most bytes it may have.
-
-    Returns:
-        Its content.
-
-    Raises:
-        BundleUnusable: it is missing, unreadable, no regular file, or larger.
-    """
-    asked = f"to read {path}"
-    try:
-        # Without O_NONBLOCK, opening a fifo would wait for whoever made it.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        raise BundleUnusable(
-            asked, found=_reason(error), do="start the container through containerd"
-        ) from error
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise BundleUnusable(asked, found="not a regular file")
-        content = bytearray()
-        while chunk := os.read(fd, _CHUNK):
-            content += chunk
-            if len(content) > limit:
-                raise BundleUnusable(asked, found=f"more than {limit} bytes")
-        return bytes(content)
-    except OSError as error:
-        raise BundleUnusable(asked, found=_reason(error)) from error
-    finally:
-        os.close(fd)
-
-
-def write(path: str, content: bytes, *, mode: int = 0o600) -> None:
-    """Write a file so that whoever reads it sees all of it or none.
-
-    Args:
-        path: the file; what stood there is replaced.
-        content: what is to be in it.
-        mode: its permissions, whatever the umask.
-
-    Raises:
-        BundleUnusable: it cannot be written.
-    """
-    # One writer per process and name at a time: the pid makes the name ours.
-    temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{os.getpid()}")
-    try:
-        remove(temporary)  # of a predecessor with our pid, killed in this very function
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(temporary, flags, 0o600)
-        try:
-            os.fchmod(fd, mode)
-            rest = memoryview(content)
-            while rest:
-                rest = rest[os.write(fd, rest) :]
-        finally:
-            os.close(fd)
-        os.rename(temporary, path)
-    except OSError as error:
-        remove(temporary)
-        raise BundleUnusable(f"to write {path}", found=_reason(error)) from error
-
-
-def remove(path: str) -> None:
-    """Remove a file, if it is there."""
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
 
 
 def write_claim(bundle: str, claim: str, pid: int = 0, start_time: int = 0) -> None:
@@ -515,7 +438,7 @@ def write_claim(bundle: str, claim: str, pid: int = 0, start_time: int = 0) -> N
     Raises:
         BundleUnusable: it cannot be written.
     """
-    write(os.path.join(bundle, CLAIM), f"{claim}\n{pid} {start_time}\n".encode())
+    files.write(os.path.join(bundle, CLAIM), f"{claim}\n{pid} {start_time}\n".encode())
 
 
 def read_claim(bundle: str) -> tuple[str, int, int]:
@@ -529,11 +452,12 @@ def read_claim(bundle: str) -> tuple[str, int, int]:
     """
     path = os.path.join(bundle, CLAIM)
     claim, _, process = read_line(path).partition("\n")
-    pid, start_time = _pid_and_start_time(path, process) if process else (0, 0)
+    pid, start_time = pid_and_start_time(path, process) if process else (0, 0)
     return claim, pid, start_time
 
 
-def _pid_and_start_time(path: str, text: str) -> tuple[int, int]:
+def pid_and_start_time(path: str, text: str) -> tuple[int, int]:
+    """The two numbers that a file has; BundleUnusable if it has something else."""
     words = text.split()
     if len(words) != 2 or not all(w.isdigit() and w.isascii() for w in words):  # noqa: PLR2004 - as it says
         raise BundleUnusable(f"the process in {path}", found="no pid and start time")
@@ -541,7 +465,7 @@ def _pid_and_start_time(path: str, text: str) -> tuple[int, int]:
 
 
 def release_claim(bundle: str) -> None:
-    """Give back what the container claims (:mod:`shim.claims`), if it claims anything.
+    """Give back what the container claims (:mod:`shim.work.claims`), if it claims anything.
 
     Args:
         bundle: the bundle's path; it may be gone.
@@ -552,8 +476,8 @@ def release_claim(bundle: str) -> None:
     """
     claim, _, _ = read_claim(bundle)
     if claim:
-        remove(claim)
-        remove(os.path.join(bundle, CLAIM))
+        files.remove(claim)
+        files.remove(os.path.join(bundle, CLAIM))
 
 
 def remove_staging(bundle: str) -> None:
@@ -565,117 +489,4 @@ def remove_staging(bundle: str) -> None:
     Raises:
         OSError: something in it cannot be removed, or is still mounted on.
     """
-    remove_tree(os.path.join(bundle, STAGING))
-
-
-def remove_tree(path: str) -> None:
-    """Remove a directory and all that is in it, but nothing that is mounted there.
-
-    Descends by descriptors and never through a link, so nobody can lead it astray.
-
-    Args:
-        path: the directory; it need not be there.
-
-    Raises:
-        OSError: something cannot be removed; EBUSY if there is a mount below.
-    """
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        fd = os.open(path, flags)
-    except FileNotFoundError:
-        return
-    except NotADirectoryError:  # or a link: that alone is removed
-        os.unlink(path)
-        return
-    try:
-        _empty(fd, _mount_id(fd))
-    finally:
-        os.close(fd)
-    os.rmdir(path)
-
-
-def _empty(directory: int, mount_id: bytes) -> None:
-    with os.scandir(directory) as entries:
-        listed = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-    for name, is_directory in listed:
-        if not is_directory:
-            os.unlink(name, dir_fd=directory)
-            continue
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(name, flags, dir_fd=directory)
-        try:
-            # A bind mount can have the same device; its mount differs.
-            if _mount_id(fd) == mount_id:
-                _empty(fd, mount_id)
-        finally:
-            os.close(fd)
-        os.rmdir(name, dir_fd=directory)  # EBUSY if something is mounted on it
-
-
-def _mount_id(fd: int) -> bytes:
-    """Which mount an open directory is on. Source: proc(5), /proc/PID/fdinfo."""
-    with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
-        for line in file:
-            if line.startswith(b"mnt_id:"):
-                return line
-    return b""
-
-
-class _StrictScanner:
-    """What the C scanner of the json module asks of its decoder."""
-
-    strict = True
-    object_hook = None
-    object_pairs_hook = None
-    parse_float = float
-    parse_int = int
-    parse_constant = float
-    memo: Final[dict[str, str]] = {}
-
-
-def parse_object(content: bytes, path: str) -> dict[str, Any]:
-    """Parse a JSON object.
-
-    Args:
-        content: UTF-8 text.
-        path: the file it is from, for the message.
-
-    Returns:
-        The object.
-
-    Raises:
-        BundleUnusable: it is not one.
-    """
-    try:
-        value = _loads(content.decode())
-    except (ValueError, RecursionError) as error:
-        raise BundleUnusable(f"to parse {path}", found=f"no JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise BundleUnusable(f"to parse {path}", found="JSON, but not an object")
-    return value
-
-
-def _loads(text: str) -> Any:
-    """What ``json.loads`` returns, without importing json where all is well.
-
-    The module imports re and enum, which doubles the time of a verb (12 ms more), and then
-    calls the very function that is called here. For what is not plain JSON it is asked after
-    all, and its word counts.
-    """
-    try:
-        from _json import make_scanner  # noqa: PLC0415 - an interpreter may lack it
-
-        scanner = make_scanner(_StrictScanner)  # type: ignore[arg-type] # reads attributes only
-        start = len(text) - len(text.lstrip(_JSON_SPACE))
-        value, end = scanner(text, start)
-        if not text[end:].strip(_JSON_SPACE):
-            return value
-    except (ImportError, StopIteration, SystemError, ValueError):
-        pass  # SystemError: the C code looks for an exception of a module nobody imported
-    import json  # noqa: PLC0415 - see above
-
-    return json.loads(text)
-
-
-def _reason(error: OSError) -> str:
-    return os.strerror(error.errno or 0).lower()
+    files.remove_tree(os.path.join(bundle, STAGING))

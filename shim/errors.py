@@ -9,8 +9,9 @@ Each leaf says in its docstring when it is raised and by whom. Codes are never r
     ├── E13xx  the state of tasks and processes
     ├── E14xx  stdio
     ├── E150x  cgroups: statistics, limits
-    ├── E152x  checkpoint and restore
-    └── E16xx  the sandbox
+    ├── E152x  checkpoint and restore (shim.checkpoint.errors)
+    ├── E16xx  the sandbox (shim.sandbox.errors)
+    └── E17xx  the worker
 
 The verbs load this module, so it imports nothing but the root of the tree.
 """
@@ -36,7 +37,8 @@ class ShimError(NvshimError):
 class InvalidInvocation(ShimError):
     """Flags, or a request, that no containerd sends.
 
-    Raised by :func:`shim.invocation.parse`, by :mod:`shim.service` and by the ``start`` verb.
+    Raised by :func:`shim.verbs.invocation.parse`, by :mod:`shim.pod.service` and by the ``start``
+    verb.
     """
 
     code = "NVSHIM-E1001"
@@ -46,7 +48,7 @@ class InvalidInvocation(ShimError):
 class InvalidIdentifier(ShimError):
     """An id or namespace that could not safely become part of a path.
 
-    Raised by :func:`shim.invocation.check_id`.
+    Raised by :func:`shim.files.check_id`.
     """
 
     code = "NVSHIM-E1002"
@@ -78,7 +80,7 @@ class SocketDirectoryUnusable(ShimError):
 
 
 class SocketPathTooLong(ShimError):
-    """A socket's path does not fit the kernel's address. Raised by :mod:`shim.address`."""
+    """A socket's path does not fit the kernel's address. Raised by :func:`shim.sockets.path_of`."""
 
     code = "NVSHIM-E1006"
     status = Status.INVALID_ARGUMENT
@@ -101,7 +103,7 @@ class ServerNotStarted(ShimError):
 class ContainerdNotFound(ShimError):
     """Nobody listens at the address, so there is nobody to be started beside.
 
-    Raised by :mod:`shim.standing`.
+    Raised by :mod:`shim.forkserver.standing`.
     """
 
     code = "NVSHIM-E0700"
@@ -109,9 +111,9 @@ class ContainerdNotFound(ShimError):
 
 
 class SurroundingsDiffer(ShimError):
-    """A process would not be forked in surroundings like containerd's.
+    """The namespaces, cgroup, limits or rights of a fork server are not containerd's.
 
-    Raised by :mod:`shim.standing`.
+    Raised by :mod:`shim.forkserver.standing`.
     """
 
     code = "NVSHIM-E0701"
@@ -135,7 +137,7 @@ class CoreSchedulingUnavailable(ShimError):
 class LauncherUnusable(ShimError):
     """A launcher that the kernel could not execute, or that cannot be written.
 
-    Raised by :func:`shim.launcher.write_launcher`.
+    Raised by :func:`shim.forkserver.launcher.write_launcher`.
     """
 
     code = "NVSHIM-E1011"
@@ -143,14 +145,14 @@ class LauncherUnusable(ShimError):
 
 
 class HandlerOptionsMalformed(ShimError):
-    """The runtime's options on stdin of a verb are no options. Raised by the verbs."""
+    """The runtime's options on stdin are no options. Raised by ``-info``."""
 
     code = "NVSHIM-E1012"
     status = Status.INVALID_ARGUMENT
 
 
 class FeaturesUnknown(ShimError):
-    """A low-level runtime does not say what it can do. Raised by :mod:`shim.info`, and told."""
+    """A low-level runtime does not say what it can do."""
 
     code = "NVSHIM-E1013"
     status = Status.UNIMPLEMENTED
@@ -160,7 +162,7 @@ class FeaturesUnknown(ShimError):
 
 
 class MountOptionUnsupported(ShimError):
-    """A mount option that this shim does not implement. Raised by :mod:`shim.mounts`."""
+    """A mount option that this shim does not implement. Raised by :mod:`shim.rootfs.mounts`."""
 
     code = "NVSHIM-E1101"
     status = Status.UNIMPLEMENTED
@@ -169,7 +171,7 @@ class MountOptionUnsupported(ShimError):
 class MountOptionsTooLong(ShimError):
     """Mount options that do not fit the one page that mount(2) takes.
 
-    Raised by :mod:`shim.mounts`.
+    Raised by :mod:`shim.rootfs.mounts`.
     """
 
     code = "NVSHIM-E1102"
@@ -177,21 +179,21 @@ class MountOptionsTooLong(ShimError):
 
 
 class MountFailed(ShimError):
-    """The kernel refused a mount. Raised by :func:`shim.mounts.mount_rootfs`."""
+    """The kernel refused a mount, or had not completed it in time."""
 
     code = "NVSHIM-E1103"
     status = Status.FAILED_PRECONDITION
 
 
 class MountTargetUnusable(ShimError):
-    """What is to be mounted on is no directory, or a link. Raised by :mod:`shim.mounts`."""
+    """What is to be mounted on is no directory, or a link. Raised by :mod:`shim.rootfs.mounts`."""
 
     code = "NVSHIM-E1104"
     status = Status.FAILED_PRECONDITION
 
 
 class UnmountFailed(ShimError):
-    """A mount is still there after all attempts. Raised by :func:`shim.mounts.unmount_rootfs`."""
+    """A mount is still there after all attempts, or umount(2) does not return."""
 
     code = "NVSHIM-E1105"
     status = Status.INTERNAL
@@ -200,7 +202,7 @@ class UnmountFailed(ShimError):
 class MountMappingInvalid(ShimError):
     """``uidmap`` and ``gidmap`` that are no mappings, or one without the other.
 
-    Raised by :mod:`shim.mounts`.
+    Raised by :mod:`shim.rootfs.mounts`.
     """
 
     code = "NVSHIM-E1106"
@@ -226,7 +228,7 @@ class ProgramTimeout(ShimError):
 
 
 class RuntimeFailed(ShimError):
-    """runc or crun reported an error; ``found`` is its own word. Raised by :mod:`shim.runtime`.
+    """runc or crun reported an error; ``found`` quotes it.
 
     Its status depends on that word, so it is the instance's.
     """
@@ -239,21 +241,21 @@ class RuntimeFailed(ShimError):
 
 
 class RuntimeMisbehaved(ShimError):
-    """A runtime reported success and did not do its work. Raised by :mod:`shim.container`."""
+    """A runtime reported success and did not do its work. Raised by :mod:`shim.pod.creation`."""
 
     code = "NVSHIM-E1204"
     status = Status.INTERNAL
 
 
 class InvalidRuntimeOptions(ShimError):
-    """The handler's options cannot be understood. Raised by :func:`shim.options.read_options`."""
+    """The handler's options cannot be understood."""
 
     code = "NVSHIM-E1205"
     status = Status.INVALID_ARGUMENT
 
 
 class SystemdNotRunning(ShimError):
-    """systemd is to make the cgroups and is not there. Raised by :mod:`shim.options`."""
+    """systemd is to make the cgroups and is not there. Raised by :mod:`shim.runtime.options`."""
 
     code = "NVSHIM-E1206"
     status = Status.FAILED_PRECONDITION
@@ -270,56 +272,66 @@ class ContainerLeft(ShimError):
 
 
 class TaskNotFound(ShimError):
-    """No task of that id in this shim. Raised by :mod:`shim.service` and :mod:`shim.container`."""
+    """No task of that id in this shim."""
 
     code = "NVSHIM-E1301"
     status = Status.NOT_FOUND
 
 
 class TaskExists(ShimError):
-    """A task of that id is there already. Raised by :mod:`shim.service`."""
+    """A task of that id is there already. Raised by :mod:`shim.pod.service`."""
 
     code = "NVSHIM-E1302"
     status = Status.ALREADY_EXISTS
 
 
 class ProcessNotFound(ShimError):
-    """No exec of that id in the container. Raised by :mod:`shim.container`."""
+    """No exec of that id in the container. Raised by :mod:`shim.pod.container`."""
 
     code = "NVSHIM-E1303"
     status = Status.NOT_FOUND
 
 
 class ProcessExists(ShimError):
-    """An exec of that id is there already. Raised by :mod:`shim.container`."""
+    """An exec of that id is there already. Raised by :mod:`shim.pod.container`."""
 
     code = "NVSHIM-E1304"
     status = Status.ALREADY_EXISTS
 
 
 class ProcessFinished(ShimError):
-    """A signal for a process that has ended. Raised by :mod:`shim.container`."""
+    """A signal for a process that has ended. Raised by :mod:`shim.pod.container`."""
 
     code = "NVSHIM-E1305"
     status = Status.NOT_FOUND
 
 
 class WrongProcessState(ShimError):
-    """What is asked cannot be done to a process in its state. Raised by :mod:`shim.process`."""
+    """What is asked cannot be done to a process in its state. Raised by :mod:`shim.pod.process`."""
 
     code = "NVSHIM-E1306"
     status = Status.FAILED_PRECONDITION
 
 
+class KilledWhileStarting(ShimError):
+    """A container, or an exec, was killed or deleted while its Create or Start was under way.
+
+    Raised by :mod:`shim.pod.creation` and :mod:`shim.pod.container`.
+    """
+
+    code = "NVSHIM-E1310"
+    status = Status.ABORTED
+
+
 class InvalidSignal(ShimError):
-    """A number that is no signal's. Raised by :mod:`shim.container`."""
+    """A number that is no signal's. Raised by :mod:`shim.pod.container`."""
 
     code = "NVSHIM-E1307"
     status = Status.INVALID_ARGUMENT
 
 
 class SystemRefused(ShimError):
-    """The kernel refused what a request needs. Raised by :mod:`shim.service`.
+    """The kernel refused what a request needs. Raised by :mod:`shim.pod.service`.
 
     Its status depends on the kernel's word, so it is the instance's.
     """
@@ -377,158 +389,46 @@ class LoggerNotReady(ShimError):
     status = Status.FAILED_PRECONDITION
 
 
+class StdioTimeout(ShimError):
+    """The file system of a log or input file does not answer. Raised by :mod:`shim.stdio.files`."""
+
+    code = "NVSHIM-E1407"
+    status = Status.FAILED_PRECONDITION
+
+
 # -- E150x: cgroups: statistics, limits ------------------------------------------------------
 
 
 class CgroupNotFound(ShimError):
-    """The container has no cgroup of its own, or it is gone. Raised by :mod:`shim.stats`."""
+    """The container has no cgroup of its own, or it is gone. Raised by :mod:`shim.cgroup.stats`."""
 
     code = "NVSHIM-E1501"
     status = Status.NOT_FOUND
 
 
 class InvalidResources(ShimError):
-    """Limits that no runtime could understand. Raised by :mod:`shim.resources`."""
+    """Limits that no runtime could understand. Raised by :mod:`shim.cgroup.resources`."""
 
     code = "NVSHIM-E1502"
     status = Status.INVALID_ARGUMENT
 
 
-# -- E152x: checkpoint and restore -----------------------------------------------------------
-# E1308 was the refusal of every restore, before there was one.
+# -- E17xx: the worker -----------------------------------------------------------------------
 
 
-class CheckpointOptionsInvalid(ShimError):
-    """The options of a Checkpoint cannot be understood. Raised by :mod:`shim.criu`."""
+class WorkerTimeout(ShimError):
+    """Preparing a container took too long, and was stopped. Raised by :mod:`shim.work.worker`."""
 
-    code = "NVSHIM-E1521"
-    status = Status.INVALID_ARGUMENT
-
-
-class CheckpointPathUnusable(ShimError):
-    """There is no directory to write a checkpoint to. Raised by :mod:`shim.checkpoint`."""
-
-    code = "NVSHIM-E1522"
-    status = Status.FAILED_PRECONDITION
+    # Not DEADLINE_EXCEEDED: that is what a caller makes of a shim that does not answer.
+    code = "NVSHIM-E1701"
+    status = Status.UNAVAILABLE
 
 
-class CriuNotFound(ShimError):
-    """CRIU is not installed, or not where CriuPath says. Raised by :mod:`shim.criu`."""
+class WorkerFailed(ShimError):
+    """The process that prepares a container ended without an answer, or by a defect.
 
-    code = "NVSHIM-E1523"
-    status = Status.FAILED_PRECONDITION
-
-
-class CriuTooOld(ShimError):
-    """CRIU is older than the low-level runtime asks for. Raised by :mod:`shim.criu`."""
-
-    code = "NVSHIM-E1524"
-    status = Status.FAILED_PRECONDITION
-
-
-class CriuUnsupportedByRuntime(ShimError):
-    """The low-level runtime was built without CRIU. Raised by :mod:`shim.criu`."""
-
-    code = "NVSHIM-E1525"
-    status = Status.UNIMPLEMENTED
-
-
-class CriuUnsupportedByKernel(ShimError):
-    """CRIU does not understand this kernel, or the kernel lacks what it needs.
-
-    Raised by :mod:`shim.criu`.
+    Raised by :mod:`shim.work.worker`.
     """
 
-    code = "NVSHIM-E1526"
-    status = Status.FAILED_PRECONDITION
-
-
-class CheckpointFailed(ShimError):
-    """CRIU could not save the container, which goes on. Raised by :mod:`shim.criu`."""
-
-    code = "NVSHIM-E1527"
-
-
-class CheckpointUnusable(ShimError):
-    """What a container is to be restored from is missing, incomplete or no checkpoint.
-
-    Raised by :mod:`shim.criu`.
-    """
-
-    code = "NVSHIM-E1528"
-    status = Status.FAILED_PRECONDITION
-
-
-class RestoreFailed(ShimError):
-    """CRIU could not restore the container. Raised by :mod:`shim.criu`."""
-
-    code = "NVSHIM-E1529"
-
-
-# -- E16xx: the sandbox ---------------------------------------------------------------------
-
-
-class SandboxNotFound(ShimError):
-    """No sandbox of that id in this shim. Raised by :mod:`shim.sandbox_service`."""
-
-    code = "NVSHIM-E1601"
-    status = Status.NOT_FOUND
-
-
-class SandboxExists(ShimError):
-    """This shim has a sandbox already. Raised by :mod:`shim.sandbox_service`."""
-
-    code = "NVSHIM-E1602"
-    status = Status.ALREADY_EXISTS
-
-
-class WrongSandboxState(ShimError):
-    """What is asked cannot be done to a sandbox in its state. Raised by :mod:`shim.sandbox`."""
-
-    code = "NVSHIM-E1603"
-    status = Status.FAILED_PRECONDITION
-
-
-class InvalidPodConfig(ShimError):
-    """A pod's configuration cannot be understood, or not be had. Raised by :mod:`shim.pod`."""
-
-    code = "NVSHIM-E1604"
-    status = Status.INVALID_ARGUMENT
-
-
-class SysctlRefused(ShimError):
-    """A sysctl that is not the pod's to set. Raised by :mod:`shim.pod`."""
-
-    code = "NVSHIM-E1605"
-    status = Status.INVALID_ARGUMENT
-
-
-class NamespacesUnavailable(ShimError):
-    """The namespaces of a pod could not be made or joined. Raised by :mod:`shim.namespaces`."""
-
-    code = "NVSHIM-E1606"
-    status = Status.FAILED_PRECONDITION
-
-
-class SandboxRootfsUnsupported(ShimError):
-    """A sandbox is to have a root file system, and nothing in it would see it.
-
-    Raised by :mod:`shim.sandbox_service`.
-    """
-
-    code = "NVSHIM-E1607"
-    status = Status.UNIMPLEMENTED
-
-
-class MachineUnsupported(ShimError):
-    """There is no holder of namespaces for this architecture. Raised by :mod:`shim.holder`."""
-
-    code = "NVSHIM-E1608"
-    status = Status.UNIMPLEMENTED
-
-
-class PodFilesUnusable(ShimError):
-    """The files that a pod's containers share could not be made. Raised by :mod:`shim.sandbox`."""
-
-    code = "NVSHIM-E1609"
-    status = Status.FAILED_PRECONDITION
+    code = "NVSHIM-E1702"
+    status = Status.INTERNAL

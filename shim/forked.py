@@ -3,41 +3,51 @@
 It has inherited the loop's signal handlers and descriptors, of which it needs none, and it may
 raise to nobody: it tells over a pipe, in one line, what failed, and ends by ``os._exit``.
 
+Signals are reset through the C module under :mod:`signal`, which makes no enumeration of each
+number at each call: a fork pays for each page of memory that it touches.
+
 Source: fork(2), prctl(2) PR_SET_PDEATHSIG.
 """
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import os
 import signal
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from api.errors import one_line
-from shim import syscalls
+from shim import loop, syscalls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 FAILED: Final = b"!"
 """What a line begins with that tells of a failure."""
 
+# Made once: who is forked shares it.
+_EVERY_SIGNAL: Final = frozenset(_signal.valid_signals())
 
-def fork(child: Callable[[], NoReturn]) -> int:
-    """Fork, with no signal handled in the child by what it has inherited of the loop.
+_LONGEST_REPORT: Final = 1 << 16
+
+
+def fork(child: Callable[[], NoReturn], blocked: Iterable[int] = _EVERY_SIGNAL) -> int:
+    """Fork, with no signal handled in the child by what it has inherited.
 
     Args:
         child: what the child does; it never returns.
+        blocked: the signals that are blocked when it starts.
 
     Returns:
         The child's pid.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, blocked)
     try:
         pid = os.fork()
         if pid == 0:
             child()
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
     return pid
 
 
@@ -48,21 +58,31 @@ def begin(shim: int, kept: set[int]) -> None:
         shim: the pid of who forked.
         kept: the descriptors that stay open.
     """
-    forget_signals()
+    reset_signals()
     syscalls.die_with_parent(signal.SIGKILL)
     if os.getppid() != shim:
         os._exit(1)
     close_others(kept)
 
 
-def forget_signals() -> None:
-    """Handle no signal any more."""
+def lead_group() -> None:
+    """Lead a process group of one's own; no signal is handled or blocked, and SIGPIPE is ignored.
+
+    A peer that hangs up is an error code then, not the end.
+    """
+    os.setpgid(0, 0)
+    reset_signals(_signal.SIGPIPE)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+
+
+def reset_signals(*ignored: int) -> None:
+    """Handle no signal any more, and ignore those that are named."""
     signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals():
-        try:
-            signal.signal(number, signal.SIG_DFL)
-        except (OSError, ValueError):
-            continue  # KILL, STOP, and those that libc keeps for itself
+    for number in _EVERY_SIGNAL:
+        action = _signal.SIG_IGN if number in ignored else _signal.SIG_DFL
+        # Asked first: to set one that is as it should be writes to memory that is shared.
+        if _signal.getsignal(number) != action:
+            _signal.signal(number, action)
 
 
 def close_others(kept: set[int]) -> None:
@@ -73,6 +93,30 @@ def close_others(kept: set[int]) -> None:
                 os.close(int(name))
             except OSError:
                 pass  # the descriptor that listed them
+
+
+async def read_report(fd: int, *, timeout: float) -> tuple[bytes, bool]:
+    """Read what a forked process or a thread reports, up to the end of the pipe.
+
+    Args:
+        fd: the pipe's read end, which does not block.
+        timeout: seconds.
+
+    Returns:
+        The report, as far as it came, and whether it was complete in time.
+    """
+    report = bytearray()
+    with loop.move_on_after(timeout) as waiting:
+        while len(report) < _LONGEST_REPORT:
+            try:
+                chunk = os.read(fd, _LONGEST_REPORT)
+            except BlockingIOError:
+                await loop.wait_readable(fd)
+                continue
+            if not chunk:
+                break
+            report += chunk
+    return bytes(report), not waiting.cancelled_caught
 
 
 def fail(report: int, doing: str, error: BaseException) -> NoReturn:

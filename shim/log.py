@@ -12,10 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Final
+from typing import Any, Final
 
 LOG_FILE: Final = "log"
 
@@ -43,6 +40,10 @@ class Log:
         except OSError:
             # Called by hand, without containerd: nobody reads, so nothing is written.
             self._fd = None
+
+    def descriptors(self) -> frozenset[int]:
+        """What a forked process has to keep open to write here."""
+        return frozenset() if self._fd is None else frozenset((self._fd,))
 
     def debug(self, event: str, **fields: Any) -> None:
         """Something for whoever follows the shim step by step."""

@@ -6,10 +6,7 @@ Source: proc(5), /proc/PID/mountinfo.
 from __future__ import annotations
 
 import os
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Final
+from typing import Final
 
 _MOUNT_POINT_FIELD: Final = 4
 _OCTAL_DIGITS: Final = 3

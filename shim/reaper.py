@@ -1,17 +1,16 @@
 """The one owner of wait(2) in the shim.
 
 The shim is a subreaper: besides the runtimes that it spawns, every container's init process
-and exec becomes its child when runc exits. Whoever calls ``waitpid`` first takes the status,
-so there is one caller, and it hands out what it took.
+and exec becomes its child when runc exits. The first call of ``waitpid`` takes the status, so there
+is one caller, which hands the statuses out.
 
 Rules
 - Nothing else in this process waits: not :mod:`subprocess`, not asyncio's or anyio's process
-  functions. (When somebody else reaps the child, they report status 0 or 255.)
+  functions. (They report status 0 or 255 if another caller has reaped the child.)
 - A process that we spawned is registered before the loop runs again, so its exit cannot be
   missed. The pid of a container's process is learned late, from runc's pid file; its exit may
   come first. While a :meth:`Reaper.window` is open, the exits of unknown pids are kept.
-- No timer stands between the wait and the one who is told: a loaded machine delays an exit,
-  it never loses one.
+- No timer is involved: a loaded machine delays an exit, and never loses one.
 
 Source: prctl(2) PR_SET_CHILD_SUBREAPER, waitid(2).
 """
@@ -19,25 +18,26 @@ Source: prctl(2) PR_SET_CHILD_SUBREAPER, waitid(2).
 from __future__ import annotations
 
 import os
+import signal
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from api import aio
-from api.values import value
+from shim import loop
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Exit:
     """How a process ended.
 
     Attributes:
         pid: which process.
         status: its exit code (0-255), or 128 + the signal that killed it.
-        at: when we learned of it, in nanoseconds since the epoch.
+        at: when it was reaped, in nanoseconds since the epoch.
     """
 
     pid: int
@@ -53,16 +53,25 @@ class Child:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.exit: Exit | None = None
-        self._done = aio.Event()
+        self._done = loop.Event()
 
     def runs(self) -> bool:
-        """Whether the process has not ended, also where nobody has collected it yet."""
+        """Whether the process has not ended; one that was not reaped yet has."""
         if self.exit is not None:
             return False
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
         except ChildProcessError:
             return False
+
+    def signal(self, number: int) -> None:
+        """Signal the process, unless it was reaped: its pid could be another process's by now."""
+        if self.exit is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill the process, unless it was reaped."""
+        self.signal(signal.SIGKILL)
 
     async def wait(self) -> Exit:
         """How the process ended, once it has."""
@@ -78,7 +87,7 @@ class Child:
 
 
 class Reaper:
-    """Collects every child that ended and tells whoever registered it."""
+    """Reaps every child that ended and wakes the tasks that wait for it."""
 
     def __init__(self) -> None:
         self._children: dict[int, Child] = {}
@@ -97,7 +106,7 @@ class Reaper:
                 self._unclaimed.clear()
 
     def register(self, pid: int) -> Child:
-        """Wait for a process from now on.
+        """Keep the exit of a process from now on.
 
         Args:
             pid: a child of ours that was spawned in this turn of the loop, or one that a
@@ -107,13 +116,13 @@ class Reaper:
             The child; its exit is already known if it ended in the meantime.
 
         Raises:
-            ChildProcessError: it is no child of ours, and never was.
+            ChildProcessError: it is not a child of ours, and never was.
         """
         child = Child(pid)
         kept = self._unclaimed.pop(pid, None)
         if not _is_our_child(pid):
             if kept is None:
-                message = f"process {pid} is no child of the shim"
+                message = f"process {pid} is not a child of the shim"
                 raise ChildProcessError(message)
             child._finish(kept)  # noqa: SLF001 - a Child is finished by its reaper alone
         else:
@@ -121,7 +130,7 @@ class Reaper:
         return child
 
     def reap(self) -> None:
-        """Collect all children that have ended. To be called upon SIGCHLD."""
+        """Reap all children that have ended. To be called upon SIGCHLD."""
         while True:
             try:
                 result = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)

@@ -7,7 +7,7 @@ process that stays imports all that any request and any error may need while its
 Rules
 - The fork server does it before it forks, so shims share the pages. Most of it no shim ever uses.
 - A shim that nobody forked does it by itself, a second after its start: what it was started for
-  comes first, and one module at a time, so that who asks meanwhile is answered in between.
+  comes first, and one module at a time, so that requests are answered in between.
 - What is imported in a function is imported here, too; a test compares. Those modules that import
   many come after what they import, so that no step takes long.
 
@@ -17,13 +17,11 @@ What is left for files are programs, as runc is: of ours, the one that asks NVML
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING, Final
 
-from api import aio
+from shim import loop
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Final
-
     from shim.log import Log
 
 # Seconds.
@@ -33,15 +31,14 @@ _MODULES: Final = (
     # Codecs are modules as well; that of UTF-8 alone is not.
     "encodings.ascii", "encodings.latin_1", "encodings.unicode_escape",
     "typing", "inspect", "dataclasses", "socket", "signal", "urllib.parse", "fnmatch", "tomllib",
-    "yaml", "api.proto.linux_runc_pb2",
-    "shim.idmapped", "shim.loop", "shim.stats", "shim.resources", "shim.criu", "shim.checkpoint",
-    "shim.remains", "shim.stdio.log_file", "shim.stdio.logger",
-    "hooks.config", "hooks.nvidia_config", "hooks.image.elf", "hooks.node.driver",
+    "yaml",
+    "shim.rootfs.idmapped", "shim.rootfs.loop_devices",
+    "hooks.config", "hooks.config.nvidia", "hooks.image.elf", "hooks.node.driver",
     "hooks.node.inventory", "hooks.image.layout", "hooks.image.staging", "hooks.edits.planning",
     "hooks.engine", "hooks.edits.features", "hooks.cdi.registry", "hooks.cdi.applying",
     "hooks.vendors.amd", "hooks.vendors.intel", "hooks.platforms.tegra", "hooks.platforms.wsl",
-    "shim.layered", "shim.claims", "shim.proc_cover",
-    "shim.sandbox_service",
+    "shim.work.provision", "shim.rootfs.proc_cover",
+    "shim.pod.sandbox_service",
 )  # fmt: skip
 
 
@@ -60,11 +57,11 @@ async def load_by_and_by(log: Log) -> None:
     missing = [name for name in _MODULES if name not in sys.modules]
     if not missing:
         return
-    await aio.sleep(_LATER)
+    await loop.sleep(_LATER)
     try:
         for name in missing:
             __import__(name)
-            await aio.checkpoint()
+            await loop.checkpoint()
     except (ImportError, OSError) as error:
         log.warning("the installation is gone or damaged; some requests will fail", why=str(error))
     else:

@@ -1,4 +1,8 @@
-"""The shim's listening socket: made, found, taken over, removed.
+"""The shim's listening socket: where it is; how it is made, found, taken over and removed.
+
+All containers of a pod share one shim. The name of its socket is a digest of what the pod is, so
+that it is short and the same for every ``start`` of the pod; that is how the second one finds the
+shim of the first.
 
 Two containers of a pod can be started at the same moment, and a shim can be ending while
 another ``start`` looks for it. So whoever binds or removes a socket holds a lock on its path
@@ -6,10 +10,6 @@ meanwhile, and nobody does either without; nobody waits for anything but the ker
 it. One that is stopped or frozen just then holds up its own pod alone, whose other starts fail with
 a line that says so. A shim that serves does not wait for a lock at all: where somebody has it,
 somebody is looking for this shim.
-
-The C module ``_socket`` is used in place of ``socket``, which costs as much as the whole rest
-of a verb (it imports enum, selectors and more). Its ``socket`` type is the base class of the
-public one and has had these few methods, unchanged, since Python 2.
 
 An address that ``start`` has given away must not be one of a shim that is about to go: so the
 container is announced, under the same lock under which the socket was found or made, by a link
@@ -21,25 +21,35 @@ A shim that is killed before its first Create is nobody's: containerd removes th
 no ``delete``. Such a socket has its announcement beside it, so whoever removes one of its own, a
 shim that ends or the ``delete`` verb, removes those as well.
 
-Source: unix(7); containerd pkg/shim/util_unix.go (never an abstract socket: CVE-2020-15257).
+Source: unix(7); containerd pkg/shim/util_unix.go (never an abstract socket: CVE-2020-15257);
+cmd/containerd-shim-runc-v2/manager.
 """
 
 from __future__ import annotations
 
-import _socket
 import errno
 import fcntl
 import os
+import socket
 import stat
 import time
+from typing import TYPE_CHECKING, Final
 
-from shim import address, bundle
-from shim.errors import SocketDirectoryUnusable, SocketUnavailable
+from shim import files
+from shim.errors import SocketDirectoryUnusable, SocketPathTooLong, SocketUnavailable
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Final
+    from collections.abc import Mapping, Sequence
+
+SCHEME: Final = "unix://"
+
+# What containerd accepts; the kernel's limit is 107.
+LONGEST_PATH: Final = 106
+
+_DIGITS: Final = 64
+_HEXADECIMAL: Final = frozenset("0123456789abcdef")
+
+DIRECTORY: Final = "/run/containerd/s"
 
 _BACKLOG: Final = 128
 _LOCK_PAUSE: Final = 0.001  # seconds
@@ -55,8 +65,82 @@ _OTHERS_MAY_WRITE: Final = 0o022
 _NOT_OURS_TO_MAKE: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)
 
 
-def prepare_directory(candidates: Sequence[str]) -> str:
+def name_of(address: str, namespace: str, group: str) -> str:
+    """The name of a group's socket in its directory.
+
+    Args:
+        address: containerd's gRPC address; two containerds on a machine differ in it.
+        namespace: containerd's namespace.
+        group: the group.
+
+    Returns:
+        64 hexadecimal digits.
+    """
+    return files.digest(f"{address}/{namespace}/{group}".encode())
+
+
+def is_name(name: str) -> bool:
+    """Whether a name is one that :func:`name_of` may have made."""
+    return len(name) == _DIGITS and _HEXADECIMAL.issuperset(name)
+
+
+def path_of(directory: str, name: str) -> str:
+    """The path of a socket.
+
+    Args:
+        directory: the directory of sockets.
+        name: what :func:`name_of` made.
+
+    Raises:
+        SocketPathTooLong: it exceeds the 106 bytes of a socket's address.
+    """
+    path = os.path.join(directory, name)
+    if len(os.fsencode(path)) > LONGEST_PATH:
+        raise SocketPathTooLong(
+            f"a socket in {directory}",
+            found=f"a path of {len(os.fsencode(path))} bytes, and {LONGEST_PATH} are allowed",
+            do="let containerd's state directory have a shorter path",
+        )
+    return path
+
+
+def directories(wanted: str, environment: Mapping[str, str], uid: int) -> list[str]:
+    """The directories that may hold the socket, best first.
+
+    Args:
+        wanted: what containerd asked for; then there is no other.
+        environment: ours.
+        uid: our effective user id.
+
+    Returns:
+        Absolute paths. All but the first are for a containerd without root's rights.
+    """
+    if wanted:
+        return [wanted]
+    found = [DIRECTORY]
+    runtime_directory = environment.get("XDG_RUNTIME_DIR", "")
+    if runtime_directory.startswith("/"):
+        found.append(os.path.join(runtime_directory, "containerd/s"))
+    return [*found, f"/run/user/{uid}/containerd/s", f"/tmp/containerd-s-{uid}"]  # noqa: S108 - checked to be ours alone before use
+
+
+def prepare_directory(wanted: str = "") -> str:
     """Find or make the directory for sockets.
+
+    Args:
+        wanted: what containerd asked for; then there is no other.
+
+    Returns:
+        The best of :func:`directories` that is ours, and that nobody else may write to.
+
+    Raises:
+        SocketDirectoryUnusable: there is none.
+    """
+    return first_usable(directories(wanted, os.environ, os.geteuid()))
+
+
+def first_usable(candidates: Sequence[str]) -> str:
+    """Find or make a directory for sockets.
 
     Args:
         candidates: absolute paths, best first.
@@ -95,11 +179,13 @@ def prepare_directory(candidates: Sequence[str]) -> str:
     )
 
 
-def listen(path: str) -> int | None:
-    """Listen at a path, unless somebody does already.
+def listen(path: str, *, container_id: str = "", bundle_path: str = "") -> int | None:
+    """Listen at a path, unless somebody does already; and announce a container to whoever does.
 
     Args:
         path: where; the directory is there.
+        container_id: the container, whose Create will come; none is announced if it is empty.
+        bundle_path: its bundle; the announcement counts for as long as that is there.
 
     Returns:
         The descriptor of a listening, non-inheritable socket of mode 0600; None if a living
@@ -110,39 +196,26 @@ def listen(path: str) -> int | None:
     """
     try:
         with _Lock(path):
-            return _listen_or_find(path)
-    except OSError as error:
-        raise _unavailable(path, error) from error
-
-
-def join(path: str, container_id: str, bundle_path: str) -> int | None:
-    """Listen at a path or find who does, and announce a container to whoever that is.
-
-    Args:
-        path: where; the directory is there.
-        container_id: the container, whose Create will come.
-        bundle_path: its bundle; the announcement counts for as long as that is there.
-
-    Returns:
-        As :func:`listen`.
-
-    Raises:
-        SocketUnavailable: the kernel refused.
-    """
-    try:
-        with _Lock(path):
             listener = _listen_or_find(path)
             try:
-                announcement = f"{path}.{container_id}"
-                bundle.remove(announcement)
-                os.symlink(bundle_path, announcement)
+                if container_id:
+                    announcement = f"{path}.{container_id}"
+                    files.remove(announcement)
+                    os.symlink(bundle_path, announcement)
             except OSError:
                 if listener is not None:
                     os.unlink(path)
                     os.close(listener)
                 raise
+    except BlockingIOError as error:
+        raise SocketUnavailable(
+            f"to listen at {path}",
+            found=f"another process has had the lock on it for {_LOCK_PATIENCE:g} s",
+            do=f"see by `fuser {_lock_path(path)}` which one is stopped or frozen, and end it",
+        ) from error
     except OSError as error:
-        raise _unavailable(path, error) from error
+        found = os.strerror(error.errno or 0).lower()
+        raise SocketUnavailable(f"to listen at {path}", found=found) from error
     return listener
 
 
@@ -154,7 +227,7 @@ def forget(path: str, container_id: str) -> None:
         container_id: the container, which has come or will not come.
     """
     try:
-        bundle.remove(f"{path}.{container_id}")
+        files.remove(f"{path}.{container_id}")
     except OSError:
         pass  # its bundle will go, and then it does not count
 
@@ -167,18 +240,8 @@ def _listen_or_find(path: str) -> int | None:
             raise
     if is_alive(path):
         return None
-    bundle.remove(path)
+    files.remove(path)
     return _bind(path)
-
-
-def _unavailable(path: str, error: OSError) -> SocketUnavailable:
-    if isinstance(error, BlockingIOError):
-        return SocketUnavailable(
-            f"to listen at {path}",
-            found=f"another process has had the lock on it for {_LOCK_PATIENCE:g} s",
-            do=f"see by `fuser {_lock_path(path)}` which one is stopped or frozen, and end it",
-        )
-    return SocketUnavailable(f"to listen at {path}", found=os.strerror(error.errno or 0).lower())
 
 
 def is_alive(path: str) -> bool:
@@ -191,14 +254,12 @@ def is_alive(path: str) -> bool:
         False only if the kernel says that nobody does. A listener that is too busy to take a
         connection now lives.
     """
-    probe = _unix_socket()
-    try:
+    with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
-        probe.connect(path)
-    except OSError as error:
-        return error.errno not in (errno.ECONNREFUSED, errno.ENOENT)
-    finally:
-        probe.close()
+        try:
+            probe.connect(path)
+        except OSError as error:
+            return error.errno not in (errno.ECONNREFUSED, errno.ENOENT)
     return True
 
 
@@ -258,7 +319,7 @@ def retire(path: str, own: tuple[int, int] | None, *, regardless: bool = False) 
             for announcement in [os.path.join(directory, n) for n in announced]:
                 if _counts(announcement) and not regardless:
                     return False
-                bundle.remove(announcement)
+                files.remove(announcement)
             if own is not None and identity(path) == own:
                 os.unlink(path)
         _sweep(directory, [n for n in names if n not in announced and n != f"{name}{_LOCKED}"])
@@ -289,18 +350,18 @@ def sweep(directory: str) -> None:
 def _sweep(directory: str, names: Sequence[str]) -> None:
     for name in names:
         is_lock = name.endswith(_LOCKED)
-        socket, _, container_id = name.removesuffix(_LOCKED).partition(".")
-        path, found = os.path.join(directory, socket), os.path.join(directory, name)
+        of_shim, _, container_id = name.removesuffix(_LOCKED).partition(".")
+        path, found = os.path.join(directory, of_shim), os.path.join(directory, name)
         # Looked at first without the lock: a shim that is ending does not wait for it.
-        if not address.is_socket_name(socket) or not (
+        if not is_name(of_shim) or not (
             _is_old(found) if is_lock else container_id and _is_left(found)
         ):
             continue
         try:
             with _Lock(path, patience=0):  # which removes one that is left
                 if not (is_lock or _counts(found) or is_alive(path)):
-                    bundle.remove(path)
-                    bundle.remove(found)
+                    files.remove(path)
+                    files.remove(found)
         except BlockingIOError:
             continue
 
@@ -387,7 +448,7 @@ class _Lock:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             status = os.fstat(fd)
-            # Who had it before removes it with its lock.
+            # Its previous holder removed the file with its lock.
             if identity(self._path) == (status.st_dev, status.st_ino):
                 self._fd, fd = fd, -1
                 return True
@@ -409,12 +470,8 @@ def _lock_path(path: str) -> str:
     return f"{path}{_LOCKED}"
 
 
-def _unix_socket() -> _socket.socket:
-    return _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
-
-
 def _bind(path: str) -> int:
-    listener = _unix_socket()
+    listener = socket.socket(socket.AF_UNIX)
     # bind(2) makes the file with the mode that the umask leaves; chmod would come too late.
     umask = os.umask(0o177)
     try:

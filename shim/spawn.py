@@ -19,26 +19,19 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 from _posixsubprocess import fork_exec
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
-from api import aio
-from api.values import value
-from shim import programs
+from shim import loop, programs
 from shim.errors import ProgramNotFound, ProgramTimeout
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from typing import Final
 
     from shim.reaper import Child, Exit, Reaper
-
-# The C module under signal: the public one makes enumerations of its numbers.
-if TYPE_CHECKING:
-    import signal as _signal
-else:
-    import _signal
 
 _LONGEST_FAILURE: Final = 256
 _CHUNK: Final = 65536
@@ -180,7 +173,7 @@ def _fork_exec(
     )  # fmt: skip
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Completed:
     """What a program left: how it ended, and what it wrote to stdout."""
 
@@ -221,7 +214,7 @@ async def run(
             child = spawn(reaper, argv, fds={**(fds or {}), 1: writing})
         finally:
             os.close(writing)
-        with aio.fail_after(timeout):
+        with loop.fail_after(timeout):
             while chunk := await _read_when_ready(reading):
                 output += chunk[: limit - len(output)]
             return Completed(await child.wait(), bytes(output))
@@ -236,7 +229,7 @@ async def run(
         # Out of time, or nobody wants the answer any more. The pid can't be another
         # process's by now: only our reaper frees it.
         if child is not None and child.exit is None:
-            os.kill(child.pid, _signal.SIGKILL)
+            os.kill(child.pid, signal.SIGKILL)
 
 
 async def _read_when_ready(fd: int) -> bytes:
@@ -244,4 +237,4 @@ async def _read_when_ready(fd: int) -> bytes:
         try:
             return os.read(fd, _CHUNK)
         except BlockingIOError:
-            await aio.wait_readable(fd)
+            await loop.wait_readable(fd)

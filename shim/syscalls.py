@@ -1,7 +1,6 @@
 """The system calls that Python's standard library does not have.
 
-Each raises OSError with the kernel's errno. Importing this module costs 4 ms (ctypes), so
-the verbs import it only when there is something to mount, unmount or schedule.
+Each raises OSError with the kernel's errno.
 
 Source: mount(2), umount(2), fsopen(2), open_tree(2), move_mount(2), mount_setattr(2), fstatfs(2),
 prctl(2), unshare(2), setns(2), clone(2), pivot_root(2), seccomp(2), inotify(7).
@@ -11,11 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import stat
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Final
+from typing import Final
 
 MS_RDONLY: Final = 1
 MS_NOSUID: Final = 1 << 1
@@ -110,7 +107,6 @@ _libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
 _libc.prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
 _libc.unshare.argtypes = (ctypes.c_int,)
 _libc.setns.argtypes = (ctypes.c_int, ctypes.c_int)
-_libc.sethostname.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
 _libc.syscall.restype = ctypes.c_long
 
 
@@ -267,12 +263,6 @@ def setns(fd: int, kind: int) -> None:
     _check(_libc.setns(fd, kind))
 
 
-def set_hostname(name: str) -> None:
-    """Name the machine, in the calling thread's namespace of names."""
-    encoded = os.fsencode(name)
-    _check(_libc.sethostname(encoded, len(encoded)))
-
-
 def pivot_root_here() -> None:
     """Make the working directory, which is a mount point, the root; the old root is gone."""
     here = ctypes.c_char_p(b".")
@@ -291,8 +281,6 @@ def clone_sibling() -> int:
     Returns:
         The child's pid, or 0 in the child.
     """
-    import signal  # noqa: PLC0415 - 6 ms, for a sandbox only
-
     return _clone(CLONE_PARENT | signal.SIGCHLD)
 
 

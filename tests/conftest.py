@@ -1,6 +1,6 @@
 """What tests against a real containerd share.
 
-One containerd runs for the whole session, with the images of integration.images in it. Each
+One containerd runs for the whole session, with the images of tests.tools.images in it. Each
 test gets a runtime of it, and fails if it leaves anything on the machine.
 
 ``NVSHIM_TEST_RUNTIME=io.containerd.runc.v2`` runs the tests against containerd's own shim
@@ -9,6 +9,9 @@ instead, to see that they ask for nothing that a shim does not have to do.
 ``NVSHIM_TEST_PARTS=trixie`` runs them with containerd, runc and crun of another release of Debian,
 ``trixie+sid`` with containerd of the first and runc and crun of the second; and
 ``NVSHIM_TEST_LOW_LEVEL=crun`` has the containers run by crun. tests/matrix.py goes through them.
+
+``NVSHIM_TEST_SHIM=tree`` runs them with the shim of the self-contained tree that a node gets, by
+its own Python, instead of the checkout's.
 
 ``NVSHIM_TEST_EXAMPLES=random`` looks for other examples (:mod:`tests.harness.examples`).
 """
@@ -20,25 +23,36 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from integration.images import busybox, glibc
-from integration.parts import INSTALLED, Parts
+from tests.harness import forking  # noqa: F401 - before anything imports gRPC
 from tests.harness.containerds import containerd_with_images, nothing_left
 from tests.harness.examples import load_profile
 from tests.harness.launcher import REPOSITORY, make_launcher
 from tests.harness.low_level import crun_for_this_host
 from tests.harness.runtime import OURS, Runtime
+from tests.tools.images import busybox, glibc
+from tests.tools.parts import INSTALLED, Parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from integration.containerd import PrivateContainerd
-    from integration.dist.manifest import Tree
+    from integration.simulated.containerd import PrivateContainerd
+    from integration.tree import Tree
 
 load_profile()
 
 RUNTIME: Final = os.environ.get("NVSHIM_TEST_RUNTIME", OURS)
 PARTS: Final = os.environ.get("NVSHIM_TEST_PARTS", INSTALLED)
 LOW_LEVEL: Final = os.environ.get("NVSHIM_TEST_LOW_LEVEL", "runc")
+SHIM: Final = os.environ.get("NVSHIM_TEST_SHIM", "checkout")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Give workers that run side by side short directories: addresses of sockets lie in them."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if worker and config.option.basetemp:
+        run = os.path.dirname(config.option.basetemp)
+        config.option.basetemp = os.path.join(run, worker.removeprefix("gw"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -63,8 +77,10 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def shim_directory(workshop: str) -> str:
-    """Where the launcher of this checkout is."""
+def shim_directory(workshop: str, request: pytest.FixtureRequest) -> str:
+    """Where the launcher is that containerd calls: this checkout's, or that of a tree."""
+    if SHIM == "tree":
+        return os.path.join(request.getfixturevalue("built_tree").path, "bin")
     return os.path.dirname(make_launcher(os.path.join(workshop, "bin")))
 
 

@@ -1,90 +1,64 @@
-"""Made from api/proto/cgroups_v1.proto by `make proto`; not to be changed by hand."""
-
-from api import messages as _messages
-
-DESCRIPTOR, __getattr__ = _messages.load(
-    __name__,
-    b'\n\x1aapi/proto/cgroups_v1.proto\x12\x18io.contain'
-    b'erd.cgroups.v1"\xfc\x03\n\x07Metrics\x126\n\x07hugetlb\x18\x01 '
-    b'\x03(\x0b2%.io.containerd.cgroups.v1.HugetlbSt'
-    b'at\x120\n\x04pids\x18\x02 \x01(\x0b2".io.containerd.cgroups'
-    b'.v1.PidsStat\x12.\n\x03cpu\x18\x03 \x01(\x0b2!.io.container'
-    b'd.cgroups.v1.CPUStat\x124\n\x06memory\x18\x04 \x01(\x0b2$.i'
-    b'o.containerd.cgroups.v1.MemoryStat\x122\n\x05bl'
-    b'kio\x18\x05 \x01(\x0b2#.io.containerd.cgroups.v1.Blk'
-    b'IOStat\x120\n\x04rdma\x18\x06 \x01(\x0b2".io.containerd.cgr'
-    b'oups.v1.RdmaStat\x126\n\x07network\x18\x07 \x03(\x0b2%.io.c'
-    b'ontainerd.cgroups.v1.NetworkStat\x12;\n\x0ccgro'
-    b'up_stats\x18\x08 \x01(\x0b2%.io.containerd.cgroups.v'
-    b'1.CgroupStats\x12F\n\x12memory_oom_control\x18\t \x01('
-    b'\x0b2*.io.containerd.cgroups.v1.MemoryOomCo'
-    b'ntrol"L\n\x0bHugetlbStat\x12\r\n\x05usage\x18\x01 \x01(\x04\x12\x0b\n\x03m'
-    b'ax\x18\x02 \x01(\x04\x12\x0f\n\x07failcnt\x18\x03 \x01(\x04\x12\x10\n\x08pagesize\x18\x04 '
-    b'\x01(\t"*\n\x08PidsStat\x12\x0f\n\x07current\x18\x01 \x01(\x04\x12\r\n\x05limi'
-    b't\x18\x02 \x01(\x04"t\n\x07CPUStat\x121\n\x05usage\x18\x01 \x01(\x0b2".io.c'
-    b'ontainerd.cgroups.v1.CPUUsage\x126\n\nthrottl'
-    b'ing\x18\x02 \x01(\x0b2".io.containerd.cgroups.v1.Thr'
-    b'ottle"H\n\x08CPUUsage\x12\r\n\x05total\x18\x01 \x01(\x04\x12\x0e\n\x06kern'
-    b'el\x18\x02 \x01(\x04\x12\x0c\n\x04user\x18\x03 \x01(\x04\x12\x0f\n\x07per_cpu\x18\x04 \x03(\x04"'
-    b'N\n\x08Throttle\x12\x0f\n\x07periods\x18\x01 \x01(\x04\x12\x19\n\x11throttle'
-    b'd_periods\x18\x02 \x01(\x04\x12\x16\n\x0ethrottled_time\x18\x03 \x01(\x04"'
-    b'\xc5\x07\n\nMemoryStat\x12\r\n\x05cache\x18\x01 \x01(\x04\x12\x0b\n\x03rss\x18\x02 \x01'
-    b'(\x04\x12\x10\n\x08rss_huge\x18\x03 \x01(\x04\x12\x13\n\x0bmapped_file\x18\x04 \x01('
-    b'\x04\x12\r\n\x05dirty\x18\x05 \x01(\x04\x12\x11\n\twriteback\x18\x06 \x01(\x04\x12\x10\n\x08p'
-    b'g_pg_in\x18\x07 \x01(\x04\x12\x11\n\tpg_pg_out\x18\x08 \x01(\x04\x12\x10\n\x08pg_f'
-    b'ault\x18\t \x01(\x04\x12\x14\n\x0cpg_maj_fault\x18\n \x01(\x04\x12\x15\n\rinac'
-    b'tive_anon\x18\x0b \x01(\x04\x12\x13\n\x0bactive_anon\x18\x0c \x01(\x04\x12\x15\n\r'
-    b'inactive_file\x18\r \x01(\x04\x12\x13\n\x0bactive_file\x18\x0e \x01(\x04'
-    b'\x12\x13\n\x0bunevictable\x18\x0f \x01(\x04\x12!\n\x19hierarchical_me'
-    b'mory_limit\x18\x10 \x01(\x04\x12\x1f\n\x17hierarchical_swap_li'
-    b'mit\x18\x11 \x01(\x04\x12\x13\n\x0btotal_cache\x18\x12 \x01(\x04\x12\x11\n\ttotal_'
-    b'rss\x18\x13 \x01(\x04\x12\x16\n\x0etotal_rss_huge\x18\x14 \x01(\x04\x12\x19\n\x11tot'
-    b'al_mapped_file\x18\x15 \x01(\x04\x12\x13\n\x0btotal_dirty\x18\x16 \x01('
-    b'\x04\x12\x17\n\x0ftotal_writeback\x18\x17 \x01(\x04\x12\x16\n\x0etotal_pg_p'
-    b'g_in\x18\x18 \x01(\x04\x12\x17\n\x0ftotal_pg_pg_out\x18\x19 \x01(\x04\x12\x16\n\x0et'
-    b'otal_pg_fault\x18\x1a \x01(\x04\x12\x1a\n\x12total_pg_maj_faul'
-    b't\x18\x1b \x01(\x04\x12\x1b\n\x13total_inactive_anon\x18\x1c \x01(\x04\x12\x19\n\x11'
-    b'total_active_anon\x18\x1d \x01(\x04\x12\x1b\n\x13total_inactiv'
-    b'e_file\x18\x1e \x01(\x04\x12\x19\n\x11total_active_file\x18\x1f \x01(\x04\x12'
-    b'\x19\n\x11total_unevictable\x18  \x01(\x04\x124\n\x05usage\x18! \x01('
-    b'\x0b2%.io.containerd.cgroups.v1.MemoryEntry'
-    b'\x123\n\x04swap\x18" \x01(\x0b2%.io.containerd.cgroups.v'
-    b'1.MemoryEntry\x125\n\x06kernel\x18# \x01(\x0b2%.io.conta'
-    b'inerd.cgroups.v1.MemoryEntry\x129\n\nkernel_t'
-    b'cp\x18$ \x01(\x0b2%.io.containerd.cgroups.v1.Memo'
-    b'ryEntry"I\n\x0bMemoryEntry\x12\r\n\x05limit\x18\x01 \x01(\x04\x12\r\n'
-    b'\x05usage\x18\x02 \x01(\x04\x12\x0b\n\x03max\x18\x03 \x01(\x04\x12\x0f\n\x07failcnt\x18\x04 \x01'
-    b'(\x04"Q\n\x10MemoryOomControl\x12\x18\n\x10oom_kill_disab'
-    b'le\x18\x01 \x01(\x04\x12\x11\n\tunder_oom\x18\x02 \x01(\x04\x12\x10\n\x08oom_kill\x18'
-    b'\x03 \x01(\x04"\xb1\x04\n\tBlkIOStat\x12H\n\x1aio_service_bytes_'
-    b'recursive\x18\x01 \x03(\x0b2$.io.containerd.cgroups.'
-    b'v1.BlkIOEntry\x12C\n\x15io_serviced_recursive\x18\x02'
-    b' \x03(\x0b2$.io.containerd.cgroups.v1.BlkIOEnt'
-    b'ry\x12A\n\x13io_queued_recursive\x18\x03 \x03(\x0b2$.io.con'
-    b'tainerd.cgroups.v1.BlkIOEntry\x12G\n\x19io_serv'
-    b'ice_time_recursive\x18\x04 \x03(\x0b2$.io.containerd'
-    b'.cgroups.v1.BlkIOEntry\x12D\n\x16io_wait_time_r'
-    b'ecursive\x18\x05 \x03(\x0b2$.io.containerd.cgroups.v'
-    b'1.BlkIOEntry\x12A\n\x13io_merged_recursive\x18\x06 \x03('
-    b'\x0b2$.io.containerd.cgroups.v1.BlkIOEntry\x12'
-    b'?\n\x11io_time_recursive\x18\x07 \x03(\x0b2$.io.containe'
-    b'rd.cgroups.v1.BlkIOEntry\x12?\n\x11sectors_recu'
-    b'rsive\x18\x08 \x03(\x0b2$.io.containerd.cgroups.v1.B'
-    b'lkIOEntry"U\n\nBlkIOEntry\x12\n\n\x02op\x18\x01 \x01(\t\x12\x0e\n\x06d'
-    b'evice\x18\x02 \x01(\t\x12\r\n\x05major\x18\x03 \x01(\x04\x12\r\n\x05minor\x18\x04 \x01('
-    b'\x04\x12\r\n\x05value\x18\x05 \x01(\x04"t\n\x08RdmaStat\x124\n\x07current\x18'
-    b'\x01 \x03(\x0b2#.io.containerd.cgroups.v1.RdmaEnt'
-    b'ry\x122\n\x05limit\x18\x02 \x03(\x0b2#.io.containerd.cgroup'
-    b's.v1.RdmaEntry"E\n\tRdmaEntry\x12\x0e\n\x06device\x18\x01 '
-    b'\x01(\t\x12\x13\n\x0bhca_handles\x18\x02 \x01(\r\x12\x13\n\x0bhca_objects\x18'
-    b'\x03 \x01(\r"\xb5\x01\n\x0bNetworkStat\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08r'
-    b'x_bytes\x18\x02 \x01(\x04\x12\x12\n\nrx_packets\x18\x03 \x01(\x04\x12\x11\n\trx_'
-    b'errors\x18\x04 \x01(\x04\x12\x12\n\nrx_dropped\x18\x05 \x01(\x04\x12\x10\n\x08tx_b'
-    b'ytes\x18\x06 \x01(\x04\x12\x12\n\ntx_packets\x18\x07 \x01(\x04\x12\x11\n\ttx_err'
-    b'ors\x18\x08 \x01(\x04\x12\x12\n\ntx_dropped\x18\t \x01(\x04"z\n\x0bCgroupS'
-    b'tats\x12\x13\n\x0bnr_sleeping\x18\x01 \x01(\x04\x12\x12\n\nnr_running\x18'
-    b'\x02 \x01(\x04\x12\x12\n\nnr_stopped\x18\x03 \x01(\x04\x12\x1a\n\x12nr_uninterr'
-    b'uptible\x18\x04 \x01(\x04\x12\x12\n\nnr_io_wait\x18\x05 \x01(\x04b\x06proto'
-    b'3',
-    (),
+# -*- coding: utf-8 -*-
+# Generated by the protocol buffer compiler.  DO NOT EDIT!
+# NO CHECKED-IN PROTOBUF GENCODE
+# source: api/proto/cgroups_v1.proto
+# Protobuf Python Version: 7.35.1
+"""Generated protocol buffer code."""
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import descriptor_pool as _descriptor_pool
+from google.protobuf import runtime_version as _runtime_version
+from google.protobuf import symbol_database as _symbol_database
+from google.protobuf.internal import builder as _builder
+_runtime_version.ValidateProtobufRuntimeVersion(
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'api/proto/cgroups_v1.proto'
 )
+# @@protoc_insertion_point(imports)
+
+_sym_db = _symbol_database.Default()
+
+
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x61pi/proto/cgroups_v1.proto\x12\x18io.containerd.cgroups.v1\"\xfc\x03\n\x07Metrics\x12\x36\n\x07hugetlb\x18\x01 \x03(\x0b\x32%.io.containerd.cgroups.v1.HugetlbStat\x12\x30\n\x04pids\x18\x02 \x01(\x0b\x32\".io.containerd.cgroups.v1.PidsStat\x12.\n\x03\x63pu\x18\x03 \x01(\x0b\x32!.io.containerd.cgroups.v1.CPUStat\x12\x34\n\x06memory\x18\x04 \x01(\x0b\x32$.io.containerd.cgroups.v1.MemoryStat\x12\x32\n\x05\x62lkio\x18\x05 \x01(\x0b\x32#.io.containerd.cgroups.v1.BlkIOStat\x12\x30\n\x04rdma\x18\x06 \x01(\x0b\x32\".io.containerd.cgroups.v1.RdmaStat\x12\x36\n\x07network\x18\x07 \x03(\x0b\x32%.io.containerd.cgroups.v1.NetworkStat\x12;\n\x0c\x63group_stats\x18\x08 \x01(\x0b\x32%.io.containerd.cgroups.v1.CgroupStats\x12\x46\n\x12memory_oom_control\x18\t \x01(\x0b\x32*.io.containerd.cgroups.v1.MemoryOomControl\"L\n\x0bHugetlbStat\x12\r\n\x05usage\x18\x01 \x01(\x04\x12\x0b\n\x03max\x18\x02 \x01(\x04\x12\x0f\n\x07\x66\x61ilcnt\x18\x03 \x01(\x04\x12\x10\n\x08pagesize\x18\x04 \x01(\t\"*\n\x08PidsStat\x12\x0f\n\x07\x63urrent\x18\x01 \x01(\x04\x12\r\n\x05limit\x18\x02 \x01(\x04\"t\n\x07\x43PUStat\x12\x31\n\x05usage\x18\x01 \x01(\x0b\x32\".io.containerd.cgroups.v1.CPUUsage\x12\x36\n\nthrottling\x18\x02 \x01(\x0b\x32\".io.containerd.cgroups.v1.Throttle\"H\n\x08\x43PUUsage\x12\r\n\x05total\x18\x01 \x01(\x04\x12\x0e\n\x06kernel\x18\x02 \x01(\x04\x12\x0c\n\x04user\x18\x03 \x01(\x04\x12\x0f\n\x07per_cpu\x18\x04 \x03(\x04\"N\n\x08Throttle\x12\x0f\n\x07periods\x18\x01 \x01(\x04\x12\x19\n\x11throttled_periods\x18\x02 \x01(\x04\x12\x16\n\x0ethrottled_time\x18\x03 \x01(\x04\"\xc5\x07\n\nMemoryStat\x12\r\n\x05\x63\x61\x63he\x18\x01 \x01(\x04\x12\x0b\n\x03rss\x18\x02 \x01(\x04\x12\x10\n\x08rss_huge\x18\x03 \x01(\x04\x12\x13\n\x0bmapped_file\x18\x04 \x01(\x04\x12\r\n\x05\x64irty\x18\x05 \x01(\x04\x12\x11\n\twriteback\x18\x06 \x01(\x04\x12\x10\n\x08pg_pg_in\x18\x07 \x01(\x04\x12\x11\n\tpg_pg_out\x18\x08 \x01(\x04\x12\x10\n\x08pg_fault\x18\t \x01(\x04\x12\x14\n\x0cpg_maj_fault\x18\n \x01(\x04\x12\x15\n\rinactive_anon\x18\x0b \x01(\x04\x12\x13\n\x0b\x61\x63tive_anon\x18\x0c \x01(\x04\x12\x15\n\rinactive_file\x18\r \x01(\x04\x12\x13\n\x0b\x61\x63tive_file\x18\x0e \x01(\x04\x12\x13\n\x0bunevictable\x18\x0f \x01(\x04\x12!\n\x19hierarchical_memory_limit\x18\x10 \x01(\x04\x12\x1f\n\x17hierarchical_swap_limit\x18\x11 \x01(\x04\x12\x13\n\x0btotal_cache\x18\x12 \x01(\x04\x12\x11\n\ttotal_rss\x18\x13 \x01(\x04\x12\x16\n\x0etotal_rss_huge\x18\x14 \x01(\x04\x12\x19\n\x11total_mapped_file\x18\x15 \x01(\x04\x12\x13\n\x0btotal_dirty\x18\x16 \x01(\x04\x12\x17\n\x0ftotal_writeback\x18\x17 \x01(\x04\x12\x16\n\x0etotal_pg_pg_in\x18\x18 \x01(\x04\x12\x17\n\x0ftotal_pg_pg_out\x18\x19 \x01(\x04\x12\x16\n\x0etotal_pg_fault\x18\x1a \x01(\x04\x12\x1a\n\x12total_pg_maj_fault\x18\x1b \x01(\x04\x12\x1b\n\x13total_inactive_anon\x18\x1c \x01(\x04\x12\x19\n\x11total_active_anon\x18\x1d \x01(\x04\x12\x1b\n\x13total_inactive_file\x18\x1e \x01(\x04\x12\x19\n\x11total_active_file\x18\x1f \x01(\x04\x12\x19\n\x11total_unevictable\x18  \x01(\x04\x12\x34\n\x05usage\x18! \x01(\x0b\x32%.io.containerd.cgroups.v1.MemoryEntry\x12\x33\n\x04swap\x18\" \x01(\x0b\x32%.io.containerd.cgroups.v1.MemoryEntry\x12\x35\n\x06kernel\x18# \x01(\x0b\x32%.io.containerd.cgroups.v1.MemoryEntry\x12\x39\n\nkernel_tcp\x18$ \x01(\x0b\x32%.io.containerd.cgroups.v1.MemoryEntry\"I\n\x0bMemoryEntry\x12\r\n\x05limit\x18\x01 \x01(\x04\x12\r\n\x05usage\x18\x02 \x01(\x04\x12\x0b\n\x03max\x18\x03 \x01(\x04\x12\x0f\n\x07\x66\x61ilcnt\x18\x04 \x01(\x04\"Q\n\x10MemoryOomControl\x12\x18\n\x10oom_kill_disable\x18\x01 \x01(\x04\x12\x11\n\tunder_oom\x18\x02 \x01(\x04\x12\x10\n\x08oom_kill\x18\x03 \x01(\x04\"\xb1\x04\n\tBlkIOStat\x12H\n\x1aio_service_bytes_recursive\x18\x01 \x03(\x0b\x32$.io.containerd.cgroups.v1.BlkIOEntry\x12\x43\n\x15io_serviced_recursive\x18\x02 \x03(\x0b\x32$.io.containerd.cgroups.v1.BlkIOEntry\x12\x41\n\x13io_queued_recursive\x18\x03 \x03(\x0b\x32$.io.containerd.cgroups.v1.BlkIOEntry\x12G\n\x19io_service_time_recursive\x18\x04 \x03(\x0b\x32$.io.containerd.cgroups.v1.BlkIOEntry\x12\x44\n\x16io_wait_time_recursive\x18\x05 \x03(\x0b\x32$.io.containerd.cgroups.v1.BlkIOEntry\x12\x41\n\x13io_merged_recursive\x18\x06 \x03(\x0b\x32$.io.containerd.cgroups.v1.BlkIOEntry\x12?\n\x11io_time_recursive\x18\x07 \x03(\x0b\x32$.io.containerd.cgroups.v1.BlkIOEntry\x12?\n\x11sectors_recursive\x18\x08 \x03(\x0b\x32$.io.containerd.cgroups.v1.BlkIOEntry\"U\n\nBlkIOEntry\x12\n\n\x02op\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\r\n\x05major\x18\x03 \x01(\x04\x12\r\n\x05minor\x18\x04 \x01(\x04\x12\r\n\x05value\x18\x05 \x01(\x04\"t\n\x08RdmaStat\x12\x34\n\x07\x63urrent\x18\x01 \x03(\x0b\x32#.io.containerd.cgroups.v1.RdmaEntry\x12\x32\n\x05limit\x18\x02 \x03(\x0b\x32#.io.containerd.cgroups.v1.RdmaEntry\"E\n\tRdmaEntry\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x13\n\x0bhca_handles\x18\x02 \x01(\r\x12\x13\n\x0bhca_objects\x18\x03 \x01(\r\"\xb5\x01\n\x0bNetworkStat\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08rx_bytes\x18\x02 \x01(\x04\x12\x12\n\nrx_packets\x18\x03 \x01(\x04\x12\x11\n\trx_errors\x18\x04 \x01(\x04\x12\x12\n\nrx_dropped\x18\x05 \x01(\x04\x12\x10\n\x08tx_bytes\x18\x06 \x01(\x04\x12\x12\n\ntx_packets\x18\x07 \x01(\x04\x12\x11\n\ttx_errors\x18\x08 \x01(\x04\x12\x12\n\ntx_dropped\x18\t \x01(\x04\"z\n\x0b\x43groupStats\x12\x13\n\x0bnr_sleeping\x18\x01 \x01(\x04\x12\x12\n\nnr_running\x18\x02 \x01(\x04\x12\x12\n\nnr_stopped\x18\x03 \x01(\x04\x12\x1a\n\x12nr_uninterruptible\x18\x04 \x01(\x04\x12\x12\n\nnr_io_wait\x18\x05 \x01(\x04\x62\x06proto3')
+
+_globals = globals()
+_builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'api.proto.cgroups_v1_pb2', _globals)
+if not _descriptor._USE_C_DESCRIPTORS:
+  DESCRIPTOR._loaded_options = None
+  _globals['_METRICS']._serialized_start=57
+  _globals['_METRICS']._serialized_end=565
+  _globals['_HUGETLBSTAT']._serialized_start=567
+  _globals['_HUGETLBSTAT']._serialized_end=643
+  _globals['_PIDSSTAT']._serialized_start=645
+  _globals['_PIDSSTAT']._serialized_end=687
+  _globals['_CPUSTAT']._serialized_start=689
+  _globals['_CPUSTAT']._serialized_end=805
+  _globals['_CPUUSAGE']._serialized_start=807
+  _globals['_CPUUSAGE']._serialized_end=879
+  _globals['_THROTTLE']._serialized_start=881
+  _globals['_THROTTLE']._serialized_end=959
+  _globals['_MEMORYSTAT']._serialized_start=962
+  _globals['_MEMORYSTAT']._serialized_end=1927
+  _globals['_MEMORYENTRY']._serialized_start=1929
+  _globals['_MEMORYENTRY']._serialized_end=2002
+  _globals['_MEMORYOOMCONTROL']._serialized_start=2004
+  _globals['_MEMORYOOMCONTROL']._serialized_end=2085
+  _globals['_BLKIOSTAT']._serialized_start=2088
+  _globals['_BLKIOSTAT']._serialized_end=2649
+  _globals['_BLKIOENTRY']._serialized_start=2651
+  _globals['_BLKIOENTRY']._serialized_end=2736
+  _globals['_RDMASTAT']._serialized_start=2738
+  _globals['_RDMASTAT']._serialized_end=2854
+  _globals['_RDMAENTRY']._serialized_start=2856
+  _globals['_RDMAENTRY']._serialized_end=2925
+  _globals['_NETWORKSTAT']._serialized_start=2928
+  _globals['_NETWORKSTAT']._serialized_end=3109
+  _globals['_CGROUPSTATS']._serialized_start=3111
+  _globals['_CGROUPSTATS']._serialized_end=3233
+# @@protoc_insertion_point(module_scope)

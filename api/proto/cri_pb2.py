@@ -1,559 +1,428 @@
-"""Made from api/proto/cri.proto by `make proto`; not to be changed by hand."""
-
-from api import messages as _messages
-
-DESCRIPTOR, __getattr__ = _messages.load(
-    __name__,
-    b'\n\x13api/proto/cri.proto\x12\nruntime.v1"!\n\x0eVer'
-    b'sionRequest\x12\x0f\n\x07version\x18\x01 \x01(\t"n\n\x0fVersionR'
-    b'esponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x14\n\x0cruntime_name'
-    b'\x18\x02 \x01(\t\x12\x17\n\x0fruntime_version\x18\x03 \x01(\t\x12\x1b\n\x13runti'
-    b'me_api_version\x18\x04 \x01(\t"?\n\tDNSConfig\x12\x0f\n\x07ser'
-    b'vers\x18\x01 \x03(\t\x12\x10\n\x08searches\x18\x02 \x03(\t\x12\x0f\n\x07options\x18'
-    b'\x03 \x03(\t"q\n\x0bPortMapping\x12&\n\x08protocol\x18\x01 \x01(\x0e2\x14'
-    b'.runtime.v1.Protocol\x12\x16\n\x0econtainer_port\x18\x02'
-    b' \x01(\x05\x12\x11\n\thost_port\x18\x03 \x01(\x05\x12\x0f\n\x07host_ip\x18\x04 \x01(\t'
-    b'"\xda\x02\n\x05Mount\x12\x16\n\x0econtainer_path\x18\x01 \x01(\t\x12\x11\n\tho'
-    b'st_path\x18\x02 \x01(\t\x12\x10\n\x08readonly\x18\x03 \x01(\x08\x12\x17\n\x0fselin'
-    b'ux_relabel\x18\x04 \x01(\x08\x121\n\x0bpropagation\x18\x05 \x01(\x0e2\x1c.'
-    b'runtime.v1.MountPropagation\x12*\n\x0buidMappin'
-    b'gs\x18\x06 \x03(\x0b2\x15.runtime.v1.IDMapping\x12*\n\x0bgidMa'
-    b'ppings\x18\x07 \x03(\x0b2\x15.runtime.v1.IDMapping\x12\x1b\n\x13r'
-    b'ecursive_read_only\x18\x08 \x01(\x08\x12$\n\x05image\x18\t \x01(\x0b2'
-    b'\x15.runtime.v1.ImageSpec\x12\x16\n\x0eimage_sub_path'
-    b'\x18\n \x01(\t\x12\x15\n\rmount_options\x18\x0b \x03(\t"B\n\tIDMappi'
-    b'ng\x12\x0f\n\x07host_id\x18\x01 \x01(\r\x12\x14\n\x0ccontainer_id\x18\x02 \x01('
-    b'\r\x12\x0e\n\x06length\x18\x03 \x01(\r"\x82\x01\n\rUserNamespace\x12\'\n\x04m'
-    b'ode\x18\x01 \x01(\x0e2\x19.runtime.v1.NamespaceMode\x12#\n\x04'
-    b'uids\x18\x02 \x03(\x0b2\x15.runtime.v1.IDMapping\x12#\n\x04gid'
-    b's\x18\x03 \x03(\x0b2\x15.runtime.v1.IDMapping"\xd3\x01\n\x0fNames'
-    b'paceOption\x12*\n\x07network\x18\x01 \x01(\x0e2\x19.runtime.v1'
-    b'.NamespaceMode\x12&\n\x03pid\x18\x02 \x01(\x0e2\x19.runtime.v1'
-    b'.NamespaceMode\x12&\n\x03ipc\x18\x03 \x01(\x0e2\x19.runtime.v1'
-    b'.NamespaceMode\x12\x11\n\ttarget_id\x18\x04 \x01(\t\x121\n\x0euse'
-    b'rns_options\x18\x05 \x01(\x0b2\x19.runtime.v1.UserNames'
-    b'pace"\x1b\n\nInt64Value\x12\r\n\x05value\x18\x01 \x01(\x03"\xf3\x03\n\x1bLi'
-    b'nuxSandboxSecurityContext\x126\n\x11namespace_o'
-    b'ptions\x18\x01 \x01(\x0b2\x1b.runtime.v1.NamespaceOptio'
-    b'n\x122\n\x0fselinux_options\x18\x02 \x01(\x0b2\x19.runtime.v1.'
-    b'SELinuxOption\x12+\n\x0brun_as_user\x18\x03 \x01(\x0b2\x16.run'
-    b'time.v1.Int64Value\x12,\n\x0crun_as_group\x18\x08 \x01(\x0b'
-    b'2\x16.runtime.v1.Int64Value\x12\x17\n\x0freadonly_roo'
-    b'tfs\x18\x04 \x01(\x08\x12\x1b\n\x13supplemental_groups\x18\x05 \x03(\x03\x12H'
-    b'\n\x1asupplemental_groups_policy\x18\x0b \x01(\x0e2$.run'
-    b'time.v1.SupplementalGroupsPolicy\x12\x12\n\npriv'
-    b'ileged\x18\x06 \x01(\x08\x12,\n\x07seccomp\x18\t \x01(\x0b2\x1b.runtime.'
-    b'v1.SecurityProfile\x12-\n\x08apparmor\x18\n \x01(\x0b2\x1b.r'
-    b'untime.v1.SecurityProfile\x12\x1c\n\x14seccomp_pro'
-    b'file_path\x18\x07 \x01(\t"\xa9\x01\n\x0fSecurityProfile\x12=\n\x0cp'
-    b"rofile_type\x18\x01 \x01(\x0e2'.runtime.v1.SecurityP"
-    b'rofile.ProfileType\x12\x15\n\rlocalhost_ref\x18\x02 \x01('
-    b'\t"@\n\x0bProfileType\x12\x12\n\x0eRuntimeDefault\x10\x00\x12\x0e\n\n'
-    b'Unconfined\x10\x01\x12\r\n\tLocalhost\x10\x02"\xd1\x02\n\x15LinuxPod'
-    b'SandboxConfig\x12\x15\n\rcgroup_parent\x18\x01 \x01(\t\x12A\n\x10'
-    b"security_context\x18\x02 \x01(\x0b2'.runtime.v1.Linu"
-    b'xSandboxSecurityContext\x12?\n\x07sysctls\x18\x03 \x03(\x0b'
-    b'2..runtime.v1.LinuxPodSandboxConfig.Sysc'
-    b'tlsEntry\x125\n\x08overhead\x18\x04 \x01(\x0b2#.runtime.v1.'
-    b'LinuxContainerResources\x126\n\tresources\x18\x05 \x01'
-    b'(\x0b2#.runtime.v1.LinuxContainerResources\x1a'
-    b'.\n\x0cSysctlsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 '
-    b'\x01(\t:\x028\x01"S\n\x12PodSandboxMetadata\x12\x0c\n\x04name\x18\x01 '
-    b'\x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\t\x12\x0f\n\x07a'
-    b'ttempt\x18\x04 \x01(\r"\xe1\x03\n\x10PodSandboxConfig\x120\n\x08met'
-    b'adata\x18\x01 \x01(\x0b2\x1e.runtime.v1.PodSandboxMetad'
-    b'ata\x12\x10\n\x08hostname\x18\x02 \x01(\t\x12\x15\n\rlog_directory\x18\x03'
-    b' \x01(\t\x12)\n\ndns_config\x18\x04 \x01(\x0b2\x15.runtime.v1.DN'
-    b'SConfig\x12.\n\rport_mappings\x18\x05 \x03(\x0b2\x17.runtime'
-    b'.v1.PortMapping\x128\n\x06labels\x18\x06 \x03(\x0b2(.runtim'
-    b'e.v1.PodSandboxConfig.LabelsEntry\x12B\n\x0bann'
-    b'otations\x18\x07 \x03(\x0b2-.runtime.v1.PodSandboxCo'
-    b'nfig.AnnotationsEntry\x120\n\x05linux\x18\x08 \x01(\x0b2!.r'
-    b'untime.v1.LinuxPodSandboxConfig\x1a-\n\x0bLabel'
-    b'sEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x028\x01\x1a2'
-    b'\n\x10AnnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value'
-    b'\x18\x02 \x01(\t:\x028\x01J\x04\x08\t\x10\n"]\n\x14RunPodSandboxRequest'
-    b'\x12,\n\x06config\x18\x01 \x01(\x0b2\x1c.runtime.v1.PodSandbox'
-    b'Config\x12\x17\n\x0fruntime_handler\x18\x02 \x01(\t"/\n\x15RunPo'
-    b'dSandboxResponse\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\t'
-    b'"/\n\x15StopPodSandboxRequest\x12\x16\n\x0epod_sandbox'
-    b'_id\x18\x01 \x01(\t"\x18\n\x16StopPodSandboxResponse"1\n\x17R'
-    b'emovePodSandboxRequest\x12\x16\n\x0epod_sandbox_id'
-    b'\x18\x01 \x01(\t"\x1a\n\x18RemovePodSandboxResponse"B\n\x17Po'
-    b'dSandboxStatusRequest\x12\x16\n\x0epod_sandbox_id\x18'
-    b'\x01 \x01(\t\x12\x0f\n\x07verbose\x18\x02 \x01(\x08"\x13\n\x05PodIP\x12\n\n\x02ip\x18\x01 '
-    b'\x01(\t"P\n\x17PodSandboxNetworkStatus\x12\n\n\x02ip\x18\x01 \x01'
-    b'(\t\x12)\n\x0eadditional_ips\x18\x02 \x03(\x0b2\x11.runtime.v1.'
-    b'PodIP"9\n\tNamespace\x12,\n\x07options\x18\x02 \x01(\x0b2\x1b.ru'
-    b'ntime.v1.NamespaceOption"B\n\x15LinuxPodSand'
-    b'boxStatus\x12)\n\nnamespaces\x18\x01 \x01(\x0b2\x15.runtime.'
-    b'v1.Namespace"\xf2\x03\n\x10PodSandboxStatus\x12\n\n\x02id\x18'
-    b'\x01 \x01(\t\x120\n\x08metadata\x18\x02 \x01(\x0b2\x1e.runtime.v1.Pod'
-    b'SandboxMetadata\x12*\n\x05state\x18\x03 \x01(\x0e2\x1b.runtime'
-    b'.v1.PodSandboxState\x12\x12\n\ncreated_at\x18\x04 \x01(\x03\x12'
-    b'4\n\x07network\x18\x05 \x01(\x0b2#.runtime.v1.PodSandbox'
-    b'NetworkStatus\x120\n\x05linux\x18\x06 \x01(\x0b2!.runtime.v'
-    b'1.LinuxPodSandboxStatus\x128\n\x06labels\x18\x07 \x03(\x0b2'
-    b'(.runtime.v1.PodSandboxStatus.LabelsEntr'
-    b'y\x12B\n\x0bannotations\x18\x08 \x03(\x0b2-.runtime.v1.PodS'
-    b'andboxStatus.AnnotationsEntry\x12\x17\n\x0fruntime'
-    b'_handler\x18\t \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01'
-    b'(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x028\x01\x1a2\n\x10AnnotationsEntr'
-    b'y\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x028\x01"\x80\x02\n\x18Po'
-    b'dSandboxStatusResponse\x12,\n\x06status\x18\x01 \x01(\x0b2\x1c'
-    b'.runtime.v1.PodSandboxStatus\x12<\n\x04info\x18\x02 \x03'
-    b'(\x0b2..runtime.v1.PodSandboxStatusResponse'
-    b'.InfoEntry\x128\n\x13containers_statuses\x18\x03 \x03(\x0b2'
-    b'\x1b.runtime.v1.ContainerStatus\x12\x11\n\ttimestam'
-    b'p\x18\x04 \x01(\x03\x1a+\n\tInfoEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05val'
-    b'ue\x18\x02 \x01(\t:\x028\x01"B\n\x14PodSandboxStateValue\x12*\n\x05'
-    b'state\x18\x01 \x01(\x0e2\x1b.runtime.v1.PodSandboxState'
-    b'"\xce\x01\n\x10PodSandboxFilter\x12\n\n\x02id\x18\x01 \x01(\t\x12/\n\x05sta'
-    b'te\x18\x02 \x01(\x0b2 .runtime.v1.PodSandboxStateVal'
-    b'ue\x12G\n\x0elabel_selector\x18\x03 \x03(\x0b2/.runtime.v1.'
-    b'PodSandboxFilter.LabelSelectorEntry\x1a4\n\x12L'
-    b'abelSelectorEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18'
-    b'\x02 \x01(\t:\x028\x01"E\n\x15ListPodSandboxRequest\x12,\n\x06fi'
-    b'lter\x18\x01 \x01(\x0b2\x1c.runtime.v1.PodSandboxFilter'
-    b'"\xf8\x02\n\nPodSandbox\x12\n\n\x02id\x18\x01 \x01(\t\x120\n\x08metadata\x18'
-    b'\x02 \x01(\x0b2\x1e.runtime.v1.PodSandboxMetadata\x12*\n'
-    b'\x05state\x18\x03 \x01(\x0e2\x1b.runtime.v1.PodSandboxStat'
-    b'e\x12\x12\n\ncreated_at\x18\x04 \x01(\x03\x122\n\x06labels\x18\x05 \x03(\x0b2".'
-    b'runtime.v1.PodSandbox.LabelsEntry\x12<\n\x0bann'
-    b"otations\x18\x06 \x03(\x0b2'.runtime.v1.PodSandbox.A"
-    b'nnotationsEntry\x12\x17\n\x0fruntime_handler\x18\x07 \x01(\t'
-    b'\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 '
-    b'\x01(\t:\x028\x01\x1a2\n\x10AnnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t'
-    b'\x12\r\n\x05value\x18\x02 \x01(\t:\x028\x01"?\n\x16ListPodSandboxRes'
-    b'ponse\x12%\n\x05items\x18\x01 \x03(\x0b2\x16.runtime.v1.PodSan'
-    b'dbox"0\n\x16PodSandboxStatsRequest\x12\x16\n\x0epod_sa'
-    b'ndbox_id\x18\x01 \x01(\t"E\n\x17PodSandboxStatsRespons'
-    b'e\x12*\n\x05stats\x18\x01 \x01(\x0b2\x1b.runtime.v1.PodSandbox'
-    b'Stats"\xa7\x01\n\x15PodSandboxStatsFilter\x12\n\n\x02id\x18\x01 '
-    b'\x01(\t\x12L\n\x0elabel_selector\x18\x02 \x03(\x0b24.runtime.v1'
-    b'.PodSandboxStatsFilter.LabelSelectorEntr'
-    b'y\x1a4\n\x12LabelSelectorEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05'
-    b'value\x18\x02 \x01(\t:\x028\x01"O\n\x1aListPodSandboxStatsRe'
-    b'quest\x121\n\x06filter\x18\x01 \x01(\x0b2!.runtime.v1.PodSa'
-    b'ndboxStatsFilter"I\n\x1bListPodSandboxStatsR'
-    b'esponse\x12*\n\x05stats\x18\x01 \x03(\x0b2\x1b.runtime.v1.PodS'
-    b'andboxStats"\xbd\x02\n\x14PodSandboxAttributes\x12\n\n\x02'
-    b'id\x18\x01 \x01(\t\x120\n\x08metadata\x18\x02 \x01(\x0b2\x1e.runtime.v1.'
-    b'PodSandboxMetadata\x12<\n\x06labels\x18\x03 \x03(\x0b2,.run'
-    b'time.v1.PodSandboxAttributes.LabelsEntry'
-    b'\x12F\n\x0bannotations\x18\x04 \x03(\x0b21.runtime.v1.PodSa'
-    b'ndboxAttributes.AnnotationsEntry\x1a-\n\x0bLabe'
-    b'lsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x028\x01\x1a'
-    b'2\n\x10AnnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05valu'
-    b'e\x18\x02 \x01(\t:\x028\x01"~\n\x0fPodSandboxStats\x124\n\nattrib'
-    b'utes\x18\x01 \x01(\x0b2 .runtime.v1.PodSandboxAttrib'
-    b'utes\x12/\n\x05linux\x18\x02 \x01(\x0b2 .runtime.v1.LinuxPo'
-    b'dSandboxStatsJ\x04\x08\x03\x10\x04"\x89\x02\n\x14LinuxPodSandboxS'
-    b'tats\x12!\n\x03cpu\x18\x01 \x01(\x0b2\x14.runtime.v1.CpuUsage\x12'
-    b"'\n\x06memory\x18\x02 \x01(\x0b2\x17.runtime.v1.MemoryUsage"
-    b'\x12)\n\x07network\x18\x03 \x01(\x0b2\x18.runtime.v1.NetworkUs'
-    b'age\x12)\n\x07process\x18\x04 \x01(\x0b2\x18.runtime.v1.Proces'
-    b'sUsage\x12.\n\ncontainers\x18\x05 \x03(\x0b2\x1a.runtime.v1.'
-    b'ContainerStats\x12\x1f\n\x02io\x18\x06 \x01(\x0b2\x13.runtime.v1.'
-    b'IoUsage"\x96\x01\n\x0cNetworkUsage\x12\x11\n\ttimestamp\x18\x01 '
-    b'\x01(\x03\x12<\n\x11default_interface\x18\x02 \x01(\x0b2!.runtime'
-    b'.v1.NetworkInterfaceUsage\x125\n\ninterfaces\x18'
-    b'\x03 \x03(\x0b2!.runtime.v1.NetworkInterfaceUsage'
-    b'"\xd3\x01\n\x15NetworkInterfaceUsage\x12\x0c\n\x04name\x18\x01 \x01(\t'
-    b'\x12)\n\x08rx_bytes\x18\x02 \x01(\x0b2\x17.runtime.v1.UInt64Va'
-    b'lue\x12*\n\trx_errors\x18\x03 \x01(\x0b2\x17.runtime.v1.UInt'
-    b'64Value\x12)\n\x08tx_bytes\x18\x04 \x01(\x0b2\x17.runtime.v1.U'
-    b'Int64Value\x12*\n\ttx_errors\x18\x05 \x01(\x0b2\x17.runtime.'
-    b'v1.UInt64Value"Q\n\x0cProcessUsage\x12\x11\n\ttimest'
-    b'amp\x18\x01 \x01(\x03\x12.\n\rprocess_count\x18\x02 \x01(\x0b2\x17.runti'
-    b'me.v1.UInt64Value"\xd5\x01\n\tImageSpec\x12\r\n\x05image'
-    b'\x18\x01 \x01(\t\x12;\n\x0bannotations\x18\x02 \x03(\x0b2&.runtime.v1'
-    b'.ImageSpec.AnnotationsEntry\x12\x1c\n\x14user_spec'
-    b'ified_image\x18\x12 \x01(\t\x12\x17\n\x0fruntime_handler\x18\x13 \x01'
-    b'(\t\x12\x11\n\timage_ref\x18\x14 \x01(\t\x1a2\n\x10AnnotationsEntr'
-    b'y\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x028\x01"&\n\x08Key'
-    b'Value\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c"\xff\x02\n\x17Li'
-    b'nuxContainerResources\x12\x12\n\ncpu_period\x18\x01 \x01('
-    b'\x03\x12\x11\n\tcpu_quota\x18\x02 \x01(\x03\x12\x12\n\ncpu_shares\x18\x03 \x01(\x03'
-    b'\x12\x1d\n\x15memory_limit_in_bytes\x18\x04 \x01(\x03\x12\x15\n\room_s'
-    b'core_adj\x18\x05 \x01(\x03\x12\x13\n\x0bcpuset_cpus\x18\x06 \x01(\t\x12\x13\n\x0bc'
-    b'puset_mems\x18\x07 \x01(\t\x122\n\x0fhugepage_limits\x18\x08 \x03('
-    b'\x0b2\x19.runtime.v1.HugepageLimit\x12A\n\x07unified\x18'
-    b'\t \x03(\x0b20.runtime.v1.LinuxContainerResourc'
-    b'es.UnifiedEntry\x12"\n\x1amemory_swap_limit_in_'
-    b'bytes\x18\n \x01(\x03\x1a.\n\x0cUnifiedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t'
-    b'\x12\r\n\x05value\x18\x02 \x01(\t:\x028\x01"1\n\rHugepageLimit\x12\x11\n\t'
-    b'page_size\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\x04"H\n\rSELinu'
-    b'xOption\x12\x0c\n\x04user\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0c\n\x04t'
-    b'ype\x18\x03 \x01(\t\x12\r\n\x05level\x18\x04 \x01(\t"c\n\nCapability\x12\x18'
-    b'\n\x10add_capabilities\x18\x01 \x03(\t\x12\x19\n\x11drop_capabil'
-    b'ities\x18\x02 \x03(\t\x12 \n\x18add_ambient_capabilities\x18'
-    b'\x03 \x03(\t"\x9a\x05\n\x1dLinuxContainerSecurityContext\x12'
-    b',\n\x0ccapabilities\x18\x01 \x01(\x0b2\x16.runtime.v1.Capab'
-    b'ility\x12\x12\n\nprivileged\x18\x02 \x01(\x08\x126\n\x11namespace_o'
-    b'ptions\x18\x03 \x01(\x0b2\x1b.runtime.v1.NamespaceOptio'
-    b'n\x122\n\x0fselinux_options\x18\x04 \x01(\x0b2\x19.runtime.v1.'
-    b'SELinuxOption\x12+\n\x0brun_as_user\x18\x05 \x01(\x0b2\x16.run'
-    b'time.v1.Int64Value\x12,\n\x0crun_as_group\x18\x0c \x01(\x0b'
-    b'2\x16.runtime.v1.Int64Value\x12\x17\n\x0frun_as_usern'
-    b'ame\x18\x06 \x01(\t\x12\x17\n\x0freadonly_rootfs\x18\x07 \x01(\x08\x12\x1b\n\x13su'
-    b'pplemental_groups\x18\x08 \x03(\x03\x12H\n\x1asupplemental_'
-    b'groups_policy\x18\x11 \x01(\x0e2$.runtime.v1.Supplem'
-    b'entalGroupsPolicy\x12\x14\n\x0cno_new_privs\x18\x0b \x01(\x08\x12'
-    b'\x14\n\x0cmasked_paths\x18\r \x03(\t\x12\x16\n\x0ereadonly_paths\x18'
-    b'\x0e \x03(\t\x12,\n\x07seccomp\x18\x0f \x01(\x0b2\x1b.runtime.v1.Secu'
-    b'rityProfile\x12-\n\x08apparmor\x18\x10 \x01(\x0b2\x1b.runtime.'
-    b'v1.SecurityProfile\x12\x18\n\x10apparmor_profile\x18\t'
-    b' \x01(\t\x12\x1c\n\x14seccomp_profile_path\x18\n \x01(\t"\x93\x01\n\x14L'
-    b'inuxContainerConfig\x126\n\tresources\x18\x01 \x01(\x0b2#'
-    b'.runtime.v1.LinuxContainerResources\x12C\n\x10s'
-    b'ecurity_context\x18\x02 \x01(\x0b2).runtime.v1.Linux'
-    b'ContainerSecurityContext"K\n\x12LinuxContain'
-    b'erUser\x12\x0b\n\x03uid\x18\x01 \x01(\x03\x12\x0b\n\x03gid\x18\x02 \x01(\x03\x12\x1b\n\x13supp'
-    b'lemental_groups\x18\x03 \x03(\x03"2\n\x11ContainerMetada'
-    b'ta\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07attempt\x18\x02 \x01(\r"H\n\x06Dev'
-    b'ice\x12\x16\n\x0econtainer_path\x18\x01 \x01(\t\x12\x11\n\thost_path'
-    b'\x18\x02 \x01(\t\x12\x13\n\x0bpermissions\x18\x03 \x01(\t"\x19\n\tCDIDevice'
-    b'\x12\x0c\n\x04name\x18\x01 \x01(\t"\xb5\x05\n\x0fContainerConfig\x12/\n\x08me'
-    b'tadata\x18\x01 \x01(\x0b2\x1d.runtime.v1.ContainerMetad'
-    b'ata\x12$\n\x05image\x18\x02 \x01(\x0b2\x15.runtime.v1.ImageSpe'
-    b'c\x12\x0f\n\x07command\x18\x03 \x03(\t\x12\x0c\n\x04args\x18\x04 \x03(\t\x12\x13\n\x0bwork'
-    b'ing_dir\x18\x05 \x01(\t\x12"\n\x04envs\x18\x06 \x03(\x0b2\x14.runtime.v1'
-    b'.KeyValue\x12!\n\x06mounts\x18\x07 \x03(\x0b2\x11.runtime.v1.M'
-    b'ount\x12#\n\x07devices\x18\x08 \x03(\x0b2\x12.runtime.v1.Devic'
-    b"e\x127\n\x06labels\x18\t \x03(\x0b2'.runtime.v1.Container"
-    b'Config.LabelsEntry\x12A\n\x0bannotations\x18\n \x03(\x0b2'
-    b',.runtime.v1.ContainerConfig.Annotations'
-    b'Entry\x12\x10\n\x08log_path\x18\x0b \x01(\t\x12\r\n\x05stdin\x18\x0c \x01(\x08\x12\x12'
-    b'\n\nstdin_once\x18\r \x01(\x08\x12\x0b\n\x03tty\x18\x0e \x01(\x08\x12/\n\x05linux'
-    b'\x18\x0f \x01(\x0b2 .runtime.v1.LinuxContainerConfig'
-    b'\x12*\n\x0bCDI_devices\x18\x11 \x03(\x0b2\x15.runtime.v1.CDIDe'
-    b"vice\x12'\n\x0bstop_signal\x18\x12 \x01(\x0e2\x12.runtime.v1.S"
-    b'ignal\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05val'
-    b'ue\x18\x02 \x01(\t:\x028\x01\x1a2\n\x10AnnotationsEntry\x12\x0b\n\x03key\x18'
-    b'\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x028\x01J\x04\x08\x10\x10\x11"\x93\x01\n\x16Creat'
-    b'eContainerRequest\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01('
-    b'\t\x12+\n\x06config\x18\x02 \x01(\x0b2\x1b.runtime.v1.Container'
-    b'Config\x124\n\x0esandbox_config\x18\x03 \x01(\x0b2\x1c.runtime'
-    b'.v1.PodSandboxConfig"/\n\x17CreateContainerR'
-    b'esponse\x12\x14\n\x0ccontainer_id\x18\x01 \x01(\t"-\n\x15StartCo'
-    b'ntainerRequest\x12\x14\n\x0ccontainer_id\x18\x01 \x01(\t"\x18\n\x16'
-    b'StartContainerResponse"=\n\x14StopContainerR'
-    b'equest\x12\x14\n\x0ccontainer_id\x18\x01 \x01(\t\x12\x0f\n\x07timeout\x18'
-    b'\x02 \x01(\x03"\x17\n\x15StopContainerResponse".\n\x16Remove'
-    b'ContainerRequest\x12\x14\n\x0ccontainer_id\x18\x01 \x01(\t"\x19'
-    b'\n\x17RemoveContainerResponse"@\n\x13ContainerSt'
-    b'ateValue\x12)\n\x05state\x18\x01 \x01(\x0e2\x1a.runtime.v1.Con'
-    b'tainerState"\xe3\x01\n\x0fContainerFilter\x12\n\n\x02id\x18\x01 '
-    b'\x01(\t\x12.\n\x05state\x18\x02 \x01(\x0b2\x1f.runtime.v1.Containe'
-    b'rStateValue\x12\x16\n\x0epod_sandbox_id\x18\x03 \x01(\t\x12F\n\x0el'
-    b'abel_selector\x18\x04 \x03(\x0b2..runtime.v1.Contain'
-    b'erFilter.LabelSelectorEntry\x1a4\n\x12LabelSele'
-    b'ctorEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x028'
-    b'\x01"D\n\x15ListContainersRequest\x12+\n\x06filter\x18\x01 \x01'
-    b'(\x0b2\x1b.runtime.v1.ContainerFilter"\xbd\x03\n\tCont'
-    b'ainer\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0epod_sandbox_id\x18\x02 \x01('
-    b'\t\x12/\n\x08metadata\x18\x03 \x01(\x0b2\x1d.runtime.v1.Contain'
-    b'erMetadata\x12$\n\x05image\x18\x04 \x01(\x0b2\x15.runtime.v1.I'
-    b'mageSpec\x12\x11\n\timage_ref\x18\x05 \x01(\t\x12)\n\x05state\x18\x06 \x01'
-    b'(\x0e2\x1a.runtime.v1.ContainerState\x12\x12\n\ncreate'
-    b'd_at\x18\x07 \x01(\x03\x121\n\x06labels\x18\x08 \x03(\x0b2!.runtime.v1.'
-    b'Container.LabelsEntry\x12;\n\x0bannotations\x18\t \x03'
-    b'(\x0b2&.runtime.v1.Container.AnnotationsEnt'
-    b'ry\x12\x10\n\x08image_id\x18\n \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03k'
-    b'ey\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x028\x01\x1a2\n\x10Annotatio'
-    b'nsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x028\x01"'
-    b'C\n\x16ListContainersResponse\x12)\n\ncontainers\x18'
-    b'\x01 \x03(\x0b2\x15.runtime.v1.Container"?\n\x16Containe'
-    b'rStatusRequest\x12\x14\n\x0ccontainer_id\x18\x01 \x01(\t\x12\x0f\n\x07'
-    b'verbose\x18\x02 \x01(\x08"\xce\x05\n\x0fContainerStatus\x12\n\n\x02id\x18'
-    b'\x01 \x01(\t\x12/\n\x08metadata\x18\x02 \x01(\x0b2\x1d.runtime.v1.Con'
-    b'tainerMetadata\x12)\n\x05state\x18\x03 \x01(\x0e2\x1a.runtime.'
-    b'v1.ContainerState\x12\x12\n\ncreated_at\x18\x04 \x01(\x03\x12\x12\n'
-    b'\nstarted_at\x18\x05 \x01(\x03\x12\x13\n\x0bfinished_at\x18\x06 \x01(\x03\x12\x11'
-    b'\n\texit_code\x18\x07 \x01(\x05\x12$\n\x05image\x18\x08 \x01(\x0b2\x15.runti'
-    b'me.v1.ImageSpec\x12\x11\n\timage_ref\x18\t \x01(\t\x12\x0e\n\x06re'
-    b'ason\x18\n \x01(\t\x12\x0f\n\x07message\x18\x0b \x01(\t\x127\n\x06labels\x18\x0c '
-    b"\x03(\x0b2'.runtime.v1.ContainerStatus.LabelsE"
-    b'ntry\x12A\n\x0bannotations\x18\r \x03(\x0b2,.runtime.v1.C'
-    b'ontainerStatus.AnnotationsEntry\x12!\n\x06mount'
-    b's\x18\x0e \x03(\x0b2\x11.runtime.v1.Mount\x12\x10\n\x08log_path\x18\x0f'
-    b' \x01(\t\x121\n\tresources\x18\x10 \x01(\x0b2\x1e.runtime.v1.Con'
-    b"tainerResources\x12\x10\n\x08image_id\x18\x11 \x01(\t\x12'\n\x04use"
-    b"r\x18\x12 \x01(\x0b2\x19.runtime.v1.ContainerUser\x12'\n\x0bst"
-    b'op_signal\x18\x13 \x01(\x0e2\x12.runtime.v1.Signal\x1a-\n\x0bL'
-    b'abelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02'
-    b'8\x01\x1a2\n\x10AnnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05v'
-    b'alue\x18\x02 \x01(\t:\x028\x01"\xb0\x01\n\x17ContainerStatusRespon'
-    b'se\x12+\n\x06status\x18\x01 \x01(\x0b2\x1b.runtime.v1.Containe'
-    b'rStatus\x12;\n\x04info\x18\x02 \x03(\x0b2-.runtime.v1.Conta'
-    b'inerStatusResponse.InfoEntry\x1a+\n\tInfoEntr'
-    b'y\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x028\x01"N\n\x12Con'
-    b'tainerResources\x122\n\x05linux\x18\x01 \x01(\x0b2#.runtime'
-    b'.v1.LinuxContainerResourcesJ\x04\x08\x02\x10\x03">\n\rCon'
-    b'tainerUser\x12-\n\x05linux\x18\x01 \x01(\x0b2\x1e.runtime.v1.L'
-    b'inuxContainerUser"\xf8\x01\n\x1fUpdateContainerRes'
-    b'ourcesRequest\x12\x14\n\x0ccontainer_id\x18\x01 \x01(\t\x122\n\x05l'
-    b'inux\x18\x02 \x01(\x0b2#.runtime.v1.LinuxContainerRe'
-    b'sources\x12Q\n\x0bannotations\x18\x04 \x03(\x0b2<.runtime.v'
-    b'1.UpdateContainerResourcesRequest.Annota'
-    b'tionsEntry\x1a2\n\x10AnnotationsEntry\x12\x0b\n\x03key\x18\x01 '
-    b'\x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x028\x01J\x04\x08\x03\x10\x04""\n UpdateCo'
-    b'ntainerResourcesResponse"E\n\x0fExecSyncRequ'
-    b'est\x12\x14\n\x0ccontainer_id\x18\x01 \x01(\t\x12\x0b\n\x03cmd\x18\x02 \x03(\t\x12\x0f'
-    b'\n\x07timeout\x18\x03 \x01(\x03"E\n\x10ExecSyncResponse\x12\x0e\n\x06s'
-    b'tdout\x18\x01 \x01(\x0c\x12\x0e\n\x06stderr\x18\x02 \x01(\x0c\x12\x11\n\texit_code'
-    b'\x18\x03 \x01(\x05"l\n\x0bExecRequest\x12\x14\n\x0ccontainer_id\x18\x01 '
-    b'\x01(\t\x12\x0b\n\x03cmd\x18\x02 \x03(\t\x12\x0b\n\x03tty\x18\x03 \x01(\x08\x12\r\n\x05stdin\x18\x04'
-    b' \x01(\x08\x12\x0e\n\x06stdout\x18\x05 \x01(\x08\x12\x0e\n\x06stderr\x18\x06 \x01(\x08"\x1b\n\x0c'
-    b'ExecResponse\x12\x0b\n\x03url\x18\x01 \x01(\t"a\n\rAttachReque'
-    b'st\x12\x14\n\x0ccontainer_id\x18\x01 \x01(\t\x12\r\n\x05stdin\x18\x02 \x01(\x08\x12'
-    b'\x0b\n\x03tty\x18\x03 \x01(\x08\x12\x0e\n\x06stdout\x18\x04 \x01(\x08\x12\x0e\n\x06stderr\x18\x05'
-    b' \x01(\x08"\x1d\n\x0eAttachResponse\x12\x0b\n\x03url\x18\x01 \x01(\t":\n\x12P'
-    b'ortForwardRequest\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01('
-    b'\t\x12\x0c\n\x04port\x18\x02 \x03(\x05""\n\x13PortForwardResponse\x12\x0b'
-    b'\n\x03url\x18\x01 \x01(\t"3\n\x0bImageFilter\x12$\n\x05image\x18\x01 \x01('
-    b'\x0b2\x15.runtime.v1.ImageSpec"<\n\x11ListImagesRe'
-    b"quest\x12'\n\x06filter\x18\x01 \x01(\x0b2\x17.runtime.v1.Image"
-    b'Filter"\xb6\x01\n\x05Image\x12\n\n\x02id\x18\x01 \x01(\t\x12\x11\n\trepo_tag'
-    b's\x18\x02 \x03(\t\x12\x14\n\x0crepo_digests\x18\x03 \x03(\t\x12\x0c\n\x04size\x18\x04 '
-    b'\x01(\x04\x12#\n\x03uid\x18\x05 \x01(\x0b2\x16.runtime.v1.Int64Value'
-    b'\x12\x10\n\x08username\x18\x06 \x01(\t\x12#\n\x04spec\x18\x07 \x01(\x0b2\x15.runti'
-    b'me.v1.ImageSpec\x12\x0e\n\x06pinned\x18\x08 \x01(\x08"7\n\x12ListI'
-    b'magesResponse\x12!\n\x06images\x18\x01 \x03(\x0b2\x11.runtime.'
-    b'v1.Image"K\n\x12ImageStatusRequest\x12$\n\x05image\x18'
-    b'\x01 \x01(\x0b2\x15.runtime.v1.ImageSpec\x12\x0f\n\x07verbose\x18'
-    b'\x02 \x01(\x08"\x9d\x01\n\x13ImageStatusResponse\x12 \n\x05image\x18\x01'
-    b' \x01(\x0b2\x11.runtime.v1.Image\x127\n\x04info\x18\x02 \x03(\x0b2).'
-    b'runtime.v1.ImageStatusResponse.InfoEntry'
-    b'\x1a+\n\tInfoEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01('
-    b'\t:\x028\x01"\x86\x01\n\nAuthConfig\x12\x10\n\x08username\x18\x01 \x01(\t\x12\x10'
-    b'\n\x08password\x18\x02 \x01(\t\x12\x0c\n\x04auth\x18\x03 \x01(\t\x12\x16\n\x0eserver'
-    b'_address\x18\x04 \x01(\t\x12\x16\n\x0eidentity_token\x18\x05 \x01(\t\x12\x16'
-    b'\n\x0eregistry_token\x18\x06 \x01(\t"\x94\x01\n\x10PullImageRequ'
-    b'est\x12$\n\x05image\x18\x01 \x01(\x0b2\x15.runtime.v1.ImageSpe'
-    b'c\x12$\n\x04auth\x18\x02 \x01(\x0b2\x16.runtime.v1.AuthConfig\x12'
-    b'4\n\x0esandbox_config\x18\x03 \x01(\x0b2\x1c.runtime.v1.Pod'
-    b'SandboxConfig"&\n\x11PullImageResponse\x12\x11\n\tim'
-    b'age_ref\x18\x01 \x01(\t":\n\x12RemoveImageRequest\x12$\n\x05i'
-    b'mage\x18\x01 \x01(\x0b2\x15.runtime.v1.ImageSpec"\x15\n\x13Rem'
-    b'oveImageResponse"Q\n\x10RuntimeCondition\x12\x0c\n\x04'
-    b'type\x18\x01 \x01(\t\x12\x0e\n\x06status\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01'
-    b'(\t\x12\x0f\n\x07message\x18\x04 \x01(\t"A\n\rRuntimeStatus\x120\n\n'
-    b'conditions\x18\x01 \x03(\x0b2\x1c.runtime.v1.RuntimeCon'
-    b'dition" \n\rStatusRequest\x12\x0f\n\x07verbose\x18\x01 \x01(\x08'
-    b'"U\n\x16RuntimeHandlerFeatures\x12"\n\x1arecursive_'
-    b'read_only_mounts\x18\x01 \x01(\x08\x12\x17\n\x0fuser_namespace'
-    b's\x18\x02 \x01(\x08"T\n\x0eRuntimeHandler\x12\x0c\n\x04name\x18\x01 \x01(\t\x12'
-    b'4\n\x08features\x18\x02 \x01(\x0b2".runtime.v1.RuntimeHa'
-    b'ndlerFeatures"r\n\x0fRuntimeFeatures\x12"\n\x1asupp'
-    b'lemental_groups_policy\x18\x01 \x01(\x08\x12$\n\x1cuser_nam'
-    b'espaces_host_network\x18\x02 \x01(\x08\x12\x15\n\rmount_opti'
-    b'ons\x18\x03 \x01(\x08"\x81\x02\n\x0eStatusResponse\x12)\n\x06status\x18\x01'
-    b' \x01(\x0b2\x19.runtime.v1.RuntimeStatus\x122\n\x04info\x18'
-    b'\x02 \x03(\x0b2$.runtime.v1.StatusResponse.InfoEn'
-    b'try\x124\n\x10runtime_handlers\x18\x03 \x03(\x0b2\x1a.runtime.'
-    b'v1.RuntimeHandler\x12-\n\x08features\x18\x04 \x01(\x0b2\x1b.ru'
-    b'ntime.v1.RuntimeFeatures\x1a+\n\tInfoEntry\x12\x0b\n'
-    b'\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x028\x01"\x1c\n\x0bUInt64V'
-    b'alue\x12\r\n\x05value\x18\x01 \x01(\x04"*\n\x14FilesystemIdentif'
-    b'ier\x12\x12\n\nmountpoint\x18\x01 \x01(\t"\xb0\x01\n\x0fFilesystemUs'
-    b'age\x12\x11\n\ttimestamp\x18\x01 \x01(\x03\x12/\n\x05fs_id\x18\x02 \x01(\x0b2 .'
-    b'runtime.v1.FilesystemIdentifier\x12+\n\nused_'
-    b'bytes\x18\x03 \x01(\x0b2\x17.runtime.v1.UInt64Value\x12,\n\x0b'
-    b'inodes_used\x18\x04 \x01(\x0b2\x17.runtime.v1.UInt64Val'
-    b'ue"-\n\x15ContainerStatsRequest\x12\x14\n\x0ccontainer'
-    b'_id\x18\x01 \x01(\t"C\n\x16ContainerStatsResponse\x12)\n\x05s'
-    b'tats\x18\x01 \x01(\x0b2\x1a.runtime.v1.ContainerStats"M'
-    b'\n\x19ListContainerStatsRequest\x120\n\x06filter\x18\x01 '
-    b'\x01(\x0b2 .runtime.v1.ContainerStatsFilter"\xbd\x01'
-    b'\n\x14ContainerStatsFilter\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0epo'
-    b'd_sandbox_id\x18\x02 \x01(\t\x12K\n\x0elabel_selector\x18\x03 \x03'
-    b'(\x0b23.runtime.v1.ContainerStatsFilter.Lab'
-    b'elSelectorEntry\x1a4\n\x12LabelSelectorEntry\x12\x0b\n'
-    b'\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x028\x01"G\n\x1aListCon'
-    b'tainerStatsResponse\x12)\n\x05stats\x18\x01 \x03(\x0b2\x1a.run'
-    b'time.v1.ContainerStats"\xb9\x02\n\x13ContainerAttr'
-    b'ibutes\x12\n\n\x02id\x18\x01 \x01(\t\x12/\n\x08metadata\x18\x02 \x01(\x0b2\x1d.r'
-    b'untime.v1.ContainerMetadata\x12;\n\x06labels\x18\x03 '
-    b'\x03(\x0b2+.runtime.v1.ContainerAttributes.Lab'
-    b'elsEntry\x12E\n\x0bannotations\x18\x04 \x03(\x0b20.runtime.'
-    b'v1.ContainerAttributes.AnnotationsEntry\x1a'
-    b'-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01'
-    b'(\t:\x028\x01\x1a2\n\x10AnnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12'
-    b'\r\n\x05value\x18\x02 \x01(\t:\x028\x01"\x8c\x02\n\x0eContainerStats\x123\n'
-    b'\nattributes\x18\x01 \x01(\x0b2\x1f.runtime.v1.Container'
-    b'Attributes\x12!\n\x03cpu\x18\x02 \x01(\x0b2\x14.runtime.v1.Cpu'
-    b"Usage\x12'\n\x06memory\x18\x03 \x01(\x0b2\x17.runtime.v1.Memor"
-    b'yUsage\x123\n\x0ewritable_layer\x18\x04 \x01(\x0b2\x1b.runtime'
-    b'.v1.FilesystemUsage\x12#\n\x04swap\x18\x05 \x01(\x0b2\x15.runt'
-    b'ime.v1.SwapUsage\x12\x1f\n\x02io\x18\x06 \x01(\x0b2\x13.runtime.v'
-    b'1.IoUsage"P\n\x08PsiStats\x12!\n\x04Full\x18\x01 \x01(\x0b2\x13.ru'
-    b'ntime.v1.PsiData\x12!\n\x04Some\x18\x02 \x01(\x0b2\x13.runtime'
-    b'.v1.PsiData"F\n\x07PsiData\x12\r\n\x05Total\x18\x01 \x01(\x04\x12\r\n'
-    b'\x05Avg10\x18\x02 \x01(\x01\x12\r\n\x05Avg60\x18\x03 \x01(\x01\x12\x0e\n\x06Avg300\x18\x04 '
-    b'\x01(\x01"\xad\x01\n\x08CpuUsage\x12\x11\n\ttimestamp\x18\x01 \x01(\x03\x128\n\x17u'
-    b'sage_core_nano_seconds\x18\x02 \x01(\x0b2\x17.runtime.v'
-    b'1.UInt64Value\x121\n\x10usage_nano_cores\x18\x03 \x01(\x0b2'
-    b'\x17.runtime.v1.UInt64Value\x12!\n\x03psi\x18\x04 \x01(\x0b2\x14.'
-    b'runtime.v1.PsiStats"\xe5\x02\n\x0bMemoryUsage\x12\x11\n\tt'
-    b'imestamp\x18\x01 \x01(\x03\x122\n\x11working_set_bytes\x18\x02 \x01('
-    b'\x0b2\x17.runtime.v1.UInt64Value\x120\n\x0favailable_'
-    b'bytes\x18\x03 \x01(\x0b2\x17.runtime.v1.UInt64Value\x12,\n\x0b'
-    b'usage_bytes\x18\x04 \x01(\x0b2\x17.runtime.v1.UInt64Val'
-    b'ue\x12*\n\trss_bytes\x18\x05 \x01(\x0b2\x17.runtime.v1.UInt6'
-    b'4Value\x12,\n\x0bpage_faults\x18\x06 \x01(\x0b2\x17.runtime.v1'
-    b'.UInt64Value\x122\n\x11major_page_faults\x18\x07 \x01(\x0b2'
-    b'\x17.runtime.v1.UInt64Value\x12!\n\x03psi\x18\x08 \x01(\x0b2\x14.'
-    b'runtime.v1.PsiStats"?\n\x07IoUsage\x12\x11\n\ttimest'
-    b'amp\x18\x01 \x01(\x03\x12!\n\x03psi\x18\x02 \x01(\x0b2\x14.runtime.v1.PsiS'
-    b'tats"\x88\x01\n\tSwapUsage\x12\x11\n\ttimestamp\x18\x01 \x01(\x03\x125\n'
-    b'\x14swap_available_bytes\x18\x02 \x01(\x0b2\x17.runtime.v1'
-    b'.UInt64Value\x121\n\x10swap_usage_bytes\x18\x03 \x01(\x0b2\x17'
-    b'.runtime.v1.UInt64Value"1\n\x19ReopenContain'
-    b'erLogRequest\x12\x14\n\x0ccontainer_id\x18\x01 \x01(\t"\x1c\n\x1aRe'
-    b'openContainerLogResponse"U\n\x1aCheckpointCo'
-    b'ntainerRequest\x12\x14\n\x0ccontainer_id\x18\x01 \x01(\t\x12\x10\n\x08'
-    b'location\x18\x02 \x01(\t\x12\x0f\n\x07timeout\x18\x03 \x01(\x03"\x1d\n\x1bCheck'
-    b'pointContainerResponse"\x12\n\x10GetEventsReque'
-    b'st"\xf4\x01\n\x16ContainerEventResponse\x12\x14\n\x0ccontain'
-    b'er_id\x18\x01 \x01(\t\x12<\n\x14container_event_type\x18\x02 \x01('
-    b'\x0e2\x1e.runtime.v1.ContainerEventType\x12\x12\n\ncre'
-    b'ated_at\x18\x03 \x01(\x03\x128\n\x12pod_sandbox_status\x18\x04 \x01('
-    b'\x0b2\x1c.runtime.v1.PodSandboxStatus\x128\n\x13conta'
-    b'iners_statuses\x18\x05 \x03(\x0b2\x1b.runtime.v1.Contai'
-    b'nerStatus"\x16\n\x14RuntimeConfigRequest"M\n\x15Run'
-    b'timeConfigResponse\x124\n\x05linux\x18\x01 \x01(\x0b2%.runt'
-    b'ime.v1.LinuxRuntimeConfiguration"L\n\x19Linu'
-    b'xRuntimeConfiguration\x12/\n\rcgroup_driver\x18\x01'
-    b' \x01(\x0e2\x18.runtime.v1.CgroupDriver"\xa9\x01\n Updat'
-    b'ePodSandboxResourcesRequest\x12\x16\n\x0epod_sandb'
-    b'ox_id\x18\x01 \x01(\t\x125\n\x08overhead\x18\x02 \x01(\x0b2#.runtime.'
-    b'v1.LinuxContainerResources\x126\n\tresources\x18'
-    b'\x03 \x01(\x0b2#.runtime.v1.LinuxContainerResourc'
-    b'es"#\n!UpdatePodSandboxResourcesResponse*'
-    b'&\n\x08Protocol\x12\x07\n\x03TCP\x10\x00\x12\x07\n\x03UDP\x10\x01\x12\x08\n\x04SCTP\x10\x02*'
-    b'm\n\x10MountPropagation\x12\x17\n\x13PROPAGATION_PRIVA'
-    b'TE\x10\x00\x12!\n\x1dPROPAGATION_HOST_TO_CONTAINER\x10\x01\x12'
-    b'\x1d\n\x19PROPAGATION_BIDIRECTIONAL\x10\x02*=\n\rNamesp'
-    b'aceMode\x12\x07\n\x03POD\x10\x00\x12\r\n\tCONTAINER\x10\x01\x12\x08\n\x04NODE\x10'
-    b'\x02\x12\n\n\x06TARGET\x10\x03*1\n\x18SupplementalGroupsPolic'
-    b'y\x12\t\n\x05Merge\x10\x00\x12\n\n\x06Strict\x10\x01*:\n\x0fPodSandboxSt'
-    b'ate\x12\x11\n\rSANDBOX_READY\x10\x00\x12\x14\n\x10SANDBOX_NOTREA'
-    b'DY\x10\x01*\xfa\x0b\n\x06Signal\x12\x1a\n\x16SIGNAL_RUNTIME_DEFAUL'
-    b'T\x10\x00\x12\x12\n\x0eSIGNAL_SIGABRT\x10\x01\x12\x12\n\x0eSIGNAL_SIGALR'
-    b'M\x10\x02\x12\x11\n\rSIGNAL_SIGBUS\x10\x03\x12\x12\n\x0eSIGNAL_SIGCHLD'
-    b'\x10\x04\x12\x11\n\rSIGNAL_SIGCLD\x10\x05\x12\x12\n\x0eSIGNAL_SIGCONT\x10'
-    b'\x06\x12\x11\n\rSIGNAL_SIGFPE\x10\x07\x12\x11\n\rSIGNAL_SIGHUP\x10\x08\x12'
-    b'\x11\n\rSIGNAL_SIGILL\x10\t\x12\x11\n\rSIGNAL_SIGINT\x10\n\x12\x10\n'
-    b'\x0cSIGNAL_SIGIO\x10\x0b\x12\x11\n\rSIGNAL_SIGIOT\x10\x0c\x12\x12\n\x0eSI'
-    b'GNAL_SIGKILL\x10\r\x12\x12\n\x0eSIGNAL_SIGPIPE\x10\x0e\x12\x12\n\x0eSI'
-    b'GNAL_SIGPOLL\x10\x0f\x12\x12\n\x0eSIGNAL_SIGPROF\x10\x10\x12\x11\n\rSI'
-    b'GNAL_SIGPWR\x10\x11\x12\x12\n\x0eSIGNAL_SIGQUIT\x10\x12\x12\x12\n\x0eSIG'
-    b'NAL_SIGSEGV\x10\x13\x12\x14\n\x10SIGNAL_SIGSTKFLT\x10\x14\x12\x12\n\x0eS'
-    b'IGNAL_SIGSTOP\x10\x15\x12\x11\n\rSIGNAL_SIGSYS\x10\x16\x12\x12\n\x0eSI'
-    b'GNAL_SIGTERM\x10\x17\x12\x12\n\x0eSIGNAL_SIGTRAP\x10\x18\x12\x12\n\x0eSI'
-    b'GNAL_SIGTSTP\x10\x19\x12\x12\n\x0eSIGNAL_SIGTTIN\x10\x1a\x12\x12\n\x0eSI'
-    b'GNAL_SIGTTOU\x10\x1b\x12\x11\n\rSIGNAL_SIGURG\x10\x1c\x12\x12\n\x0eSIG'
-    b'NAL_SIGUSR1\x10\x1d\x12\x12\n\x0eSIGNAL_SIGUSR2\x10\x1e\x12\x14\n\x10SIG'
-    b'NAL_SIGVTALRM\x10\x1f\x12\x13\n\x0fSIGNAL_SIGWINCH\x10 \x12\x12\n\x0e'
-    b'SIGNAL_SIGXCPU\x10!\x12\x12\n\x0eSIGNAL_SIGXFSZ\x10"\x12\x13\n\x0f'
-    b'SIGNAL_SIGRTMIN\x10#\x12\x18\n\x14SIGNAL_SIGRTMINPLUS'
-    b'1\x10$\x12\x18\n\x14SIGNAL_SIGRTMINPLUS2\x10%\x12\x18\n\x14SIGNAL_'
-    b'SIGRTMINPLUS3\x10&\x12\x18\n\x14SIGNAL_SIGRTMINPLUS4\x10'
-    b"'\x12\x18\n\x14SIGNAL_SIGRTMINPLUS5\x10(\x12\x18\n\x14SIGNAL_SI"
-    b'GRTMINPLUS6\x10)\x12\x18\n\x14SIGNAL_SIGRTMINPLUS7\x10*\x12'
-    b'\x18\n\x14SIGNAL_SIGRTMINPLUS8\x10+\x12\x18\n\x14SIGNAL_SIGR'
-    b'TMINPLUS9\x10,\x12\x19\n\x15SIGNAL_SIGRTMINPLUS10\x10-\x12\x19'
-    b'\n\x15SIGNAL_SIGRTMINPLUS11\x10.\x12\x19\n\x15SIGNAL_SIGR'
-    b'TMINPLUS12\x10/\x12\x19\n\x15SIGNAL_SIGRTMINPLUS13\x100\x12'
-    b'\x19\n\x15SIGNAL_SIGRTMINPLUS14\x101\x12\x19\n\x15SIGNAL_SIG'
-    b'RTMINPLUS15\x102\x12\x1a\n\x16SIGNAL_SIGRTMAXMINUS14\x10'
-    b'3\x12\x1a\n\x16SIGNAL_SIGRTMAXMINUS13\x104\x12\x1a\n\x16SIGNAL_'
-    b'SIGRTMAXMINUS12\x105\x12\x1a\n\x16SIGNAL_SIGRTMAXMINU'
-    b'S11\x106\x12\x1a\n\x16SIGNAL_SIGRTMAXMINUS10\x107\x12\x19\n\x15SIG'
-    b'NAL_SIGRTMAXMINUS9\x108\x12\x19\n\x15SIGNAL_SIGRTMAXM'
-    b'INUS8\x109\x12\x19\n\x15SIGNAL_SIGRTMAXMINUS7\x10:\x12\x19\n\x15SI'
-    b'GNAL_SIGRTMAXMINUS6\x10;\x12\x19\n\x15SIGNAL_SIGRTMAX'
-    b'MINUS5\x10<\x12\x19\n\x15SIGNAL_SIGRTMAXMINUS4\x10=\x12\x19\n\x15S'
-    b'IGNAL_SIGRTMAXMINUS3\x10>\x12\x19\n\x15SIGNAL_SIGRTMA'
-    b'XMINUS2\x10?\x12\x19\n\x15SIGNAL_SIGRTMAXMINUS1\x10@\x12\x13\n\x0f'
-    b'SIGNAL_SIGRTMAX\x10A*k\n\x0eContainerState\x12\x15\n\x11C'
-    b'ONTAINER_CREATED\x10\x00\x12\x15\n\x11CONTAINER_RUNNING\x10'
-    b'\x01\x12\x14\n\x10CONTAINER_EXITED\x10\x02\x12\x15\n\x11CONTAINER_UNK'
-    b'NOWN\x10\x03*\x88\x01\n\x12ContainerEventType\x12\x1b\n\x17CONTAIN'
-    b'ER_CREATED_EVENT\x10\x00\x12\x1b\n\x17CONTAINER_STARTED_'
-    b'EVENT\x10\x01\x12\x1b\n\x17CONTAINER_STOPPED_EVENT\x10\x02\x12\x1b\n\x17'
-    b'CONTAINER_DELETED_EVENT\x10\x03*)\n\x0cCgroupDrive'
-    b'r\x12\x0b\n\x07SYSTEMD\x10\x00\x12\x0c\n\x08CGROUPFS\x10\x012\xfa\x12\n\x0eRuntime'
-    b'Service\x12B\n\x07Version\x12\x1a.runtime.v1.VersionR'
-    b'equest\x1a\x1b.runtime.v1.VersionResponse\x12T\n\rR'
-    b'unPodSandbox\x12 .runtime.v1.RunPodSandboxR'
-    b'equest\x1a!.runtime.v1.RunPodSandboxRespons'
-    b'e\x12W\n\x0eStopPodSandbox\x12!.runtime.v1.StopPod'
-    b'SandboxRequest\x1a".runtime.v1.StopPodSandb'
-    b'oxResponse\x12]\n\x10RemovePodSandbox\x12#.runtime'
-    b'.v1.RemovePodSandboxRequest\x1a$.runtime.v1'
-    b'.RemovePodSandboxResponse\x12]\n\x10PodSandboxS'
-    b'tatus\x12#.runtime.v1.PodSandboxStatusReque'
-    b'st\x1a$.runtime.v1.PodSandboxStatusResponse'
-    b'\x12W\n\x0eListPodSandbox\x12!.runtime.v1.ListPodS'
-    b'andboxRequest\x1a".runtime.v1.ListPodSandbo'
-    b'xResponse\x12Z\n\x0fCreateContainer\x12".runtime.v'
-    b'1.CreateContainerRequest\x1a#.runtime.v1.Cr'
-    b'eateContainerResponse\x12W\n\x0eStartContainer\x12'
-    b'!.runtime.v1.StartContainerRequest\x1a".run'
-    b'time.v1.StartContainerResponse\x12T\n\rStopCo'
-    b'ntainer\x12 .runtime.v1.StopContainerReques'
-    b't\x1a!.runtime.v1.StopContainerResponse\x12Z\n\x0f'
-    b'RemoveContainer\x12".runtime.v1.RemoveConta'
-    b'inerRequest\x1a#.runtime.v1.RemoveContainer'
-    b'Response\x12W\n\x0eListContainers\x12!.runtime.v1.'
-    b'ListContainersRequest\x1a".runtime.v1.ListC'
-    b'ontainersResponse\x12Z\n\x0fContainerStatus\x12".r'
-    b'untime.v1.ContainerStatusRequest\x1a#.runti'
-    b'me.v1.ContainerStatusResponse\x12u\n\x18UpdateC'
-    b'ontainerResources\x12+.runtime.v1.UpdateCon'
-    b'tainerResourcesRequest\x1a,.runtime.v1.Upda'
-    b'teContainerResourcesResponse\x12c\n\x12ReopenCo'
-    b'ntainerLog\x12%.runtime.v1.ReopenContainerL'
-    b'ogRequest\x1a&.runtime.v1.ReopenContainerLo'
-    b'gResponse\x12E\n\x08ExecSync\x12\x1b.runtime.v1.ExecS'
-    b'yncRequest\x1a\x1c.runtime.v1.ExecSyncResponse'
-    b'\x129\n\x04Exec\x12\x17.runtime.v1.ExecRequest\x1a\x18.runt'
-    b'ime.v1.ExecResponse\x12?\n\x06Attach\x12\x19.runtime.'
-    b'v1.AttachRequest\x1a\x1a.runtime.v1.AttachResp'
-    b'onse\x12N\n\x0bPortForward\x12\x1e.runtime.v1.PortFor'
-    b'wardRequest\x1a\x1f.runtime.v1.PortForwardResp'
-    b'onse\x12W\n\x0eContainerStats\x12!.runtime.v1.Cont'
-    b'ainerStatsRequest\x1a".runtime.v1.Container'
-    b'StatsResponse\x12c\n\x12ListContainerStats\x12%.ru'
-    b'ntime.v1.ListContainerStatsRequest\x1a&.run'
-    b'time.v1.ListContainerStatsResponse\x12Z\n\x0fPo'
-    b'dSandboxStats\x12".runtime.v1.PodSandboxSta'
-    b'tsRequest\x1a#.runtime.v1.PodSandboxStatsRe'
-    b'sponse\x12f\n\x13ListPodSandboxStats\x12&.runtime.'
-    b"v1.ListPodSandboxStatsRequest\x1a'.runtime."
-    b'v1.ListPodSandboxStatsResponse\x12?\n\x06Status'
-    b'\x12\x19.runtime.v1.StatusRequest\x1a\x1a.runtime.v1'
-    b'.StatusResponse\x12f\n\x13CheckpointContainer\x12&'
-    b".runtime.v1.CheckpointContainerRequest\x1a'"
-    b'.runtime.v1.CheckpointContainerResponse\x12'
-    b'X\n\x12GetContainerEvents\x12\x1c.runtime.v1.GetEv'
-    b'entsRequest\x1a".runtime.v1.ContainerEventR'
-    b'esponse0\x01\x12T\n\rRuntimeConfig\x12 .runtime.v1.'
-    b'RuntimeConfigRequest\x1a!.runtime.v1.Runtim'
-    b'eConfigResponse\x12x\n\x19UpdatePodSandboxResou'
-    b'rces\x12,.runtime.v1.UpdatePodSandboxResour'
-    b'cesRequest\x1a-.runtime.v1.UpdatePodSandbox'
-    b'ResourcesResponse2\xc5\x02\n\x0cImageService\x12K\n\nLi'
-    b'stImages\x12\x1d.runtime.v1.ListImagesRequest\x1a'
-    b'\x1e.runtime.v1.ListImagesResponse\x12N\n\x0bImage'
-    b'Status\x12\x1e.runtime.v1.ImageStatusRequest\x1a\x1f'
-    b'.runtime.v1.ImageStatusResponse\x12H\n\tPullI'
-    b'mage\x12\x1c.runtime.v1.PullImageRequest\x1a\x1d.run'
-    b'time.v1.PullImageResponse\x12N\n\x0bRemoveImage'
-    b'\x12\x1e.runtime.v1.RemoveImageRequest\x1a\x1f.runti'
-    b'me.v1.RemoveImageResponseb\x06proto3',
-    (),
+# -*- coding: utf-8 -*-
+# Generated by the protocol buffer compiler.  DO NOT EDIT!
+# NO CHECKED-IN PROTOBUF GENCODE
+# source: api/proto/cri.proto
+# Protobuf Python Version: 7.35.1
+"""Generated protocol buffer code."""
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import descriptor_pool as _descriptor_pool
+from google.protobuf import runtime_version as _runtime_version
+from google.protobuf import symbol_database as _symbol_database
+from google.protobuf.internal import builder as _builder
+_runtime_version.ValidateProtobufRuntimeVersion(
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'api/proto/cri.proto'
 )
+# @@protoc_insertion_point(imports)
+
+_sym_db = _symbol_database.Default()
+
+
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x61pi/proto/cri.proto\x12\nruntime.v1\"!\n\x0eVersionRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\"n\n\x0fVersionResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x14\n\x0cruntime_name\x18\x02 \x01(\t\x12\x17\n\x0fruntime_version\x18\x03 \x01(\t\x12\x1b\n\x13runtime_api_version\x18\x04 \x01(\t\"?\n\tDNSConfig\x12\x0f\n\x07servers\x18\x01 \x03(\t\x12\x10\n\x08searches\x18\x02 \x03(\t\x12\x0f\n\x07options\x18\x03 \x03(\t\"q\n\x0bPortMapping\x12&\n\x08protocol\x18\x01 \x01(\x0e\x32\x14.runtime.v1.Protocol\x12\x16\n\x0e\x63ontainer_port\x18\x02 \x01(\x05\x12\x11\n\thost_port\x18\x03 \x01(\x05\x12\x0f\n\x07host_ip\x18\x04 \x01(\t\"\xda\x02\n\x05Mount\x12\x16\n\x0e\x63ontainer_path\x18\x01 \x01(\t\x12\x11\n\thost_path\x18\x02 \x01(\t\x12\x10\n\x08readonly\x18\x03 \x01(\x08\x12\x17\n\x0fselinux_relabel\x18\x04 \x01(\x08\x12\x31\n\x0bpropagation\x18\x05 \x01(\x0e\x32\x1c.runtime.v1.MountPropagation\x12*\n\x0buidMappings\x18\x06 \x03(\x0b\x32\x15.runtime.v1.IDMapping\x12*\n\x0bgidMappings\x18\x07 \x03(\x0b\x32\x15.runtime.v1.IDMapping\x12\x1b\n\x13recursive_read_only\x18\x08 \x01(\x08\x12$\n\x05image\x18\t \x01(\x0b\x32\x15.runtime.v1.ImageSpec\x12\x16\n\x0eimage_sub_path\x18\n \x01(\t\x12\x15\n\rmount_options\x18\x0b \x03(\t\"B\n\tIDMapping\x12\x0f\n\x07host_id\x18\x01 \x01(\r\x12\x14\n\x0c\x63ontainer_id\x18\x02 \x01(\r\x12\x0e\n\x06length\x18\x03 \x01(\r\"\x82\x01\n\rUserNamespace\x12\'\n\x04mode\x18\x01 \x01(\x0e\x32\x19.runtime.v1.NamespaceMode\x12#\n\x04uids\x18\x02 \x03(\x0b\x32\x15.runtime.v1.IDMapping\x12#\n\x04gids\x18\x03 \x03(\x0b\x32\x15.runtime.v1.IDMapping\"\xd3\x01\n\x0fNamespaceOption\x12*\n\x07network\x18\x01 \x01(\x0e\x32\x19.runtime.v1.NamespaceMode\x12&\n\x03pid\x18\x02 \x01(\x0e\x32\x19.runtime.v1.NamespaceMode\x12&\n\x03ipc\x18\x03 \x01(\x0e\x32\x19.runtime.v1.NamespaceMode\x12\x11\n\ttarget_id\x18\x04 \x01(\t\x12\x31\n\x0euserns_options\x18\x05 \x01(\x0b\x32\x19.runtime.v1.UserNamespace\"\x1b\n\nInt64Value\x12\r\n\x05value\x18\x01 \x01(\x03\"\xf3\x03\n\x1bLinuxSandboxSecurityContext\x12\x36\n\x11namespace_options\x18\x01 \x01(\x0b\x32\x1b.runtime.v1.NamespaceOption\x12\x32\n\x0fselinux_options\x18\x02 \x01(\x0b\x32\x19.runtime.v1.SELinuxOption\x12+\n\x0brun_as_user\x18\x03 \x01(\x0b\x32\x16.runtime.v1.Int64Value\x12,\n\x0crun_as_group\x18\x08 \x01(\x0b\x32\x16.runtime.v1.Int64Value\x12\x17\n\x0freadonly_rootfs\x18\x04 \x01(\x08\x12\x1b\n\x13supplemental_groups\x18\x05 \x03(\x03\x12H\n\x1asupplemental_groups_policy\x18\x0b \x01(\x0e\x32$.runtime.v1.SupplementalGroupsPolicy\x12\x12\n\nprivileged\x18\x06 \x01(\x08\x12,\n\x07seccomp\x18\t \x01(\x0b\x32\x1b.runtime.v1.SecurityProfile\x12-\n\x08\x61pparmor\x18\n \x01(\x0b\x32\x1b.runtime.v1.SecurityProfile\x12\x1c\n\x14seccomp_profile_path\x18\x07 \x01(\t\"\xa9\x01\n\x0fSecurityProfile\x12=\n\x0cprofile_type\x18\x01 \x01(\x0e\x32\'.runtime.v1.SecurityProfile.ProfileType\x12\x15\n\rlocalhost_ref\x18\x02 \x01(\t\"@\n\x0bProfileType\x12\x12\n\x0eRuntimeDefault\x10\x00\x12\x0e\n\nUnconfined\x10\x01\x12\r\n\tLocalhost\x10\x02\"\xd1\x02\n\x15LinuxPodSandboxConfig\x12\x15\n\rcgroup_parent\x18\x01 \x01(\t\x12\x41\n\x10security_context\x18\x02 \x01(\x0b\x32\'.runtime.v1.LinuxSandboxSecurityContext\x12?\n\x07sysctls\x18\x03 \x03(\x0b\x32..runtime.v1.LinuxPodSandboxConfig.SysctlsEntry\x12\x35\n\x08overhead\x18\x04 \x01(\x0b\x32#.runtime.v1.LinuxContainerResources\x12\x36\n\tresources\x18\x05 \x01(\x0b\x32#.runtime.v1.LinuxContainerResources\x1a.\n\x0cSysctlsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"S\n\x12PodSandboxMetadata\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\"\xe1\x03\n\x10PodSandboxConfig\x12\x30\n\x08metadata\x18\x01 \x01(\x0b\x32\x1e.runtime.v1.PodSandboxMetadata\x12\x10\n\x08hostname\x18\x02 \x01(\t\x12\x15\n\rlog_directory\x18\x03 \x01(\t\x12)\n\ndns_config\x18\x04 \x01(\x0b\x32\x15.runtime.v1.DNSConfig\x12.\n\rport_mappings\x18\x05 \x03(\x0b\x32\x17.runtime.v1.PortMapping\x12\x38\n\x06labels\x18\x06 \x03(\x0b\x32(.runtime.v1.PodSandboxConfig.LabelsEntry\x12\x42\n\x0b\x61nnotations\x18\x07 \x03(\x0b\x32-.runtime.v1.PodSandboxConfig.AnnotationsEntry\x12\x30\n\x05linux\x18\x08 \x01(\x0b\x32!.runtime.v1.LinuxPodSandboxConfig\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01J\x04\x08\t\x10\n\"]\n\x14RunPodSandboxRequest\x12,\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x1c.runtime.v1.PodSandboxConfig\x12\x17\n\x0fruntime_handler\x18\x02 \x01(\t\"/\n\x15RunPodSandboxResponse\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\t\"/\n\x15StopPodSandboxRequest\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\t\"\x18\n\x16StopPodSandboxResponse\"1\n\x17RemovePodSandboxRequest\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\t\"\x1a\n\x18RemovePodSandboxResponse\"B\n\x17PodSandboxStatusRequest\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\t\x12\x0f\n\x07verbose\x18\x02 \x01(\x08\"\x13\n\x05PodIP\x12\n\n\x02ip\x18\x01 \x01(\t\"P\n\x17PodSandboxNetworkStatus\x12\n\n\x02ip\x18\x01 \x01(\t\x12)\n\x0e\x61\x64\x64itional_ips\x18\x02 \x03(\x0b\x32\x11.runtime.v1.PodIP\"9\n\tNamespace\x12,\n\x07options\x18\x02 \x01(\x0b\x32\x1b.runtime.v1.NamespaceOption\"B\n\x15LinuxPodSandboxStatus\x12)\n\nnamespaces\x18\x01 \x01(\x0b\x32\x15.runtime.v1.Namespace\"\xf2\x03\n\x10PodSandboxStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12\x30\n\x08metadata\x18\x02 \x01(\x0b\x32\x1e.runtime.v1.PodSandboxMetadata\x12*\n\x05state\x18\x03 \x01(\x0e\x32\x1b.runtime.v1.PodSandboxState\x12\x12\n\ncreated_at\x18\x04 \x01(\x03\x12\x34\n\x07network\x18\x05 \x01(\x0b\x32#.runtime.v1.PodSandboxNetworkStatus\x12\x30\n\x05linux\x18\x06 \x01(\x0b\x32!.runtime.v1.LinuxPodSandboxStatus\x12\x38\n\x06labels\x18\x07 \x03(\x0b\x32(.runtime.v1.PodSandboxStatus.LabelsEntry\x12\x42\n\x0b\x61nnotations\x18\x08 \x03(\x0b\x32-.runtime.v1.PodSandboxStatus.AnnotationsEntry\x12\x17\n\x0fruntime_handler\x18\t \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x80\x02\n\x18PodSandboxStatusResponse\x12,\n\x06status\x18\x01 \x01(\x0b\x32\x1c.runtime.v1.PodSandboxStatus\x12<\n\x04info\x18\x02 \x03(\x0b\x32..runtime.v1.PodSandboxStatusResponse.InfoEntry\x12\x38\n\x13\x63ontainers_statuses\x18\x03 \x03(\x0b\x32\x1b.runtime.v1.ContainerStatus\x12\x11\n\ttimestamp\x18\x04 \x01(\x03\x1a+\n\tInfoEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"B\n\x14PodSandboxStateValue\x12*\n\x05state\x18\x01 \x01(\x0e\x32\x1b.runtime.v1.PodSandboxState\"\xce\x01\n\x10PodSandboxFilter\x12\n\n\x02id\x18\x01 \x01(\t\x12/\n\x05state\x18\x02 \x01(\x0b\x32 .runtime.v1.PodSandboxStateValue\x12G\n\x0elabel_selector\x18\x03 \x03(\x0b\x32/.runtime.v1.PodSandboxFilter.LabelSelectorEntry\x1a\x34\n\x12LabelSelectorEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"E\n\x15ListPodSandboxRequest\x12,\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1c.runtime.v1.PodSandboxFilter\"\xf8\x02\n\nPodSandbox\x12\n\n\x02id\x18\x01 \x01(\t\x12\x30\n\x08metadata\x18\x02 \x01(\x0b\x32\x1e.runtime.v1.PodSandboxMetadata\x12*\n\x05state\x18\x03 \x01(\x0e\x32\x1b.runtime.v1.PodSandboxState\x12\x12\n\ncreated_at\x18\x04 \x01(\x03\x12\x32\n\x06labels\x18\x05 \x03(\x0b\x32\".runtime.v1.PodSandbox.LabelsEntry\x12<\n\x0b\x61nnotations\x18\x06 \x03(\x0b\x32\'.runtime.v1.PodSandbox.AnnotationsEntry\x12\x17\n\x0fruntime_handler\x18\x07 \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"?\n\x16ListPodSandboxResponse\x12%\n\x05items\x18\x01 \x03(\x0b\x32\x16.runtime.v1.PodSandbox\"0\n\x16PodSandboxStatsRequest\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\t\"E\n\x17PodSandboxStatsResponse\x12*\n\x05stats\x18\x01 \x01(\x0b\x32\x1b.runtime.v1.PodSandboxStats\"\xa7\x01\n\x15PodSandboxStatsFilter\x12\n\n\x02id\x18\x01 \x01(\t\x12L\n\x0elabel_selector\x18\x02 \x03(\x0b\x32\x34.runtime.v1.PodSandboxStatsFilter.LabelSelectorEntry\x1a\x34\n\x12LabelSelectorEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"O\n\x1aListPodSandboxStatsRequest\x12\x31\n\x06\x66ilter\x18\x01 \x01(\x0b\x32!.runtime.v1.PodSandboxStatsFilter\"I\n\x1bListPodSandboxStatsResponse\x12*\n\x05stats\x18\x01 \x03(\x0b\x32\x1b.runtime.v1.PodSandboxStats\"\xbd\x02\n\x14PodSandboxAttributes\x12\n\n\x02id\x18\x01 \x01(\t\x12\x30\n\x08metadata\x18\x02 \x01(\x0b\x32\x1e.runtime.v1.PodSandboxMetadata\x12<\n\x06labels\x18\x03 \x03(\x0b\x32,.runtime.v1.PodSandboxAttributes.LabelsEntry\x12\x46\n\x0b\x61nnotations\x18\x04 \x03(\x0b\x32\x31.runtime.v1.PodSandboxAttributes.AnnotationsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"~\n\x0fPodSandboxStats\x12\x34\n\nattributes\x18\x01 \x01(\x0b\x32 .runtime.v1.PodSandboxAttributes\x12/\n\x05linux\x18\x02 \x01(\x0b\x32 .runtime.v1.LinuxPodSandboxStatsJ\x04\x08\x03\x10\x04\"\x89\x02\n\x14LinuxPodSandboxStats\x12!\n\x03\x63pu\x18\x01 \x01(\x0b\x32\x14.runtime.v1.CpuUsage\x12\'\n\x06memory\x18\x02 \x01(\x0b\x32\x17.runtime.v1.MemoryUsage\x12)\n\x07network\x18\x03 \x01(\x0b\x32\x18.runtime.v1.NetworkUsage\x12)\n\x07process\x18\x04 \x01(\x0b\x32\x18.runtime.v1.ProcessUsage\x12.\n\ncontainers\x18\x05 \x03(\x0b\x32\x1a.runtime.v1.ContainerStats\x12\x1f\n\x02io\x18\x06 \x01(\x0b\x32\x13.runtime.v1.IoUsage\"\x96\x01\n\x0cNetworkUsage\x12\x11\n\ttimestamp\x18\x01 \x01(\x03\x12<\n\x11\x64\x65\x66\x61ult_interface\x18\x02 \x01(\x0b\x32!.runtime.v1.NetworkInterfaceUsage\x12\x35\n\ninterfaces\x18\x03 \x03(\x0b\x32!.runtime.v1.NetworkInterfaceUsage\"\xd3\x01\n\x15NetworkInterfaceUsage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x08rx_bytes\x18\x02 \x01(\x0b\x32\x17.runtime.v1.UInt64Value\x12*\n\trx_errors\x18\x03 \x01(\x0b\x32\x17.runtime.v1.UInt64Value\x12)\n\x08tx_bytes\x18\x04 \x01(\x0b\x32\x17.runtime.v1.UInt64Value\x12*\n\ttx_errors\x18\x05 \x01(\x0b\x32\x17.runtime.v1.UInt64Value\"Q\n\x0cProcessUsage\x12\x11\n\ttimestamp\x18\x01 \x01(\x03\x12.\n\rprocess_count\x18\x02 \x01(\x0b\x32\x17.runtime.v1.UInt64Value\"\xd5\x01\n\tImageSpec\x12\r\n\x05image\x18\x01 \x01(\t\x12;\n\x0b\x61nnotations\x18\x02 \x03(\x0b\x32&.runtime.v1.ImageSpec.AnnotationsEntry\x12\x1c\n\x14user_specified_image\x18\x12 \x01(\t\x12\x17\n\x0fruntime_handler\x18\x13 \x01(\t\x12\x11\n\timage_ref\x18\x14 \x01(\t\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"&\n\x08KeyValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\"\xff\x02\n\x17LinuxContainerResources\x12\x12\n\ncpu_period\x18\x01 \x01(\x03\x12\x11\n\tcpu_quota\x18\x02 \x01(\x03\x12\x12\n\ncpu_shares\x18\x03 \x01(\x03\x12\x1d\n\x15memory_limit_in_bytes\x18\x04 \x01(\x03\x12\x15\n\room_score_adj\x18\x05 \x01(\x03\x12\x13\n\x0b\x63puset_cpus\x18\x06 \x01(\t\x12\x13\n\x0b\x63puset_mems\x18\x07 \x01(\t\x12\x32\n\x0fhugepage_limits\x18\x08 \x03(\x0b\x32\x19.runtime.v1.HugepageLimit\x12\x41\n\x07unified\x18\t \x03(\x0b\x32\x30.runtime.v1.LinuxContainerResources.UnifiedEntry\x12\"\n\x1amemory_swap_limit_in_bytes\x18\n \x01(\x03\x1a.\n\x0cUnifiedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"1\n\rHugepageLimit\x12\x11\n\tpage_size\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\x04\"H\n\rSELinuxOption\x12\x0c\n\x04user\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0c\n\x04type\x18\x03 \x01(\t\x12\r\n\x05level\x18\x04 \x01(\t\"c\n\nCapability\x12\x18\n\x10\x61\x64\x64_capabilities\x18\x01 \x03(\t\x12\x19\n\x11\x64rop_capabilities\x18\x02 \x03(\t\x12 \n\x18\x61\x64\x64_ambient_capabilities\x18\x03 \x03(\t\"\x9a\x05\n\x1dLinuxContainerSecurityContext\x12,\n\x0c\x63\x61pabilities\x18\x01 \x01(\x0b\x32\x16.runtime.v1.Capability\x12\x12\n\nprivileged\x18\x02 \x01(\x08\x12\x36\n\x11namespace_options\x18\x03 \x01(\x0b\x32\x1b.runtime.v1.NamespaceOption\x12\x32\n\x0fselinux_options\x18\x04 \x01(\x0b\x32\x19.runtime.v1.SELinuxOption\x12+\n\x0brun_as_user\x18\x05 \x01(\x0b\x32\x16.runtime.v1.Int64Value\x12,\n\x0crun_as_group\x18\x0c \x01(\x0b\x32\x16.runtime.v1.Int64Value\x12\x17\n\x0frun_as_username\x18\x06 \x01(\t\x12\x17\n\x0freadonly_rootfs\x18\x07 \x01(\x08\x12\x1b\n\x13supplemental_groups\x18\x08 \x03(\x03\x12H\n\x1asupplemental_groups_policy\x18\x11 \x01(\x0e\x32$.runtime.v1.SupplementalGroupsPolicy\x12\x14\n\x0cno_new_privs\x18\x0b \x01(\x08\x12\x14\n\x0cmasked_paths\x18\r \x03(\t\x12\x16\n\x0ereadonly_paths\x18\x0e \x03(\t\x12,\n\x07seccomp\x18\x0f \x01(\x0b\x32\x1b.runtime.v1.SecurityProfile\x12-\n\x08\x61pparmor\x18\x10 \x01(\x0b\x32\x1b.runtime.v1.SecurityProfile\x12\x18\n\x10\x61pparmor_profile\x18\t \x01(\t\x12\x1c\n\x14seccomp_profile_path\x18\n \x01(\t\"\x93\x01\n\x14LinuxContainerConfig\x12\x36\n\tresources\x18\x01 \x01(\x0b\x32#.runtime.v1.LinuxContainerResources\x12\x43\n\x10security_context\x18\x02 \x01(\x0b\x32).runtime.v1.LinuxContainerSecurityContext\"K\n\x12LinuxContainerUser\x12\x0b\n\x03uid\x18\x01 \x01(\x03\x12\x0b\n\x03gid\x18\x02 \x01(\x03\x12\x1b\n\x13supplemental_groups\x18\x03 \x03(\x03\"2\n\x11\x43ontainerMetadata\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"H\n\x06\x44\x65vice\x12\x16\n\x0e\x63ontainer_path\x18\x01 \x01(\t\x12\x11\n\thost_path\x18\x02 \x01(\t\x12\x13\n\x0bpermissions\x18\x03 \x01(\t\"\x19\n\tCDIDevice\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xb5\x05\n\x0f\x43ontainerConfig\x12/\n\x08metadata\x18\x01 \x01(\x0b\x32\x1d.runtime.v1.ContainerMetadata\x12$\n\x05image\x18\x02 \x01(\x0b\x32\x15.runtime.v1.ImageSpec\x12\x0f\n\x07\x63ommand\x18\x03 \x03(\t\x12\x0c\n\x04\x61rgs\x18\x04 \x03(\t\x12\x13\n\x0bworking_dir\x18\x05 \x01(\t\x12\"\n\x04\x65nvs\x18\x06 \x03(\x0b\x32\x14.runtime.v1.KeyValue\x12!\n\x06mounts\x18\x07 \x03(\x0b\x32\x11.runtime.v1.Mount\x12#\n\x07\x64\x65vices\x18\x08 \x03(\x0b\x32\x12.runtime.v1.Device\x12\x37\n\x06labels\x18\t \x03(\x0b\x32\'.runtime.v1.ContainerConfig.LabelsEntry\x12\x41\n\x0b\x61nnotations\x18\n \x03(\x0b\x32,.runtime.v1.ContainerConfig.AnnotationsEntry\x12\x10\n\x08log_path\x18\x0b \x01(\t\x12\r\n\x05stdin\x18\x0c \x01(\x08\x12\x12\n\nstdin_once\x18\r \x01(\x08\x12\x0b\n\x03tty\x18\x0e \x01(\x08\x12/\n\x05linux\x18\x0f \x01(\x0b\x32 .runtime.v1.LinuxContainerConfig\x12*\n\x0b\x43\x44I_devices\x18\x11 \x03(\x0b\x32\x15.runtime.v1.CDIDevice\x12\'\n\x0bstop_signal\x18\x12 \x01(\x0e\x32\x12.runtime.v1.Signal\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01J\x04\x08\x10\x10\x11\"\x93\x01\n\x16\x43reateContainerRequest\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\t\x12+\n\x06\x63onfig\x18\x02 \x01(\x0b\x32\x1b.runtime.v1.ContainerConfig\x12\x34\n\x0esandbox_config\x18\x03 \x01(\x0b\x32\x1c.runtime.v1.PodSandboxConfig\"/\n\x17\x43reateContainerResponse\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\"-\n\x15StartContainerRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\"\x18\n\x16StartContainerResponse\"=\n\x14StopContainerRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0f\n\x07timeout\x18\x02 \x01(\x03\"\x17\n\x15StopContainerResponse\".\n\x16RemoveContainerRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\"\x19\n\x17RemoveContainerResponse\"@\n\x13\x43ontainerStateValue\x12)\n\x05state\x18\x01 \x01(\x0e\x32\x1a.runtime.v1.ContainerState\"\xe3\x01\n\x0f\x43ontainerFilter\x12\n\n\x02id\x18\x01 \x01(\t\x12.\n\x05state\x18\x02 \x01(\x0b\x32\x1f.runtime.v1.ContainerStateValue\x12\x16\n\x0epod_sandbox_id\x18\x03 \x01(\t\x12\x46\n\x0elabel_selector\x18\x04 \x03(\x0b\x32..runtime.v1.ContainerFilter.LabelSelectorEntry\x1a\x34\n\x12LabelSelectorEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"D\n\x15ListContainersRequest\x12+\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1b.runtime.v1.ContainerFilter\"\xbd\x03\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0epod_sandbox_id\x18\x02 \x01(\t\x12/\n\x08metadata\x18\x03 \x01(\x0b\x32\x1d.runtime.v1.ContainerMetadata\x12$\n\x05image\x18\x04 \x01(\x0b\x32\x15.runtime.v1.ImageSpec\x12\x11\n\timage_ref\x18\x05 \x01(\t\x12)\n\x05state\x18\x06 \x01(\x0e\x32\x1a.runtime.v1.ContainerState\x12\x12\n\ncreated_at\x18\x07 \x01(\x03\x12\x31\n\x06labels\x18\x08 \x03(\x0b\x32!.runtime.v1.Container.LabelsEntry\x12;\n\x0b\x61nnotations\x18\t \x03(\x0b\x32&.runtime.v1.Container.AnnotationsEntry\x12\x10\n\x08image_id\x18\n \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"C\n\x16ListContainersResponse\x12)\n\ncontainers\x18\x01 \x03(\x0b\x32\x15.runtime.v1.Container\"?\n\x16\x43ontainerStatusRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0f\n\x07verbose\x18\x02 \x01(\x08\"\xce\x05\n\x0f\x43ontainerStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12/\n\x08metadata\x18\x02 \x01(\x0b\x32\x1d.runtime.v1.ContainerMetadata\x12)\n\x05state\x18\x03 \x01(\x0e\x32\x1a.runtime.v1.ContainerState\x12\x12\n\ncreated_at\x18\x04 \x01(\x03\x12\x12\n\nstarted_at\x18\x05 \x01(\x03\x12\x13\n\x0b\x66inished_at\x18\x06 \x01(\x03\x12\x11\n\texit_code\x18\x07 \x01(\x05\x12$\n\x05image\x18\x08 \x01(\x0b\x32\x15.runtime.v1.ImageSpec\x12\x11\n\timage_ref\x18\t \x01(\t\x12\x0e\n\x06reason\x18\n \x01(\t\x12\x0f\n\x07message\x18\x0b \x01(\t\x12\x37\n\x06labels\x18\x0c \x03(\x0b\x32\'.runtime.v1.ContainerStatus.LabelsEntry\x12\x41\n\x0b\x61nnotations\x18\r \x03(\x0b\x32,.runtime.v1.ContainerStatus.AnnotationsEntry\x12!\n\x06mounts\x18\x0e \x03(\x0b\x32\x11.runtime.v1.Mount\x12\x10\n\x08log_path\x18\x0f \x01(\t\x12\x31\n\tresources\x18\x10 \x01(\x0b\x32\x1e.runtime.v1.ContainerResources\x12\x10\n\x08image_id\x18\x11 \x01(\t\x12\'\n\x04user\x18\x12 \x01(\x0b\x32\x19.runtime.v1.ContainerUser\x12\'\n\x0bstop_signal\x18\x13 \x01(\x0e\x32\x12.runtime.v1.Signal\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xb0\x01\n\x17\x43ontainerStatusResponse\x12+\n\x06status\x18\x01 \x01(\x0b\x32\x1b.runtime.v1.ContainerStatus\x12;\n\x04info\x18\x02 \x03(\x0b\x32-.runtime.v1.ContainerStatusResponse.InfoEntry\x1a+\n\tInfoEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"N\n\x12\x43ontainerResources\x12\x32\n\x05linux\x18\x01 \x01(\x0b\x32#.runtime.v1.LinuxContainerResourcesJ\x04\x08\x02\x10\x03\">\n\rContainerUser\x12-\n\x05linux\x18\x01 \x01(\x0b\x32\x1e.runtime.v1.LinuxContainerUser\"\xf8\x01\n\x1fUpdateContainerResourcesRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x32\n\x05linux\x18\x02 \x01(\x0b\x32#.runtime.v1.LinuxContainerResources\x12Q\n\x0b\x61nnotations\x18\x04 \x03(\x0b\x32<.runtime.v1.UpdateContainerResourcesRequest.AnnotationsEntry\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01J\x04\x08\x03\x10\x04\"\"\n UpdateContainerResourcesResponse\"E\n\x0f\x45xecSyncRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0b\n\x03\x63md\x18\x02 \x03(\t\x12\x0f\n\x07timeout\x18\x03 \x01(\x03\"E\n\x10\x45xecSyncResponse\x12\x0e\n\x06stdout\x18\x01 \x01(\x0c\x12\x0e\n\x06stderr\x18\x02 \x01(\x0c\x12\x11\n\texit_code\x18\x03 \x01(\x05\"l\n\x0b\x45xecRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0b\n\x03\x63md\x18\x02 \x03(\t\x12\x0b\n\x03tty\x18\x03 \x01(\x08\x12\r\n\x05stdin\x18\x04 \x01(\x08\x12\x0e\n\x06stdout\x18\x05 \x01(\x08\x12\x0e\n\x06stderr\x18\x06 \x01(\x08\"\x1b\n\x0c\x45xecResponse\x12\x0b\n\x03url\x18\x01 \x01(\t\"a\n\rAttachRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\r\n\x05stdin\x18\x02 \x01(\x08\x12\x0b\n\x03tty\x18\x03 \x01(\x08\x12\x0e\n\x06stdout\x18\x04 \x01(\x08\x12\x0e\n\x06stderr\x18\x05 \x01(\x08\"\x1d\n\x0e\x41ttachResponse\x12\x0b\n\x03url\x18\x01 \x01(\t\":\n\x12PortForwardRequest\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x03(\x05\"\"\n\x13PortForwardResponse\x12\x0b\n\x03url\x18\x01 \x01(\t\"3\n\x0bImageFilter\x12$\n\x05image\x18\x01 \x01(\x0b\x32\x15.runtime.v1.ImageSpec\"<\n\x11ListImagesRequest\x12\'\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x17.runtime.v1.ImageFilter\"\xb6\x01\n\x05Image\x12\n\n\x02id\x18\x01 \x01(\t\x12\x11\n\trepo_tags\x18\x02 \x03(\t\x12\x14\n\x0crepo_digests\x18\x03 \x03(\t\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12#\n\x03uid\x18\x05 \x01(\x0b\x32\x16.runtime.v1.Int64Value\x12\x10\n\x08username\x18\x06 \x01(\t\x12#\n\x04spec\x18\x07 \x01(\x0b\x32\x15.runtime.v1.ImageSpec\x12\x0e\n\x06pinned\x18\x08 \x01(\x08\"7\n\x12ListImagesResponse\x12!\n\x06images\x18\x01 \x03(\x0b\x32\x11.runtime.v1.Image\"K\n\x12ImageStatusRequest\x12$\n\x05image\x18\x01 \x01(\x0b\x32\x15.runtime.v1.ImageSpec\x12\x0f\n\x07verbose\x18\x02 \x01(\x08\"\x9d\x01\n\x13ImageStatusResponse\x12 \n\x05image\x18\x01 \x01(\x0b\x32\x11.runtime.v1.Image\x12\x37\n\x04info\x18\x02 \x03(\x0b\x32).runtime.v1.ImageStatusResponse.InfoEntry\x1a+\n\tInfoEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x86\x01\n\nAuthConfig\x12\x10\n\x08username\x18\x01 \x01(\t\x12\x10\n\x08password\x18\x02 \x01(\t\x12\x0c\n\x04\x61uth\x18\x03 \x01(\t\x12\x16\n\x0eserver_address\x18\x04 \x01(\t\x12\x16\n\x0eidentity_token\x18\x05 \x01(\t\x12\x16\n\x0eregistry_token\x18\x06 \x01(\t\"\x94\x01\n\x10PullImageRequest\x12$\n\x05image\x18\x01 \x01(\x0b\x32\x15.runtime.v1.ImageSpec\x12$\n\x04\x61uth\x18\x02 \x01(\x0b\x32\x16.runtime.v1.AuthConfig\x12\x34\n\x0esandbox_config\x18\x03 \x01(\x0b\x32\x1c.runtime.v1.PodSandboxConfig\"&\n\x11PullImageResponse\x12\x11\n\timage_ref\x18\x01 \x01(\t\":\n\x12RemoveImageRequest\x12$\n\x05image\x18\x01 \x01(\x0b\x32\x15.runtime.v1.ImageSpec\"\x15\n\x13RemoveImageResponse\"Q\n\x10RuntimeCondition\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0e\n\x06status\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"A\n\rRuntimeStatus\x12\x30\n\nconditions\x18\x01 \x03(\x0b\x32\x1c.runtime.v1.RuntimeCondition\" \n\rStatusRequest\x12\x0f\n\x07verbose\x18\x01 \x01(\x08\"U\n\x16RuntimeHandlerFeatures\x12\"\n\x1arecursive_read_only_mounts\x18\x01 \x01(\x08\x12\x17\n\x0fuser_namespaces\x18\x02 \x01(\x08\"T\n\x0eRuntimeHandler\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x34\n\x08\x66\x65\x61tures\x18\x02 \x01(\x0b\x32\".runtime.v1.RuntimeHandlerFeatures\"r\n\x0fRuntimeFeatures\x12\"\n\x1asupplemental_groups_policy\x18\x01 \x01(\x08\x12$\n\x1cuser_namespaces_host_network\x18\x02 \x01(\x08\x12\x15\n\rmount_options\x18\x03 \x01(\x08\"\x81\x02\n\x0eStatusResponse\x12)\n\x06status\x18\x01 \x01(\x0b\x32\x19.runtime.v1.RuntimeStatus\x12\x32\n\x04info\x18\x02 \x03(\x0b\x32$.runtime.v1.StatusResponse.InfoEntry\x12\x34\n\x10runtime_handlers\x18\x03 \x03(\x0b\x32\x1a.runtime.v1.RuntimeHandler\x12-\n\x08\x66\x65\x61tures\x18\x04 \x01(\x0b\x32\x1b.runtime.v1.RuntimeFeatures\x1a+\n\tInfoEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1c\n\x0bUInt64Value\x12\r\n\x05value\x18\x01 \x01(\x04\"*\n\x14\x46ilesystemIdentifier\x12\x12\n\nmountpoint\x18\x01 \x01(\t\"\xb0\x01\n\x0f\x46ilesystemUsage\x12\x11\n\ttimestamp\x18\x01 \x01(\x03\x12/\n\x05\x66s_id\x18\x02 \x01(\x0b\x32 .runtime.v1.FilesystemIdentifier\x12+\n\nused_bytes\x18\x03 \x01(\x0b\x32\x17.runtime.v1.UInt64Value\x12,\n\x0binodes_used\x18\x04 \x01(\x0b\x32\x17.runtime.v1.UInt64Value\"-\n\x15\x43ontainerStatsRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\"C\n\x16\x43ontainerStatsResponse\x12)\n\x05stats\x18\x01 \x01(\x0b\x32\x1a.runtime.v1.ContainerStats\"M\n\x19ListContainerStatsRequest\x12\x30\n\x06\x66ilter\x18\x01 \x01(\x0b\x32 .runtime.v1.ContainerStatsFilter\"\xbd\x01\n\x14\x43ontainerStatsFilter\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0epod_sandbox_id\x18\x02 \x01(\t\x12K\n\x0elabel_selector\x18\x03 \x03(\x0b\x32\x33.runtime.v1.ContainerStatsFilter.LabelSelectorEntry\x1a\x34\n\x12LabelSelectorEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"G\n\x1aListContainerStatsResponse\x12)\n\x05stats\x18\x01 \x03(\x0b\x32\x1a.runtime.v1.ContainerStats\"\xb9\x02\n\x13\x43ontainerAttributes\x12\n\n\x02id\x18\x01 \x01(\t\x12/\n\x08metadata\x18\x02 \x01(\x0b\x32\x1d.runtime.v1.ContainerMetadata\x12;\n\x06labels\x18\x03 \x03(\x0b\x32+.runtime.v1.ContainerAttributes.LabelsEntry\x12\x45\n\x0b\x61nnotations\x18\x04 \x03(\x0b\x32\x30.runtime.v1.ContainerAttributes.AnnotationsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x8c\x02\n\x0e\x43ontainerStats\x12\x33\n\nattributes\x18\x01 \x01(\x0b\x32\x1f.runtime.v1.ContainerAttributes\x12!\n\x03\x63pu\x18\x02 \x01(\x0b\x32\x14.runtime.v1.CpuUsage\x12\'\n\x06memory\x18\x03 \x01(\x0b\x32\x17.runtime.v1.MemoryUsage\x12\x33\n\x0ewritable_layer\x18\x04 \x01(\x0b\x32\x1b.runtime.v1.FilesystemUsage\x12#\n\x04swap\x18\x05 \x01(\x0b\x32\x15.runtime.v1.SwapUsage\x12\x1f\n\x02io\x18\x06 \x01(\x0b\x32\x13.runtime.v1.IoUsage\"P\n\x08PsiStats\x12!\n\x04\x46ull\x18\x01 \x01(\x0b\x32\x13.runtime.v1.PsiData\x12!\n\x04Some\x18\x02 \x01(\x0b\x32\x13.runtime.v1.PsiData\"F\n\x07PsiData\x12\r\n\x05Total\x18\x01 \x01(\x04\x12\r\n\x05\x41vg10\x18\x02 \x01(\x01\x12\r\n\x05\x41vg60\x18\x03 \x01(\x01\x12\x0e\n\x06\x41vg300\x18\x04 \x01(\x01\"\xad\x01\n\x08\x43puUsage\x12\x11\n\ttimestamp\x18\x01 \x01(\x03\x12\x38\n\x17usage_core_nano_seconds\x18\x02 \x01(\x0b\x32\x17.runtime.v1.UInt64Value\x12\x31\n\x10usage_nano_cores\x18\x03 \x01(\x0b\x32\x17.runtime.v1.UInt64Value\x12!\n\x03psi\x18\x04 \x01(\x0b\x32\x14.runtime.v1.PsiStats\"\xe5\x02\n\x0bMemoryUsage\x12\x11\n\ttimestamp\x18\x01 \x01(\x03\x12\x32\n\x11working_set_bytes\x18\x02 \x01(\x0b\x32\x17.runtime.v1.UInt64Value\x12\x30\n\x0f\x61vailable_bytes\x18\x03 \x01(\x0b\x32\x17.runtime.v1.UInt64Value\x12,\n\x0busage_bytes\x18\x04 \x01(\x0b\x32\x17.runtime.v1.UInt64Value\x12*\n\trss_bytes\x18\x05 \x01(\x0b\x32\x17.runtime.v1.UInt64Value\x12,\n\x0bpage_faults\x18\x06 \x01(\x0b\x32\x17.runtime.v1.UInt64Value\x12\x32\n\x11major_page_faults\x18\x07 \x01(\x0b\x32\x17.runtime.v1.UInt64Value\x12!\n\x03psi\x18\x08 \x01(\x0b\x32\x14.runtime.v1.PsiStats\"?\n\x07IoUsage\x12\x11\n\ttimestamp\x18\x01 \x01(\x03\x12!\n\x03psi\x18\x02 \x01(\x0b\x32\x14.runtime.v1.PsiStats\"\x88\x01\n\tSwapUsage\x12\x11\n\ttimestamp\x18\x01 \x01(\x03\x12\x35\n\x14swap_available_bytes\x18\x02 \x01(\x0b\x32\x17.runtime.v1.UInt64Value\x12\x31\n\x10swap_usage_bytes\x18\x03 \x01(\x0b\x32\x17.runtime.v1.UInt64Value\"1\n\x19ReopenContainerLogRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\"\x1c\n\x1aReopenContainerLogResponse\"U\n\x1a\x43heckpointContainerRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x10\n\x08location\x18\x02 \x01(\t\x12\x0f\n\x07timeout\x18\x03 \x01(\x03\"\x1d\n\x1b\x43heckpointContainerResponse\"\x12\n\x10GetEventsRequest\"\xf4\x01\n\x16\x43ontainerEventResponse\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12<\n\x14\x63ontainer_event_type\x18\x02 \x01(\x0e\x32\x1e.runtime.v1.ContainerEventType\x12\x12\n\ncreated_at\x18\x03 \x01(\x03\x12\x38\n\x12pod_sandbox_status\x18\x04 \x01(\x0b\x32\x1c.runtime.v1.PodSandboxStatus\x12\x38\n\x13\x63ontainers_statuses\x18\x05 \x03(\x0b\x32\x1b.runtime.v1.ContainerStatus\"\x16\n\x14RuntimeConfigRequest\"M\n\x15RuntimeConfigResponse\x12\x34\n\x05linux\x18\x01 \x01(\x0b\x32%.runtime.v1.LinuxRuntimeConfiguration\"L\n\x19LinuxRuntimeConfiguration\x12/\n\rcgroup_driver\x18\x01 \x01(\x0e\x32\x18.runtime.v1.CgroupDriver\"\xa9\x01\n UpdatePodSandboxResourcesRequest\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\t\x12\x35\n\x08overhead\x18\x02 \x01(\x0b\x32#.runtime.v1.LinuxContainerResources\x12\x36\n\tresources\x18\x03 \x01(\x0b\x32#.runtime.v1.LinuxContainerResources\"#\n!UpdatePodSandboxResourcesResponse*&\n\x08Protocol\x12\x07\n\x03TCP\x10\x00\x12\x07\n\x03UDP\x10\x01\x12\x08\n\x04SCTP\x10\x02*m\n\x10MountPropagation\x12\x17\n\x13PROPAGATION_PRIVATE\x10\x00\x12!\n\x1dPROPAGATION_HOST_TO_CONTAINER\x10\x01\x12\x1d\n\x19PROPAGATION_BIDIRECTIONAL\x10\x02*=\n\rNamespaceMode\x12\x07\n\x03POD\x10\x00\x12\r\n\tCONTAINER\x10\x01\x12\x08\n\x04NODE\x10\x02\x12\n\n\x06TARGET\x10\x03*1\n\x18SupplementalGroupsPolicy\x12\t\n\x05Merge\x10\x00\x12\n\n\x06Strict\x10\x01*:\n\x0fPodSandboxState\x12\x11\n\rSANDBOX_READY\x10\x00\x12\x14\n\x10SANDBOX_NOTREADY\x10\x01*\xfa\x0b\n\x06Signal\x12\x1a\n\x16SIGNAL_RUNTIME_DEFAULT\x10\x00\x12\x12\n\x0eSIGNAL_SIGABRT\x10\x01\x12\x12\n\x0eSIGNAL_SIGALRM\x10\x02\x12\x11\n\rSIGNAL_SIGBUS\x10\x03\x12\x12\n\x0eSIGNAL_SIGCHLD\x10\x04\x12\x11\n\rSIGNAL_SIGCLD\x10\x05\x12\x12\n\x0eSIGNAL_SIGCONT\x10\x06\x12\x11\n\rSIGNAL_SIGFPE\x10\x07\x12\x11\n\rSIGNAL_SIGHUP\x10\x08\x12\x11\n\rSIGNAL_SIGILL\x10\t\x12\x11\n\rSIGNAL_SIGINT\x10\n\x12\x10\n\x0cSIGNAL_SIGIO\x10\x0b\x12\x11\n\rSIGNAL_SIGIOT\x10\x0c\x12\x12\n\x0eSIGNAL_SIGKILL\x10\r\x12\x12\n\x0eSIGNAL_SIGPIPE\x10\x0e\x12\x12\n\x0eSIGNAL_SIGPOLL\x10\x0f\x12\x12\n\x0eSIGNAL_SIGPROF\x10\x10\x12\x11\n\rSIGNAL_SIGPWR\x10\x11\x12\x12\n\x0eSIGNAL_SIGQUIT\x10\x12\x12\x12\n\x0eSIGNAL_SIGSEGV\x10\x13\x12\x14\n\x10SIGNAL_SIGSTKFLT\x10\x14\x12\x12\n\x0eSIGNAL_SIGSTOP\x10\x15\x12\x11\n\rSIGNAL_SIGSYS\x10\x16\x12\x12\n\x0eSIGNAL_SIGTERM\x10\x17\x12\x12\n\x0eSIGNAL_SIGTRAP\x10\x18\x12\x12\n\x0eSIGNAL_SIGTSTP\x10\x19\x12\x12\n\x0eSIGNAL_SIGTTIN\x10\x1a\x12\x12\n\x0eSIGNAL_SIGTTOU\x10\x1b\x12\x11\n\rSIGNAL_SIGURG\x10\x1c\x12\x12\n\x0eSIGNAL_SIGUSR1\x10\x1d\x12\x12\n\x0eSIGNAL_SIGUSR2\x10\x1e\x12\x14\n\x10SIGNAL_SIGVTALRM\x10\x1f\x12\x13\n\x0fSIGNAL_SIGWINCH\x10 \x12\x12\n\x0eSIGNAL_SIGXCPU\x10!\x12\x12\n\x0eSIGNAL_SIGXFSZ\x10\"\x12\x13\n\x0fSIGNAL_SIGRTMIN\x10#\x12\x18\n\x14SIGNAL_SIGRTMINPLUS1\x10$\x12\x18\n\x14SIGNAL_SIGRTMINPLUS2\x10%\x12\x18\n\x14SIGNAL_SIGRTMINPLUS3\x10&\x12\x18\n\x14SIGNAL_SIGRTMINPLUS4\x10\'\x12\x18\n\x14SIGNAL_SIGRTMINPLUS5\x10(\x12\x18\n\x14SIGNAL_SIGRTMINPLUS6\x10)\x12\x18\n\x14SIGNAL_SIGRTMINPLUS7\x10*\x12\x18\n\x14SIGNAL_SIGRTMINPLUS8\x10+\x12\x18\n\x14SIGNAL_SIGRTMINPLUS9\x10,\x12\x19\n\x15SIGNAL_SIGRTMINPLUS10\x10-\x12\x19\n\x15SIGNAL_SIGRTMINPLUS11\x10.\x12\x19\n\x15SIGNAL_SIGRTMINPLUS12\x10/\x12\x19\n\x15SIGNAL_SIGRTMINPLUS13\x10\x30\x12\x19\n\x15SIGNAL_SIGRTMINPLUS14\x10\x31\x12\x19\n\x15SIGNAL_SIGRTMINPLUS15\x10\x32\x12\x1a\n\x16SIGNAL_SIGRTMAXMINUS14\x10\x33\x12\x1a\n\x16SIGNAL_SIGRTMAXMINUS13\x10\x34\x12\x1a\n\x16SIGNAL_SIGRTMAXMINUS12\x10\x35\x12\x1a\n\x16SIGNAL_SIGRTMAXMINUS11\x10\x36\x12\x1a\n\x16SIGNAL_SIGRTMAXMINUS10\x10\x37\x12\x19\n\x15SIGNAL_SIGRTMAXMINUS9\x10\x38\x12\x19\n\x15SIGNAL_SIGRTMAXMINUS8\x10\x39\x12\x19\n\x15SIGNAL_SIGRTMAXMINUS7\x10:\x12\x19\n\x15SIGNAL_SIGRTMAXMINUS6\x10;\x12\x19\n\x15SIGNAL_SIGRTMAXMINUS5\x10<\x12\x19\n\x15SIGNAL_SIGRTMAXMINUS4\x10=\x12\x19\n\x15SIGNAL_SIGRTMAXMINUS3\x10>\x12\x19\n\x15SIGNAL_SIGRTMAXMINUS2\x10?\x12\x19\n\x15SIGNAL_SIGRTMAXMINUS1\x10@\x12\x13\n\x0fSIGNAL_SIGRTMAX\x10\x41*k\n\x0e\x43ontainerState\x12\x15\n\x11\x43ONTAINER_CREATED\x10\x00\x12\x15\n\x11\x43ONTAINER_RUNNING\x10\x01\x12\x14\n\x10\x43ONTAINER_EXITED\x10\x02\x12\x15\n\x11\x43ONTAINER_UNKNOWN\x10\x03*\x88\x01\n\x12\x43ontainerEventType\x12\x1b\n\x17\x43ONTAINER_CREATED_EVENT\x10\x00\x12\x1b\n\x17\x43ONTAINER_STARTED_EVENT\x10\x01\x12\x1b\n\x17\x43ONTAINER_STOPPED_EVENT\x10\x02\x12\x1b\n\x17\x43ONTAINER_DELETED_EVENT\x10\x03*)\n\x0c\x43groupDriver\x12\x0b\n\x07SYSTEMD\x10\x00\x12\x0c\n\x08\x43GROUPFS\x10\x01\x32\xfa\x12\n\x0eRuntimeService\x12\x42\n\x07Version\x12\x1a.runtime.v1.VersionRequest\x1a\x1b.runtime.v1.VersionResponse\x12T\n\rRunPodSandbox\x12 .runtime.v1.RunPodSandboxRequest\x1a!.runtime.v1.RunPodSandboxResponse\x12W\n\x0eStopPodSandbox\x12!.runtime.v1.StopPodSandboxRequest\x1a\".runtime.v1.StopPodSandboxResponse\x12]\n\x10RemovePodSandbox\x12#.runtime.v1.RemovePodSandboxRequest\x1a$.runtime.v1.RemovePodSandboxResponse\x12]\n\x10PodSandboxStatus\x12#.runtime.v1.PodSandboxStatusRequest\x1a$.runtime.v1.PodSandboxStatusResponse\x12W\n\x0eListPodSandbox\x12!.runtime.v1.ListPodSandboxRequest\x1a\".runtime.v1.ListPodSandboxResponse\x12Z\n\x0f\x43reateContainer\x12\".runtime.v1.CreateContainerRequest\x1a#.runtime.v1.CreateContainerResponse\x12W\n\x0eStartContainer\x12!.runtime.v1.StartContainerRequest\x1a\".runtime.v1.StartContainerResponse\x12T\n\rStopContainer\x12 .runtime.v1.StopContainerRequest\x1a!.runtime.v1.StopContainerResponse\x12Z\n\x0fRemoveContainer\x12\".runtime.v1.RemoveContainerRequest\x1a#.runtime.v1.RemoveContainerResponse\x12W\n\x0eListContainers\x12!.runtime.v1.ListContainersRequest\x1a\".runtime.v1.ListContainersResponse\x12Z\n\x0f\x43ontainerStatus\x12\".runtime.v1.ContainerStatusRequest\x1a#.runtime.v1.ContainerStatusResponse\x12u\n\x18UpdateContainerResources\x12+.runtime.v1.UpdateContainerResourcesRequest\x1a,.runtime.v1.UpdateContainerResourcesResponse\x12\x63\n\x12ReopenContainerLog\x12%.runtime.v1.ReopenContainerLogRequest\x1a&.runtime.v1.ReopenContainerLogResponse\x12\x45\n\x08\x45xecSync\x12\x1b.runtime.v1.ExecSyncRequest\x1a\x1c.runtime.v1.ExecSyncResponse\x12\x39\n\x04\x45xec\x12\x17.runtime.v1.ExecRequest\x1a\x18.runtime.v1.ExecResponse\x12?\n\x06\x41ttach\x12\x19.runtime.v1.AttachRequest\x1a\x1a.runtime.v1.AttachResponse\x12N\n\x0bPortForward\x12\x1e.runtime.v1.PortForwardRequest\x1a\x1f.runtime.v1.PortForwardResponse\x12W\n\x0e\x43ontainerStats\x12!.runtime.v1.ContainerStatsRequest\x1a\".runtime.v1.ContainerStatsResponse\x12\x63\n\x12ListContainerStats\x12%.runtime.v1.ListContainerStatsRequest\x1a&.runtime.v1.ListContainerStatsResponse\x12Z\n\x0fPodSandboxStats\x12\".runtime.v1.PodSandboxStatsRequest\x1a#.runtime.v1.PodSandboxStatsResponse\x12\x66\n\x13ListPodSandboxStats\x12&.runtime.v1.ListPodSandboxStatsRequest\x1a\'.runtime.v1.ListPodSandboxStatsResponse\x12?\n\x06Status\x12\x19.runtime.v1.StatusRequest\x1a\x1a.runtime.v1.StatusResponse\x12\x66\n\x13\x43heckpointContainer\x12&.runtime.v1.CheckpointContainerRequest\x1a\'.runtime.v1.CheckpointContainerResponse\x12X\n\x12GetContainerEvents\x12\x1c.runtime.v1.GetEventsRequest\x1a\".runtime.v1.ContainerEventResponse0\x01\x12T\n\rRuntimeConfig\x12 .runtime.v1.RuntimeConfigRequest\x1a!.runtime.v1.RuntimeConfigResponse\x12x\n\x19UpdatePodSandboxResources\x12,.runtime.v1.UpdatePodSandboxResourcesRequest\x1a-.runtime.v1.UpdatePodSandboxResourcesResponse2\xc5\x02\n\x0cImageService\x12K\n\nListImages\x12\x1d.runtime.v1.ListImagesRequest\x1a\x1e.runtime.v1.ListImagesResponse\x12N\n\x0bImageStatus\x12\x1e.runtime.v1.ImageStatusRequest\x1a\x1f.runtime.v1.ImageStatusResponse\x12H\n\tPullImage\x12\x1c.runtime.v1.PullImageRequest\x1a\x1d.runtime.v1.PullImageResponse\x12N\n\x0bRemoveImage\x12\x1e.runtime.v1.RemoveImageRequest\x1a\x1f.runtime.v1.RemoveImageResponseb\x06proto3')
+
+_globals = globals()
+_builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'api.proto.cri_pb2', _globals)
+if not _descriptor._USE_C_DESCRIPTORS:
+  DESCRIPTOR._loaded_options = None
+  _globals['_LINUXPODSANDBOXCONFIG_SYSCTLSENTRY']._loaded_options = None
+  _globals['_LINUXPODSANDBOXCONFIG_SYSCTLSENTRY']._serialized_options = b'8\001'
+  _globals['_PODSANDBOXCONFIG_LABELSENTRY']._loaded_options = None
+  _globals['_PODSANDBOXCONFIG_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_PODSANDBOXCONFIG_ANNOTATIONSENTRY']._loaded_options = None
+  _globals['_PODSANDBOXCONFIG_ANNOTATIONSENTRY']._serialized_options = b'8\001'
+  _globals['_PODSANDBOXSTATUS_LABELSENTRY']._loaded_options = None
+  _globals['_PODSANDBOXSTATUS_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_PODSANDBOXSTATUS_ANNOTATIONSENTRY']._loaded_options = None
+  _globals['_PODSANDBOXSTATUS_ANNOTATIONSENTRY']._serialized_options = b'8\001'
+  _globals['_PODSANDBOXSTATUSRESPONSE_INFOENTRY']._loaded_options = None
+  _globals['_PODSANDBOXSTATUSRESPONSE_INFOENTRY']._serialized_options = b'8\001'
+  _globals['_PODSANDBOXFILTER_LABELSELECTORENTRY']._loaded_options = None
+  _globals['_PODSANDBOXFILTER_LABELSELECTORENTRY']._serialized_options = b'8\001'
+  _globals['_PODSANDBOX_LABELSENTRY']._loaded_options = None
+  _globals['_PODSANDBOX_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_PODSANDBOX_ANNOTATIONSENTRY']._loaded_options = None
+  _globals['_PODSANDBOX_ANNOTATIONSENTRY']._serialized_options = b'8\001'
+  _globals['_PODSANDBOXSTATSFILTER_LABELSELECTORENTRY']._loaded_options = None
+  _globals['_PODSANDBOXSTATSFILTER_LABELSELECTORENTRY']._serialized_options = b'8\001'
+  _globals['_PODSANDBOXATTRIBUTES_LABELSENTRY']._loaded_options = None
+  _globals['_PODSANDBOXATTRIBUTES_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_PODSANDBOXATTRIBUTES_ANNOTATIONSENTRY']._loaded_options = None
+  _globals['_PODSANDBOXATTRIBUTES_ANNOTATIONSENTRY']._serialized_options = b'8\001'
+  _globals['_IMAGESPEC_ANNOTATIONSENTRY']._loaded_options = None
+  _globals['_IMAGESPEC_ANNOTATIONSENTRY']._serialized_options = b'8\001'
+  _globals['_LINUXCONTAINERRESOURCES_UNIFIEDENTRY']._loaded_options = None
+  _globals['_LINUXCONTAINERRESOURCES_UNIFIEDENTRY']._serialized_options = b'8\001'
+  _globals['_CONTAINERCONFIG_LABELSENTRY']._loaded_options = None
+  _globals['_CONTAINERCONFIG_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_CONTAINERCONFIG_ANNOTATIONSENTRY']._loaded_options = None
+  _globals['_CONTAINERCONFIG_ANNOTATIONSENTRY']._serialized_options = b'8\001'
+  _globals['_CONTAINERFILTER_LABELSELECTORENTRY']._loaded_options = None
+  _globals['_CONTAINERFILTER_LABELSELECTORENTRY']._serialized_options = b'8\001'
+  _globals['_CONTAINER_LABELSENTRY']._loaded_options = None
+  _globals['_CONTAINER_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_CONTAINER_ANNOTATIONSENTRY']._loaded_options = None
+  _globals['_CONTAINER_ANNOTATIONSENTRY']._serialized_options = b'8\001'
+  _globals['_CONTAINERSTATUS_LABELSENTRY']._loaded_options = None
+  _globals['_CONTAINERSTATUS_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_CONTAINERSTATUS_ANNOTATIONSENTRY']._loaded_options = None
+  _globals['_CONTAINERSTATUS_ANNOTATIONSENTRY']._serialized_options = b'8\001'
+  _globals['_CONTAINERSTATUSRESPONSE_INFOENTRY']._loaded_options = None
+  _globals['_CONTAINERSTATUSRESPONSE_INFOENTRY']._serialized_options = b'8\001'
+  _globals['_UPDATECONTAINERRESOURCESREQUEST_ANNOTATIONSENTRY']._loaded_options = None
+  _globals['_UPDATECONTAINERRESOURCESREQUEST_ANNOTATIONSENTRY']._serialized_options = b'8\001'
+  _globals['_IMAGESTATUSRESPONSE_INFOENTRY']._loaded_options = None
+  _globals['_IMAGESTATUSRESPONSE_INFOENTRY']._serialized_options = b'8\001'
+  _globals['_STATUSRESPONSE_INFOENTRY']._loaded_options = None
+  _globals['_STATUSRESPONSE_INFOENTRY']._serialized_options = b'8\001'
+  _globals['_CONTAINERSTATSFILTER_LABELSELECTORENTRY']._loaded_options = None
+  _globals['_CONTAINERSTATSFILTER_LABELSELECTORENTRY']._serialized_options = b'8\001'
+  _globals['_CONTAINERATTRIBUTES_LABELSENTRY']._loaded_options = None
+  _globals['_CONTAINERATTRIBUTES_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_CONTAINERATTRIBUTES_ANNOTATIONSENTRY']._loaded_options = None
+  _globals['_CONTAINERATTRIBUTES_ANNOTATIONSENTRY']._serialized_options = b'8\001'
+  _globals['_PROTOCOL']._serialized_start=17121
+  _globals['_PROTOCOL']._serialized_end=17159
+  _globals['_MOUNTPROPAGATION']._serialized_start=17161
+  _globals['_MOUNTPROPAGATION']._serialized_end=17270
+  _globals['_NAMESPACEMODE']._serialized_start=17272
+  _globals['_NAMESPACEMODE']._serialized_end=17333
+  _globals['_SUPPLEMENTALGROUPSPOLICY']._serialized_start=17335
+  _globals['_SUPPLEMENTALGROUPSPOLICY']._serialized_end=17384
+  _globals['_PODSANDBOXSTATE']._serialized_start=17386
+  _globals['_PODSANDBOXSTATE']._serialized_end=17444
+  _globals['_SIGNAL']._serialized_start=17447
+  _globals['_SIGNAL']._serialized_end=18977
+  _globals['_CONTAINERSTATE']._serialized_start=18979
+  _globals['_CONTAINERSTATE']._serialized_end=19086
+  _globals['_CONTAINEREVENTTYPE']._serialized_start=19089
+  _globals['_CONTAINEREVENTTYPE']._serialized_end=19225
+  _globals['_CGROUPDRIVER']._serialized_start=19227
+  _globals['_CGROUPDRIVER']._serialized_end=19268
+  _globals['_VERSIONREQUEST']._serialized_start=35
+  _globals['_VERSIONREQUEST']._serialized_end=68
+  _globals['_VERSIONRESPONSE']._serialized_start=70
+  _globals['_VERSIONRESPONSE']._serialized_end=180
+  _globals['_DNSCONFIG']._serialized_start=182
+  _globals['_DNSCONFIG']._serialized_end=245
+  _globals['_PORTMAPPING']._serialized_start=247
+  _globals['_PORTMAPPING']._serialized_end=360
+  _globals['_MOUNT']._serialized_start=363
+  _globals['_MOUNT']._serialized_end=709
+  _globals['_IDMAPPING']._serialized_start=711
+  _globals['_IDMAPPING']._serialized_end=777
+  _globals['_USERNAMESPACE']._serialized_start=780
+  _globals['_USERNAMESPACE']._serialized_end=910
+  _globals['_NAMESPACEOPTION']._serialized_start=913
+  _globals['_NAMESPACEOPTION']._serialized_end=1124
+  _globals['_INT64VALUE']._serialized_start=1126
+  _globals['_INT64VALUE']._serialized_end=1153
+  _globals['_LINUXSANDBOXSECURITYCONTEXT']._serialized_start=1156
+  _globals['_LINUXSANDBOXSECURITYCONTEXT']._serialized_end=1655
+  _globals['_SECURITYPROFILE']._serialized_start=1658
+  _globals['_SECURITYPROFILE']._serialized_end=1827
+  _globals['_SECURITYPROFILE_PROFILETYPE']._serialized_start=1763
+  _globals['_SECURITYPROFILE_PROFILETYPE']._serialized_end=1827
+  _globals['_LINUXPODSANDBOXCONFIG']._serialized_start=1830
+  _globals['_LINUXPODSANDBOXCONFIG']._serialized_end=2167
+  _globals['_LINUXPODSANDBOXCONFIG_SYSCTLSENTRY']._serialized_start=2121
+  _globals['_LINUXPODSANDBOXCONFIG_SYSCTLSENTRY']._serialized_end=2167
+  _globals['_PODSANDBOXMETADATA']._serialized_start=2169
+  _globals['_PODSANDBOXMETADATA']._serialized_end=2252
+  _globals['_PODSANDBOXCONFIG']._serialized_start=2255
+  _globals['_PODSANDBOXCONFIG']._serialized_end=2736
+  _globals['_PODSANDBOXCONFIG_LABELSENTRY']._serialized_start=2633
+  _globals['_PODSANDBOXCONFIG_LABELSENTRY']._serialized_end=2678
+  _globals['_PODSANDBOXCONFIG_ANNOTATIONSENTRY']._serialized_start=2680
+  _globals['_PODSANDBOXCONFIG_ANNOTATIONSENTRY']._serialized_end=2730
+  _globals['_RUNPODSANDBOXREQUEST']._serialized_start=2738
+  _globals['_RUNPODSANDBOXREQUEST']._serialized_end=2831
+  _globals['_RUNPODSANDBOXRESPONSE']._serialized_start=2833
+  _globals['_RUNPODSANDBOXRESPONSE']._serialized_end=2880
+  _globals['_STOPPODSANDBOXREQUEST']._serialized_start=2882
+  _globals['_STOPPODSANDBOXREQUEST']._serialized_end=2929
+  _globals['_STOPPODSANDBOXRESPONSE']._serialized_start=2931
+  _globals['_STOPPODSANDBOXRESPONSE']._serialized_end=2955
+  _globals['_REMOVEPODSANDBOXREQUEST']._serialized_start=2957
+  _globals['_REMOVEPODSANDBOXREQUEST']._serialized_end=3006
+  _globals['_REMOVEPODSANDBOXRESPONSE']._serialized_start=3008
+  _globals['_REMOVEPODSANDBOXRESPONSE']._serialized_end=3034
+  _globals['_PODSANDBOXSTATUSREQUEST']._serialized_start=3036
+  _globals['_PODSANDBOXSTATUSREQUEST']._serialized_end=3102
+  _globals['_PODIP']._serialized_start=3104
+  _globals['_PODIP']._serialized_end=3123
+  _globals['_PODSANDBOXNETWORKSTATUS']._serialized_start=3125
+  _globals['_PODSANDBOXNETWORKSTATUS']._serialized_end=3205
+  _globals['_NAMESPACE']._serialized_start=3207
+  _globals['_NAMESPACE']._serialized_end=3264
+  _globals['_LINUXPODSANDBOXSTATUS']._serialized_start=3266
+  _globals['_LINUXPODSANDBOXSTATUS']._serialized_end=3332
+  _globals['_PODSANDBOXSTATUS']._serialized_start=3335
+  _globals['_PODSANDBOXSTATUS']._serialized_end=3833
+  _globals['_PODSANDBOXSTATUS_LABELSENTRY']._serialized_start=2633
+  _globals['_PODSANDBOXSTATUS_LABELSENTRY']._serialized_end=2678
+  _globals['_PODSANDBOXSTATUS_ANNOTATIONSENTRY']._serialized_start=2680
+  _globals['_PODSANDBOXSTATUS_ANNOTATIONSENTRY']._serialized_end=2730
+  _globals['_PODSANDBOXSTATUSRESPONSE']._serialized_start=3836
+  _globals['_PODSANDBOXSTATUSRESPONSE']._serialized_end=4092
+  _globals['_PODSANDBOXSTATUSRESPONSE_INFOENTRY']._serialized_start=4049
+  _globals['_PODSANDBOXSTATUSRESPONSE_INFOENTRY']._serialized_end=4092
+  _globals['_PODSANDBOXSTATEVALUE']._serialized_start=4094
+  _globals['_PODSANDBOXSTATEVALUE']._serialized_end=4160
+  _globals['_PODSANDBOXFILTER']._serialized_start=4163
+  _globals['_PODSANDBOXFILTER']._serialized_end=4369
+  _globals['_PODSANDBOXFILTER_LABELSELECTORENTRY']._serialized_start=4317
+  _globals['_PODSANDBOXFILTER_LABELSELECTORENTRY']._serialized_end=4369
+  _globals['_LISTPODSANDBOXREQUEST']._serialized_start=4371
+  _globals['_LISTPODSANDBOXREQUEST']._serialized_end=4440
+  _globals['_PODSANDBOX']._serialized_start=4443
+  _globals['_PODSANDBOX']._serialized_end=4819
+  _globals['_PODSANDBOX_LABELSENTRY']._serialized_start=2633
+  _globals['_PODSANDBOX_LABELSENTRY']._serialized_end=2678
+  _globals['_PODSANDBOX_ANNOTATIONSENTRY']._serialized_start=2680
+  _globals['_PODSANDBOX_ANNOTATIONSENTRY']._serialized_end=2730
+  _globals['_LISTPODSANDBOXRESPONSE']._serialized_start=4821
+  _globals['_LISTPODSANDBOXRESPONSE']._serialized_end=4884
+  _globals['_PODSANDBOXSTATSREQUEST']._serialized_start=4886
+  _globals['_PODSANDBOXSTATSREQUEST']._serialized_end=4934
+  _globals['_PODSANDBOXSTATSRESPONSE']._serialized_start=4936
+  _globals['_PODSANDBOXSTATSRESPONSE']._serialized_end=5005
+  _globals['_PODSANDBOXSTATSFILTER']._serialized_start=5008
+  _globals['_PODSANDBOXSTATSFILTER']._serialized_end=5175
+  _globals['_PODSANDBOXSTATSFILTER_LABELSELECTORENTRY']._serialized_start=4317
+  _globals['_PODSANDBOXSTATSFILTER_LABELSELECTORENTRY']._serialized_end=4369
+  _globals['_LISTPODSANDBOXSTATSREQUEST']._serialized_start=5177
+  _globals['_LISTPODSANDBOXSTATSREQUEST']._serialized_end=5256
+  _globals['_LISTPODSANDBOXSTATSRESPONSE']._serialized_start=5258
+  _globals['_LISTPODSANDBOXSTATSRESPONSE']._serialized_end=5331
+  _globals['_PODSANDBOXATTRIBUTES']._serialized_start=5334
+  _globals['_PODSANDBOXATTRIBUTES']._serialized_end=5651
+  _globals['_PODSANDBOXATTRIBUTES_LABELSENTRY']._serialized_start=2633
+  _globals['_PODSANDBOXATTRIBUTES_LABELSENTRY']._serialized_end=2678
+  _globals['_PODSANDBOXATTRIBUTES_ANNOTATIONSENTRY']._serialized_start=2680
+  _globals['_PODSANDBOXATTRIBUTES_ANNOTATIONSENTRY']._serialized_end=2730
+  _globals['_PODSANDBOXSTATS']._serialized_start=5653
+  _globals['_PODSANDBOXSTATS']._serialized_end=5779
+  _globals['_LINUXPODSANDBOXSTATS']._serialized_start=5782
+  _globals['_LINUXPODSANDBOXSTATS']._serialized_end=6047
+  _globals['_NETWORKUSAGE']._serialized_start=6050
+  _globals['_NETWORKUSAGE']._serialized_end=6200
+  _globals['_NETWORKINTERFACEUSAGE']._serialized_start=6203
+  _globals['_NETWORKINTERFACEUSAGE']._serialized_end=6414
+  _globals['_PROCESSUSAGE']._serialized_start=6416
+  _globals['_PROCESSUSAGE']._serialized_end=6497
+  _globals['_IMAGESPEC']._serialized_start=6500
+  _globals['_IMAGESPEC']._serialized_end=6713
+  _globals['_IMAGESPEC_ANNOTATIONSENTRY']._serialized_start=2680
+  _globals['_IMAGESPEC_ANNOTATIONSENTRY']._serialized_end=2730
+  _globals['_KEYVALUE']._serialized_start=6715
+  _globals['_KEYVALUE']._serialized_end=6753
+  _globals['_LINUXCONTAINERRESOURCES']._serialized_start=6756
+  _globals['_LINUXCONTAINERRESOURCES']._serialized_end=7139
+  _globals['_LINUXCONTAINERRESOURCES_UNIFIEDENTRY']._serialized_start=7093
+  _globals['_LINUXCONTAINERRESOURCES_UNIFIEDENTRY']._serialized_end=7139
+  _globals['_HUGEPAGELIMIT']._serialized_start=7141
+  _globals['_HUGEPAGELIMIT']._serialized_end=7190
+  _globals['_SELINUXOPTION']._serialized_start=7192
+  _globals['_SELINUXOPTION']._serialized_end=7264
+  _globals['_CAPABILITY']._serialized_start=7266
+  _globals['_CAPABILITY']._serialized_end=7365
+  _globals['_LINUXCONTAINERSECURITYCONTEXT']._serialized_start=7368
+  _globals['_LINUXCONTAINERSECURITYCONTEXT']._serialized_end=8034
+  _globals['_LINUXCONTAINERCONFIG']._serialized_start=8037
+  _globals['_LINUXCONTAINERCONFIG']._serialized_end=8184
+  _globals['_LINUXCONTAINERUSER']._serialized_start=8186
+  _globals['_LINUXCONTAINERUSER']._serialized_end=8261
+  _globals['_CONTAINERMETADATA']._serialized_start=8263
+  _globals['_CONTAINERMETADATA']._serialized_end=8313
+  _globals['_DEVICE']._serialized_start=8315
+  _globals['_DEVICE']._serialized_end=8387
+  _globals['_CDIDEVICE']._serialized_start=8389
+  _globals['_CDIDEVICE']._serialized_end=8414
+  _globals['_CONTAINERCONFIG']._serialized_start=8417
+  _globals['_CONTAINERCONFIG']._serialized_end=9110
+  _globals['_CONTAINERCONFIG_LABELSENTRY']._serialized_start=2633
+  _globals['_CONTAINERCONFIG_LABELSENTRY']._serialized_end=2678
+  _globals['_CONTAINERCONFIG_ANNOTATIONSENTRY']._serialized_start=2680
+  _globals['_CONTAINERCONFIG_ANNOTATIONSENTRY']._serialized_end=2730
+  _globals['_CREATECONTAINERREQUEST']._serialized_start=9113
+  _globals['_CREATECONTAINERREQUEST']._serialized_end=9260
+  _globals['_CREATECONTAINERRESPONSE']._serialized_start=9262
+  _globals['_CREATECONTAINERRESPONSE']._serialized_end=9309
+  _globals['_STARTCONTAINERREQUEST']._serialized_start=9311
+  _globals['_STARTCONTAINERREQUEST']._serialized_end=9356
+  _globals['_STARTCONTAINERRESPONSE']._serialized_start=9358
+  _globals['_STARTCONTAINERRESPONSE']._serialized_end=9382
+  _globals['_STOPCONTAINERREQUEST']._serialized_start=9384
+  _globals['_STOPCONTAINERREQUEST']._serialized_end=9445
+  _globals['_STOPCONTAINERRESPONSE']._serialized_start=9447
+  _globals['_STOPCONTAINERRESPONSE']._serialized_end=9470
+  _globals['_REMOVECONTAINERREQUEST']._serialized_start=9472
+  _globals['_REMOVECONTAINERREQUEST']._serialized_end=9518
+  _globals['_REMOVECONTAINERRESPONSE']._serialized_start=9520
+  _globals['_REMOVECONTAINERRESPONSE']._serialized_end=9545
+  _globals['_CONTAINERSTATEVALUE']._serialized_start=9547
+  _globals['_CONTAINERSTATEVALUE']._serialized_end=9611
+  _globals['_CONTAINERFILTER']._serialized_start=9614
+  _globals['_CONTAINERFILTER']._serialized_end=9841
+  _globals['_CONTAINERFILTER_LABELSELECTORENTRY']._serialized_start=4317
+  _globals['_CONTAINERFILTER_LABELSELECTORENTRY']._serialized_end=4369
+  _globals['_LISTCONTAINERSREQUEST']._serialized_start=9843
+  _globals['_LISTCONTAINERSREQUEST']._serialized_end=9911
+  _globals['_CONTAINER']._serialized_start=9914
+  _globals['_CONTAINER']._serialized_end=10359
+  _globals['_CONTAINER_LABELSENTRY']._serialized_start=2633
+  _globals['_CONTAINER_LABELSENTRY']._serialized_end=2678
+  _globals['_CONTAINER_ANNOTATIONSENTRY']._serialized_start=2680
+  _globals['_CONTAINER_ANNOTATIONSENTRY']._serialized_end=2730
+  _globals['_LISTCONTAINERSRESPONSE']._serialized_start=10361
+  _globals['_LISTCONTAINERSRESPONSE']._serialized_end=10428
+  _globals['_CONTAINERSTATUSREQUEST']._serialized_start=10430
+  _globals['_CONTAINERSTATUSREQUEST']._serialized_end=10493
+  _globals['_CONTAINERSTATUS']._serialized_start=10496
+  _globals['_CONTAINERSTATUS']._serialized_end=11214
+  _globals['_CONTAINERSTATUS_LABELSENTRY']._serialized_start=2633
+  _globals['_CONTAINERSTATUS_LABELSENTRY']._serialized_end=2678
+  _globals['_CONTAINERSTATUS_ANNOTATIONSENTRY']._serialized_start=2680
+  _globals['_CONTAINERSTATUS_ANNOTATIONSENTRY']._serialized_end=2730
+  _globals['_CONTAINERSTATUSRESPONSE']._serialized_start=11217
+  _globals['_CONTAINERSTATUSRESPONSE']._serialized_end=11393
+  _globals['_CONTAINERSTATUSRESPONSE_INFOENTRY']._serialized_start=4049
+  _globals['_CONTAINERSTATUSRESPONSE_INFOENTRY']._serialized_end=4092
+  _globals['_CONTAINERRESOURCES']._serialized_start=11395
+  _globals['_CONTAINERRESOURCES']._serialized_end=11473
+  _globals['_CONTAINERUSER']._serialized_start=11475
+  _globals['_CONTAINERUSER']._serialized_end=11537
+  _globals['_UPDATECONTAINERRESOURCESREQUEST']._serialized_start=11540
+  _globals['_UPDATECONTAINERRESOURCESREQUEST']._serialized_end=11788
+  _globals['_UPDATECONTAINERRESOURCESREQUEST_ANNOTATIONSENTRY']._serialized_start=2680
+  _globals['_UPDATECONTAINERRESOURCESREQUEST_ANNOTATIONSENTRY']._serialized_end=2730
+  _globals['_UPDATECONTAINERRESOURCESRESPONSE']._serialized_start=11790
+  _globals['_UPDATECONTAINERRESOURCESRESPONSE']._serialized_end=11824
+  _globals['_EXECSYNCREQUEST']._serialized_start=11826
+  _globals['_EXECSYNCREQUEST']._serialized_end=11895
+  _globals['_EXECSYNCRESPONSE']._serialized_start=11897
+  _globals['_EXECSYNCRESPONSE']._serialized_end=11966
+  _globals['_EXECREQUEST']._serialized_start=11968
+  _globals['_EXECREQUEST']._serialized_end=12076
+  _globals['_EXECRESPONSE']._serialized_start=12078
+  _globals['_EXECRESPONSE']._serialized_end=12105
+  _globals['_ATTACHREQUEST']._serialized_start=12107
+  _globals['_ATTACHREQUEST']._serialized_end=12204
+  _globals['_ATTACHRESPONSE']._serialized_start=12206
+  _globals['_ATTACHRESPONSE']._serialized_end=12235
+  _globals['_PORTFORWARDREQUEST']._serialized_start=12237
+  _globals['_PORTFORWARDREQUEST']._serialized_end=12295
+  _globals['_PORTFORWARDRESPONSE']._serialized_start=12297
+  _globals['_PORTFORWARDRESPONSE']._serialized_end=12331
+  _globals['_IMAGEFILTER']._serialized_start=12333
+  _globals['_IMAGEFILTER']._serialized_end=12384
+  _globals['_LISTIMAGESREQUEST']._serialized_start=12386
+  _globals['_LISTIMAGESREQUEST']._serialized_end=12446
+  _globals['_IMAGE']._serialized_start=12449
+  _globals['_IMAGE']._serialized_end=12631
+  _globals['_LISTIMAGESRESPONSE']._serialized_start=12633
+  _globals['_LISTIMAGESRESPONSE']._serialized_end=12688
+  _globals['_IMAGESTATUSREQUEST']._serialized_start=12690
+  _globals['_IMAGESTATUSREQUEST']._serialized_end=12765
+  _globals['_IMAGESTATUSRESPONSE']._serialized_start=12768
+  _globals['_IMAGESTATUSRESPONSE']._serialized_end=12925
+  _globals['_IMAGESTATUSRESPONSE_INFOENTRY']._serialized_start=4049
+  _globals['_IMAGESTATUSRESPONSE_INFOENTRY']._serialized_end=4092
+  _globals['_AUTHCONFIG']._serialized_start=12928
+  _globals['_AUTHCONFIG']._serialized_end=13062
+  _globals['_PULLIMAGEREQUEST']._serialized_start=13065
+  _globals['_PULLIMAGEREQUEST']._serialized_end=13213
+  _globals['_PULLIMAGERESPONSE']._serialized_start=13215
+  _globals['_PULLIMAGERESPONSE']._serialized_end=13253
+  _globals['_REMOVEIMAGEREQUEST']._serialized_start=13255
+  _globals['_REMOVEIMAGEREQUEST']._serialized_end=13313
+  _globals['_REMOVEIMAGERESPONSE']._serialized_start=13315
+  _globals['_REMOVEIMAGERESPONSE']._serialized_end=13336
+  _globals['_RUNTIMECONDITION']._serialized_start=13338
+  _globals['_RUNTIMECONDITION']._serialized_end=13419
+  _globals['_RUNTIMESTATUS']._serialized_start=13421
+  _globals['_RUNTIMESTATUS']._serialized_end=13486
+  _globals['_STATUSREQUEST']._serialized_start=13488
+  _globals['_STATUSREQUEST']._serialized_end=13520
+  _globals['_RUNTIMEHANDLERFEATURES']._serialized_start=13522
+  _globals['_RUNTIMEHANDLERFEATURES']._serialized_end=13607
+  _globals['_RUNTIMEHANDLER']._serialized_start=13609
+  _globals['_RUNTIMEHANDLER']._serialized_end=13693
+  _globals['_RUNTIMEFEATURES']._serialized_start=13695
+  _globals['_RUNTIMEFEATURES']._serialized_end=13809
+  _globals['_STATUSRESPONSE']._serialized_start=13812
+  _globals['_STATUSRESPONSE']._serialized_end=14069
+  _globals['_STATUSRESPONSE_INFOENTRY']._serialized_start=4049
+  _globals['_STATUSRESPONSE_INFOENTRY']._serialized_end=4092
+  _globals['_UINT64VALUE']._serialized_start=14071
+  _globals['_UINT64VALUE']._serialized_end=14099
+  _globals['_FILESYSTEMIDENTIFIER']._serialized_start=14101
+  _globals['_FILESYSTEMIDENTIFIER']._serialized_end=14143
+  _globals['_FILESYSTEMUSAGE']._serialized_start=14146
+  _globals['_FILESYSTEMUSAGE']._serialized_end=14322
+  _globals['_CONTAINERSTATSREQUEST']._serialized_start=14324
+  _globals['_CONTAINERSTATSREQUEST']._serialized_end=14369
+  _globals['_CONTAINERSTATSRESPONSE']._serialized_start=14371
+  _globals['_CONTAINERSTATSRESPONSE']._serialized_end=14438
+  _globals['_LISTCONTAINERSTATSREQUEST']._serialized_start=14440
+  _globals['_LISTCONTAINERSTATSREQUEST']._serialized_end=14517
+  _globals['_CONTAINERSTATSFILTER']._serialized_start=14520
+  _globals['_CONTAINERSTATSFILTER']._serialized_end=14709
+  _globals['_CONTAINERSTATSFILTER_LABELSELECTORENTRY']._serialized_start=4317
+  _globals['_CONTAINERSTATSFILTER_LABELSELECTORENTRY']._serialized_end=4369
+  _globals['_LISTCONTAINERSTATSRESPONSE']._serialized_start=14711
+  _globals['_LISTCONTAINERSTATSRESPONSE']._serialized_end=14782
+  _globals['_CONTAINERATTRIBUTES']._serialized_start=14785
+  _globals['_CONTAINERATTRIBUTES']._serialized_end=15098
+  _globals['_CONTAINERATTRIBUTES_LABELSENTRY']._serialized_start=2633
+  _globals['_CONTAINERATTRIBUTES_LABELSENTRY']._serialized_end=2678
+  _globals['_CONTAINERATTRIBUTES_ANNOTATIONSENTRY']._serialized_start=2680
+  _globals['_CONTAINERATTRIBUTES_ANNOTATIONSENTRY']._serialized_end=2730
+  _globals['_CONTAINERSTATS']._serialized_start=15101
+  _globals['_CONTAINERSTATS']._serialized_end=15369
+  _globals['_PSISTATS']._serialized_start=15371
+  _globals['_PSISTATS']._serialized_end=15451
+  _globals['_PSIDATA']._serialized_start=15453
+  _globals['_PSIDATA']._serialized_end=15523
+  _globals['_CPUUSAGE']._serialized_start=15526
+  _globals['_CPUUSAGE']._serialized_end=15699
+  _globals['_MEMORYUSAGE']._serialized_start=15702
+  _globals['_MEMORYUSAGE']._serialized_end=16059
+  _globals['_IOUSAGE']._serialized_start=16061
+  _globals['_IOUSAGE']._serialized_end=16124
+  _globals['_SWAPUSAGE']._serialized_start=16127
+  _globals['_SWAPUSAGE']._serialized_end=16263
+  _globals['_REOPENCONTAINERLOGREQUEST']._serialized_start=16265
+  _globals['_REOPENCONTAINERLOGREQUEST']._serialized_end=16314
+  _globals['_REOPENCONTAINERLOGRESPONSE']._serialized_start=16316
+  _globals['_REOPENCONTAINERLOGRESPONSE']._serialized_end=16344
+  _globals['_CHECKPOINTCONTAINERREQUEST']._serialized_start=16346
+  _globals['_CHECKPOINTCONTAINERREQUEST']._serialized_end=16431
+  _globals['_CHECKPOINTCONTAINERRESPONSE']._serialized_start=16433
+  _globals['_CHECKPOINTCONTAINERRESPONSE']._serialized_end=16462
+  _globals['_GETEVENTSREQUEST']._serialized_start=16464
+  _globals['_GETEVENTSREQUEST']._serialized_end=16482
+  _globals['_CONTAINEREVENTRESPONSE']._serialized_start=16485
+  _globals['_CONTAINEREVENTRESPONSE']._serialized_end=16729
+  _globals['_RUNTIMECONFIGREQUEST']._serialized_start=16731
+  _globals['_RUNTIMECONFIGREQUEST']._serialized_end=16753
+  _globals['_RUNTIMECONFIGRESPONSE']._serialized_start=16755
+  _globals['_RUNTIMECONFIGRESPONSE']._serialized_end=16832
+  _globals['_LINUXRUNTIMECONFIGURATION']._serialized_start=16834
+  _globals['_LINUXRUNTIMECONFIGURATION']._serialized_end=16910
+  _globals['_UPDATEPODSANDBOXRESOURCESREQUEST']._serialized_start=16913
+  _globals['_UPDATEPODSANDBOXRESOURCESREQUEST']._serialized_end=17082
+  _globals['_UPDATEPODSANDBOXRESOURCESRESPONSE']._serialized_start=17084
+  _globals['_UPDATEPODSANDBOXRESOURCESRESPONSE']._serialized_end=17119
+  _globals['_RUNTIMESERVICE']._serialized_start=19271
+  _globals['_RUNTIMESERVICE']._serialized_end=21697
+  _globals['_IMAGESERVICE']._serialized_start=21700
+  _globals['_IMAGESERVICE']._serialized_end=22025
+# @@protoc_insertion_point(module_scope)

@@ -1,97 +1,97 @@
-"""Made from api/proto/task.proto by `make proto`; not to be changed by hand."""
-
-from api import messages as _messages
-from api.proto import task_types_pb2 as _task_types_pb2
-from api.proto import types_pb2 as _types_pb2
-
-DESCRIPTOR, __getattr__ = _messages.load(
-    __name__,
-    b'\n\x14api/proto/task.proto\x12\x12containerd.task.'
-    b'v2\x1a\x19google/protobuf/any.proto\x1a\x1bgoogle/pr'
-    b'otobuf/empty.proto\x1a\x1fgoogle/protobuf/time'
-    b'stamp.proto\x1a\x1aapi/proto/task_types.proto\x1a'
-    b'\x15api/proto/types.proto"\xef\x01\n\x11CreateTaskReq'
-    b"uest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06bundle\x18\x02 \x01(\t\x12'\n\x06root"
-    b'fs\x18\x03 \x03(\x0b2\x17.containerd.types.Mount\x12\x10\n\x08ter'
-    b'minal\x18\x04 \x01(\x08\x12\r\n\x05stdin\x18\x05 \x01(\t\x12\x0e\n\x06stdout\x18\x06 \x01'
-    b'(\t\x12\x0e\n\x06stderr\x18\x07 \x01(\t\x12\x12\n\ncheckpoint\x18\x08 \x01(\t\x12\x19'
-    b'\n\x11parent_checkpoint\x18\t \x01(\t\x12%\n\x07options\x18\n \x01'
-    b'(\x0b2\x14.google.protobuf.Any"!\n\x12CreateTaskRe'
-    b'sponse\x12\x0b\n\x03pid\x18\x01 \x01(\r",\n\rDeleteRequest\x12\n\n\x02'
-    b'id\x18\x01 \x01(\t\x12\x0f\n\x07exec_id\x18\x02 \x01(\t"a\n\x0eDeleteRespo'
-    b'nse\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x13\n\x0bexit_status\x18\x02 \x01(\r\x12-\n'
-    b'\texited_at\x18\x03 \x01(\x0b2\x1a.google.protobuf.Times'
-    b'tamp"\x96\x01\n\x12ExecProcessRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12'
-    b'\x0f\n\x07exec_id\x18\x02 \x01(\t\x12\x10\n\x08terminal\x18\x03 \x01(\x08\x12\r\n\x05st'
-    b'din\x18\x04 \x01(\t\x12\x0e\n\x06stdout\x18\x05 \x01(\t\x12\x0e\n\x06stderr\x18\x06 \x01('
-    b'\t\x12"\n\x04spec\x18\x07 \x01(\x0b2\x14.google.protobuf.Any"\x15\n'
-    b'\x13ExecProcessResponse"N\n\x10ResizePtyRequest'
-    b'\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07exec_id\x18\x02 \x01(\t\x12\r\n\x05width\x18\x03'
-    b' \x01(\r\x12\x0e\n\x06height\x18\x04 \x01(\r"+\n\x0cStateRequest\x12\n\n\x02'
-    b'id\x18\x01 \x01(\t\x12\x0f\n\x07exec_id\x18\x02 \x01(\t"\xfb\x01\n\rStateRespo'
-    b'nse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06bundle\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03'
-    b' \x01(\r\x12+\n\x06status\x18\x04 \x01(\x0e2\x1b.containerd.v1.typ'
-    b'es.Status\x12\r\n\x05stdin\x18\x05 \x01(\t\x12\x0e\n\x06stdout\x18\x06 \x01(\t'
-    b'\x12\x0e\n\x06stderr\x18\x07 \x01(\t\x12\x10\n\x08terminal\x18\x08 \x01(\x08\x12\x13\n\x0bex'
-    b'it_status\x18\t \x01(\r\x12-\n\texited_at\x18\n \x01(\x0b2\x1a.goo'
-    b'gle.protobuf.Timestamp\x12\x0f\n\x07exec_id\x18\x0b \x01(\t"'
-    b'G\n\x0bKillRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07exec_id\x18\x02 '
-    b'\x01(\t\x12\x0e\n\x06signal\x18\x03 \x01(\r\x12\x0b\n\x03all\x18\x04 \x01(\x08"<\n\x0eClos'
-    b'eIORequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07exec_id\x18\x02 \x01(\t\x12'
-    b'\r\n\x05stdin\x18\x03 \x01(\x08"\x19\n\x0bPidsRequest\x12\n\n\x02id\x18\x01 \x01('
-    b'\t"C\n\x0cPidsResponse\x123\n\tprocesses\x18\x01 \x03(\x0b2 .c'
-    b'ontainerd.v1.types.ProcessInfo"X\n\x15Checkp'
-    b'ointTaskRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01('
-    b'\t\x12%\n\x07options\x18\x03 \x01(\x0b2\x14.google.protobuf.Any'
-    b'"\xc9\x01\n\x11UpdateTaskRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\'\n\tre'
-    b'sources\x18\x02 \x01(\x0b2\x14.google.protobuf.Any\x12K\n\x0ba'
-    b'nnotations\x18\x03 \x03(\x0b26.containerd.task.v2.Up'
-    b'dateTaskRequest.AnnotationsEntry\x1a2\n\x10Anno'
-    b'tationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t'
-    b':\x028\x01"+\n\x0cStartRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07exec'
-    b'_id\x18\x02 \x01(\t"\x1c\n\rStartResponse\x12\x0b\n\x03pid\x18\x01 \x01(\r"'
-    b'*\n\x0bWaitRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07exec_id\x18\x02 '
-    b'\x01(\t"R\n\x0cWaitResponse\x12\x13\n\x0bexit_status\x18\x01 \x01(\r'
-    b'\x12-\n\texited_at\x18\x02 \x01(\x0b2\x1a.google.protobuf.Ti'
-    b'mestamp"\x1a\n\x0cStatsRequest\x12\n\n\x02id\x18\x01 \x01(\t"4\n\rS'
-    b'tatsResponse\x12#\n\x05stats\x18\x01 \x01(\x0b2\x14.google.pro'
-    b'tobuf.Any"\x1c\n\x0eConnectRequest\x12\n\n\x02id\x18\x01 \x01(\t"'
-    b'F\n\x0fConnectResponse\x12\x10\n\x08shim_pid\x18\x01 \x01(\r\x12\x10\n\x08'
-    b'task_pid\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\t"*\n\x0fShutd'
-    b'ownRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03now\x18\x02 \x01(\x08"\x1a\n\x0cP'
-    b'auseRequest\x12\n\n\x02id\x18\x01 \x01(\t"\x1b\n\rResumeRequest'
-    b'\x12\n\n\x02id\x18\x01 \x01(\t2\x8a\n\n\x04Task\x12L\n\x05State\x12 .contain'
-    b'erd.task.v2.StateRequest\x1a!.containerd.ta'
-    b'sk.v2.StateResponse\x12W\n\x06Create\x12%.containe'
-    b'rd.task.v2.CreateTaskRequest\x1a&.container'
-    b'd.task.v2.CreateTaskResponse\x12L\n\x05Start\x12 .'
-    b'containerd.task.v2.StartRequest\x1a!.contai'
-    b'nerd.task.v2.StartResponse\x12O\n\x06Delete\x12!.c'
-    b'ontainerd.task.v2.DeleteRequest\x1a".contai'
-    b'nerd.task.v2.DeleteResponse\x12I\n\x04Pids\x12\x1f.co'
-    b'ntainerd.task.v2.PidsRequest\x1a .container'
-    b'd.task.v2.PidsResponse\x12A\n\x05Pause\x12 .contai'
-    b'nerd.task.v2.PauseRequest\x1a\x16.google.proto'
-    b'buf.Empty\x12C\n\x06Resume\x12!.containerd.task.v2'
-    b'.ResumeRequest\x1a\x16.google.protobuf.Empty\x12O'
-    b'\n\nCheckpoint\x12).containerd.task.v2.Checkp'
-    b'ointTaskRequest\x1a\x16.google.protobuf.Empty\x12'
-    b'?\n\x04Kill\x12\x1f.containerd.task.v2.KillRequest'
-    b'\x1a\x16.google.protobuf.Empty\x12F\n\x04Exec\x12&.conta'
-    b'inerd.task.v2.ExecProcessRequest\x1a\x16.googl'
-    b'e.protobuf.Empty\x12I\n\tResizePty\x12$.containe'
-    b'rd.task.v2.ResizePtyRequest\x1a\x16.google.pro'
-    b'tobuf.Empty\x12E\n\x07CloseIO\x12".containerd.task'
-    b'.v2.CloseIORequest\x1a\x16.google.protobuf.Emp'
-    b'ty\x12G\n\x06Update\x12%.containerd.task.v2.Update'
-    b'TaskRequest\x1a\x16.google.protobuf.Empty\x12I\n\x04W'
-    b'ait\x12\x1f.containerd.task.v2.WaitRequest\x1a .c'
-    b'ontainerd.task.v2.WaitResponse\x12L\n\x05Stats\x12'
-    b' .containerd.task.v2.StatsRequest\x1a!.cont'
-    b'ainerd.task.v2.StatsResponse\x12R\n\x07Connect\x12'
-    b'".containerd.task.v2.ConnectRequest\x1a#.co'
-    b'ntainerd.task.v2.ConnectResponse\x12G\n\x08Shut'
-    b'down\x12#.containerd.task.v2.ShutdownReques'
-    b't\x1a\x16.google.protobuf.Emptyb\x06proto3',
-    ('any', 'empty', 'timestamp'),
+# -*- coding: utf-8 -*-
+# Generated by the protocol buffer compiler.  DO NOT EDIT!
+# NO CHECKED-IN PROTOBUF GENCODE
+# source: api/proto/task.proto
+# Protobuf Python Version: 7.35.1
+"""Generated protocol buffer code."""
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import descriptor_pool as _descriptor_pool
+from google.protobuf import runtime_version as _runtime_version
+from google.protobuf import symbol_database as _symbol_database
+from google.protobuf.internal import builder as _builder
+_runtime_version.ValidateProtobufRuntimeVersion(
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'api/proto/task.proto'
 )
+# @@protoc_insertion_point(imports)
+
+_sym_db = _symbol_database.Default()
+
+
+from google.protobuf import any_pb2 as google_dot_protobuf_dot_any__pb2
+from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from api.proto import task_types_pb2 as api_dot_proto_dot_task__types__pb2
+from api.proto import types_pb2 as api_dot_proto_dot_types__pb2
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x61pi/proto/task.proto\x12\x12\x63ontainerd.task.v2\x1a\x19google/protobuf/any.proto\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1a\x61pi/proto/task_types.proto\x1a\x15\x61pi/proto/types.proto\"\xef\x01\n\x11\x43reateTaskRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06\x62undle\x18\x02 \x01(\t\x12\'\n\x06rootfs\x18\x03 \x03(\x0b\x32\x17.containerd.types.Mount\x12\x10\n\x08terminal\x18\x04 \x01(\x08\x12\r\n\x05stdin\x18\x05 \x01(\t\x12\x0e\n\x06stdout\x18\x06 \x01(\t\x12\x0e\n\x06stderr\x18\x07 \x01(\t\x12\x12\n\ncheckpoint\x18\x08 \x01(\t\x12\x19\n\x11parent_checkpoint\x18\t \x01(\t\x12%\n\x07options\x18\n \x01(\x0b\x32\x14.google.protobuf.Any\"!\n\x12\x43reateTaskResponse\x12\x0b\n\x03pid\x18\x01 \x01(\r\",\n\rDeleteRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x65xec_id\x18\x02 \x01(\t\"a\n\x0e\x44\x65leteResponse\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x13\n\x0b\x65xit_status\x18\x02 \x01(\r\x12-\n\texited_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x96\x01\n\x12\x45xecProcessRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x65xec_id\x18\x02 \x01(\t\x12\x10\n\x08terminal\x18\x03 \x01(\x08\x12\r\n\x05stdin\x18\x04 \x01(\t\x12\x0e\n\x06stdout\x18\x05 \x01(\t\x12\x0e\n\x06stderr\x18\x06 \x01(\t\x12\"\n\x04spec\x18\x07 \x01(\x0b\x32\x14.google.protobuf.Any\"\x15\n\x13\x45xecProcessResponse\"N\n\x10ResizePtyRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x65xec_id\x18\x02 \x01(\t\x12\r\n\x05width\x18\x03 \x01(\r\x12\x0e\n\x06height\x18\x04 \x01(\r\"+\n\x0cStateRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x65xec_id\x18\x02 \x01(\t\"\xfb\x01\n\rStateResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06\x62undle\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12+\n\x06status\x18\x04 \x01(\x0e\x32\x1b.containerd.v1.types.Status\x12\r\n\x05stdin\x18\x05 \x01(\t\x12\x0e\n\x06stdout\x18\x06 \x01(\t\x12\x0e\n\x06stderr\x18\x07 \x01(\t\x12\x10\n\x08terminal\x18\x08 \x01(\x08\x12\x13\n\x0b\x65xit_status\x18\t \x01(\r\x12-\n\texited_at\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07\x65xec_id\x18\x0b \x01(\t\"G\n\x0bKillRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x65xec_id\x18\x02 \x01(\t\x12\x0e\n\x06signal\x18\x03 \x01(\r\x12\x0b\n\x03\x61ll\x18\x04 \x01(\x08\"<\n\x0e\x43loseIORequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x65xec_id\x18\x02 \x01(\t\x12\r\n\x05stdin\x18\x03 \x01(\x08\"\x19\n\x0bPidsRequest\x12\n\n\x02id\x18\x01 \x01(\t\"C\n\x0cPidsResponse\x12\x33\n\tprocesses\x18\x01 \x03(\x0b\x32 .containerd.v1.types.ProcessInfo\"X\n\x15\x43heckpointTaskRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12%\n\x07options\x18\x03 \x01(\x0b\x32\x14.google.protobuf.Any\"\xc9\x01\n\x11UpdateTaskRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\'\n\tresources\x18\x02 \x01(\x0b\x32\x14.google.protobuf.Any\x12K\n\x0b\x61nnotations\x18\x03 \x03(\x0b\x32\x36.containerd.task.v2.UpdateTaskRequest.AnnotationsEntry\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"+\n\x0cStartRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x65xec_id\x18\x02 \x01(\t\"\x1c\n\rStartResponse\x12\x0b\n\x03pid\x18\x01 \x01(\r\"*\n\x0bWaitRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x65xec_id\x18\x02 \x01(\t\"R\n\x0cWaitResponse\x12\x13\n\x0b\x65xit_status\x18\x01 \x01(\r\x12-\n\texited_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x1a\n\x0cStatsRequest\x12\n\n\x02id\x18\x01 \x01(\t\"4\n\rStatsResponse\x12#\n\x05stats\x18\x01 \x01(\x0b\x32\x14.google.protobuf.Any\"\x1c\n\x0e\x43onnectRequest\x12\n\n\x02id\x18\x01 \x01(\t\"F\n\x0f\x43onnectResponse\x12\x10\n\x08shim_pid\x18\x01 \x01(\r\x12\x10\n\x08task_pid\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\t\"*\n\x0fShutdownRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03now\x18\x02 \x01(\x08\"\x1a\n\x0cPauseRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x1b\n\rResumeRequest\x12\n\n\x02id\x18\x01 \x01(\t2\x8a\n\n\x04Task\x12L\n\x05State\x12 .containerd.task.v2.StateRequest\x1a!.containerd.task.v2.StateResponse\x12W\n\x06\x43reate\x12%.containerd.task.v2.CreateTaskRequest\x1a&.containerd.task.v2.CreateTaskResponse\x12L\n\x05Start\x12 .containerd.task.v2.StartRequest\x1a!.containerd.task.v2.StartResponse\x12O\n\x06\x44\x65lete\x12!.containerd.task.v2.DeleteRequest\x1a\".containerd.task.v2.DeleteResponse\x12I\n\x04Pids\x12\x1f.containerd.task.v2.PidsRequest\x1a .containerd.task.v2.PidsResponse\x12\x41\n\x05Pause\x12 .containerd.task.v2.PauseRequest\x1a\x16.google.protobuf.Empty\x12\x43\n\x06Resume\x12!.containerd.task.v2.ResumeRequest\x1a\x16.google.protobuf.Empty\x12O\n\nCheckpoint\x12).containerd.task.v2.CheckpointTaskRequest\x1a\x16.google.protobuf.Empty\x12?\n\x04Kill\x12\x1f.containerd.task.v2.KillRequest\x1a\x16.google.protobuf.Empty\x12\x46\n\x04\x45xec\x12&.containerd.task.v2.ExecProcessRequest\x1a\x16.google.protobuf.Empty\x12I\n\tResizePty\x12$.containerd.task.v2.ResizePtyRequest\x1a\x16.google.protobuf.Empty\x12\x45\n\x07\x43loseIO\x12\".containerd.task.v2.CloseIORequest\x1a\x16.google.protobuf.Empty\x12G\n\x06Update\x12%.containerd.task.v2.UpdateTaskRequest\x1a\x16.google.protobuf.Empty\x12I\n\x04Wait\x12\x1f.containerd.task.v2.WaitRequest\x1a .containerd.task.v2.WaitResponse\x12L\n\x05Stats\x12 .containerd.task.v2.StatsRequest\x1a!.containerd.task.v2.StatsResponse\x12R\n\x07\x43onnect\x12\".containerd.task.v2.ConnectRequest\x1a#.containerd.task.v2.ConnectResponse\x12G\n\x08Shutdown\x12#.containerd.task.v2.ShutdownRequest\x1a\x16.google.protobuf.Emptyb\x06proto3')
+
+_globals = globals()
+_builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'api.proto.task_pb2', _globals)
+if not _descriptor._USE_C_DESCRIPTORS:
+  DESCRIPTOR._loaded_options = None
+  _globals['_UPDATETASKREQUEST_ANNOTATIONSENTRY']._loaded_options = None
+  _globals['_UPDATETASKREQUEST_ANNOTATIONSENTRY']._serialized_options = b'8\001'
+  _globals['_CREATETASKREQUEST']._serialized_start=185
+  _globals['_CREATETASKREQUEST']._serialized_end=424
+  _globals['_CREATETASKRESPONSE']._serialized_start=426
+  _globals['_CREATETASKRESPONSE']._serialized_end=459
+  _globals['_DELETEREQUEST']._serialized_start=461
+  _globals['_DELETEREQUEST']._serialized_end=505
+  _globals['_DELETERESPONSE']._serialized_start=507
+  _globals['_DELETERESPONSE']._serialized_end=604
+  _globals['_EXECPROCESSREQUEST']._serialized_start=607
+  _globals['_EXECPROCESSREQUEST']._serialized_end=757
+  _globals['_EXECPROCESSRESPONSE']._serialized_start=759
+  _globals['_EXECPROCESSRESPONSE']._serialized_end=780
+  _globals['_RESIZEPTYREQUEST']._serialized_start=782
+  _globals['_RESIZEPTYREQUEST']._serialized_end=860
+  _globals['_STATEREQUEST']._serialized_start=862
+  _globals['_STATEREQUEST']._serialized_end=905
+  _globals['_STATERESPONSE']._serialized_start=908
+  _globals['_STATERESPONSE']._serialized_end=1159
+  _globals['_KILLREQUEST']._serialized_start=1161
+  _globals['_KILLREQUEST']._serialized_end=1232
+  _globals['_CLOSEIOREQUEST']._serialized_start=1234
+  _globals['_CLOSEIOREQUEST']._serialized_end=1294
+  _globals['_PIDSREQUEST']._serialized_start=1296
+  _globals['_PIDSREQUEST']._serialized_end=1321
+  _globals['_PIDSRESPONSE']._serialized_start=1323
+  _globals['_PIDSRESPONSE']._serialized_end=1390
+  _globals['_CHECKPOINTTASKREQUEST']._serialized_start=1392
+  _globals['_CHECKPOINTTASKREQUEST']._serialized_end=1480
+  _globals['_UPDATETASKREQUEST']._serialized_start=1483
+  _globals['_UPDATETASKREQUEST']._serialized_end=1684
+  _globals['_UPDATETASKREQUEST_ANNOTATIONSENTRY']._serialized_start=1634
+  _globals['_UPDATETASKREQUEST_ANNOTATIONSENTRY']._serialized_end=1684
+  _globals['_STARTREQUEST']._serialized_start=1686
+  _globals['_STARTREQUEST']._serialized_end=1729
+  _globals['_STARTRESPONSE']._serialized_start=1731
+  _globals['_STARTRESPONSE']._serialized_end=1759
+  _globals['_WAITREQUEST']._serialized_start=1761
+  _globals['_WAITREQUEST']._serialized_end=1803
+  _globals['_WAITRESPONSE']._serialized_start=1805
+  _globals['_WAITRESPONSE']._serialized_end=1887
+  _globals['_STATSREQUEST']._serialized_start=1889
+  _globals['_STATSREQUEST']._serialized_end=1915
+  _globals['_STATSRESPONSE']._serialized_start=1917
+  _globals['_STATSRESPONSE']._serialized_end=1969
+  _globals['_CONNECTREQUEST']._serialized_start=1971
+  _globals['_CONNECTREQUEST']._serialized_end=1999
+  _globals['_CONNECTRESPONSE']._serialized_start=2001
+  _globals['_CONNECTRESPONSE']._serialized_end=2071
+  _globals['_SHUTDOWNREQUEST']._serialized_start=2073
+  _globals['_SHUTDOWNREQUEST']._serialized_end=2115
+  _globals['_PAUSEREQUEST']._serialized_start=2117
+  _globals['_PAUSEREQUEST']._serialized_end=2143
+  _globals['_RESUMEREQUEST']._serialized_start=2145
+  _globals['_RESUMEREQUEST']._serialized_end=2172
+  _globals['_TASK']._serialized_start=2175
+  _globals['_TASK']._serialized_end=3465
+# @@protoc_insertion_point(module_scope)

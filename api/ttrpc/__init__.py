@@ -2,9 +2,13 @@
 
 ttrpc is gRPC for processes of one machine: the same services and protobuf messages, without
 HTTP/2, over a unix socket. This package speaks version 1.2 of the protocol (unary calls and
-streams), on anyio or on a small loop of our own (:mod:`api.aio`), in one thread.
+streams).
 
-**A server** is services on a listening socket::
+**Without sockets** (this module): :class:`ServerConnection` and :class:`ClientConnection` are the
+protocol alone, bytes in and events out, for any loop and for tests. With them come services,
+errors and events. The shim drives them from its own loop.
+
+**A server** for programs on anyio (:mod:`api.ttrpc.server`) is services on a listening socket::
 
     async def state(context: Context, request: StateRequest) -> StateResponse:
         if request.id not in tasks:
@@ -15,12 +19,12 @@ streams), on anyio or on a small loop of our own (:mod:`api.aio`), in one thread
     server = Server([service], log=lambda event, fields: ...)
     await server.serve(listener)               # until server.close() or server.shutdown()
 
-Every request has a task of its own, which is cancelled when its client disconnects or the
-client's timeout is over; a handler that must not stop half way shields itself. Any other
+Every request runs in a task of its own, which is cancelled when its client disconnects or the
+client's timeout has passed; a handler that must not stop half way shields itself. Any other
 exception of a handler is answered INTERNAL and logged. Only processes of the server's own user
 and group are served.
 
-**A client** is a connection::
+**A client** (:mod:`api.ttrpc.client`) is a connection::
 
     async with connect("/run/containerd/s/1234") as client:
         response = await client.call(
@@ -28,22 +32,18 @@ and group are served.
         )
 
 Calls may run at the same time, and be cancelled. A lost connection fails all of them with
-:class:`ConnectionClosed`; ``client.closed`` says so, and connecting again is the caller's.
-``Client(await dial(path), task_group)`` does the same in a task group that exists already.
+:class:`ConnectionClosed`; ``client.closed`` says so, and reconnecting is the caller's decision.
+``Client(await dial(path), task_group)`` does the same in an existing task group.
 
 **Streams**: a method that streams gets a :class:`Stream` in place of the request; a client
 opens one with ``async with client.stream(service, Method.of(descriptor))`` and then sends,
 finishes and receives.
 
-**Without sockets**: :class:`ServerConnection` and :class:`ClientConnection` are the protocol
-alone, bytes in and events out, for other transports and for tests.
-
-What happens when something is wrong is said where it is decided: errors in
-:mod:`api.ttrpc.errors`, protocol violations in :mod:`api.ttrpc.connection`, stream states in
-:mod:`api.ttrpc.streams`, limits in :mod:`api.ttrpc.inbox` and :mod:`api.ttrpc.transport`.
+The rules are stated where they are implemented: errors in :mod:`api.ttrpc.errors`, protocol
+violations in :mod:`api.ttrpc.connection`, stream states in :mod:`api.ttrpc.streams`, limits in
+:mod:`api.ttrpc.inbox` and :mod:`api.ttrpc.transport`.
 """
 
-from api.ttrpc.client import Client, ClientStream, connect, dial
 from api.ttrpc.connection import ClientConnection, ServerConnection
 from api.ttrpc.errors import (
     ConnectFailed,
@@ -72,11 +72,9 @@ from api.ttrpc.events import (
     ResponseReceived,
     StreamFailed,
 )
-from api.ttrpc.server import Server
 from api.ttrpc.service import (
     Context,
     Credentials,
-    DeferredService,
     Handler,
     ImmediateHandler,
     Method,
@@ -85,16 +83,13 @@ from api.ttrpc.service import (
 )
 
 __all__ = [
-    "Client",
     "ClientConnection",
-    "ClientStream",
     "ConnectFailed",
     "ConnectionClosed",
     "Context",
     "Credentials",
     "DataReceived",
     "DeadlineExceeded",
-    "DeferredService",
     "Ended",
     "Event",
     "FrameIgnored",
@@ -110,7 +105,6 @@ __all__ = [
     "RemoteProtocolError",
     "RequestReceived",
     "ResponseReceived",
-    "Server",
     "ServerConnection",
     "Service",
     "ShuttingDown",
@@ -121,6 +115,4 @@ __all__ = [
     "TypeMismatch",
     "UndecodableMessage",
     "Unimplemented",
-    "connect",
-    "dial",
 ]

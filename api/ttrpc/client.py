@@ -2,58 +2,43 @@
 
 One task reads the connection; any number of tasks call at once. When the connection is lost
 every call under way fails at once with :class:`~api.ttrpc.errors.ConnectionClosed`. A client does
-not reconnect by itself: whoever has the connection knows what may be sent twice.
+not reconnect by itself: only its owner knows which requests may be sent twice.
 """
 
 from __future__ import annotations
 
-import errno
 import math
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from google.protobuf.message import DecodeError, Message
+import anyio
 
-from api import aio
-from api.errors import Status
-from api.ttrpc.errors import (
-    ConnectFailed,
-    DeadlineExceeded,
-    LocalProtocolError,
-    Overloaded,
-    RemoteError,
-    TtrpcError,
-    UndecodableMessage,
-)
+from api.ttrpc import sockets
+from api.ttrpc.calls import check_status, decode, nanoseconds, no_answer
+from api.ttrpc.errors import DeadlineExceeded, LocalProtocolError, Overloaded, TtrpcError
 from api.ttrpc.events import ResponseReceived, StreamFailed
 from api.ttrpc.inbox import PATIENCE, Inbox
 from api.ttrpc.multiplexer import Multiplexer, Request
 from api.ttrpc.streams import State
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from collections.abc import AsyncIterator, Iterable
     from types import TracebackType
-    from typing import Any, Final, Self, TypeVar
 
-    from api.aio.groups import Tasks
+    from anyio.abc import TaskGroup
+    from google.protobuf.message import Message
+
     from api.ttrpc.errors import ConnectionClosed
     from api.ttrpc.multiplexer import Answer
     from api.ttrpc.service import Method
 
     R = TypeVar("R", bound=Message)
 
-# The C module under socket: the public one imports selectors and makes enumerations.
-if TYPE_CHECKING:
-    import socket as _socket
-else:
-    import _socket
-
 _CONNECT: Final = 5.0  # seconds
 _PAUSE: Final = 0.01  # seconds, between looks at a full backlog
-_NANOSECONDS: Final = 10**9
-_LONGEST: Final = 9e9  # seconds, 285 years: about what an int64 of nanoseconds holds
 
 
-async def dial(path: str, *, timeout: float = _CONNECT) -> _socket.socket:
+async def dial(path: str, *, timeout: float = _CONNECT) -> socket.socket:
     """A connected socket, for a :class:`Client` in a task group of one's own.
 
     Args:
@@ -61,38 +46,17 @@ async def dial(path: str, *, timeout: float = _CONNECT) -> _socket.socket:
         timeout: seconds to wait while the server's backlog is full.
 
     Returns:
-        The socket, non-blocking and not inherited by children; of the class that the public one
-        extends, and so without its context manager.
+        The socket, non-blocking and not inherited by children.
 
     Raises:
-        ConnectFailed: nobody listens there, or nobody accepted in time.
+        ConnectFailed: no server listens there, or it did not accept in time.
     """
-    path = path.removeprefix("unix://")
-    sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-    sock.setblocking(False)
-    deadline = aio.current_time() + timeout
-    try:
-        while True:
-            try:
-                sock.connect(path)
-            except BlockingIOError:
-                # A unix socket whose backlog is full says EAGAIN and cannot be polled.
-                if aio.current_time() >= deadline:
-                    raise ConnectFailed(
-                        f"connect to {path}", found=f"a backlog still full after {timeout:g} s"
-                    ) from None
-                await aio.sleep(_PAUSE)
-            except OSError as error:
-                raise ConnectFailed(
-                    f"connect to {path}",
-                    found=errno.errorcode.get(error.errno or 0, "") or str(error),
-                    do="check that the server runs and listens there",
-                ) from error
-            else:
-                return sock
-    except BaseException:
-        sock.close()
-        raise
+    deadline = anyio.current_time() + timeout
+    while (sock := sockets.connect(path)) is None:
+        if anyio.current_time() >= deadline:
+            raise sockets.backlog_full(path, timeout)
+        await anyio.sleep(_PAUSE)
+    return sock
 
 
 class Client:
@@ -103,17 +67,17 @@ class Client:
         tasks: where the connection is read, from now until it is closed or this group cancelled.
     """
 
-    def __init__(self, sock: _socket.socket, tasks: Tasks) -> None:
+    def __init__(self, sock: socket.socket, tasks: TaskGroup) -> None:
         self._multiplexer = Multiplexer(sock, tasks)
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is over; then every call fails."""
-        return self._multiplexer.over.is_set()
+        """Whether the connection has ended; then every call fails."""
+        return self._multiplexer.closed.is_set()
 
     async def wait_closed(self) -> None:
-        """Wait until the connection is over, whoever ended it."""
-        await self._multiplexer.over.wait()
+        """Wait until the connection has ended, on either side."""
+        await self._multiplexer.closed.wait()
 
     def close(self) -> None:
         """End the connection; calls under way fail with ``ConnectionClosed``."""
@@ -156,17 +120,17 @@ class Client:
             service,
             method,
             request.SerializeToString(),
-            _nanoseconds(timeout),
+            nanoseconds(timeout),
             tuple(metadata),
             State.UNARY,
         )
         answer: ResponseReceived | None = None
-        with aio.CancelScope(deadline=_deadline(timeout)):
+        with anyio.CancelScope(deadline=_deadline(timeout)):
             answer = await self._exchange(asked)
         if answer is None:
-            raise DeadlineExceeded(str(asked), found=f"no answer in {timeout:g} s")
-        _check_status(str(asked), answer, timeout)
-        return _decode(response_type, answer.payload, str(asked))
+            raise no_answer(asked, timeout)
+        check_status(answer, asked, timeout)
+        return decode(response_type, answer.payload, asked)
 
     def stream(
         self,
@@ -196,13 +160,13 @@ class Client:
         if (request is None) != method.client_streaming:
             raise LocalProtocolError(
                 f"{service}/{method.name}",
-                found="a request is given exactly if the client does not stream",
+                found="a request is passed here only if the client does not stream",
             )
         asked = Request(
             service,
             method.name,
             b"" if request is None else request.SerializeToString(),
-            _nanoseconds(timeout),
+            nanoseconds(timeout),
             tuple(metadata),
             State.OPEN if method.client_streaming else State.CLIENT_CLOSED,
         )
@@ -228,7 +192,7 @@ class _UnaryCall:
     outcome: ResponseReceived | TtrpcError
 
     def __init__(self) -> None:
-        self.done = aio.Event()
+        self.done = anyio.Event()
 
     async def take(self, answer: Answer) -> None:
         """The answer; never data, which the core does not let through to a unary stream."""
@@ -248,7 +212,7 @@ class _UnaryCall:
 class ClientStream:
     """A call that streams; made by :meth:`Client.stream`, opened by ``async with``.
 
-    Leaving the block forgets the call, whatever its state: the server is told that we send no
+    Leaving the block forgets the call in any state: the server learns that we send no
     more, and what it still sends is dropped.
     """
 
@@ -259,11 +223,11 @@ class ClientStream:
         self._method = method
         self._asked = asked
         self._timeout = timeout
-        self._inbox = Inbox(multiplexer.holdings)
+        self._inbox = Inbox(multiplexer.budget)
         self._stream_id = 0
 
     async def __aenter__(self) -> Self:
-        self._scope = aio.CancelScope(deadline=_deadline(self._timeout))
+        self._scope = anyio.CancelScope(deadline=_deadline(self._timeout))
         self._scope.__enter__()
         try:
             self._stream_id = await self._multiplexer.open(self._asked, self)
@@ -319,13 +283,13 @@ class ClientStream:
         """The server's next message; of a method that does not stream its answer, the answer.
 
         Raises:
-            aio.EndOfStream: there are no more, and the call succeeded.
+            anyio.EndOfStream: there are no more, and the call succeeded.
             RemoteError: there are no more, and the call failed.
             DeadlineExceeded: the server ran out of the call's time.
             ConnectionClosed: the connection was lost.
-            Overloaded: messages were not received fast enough, and the stream was given up.
+            Overloaded: messages were not received fast enough, and the stream was abandoned.
         """
-        return _decode(self._method.response, await self._inbox.get(), str(self._asked))
+        return decode(self._method.response, await self._inbox.get(), self._asked)
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self
@@ -333,7 +297,7 @@ class ClientStream:
     async def __anext__(self) -> Any:
         try:
             return await self.receive()
-        except aio.EndOfStream:
+        except anyio.EndOfStream:
             raise StopAsyncIteration from None
 
     async def take(self, answer: Answer) -> None:
@@ -343,7 +307,7 @@ class ClientStream:
             inbox.end(answer.error)
         elif isinstance(answer, ResponseReceived):
             try:
-                _check_status(str(self._asked), answer, self._timeout)
+                check_status(answer, self._asked, self._timeout)
             except TtrpcError as error:
                 inbox.end(error)
                 return
@@ -361,7 +325,7 @@ class ClientStream:
                 self._multiplexer.give_up(answer.stream_id)
                 inbox.end(
                     Overloaded(
-                        str(self._asked), found=f"a stream that nobody has read for {PATIENCE:g} s"
+                        str(self._asked), found=f"a stream that was not read for {PATIENCE:g} s"
                     )
                 )
 
@@ -382,7 +346,7 @@ class _Connected:
 
     async def __aenter__(self) -> Client:
         sock = await dial(self._path, timeout=self._timeout)
-        self._tasks = aio.create_task_group()
+        self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         self._client = Client(sock, self._tasks)
         return self._client
@@ -394,10 +358,10 @@ class _Connected:
         where: TracebackType | None,
     ) -> bool | None:
         self._client.close()
-        if kind is not None and issubclass(kind, aio.get_cancelled_exc_class()):
+        if kind is not None and issubclass(kind, anyio.get_cancelled_exc_class()):
             return await self._tasks.__aexit__(kind, error, where)
         # The group has one task, which raises nothing: what the block raised is passed on as it
-        # is, and not in an ExceptionGroup that nobody would expect of a connection.
+        # is, and not in an ExceptionGroup, which is unexpected from a connection.
         await self._tasks.__aexit__(None, None, None)
         return False
 
@@ -411,36 +375,10 @@ def connect(path: str, *, timeout: float = _CONNECT) -> _Connected:
 
     Returns:
         An asynchronous context manager that gives a :class:`Client` and closes it at the end.
-        Entering it raises :class:`~api.ttrpc.errors.ConnectFailed` if nobody listens there.
+        Entering it raises :class:`~api.ttrpc.errors.ConnectFailed` if no server listens there.
     """
     return _Connected(path, timeout)
 
 
 def _deadline(timeout: float | None) -> float:
-    return math.inf if timeout is None else aio.current_time() + timeout
-
-
-def _nanoseconds(timeout: float | None) -> int:
-    """A timeout as it goes on the wire, where 0 means none."""
-    if timeout is None:
-        return 0
-    return max(1, int(min(timeout, _LONGEST) * _NANOSECONDS))
-
-
-def _check_status(asked: str, answer: ResponseReceived, timeout: float | None) -> None:
-    if answer.code == Status.OK:
-        return
-    error = RemoteError(asked, status=answer.code, message=answer.message, details=answer.details)
-    if answer.code == Status.DEADLINE_EXCEEDED and timeout is not None:
-        raise DeadlineExceeded(asked, found=f"no answer in {timeout:g} s") from error
-    raise error
-
-
-def _decode(type_: type[R], payload: bytes, asked: str) -> R:
-    try:
-        return type_.FromString(payload)
-    except DecodeError:
-        raise UndecodableMessage(
-            f"{type_.DESCRIPTOR.full_name} of {asked}",
-            found=f"{len(payload)} bytes that are none",
-        ) from None
+    return math.inf if timeout is None else anyio.current_time() + timeout

@@ -8,13 +8,13 @@ What a server does with a frame that it must not accept:
 
 ==========================================  =============================================
 even stream id                              the stream is answered INVALID_ARGUMENT
-request with an id used before              the same, and a live stream of that id is over
+request with an id used before              the same, and a live stream of that id ends
 request both "remote open" and "… closed"   the same
 request that is no ``ttrpc.Request``        the same
 data before a request                       the same
-data on a unary stream, or after the end    the same; the stream is over
-"no data" with data                         the same; the stream is over
-more than 4 MiB                             RESOURCE_EXHAUSTED; the stream is over
+data on a unary stream, or after the end    the same; the stream ends
+"no data" with data                         the same; the stream ends
+more than 4 MiB                             RESOURCE_EXHAUSTED; the stream ends
 data after the stream's end                 ignored: the peer could not know yet
 response, unknown type                      ignored
 ==========================================  =============================================
@@ -30,6 +30,8 @@ same of both.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
 
 from google.protobuf.message import DecodeError
 
@@ -67,10 +69,8 @@ from api.ttrpc.frames import (
 )
 from api.ttrpc.streams import TRANSITIONS, State
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Final
 
     from google.protobuf.any_pb2 import Any
 
@@ -107,7 +107,7 @@ class _Connection:
         return stream_id in self._streams
 
     def abandon(self, stream_id: int) -> None:
-        """Forget a stream; what comes late for it is ignored. No harm if it is over already."""
+        """Forget a stream; late frames for it are ignored. No effect if it has ended."""
         self._streams.pop(stream_id, None)
 
     def receive_data(self, data: bytes) -> list[Event]:
@@ -180,7 +180,7 @@ class _Connection:
         """The frame, if the stream's state allows it now."""
         state = self._streams.get(stream_id)
         if state is None:
-            raise StreamClosed(f"send on stream {stream_id}", found="it is over, or never began")
+            raise StreamClosed(f"send on stream {stream_id}", found="it is not open")
         following = TRANSITIONS.get((state, event))
         if following is None:
             raise LocalProtocolError(
@@ -207,7 +207,7 @@ class ServerConnection(_Connection):
 
         Raises:
             MessageTooLarge: answer with :meth:`send_error` instead; the stream still lives.
-            StreamClosed: the stream is over.
+            StreamClosed: the stream has ended.
         """
         response = ttrpc_pb2.Response(payload=payload)
         frame = encode(stream_id, RESPONSE, 0, response.SerializeToString())
@@ -228,7 +228,7 @@ class ServerConnection(_Connection):
             What to write.
 
         Raises:
-            StreamClosed: the stream is over.
+            StreamClosed: the stream has ended.
         """
         frame = _error_frame(stream_id, code, message, details)
         return self._send(stream_id, streams.Event.RESPONSE, frame)
@@ -246,7 +246,7 @@ class ServerConnection(_Connection):
         Raises:
             MessageTooLarge: the stream still lives.
             LocalProtocolError: the stream is unary.
-            StreamClosed: the stream is over.
+            StreamClosed: the stream has ended.
         """
         frame = encode(stream_id, DATA, 0, payload)
         return self._send(stream_id, streams.Event.SERVER_DATA, frame)
@@ -262,7 +262,7 @@ class ServerConnection(_Connection):
 
         Raises:
             LocalProtocolError: the stream is unary.
-            StreamClosed: the stream is over.
+            StreamClosed: the stream has ended.
         """
         frame = encode(stream_id, DATA, REMOTE_CLOSED | NO_DATA)
         return self._send(stream_id, streams.Event.SERVER_END, frame)
@@ -345,11 +345,11 @@ class ClientConnection(_Connection):
         Raises:
             MessageTooLarge: nothing was opened.
             ConnectionClosed: the ids of this connection are used up.
-            LocalProtocolError: no stream begins in that state.
+            LocalProtocolError: no stream starts in that state.
         """
         flags = _REQUEST_FLAGS.get(state)
         if flags is None:
-            raise LocalProtocolError("open a stream", found=f"state {state.name} to begin with")
+            raise LocalProtocolError("open a stream", found=f"{state.name}, in which none starts")
         request = ttrpc_pb2.Request(
             service=service, method=method, payload=payload, timeout_nano=timeout_nano
         )
@@ -378,7 +378,7 @@ class ClientConnection(_Connection):
         Raises:
             MessageTooLarge: the stream still lives.
             LocalProtocolError: we have ended our side, or the stream is unary.
-            StreamClosed: the stream is over.
+            StreamClosed: the stream has ended.
         """
         frame = encode(stream_id, DATA, 0, payload)
         return self._send(stream_id, streams.Event.CLIENT_DATA, frame)
@@ -394,7 +394,7 @@ class ClientConnection(_Connection):
 
         Raises:
             LocalProtocolError: we have ended our side, or the stream is unary.
-            StreamClosed: the stream is over.
+            StreamClosed: the stream has ended.
         """
         frame = encode(stream_id, DATA, REMOTE_CLOSED | NO_DATA)
         return self._send(stream_id, streams.Event.CLIENT_END, frame)

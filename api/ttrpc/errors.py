@@ -7,7 +7,7 @@
     ├── RemoteProtocolError       E0003  the peer broke the protocol
     │   └── UndecodableMessage    E0004  … with bytes that are not the message they should be
     ├── RemoteError               E0005  the peer answered with a status other than OK
-    ├── ConnectFailed             E0006  nobody answers at that address
+    ├── ConnectFailed             E0006  no server answers at that address
     ├── ConnectionClosed          E0007  the connection is gone; connect again
     ├── StreamClosed              E0008  the peer has ended this stream; others go on
     ├── Unimplemented             E0009  no such service or method
@@ -15,19 +15,20 @@
     ├── MessageTooLarge           E0011  more than 4 MiB in one message
     ├── Overloaded                E0012  the peer asks for more at once than we hold for one peer
     ├── ShuttingDown              E0013  this server takes no new requests
-    ├── PeerRejected              E0014  somebody else's process connected
+    ├── PeerRejected              E0014  another user's process connected
     ├── HandlerFailed             E0015  a handler raised what is not an NvshimError
-    └── TypeMismatch              E0016  an ``Any`` holds another type than was asked for
+    └── TypeMismatch              E0016  an ``Any`` holds another type than expected
 
-As in h11 a protocol error is *local* (we asked for what is not allowed: fix the caller) or
+As in h11 a protocol error is *local* (our call is not allowed: fix the caller) or
 *remote* (the peer did). The core types it where the peer's bytes enter and nowhere else.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from api.errors import NvshimError, Status
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -61,7 +62,7 @@ class TtrpcError(NvshimError):
 
 
 class LocalProtocolError(TtrpcError):
-    """We asked for what the protocol does not allow. Raised by every ``send_*`` of the core."""
+    """Our call is not allowed by the protocol now. Raised by every ``send_*`` of the core."""
 
     code = "NVSHIM-E0002"
     status = Status.INTERNAL
@@ -105,7 +106,7 @@ class RemoteError(TtrpcError):
 
 
 class ConnectFailed(TtrpcError):
-    """Nobody answers at an address. Raised by :func:`api.ttrpc.connect`."""
+    """No server answers at an address. Raised by :func:`api.ttrpc.client.connect`."""
 
     code = "NVSHIM-E0006"
     status = Status.UNAVAILABLE
@@ -161,7 +162,7 @@ class ShuttingDown(TtrpcError):
 
 
 class PeerRejected(TtrpcError):
-    """A process of another user or group connected. It is logged; that peer is told nothing."""
+    """A process of another user or group connected. It is logged; the peer gets no answer."""
 
     code = "NVSHIM-E0014"
     status = Status.PERMISSION_DENIED
@@ -175,7 +176,7 @@ class HandlerFailed(TtrpcError):
 
 
 class TypeMismatch(TtrpcError):
-    """An ``Any`` holds another type than was asked for. Raised by :mod:`api.typeurl`."""
+    """An ``Any`` holds another type than expected. Raised by :mod:`api.typeurl`."""
 
     code = "NVSHIM-E0016"
     status = Status.INVALID_ARGUMENT

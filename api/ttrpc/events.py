@@ -6,19 +6,16 @@ counts its start in milliseconds. Tell them apart by class, never by comparing t
 
 from __future__ import annotations
 
-from api.values import Record
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
     from google.protobuf.any_pb2 import Any
 
     from api.ttrpc.errors import TtrpcError
     from api.ttrpc.streams import State
 
 
-class RequestReceived(Record):
+class RequestReceived(NamedTuple):
     """A client has opened a stream (server).
 
     ``timeout_nano`` is in nanoseconds, 0 for none; ``metadata`` in the order on the wire, keys
@@ -34,7 +31,7 @@ class RequestReceived(Record):
     state: State
 
 
-class DataReceived(Record):
+class DataReceived(NamedTuple):
     """One message on an open stream (both sides); ``payload`` is None for a bare end.
 
     ``end``: the peer sends no more on this stream.
@@ -45,7 +42,7 @@ class DataReceived(Record):
     end: bool
 
 
-class ResponseReceived(Record):
+class ResponseReceived(NamedTuple):
     """The server's final word on a stream (client); ``code`` 0 is success."""
 
     stream_id: int
@@ -55,11 +52,11 @@ class ResponseReceived(Record):
     details: tuple[Any, ...]
 
 
-class StreamFailed(Record):
-    """A stream is over, or was never opened, because the peer broke a rule or sent too much.
+class StreamFailed(NamedTuple):
+    """A stream has ended, or was never opened, because the peer broke a rule or sent too much.
 
     The connection lives on. ``reply`` is to be sent as it is; empty on the client's side,
-    where there is nobody to tell but the caller.
+    where only the caller has to know.
     """
 
     stream_id: int
@@ -67,7 +64,7 @@ class StreamFailed(Record):
     reply: bytes
 
 
-class FrameIgnored(Record):
+class FrameIgnored(NamedTuple):
     """A frame without an effect: late, or of a type that a later protocol may define."""
 
     stream_id: int
@@ -75,8 +72,8 @@ class FrameIgnored(Record):
     why: str
 
 
-class Ended(Record):
-    """The connection is over, always the last event; ``error`` is None for an orderly end."""
+class Ended(NamedTuple):
+    """The connection has ended, always the last event; ``error`` is None for an orderly end."""
 
     error: TtrpcError | None
 

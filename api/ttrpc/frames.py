@@ -21,13 +21,9 @@ Source: ttrpc PROTOCOL.md, "Message Frame" and "Message Types".
 from __future__ import annotations
 
 from struct import Struct
+from typing import Final, NamedTuple
 
 from api.ttrpc.errors import MessageTooLarge
-from api.values import Record
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Final
 
 HEADER_SIZE: Final = 10
 DATA_MAX: Final = 4 << 20
@@ -45,7 +41,7 @@ _pack: Final = _HEADER.pack
 _unpack_from: Final = _HEADER.unpack_from
 
 
-class Frame(Record):
+class Frame(NamedTuple):
     """One frame with its data; a named tuple because it is made for every message."""
 
     stream_id: int
@@ -54,7 +50,7 @@ class Frame(Record):
     data: bytes
 
 
-class Oversized(Record):
+class Oversized(NamedTuple):
     """The header of a frame whose data are being thrown away.
 
     ``length`` is in bytes, as announced.
@@ -91,7 +87,7 @@ def encode(stream_id: int, type_: int, flags: int, data: bytes = b"") -> bytes:
 
 
 class FrameReader:
-    """Cuts a byte stream into frames, however the bytes are split over calls."""
+    """Cuts a byte stream into frames, wherever they are split."""
 
     __slots__ = ("_buffer", "_skip")
 
@@ -112,7 +108,7 @@ class FrameReader:
             received: any number of bytes.
 
         Returns:
-            The frames that these bytes completed, and the oversized ones they began, in order.
+            The frames that these bytes completed, and the oversized ones they started, in order.
         """
         # The usual case is a whole frame in one piece: cut it from what came, without a copy
         # through the buffer.

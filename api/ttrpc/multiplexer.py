@@ -6,30 +6,28 @@ them when the connection is lost. :mod:`api.ttrpc.client` is what people use.
 
 from __future__ import annotations
 
-from api import aio
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+
+import anyio
+
+from api.ttrpc.calls import CLOSED_HERE, connection_closed, why_ended
 from api.ttrpc.connection import ClientConnection
 from api.ttrpc.errors import ConnectionClosed
 from api.ttrpc.events import DataReceived, Ended, ResponseReceived, StreamFailed
-from api.ttrpc.inbox import Holdings
+from api.ttrpc.inbox import ByteBudget
 from api.ttrpc.transport import Transport
-from api.values import Record
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from typing import Final, Protocol, TypeAlias
 
-    from api.aio.groups import Tasks
+    from anyio.abc import TaskGroup
+
     from api.ttrpc.streams import State
-else:
-    Protocol = object
 
 Answer: TypeAlias = "ResponseReceived | DataReceived | StreamFailed"
 
-_CLOSED_HERE: Final = "it was closed on this side"
 
-
-class Request(Record):
+class Request(NamedTuple):
     """What opens a stream; ``timeout_nano`` in nanoseconds, 0 for none."""
 
     service: str
@@ -44,13 +42,13 @@ class Request(Record):
 
 
 class Call(Protocol):
-    """Who waits for what the server says on a stream."""
+    """Gets what the server says on a stream."""
 
     async def take(self, answer: Answer) -> None:
         """The server said something. May wait, for a bounded time, to slow the server down."""
 
     def lost(self, error: ConnectionClosed) -> None:
-        """The connection is over, and there will be no more answers."""
+        """The connection has ended; no answer comes."""
 
 
 class Multiplexer:
@@ -61,28 +59,28 @@ class Multiplexer:
         tasks: where the connection is read.
     """
 
-    def __init__(self, sock: socket.socket, tasks: Tasks) -> None:
-        self.holdings = Holdings()
-        self.over = aio.Event()
+    def __init__(self, sock: socket.socket, tasks: TaskGroup) -> None:
+        self.budget = ByteBudget()
+        self.closed = anyio.Event()
         self._connection = ClientConnection()
         self._transport = Transport(sock, tasks)
         self._calls: dict[int, tuple[str, Call]] = {}
         self._why = ""
-        self._reading = aio.CancelScope()
+        self._reading = anyio.CancelScope()
         tasks.start_soon(self._read)
 
     async def open(self, request: Request, call: Call) -> int:
         """Send a request; from here on the answers go to ``call``.
 
         Args:
-            request: what is asked.
-            call: who asks.
+            request: the request.
+            call: gets the answers.
 
         Returns:
             The stream's id, for the other methods.
 
         Raises:
-            ConnectionClosed: the connection is over.
+            ConnectionClosed: the connection has ended.
             MessageTooLarge: the request is larger than 4 MiB.
         """
         asked = str(request)
@@ -108,7 +106,7 @@ class Multiplexer:
         """Send one message on a stream; waits while the server does not read.
 
         Raises:
-            ConnectionClosed: the connection is over.
+            ConnectionClosed: the connection has ended.
             LocalProtocolError: the stream takes no messages from us, or no more.
             MessageTooLarge: nothing was sent, and the stream goes on.
             StreamClosed: the server has ended the stream.
@@ -128,8 +126,8 @@ class Multiplexer:
         self._connection.abandon(stream_id)
 
     def forget(self, stream_id: int) -> None:
-        """A call is over, one way or another: end our side of its stream and forget it."""
-        if self._connection.may_send(stream_id) and not self.over.is_set():
+        """A call has ended: end our side of its stream and forget it."""
+        if self._connection.may_send(stream_id) and not self.closed.is_set():
             try:
                 self._write("end a stream", self._connection.send_end(stream_id))
             except ConnectionClosed:
@@ -137,40 +135,36 @@ class Multiplexer:
         self._connection.abandon(stream_id)
         self._calls.pop(stream_id, None)
 
-    def close(self, why: str = _CLOSED_HERE) -> None:
+    def close(self, why: str = CLOSED_HERE) -> None:
         """End the connection, and every call under way with ``ConnectionClosed``."""
-        if self.over.is_set():
+        if self.closed.is_set():
             return
         self._why = why
-        self.over.set()
+        self.closed.set()
         for asked, call in tuple(self._calls.values()):
-            call.lost(self._closed(asked, why))
+            call.lost(connection_closed(asked, why))
         self._reading.cancel()
         self._transport.close()
 
-    # A write that fails is its own call's misfortune: others may have answers that have come
+    # A write that fails ends its own call only: the answers of others may have arrived
     # already, so it is for the reader, which finds the end after them, to end the connection.
 
     async def _room(self, asked: str) -> None:
-        if self.over.is_set():
-            raise self._closed(asked, self._why)
+        if self.closed.is_set():
+            raise connection_closed(asked, self._why)
         try:
             await self._transport.room()
         except ConnectionClosed as error:
-            raise self._closed(asked, error.found) from None
+            raise connection_closed(asked, error.found) from None
 
     def _write(self, asked: str, frame: bytes) -> None:
         try:
             self._transport.write(frame)
         except ConnectionClosed as error:
-            raise self._closed(asked, error.found) from None
-
-    @staticmethod
-    def _closed(asked: str, why: str) -> ConnectionClosed:
-        return ConnectionClosed(asked, found=f"the connection is over: {why}", do="connect again")
+            raise connection_closed(asked, error.found) from None
 
     async def _read(self) -> None:
-        why = _CLOSED_HERE
+        why = CLOSED_HERE
         try:
             with self._reading:
                 why = await self._hand_out()
@@ -182,7 +176,7 @@ class Multiplexer:
         while True:
             for event in self._connection.receive_data(await self._transport.receive()):
                 if isinstance(event, Ended):
-                    return str(event.error) if event.error else "the server closed it"
+                    return why_ended(event)
                 if isinstance(event, (ResponseReceived, DataReceived, StreamFailed)):
                     _, call = self._calls.get(event.stream_id, ("", None))
                     if call is not None:

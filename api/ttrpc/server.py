@@ -7,28 +7,24 @@ left after it.
 
 from __future__ import annotations
 
-import errno
-import os
+from typing import TYPE_CHECKING, Final
 
-from api import aio
+import anyio
+
 from api.errors import describe_bug
+from api.ttrpc.calls import MAX_CALLS
 from api.ttrpc.errors import LocalProtocolError, PeerRejected
-from api.ttrpc.session import MAX_CALLS, Session
-from api.ttrpc.transport import accept, peer_credentials
+from api.ttrpc.session import Session
+from api.ttrpc.sockets import ABORTED, PASSING, check_peer
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterable, Mapping
-    from typing import Final
 
-    from api.aio import TaskGroup
+    from anyio.abc import TaskGroup
+
     from api.ttrpc.service import Service
 
-# accept(2) fails with these for a lack that passes; the connection stays in the backlog.
-_PASSING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-# … and with these for one connection that is none any more; the next is unharmed.
-_ABORTED: Final = frozenset({errno.ECONNABORTED, errno.EPROTO, errno.EPERM})
 _PAUSE: Final = 0.1  # seconds
 
 _GRACE: Final = 5.0  # seconds
@@ -63,7 +59,7 @@ class Server:
         self._log = log or _drop
         self._max_calls = max_calls
         self._sessions: set[Session] = set()
-        self._left = aio.Event()
+        self._left = anyio.Event()
         self._serving: _Serving | None = None
         self._closing = False
         self._grace = _GRACE
@@ -84,7 +80,7 @@ class Server:
         listener.setblocking(False)
         failure: OSError | None = None
         try:
-            async with aio.create_task_group() as tasks:
+            async with anyio.create_task_group() as tasks:
                 self._serving = _Serving(tasks.cancel_scope)
                 with self._serving.accepting:
                     if not self._closing:
@@ -93,7 +89,7 @@ class Server:
                 # From here a client is refused at once, rather than left waiting unaccepted.
                 listener.close()
                 scope = tasks.cancel_scope
-                scope.deadline = min(scope.deadline, aio.current_time() + self._grace)
+                scope.deadline = min(scope.deadline, anyio.current_time() + self._grace)
         finally:
             listener.close()
             if self._serving is not None:
@@ -103,9 +99,9 @@ class Server:
             raise failure
 
     def close(self, grace: float = _GRACE) -> None:
-        """Begin to stop, and return at once: for handlers, such as a ``Shutdown``, to call.
+        """Start to stop, and return at once: for handlers, such as a ``Shutdown``, to call.
 
-        No connection is accepted any more and no request begun; idle connections are closed,
+        No further connection is accepted and no request started; idle connections are closed,
         the others when their last request is answered. Then :meth:`serve` returns. Requests
         that have come by then and need no waiting (a second ``Shutdown``) are still answered.
 
@@ -133,48 +129,38 @@ class Server:
         serving = self._serving
         if serving is not None:
             scope = serving.everything
-            scope.deadline = min(scope.deadline, aio.current_time() + grace)
+            scope.deadline = min(scope.deadline, anyio.current_time() + grace)
             await serving.stopped.wait()
 
     async def wait_deserted(self) -> None:
         """Wait until no client is connected."""
         while self._sessions:
-            self._left = aio.Event()
+            self._left = anyio.Event()
             await self._left.wait()
 
     async def _accept(self, listener: socket.socket, tasks: TaskGroup) -> OSError:
         """Accept connections until the listener fails, and say how it did."""
         while True:
-            await aio.wait_readable(listener)
+            await anyio.wait_readable(listener)
             try:
-                sock = accept(listener)
+                sock, _ = listener.accept()
             except (BlockingIOError, InterruptedError):
                 continue
             except OSError as error:
-                if error.errno in _PASSING:
+                if error.errno in PASSING:
                     self._log("cannot accept a connection now", {"error": str(error)})
-                    await aio.sleep(_PAUSE)
-                elif error.errno not in _ABORTED:
+                    await anyio.sleep(_PAUSE)
+                elif error.errno not in ABORTED:
                     return error
                 continue
             try:
-                session = self._admit(sock)
+                peer = check_peer(sock)
             except PeerRejected as error:
                 sock.close()
                 self._log("a connection was rejected", {"error": str(error)})
                 continue
+            session = Session(sock, peer, self._services, self._log, self._max_calls)
             tasks.start_soon(self._run, session)
-
-    def _admit(self, sock: socket.socket) -> Session:
-        """A session for a peer that is of our user and group, before a byte of it is read."""
-        peer = peer_credentials(sock)
-        ours = (os.geteuid(), os.getegid())
-        if (peer.uid, peer.gid) != ours:
-            raise PeerRejected(
-                f"a connection from process {peer.pid}",
-                found=f"uid {peer.uid} and gid {peer.gid}; only {ours[0]} and {ours[1]} may",
-            )
-        return Session(sock, peer, self._services, self._log, self._max_calls)
 
     async def _run(self, session: Session) -> None:
         self._sessions.add(session)
@@ -194,10 +180,10 @@ class _Serving:
 
     __slots__ = ("accepting", "everything", "stopped")
 
-    def __init__(self, everything: aio.CancelScope) -> None:
+    def __init__(self, everything: anyio.CancelScope) -> None:
         self.everything = everything
-        self.accepting = aio.CancelScope()
-        self.stopped = aio.Event()
+        self.accepting = anyio.CancelScope()
+        self.stopped = anyio.Event()
 
 
 def _drop(_: str, __: Mapping[str, object]) -> None:

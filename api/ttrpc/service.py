@@ -1,7 +1,7 @@
-"""Services: which methods there are, what they take and give, and who handles them.
+"""Services: their methods, the methods' messages, and their handlers.
 
-A :class:`Service` joins a protobuf service descriptor (what there is) to a mapping of handlers
-(what we do). A method without a handler is answered UNIMPLEMENTED, as if it did not exist.
+A :class:`Service` joins a protobuf service descriptor to a mapping of handlers. A method without a
+handler is answered UNIMPLEMENTED, as if it did not exist.
 
 Three kinds of handlers, the first two told apart by the method's descriptor::
 
@@ -28,23 +28,26 @@ stream.
 from __future__ import annotations
 
 import math
+from copy import copy
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
-from api.messages import message_class
+from google.protobuf.message_factory import GetMessageClass
+
 from api.ttrpc.errors import LocalProtocolError
-from api.values import Record
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-    from typing import Any, Protocol, TypeAlias
 
-    from google.protobuf.descriptor import Descriptor, MethodDescriptor, ServiceDescriptor
+    from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
     from google.protobuf.message import Message
-else:
-    Protocol = object
+
+    from api.errors import NvshimError
 
 
-class Credentials(Record):
+R = TypeVar("R")
+
+
+class Credentials(NamedTuple):
     """Who is at the other end of a unix socket, as the kernel wrote down when they connected."""
 
     pid: int
@@ -60,7 +63,7 @@ class Context:
         method: the method's name.
         metadata: pairs of key and value in the order on the wire; keys may repeat.
         timeout: seconds that the client gave the call, None for no limit.
-        deadline: when they are over, on the loop's clock; ``inf`` for no limit.
+        deadline: when that ends, on the loop's clock; ``inf`` for no limit.
         peer: the client's process.
     """
 
@@ -83,6 +86,9 @@ class Context:
         self.deadline = deadline
         self.peer = peer
 
+    def __str__(self) -> str:
+        return f"{self.service}/{self.method}"
+
     def values(self, key: str) -> list[str]:
         """All values of a metadata key, in order.
 
@@ -100,7 +106,7 @@ class Stream(Protocol):
         """The client's next message.
 
         Raises:
-            aio.EndOfStream: the client has sent its last one.
+            anyio.EndOfStream: the client has sent its last one.
             UndecodableMessage: it is not of the method's request type.
         """
 
@@ -115,8 +121,11 @@ class Stream(Protocol):
     def __aiter__(self) -> AsyncIterator[Any]: ...
 
 
-Handler: TypeAlias = "Callable[[Context, Any], Awaitable[Message | None]]"
-ImmediateHandler: TypeAlias = "Callable[[Context, Any], Message]"
+# With two arguments, context and request; with three in a service that is bound.
+Handler: TypeAlias = "Callable[..., Awaitable[Message | None]]"
+ImmediateHandler: TypeAlias = "Callable[..., Message]"
+
+Translate: TypeAlias = "Callable[[BaseException, Context, Any], NvshimError | None]"
 
 
 class Method:
@@ -124,41 +133,27 @@ class Method:
 
     Args:
         name: its name.
-        request: the class of what it takes, or what describes it.
-        response: likewise, of what it gives.
+        request: the class of what it takes.
+        response: the class of what it gives.
         client_streaming: whether the client sends any number of messages.
         server_streaming: whether the server does.
     """
 
-    __slots__ = ("_request", "_response", "client_streaming", "name", "server_streaming")
+    __slots__ = ("client_streaming", "name", "request", "response", "server_streaming")
 
     def __init__(
         self,
         name: str,
-        request: type[Message] | Descriptor,
-        response: type[Message] | Descriptor,
+        request: type[Message],
+        response: type[Message],
         client_streaming: bool = False,  # noqa: FBT001, FBT002 - as the descriptor has them
         server_streaming: bool = False,  # noqa: FBT001, FBT002
     ) -> None:
         self.name = name
-        self._request = request
-        self._response = response
+        self.request = request
+        self.response = response
         self.client_streaming = client_streaming
         self.server_streaming = server_streaming
-
-    @property
-    def request(self) -> type[Message]:
-        """The class of what it takes."""
-        if not isinstance(self._request, type):
-            self._request = message_class(self._request)
-        return self._request
-
-    @property
-    def response(self) -> type[Message]:
-        """The class of what it gives."""
-        if not isinstance(self._response, type):
-            self._response = message_class(self._response)
-        return self._response
 
     @property
     def streaming(self) -> bool:
@@ -174,8 +169,8 @@ class Method:
         """
         return cls(
             descriptor.name,
-            descriptor.input_type,
-            descriptor.output_type,
+            GetMessageClass(descriptor.input_type),
+            GetMessageClass(descriptor.output_type),
             descriptor.client_streaming,
             descriptor.server_streaming,
         )
@@ -190,7 +185,11 @@ class Service:
         immediate: likewise, those that answer at once.
         shared: names of methods whose answer depends on the request message alone, and that
             change nothing. Equal requests of a client that sets no timeout share one call.
-        vital: names of methods by which a client makes room, or sees what there is.
+        vital: names of methods by which a client frees resources.
+        shielded: names of methods that complete although their client is gone, or its time is
+            over: what they change must not be left half done.
+        translate: makes a typed error of what a handler has raised: it gets the exception, the
+            context and the request (None if that could not be decoded); None to leave it as it is.
         name: the full name to serve it under, if not the descriptor's own.
 
     Attributes:
@@ -198,13 +197,25 @@ class Service:
         immediate: those that need not be awaited.
         shared: see above.
         unlimited: those that are never refused for load: vital, immediate and shared ones.
+        shielded: see above.
+        translate: see above.
+        target: see :meth:`bind`.
 
     Raises:
         LocalProtocolError: a method that the service does not have, or one that streams and is
             to be immediate or shared.
     """
 
-    __slots__ = ("immediate", "methods", "name", "shared", "unlimited")
+    __slots__ = (
+        "immediate",
+        "methods",
+        "name",
+        "shared",
+        "shielded",
+        "target",
+        "translate",
+        "unlimited",
+    )
 
     def __init__(
         self,
@@ -214,14 +225,18 @@ class Service:
         immediate: Mapping[str, ImmediateHandler] | None = None,
         shared: Iterable[str] = (),
         vital: Iterable[str] = (),
+        shielded: Iterable[str] = (),
+        translate: Translate | None = None,
         name: str | None = None,
     ) -> None:
         self.name = descriptor.full_name if name is None else name
-        described = _methods_of(descriptor)
+        described = {method.name: Method.of(method) for method in descriptor.methods}
         at_once = dict(immediate or {})
         self.shared = frozenset(shared)
         self.unlimited = self.shared.union(vital, at_once)
-        unknown = sorted({*handlers, *self.unlimited} - set(described))
+        self.shielded = frozenset(shielded)
+        self.translate = translate
+        unknown = sorted({*handlers, *self.unlimited, *self.shielded} - set(described))
         if unknown:
             raise LocalProtocolError(
                 f"handlers for {', '.join(unknown)}", found=f"no such method of {self.name}"
@@ -239,47 +254,27 @@ class Service:
                 )
         for method, handler in self.immediate.values():
             self.methods[method.name] = method, _awaitable(handler)
+        self.target: object = None
 
+    def bind(self, target: object) -> Self:
+        """The same service, whose handlers get an object as a further, first argument.
 
-# Of services that were asked for: a process that is forked finds them made.
-_described: dict[str, tuple[ServiceDescriptor, dict[str, Method]]] = {}
+        It shares the tables. So they can be made once, of a class's functions, for all of its
+        instances; and before a fork, for all of the children.
+        """
+        bound = copy(self)
+        bound.target = target
+        return bound
 
-
-def _methods_of(descriptor: ServiceDescriptor) -> dict[str, Method]:
-    name = descriptor.full_name
-    known = _described.get(name)
-    if known is None or known[0] is not descriptor:
-        methods = {method.name: Method.of(method) for method in descriptor.methods}
-        known = _described[name] = (descriptor, methods)
-    return known[1]
-
-
-class DeferredService(Service):
-    """A service that is made when the first request for it comes.
-
-    Args:
-        name: the full name to serve it under.
-        load: makes it.
-    """
-
-    __slots__ = ("_load",)
-
-    def __init__(self, name: str, load: Callable[[], Service]) -> None:
-        self.name = name
-        self._load = load
-
-    def __getattr__(self, attribute: str) -> Any:
-        # The attributes of a service are slots, and empty until now.
-        if attribute not in Service.__slots__:
-            raise AttributeError(attribute)
-        service = self._load()
-        self.methods, self.immediate = service.methods, service.immediate
-        self.shared, self.unlimited = service.shared, service.unlimited
-        return getattr(service, attribute)
+    def call(self, handler: Callable[..., R], context: Context, request: Any) -> R:
+        """Call a handler."""
+        if self.target is None:
+            return handler(context, request)
+        return handler(self.target, context, request)
 
 
 def _awaitable(handler: ImmediateHandler) -> Handler:
-    async def call(context: Context, request: Any) -> Message:
-        return handler(context, request)
+    async def call(*arguments: Any) -> Message:
+        return handler(*arguments)
 
     return call

@@ -1,13 +1,13 @@
 """A stream's life, as a table for both sides.
 
 A stream is opened by a request and ends with a response, or with the server's last data.
-Which of the two sides may still send data is all there is to know about it::
+Its state says which side may still send data::
 
     IDLE           not opened yet, or not an id that we know
     UNARY          one request, one response, nothing else
     OPEN           client and server may both send data
     CLIENT_CLOSED  the client has sent its last data; the server answers
-    ENDED          over; its id is never used again
+    ENDED          its id is never used again
 
 State by state, the events that may happen there and what they lead to::
 
@@ -31,7 +31,7 @@ State by state, the events that may happen there and what they lead to::
 Rules
 - What is not in the table is a protocol error: a local one if we wanted to send it, a remote
   one if the peer sent it.
-- The server's end is the end: once it has said that it sends no more, the stream is over even
+- The server's end is the end: once it has said that it sends no more, the stream has ended even
   if the client has not finished (PROTOCOL.md has the client close first; servers in the field,
   the Go one among them, may finish early). What the client still sends then is late, not wrong.
 - ``ABANDON`` is not on the wire: ttrpc has no reset. A client that has lost interest forgets
@@ -43,10 +43,7 @@ Source: ttrpc PROTOCOL.md, "Streaming" and its state diagrams.
 from __future__ import annotations
 
 from enum import IntEnum, auto
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Final
+from typing import Final
 
 
 class State(IntEnum):
@@ -60,7 +57,7 @@ class State(IntEnum):
 
 
 class Event(IntEnum):
-    """What can happen to a stream, named by who does it."""
+    """What can happen to a stream, named by the side that does it."""
 
     REQUEST = auto()  # the client's, without flags
     REQUEST_OPEN = auto()  # … with "remote open": data follow

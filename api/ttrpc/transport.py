@@ -4,60 +4,29 @@ Writing is in two parts. :meth:`Transport.write` never waits: it gives the bytes
 at once if it takes them (one system call for a response, no task switch) and keeps the rest
 for a task that lives only as long as there is a rest. So a caller that is cancelled leaves no
 half frame behind, and frames reach the wire in the order of the calls. :meth:`Transport.room`
-waits while too much is kept: whoever produces bytes calls it first.
+waits while too much is kept: call it before producing bytes.
 """
 
 from __future__ import annotations
 
 import errno
+import socket
 from collections import deque
-from struct import Struct
+from typing import TYPE_CHECKING, Final
 
-from api import aio
+import anyio
+
 from api.ttrpc.errors import ConnectionClosed
-from api.ttrpc.service import Credentials
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from typing import Final
 
-    from api.aio.groups import Tasks
-
-# The C module under socket: the public one imports selectors and makes enumerations.
-if TYPE_CHECKING:
-    import socket as _socket
-else:
-    import _socket
+    from anyio.abc import TaskGroup
 
 # One read; below glibc's threshold for a mapping of its own.
 _READ_SIZE: Final = 64 << 10
 # Bytes kept for a peer that does not read before producers have to wait.
 _ROOM: Final = 1 << 20
-
-_UCRED: Final = Struct("iII")
-
-
-def peer_credentials(sock: _socket.socket) -> Credentials:
-    """Who connected, or whom we connected to.
-
-    Args:
-        sock: a connected unix socket.
-
-    Source: unix(7), SO_PEERCRED.
-    """
-    data = sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, _UCRED.size)
-    return Credentials(*_UCRED.unpack(data))
-
-
-def accept(listener: _socket.socket) -> _socket.socket:
-    """The next connection to a listening socket, as the public module's ``accept`` takes it.
-
-    Raises:
-        OSError: there is none, or it cannot be taken.
-    """
-    fd, _ = listener._accept()  # type: ignore[attr-defined] # noqa: SLF001 - the C part of accept
-    return _socket.socket(fileno=fd)
 
 
 class Transport:
@@ -79,13 +48,13 @@ class Transport:
         "_waiting",
     )
 
-    def __init__(self, sock: _socket.socket, tasks: Tasks) -> None:
+    def __init__(self, sock: socket.socket, tasks: TaskGroup) -> None:
         sock.setblocking(False)
         self._sock = sock
         self._tasks = tasks
         self._unsent: deque[bytes | memoryview] = deque()
         self._kept = 0
-        self._drained: aio.Event | None = None
+        self._drained: anyio.Event | None = None
         # Why nothing can be sent any more. What the peer sent before may still be there to read.
         self._broken = ""
         self._closed = False
@@ -96,7 +65,7 @@ class Transport:
         """What has arrived, waiting for it; ``b""`` at the end or when the connection is lost."""
         # Waiting comes first even if there is something to read: a peer that always has something
         # to say must not keep the loop from the others.
-        while await self._ready(aio.wait_readable):
+        while await self._ready(anyio.wait_readable):
             try:
                 return self._sock.recv(_READ_SIZE)
             except (BlockingIOError, InterruptedError):
@@ -121,7 +90,7 @@ class Transport:
             self._kept += len(data)
             return
         try:
-            sent = self._sock.send(data, _socket.MSG_NOSIGNAL)
+            sent = self._sock.send(data, socket.MSG_NOSIGNAL)
         except (BlockingIOError, InterruptedError):
             sent = 0
         except OSError as error:
@@ -159,13 +128,13 @@ class Transport:
         self._broken = self._broken or "it was closed on this side"
         self._forget()
         try:
-            self._sock.shutdown(_socket.SHUT_RDWR)  # wakes those who wait for it
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes the tasks that wait for it
         except OSError:
             pass  # the peer was faster
         self._close_unless_waiting()
 
-    async def _ready(self, wait: Callable[[_socket.socket], Awaitable[None]]) -> bool:
-        """Wait for the socket; says whether it is still ours when that is over."""
+    async def _ready(self, wait: Callable[[socket.socket], Awaitable[None]]) -> bool:
+        """Wait for the socket; returns whether it is still open then."""
         if self._closed:
             return False
         self._waiting += 1
@@ -182,16 +151,16 @@ class Transport:
 
     async def _progress(self) -> None:
         if self._drained is None:
-            self._drained = aio.Event()
+            self._drained = anyio.Event()
         await self._drained.wait()
 
     async def _finish(self) -> None:
         """Send what is kept; ends when nothing is."""
         unsent = self._unsent
-        while unsent and await self._ready(aio.wait_writable):
+        while unsent and await self._ready(anyio.wait_writable):
             try:
                 while unsent:
-                    sent = self._sock.send(unsent[0], _socket.MSG_NOSIGNAL)
+                    sent = self._sock.send(unsent[0], socket.MSG_NOSIGNAL)
                     self._kept -= sent
                     if sent < len(unsent[0]):
                         unsent[0] = memoryview(unsent[0])[sent:]

@@ -3,19 +3,16 @@
 The manual
 ----------
 A vendor describes its devices in files (CDI specs); a container names them as
-``vendor.com/class=name``; whoever makes the container edits its OCI spec as the files say::
+``vendor.com/class=name``; the engine edits its OCI spec as the files say::
 
     names ──registry.find──▶ Resolution ──applying.contribute──▶ Contribution (a Plan, its bounds)
                  ▲
     files ──files.read──▶ tree ──schema.parse──▶ SpecFile
 
-- :mod:`hooks.cdi.names`: how vendors, classes and devices may be called.
-- :mod:`hooks.cdi.spec`: a spec as values.
-- :mod:`hooks.cdi.schema`: which fields there are, and since which version;
-  :mod:`hooks.cdi.reading`: how a tree is read by such tables.
-- :mod:`hooks.cdi.tree`: JSON and YAML, bounded.
-- :mod:`hooks.cdi.files`: a file of the operator's, opened with care.
-- :mod:`hooks.cdi.kept`: what was read of YAML, so that it need not be parsed for each container.
+- :mod:`hooks.cdi.spec`: a spec as values; how vendors, classes and devices may be called.
+- :mod:`hooks.cdi.schema`: which fields there are, and since which version.
+- :mod:`hooks.cdi.tree`: JSON and YAML, bounded, and read by such tables.
+- :mod:`hooks.cdi.files`: a file of the operator's, opened with care; what was read of YAML is kept.
 - :mod:`hooks.cdi.registry`: the directories of specs; priorities and conflicts.
 - :mod:`hooks.cdi.applying`: a device's edits become a plan, of the same kind as NVIDIA's own.
 - :mod:`hooks.cdi.nvidia_hooks`: what NVIDIA's CDI hooks do, done in process.
@@ -26,10 +23,10 @@ People work with specs by ``nvshim cdi`` (:mod:`integration.cdi`).
 
 Rules
 -----
-- A spec file is the operator's word, and more than a container may say: it may mount any file
-  of the host. So it has to be root's, and nobody else's to write.
-- A broken file takes nothing away from the others. Who asks for one of its devices is told
-  what is wrong with it.
+- A spec file comes from the operator and may mount any file of the host. So root has to own it,
+  and no other user may write it.
+- A broken file does not affect the others. A request for one of its devices fails with an error
+  that says what is wrong with the file.
 - No hook runs that the operator has not allowed by name.
 - Nothing of this is loaded unless a container names a CDI device.
 

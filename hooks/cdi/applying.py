@@ -6,11 +6,11 @@ Rules
 - What a device node does not say is looked up on the host: its type and numbers. Owner and group
   that are not said are those of the container's user. Its group is not added to the process:
   ``additionalGids`` does that.
-- A source of a mount has to be there, and so has a device node that is looked up.
+- A source of a mount must exist, and so must a device node that is looked up.
 - A mount for which an image that takes no writes has no room is an error.
 - Nothing is mounted over /, or below /proc and /sys. Bind mounts, and file systems that live in
   memory (tmpfs, hugetlbfs), are the kinds there are.
-- A network interface is moved only by a runtime that says it knows how: another would pass over
+- A network interface is moved only by a runtime that supports it: another would pass over
   it, and the container would lack it without a word.
 - Hooks: :mod:`hooks.cdi.nvidia_hooks` does those of NVIDIA's in process. Another one runs if the
   operator allows its program; otherwise the container is refused, or does without, as
@@ -30,7 +30,9 @@ from __future__ import annotations
 import os
 import posixpath
 import stat
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Final
 
 from hooks.cdi import nvidia_hooks
 from hooks.cdi.errors import (
@@ -40,22 +42,15 @@ from hooks.cdi.errors import (
     CdiUnsupported,
     RuntimeUnasked,
 )
-from hooks.cdi.spec import NO_PERMISSIONS
-from hooks.edits.plan import Contribution, Device, Hook, IntelRdt, Mount, NetDevice, Plan
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hooks.cdi.nvidia_hooks import FindCompat
-    from hooks.cdi.registry import Loaded, Resolution
-    from hooks.cdi.spec import DeviceNode, Edits, SpecHook, SpecMount
-    from hooks.config import Config
-
-__all__ = ["MOUNT_KINDS", "contribute"]
+from hooks.cdi.nvidia_hooks import FindCompat
+from hooks.cdi.registry import Loaded, Resolution
+from hooks.cdi.spec import NO_PERMISSIONS, DeviceNode, Edits, SpecHook, SpecMount
+from hooks.config import Config
+from hooks.plan import Bounds, Contribution, Device, Hook, IntelRdt, Mount, NetDevice, Plan
+from hooks.words import KERNELS, is_below, normal_path
 
 MOUNT_KINDS: Final = frozenset({"bind", "tmpfs", "hugetlbfs"})
 
-_HANDS_OFF: Final = ("/proc", "/sys")
 _BIND_OPTIONS: Final = frozenset({"bind", "rbind"})
 _BIND_KINDS: Final = frozenset({"", "none", "bind", "rbind"})
 _DEFAULT_MODE: Final = 0o666
@@ -73,34 +68,28 @@ def contribute(
     *,
     config: Config,
     user: tuple[int, int] = (0, 0),
-    oci_version: str = "",
+    oci_version: Callable[[], str] = str,
     find_compat: FindCompat | None = None,
 ) -> Contribution:
-    """What the devices that a container names add to it.
+    """The edits of the devices that a container names, with bounds for their check.
 
     Args:
-        resolution: the devices, and their files.
-        config: where device nodes and procfs are, and which hooks may run.
-        user: user and group of the container's process.
-        oci_version: the latest version of the OCI runtime specification that the low-level
-            runtime knows; "" if nobody asked it.
+        oci_version: asks for the latest version of the OCI runtime specification that the
+            low-level runtime knows; "" if that is unknown. Few specs need it.
         find_compat: decides whether the image's own libcuda comes first; None if the image cannot
             be looked at.
 
-    Returns:
-        The plan, and bounds that hold it to what was looked up.
-
     Raises:
         CdiResourceMissing: a device node or a source of a mount is not there.
-        CdiEditRefused: an edit is none that a container gets.
+        CdiEditRefused: no container may get such an edit.
         CdiHookRefused: a hook is not allowed.
         CdiHookMalformed: a hook of NVIDIA's has arguments of unknown meaning.
         CdiUnsupported: the low-level runtime cannot move network interfaces.
-        RuntimeUnasked: it may, and ``oci_version`` is not given.
+        RuntimeUnasked: it may, and ``oci_version`` does not say any.
     """
     work = _Work(config, user, oci_version, find_compat)
-    for edits, whose in _in_order(resolution):
-        work.add(edits, whose)
+    for edits, owner in _in_order(resolution):
+        work.add(edits, owner)
     return work.contribution(tuple(f"{f.name} of {f.file.path}" for f in resolution.devices))
 
 
@@ -125,13 +114,13 @@ class _Work:
         self,
         config: Config,
         user: tuple[int, int],
-        oci_version: str,
+        oci_version: Callable[[], str],
         find_compat: FindCompat | None,
     ) -> None:
         self._config = config
         self._find_compat = find_compat
         self._user = user
-        self._oci_version = oci_version
+        self._oci_version = cache(oci_version)
         self._environment: dict[str, str] = {}
         self._devices: dict[str, Device] = {}
         self._mounts: dict[str, Mount] = {}
@@ -142,23 +131,23 @@ class _Work:
         self._net_devices: dict[str, NetDevice] = {}
         self._notes: list[str] = []
 
-    def add(self, edits: Edits, whose: str) -> None:
+    def add(self, edits: Edits, owner: str) -> None:
         """Adds the edits of one device, or those that are common to a file."""
         for entry in edits.env:
             name, _, value = entry.partition("=")
             self._environment[name] = value
         for node in edits.device_nodes:
-            device = self._device(node, whose)
+            device = self._device(node, owner)
             self._devices[device.path] = device
         for each in edits.net_devices:
-            self._check_net_device(each, whose)
+            self._check_net_device(each, owner)
             self._net_devices[each.host_name] = each
         for wanted in edits.mounts:
-            mount = _mount(wanted, whose)
+            mount = _mount(wanted, owner)
             self._mounts.pop(mount.destination, None)
             self._mounts[mount.destination] = mount
         for hook in edits.hooks:
-            self._add_hook(hook, whose)
+            self._add_hook(hook, owner)
         if edits.intel_rdt is not None:
             self._intel_rdt = edits.intel_rdt
         self._gids |= dict.fromkeys(gid for gid in edits.additional_gids if gid != 0)
@@ -182,22 +171,19 @@ class _Work:
                 self._nvidia, done, self._config, self._find_compat
             )
             notes = (*notes, why) if why else notes
-        return Contribution(
-            done,
-            frozenset(device.major for device in devices if device.kind == "c"),
-            tuple(mount.source for mount in mounts if mount.kind == "bind"),
-            vendor="CDI",
-            granted=granted,
-            notes=(*self._notes, *notes),
+        bounds = Bounds(
+            majors=frozenset(device.major for device in devices if device.kind == "c"),
+            source_roots=tuple(mount.source for mount in mounts if mount.kind == "bind"),
             block_majors=frozenset(device.major for device in devices if device.kind == "b"),
             mount_kinds=MOUNT_KINDS,
             hook_programs=frozenset(self._config.cdi_allow_hooks),
             host_settings=True,
         )
+        return Contribution(done, bounds, "CDI", granted, (*self._notes, *notes))
 
-    def _device(self, node: DeviceNode, whose: str) -> Device:
-        path = _clean(node.path, whose)
-        kind, major, minor = self._numbers(node, whose)
+    def _device(self, node: DeviceNode, owner: str) -> Device:
+        path = _clean(node.path, owner)
+        kind, major, minor = self._numbers(node, owner)
         user, group = self._user
         access = node.permissions or _DEFAULT_ACCESS
         return Device(
@@ -208,18 +194,18 @@ class _Work:
             uid=user if node.uid is None else node.uid,
             gid=group if node.gid is None else node.gid,
             access="" if access == NO_PERMISSIONS else "".join(c for c in "rwm" if c in access),
-            reason=whose,
+            reason=owner,
             kind=kind,
             host="" if kind == _FIFO else self._on_host(node.host_path or node.path),
         )
 
-    def _numbers(self, node: DeviceNode, whose: str) -> tuple[str, int, int]:
+    def _numbers(self, node: DeviceNode, owner: str) -> tuple[str, int, int]:
         # "u" is the unbuffered character device of POSIX; Linux makes no difference.
         kind = "c" if node.kind == "u" else node.kind
         if kind and (node.major or kind == _FIFO):
             return kind, node.major, node.minor
         host_path = node.host_path or node.path
-        asked = f"the device node {host_path} for {whose}"
+        asked = f"the device node {host_path} for {owner}"
         try:
             seen = os.lstat(self._on_host(host_path))
         except OSError as error:
@@ -242,12 +228,12 @@ class _Work:
         below = posixpath.normpath(path).removeprefix("/dev/")
         return f"{self._config.dev}/{below}" if below[:1] != "/" else path
 
-    def _add_hook(self, hook: SpecHook, whose: str) -> None:
-        call = nvidia_hooks.call_of(hook, whose)
+    def _add_hook(self, hook: SpecHook, owner: str) -> None:
+        call = nvidia_hooks.call_of(hook, owner)
         if call is not None:
             self._nvidia.append(call)
             return
-        told = f"the {hook.name} hook {hook.path} of {whose}"
+        told = f"the {hook.name} hook {hook.path} of {owner}"
         if posixpath.normpath(hook.path) not in self._config.cdi_allow_hooks:
             if self._config.cdi_skip_hooks:
                 self._notes.append(f"{told} was left out: [cdi] allow-hooks does not have it")
@@ -264,19 +250,19 @@ class _Work:
                 args=hook.args or (hook.path,),
                 environment=hook.env or (_PATH,),
                 timeout=hook.timeout,
-                reason=whose,
+                reason=owner,
             )
         )
 
-    def _check_net_device(self, device: NetDevice, whose: str) -> None:
-        asked = f"to move the network interface {device.host_name} for {whose}"
-        if not self._oci_version:
+    def _check_net_device(self, device: NetDevice, owner: str) -> None:
+        asked = f"to move the network interface {device.host_name} for {owner}"
+        version = self._oci_version()
+        if not version:
             raise RuntimeUnasked(asked, found="nobody asked the low-level runtime if it can")
-        if _version(self._oci_version) < _NET_DEVICES_SINCE:
+        if _version(version) < _NET_DEVICES_SINCE:
             raise CdiUnsupported(
                 asked,
-                found=f"the low-level runtime knows version {self._oci_version} of the OCI "
-                "specification",
+                found=f"the low-level runtime knows version {version} of the OCI specification",
                 do="use runc 1.4 or newer",
             )
 
@@ -287,11 +273,11 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(int(n) for n in numbers) if all(n.isdecimal() for n in numbers) else ()
 
 
-def _mount(wanted: SpecMount, whose: str) -> Mount:
-    destination = _clean(wanted.container_path, whose)
+def _mount(wanted: SpecMount, owner: str) -> Mount:
+    destination = _clean(wanted.container_path, owner)
     is_bind = wanted.kind in _BIND_KINDS or not _BIND_OPTIONS.isdisjoint(wanted.options)
     kind = "bind" if is_bind else wanted.kind
-    asked = f"a mount at {destination} for {whose}"
+    asked = f"a mount at {destination} for {owner}"
     if kind not in MOUNT_KINDS:
         raise CdiEditRefused(
             asked, found=f"its type is {kind}", do=f"use one of {', '.join(sorted(MOUNT_KINDS))}"
@@ -303,30 +289,25 @@ def _mount(wanted: SpecMount, whose: str) -> Mount:
             options = ("rbind", *options)
         if not source.startswith("/"):
             raise CdiEditRefused(asked, found=f"its source {source!r} is no absolute path")
-        source = _normal(source)
+        source = normal_path(source)
         try:
             os.stat(source)
         except OSError as error:
             raise CdiResourceMissing(
-                f"{source} of the host, to be mounted for {whose}",
+                f"{source} of the host, to be mounted for {owner}",
                 found=str(error.strerror),
                 do="have the vendor's program write the CDI spec anew",
             ) from error
-    return Mount(source, destination, options, whose, kind, required=True)
+    return Mount(source, destination, options, owner, kind, required=True)
 
 
-def _clean(path: str, whose: str) -> str:
+def _clean(path: str, owner: str) -> str:
     """A path in the container, without what would make it mean another."""
-    clean = _normal(path)
-    if clean == "/" or any(clean == off or clean.startswith(f"{off}/") for off in _HANDS_OFF):
+    clean = normal_path(path)
+    if clean == "/" or is_below(clean, KERNELS):
         raise CdiEditRefused(
-            f"an edit at {path} for {whose}",
+            f"an edit at {path} for {owner}",
             found="nothing of a CDI spec goes over / or below /proc and /sys",
             do="have the vendor's program write the CDI spec without it",
         )
     return clean
-
-
-def _normal(path: str) -> str:
-    # normpath keeps two leading slashes, which POSIX lets mean something else
-    return "/" + posixpath.normpath(path).lstrip("/")

@@ -16,21 +16,6 @@ from __future__ import annotations
 from api.errors import Status
 from hooks.errors import CdiError
 
-__all__ = [
-    "CdiDeviceConflict",
-    "CdiDeviceUnknown",
-    "CdiEditRefused",
-    "CdiFileUnusable",
-    "CdiHookMalformed",
-    "CdiHookRefused",
-    "CdiNameMalformed",
-    "CdiNotGenerated",
-    "CdiResourceMissing",
-    "CdiSpecInvalid",
-    "CdiUnsupported",
-    "RuntimeUnasked",
-]
-
 
 class CdiFileUnusable(CdiError):
     """A spec file cannot be read, or others may write it. Raised by :func:`files.read`."""
@@ -45,7 +30,7 @@ class CdiSpecInvalid(CdiError):
 
 
 class CdiNameMalformed(CdiError):
-    """A device's name is not ``vendor/class=name``. Raised by :func:`names.parse`."""
+    """A device's name is not ``vendor/class=name``. Raised by :func:`spec.parse_name`."""
 
     code = "NVSHIM-E0603"
 
@@ -91,7 +76,7 @@ class CdiEditRefused(CdiError):
 
 
 class CdiUnsupported(CdiError):
-    """The low-level runtime does not know what a spec asks for. Raised by :mod:`applying`."""
+    """The low-level runtime does not support what a spec needs. Raised by :mod:`applying`."""
 
     code = "NVSHIM-E0610"
     status = Status.UNIMPLEMENTED
@@ -106,7 +91,7 @@ class CdiNotGenerated(CdiError):
 class RuntimeUnasked(CdiError):
     """A spec asks for what not every low-level runtime can, and nobody asked this one.
 
-    Raised by :mod:`applying` before anything is done; a shim asks, and tries again.
+    Raised by :mod:`applying`; a shim can ask.
     """
 
     code = "NVSHIM-E0612"

@@ -1,7 +1,7 @@
 """A spec file of the operator's, opened with care.
 
-What a spec file says is done as root: it may mount any file of the host into a container. So a
-file counts only if nobody but root can have written it.
+A spec file is applied as root: it may mount any file of the host into a container. So a
+file counts only if root alone can write it.
 
 Rules
 - The directory and the file belong to root, or to the user that we are, and others may not write
@@ -10,21 +10,34 @@ Rules
 - A link in a directory belongs to root or to us as well: another's could make a spec of any file of
   root's, one in an image among them.
 - The file is a regular one, of at most 4 MiB; nothing that blocks or acts is ever opened for
-  reading. It may be a link: then that is said of what it leads to.
+  reading. It may be a link; then the rule applies to its target.
 - A file whose text begins with a brace is JSON, whatever its name: most YAML files that programs
   write are, and PyYAML need not be loaded for them.
+
+A spec that was read from YAML is kept as JSON in ``STATE/cdi/DEVICE-INODE-SIZE-MTIME-CTIME.json``:
+PyYAML takes longer to load than a container to be planned. Root alone can write a spec file, and
+ctime cannot be set back, so a file of the same identity has the same content.
+
+- What was changed in the last seconds is not kept: it may change again within the clock's
+  grain.
+- A kept file is read with the same care as any other, and checked by the same rules; one that is
+  not as it should be does not count.
+- Nothing is an error here. What cannot be kept is read again.
+- The most that are kept is a handful: what else is in the directory goes, the oldest first.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import stat
+import time
 from typing import Any, Final, NamedTuple
 
+from hooks.cdi import schema
 from hooks.cdi.errors import CdiFileUnusable, CdiSpecInvalid
+from hooks.cdi.spec import SpecFile
 from hooks.cdi.tree import BadTree, of_json, of_yaml
-
-__all__ = ["SUFFIXES", "Content", "is_json", "names_in", "open_directory", "read", "tree_of"]
 
 SUFFIXES: Final = (".json", ".yaml")
 LARGEST: Final = 4 << 20
@@ -35,7 +48,6 @@ class Content(NamedTuple):
     """What a file holds.
 
     Attributes:
-        data: all of it.
         identity: numbers that differ for another file, and for another content of this one.
         changed: when it was changed last, in seconds of the clock.
     """
@@ -46,13 +58,7 @@ class Content(NamedTuple):
 
 
 def open_directory(path: str) -> int | None:
-    """Opens a directory of spec files.
-
-    Args:
-        path: of the host.
-
-    Returns:
-        A descriptor that the caller closes; None if there is no such directory.
+    """A descriptor of a directory of spec files, for the caller to close; None without one.
 
     Raises:
         CdiFileUnusable: it cannot be read, or anybody may put files there.
@@ -75,10 +81,6 @@ def open_directory(path: str) -> int | None:
 def names_in(fd: int, path: str) -> list[str]:
     """The names of the spec files in an open directory, in order.
 
-    Args:
-        fd: the directory.
-        path: of it, for messages.
-
     Raises:
         CdiFileUnusable: it cannot be read.
     """
@@ -92,15 +94,10 @@ def names_in(fd: int, path: str) -> list[str]:
 
 
 def read(path: str, *, dir_fd: int | None = None, name: str | None = None) -> Content | None:
-    """The content of a spec file.
+    """The content of a spec file; None if the file has gone, or is a directory.
 
     Args:
         path: of the host; for messages, if the next two are given.
-        dir_fd: an open directory.
-        name: the file's name in it.
-
-    Returns:
-        The content; None if the file has gone, or is a directory.
 
     Raises:
         CdiFileUnusable: it cannot be read, is no regular file, is too long, or somebody else
@@ -144,14 +141,7 @@ def is_json(data: bytes) -> bool:
 
 
 def tree_of(data: bytes, path: str) -> Any:
-    """The tree that a spec file holds.
-
-    Args:
-        data: the file's content.
-        path: of the file, for messages.
-
-    Returns:
-        Dicts, lists, texts, numbers, truth values and None.
+    """The tree of a spec file: dicts, lists, strings, numbers, booleans and None.
 
     Raises:
         CdiSpecInvalid: it is neither JSON nor YAML.
@@ -183,3 +173,50 @@ def _check_owner(asked: str, seen: os.stat_result) -> None:
         raise CdiFileUnusable(
             asked, found="everybody may write it", do="take that from others: chmod o-w"
         )
+
+
+KEPT: Final = "cdi"
+"""The directory of what is kept, below the state directory."""
+_SETTLED: Final = 2.0
+_MOST: Final = 32
+
+
+def load_kept(state: str, content: Content, path: str) -> SpecFile | None:
+    """The spec that was kept for a file; None if none is usable."""
+    try:
+        kept = read(_place(state, content))
+        return None if kept is None else schema.parse(json.loads(kept.data), path)
+    except (CdiFileUnusable, CdiSpecInvalid, ValueError, RecursionError):
+        return None
+
+
+def store_kept(state: str, content: Content, spec: SpecFile) -> None:
+    """Keeps the spec that was read from a file.
+
+    Args:
+        state: the state directory; it is made if it is not there.
+    """
+    if not 0 <= content.changed <= time.time() - _SETTLED:
+        return
+    directory = os.path.join(state, KEPT)
+    aside = f"{directory}/.{os.getpid()}-{os.urandom(6).hex()}"
+    try:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            json.dump(schema.to_tree(spec), file, separators=(",", ":"))
+        os.rename(aside, _place(state, content))
+        _prune(directory)
+    except OSError:
+        return
+
+
+def _place(state: str, content: Content) -> str:
+    return os.path.join(state, KEPT, "-".join(map(str, content.identity)) + ".json")
+
+
+def _prune(directory: str) -> None:
+    with os.scandir(directory) as entries:
+        aged = sorted((entry.stat(follow_symlinks=False).st_mtime, entry.path) for entry in entries)
+    for _, path in aged[:-_MOST]:
+        os.unlink(path)

@@ -38,33 +38,35 @@ Source: NVIDIA Container Toolkit, pkg/nvcdi, for kinds and names; ld.so(8).
 
 from __future__ import annotations
 
-import posixpath
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
-from api.values import changed
 from hooks.cdi import schema
 from hooks.cdi.errors import CdiNotGenerated
 from hooks.cdi.spec import DeviceNode, Edits, SpecDevice, SpecFile, SpecMount
+from hooks.cdi.tree import VERSIONS
+from hooks.config import Config
 from hooks.edits import features
 from hooks.edits.grant import Grant, decide
-from hooks.edits.plan import Arch, groups_of, united
 from hooks.edits.planning import arches_of, make_plan, plan_devices
 from hooks.image.layout import Layout, Libc, Loader
-from hooks.requests.names import NoDevices
+from hooks.node.gpus import Gpu, MigDevice
+from hooks.node.inventory import Inventory
+from hooks.plan import Device, Mount, Plan, groups_of, united
 from hooks.requests.naming import parse_names
-from hooks.requests.request import CAPABILITIES, AllDevices, Capability, Feature, Request, Void
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from hooks.config import Config
-    from hooks.edits.plan import Device, Mount, Plan
-    from hooks.node.gpus import Gpu, MigDevice
-    from hooks.node.inventory import Inventory
-    from hooks.requests.names import Devices
-
-__all__ = ["DEFAULT_CAPABILITIES", "DIRECTORIES", "KINDS", "STRATEGIES", "Wish", "generate"]
+from hooks.requests.request import Request
+from hooks.words import (
+    CAPABILITIES,
+    AllDevices,
+    Arch,
+    Capability,
+    Devices,
+    Feature,
+    NoDevices,
+    Void,
+    end_of,
+)
 
 DIRECTORIES: Final = {
     Arch.X86_64: ("/usr/lib/x86_64-linux-gnu", "/usr/lib64"),
@@ -99,13 +101,10 @@ class Wish:
     """What a spec is to be of.
 
     Attributes:
-        kind: a key of :data:`KINDS`.
         vendor: in place of the kind's own; "" for that.
         class_: in place of the kind's own; "" for that.
         strategies: how GPUs are named, of :data:`STRATEGIES`.
-        capabilities: which of the driver's files.
         directories: where libraries go, in place of :data:`DIRECTORIES`; empty for those.
-        annotations: of the spec.
         devices: names of GPUs and MIG devices, as containers write them; empty for all.
         all_device: whether there is a device ``all``, which has whatever the others have.
         groups: whether a process gets the groups of nodes that are not everybody's. Runtimes that
@@ -125,21 +124,13 @@ class Wish:
 
 
 def generate(wish: Wish, inventory: Inventory, config: Config) -> SpecFile:
-    """A spec of what the node has.
-
-    Args:
-        wish: what it is to be of.
-        inventory: what the node has.
-        config: where device nodes and procfs are.
-
-    Returns:
-        The spec, of the lowest version that has all that it uses.
+    """A spec of the node's devices, of the lowest version that has all it uses.
 
     Raises:
         CdiNotGenerated: the node has none of it.
-        CdiSpecInvalid: vendor, class or annotations of the wish are none.
+        CdiSpecInvalid: vendor, class or annotations of the wish are invalid.
         MalformedDevice: a device of the wish has none of the known forms.
-        NoGpus: GPUs are wanted, and there is none.
+        NoGpus: GPUs are wanted and the node has none.
         UnknownDevice: the node has no device of a name.
     """
     work = _Work(wish, inventory, config)
@@ -150,11 +141,11 @@ def generate(wish: Wish, inventory: Inventory, config: Config) -> SpecFile:
     else:
         devices, common = work.feature(wish.kind), Edits()
     if not wish.groups:
-        devices = tuple(changed(each, edits=_without_groups(each.edits)) for each in devices)
+        devices = tuple(replace(each, edits=_without_groups(each.edits)) for each in devices)
         common = _without_groups(common)
     vendor, class_ = KINDS[wish.kind]
     made = SpecFile(
-        schema.VERSIONS[-1],
+        VERSIONS[-1],
         f"{wish.vendor or vendor}/{wish.class_ or class_}",
         devices,
         common,
@@ -242,7 +233,7 @@ class _Work:
         one_by_one = [
             SpecDevice(
                 str(device.minor),
-                _edits(changed(plan, devices=(device,), additional_gids=groups_of((device,)))),
+                _edits(replace(plan, devices=(device,), additional_gids=groups_of((device,)))),
             )
             for device in plan.devices
         ]
@@ -291,14 +282,11 @@ def _for_all(plans: Sequence[Plan]) -> Plan:
         variables.setdefault(name, {})[value] = None
     # Only NVIDIA_CTK_LIBCUDA_DIR differs between them, and it is a list of directories.
     told = tuple((name, ":".join(values)) for name, values in variables.items())
-    return changed(plan, environment=told)
-
-
-_MOST_LINKS: Final = 8
+    return replace(plan, environment=told)
 
 
 def _without_groups(edits: Edits) -> Edits:
-    return changed(edits, additional_gids=())
+    return replace(edits, additional_gids=())
 
 
 def _without_links(plan: Plan) -> Plan:
@@ -307,14 +295,10 @@ def _without_links(plan: Plan) -> Plan:
     links = {link.path: link.target for link in plan.links}
     mounts = dict(at)
     for path in links:
-        end = path
-        for _ in range(_MOST_LINKS):
-            if end not in links:
-                break
-            end = posixpath.normpath(posixpath.join(posixpath.dirname(end), links[end]))
+        end = end_of(path, links)
         if end in at:
-            mounts.setdefault(path, changed(at[end], destination=path))
-    return changed(plan, mounts=tuple(mounts.values()), links=())
+            mounts.setdefault(path, replace(at[end], destination=path))
+    return replace(plan, mounts=tuple(mounts.values()), links=())
 
 
 def _edits(plan: Plan, *variables: tuple[str, str]) -> Edits:

@@ -12,8 +12,8 @@ update-ldcache                  for the libraries that the spec mounts in the fo
                                 ld.so.cache, and links of their sonames; the folders in the
                                 drop-in
 enable-cuda-compat              the order of libcuda's, as it is decided for any container
-                                (:mod:`hooks.image.compat`), by the driver's version that the
-                                hook is told
+                                (:mod:`hooks.edits.compat`), by the driver's version that the
+                                hook receives
 disable-device-node-modification  the parameters of the kernel module, with ModifyDeviceFiles 0
 update-application-profile      the profile that shows EGL the granted GPUs
 chmod                           nothing: it mends directories below /dev that an old crun made
@@ -35,27 +35,24 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
 
-from api.values import changed
 from hooks.cdi.errors import CdiHookMalformed
-from hooks.edits.plan import CachedLibrary, Link, LinkDirectory
-from hooks.errors import RootfsError
-from hooks.image.elf import elf_of_fd
+from hooks.cdi.spec import SpecHook
+from hooks.config import Config
+from hooks.edits.compat import Compat, Host, with_compat
+from hooks.edits.planning import application_profile
+from hooks.node.driver import read_elf
+from hooks.node.host_setup import without_node_making
+from hooks.node.roots import is_version
+from hooks.node.witness import read_fields, read_names, read_text
+from hooks.plan import CachedLibrary, Device, File, Link, LinkDirectory, Mount, Plan, ProcFile
+from hooks.words import Arch, end_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+FindCompat: TypeAlias = Callable[[Plan, Host], Compat]
 
-    from hooks.cdi.spec import SpecHook
-    from hooks.config import Config
-    from hooks.edits.plan import Arch, Device, File, Mount, Plan, ProcFile
-    from hooks.image.compat import Compat, Host
-    from hooks.image.elf import Elf
-
-    FindCompat: TypeAlias = Callable[[Plan, Host], Compat]
-
-__all__ = ["Call", "call_of", "decide_compat", "perform"]
 
 _PROGRAM: Final = "nvidia-cdi-hook"
 _TOOLKIT: Final = "nvidia-ctk"
@@ -79,26 +76,19 @@ _OPTIONS: Final[dict[str, dict[str, bool]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A hook of NVIDIA's: its name, its options in order, and whose it is."""
+    """A hook of NVIDIA's: its name, its options in order, and the device or file that it is of."""
 
     name: str
     options: tuple[tuple[str, str], ...]
-    whose: str
+    owner: str
 
     def all_of(self, option: str) -> tuple[str, ...]:
-        """The values that an option is given, in order."""
+        """The values of an option, in order."""
         return tuple(value for name, value in self.options if name == option)
 
 
-def call_of(hook: SpecHook, whose: str) -> Call | None:
-    """The call that a hook of a spec is, if it is one of NVIDIA's.
-
-    Args:
-        hook: of the spec.
-        whose: of which device or file, for messages.
-
-    Returns:
-        The call; None if the program is another.
+def call_of(hook: SpecHook, owner: str) -> Call | None:
+    """The call of a hook; None if its program is not one of NVIDIA's.
 
     Raises:
         CdiHookMalformed: it is NVIDIA's, and has a word or option that is not known here.
@@ -107,55 +97,47 @@ def call_of(hook: SpecHook, whose: str) -> Call | None:
     words = list(hook.args[1:])
     if program not in {_PROGRAM, _TOOLKIT}:
         return None
-    options = list(_take_options(words, _EVERYWHERE, hook, whose))
+    options = list(_take_options(words, _EVERYWHERE, hook, owner))
     if program == _TOOLKIT:
         if words[:1] != ["hook"]:
-            raise _malformed(hook, whose, "its first word is not hook")
+            raise _malformed(hook, owner, "its first word is not hook")
         del words[0]
-        options += _take_options(words, _EVERYWHERE, hook, whose)
+        options += _take_options(words, _EVERYWHERE, hook, owner)
     name = words.pop(0) if words else ""
     if name not in _OPTIONS:
-        raise _malformed(hook, whose, f"{name!r} is none of {', '.join(_OPTIONS)}")
-    options += _take_options(words, _EVERYWHERE | _OPTIONS[name], hook, whose)
+        raise _malformed(hook, owner, f"{name!r} is none of {', '.join(_OPTIONS)}")
+    options += _take_options(words, _EVERYWHERE | _OPTIONS[name], hook, owner)
     if words:
-        raise _malformed(hook, whose, f"the word {words[0]!r} has no meaning")
-    return Call(name, tuple(options), whose)
+        raise _malformed(hook, owner, f"the word {words[0]!r} has no meaning")
+    return Call(name, tuple(options), owner)
 
 
 def _take_options(
-    words: list[str], known: dict[str, bool], hook: SpecHook, whose: str
+    words: list[str], known: dict[str, bool], hook: SpecHook, owner: str
 ) -> Iterator[tuple[str, str]]:
     """The options at the beginning of ``words``, which are taken from it."""
     while words and words[0].startswith("-"):
         word = words.pop(0)
         name, equals, value = word.lstrip("-").partition("=")
         if name not in known:
-            raise _malformed(hook, whose, f"the option {word.partition('=')[0]} is not known")
+            raise _malformed(hook, owner, f"the option {word.partition('=')[0]} is not known")
         if known[name] and not equals:
             if not words:
-                raise _malformed(hook, whose, f"{word} has no value")
+                raise _malformed(hook, owner, f"{word} has no value")
             value = words.pop(0)
         yield name, value
 
 
-def _malformed(hook: SpecHook, whose: str, found: str) -> CdiHookMalformed:
+def _malformed(hook: SpecHook, owner: str, found: str) -> CdiHookMalformed:
     return CdiHookMalformed(
-        f"the {hook.name} hook {' '.join((hook.path, *hook.args[1:3]))} of {whose}",
+        f"the {hook.name} hook {' '.join((hook.path, *hook.args[1:3]))} of {owner}",
         found=found,
         do="write the spec without hooks: nvshim cdi generate",
     )
 
 
 def perform(calls: Iterable[Call], plan: Plan, config: Config) -> tuple[Plan, tuple[str, ...]]:
-    """What hooks bring about.
-
-    Args:
-        calls: in the order of the spec.
-        plan: everything else of the devices: hooks work on what it mounts.
-        config: where procfs is.
-
-    Returns:
-        The plan with their effects, and notes for people.
+    """The plan with the effects of hooks, and notes for people.
 
     Raises:
         CdiHookMalformed: a value of an option has the wrong form.
@@ -166,7 +148,7 @@ def perform(calls: Iterable[Call], plan: Plan, config: Config) -> tuple[Plan, tu
     proc_files: dict[str, ProcFile] = {}
     notes: list[str] = []
     for call in calls:
-        notes.append(f"{call.name} of {call.whose} was done in process")
+        notes.append(f"{call.name} of {call.owner} was done in process")
         match call.name:
             case "create-symlinks":
                 for text in call.all_of("link"):
@@ -183,7 +165,7 @@ def perform(calls: Iterable[Call], plan: Plan, config: Config) -> tuple[Plan, tu
     at_dev = [path for path in links if posixpath.dirname(path) == _DEV.rstrip("/")]
     notes += [f"no link can be made directly below /dev: {path}" for path in at_dev]
     return (
-        changed(
+        replace(
             plan,
             links=(*plan.links, *plain),
             link_directories=(*plan.link_directories, *directories),
@@ -199,16 +181,10 @@ def perform(calls: Iterable[Call], plan: Plan, config: Config) -> tuple[Plan, tu
 def decide_compat(
     calls: Iterable[Call], plan: Plan, config: Config, find: FindCompat
 ) -> tuple[Plan, str]:
-    """Lets the image's own libcuda come first, where a hook asks for it and it fits.
+    """The plan with the image's own libcuda first, if a hook wants it and it fits; and why.
 
     Args:
-        calls: in the order of the spec.
-        plan: what :func:`perform` made.
         config: where procfs is, and whether this is wanted at all.
-        find: decides for the image, by what the node has.
-
-    Returns:
-        The plan, and why it is so, for people; "" if there is nothing to tell.
     """
     versions = [
         version
@@ -218,9 +194,6 @@ def decide_compat(
     ]
     if not versions or not config.cuda_compat:
         return plan, ""
-    from hooks.image.compat import Host, with_compat  # noqa: PLC0415 - few specs have it
-    from hooks.node.driver_version import is_version  # noqa: PLC0415
-
     if not is_version(versions[-1]):
         return plan, f"{versions[-1]!r} is no version of a driver: the image's libcuda stays behind"
     host = Host(versions[-1], models=tuple(_models(config)))
@@ -228,29 +201,20 @@ def decide_compat(
     return with_compat(plan, compat), compat.why
 
 
-_MODEL: Final = "Model:"
-
-
 def _models(config: Config) -> Iterator[str]:
     """The names of the node's GPUs; which of them a foreign spec gives is not known."""
-    from hooks.node.witness import read_text  # noqa: PLC0415 - as above
-
     directory = f"{config.proc}/driver/nvidia/gpus"
-    try:
-        names = sorted(os.listdir(directory))
-    except OSError:
-        return
-    for name in names:
-        for line in (read_text(f"{directory}/{name}/information") or "").splitlines():
-            if line.startswith(_MODEL):
-                yield line.removeprefix(_MODEL).strip()
+    for name in read_names(directory) or ():
+        model = read_fields(f"{directory}/{name}/information", ("Model",))["Model"]
+        if model:
+            yield model
 
 
 def _absolute(text: str, call: Call) -> str:
     path = posixpath.normpath(text)
     if not path.startswith("/") or path.startswith("//"):
         raise CdiHookMalformed(
-            f"{call.name} of {call.whose}", found=f"{text!r} is no absolute path"
+            f"{call.name} of {call.owner}", found=f"{text!r} is no absolute path"
         )
     return path
 
@@ -260,7 +224,7 @@ def _link(text: str, call: Call) -> tuple[str, str]:
     target, _, at = text.rpartition("::")
     if not target:
         raise CdiHookMalformed(
-            f"{call.name} of {call.whose}", found=f"{text!r} is not of the form TARGET::PATH"
+            f"{call.name} of {call.owner}", found=f"{text!r} is not of the form TARGET::PATH"
         )
     path = _absolute(at, call)
     return path, posixpath.normpath(target) if target.startswith("/") else target
@@ -304,7 +268,7 @@ def _libraries(
     arches: dict[str, Arch] = {}
     sonames: dict[str, str] = {}
     for path, source in _mounted_files(mounts, wanted):
-        elf = _elf(source)
+        elf = read_elf(os.path.realpath(source))
         if elf is None or elf.arch is None:
             continue
         arches[path] = elf.arch
@@ -314,7 +278,7 @@ def _libraries(
         sonames.setdefault(f"{directory}/{soname}", name)
     for path in links:
         directory, name = posixpath.split(path)
-        end = _end_of(path, sonames | links)
+        end = end_of(path, sonames | links)
         if directory in wanted and end in arches:
             arch = arches[end]
             found.setdefault((name, arch), CachedLibrary(name, end, arch))
@@ -343,39 +307,11 @@ def _mounted_files(mounts: Iterable[Mount], folders: tuple[str, ...]) -> Iterato
                     yield f"{folder}/{inside}", f"{below}/{inside}"
 
 
-def _elf(source: str) -> Elf | None:
-    """What a file of the host says of itself; None if it is no shared object."""
-    try:
-        fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        return elf_of_fd(fd)
-    except (RootfsError, OSError):
-        return None
-    finally:
-        os.close(fd)
-
-
-_MOST_LINKS: Final = 8
-
-
-def _end_of(path: str, links: dict[str, str]) -> str:
-    """Where a link leads in the end; "" if it leads round in a circle."""
-    for _ in range(_MOST_LINKS):
-        if path not in links:
-            return path
-        path = posixpath.normpath(posixpath.join(posixpath.dirname(path), links[path]))
-    return ""
-
-
 _GPU_NODE: Final = re.compile(r"/dev/nvidia([0-9]+)", re.ASCII)
 
 
 def _profiles(devices: Iterable[Device]) -> Iterator[File]:
     """The profile for the GPUs among devices."""
-    from hooks.edits.profile import application_profile  # noqa: PLC0415 - few specs have this hook
-
     profile = application_profile(
         device.minor for device in devices if _GPU_NODE.fullmatch(device.path)
     )
@@ -385,9 +321,6 @@ def _profiles(devices: Iterable[Device]) -> Iterator[File]:
 
 def _parameters(config: Config) -> Iterator[ProcFile]:
     """The kernel module's parameters as a container is to read them."""
-    from hooks.node.parameters import without_node_making  # noqa: PLC0415 - as above
-    from hooks.node.witness import read_text  # noqa: PLC0415
-
     shown = without_node_making(read_text(f"{config.proc}/driver/nvidia/params") or "")
     if shown is not None:
         yield shown

@@ -3,13 +3,13 @@
 Rules
 - The files of a later directory win over those of an earlier one: what is generated at run time
   (/var/run/cdi) over what is installed (/etc/cdi).
-- A device that two files of the directory that decides have is in conflict, and nobody gets it.
+- Two files of one directory with the same device are a conflict; the device cannot be used.
   (The reference library also refuses one that a later directory would decide.)
 - A file that cannot be used takes nothing away from the others. It is named, with its fault,
   to those who ask for a device that no other file has.
 
 The files are read when a container names a device, and not kept in memory: a shim lives for
-hours, and the files change under it. (What was read of YAML is kept in :mod:`hooks.cdi.kept`.)
+hours, and the files change under it. (What was read of YAML is kept in :mod:`hooks.cdi.files`.)
 
 Source: CDI specification, "Error Handling"; the reference library's package comment, "Device
 Conflicts" and "CDI Spec Directories".
@@ -18,20 +18,14 @@ Conflicts" and "CDI Spec Directories".
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from hooks.cdi import files, kept, names, schema
+from hooks.cdi import files, schema
 from hooks.cdi.errors import CdiDeviceConflict, CdiDeviceUnknown, CdiFileUnusable, CdiSpecInvalid
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from hooks.cdi.names import QualifiedName
-    from hooks.cdi.spec import SpecDevice, SpecFile
-    from hooks.errors import CdiError
-
-__all__ = ["Fault", "Found", "Loaded", "Registry", "Resolution", "resolve"]
+from hooks.cdi.spec import QualifiedName, SpecDevice, SpecFile, parse_name
+from hooks.errors import CdiError, enumerated
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +60,6 @@ class Resolution:
     """What the names of a container stand for, in the order in which it names them.
 
     Attributes:
-        devices: those that spec files have.
         left: names of kinds that no file is of, and that are known without one.
     """
 
@@ -102,16 +95,13 @@ class Registry:
     def of(
         cls, directories: Iterable[str], kinds: Iterable[str] | None = None, state: str = ""
     ) -> Registry:
-        """Reads the spec files.
+        """Reads the spec files; unusable ones become faults of the registry.
 
         Args:
             directories: by priority, the lowest first. One that is not there has no files.
             kinds: those that matter; None for all. A file that mentions none of them is passed
                 over.
             state: the state directory, where what was read of YAML is kept; "" for nowhere.
-
-        Returns:
-            What they hold; what cannot be used is among its faults.
         """
         registry = cls(tuple(directories))
         only = _Only(None if kinds is None else tuple(kind.encode() for kind in kinds), state)
@@ -139,26 +129,20 @@ class Registry:
             if content is None or not only.wants(content.data):
                 return
             in_yaml = bool(only.state) and not files.is_json(content.data)
-            spec = kept.load(only.state, content, path) if in_yaml else None
+            spec = files.load_kept(only.state, content, path) if in_yaml else None
             if spec is None:
                 tree = files.tree_of(content.data, path)
                 if isinstance(tree, dict) and isinstance(tree.get("kind"), str):
                     kind = tree["kind"]
                 spec = schema.parse(tree, path)
                 if in_yaml:
-                    kept.store(only.state, content, spec)
+                    files.store_kept(only.state, content, spec)
             self.files.append(Loaded(path, priority, spec))
         except (CdiFileUnusable, CdiSpecInvalid) as error:
             self.faults.append(Fault(path, error, kind))
 
     def find(self, name: QualifiedName) -> Found:
-        """The device of a name.
-
-        Args:
-            name: what a container says.
-
-        Returns:
-            The device, of the file that decides.
+        """The device of a name, from the file with the highest priority.
 
         Raises:
             CdiDeviceUnknown: no file that can be used has it.
@@ -198,10 +182,9 @@ class Registry:
             for device in file.spec.devices
         ]
         known = sorted(dict.fromkeys(there))
-        more = f" and {len(known) - _MOST_TOLD} more" if len(known) > _MOST_TOLD else ""
         where = " and ".join(self.directories) or "no directory"
         found = (
-            f"{name.kind} has {', '.join(known[:_MOST_TOLD])}{more}"
+            f"{name.kind} has {enumerated(known, most=_MOST_TOLD)}"
             if known
             else f"no spec of {name.kind} in {where}"
         )
@@ -221,24 +204,20 @@ def resolve(
     builtin: Callable[[str], bool] = lambda _: False,
     state: str = "",
 ) -> Resolution:
-    """What names of devices stand for on this node.
+    """The devices of names on this node, in order.
 
     Args:
         wanted: full names; one that is there twice counts once.
-        directories: of spec files, by priority.
         builtin: whether a name is known without a spec file. It is left to whoever knows it, if
             no file is of its kind.
         state: the state directory, where what was read of YAML is kept; "" for nowhere.
-
-    Returns:
-        The devices, in order.
 
     Raises:
         CdiNameMalformed: one is no full name.
         CdiDeviceUnknown: no file that can be used has it.
         CdiDeviceConflict: several files of one directory have it.
     """
-    asked = [names.parse(text) for text in dict.fromkeys(wanted)]
+    asked = [parse_name(text) for text in dict.fromkeys(wanted)]
     places = tuple(directories)
     registry = Registry.of(places, {name.kind for name in asked}, state)
     left = {name for name in asked if builtin(str(name)) and not registry.has_kind(name.kind)}

@@ -20,7 +20,7 @@ Rules
   runtime that passes over it would make another container than the vendor meant.
 - A field that is empty or null counts as absent. Its name may be written in any case, as Go's
   decoder, by which vendors test their files, has it.
-- Where a text is wanted, a number is taken as it is written (``name: 0``).
+- Where a string is expected, a number is taken as it is written (``name: 0``).
 - 0.1.0 and 0.2.0 were drafts; files that call themselves so are read as 0.3.0, as the reference
   library does. A ``v`` before the version is allowed for the same reason.
 - A device has to edit something; a spec has to have a device.
@@ -32,21 +32,8 @@ Kubernetes' rules for annotations, which it refers to.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from hooks.cdi import names
-from hooks.cdi.reading import (
-    VERSIONS,
-    Field,
-    List,
-    Object,
-    Walk,
-    integer,
-    number_of,
-    read_flag,
-    read_text,
-    text_of,
-)
 from hooks.cdi.spec import (
     NO_PERMISSIONS,
     DeviceNode,
@@ -55,13 +42,23 @@ from hooks.cdi.spec import (
     SpecFile,
     SpecHook,
     SpecMount,
+    fault_of,
 )
-from hooks.edits.plan import IntelRdt, NetDevice
-
-if TYPE_CHECKING:
-    from hooks.cdi.reading import Number, Reader
-
-__all__ = ["HOOK_NAMES", "VERSIONS", "minimum_version", "parse", "to_tree"]
+from hooks.cdi.tree import (
+    VERSIONS,
+    Field,
+    List,
+    Number,
+    Object,
+    Reader,
+    Walk,
+    integer,
+    number_of,
+    read_flag,
+    read_text,
+    text_of,
+)
+from hooks.plan import IntelRdt, NetDevice
 
 _DRAFTS: Final = {"0.1.0": "0.3.0", "0.2.0": "0.3.0"}
 
@@ -81,13 +78,6 @@ _LARGEST_ANNOTATIONS: Final = 256 << 10
 
 def parse(tree: Any, file: str) -> SpecFile:
     """A spec from the tree of a file.
-
-    Args:
-        tree: as :func:`hooks.cdi.files.read` returns it.
-        file: the file's name, for messages.
-
-    Returns:
-        The spec.
 
     Raises:
         CdiSpecInvalid: it breaks a rule of this module's head; the message names the field.
@@ -109,9 +99,6 @@ def parse(tree: Any, file: str) -> SpecFile:
 def minimum_version(tree: Any) -> str:
     """The lowest version of the specification that has everything a spec uses.
 
-    Args:
-        tree: a spec that is otherwise valid.
-
     Raises:
         CdiSpecInvalid: it is not.
     """
@@ -121,14 +108,7 @@ def minimum_version(tree: Any) -> str:
 
 
 def to_tree(spec: SpecFile) -> dict[str, Any]:
-    """A spec as a tree of JSON, without what is absent.
-
-    Args:
-        spec: the spec.
-
-    Returns:
-        Its fields by their names, in the order of the tables.
-    """
+    """A spec as a tree of JSON without absent fields, in the order of the tables."""
     tree: dict[str, Any] = _SPEC.tree(spec)
     return tree
 
@@ -242,7 +222,7 @@ def _interface(value: Any, walk: Walk) -> str:
 def _kind(value: Any, walk: Walk) -> str:
     text = read_text(value, walk)
     vendor, slash, class_ = text.partition("/")
-    fault = names.fault_of_vendor(vendor) or names.fault_of_class(class_)
+    fault = fault_of("vendor", vendor) or fault_of("class", class_)
     if not slash or fault:
         walk.fail(fault if slash else f"{text!r} is not of the form vendor/class")
     if "." in class_:
@@ -252,7 +232,7 @@ def _kind(value: Any, walk: Walk) -> str:
 
 def _device_name(value: Any, walk: Walk) -> str:
     text = read_text(value, walk)
-    fault = names.fault_of_device(text)
+    fault = fault_of("device", text)
     if fault:
         walk.fail(fault)
     if text[0].isdigit():

@@ -1,32 +1,90 @@
 """A CDI spec as values: what one file says, checked by :mod:`hooks.cdi.schema`.
 
-Source: CDI specification 1.1.0, "CDI JSON Specification".
+Names of vendors, classes and devices:
+
+==========  ==============================================  =====================
+part        characters, beginning with / ending with        longest
+==========  ==============================================  =====================
+vendor      A-Z a-z 0-9 _ - . ; letter / letter or digit    253
+class       A-Z a-z 0-9 _ - . ; letter / letter or digit    63
+device      A-Z a-z 0-9 _ - . : ; letter or digit / same    253
+==========  ==============================================  =====================
+
+Source: CDI specification 1.1.0, "CDI JSON Specification", "Kind" and "CDI Devices". It sets no
+limit on a device's name; ours is that of a file's name.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import re
+from dataclasses import dataclass
+from typing import Final
 
-from api.values import value
+from hooks.cdi.errors import CdiNameMalformed
+from hooks.plan import IntelRdt, NetDevice
 
-if TYPE_CHECKING:
-    from hooks.edits.plan import IntelRdt, NetDevice
+_LABEL: Final = re.compile(r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?", re.ASCII)
+_PARTS: Final = {
+    "vendor": (_LABEL, 253),
+    "class": (_LABEL, 63),
+    "device": (re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?", re.ASCII), 253),
+}
+"""What a part of a name may be, and how long."""
 
-__all__ = [
-    "NO_PERMISSIONS",
-    "DeviceNode",
-    "Edits",
-    "SpecDevice",
-    "SpecFile",
-    "SpecHook",
-    "SpecMount",
-]
+
+@dataclass(frozen=True, slots=True)
+class QualifiedName:
+    """The full name of a device, ``vendor/class=device``."""
+
+    vendor: str
+    class_: str
+    device: str
+
+    @property
+    def kind(self) -> str:
+        """Vendor and class, as a spec file has them."""
+        return f"{self.vendor}/{self.class_}"
+
+    def __str__(self) -> str:
+        return f"{self.kind}={self.device}"
+
+
+def parse_name(text: str) -> QualifiedName:
+    """The parts of a device's full name.
+
+    Raises:
+        CdiNameMalformed: it has not the form of one.
+    """
+    kind, equals, device = text.partition("=")
+    vendor, slash, class_ = kind.partition("/")
+    if not (equals and slash):
+        fault = "it is not of the form vendor/class=name"
+    else:
+        fault = (
+            fault_of("vendor", vendor) or fault_of("class", class_) or fault_of("device", device)
+        )
+    if fault:
+        raise CdiNameMalformed(
+            f"the CDI device {text!r}", found=fault, do="write it as vendor.com/class=name"
+        )
+    return QualifiedName(vendor, class_, device)
+
+
+def fault_of(part: str, name: str) -> str:
+    """What is wrong with the name of a part, of :data:`_PARTS`; "" if nothing is."""
+    pattern, longest = _PARTS[part]
+    if not name:
+        return f"the name of the {part} is empty"
+    if len(name) > longest:
+        return f"the name of the {part} is longer than {longest} characters"
+    return "" if pattern.fullmatch(name) else f"{name!r} is no name of a {part}"
+
 
 NO_PERMISSIONS: Final = "none"
 """``permissions`` of a device node that the device cgroup is not to allow."""
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class DeviceNode:
     """A device node; what is None or "" is to be looked up on the host."""
 
@@ -41,7 +99,7 @@ class DeviceNode:
     gid: int | None = None
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class SpecMount:
     """A mount, with what the file says and no more."""
 
@@ -51,7 +109,7 @@ class SpecMount:
     kind: str = ""
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class SpecHook:
     """An OCI hook; ``name`` is the list that it is of."""
 
@@ -62,7 +120,7 @@ class SpecHook:
     timeout: int | None = None
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Edits:
     """``containerEdits``, of one device or of all devices of a file."""
 
@@ -75,7 +133,7 @@ class Edits:
     net_devices: tuple[NetDevice, ...] = ()
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class SpecDevice:
     """A device that a container may name."""
 
@@ -84,14 +142,12 @@ class SpecDevice:
     annotations: tuple[tuple[str, str], ...] = ()
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class SpecFile:
     """All of one file.
 
     Attributes:
         version: of the CDI specification that it keeps to.
-        kind: vendor and class.
-        devices: at least one, no name twice.
         edits: what comes with any of the devices.
         annotations: for people and programs that look at the file.
     """

@@ -1,7 +1,8 @@
-"""From what a container is granted to an edited spec: values, tables and pure functions.
+"""From a request to an edited spec: tables and pure functions.
 
-:mod:`~hooks.edits.grant` holds a request against the inventory, :mod:`~hooks.edits.planning`
-makes a :mod:`~hooks.edits.plan` of it by the table of :mod:`~hooks.edits.capabilities`, and
-:mod:`~hooks.edits.mutation` writes the plan into the spec, which
-:mod:`~hooks.edits.verification` checks.
+:mod:`~hooks.edits.grant` chooses devices of the inventory, :mod:`~hooks.edits.planning` and
+:mod:`~hooks.edits.features` plan their edits, :mod:`~hooks.edits.compat` decides about an image's
+own libcuda; :mod:`~hooks.edits.requirements` and :mod:`~hooks.edits.exclusions` refuse what must
+not start. :mod:`~hooks.edits.mutation` writes the plan into the spec, and
+:mod:`~hooks.edits.verification` checks the result.
 """

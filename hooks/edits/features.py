@@ -1,7 +1,7 @@
-"""What a container is given beside GPUs: fabric, storage and network that work with them.
+"""Devices beside GPUs: fabric, storage and network that work with them.
 
 ==============  ===============================================  ==========================
-asked           nodes                                            and mounts
+feature         nodes                                            and mounts
 ==============  ===============================================  ==========================
 ``gds``         /dev/nvidia-fs0…                                 /run/udev, /etc/cufile.json
 ``mofed``       /dev/infiniband/uverbs0…, rdma_cm
@@ -18,15 +18,15 @@ IMEX channels   /dev/nvidia-caps-imex-channels/channel0…
 Rules
 - A node counts if it is a character device with the major number that /proc/devices gives to
   its driver (rdma_cm is a "misc" device: there the minor counts, of /proc/misc).
-- An IMEX channel that is named, and a capability of MIG, is there or is an error: what needs it
-  cannot do without. Of all else, what is not there is listed as missing, and no error, as
-  images and charts ask for it on nodes that have it and on nodes that have not.
-- Nothing else of the driver comes along: who asks for a GPU as well gets that by the GPU.
-- What the GPUs of the same container bring is not brought twice.
+- A named IMEX channel, or a MIG capability, that does not exist is an error: the container cannot
+  work without it. Anything else that does not exist is listed as missing, because images and
+  charts request it on nodes with and without it.
+- A feature adds no other files of the driver; those come with a GPU.
+- A node that the GPUs of the container bring already is not added again.
 
 NVIDIA's older tool mounts /proc/driver/nvidia/capabilities and all of /dev/nvidia-caps for
 mig-config and mig-monitor. The first is there anyway, as the container's procfs has it; of the
-second only the one node could be opened, and it is given.
+second only the one node could be opened, and the container gets it.
 
 Source: NVIDIA Container Toolkit, pkg/nvcdi (gds, mofed, gdrcopy, nvswitch, imex, management);
 libnvidia-container, src/nvc_mount.c; the MIG user guide, "Device Nodes and Capabilities".
@@ -35,28 +35,22 @@ libnvidia-container, src/nvc_mount.c; the MIG user guide, "Device Nodes and Capa
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
 
-from api.values import changed
-from hooks.edits.feature_errors import ImexChannelMissing, MigCapabilityMissing
+from hooks.config import Config
+from hooks.edits.exclusions import excluded_numbers
 from hooks.edits.grant import Grant
-from hooks.edits.plan import Contribution, Device, Missing, Mount, Plan, device_of, groups_of
 from hooks.edits.planning import make_plan
-from hooks.node.gpus import CAPS, Node, cap_minors, cap_path, look_at_node, read_majors
-from hooks.node.witness import Witness, read_text
-from hooks.requests.exclusions import excluded_numbers
-from hooks.requests.request import Capability, Feature
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
-
-    from hooks.config import Config
-    from hooks.image.layout import Layout
-    from hooks.node.inventory import Inventory
-    from hooks.requests.request import Request
-
-__all__ = ["MANAGEMENT_CAPABILITIES", "contribute"]
+from hooks.errors import ImexChannelMissing, MigCapabilityMissing
+from hooks.image.layout import Layout
+from hooks.node.device_nodes import CAPS, cap_minors, cap_path, look_at_node, read_majors
+from hooks.node.inventory import Inventory
+from hooks.node.witness import Witness, read_names, read_text
+from hooks.plan import Bounds, Contribution, Device, Missing, Mount, Plan, device_of, groups_of
+from hooks.requests.request import Request
+from hooks.words import Capability, Feature, Node
 
 MANAGEMENT_CAPABILITIES: Final = frozenset(
     {Capability.COMPUTE, Capability.UTILITY, Capability.VIDEO, Capability.NGX}
@@ -133,16 +127,6 @@ def contribute(
 ) -> Contribution:
     """What a container gets of what it asks for beside GPUs.
 
-    Args:
-        request: what it asks for: some features, or IMEX channels.
-        inventory: what the node has of the driver.
-        layout: what its image looks like.
-        config: where procfs and the device nodes are.
-        given: paths of devices that it gets otherwise.
-
-    Returns:
-        The plan and its bounds.
-
     Raises:
         ImexChannelMissing: a channel is named that has no usable node.
         MigCapabilityMissing: MIG is to be configured or monitored, and the node has none.
@@ -165,15 +149,17 @@ def contribute(
     found = {device.path: device for device in (*files.devices, *look.devices)}
     devices = tuple(device for path, device in found.items() if path not in given)
     return Contribution(
-        changed(
+        replace(
             files,
             devices=devices,
             mounts=(*files.mounts, *look.mounts),
             additional_gids=groups_of(devices),
             missing=(*files.missing, *look.missing),
         ),
-        majors=look.majors | (inventory.nodes.majors if files.devices else frozenset()),
-        source_roots=(*inventory.sources, *(mount.source for mount in look.mounts)),
+        Bounds(
+            look.majors | (inventory.nodes.majors if files.devices else frozenset()),
+            (*inventory.sources, *(mount.source for mount in look.mounts)),
+        ),
     )
 
 
@@ -260,7 +246,7 @@ class _Look:
             self.devices.append(device_of(node, "IMEX channel"))
 
     def add_every_channel(self) -> None:
-        """Every IMEX channel there is."""
+        """Every IMEX channel of the node."""
         channels = list(self._numbered(IMEX_DIRECTORY, "channel"))
         for path, channel in channels:
             self._add("IMEX channel", path, IMEX_DRIVER, channel)
@@ -276,7 +262,7 @@ class _Look:
         }
         self.majors |= frozenset(drivers)
         for directory in _OF_THE_DRIVER:
-            for name in _names(self._host(directory)):
+            for name in read_names(self._host(directory)) or ():
                 path = f"{directory}/{name}"
                 if directory == "/dev" and (
                     not name.startswith("nvidia") or name.startswith(_NOT_MANAGED)
@@ -287,7 +273,9 @@ class _Look:
                     self.devices.append(device_of(node, Feature.MANAGEMENT))
 
     def _numbered(self, directory: str, prefix: str) -> Iterator[tuple[str, int]]:
-        names = (name for name in _names(self._host(directory)) if name.startswith(prefix))
+        names = (
+            name for name in read_names(self._host(directory)) or () if name.startswith(prefix)
+        )
         numbers = [name.removeprefix(prefix) for name in names]
         found = sorted(int(n) for n in numbers if n.isascii() and n.isdecimal())
         return ((f"{directory}/{prefix}{number}", number) for number in found)
@@ -299,13 +287,6 @@ class _Look:
 
     def _host(self, path: str) -> str:
         return self._config.dev + path.removeprefix("/dev")
-
-
-def _names(directory: str) -> list[str]:
-    try:
-        return sorted(os.listdir(directory))
-    except OSError:
-        return []
 
 
 def _misc_minors(config: Config) -> dict[str, int]:

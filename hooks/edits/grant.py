@@ -1,35 +1,41 @@
-"""Which of the node's devices a container gets: its request held against the inventory.
+"""Which of the node's devices a container gets: its request compared with the inventory.
 
 Rules
 - ``all`` is every full GPU that is not in MIG mode, and every MIG device. A GPU without a
   usable node is left out of it and noted; if nothing is left, that is an error.
-- A device that was named is given or is an error: a container that asked for GPU 3 must not
-  start without it.
+- A named device that the container cannot get is an error: a container that requested GPU 3 must
+  not start without it.
 - A GPU in MIG mode cannot be named as a whole: its node alone would let nothing compute.
-- The beginning of a UUID names the one device whose UUID begins so; several are an error.
-- An excluded GPU is given to nobody: left out of ``all``, and an error when named.
-- Devices come in the order asked, each once, however it was named.
-- Whoever gets anything of the driver gets its control node; without a usable one the kernel
-  module is not loaded, and that is said first.
-
-Policy (who may have what) will narrow a grant; it can only ever take away.
+- The start of a UUID names the one device whose UUID starts so; several are an error.
+- No container gets an excluded GPU: it is left out of ``all``, and naming it is an error.
+- Devices come in the requested order, each once.
+- Every container with anything of the driver gets its control node. If that is unusable, the
+  kernel module is not loaded, and the error says so first.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
 
-from api.values import value
-from hooks.edits.capabilities import CONTROL
 from hooks.errors import (
+    AmbiguousDevice,
     DeviceNodeMissing,
+    GpuExcluded,
     MigModeGpu,
     MigUnknown,
     NoGpus,
     UnknownDevice,
+    enumerated,
 )
-from hooks.requests.names import (
+from hooks.node.capabilities import CONTROL
+from hooks.node.gpus import Gpu, MigDevice
+from hooks.node.inventory import Inventory
+from hooks.requests.request import Request
+from hooks.words import (
     AllDevices,
+    DeviceName,
     GpuBusId,
     GpuIndex,
     GpuUuid,
@@ -40,30 +46,16 @@ from hooks.requests.names import (
     NoDevices,
     Void,
 )
-from hooks.requests.policy_errors import GpuExcluded
-from hooks.requests.request_errors import AmbiguousDevice
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hooks.node.gpus import Gpu, MigDevice
-    from hooks.node.inventory import Inventory
-    from hooks.requests.names import DeviceName
-    from hooks.requests.request import Request
-
-__all__ = ["Grant", "decide"]
 
 _Found = TypeVar("_Found", "Gpu", "MigDevice")
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Grant:
     """What a container gets.
 
     Attributes:
-        capabilities: the driver capabilities, of :data:`hooks.requests.request.CAPABILITIES`.
-        gpus: full GPUs.
-        mig_devices: MIG devices.
+        capabilities: the driver capabilities, of :data:`hooks.words.CAPABILITIES`.
         notes: what it does not get and why, for people.
     """
 
@@ -74,14 +66,10 @@ class Grant:
 
 
 def decide(request: Request, inventory: Inventory) -> Grant:
-    """What a container gets of what it asks for.
+    """The devices that a container gets.
 
     Args:
-        request: what it asks for; something of the driver.
-        inventory: what the node has.
-
-    Returns:
-        The grant.
+        request: it names something of the driver.
 
     Raises:
         UnknownDevice: a device is named that this node does not have.
@@ -89,7 +77,7 @@ def decide(request: Request, inventory: Inventory) -> Grant:
         MigModeGpu: a whole GPU is named that is in MIG mode.
         GpuExcluded: a GPU is named, or a MIG device of one, that is excluded.
         MigUnknown: a MIG device is named, and NVML could not say which there are.
-        NoGpus: all GPUs are asked for, and there is none.
+        NoGpus: all GPUs are requested and the node has none.
         DeviceNodeMissing: a device has no usable node.
     """
     _check_node(CONTROL.path, "the driver's control node", inventory)
@@ -125,7 +113,7 @@ def _all(capabilities: frozenset[str], inventory: Inventory) -> Grant:
     }
     if empty:
         why = f" known: {inventory.nvml_failure}" if inventory.nvml_failure else ""
-        which = _enumerate(map(str, sorted(empty)))
+        which = enumerated(map(str, sorted(empty)))
         notes.append(f"in MIG mode, and with no MIG device{why}: GPU {which}")
     if not gpus and not mig_devices:
         asked = "all GPUs of this node"
@@ -177,7 +165,7 @@ def _gpu(name: GpuIndex | GpuUuid | GpuBusId, inventory: Inventory) -> Gpu:
         raise MigModeGpu(
             f"GPU {name} as a whole",
             found="it is in MIG mode",
-            do=_instead(gpu, inventory),
+            do=_remedy(gpu, inventory),
         )
     return gpu
 
@@ -213,7 +201,7 @@ def _only(name: DeviceName, kind: str, found: list[_Found]) -> _Found:
     if len(found) > 1:
         raise AmbiguousDevice(
             f"{kind} {name}",
-            found=f"so begin {_enumerate(each.uuid for each in found)}",
+            found=f"so begin {enumerated(each.uuid for each in found)}",
             do="write more of the UUID",
         )
     return found[0]
@@ -258,28 +246,28 @@ def _fault(path: str, inventory: Inventory) -> str:
 
 
 def _unknown(name: DeviceName, inventory: Inventory) -> UnknownDevice:
-    """The error, with what there is in the form that was asked for."""
+    """The error; it lists the existing devices in the form of the request."""
     kind = "GPU" if isinstance(name, GpuIndex | GpuUuid | GpuBusId) else "MIG device"
     match name:
         case GpuIndex():
-            there = _enumerate(str(gpu.index) for gpu in inventory.gpus)
+            there = enumerated(str(gpu.index) for gpu in inventory.gpus)
             found = f"this node has GPU {there}" if there else "this node has no GPU"
         case GpuUuid():
-            there = _enumerate(gpu.uuid for gpu in inventory.gpus)
+            there = enumerated(gpu.uuid for gpu in inventory.gpus)
             found = f"this node has {there or 'no GPU'}"
         case GpuBusId():
-            there = _enumerate(gpu.bus_id for gpu in inventory.gpus)
+            there = enumerated(gpu.bus_id for gpu in inventory.gpus)
             found = f"this node has GPUs at {there}" if there else "this node has no GPU"
         case MigIndex(gpu):
             mine = (f"{d.gpu}:{d.index}" for d in inventory.mig_devices if d.gpu == gpu)
-            found = f"GPU {gpu} has MIG device {_enumerate(mine) or 'none'}"
+            found = f"GPU {gpu} has MIG device {enumerated(mine) or 'none'}"
             if gpu >= len(inventory.gpus):
                 found = f"this node has {len(inventory.gpus)} GPUs, and none of index {gpu}"
         case MigUuid():
-            there = _enumerate(device.uuid for device in inventory.mig_devices)
+            there = enumerated(device.uuid for device in inventory.mig_devices)
             found = f"this node has {there or 'no MIG device'}"
         case MigInstance():
-            there = _enumerate(
+            there = enumerated(
                 f"MIG-{inventory.gpus[d.gpu].uuid}/{d.gpu_instance}/{d.compute_instance}"
                 for d in inventory.mig_devices
             )
@@ -287,20 +275,10 @@ def _unknown(name: DeviceName, inventory: Inventory) -> UnknownDevice:
     return UnknownDevice(f"{kind} {name}", found=found, do=_LOOK)
 
 
-def _instead(gpu: Gpu, inventory: Inventory) -> str:
+def _remedy(gpu: Gpu, inventory: Inventory) -> str:
     devices = [d for d in inventory.mig_devices if d.gpu == gpu.index]
     if devices:
-        return f"name one of its MIG devices: {_enumerate(f'{d.gpu}:{d.index}' for d in devices)}"
+        return f"name one of its MIG devices: {enumerated(f'{d.gpu}:{d.index}' for d in devices)}"
     if inventory.nvml_failure:
         return f"name one of its MIG devices (unknown here: {inventory.nvml_failure})"
     return "make MIG devices on it (nvidia-smi mig -cgi … -C), or turn MIG mode off"
-
-
-_MOST_NAMED = 8
-
-
-def _enumerate(names: Iterable[str]) -> str:
-    """A list for people; a message is one line, and a node may have 56 MIG devices."""
-    every = list(names)
-    more = f" and {len(every) - _MOST_NAMED} more" if len(every) > _MOST_NAMED else ""
-    return ", ".join(every[:_MOST_NAMED]) + more

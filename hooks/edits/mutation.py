@@ -15,7 +15,7 @@ mount       mounts                        a mount has the same destination (the 
 variable    process.env                   its last value is the same
 group       process.user.additionalGids   it is listed
 hook        hooks.KIND                    the same hook is listed
-control     linux.intelRdt                there is any (the user's wins)
+control     linux.intelRdt                one is set (the user's wins)
 interface   linux.netDevices              the interface is moved already (the user's wins)
 ==========  ============================  ====================================================
 
@@ -24,10 +24,10 @@ Docker's ``--gpus`` adds, and NVIDIA's legacy runtime; it would do again what is
 
 Hooks, resource control and interfaces come of foreign CDI specs alone.
 
-A device is in both lists, because whoever rebuilds the cgroup later (systemd on daemon-reload,
-an update of resources) rebuilds it from the spec.
+A device is in both lists, because a later rebuild of the cgroup (systemd on daemon-reload,
+an update of resources) starts from the spec.
 
-:mod:`hooks.edits.verification` believes nothing of that.
+:mod:`hooks.edits.verification` checks the result and trusts none of this.
 
 Source: OCI runtime specification, config.md and config-linux.md.
 """
@@ -35,10 +35,16 @@ Source: OCI runtime specification, config.md and config-linux.md.
 from __future__ import annotations
 
 import posixpath
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
-from hooks.edits.entries import (
+from hooks.errors import DeviceConflict
+from hooks.ocispec import Json, has_user_namespace, misshapen, part
+from hooks.plan import (
     RULED_KINDS,
+    Device,
+    Hook,
+    Plan,
     device_node,
     device_rule,
     hook_entry,
@@ -47,29 +53,15 @@ from hooks.edits.entries import (
     moved_interfaces,
     resource_control,
 )
-from hooks.errors import DeviceConflict, MalformedSpec
 from hooks.requests.glance import HOOK_LISTS, has_nvidia_hook, is_nvidia_hook
-from hooks.requests.policy import has_user_namespace
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
-    from hooks.edits.plan import Device, Hook, Plan
-
-    Json: TypeAlias = dict[str, Any]
-
-__all__ = ["apply", "apply_process"]
 
 
 def apply(spec: Mapping[str, Any], plan: Plan) -> Json:
-    """The spec with a plan's edits.
+    """A new spec with a plan's edits, which shares unchanged parts with the old one.
 
     Args:
         spec: config.json, decoded. It is not changed.
         plan: the edits. Its links and libraries are files, and none of this function's.
-
-    Returns:
-        A new spec that shares what has not changed with the old one.
 
     Raises:
         MalformedSpec: a part that is to be edited has the wrong shape.
@@ -83,12 +75,12 @@ def apply(spec: Mapping[str, Any], plan: Plan) -> Json:
             else entries
             for name, entries in spec["hooks"].items()
         }
-    process = _object(spec, "process")
+    process = part(spec, "process", dict)
     if process:
         edited["process"] = apply_process(process, plan.environment, plan.additional_gids)
     mounted = _mounted_nodes(spec, plan.devices)
     if plan.mounts or mounted:
-        mounts = _list(spec, "mounts")
+        mounts = part(spec, "mounts", list)
         there = {_destination(mount) for mount in mounts}
         edited["mounts"] = mounts + [
             entry
@@ -96,15 +88,15 @@ def apply(spec: Mapping[str, Any], plan: Plan) -> Json:
             if posixpath.normpath(entry["destination"]) not in there
         ]
     if plan.devices:
-        edited["linux"] = _apply_devices(_object(spec, "linux"), plan.devices, mounted)
+        edited["linux"] = _apply_devices(part(spec, "linux", dict), plan.devices, mounted)
     if plan.hooks:
-        edited["hooks"] = _apply_hooks(_object(edited, "hooks"), plan.hooks)
+        edited["hooks"] = _apply_hooks(part(edited, "hooks", dict), plan.hooks)
     if plan.intel_rdt:
-        linux = _object(edited, "linux")
+        linux = part(edited, "linux", dict)
         edited["linux"] = {"intelRdt": resource_control(plan.intel_rdt[-1]), **linux}
     if plan.net_devices:
-        linux = _object(edited, "linux")
-        moved = moved_interfaces(plan.net_devices) | _object(linux, "netDevices", "linux.")
+        linux = part(edited, "linux", dict)
+        moved = moved_interfaces(plan.net_devices) | part(linux, "netDevices", dict, "linux.")
         edited["linux"] = {**linux, "netDevices": moved}
     return edited
 
@@ -118,24 +110,20 @@ def apply_process(
 
     Args:
         process: the OCI process, decoded. It is not changed.
-        environment: variables with their values.
         additional_gids: supplementary groups.
-
-    Returns:
-        A new process.
 
     Raises:
         MalformedSpec: a part that is to be edited has the wrong shape.
     """
     edited = dict(process)
-    entries = _list(process, "env", "process.")
+    entries = part(process, "env", list, "process.")
     # The last entry of a name is the one that the process sees.
     now = dict(str(entry).partition("=")[::2] for entry in entries)
     added = [f"{name}={value}" for name, value in environment if now.get(name) != value]
     if added:
         edited["env"] = entries + added
-    user = _object(process, "user", "process.")
-    gids = _list(user, "additionalGids", "process.user.")
+    user = part(process, "user", dict, "process.")
+    gids = part(user, "additionalGids", list, "process.user.")
     wanted = [gid for gid in additional_gids if gid not in gids and gid != user.get("gid")]
     if wanted:
         edited["user"] = {**user, "additionalGids": gids + wanted}
@@ -151,9 +139,9 @@ def _mounted_nodes(spec: Mapping[str, Any], devices: Iterable[Device]) -> dict[s
 
 
 def _apply_devices(linux: Json, devices: Iterable[Device], mounted: Collection[str]) -> Json:
-    nodes = _list(linux, "devices", "linux.")
-    resources = _object(linux, "resources", "linux.")
-    rules = _list(resources, "devices", "linux.resources.")
+    nodes = part(linux, "devices", list, "linux.")
+    resources = part(linux, "resources", dict, "linux.")
+    rules = part(resources, "devices", list, "linux.resources.")
     by_path = {_text(node, "path"): node for node in nodes}
     allowed = _allowed(rules)
     new_nodes, new_rules = [], []
@@ -184,7 +172,7 @@ def _apply_devices(linux: Json, devices: Iterable[Device], mounted: Collection[s
 def _apply_hooks(hooks: Json, wanted: Iterable[Hook]) -> Json:
     edited = dict(hooks)
     for hook in wanted:
-        there = _list(edited, hook.kind, "hooks.")
+        there = part(edited, hook.kind, list, "hooks.")
         entry = hook_entry(hook)
         if entry not in there:
             edited[hook.kind] = [*there, entry]
@@ -220,25 +208,5 @@ def _destination(mount: Any) -> str:
 def _text(entry: Any, name: str) -> str:
     value = entry.get(name) if isinstance(entry, dict) else None
     if not isinstance(value, str):
-        raise MalformedSpec(
-            f"{name} of an entry of config.json", found=f"{value!r} instead of a string"
-        )
-    return value
-
-
-def _object(parent: Mapping[str, Any], name: str, where: str = "") -> Json:
-    value = parent.get(name)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise MalformedSpec(f"{where}{name} of config.json", found="it is no object")
-    return value
-
-
-def _list(parent: Mapping[str, Any], name: str, where: str = "") -> list[Any]:
-    value = parent.get(name)
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise MalformedSpec(f"{where}{name} of config.json", found="it is no list")
+        raise misshapen(f"{name} of an entry", f"a string: {value!r}")
     return value

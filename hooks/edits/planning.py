@@ -10,10 +10,13 @@ Rules
 - The control node comes always, others by capability; nodes below /dev/dri come with graphics
   and display, of GPUs, and of MIG devices whose profile has a graphics engine. With them
   comes /dev/dri/by-path, which says which GPU each is, of these GPUs only.
-- Graphics and display bring an application profile that shows EGL these GPUs only.
-- Everybody is kept from making nodes (:mod:`hooks.node.parameters`).
+- Graphics and display bring an application profile that shows EGL and Vulkan these GPUs only.
+  Without it they enumerate every GPU that procfs lists, try those that have no node here, and fail
+  or take seconds. Its setting is a mask of the minors of GPUs. A minor beyond the mask cannot be
+  shown, so a container with such a GPU gets no profile: it would hide a GPU that was granted.
+- Everybody is kept from making nodes (:mod:`hooks.node.host_setup`).
 - A node that not everybody may open brings its group as a supplementary group.
-- What the table wants and the node does not have is listed in ``missing`` and is no error;
+- Files of the table that the node lacks are listed in ``missing`` and are not an error;
   what was asked for by name was checked by the grant.
 
 NVIDIA_VISIBLE_DEVICES is left as the user wrote it. NVIDIA's own runtime sets it to ``void``,
@@ -22,16 +25,19 @@ application which GPUs it was given, by a variable that applications read. Here 
 harmless instead: :func:`hooks.edits.mutation.apply` adds nothing that is already there.
 
 Source: libnvidia-container's nvc_mount.c for what comes with which capability; nvcdi for
-destinations and options.
+destinations and options.; the driver's README, "Application Profiles", EGLVisibleDGPUDevices.
 """
 
 from __future__ import annotations
 
 import os
 import posixpath
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import Final
 
-from hooks.edits.capabilities import (
+from hooks.edits.grant import Grant
+from hooks.image.layout import Layout
+from hooks.node.capabilities import (
     ConfigFile,
     Firmware,
     Library,
@@ -42,8 +48,11 @@ from hooks.edits.capabilities import (
     rows_of,
     wants_drm,
 )
-from hooks.edits.plan import (
-    Arch,
+from hooks.node.driver import DriverFile, LibraryFile, places
+from hooks.node.gpus import Gpu
+from hooks.node.host_setup import without_node_making
+from hooks.node.inventory import Inventory
+from hooks.plan import (
     CachedLibrary,
     Device,
     File,
@@ -55,19 +64,7 @@ from hooks.edits.plan import (
     device_of,
     groups_of,
 )
-from hooks.edits.profile import application_profile
-from hooks.image.layout import Layout
-from hooks.node.driver import places
-from hooks.node.parameters import without_node_making
-from hooks.requests.request import Capability
-
-if TYPE_CHECKING:
-    from hooks.edits.grant import Grant
-    from hooks.node.driver import DriverFile, LibraryFile
-    from hooks.node.gpus import Gpu
-    from hooks.node.inventory import Inventory
-
-__all__ = ["arches_of", "make_plan", "plan_devices"]
+from hooks.words import Arch, Capability
 
 LIBCUDA_DIRECTORY: Final = "NVIDIA_CTK_LIBCUDA_DIR"
 """Where libcuda is, for programs that look for it; NVIDIA's runtime sets it too."""
@@ -83,13 +80,9 @@ _CONTROL_REASON: Final = "control device"
 def arches_of(grant: Grant | None, inventory: Inventory | None) -> tuple[Arch, ...]:
     """The architectures that the container gets libraries for.
 
-    Args:
-        grant: what it gets of NVIDIA's driver.
-        inventory: what the node has of it.
-
     Returns:
         The driver's own, and its 32-bit companion with ``compat32``; this machine's, if it is one
-        of them, if nothing of the driver is asked.
+        of them, if nothing of the driver is requested.
     """
     if grant is None or inventory is None:
         return tuple(arch for arch in Arch if arch.value == os.uname().machine)
@@ -99,16 +92,7 @@ def arches_of(grant: Grant | None, inventory: Inventory | None) -> tuple[Arch, .
 
 
 def make_plan(grant: Grant, inventory: Inventory, layout: Layout) -> Plan:
-    """The edits that give a container what it was granted.
-
-    Args:
-        grant: what it gets.
-        inventory: what the node has.
-        layout: what its image looks like, for the architectures of :func:`arches_of`.
-
-    Returns:
-        The plan; every source in it is a file that the inventory found.
-    """
+    """The edits of a grant; every source in it is a file that the inventory found."""
     work = _Work(grant, inventory, layout)
     work.add_devices()
     for row in rows_of(grant.capabilities):
@@ -129,12 +113,7 @@ def make_plan(grant: Grant, inventory: Inventory, layout: Layout) -> Plan:
 
 
 def plan_devices(grant: Grant, inventory: Inventory) -> tuple[Device, ...]:
-    """The devices of :func:`make_plan`, without the rest of it.
-
-    Args:
-        grant: what a container gets.
-        inventory: what the node has.
-    """
+    """The devices of :func:`make_plan`, without the rest of it."""
     work = _Work(grant, inventory, Layout(()))
     work.add_devices()
     return work.devices
@@ -299,3 +278,25 @@ class _Work:
     def _add_link(self, path: str, target: str, reason: str) -> None:
         if path.rpartition("/")[2] != target:
             self._links.setdefault(path, Link(path, target, reason))
+
+
+PATH: Final = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
+_BITS: Final = 64
+
+_CONTENT: Final = """\
+{{"profiles": [{{"name": "_container_", "settings": ["EGLVisibleDGPUDevices", {mask:#x}]}}],
+ "rules": [{{"pattern": [], "profile": "_container_"}}]}}
+"""
+
+
+def application_profile(minors: Iterable[int]) -> File | None:
+    """The profile for a container with GPUs.
+
+    Returns:
+        The file; None if there is no GPU, or one that no mask can show.
+    """
+    shown = frozenset(minors)
+    if not shown or max(shown) >= _BITS:
+        return None
+    mask = sum(1 << minor for minor in shown)
+    return File(PATH, _CONTENT.format(mask=mask).encode(), reason="shows EGL the granted GPUs")

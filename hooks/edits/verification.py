@@ -1,7 +1,7 @@
 """Checking an edited OCI spec against its plan, independently of what edited it.
 
-:func:`verify` believes nothing of what :mod:`hooks.edits.mutation` did. It takes the old spec, the
-new one and the plan, and checks the invariants from outside:
+:func:`verify` does not trust :mod:`hooks.edits.mutation`. It takes the old spec, the new one and
+the plan, and checks:
 
 - everything that was in the spec still is, in the same order, and lists only grew at the end;
   but every hook of NVIDIA's is gone;
@@ -15,8 +15,7 @@ new one and the plan, and checks the invariants from outside:
   and none of the kernel's is to be written; a hook runs a program that the operator allows, with
   an environment of its own.
 
-:func:`verify_bounds` holds each vendor's part of the plan to what that vendor promised: what one
-may bring, another may not.
+:func:`verify_bounds` checks each vendor's part of the plan against that vendor's own bounds.
 
 Source: OCI runtime specification, config.md and config-linux.md.
 """
@@ -24,11 +23,17 @@ Source: OCI runtime specification, config.md and config-linux.md.
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final
 
-from hooks.edits.entries import (
+from hooks.errors import VerificationFailed
+from hooks.ocispec import Json, has_user_namespace
+from hooks.plan import (
     RULED_KINDS,
+    Bounds,
+    Contribution,
+    Plan,
     device_node,
     device_rule,
     hook_entry,
@@ -37,18 +42,8 @@ from hooks.edits.entries import (
     moved_interfaces,
     resource_control,
 )
-from hooks.errors import VerificationFailed
 from hooks.requests.glance import HOOK_LISTS, is_nvidia_hook
-from hooks.requests.policy import has_user_namespace
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
-    from hooks.edits.plan import Contribution, Plan
-
-    Json: TypeAlias = dict[str, Any]
-
-__all__ = ["verify", "verify_bounds"]
+from hooks.words import KERNELS
 
 # The lists that may grow, by their path in the spec; everything else stays as it was.
 _GROWING: Final = (
@@ -58,7 +53,6 @@ _GROWING: Final = (
     ("linux", "devices"),
     ("linux", "resources", "devices"),
 )
-_HANDS_OFF: Final = ("/proc", "/sys")
 _OF_DRIVERS: Final = "/proc/driver/"
 
 
@@ -66,26 +60,13 @@ def verify(
     before: Mapping[str, Any],
     after: Mapping[str, Any],
     plan: Plan,
-    *,
-    source_roots: Collection[str],
+    bounds: Bounds,
     forbidden_roots: Collection[str] = (),
-    majors: Collection[int],
-    block_majors: Collection[int] = (),
-    mount_kinds: Collection[str] = ("bind",),
-    hook_programs: Collection[str] = (),
 ) -> None:
-    """Checks that a mutated spec is what a plan allows, whoever mutated it.
+    """Checks that a mutated spec is what a plan allows, within bounds.
 
     Args:
-        before: the spec as it came.
-        after: the spec as it is to go.
-        plan: all edits that were to be made.
-        source_roots: directories of the host that sources of mounts may be below.
-        forbidden_roots: directories of the host that they may not be below: the image.
-        majors: the major numbers that added character devices may have.
-        block_majors: the major numbers that added block devices may have.
-        mount_kinds: the types that added mounts may have.
-        hook_programs: the programs that added hooks may run.
+        forbidden_roots: directories of the host that sources of mounts may not be below.
 
     Raises:
         VerificationFailed: an invariant of this module's head does not hold.
@@ -104,14 +85,13 @@ def verify(
     mounts = added["mounts",]
     if has_user_namespace(before):
         mounts = _without_nodes(mounts, plan)
-    _verify_mounts(mounts, plan, source_roots, forbidden_roots, mount_kinds)
+    _verify_mounts(mounts, plan, bounds, forbidden_roots)
     _verify_files(plan)
-    known = {"c": majors, "b": block_majors}
     nodes, rules = added["linux", "devices"], added["linux", "resources", "devices"]
-    _verify_devices(nodes, rules, plan, known)
+    _verify_devices(nodes, rules, plan, bounds)
     for path in growing:
         if path[0] == "hooks":
-            _verify_hooks(path[1], added[path], plan, hook_programs)
+            _verify_hooks(path[1], added[path], plan, bounds.hook_programs)
 
 
 def _without_nodes(mounts: list[Any], plan: Plan) -> list[Any]:
@@ -121,16 +101,12 @@ def _without_nodes(mounts: list[Any], plan: Plan) -> list[Any]:
         if mount in planned:
             for path in (mount["source"], mount["destination"]):
                 _expect(_is_clean(path), "a path not normal", mount)
-                _expect(not _is_below_any(path, _HANDS_OFF), "a file of the kernel's", mount)
+                _expect(not _is_below_any(path, KERNELS), "a file of the kernel's", mount)
     return [mount for mount in mounts if mount not in planned]
 
 
 def _verify_mounts(
-    mounts: list[Any],
-    plan: Plan,
-    source_roots: Collection[str],
-    forbidden_roots: Collection[str],
-    kinds: Collection[str],
+    mounts: list[Any], plan: Plan, bounds: Bounds, forbidden_roots: Collection[str]
 ) -> None:
     allowed = {mount.destination: mount_entry(mount) for mount in plan.mounts}
     for mount in mounts:
@@ -139,50 +115,51 @@ def _verify_mounts(
             mount == allowed.get(mount.get("destination")), "a mount that is not planned", mount
         )
         source, destination = mount["source"], mount["destination"]
-        _expect(mount["type"] in kinds, "a mount of another kind", mount)
+        _expect(mount["type"] in bounds.mount_kinds, "a mount of another kind", mount)
         _expect(_is_clean(destination), "a path not normal", mount)
         _expect(
-            not _is_below_any(destination, _HANDS_OFF),
+            not _is_below_any(destination, KERNELS),
             "a mount over the kernel's files",
             destination,
         )
         if _is_bind(mount):
             _expect(_is_clean(source), "a path not normal", mount)
-            _expect(_is_below_any(source, source_roots), "a source elsewhere", source)
-            _expect(not _is_below_any(source, forbidden_roots), "a source in the image", source)
+            _verify_source(source, bounds, forbidden_roots)
+
+
+def _verify_source(source: str, bounds: Bounds, forbidden_roots: Collection[str]) -> None:
+    _expect(_is_below_any(source, bounds.source_roots), "a source elsewhere", source)
+    _expect(not _is_below_any(source, forbidden_roots), "a source in the image", source)
 
 
 def _verify_files(plan: Plan) -> None:
     for path in (*(f.path for f in plan.files), *(d.path for d in plan.link_directories)):
         _expect(_is_clean(path), "a path not normal", path)
-        _expect(not _is_below_any(path, _HANDS_OFF), "a file of the kernel's", path)
+        _expect(not _is_below_any(path, KERNELS), "a file of the kernel's", path)
     for covered in plan.proc_files:
         of_drivers = _is_clean(covered.path) and covered.path.startswith(_OF_DRIVERS)
         _expect(of_drivers, "a file of procfs that is no driver's", covered.path)
 
 
-def _verify_devices(
-    nodes: list[Any], rules: list[Any], plan: Plan, known: Mapping[str, Collection[int]]
-) -> None:
+def _verify_devices(nodes: list[Any], rules: list[Any], plan: Plan, bounds: Bounds) -> None:
     planned = {device.path: device_node(device) for device in plan.devices}
     for node in nodes:
         _expect(isinstance(node, dict), "no object", node)
         _expect(node == planned.get(node.get("path")), "a device that is not planned", node)
         _expect(_is_clean(node["path"]), "a path not normal", node)
-        _expect(not _is_below_any(node["path"], _HANDS_OFF), "a file of the kernel's", node)
+        _expect(not _is_below_any(node["path"], KERNELS), "a file of the kernel's", node)
     allowed = [device_rule(device) for device in plan.devices]
     for rule in rules:
         _expect(rule in allowed, "a device rule that is not planned", rule)
         _expect(rule["type"] in RULED_KINDS and rule["access"], "a rule for no device", rule)
     for entry in (*nodes, *rules):
-        _verify_number(entry["type"], entry["major"], known, entry)
+        _verify_number(entry["type"], entry["major"], bounds, entry)
 
 
-def _verify_number(
-    kind: str, major: int, known: Mapping[str, Collection[int]], what: object
-) -> None:
+def _verify_number(kind: str, major: int, bounds: Bounds, what: object) -> None:
     if kind == "p":
         return  # a FIFO has no numbers, and is the container's own
+    known = {"c": bounds.majors, "b": bounds.block_majors}
     _expect(kind in known, "no device", what)
     _expect(major in known[kind], "a device of another driver", what)
 
@@ -198,28 +175,20 @@ def _verify_hooks(kind: str, hooks: list[Any], plan: Plan, programs: Collection[
 def verify_bounds(contribution: Contribution, forbidden_roots: Collection[str]) -> None:
     """Checks that a vendor's part of a plan is what that vendor may bring.
 
-    Args:
-        contribution: the part, and its bounds.
-        forbidden_roots: directories of the host that sources may not be below: the image.
-
     Raises:
         VerificationFailed: it is not.
     """
-    plan = contribution.plan
-    known = {"c": contribution.majors, "b": contribution.block_majors}
+    plan, bounds = contribution.plan, contribution.bounds
     for device in plan.devices:
-        _verify_number(device.kind, device.major, known, device)
+        _verify_number(device.kind, device.major, bounds, device)
     for mount in plan.mounts:
-        _expect(mount.kind in contribution.mount_kinds, "a mount of another kind", mount)
+        _expect(mount.kind in bounds.mount_kinds, "a mount of another kind", mount)
         if _is_bind(mount_entry(mount)):
-            source = mount.source
-            elsewhere = not _is_below_any(source, contribution.source_roots)
-            _expect(not elsewhere, "a source elsewhere", source)
-            _expect(not _is_below_any(source, forbidden_roots), "a source in the image", source)
+            _verify_source(mount.source, bounds, forbidden_roots)
     for hook in plan.hooks:
-        _expect(hook.path in contribution.hook_programs, "a hook that is not allowed", hook)
+        _expect(hook.path in bounds.hook_programs, "a hook that is not allowed", hook)
     for setting in (*plan.intel_rdt, *plan.net_devices):
-        _expect(contribution.host_settings, "a setting of the host's", setting)
+        _expect(bounds.host_settings, "a setting of the host's", setting)
 
 
 def _verify_process(environment: list[Any], gids: list[Any], plan: Plan) -> None:
@@ -231,7 +200,7 @@ def _verify_process(environment: list[Any], gids: list[Any], plan: Plan) -> None
 
 
 def _without_nvidia_hooks(spec: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The spec as it has to be kept: NVIDIA's hook is what may, and has to, go."""
+    """The spec without NVIDIA's hook, the one thing that has to be removed."""
     expected = dict(spec)
     for name in HOOK_LISTS:
         entries = _at(spec, ("hooks", name))
@@ -244,7 +213,7 @@ def _without_nvidia_hooks(spec: Mapping[str, Any]) -> Mapping[str, Any]:
 def _growth(
     before: Mapping[str, Any], after: Mapping[str, Any], path: tuple[str, ...]
 ) -> list[Any]:
-    """What was added to a list, at whose beginning the old one still has to be."""
+    """The entries added to a list, which must still start with the old ones."""
     old, new = _at(before, path) or [], _at(after, path) or []
     name = ".".join(path)
     _expect(isinstance(old, list) and isinstance(new, list), "no list any more", name)

@@ -1,6 +1,6 @@
-"""An image's files, which are hostile: looked at and changed through one object.
+"""An image's files, which are hostile: read and changed through one object.
 
-:mod:`~hooks.image.rootfs` is that object; nothing else opens a path of an image.
-:mod:`~hooks.image.layout` says where an image's dynamic loaders look,
-:mod:`~hooks.image.placement` writes what they need.
+:class:`rootfs.Rootfs` is that object; no other module opens a path of an image. Other rooms use it,
+:mod:`~hooks.image.layout` (where an image's dynamic loaders search), :mod:`~hooks.image.placement`
+(writing a plan's files) and the parsers :mod:`~hooks.image.elf` and :mod:`~hooks.image.ldcache`.
 """

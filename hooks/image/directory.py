@@ -1,19 +1,18 @@
 """One directory of an image, held open: everything in it is a single name.
 
 A path is resolved once, by :meth:`hooks.image.rootfs.Rootfs.directory`; from then on the descriptor
-is the directory, whatever somebody does to the path. The calls here take one name, without a
+is the directory, even if the path changes. The calls here take one name, without a
 slash, and follow no link at it, so none of them can leave the directory.
 
 - A file is read by opening it as a mere location first (O_PATH has no side effect on FIFOs and
   devices); found to be a regular file of bounded size, it is opened by that descriptor, so
-  nobody can put another file in between.
+  another file cannot take its place in between.
 - A file or link appears whole or not at all: made at once where nothing was, otherwise under
   a temporary name that takes the place by rename(2). There is no fsync: what is written here
   is made again for every container.
-- New things belong to whoever owns the directory: in a user namespace that is the container's
-  root, elsewhere it is root. They are given away by a descriptor, and only if it is a new and
-  empty thing of ours: somebody who may rename in the directory could have put a file there that
-  he is not to have.
+- A new file belongs to the owner of its directory: in a user namespace the container's root,
+  elsewhere root. Its owner is changed by a descriptor, and only while it is new and empty:
+  another process that may rename in the directory could have put a different file there.
 """
 
 from __future__ import annotations
@@ -21,10 +20,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
+from hooks.errors import RootfsError
 from hooks.image.rootfs_errors import (
     DirectoryInTheWay,
     FileTooLarge,
@@ -34,14 +35,6 @@ from hooks.image.rootfs_errors import (
     RootfsIo,
     RootfsReadOnly,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import TracebackType
-
-    from hooks.errors import RootfsError
-
-__all__ = ["LONGEST_FILE", "Directory", "list_names", "meaning", "open_regular", "read_all"]
 
 LONGEST_FILE: Final = 1 << 20
 """Bytes that are read of a file unless the caller says otherwise: no configuration is longer."""
@@ -77,6 +70,9 @@ _KIND: Final = {
 class Directory:
     """A directory of an image. A context manager: leaving it closes the descriptor.
 
+    Every method raises :class:`RootfsError` for what goes wrong, and PathRefused for a name that is
+    not a single one. After a change that failed, what had the name still has it.
+
     Args:
         fd: a descriptor of the directory (O_PATH suffices), owned by this object from now on.
         path: where it was found inside the image, for messages only.
@@ -98,12 +94,7 @@ class Directory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def stat(self, name: str) -> os.stat_result | None:
@@ -117,21 +108,16 @@ class Directory:
             raise meaning(self._asked("look at", name), error) from error
 
     def read_link(self, name: str) -> str:
-        """What the link of this name says."""
+        """The target of the link of this name."""
         with self._at("read the link", name):
             return os.readlink(name, dir_fd=self._fd)
 
     def read_file(self, name: str, limit: int = LONGEST_FILE) -> bytes:
-        """The content of the regular file of this name.
-
-        Args:
-            name: of the file; not followed if it is a link.
-            limit: the most bytes an honest file of this kind has.
+        """The content of the regular file of this name, which is no link.
 
         Raises:
             NotARegularFile: something else has this name.
-            FileTooLarge: it is longer than ``limit``.
-            RootfsError: it cannot be read.
+            FileTooLarge: it is longer than ``limit`` bytes.
         """
         with self._at("read", name) as asked:
             location = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
@@ -146,7 +132,6 @@ class Directory:
 
         Raises:
             FileTooLarge: there are more than ``limit``.
-            RootfsError: it is no directory.
         """
         with self._at("list", name) as asked:
             fd = os.open(name, _LIST | os.O_NOFOLLOW, dir_fd=self._fd)
@@ -161,15 +146,11 @@ class Directory:
         """Puts a file under this name, in place of a file or link that has it.
 
         Args:
-            name: of the file.
-            data: its content.
             like: whose mode, owner and times the file gets; without it, mode and owner of the
                 file it replaces, or ``mode`` and the directory's owner.
-            mode: the permission bits of a file that replaces none.
 
         Raises:
             DirectoryInTheWay: a directory has this name.
-            RootfsError: it cannot be written; what had the name still has it.
         """
         with self._at("write", name):
             model = like or self.stat(name)
@@ -189,14 +170,7 @@ class Directory:
                     os.close(fd)
 
     def create_empty(self, name: str) -> bool:
-        """Makes an empty file, if nothing has the name.
-
-        Returns:
-            Whether it was made.
-
-        Raises:
-            RootfsError: it cannot be made.
-        """
+        """Makes an empty file; False if something has the name."""
         self._check("make", name)
         umask = os.umask(0)
         try:
@@ -212,18 +186,7 @@ class Directory:
         return True
 
     def create_link(self, name: str, target: str) -> bool:
-        """Makes a link, if nothing has the name.
-
-        Args:
-            name: of the link.
-            target: what it says; it is not looked at.
-
-        Returns:
-            Whether it was made.
-
-        Raises:
-            RootfsError: it cannot be made.
-        """
+        """Makes a link, whose target need not exist; False if something has the name."""
         self._check("link", name)
         try:
             self._link(name, target)
@@ -236,13 +199,8 @@ class Directory:
     def make_link(self, name: str, target: str) -> None:
         """Puts a link under this name, in place of a file or link that has it.
 
-        Args:
-            name: of the link.
-            target: what it says; it is not looked at.
-
         Raises:
             DirectoryInTheWay: a directory has this name.
-            RootfsError: it cannot be made; what had the name still has it.
         """
         if self.create_link(name, target):
             return
@@ -250,11 +208,7 @@ class Directory:
             self._link(temporary, target)
 
     def make_directory(self, name: str) -> Directory:
-        """Makes a directory of a name that nothing has, and opens it.
-
-        Raises:
-            RootfsError: something has the name, or it cannot be made.
-        """
+        """Makes a directory of a name that nothing has, and opens it."""
         with self._at("make the directory", name):
             os.mkdir(name, 0o755, dir_fd=self._fd)
             try:
@@ -268,7 +222,7 @@ class Directory:
                     os.close(fd)
                     raise
             except OSError:
-                with suppress(OSError):  # somebody may have put something else there
+                with suppress(OSError):  # another process may have put something else there
                     os.rmdir(name, dir_fd=self._fd)
                 raise
             return Directory(fd, f"{self.path.rstrip('/')}/{name}")
@@ -344,7 +298,7 @@ class Directory:
 
 
 def _is_new(seen: os.stat_result, kind: int) -> bool:
-    """Whether this is what we may just have made, of which nobody has anything."""
+    """Whether this may be what we have just made: new, empty and ours."""
     is_empty = kind != stat.S_IFREG or (seen.st_size == 0 and seen.st_nlink == 1)
     return stat.S_IFMT(seen.st_mode) == kind and seen.st_uid == os.geteuid() and is_empty
 
@@ -365,17 +319,13 @@ def meaning(asked: str, error: OSError) -> RootfsError:
 
 
 def open_regular(location: int, asked: str) -> int:
-    """Opens for reading what an O_PATH descriptor stands for.
+    """Opens for reading what an O_PATH descriptor stands for, as a new descriptor.
 
     Args:
         location: the descriptor; stays open.
-        asked: what is being done, for the message.
-
-    Returns:
-        A new descriptor, owned by the caller.
 
     Raises:
-        NotARegularFile: it is none; it was not opened.
+        NotARegularFile: it is another kind of file; it was not opened.
         OSError: it cannot be opened.
     """
     mode = os.fstat(location).st_mode
@@ -390,12 +340,7 @@ def read_all(fd: int, limit: int, asked: str) -> bytes:
     """Reads a regular file to its end, and closes it.
 
     Args:
-        fd: the file, open for reading.
         limit: the most bytes it may have.
-        asked: what is being done, for the message.
-
-    Returns:
-        The content.
 
     Raises:
         FileTooLarge: it is longer. The size decides before a byte is read, and the reading

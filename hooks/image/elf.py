@@ -1,7 +1,7 @@
-"""What an ELF file says about itself: machine, soname, interpreter, kernel ABI.
+"""The facts in an ELF file: machine, soname, interpreter, kernel ABI.
 
 Enough to know which loader a file is for and under which name programs ask for it; so
-nothing has to be run, and no ldconfig asked. The files may be an image's, so every offset and
+nothing has to be run, not even ldconfig. The files may be an image's, so every offset and
 every count is bounded before it is used, whatever they say:
 
 - at most 256 program headers and as many sections, 64 KiB of dynamic section, 4 KiB of one
@@ -18,20 +18,17 @@ Source: System V gABI chapters 4 and 5; LSB "NT_GNU_ABI_TAG"; <elf.h>.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from struct import Struct
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
-from api.values import value
-from hooks.edits.plan import Arch
 from hooks.image.rootfs_errors import MalformedElf
+from hooks.words import Arch
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+_Reader: TypeAlias = Callable[[int, int], bytes]
+_Segments: TypeAlias = list[tuple[int, int, int, int]]
 
-    _Reader: TypeAlias = Callable[[int, int], bytes]
-    _Segments: TypeAlias = list[tuple[int, int, int, int]]
-
-__all__ = ["Elf", "elf_of_bytes", "elf_of_fd", "text_notes_of_fd"]
 
 _ARCHES: Final = {
     (2, 62): Arch.X86_64,  # class 32 with this machine is x32, which no driver is built for
@@ -42,7 +39,7 @@ _ARCHES: Final = {
 """(EI_CLASS, e_machine) → architecture."""
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class _Shape:
     """Where the fields are in one of the two classes.
 
@@ -102,7 +99,7 @@ _SECTION_FIELDS: Final = 6
 _ABI: Final = Struct("<IIII")
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Elf:
     """What was read of one file.
 
@@ -120,13 +117,7 @@ class Elf:
 
 
 def elf_of_fd(fd: int) -> Elf:
-    """Reads an open file, without moving its offset.
-
-    Args:
-        fd: a regular file, open for reading.
-
-    Returns:
-        What it says.
+    """Reads an open ELF file, without moving its offset.
 
     Raises:
         MalformedElf: it is no ELF file, or contradicts itself, or cannot be read.
@@ -153,7 +144,6 @@ def text_notes_of_fd(fd: int, owner: bytes) -> Iterator[bytes]:
 
     Args:
         fd: a regular file, open for reading; its offset is not moved.
-        owner: the owner's name, without the NUL that ends it.
 
     Yields:
         The text of each of its notes, as far as it is there.
@@ -177,13 +167,7 @@ def text_notes_of_fd(fd: int, owner: bytes) -> Iterator[bytes]:
 
 
 def elf_of_bytes(data: bytes) -> Elf:
-    """Reads a file, or the beginning of one, that is in memory.
-
-    Args:
-        data: the content.
-
-    Returns:
-        What it says.
+    """Reads an ELF file, or the start of one, in memory.
 
     Raises:
         MalformedElf: it is no ELF file, or contradicts itself.

@@ -1,19 +1,19 @@
-"""Changes to an image that can be taken back.
+"""Changes to an image that can be undone.
 
-A container whose creation fails must leave its image as it found it. So each change goes
-through a journal, which knows how to undo it as soon as it is made. What a change replaces is
-kept in the cheapest way that restores it:
+A container whose creation fails must leave its image as it was. So each change goes through a
+journal, which records how to undo it. What a change replaces is kept in the cheapest way that
+restores it:
 
 ====================================  =============================================
 what is replaced                      how it is kept
 ====================================  =============================================
 nothing                               undo removes
-a link                                what it says
+a link                                its target
 a regular file of at most 1 MiB       its content, mode, owner and times, in memory
 a larger file, FIFO, socket, device   under another name beside it, until the end
 an empty directory, by a mount point  undo makes it again
 a directory                           not replaced: ``DirectoryInTheWay``
-a file of more than 64 MiB            not replaced: ``FileTooLarge``; who wants a link there can
+a file of more than 64 MiB            not replaced: ``FileTooLarge``; the caller of a link can
                                       mount over it
 ====================================  =============================================
 
@@ -22,38 +22,27 @@ syncs it: milliseconds for a cache, and for five sparse gigabytes a full disk.)
 
 A change that would change nothing is not made: the same container created twice costs no
 second write, and nothing piles up. Directories stay open until the end, so that a change and
-its undoing meet in the same place, whatever somebody does to the paths meanwhile.
+its undoing meet in the same place, even if the paths change meanwhile.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from hooks.errors import RootfsError
-from hooks.image.directory import LONGEST_FILE
-from hooks.image.rootfs import components
+from hooks.image.directory import LONGEST_FILE, Directory
+from hooks.image.rootfs import Rootfs, components
 from hooks.image.rootfs_errors import DirectoryInTheWay, FileTooLarge, PathRefused, RootfsBusy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from types import TracebackType
-
-    from hooks.image.directory import Directory
-    from hooks.image.rootfs import Rootfs
-
-__all__ = ["Journal"]
 
 _LARGEST_REPLACED: Final = 64 << 20
 
 
 class Journal:
     """The changes that are made in one with-block: all stay, or, if it fails, none.
-
-    Args:
-        rootfs: what they are made to.
 
     Attributes:
         written: the paths that were made or changed, in order.
@@ -71,12 +60,7 @@ class Journal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         # A step that fails keeps no other from being taken. On the way out of a failure, that
         # failure is the one worth telling; otherwise only a spare name stays behind.
         _take(self._settle if kind is None else reversed(self._undo))
@@ -139,7 +123,7 @@ class Journal:
             directory.write_file(name, b"")
 
     def link(self, path: str, target: str) -> None:
-        """Makes sure that ``path`` is a link that says ``target``."""
+        """Makes sure that ``path`` is a link to ``target``."""
         directory, name = self._parent(path)
         if directory.create_link(name, target):
             self._note(path, partial(directory.remove, name))

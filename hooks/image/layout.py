@@ -10,7 +10,7 @@ architecture names as its interpreter.
 
 Rules
 - Links are followed as the container would follow them, inside the image. The answer is the
-  path behind them, so that nobody has to follow one again.
+  path behind them, so that they need not be followed again.
 - A directory that something is mounted over in the container (procfs, a tmpfs, a volume) is no
   place to write into. A candidate that leads to one is passed over.
 - Two architectures never share a directory: their files have the same names.
@@ -27,20 +27,15 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from api.values import value
-from hooks.edits.plan import Arch
 from hooks.errors import RootfsError
 from hooks.image.elf import elf_of_fd
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from hooks.image.rootfs import Rootfs
-
-__all__ = ["CACHE", "SCRATCH", "Layout", "Libc", "Loader", "read_layout", "unseen_layout"]
+from hooks.image.rootfs import Rootfs
+from hooks.words import Arch
 
 CACHE: Final = "/etc/ld.so.cache"
 SCRATCH: Final = "containerd-shim-nvidia"
@@ -55,15 +50,14 @@ class Libc(Enum):
     NONE = "none"
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Loader:
     """The dynamic loader for one architecture, and where it finds libraries.
 
     Attributes:
-        arch: the architecture.
         libc: whose loader it is; NONE if the image has none for this architecture.
         directory: where libraries are mounted; absolute, without links, maybe not there yet.
-        searched: whether the loader looks into ``directory`` without being told to.
+        searched: whether the loader searches ``directory`` by default.
     """
 
     arch: Arch
@@ -72,14 +66,13 @@ class Loader:
     searched: bool = True
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Layout:
     """What matters about an image for placing libraries into it.
 
     Attributes:
-        loaders: one per architecture that was asked for, in that order.
+        loaders: one per requested architecture, in that order.
         has_cache: whether /etc/ld.so.cache is a regular file (after links).
-        writable: whether the rootfs takes writes.
         covered: directories and files that something is mounted over in the container.
         scratch: the tmpfs that stands in for a rootfs that takes no writes, if one is needed
             and there is one.
@@ -111,7 +104,7 @@ class Layout:
         return bool(over) and max(over, key=len) in self.fresh
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class _Abi:
     """What the ABI of an architecture fixes, and the directories that distributions chose.
 
@@ -163,15 +156,10 @@ _LAST_RESORT: Final = "/.containerd-shim-nvidia"
 def read_layout(
     rootfs: Rootfs, arches: Iterable[Arch], spec_mounts: Iterable[Mapping[str, Any]] = ()
 ) -> Layout:
-    """Looks at an image.
+    """The layout of an image; what an image holds is never an error.
 
     Args:
-        rootfs: the image, as it is before the container is created.
-        arches: the architectures that there are libraries for.
         spec_mounts: ``mounts`` of the OCI spec, which will cover parts of the image.
-
-    Returns:
-        What was found; never an error for what an image holds.
     """
     mounts = [mount for mount in spec_mounts if isinstance(mount.get("destination"), str)]
     known: dict[str, str | None] = {}
@@ -201,19 +189,12 @@ def read_layout(
 
 
 def unseen_layout(arches: Iterable[Arch]) -> Layout:
-    """A guess at an image that cannot be looked at.
-
-    Args:
-        arches: the architectures that there are libraries for.
-
-    Returns:
-        A layout with the directories that would be made in an image without a loader.
-    """
+    """The layout of an image that cannot be read: as of one without a loader."""
     return Layout(tuple(Loader(arch, Libc.NONE, f"/usr{_ABIS[arch].home}") for arch in arches))
 
 
 class _Look:
-    """One look at an image: what was found so far bears on what is looked for next."""
+    """The search of one image; each result narrows the rest of the search."""
 
     def __init__(self, rootfs: Rootfs, covered: tuple[str, ...]) -> None:
         self._rootfs = rootfs
@@ -317,3 +298,17 @@ def _scratch(rootfs: Rootfs, mounts: list[Mapping[str, Any]]) -> str | None:
         if _landing(rootfs, place) == place:
             return place
     return None
+
+
+def coverable(rootfs: Rootfs, layout: Layout, path: str, kind: int = stat.S_IFREG) -> str | None:
+    """Where the file at a path really is; None if nothing of its kind can be mounted over it."""
+    if layout.covers(path):
+        return None
+    try:
+        found = rootfs.stat(path)
+        place = rootfs.real_path(path)
+    except RootfsError:
+        return None
+    if found is None or place is None or layout.covers(place):
+        return None
+    return place if stat.S_IFMT(found.st_mode) == kind else None

@@ -43,19 +43,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from api.values import value
-from hooks.edits.plan import Arch
 from hooks.image.rootfs_errors import MalformedCache
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hooks.edits.plan import CachedLibrary
-
-__all__ = ["FLAGS", "Cache", "Entry", "name_rank", "parse", "serialise"]
+from hooks.plan import CachedLibrary
+from hooks.words import Arch
 
 FLAGS: Final = {
     Arch.X86_64: 0x0303,
@@ -113,14 +108,13 @@ class Entry(NamedTuple):
         return self.hwcap & _HWCAP_KIND == _HWCAP_EXTENSION
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Cache:
-    """What a cache says.
+    """The content of a cache.
 
     Attributes:
-        entries: in the order of the file.
         hwcaps: names of the glibc-hwcaps directories, by which entries number them.
-        generator: the line that says who made it.
+        generator: the line that names its generator.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -133,9 +127,6 @@ class Cache:
         A library takes the place of every entry of its soname and architecture, also of those
         in glibc-hwcaps directories, which would win over it. Of two libraries for the same
         soname and architecture the first wins.
-
-        Args:
-            libraries: what is to be findable.
 
         Returns:
             A new cache; the same input gives the same output, and merging twice changes nothing.
@@ -178,19 +169,13 @@ def name_rank(name: bytes) -> str:
     """A key by which names compare as in _dl_cache_libcmp.
 
     glibc compares ``char``, whose sign depends on the machine; here it has none. Sonames that
-    are not ASCII, which nobody has seen, might be out of order on x86.
+    are not ASCII (none are known) might be out of order on x86.
     """
     return _NUMBER.sub(_number_rank, name.decode("latin-1"))
 
 
 def parse(data: bytes) -> Cache:
-    """Reads a cache.
-
-    Args:
-        data: the content of an ld.so.cache, or anything.
-
-    Returns:
-        What it says, in its own order.
+    """The entries of a cache, in its own order.
 
     Raises:
         MalformedCache: it is in another format or byte order, or an offset leads outside.
@@ -218,14 +203,7 @@ def parse(data: bytes) -> Cache:
 
 
 def serialise(cache: Cache) -> bytes:
-    """Writes a cache.
-
-    Args:
-        cache: what it is to say, in the order of :meth:`Cache.merge`.
-
-    Returns:
-        The content of an ld.so.cache.
-    """
+    """The content of an ld.so.cache."""
     start = _HEADER.size + len(cache.entries) * _ENTRY.size
     strings = bytearray()
     places: dict[bytes, int] = {}
@@ -298,7 +276,7 @@ class _Strings:
 def _extensions(
     data: bytes, offset: int, base: int, strings: _Strings
 ) -> tuple[bytes, tuple[bytes, ...]]:
-    """Who generated the file, and the names of its glibc-hwcaps directories."""
+    """The generator of the file, and the names of its glibc-hwcaps directories."""
     generator: bytes = b""
     hwcaps: tuple[bytes, ...] = ()
     if offset == 0:

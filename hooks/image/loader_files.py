@@ -29,29 +29,15 @@ entries are separated by newlines or colons.
 from __future__ import annotations
 
 import stat
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import Final
 
-from hooks.edits.plan import Arch
-from hooks.image.layout import CACHE, Libc
+from hooks.image.layout import CACHE, Layout, Libc, Loader
 from hooks.image.ldcache import Cache, parse, serialise
+from hooks.image.rootfs import Rootfs
 from hooks.image.rootfs_errors import FileTooLarge, MalformedCache, NotARegularFile
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hooks.edits.plan import Plan
-    from hooks.image.layout import Layout, Loader
-    from hooks.image.rootfs import Rootfs
-
-__all__ = [
-    "CONF",
-    "DISPENSABLE",
-    "DROP_IN",
-    "FIRST_DROP_IN",
-    "MUSL_PATHS",
-    "NOT_IN_A_DIRECTORY",
-    "loader_files",
-]
+from hooks.plan import Plan
+from hooks.words import Arch
 
 CONF: Final = "/etc/ld.so.conf"
 DROP_IN: Final = "/etc/ld.so.conf.d/00-containerd-shim-nvidia.conf"
@@ -83,15 +69,7 @@ _INCLUDES: Final = frozenset(
 
 
 def loader_files(rootfs: Rootfs, plan: Plan, layout: Layout) -> dict[str, bytes]:
-    """The files that have to be there for the libraries of ``plan`` to be found.
-
-    Args:
-        rootfs: the image, for what its own files hold.
-        plan: whose libraries are meant.
-        layout: of this image.
-
-    Returns:
-        Path in the image → content, in the order in which they are best written.
+    """The files by which the loaders find a plan's libraries: content by path, in order.
 
     Raises:
         FileTooLarge: a file of the image that would have to be merged has an absurd size.
@@ -148,7 +126,7 @@ def _conf(rootfs: Rootfs, drop_ins: Iterable[str]) -> bytes | None:
     try:
         text = rootfs.read_file(CONF, _LARGEST_CONF) or b""
     except (NotARegularFile, FileTooLarge):
-        return None  # whoever runs ldconfig there meets it first
+        return None  # ldconfig itself would fail on it first
     missing = dict.fromkeys(drop_ins)
     for line in text.decode("utf-8", "surrogateescape").splitlines():
         words = line.partition("#")[0].split()

@@ -5,7 +5,7 @@ directories below it at this moment. Only the kernel can resolve such a path wit
 between looking and using. ``RESOLVE_IN_ROOT`` treats the given directory as "/" for
 absolute links and for "..", ``RESOLVE_NO_MAGICLINKS`` refuses the links of procfs that lead
 to wherever some descriptor points. The call came with Linux 5.6; an emulation in user space
-would bring the gap back, so there is none.
+would bring the gap back, so we have none.
 
 Neither the standard library nor glibc 2.36 has a function for it: the number is 437 on every
 architecture, and the call goes through syscall(2).
@@ -20,8 +20,6 @@ import errno
 import os
 from typing import Final
 
-__all__ = ["open_in_root", "open_without_links"]
-
 _SYS_OPENAT2: Final = 437
 _RESOLVE_NO_XDEV: Final = 0x01
 _RESOLVE_NO_MAGICLINKS: Final = 0x02
@@ -31,7 +29,7 @@ _RESOLVE_IN_ROOT: Final = 0x10
 
 # The kernel answers EAGAIN when any rename or mount on the whole machine raced with a ".." of
 # this path. A quiet machine needs one attempt; a neighbour who renames in a tight loop costs
-# a handful. Whoever needs more than this is being played with.
+# a handful. More than this is an attack.
 _ATTEMPTS: Final = 256
 
 
@@ -57,15 +55,12 @@ _syscall.argtypes = (
 
 
 def open_in_root(root: int, path: str, flags: int) -> int:
-    """Opens what ``path`` leads to when the directory ``root`` is "/".
+    """A new descriptor of what ``path`` leads to when the directory ``root`` is "/".
 
     Args:
         root: descriptor of the directory that nothing may leave.
         path: a path below it; a leading "/" means ``root`` itself.
         flags: open(2) flags that create nothing; O_CLOEXEC is always added.
-
-    Returns:
-        A new descriptor, owned by the caller.
 
     Raises:
         OSError: as the kernel answers. EAGAIN only after many attempts.
@@ -75,16 +70,11 @@ def open_in_root(root: int, path: str, flags: int) -> int:
 
 
 def open_without_links(root: int, path: str, flags: int, *, one_mount: bool = False) -> int:
-    """Opens what is at ``path`` below a directory, if no link is on the way.
+    """A new descriptor of what is at ``path`` below a directory, if no link is on the way.
 
     Args:
         root: descriptor of the directory.
-        path: a relative path.
-        flags: as for :func:`open_in_root`.
         one_mount: whether nothing may be mounted on the way, or at its end, either.
-
-    Returns:
-        A new descriptor, owned by the caller.
 
     Raises:
         OSError: as the kernel answers: ELOOP for a link, EXDEV for a mount.

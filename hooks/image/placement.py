@@ -8,14 +8,16 @@
   link there whose target it would mount over;
 - the plan's links: sonames beside their libraries, and others;
 - the files that the image's dynamic loaders read (:mod:`hooks.image.loader_files`);
-- the plan's own files and directories of links (:mod:`hooks.image.small_files`).
+- the plan's own files, and directories on which its directories of links are mounted.
 
 All of it goes through a :class:`Journal`: the same plan again changes nothing, and a failure
-takes everything back.
+undoes everything.
 
 Rules
-- What something is mounted over in the container is left alone: the runtime makes the mount
-  points there, and a link would be hidden, so it is reported as omitted.
+- A path that the container covers with a mount is not touched: the runtime makes the mount points
+  there, and a link would be hidden, so it is reported as omitted. So is a file or a directory of
+  links: what covers it is a volume, in which a runtime would leave a mount point, or fail to make
+  one. On a tmpfs of the container's own they are mounted, and the runtime makes the mount point.
 - A mount point whose directory is a link that leads nowhere is left to the runtime too: the
   link may lead to what is mounted later ("/var/run" to "/run"). Runtimes resolve it inside.
 - A file that is too large to be kept until the end stays where a link is to go, and what the link
@@ -29,11 +31,12 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Final
 
-from api.values import changed, value
 from hooks.image.journal import Journal
+from hooks.image.layout import Layout
 from hooks.image.loader_files import DISPENSABLE, NOT_IN_A_DIRECTORY, loader_files
 from hooks.image.rootfs import Rootfs, components
 from hooks.image.rootfs_errors import (
@@ -42,71 +45,17 @@ from hooks.image.rootfs_errors import (
     FileTooLarge,
     NotARegularFile,
     PathRefused,
-    RootfsUnavailable,
 )
-from hooks.image.small_files import (
-    beside_image,
-    check_small,
-    in_image,
-    mounts_of,
-    proc_files_of,
-    stage,
-    stage_proc_files,
-)
-from hooks.image.staging import fill_staging, is_on_directory
+from hooks.image.staging import Placed, is_on_directory, place_beside, stage
+from hooks.plan import File, Link, LinkDirectory, Mount, Plan
+from hooks.words import end_of
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from hooks.edits.plan import File, Link, LinkDirectory, Mount, Plan
-    from hooks.image.layout import Layout
-    from hooks.image.staging import Staged
-
-__all__ = ["Inside", "Placed", "as_staged", "place", "place_inside", "stage_beside"]
+__all__ = ["Placed", "place", "place_inside", "stage"]
 
 # What stands in the way of a file by its own place, and not by the state of the machine.
-_NO_ROOM = (DirectoryInTheWay, FileTooLarge, NotARegularFile, PathRefused)
+_NO_ROOM: Final = (DirectoryInTheWay, FileTooLarge, NotARegularFile, PathRefused)
 
-_DEV = "/dev"
-_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-
-@value
-class Placed:
-    """What was done for a plan, and what is left for the spec.
-
-    Attributes:
-        mounts: mounts that have to come before those of the plan.
-        proc_files: of the plan's files of procfs, where on the host each one's content is,
-            by its path in the container.
-        environment: variables for every process of the container, with their whole values.
-        written: paths in the image that were made or changed, in order.
-        omitted: destinations of the plan's mounts, and paths of its links and files, that this
-            image has no room for. Such a mount has to be left out of the spec.
-    """
-
-    mounts: tuple[Mount, ...] = ()
-    environment: tuple[tuple[str, str], ...] = ()
-    written: tuple[str, ...] = ()
-    omitted: tuple[str, ...] = ()
-    proc_files: tuple[tuple[str, str], ...] = ()
-
-
-@value
-class Inside:
-    """What was done in an image that takes writes, and what is left to do beside it.
-
-    Attributes:
-        written: as in :class:`Placed`.
-        omitted: as in :class:`Placed`.
-        mounted: what is to be mounted from staging, by where.
-        mounts: further mounts, of the host's files.
-    """
-
-    written: tuple[str, ...] = ()
-    omitted: tuple[str, ...] = ()
-    mounted: tuple[tuple[str, File | LinkDirectory], ...] = ()
-    mounts: tuple[Mount, ...] = ()
+_DEV: Final = "/dev"
 
 
 def place(
@@ -114,50 +63,33 @@ def place(
     plan: Plan,
     layout: Layout,
     staging_dir: str,
-    *,
-    library_path: str = "",
-    path: str = "",
+    variables: Mapping[str, str] | None = None,
 ) -> Placed:
     """Writes the files of ``plan`` into the image, or into staging if that takes no writes.
 
     Args:
-        rootfs: the image.
         plan: whose libraries are in the directories of ``layout``.
         layout: of this image, read just before.
         staging_dir: a directory of ours on the host, private to this container. It is made if
             needed: if the rootfs takes no writes, or the plan has what is mounted from there.
-        library_path: the LD_LIBRARY_PATH that the spec sets.
-        path: the PATH that the spec sets.
-
-    Returns:
-        What was done.
+        variables: of the container; where the rootfs takes no writes, PATH may have to grow.
 
     Raises:
         RootfsError: it could not be done; the image is as it was.
     """
     _check(plan)
-    if not layout.writable and plan.devices:
-        _refuse_linked_dev(rootfs)
     if layout.writable:
-        return _into_image(rootfs, plan, layout, staging_dir)
-    staged, placed = _into_staging(rootfs, plan, layout, staging_dir)
-    environment = (
-        *_extended("LD_LIBRARY_PATH", library_path, staged.search),
-        *_extended("PATH", path or _DEFAULT_PATH, staged.programs),
-    )
-    return changed(placed, environment=environment)
+        with Journal(rootfs) as journal:
+            placed = _write(journal, rootfs, plan, layout)
+            stage(placed, plan, staging_dir)
+            return placed.at(plan, staging_dir)
+    if plan.devices:
+        _refuse_linked_dev(rootfs)
+    return place_beside(rootfs, plan, layout, staging_dir, variables or {})
 
 
-def place_inside(rootfs: Rootfs, plan: Plan, layout: Layout) -> Inside:
-    """The part of :func:`place` that is done in an image.
-
-    Args:
-        rootfs: the image, which takes writes.
-        plan: whose libraries are in the directories of ``layout``.
-        layout: of this image, read just before.
-
-    Returns:
-        What was done; :func:`stage_beside` does the rest.
+def place_inside(rootfs: Rootfs, plan: Plan, layout: Layout) -> Placed:
+    """The part of :func:`place` in a writable image; :func:`stage` does the rest.
 
     Raises:
         RootfsError: it could not be done; the image is as it was.
@@ -167,45 +99,8 @@ def place_inside(rootfs: Rootfs, plan: Plan, layout: Layout) -> Inside:
         return _write(journal, rootfs, plan, layout)
 
 
-def as_staged(inside: Inside, plan: Plan, staging_dir: str) -> Placed:
-    """What :func:`stage_beside` will return; nothing is written.
-
-    Args:
-        inside: what is in the image.
-        plan: whose files of procfs are to be staged.
-        staging_dir: as for :func:`place`.
-    """
-    return Placed(
-        mounts=(*inside.mounts, *mounts_of(inside.mounted, staging_dir)),
-        written=inside.written,
-        omitted=inside.omitted,
-        proc_files=proc_files_of(plan.proc_files, staging_dir),
-    )
-
-
-def stage_beside(inside: Inside, plan: Plan, staging_dir: str) -> Placed:
-    """Puts into staging what a plan has mounted from there, beside what is in the image.
-
-    Args:
-        inside: what is in the image.
-        plan: whose files of procfs are staged.
-        staging_dir: as for :func:`place`.
-
-    Returns:
-        What :func:`place` would have returned.
-
-    Raises:
-        RootfsError: it could not be done; nothing of it is left.
-    """
-    if inside.mounted or plan.proc_files:
-        with _staging(staging_dir) as staging:
-            stage(staging, inside.mounted, staging_dir)
-            stage_proc_files(staging, plan.proc_files, staging_dir)
-    return as_staged(inside, plan, staging_dir)
-
-
 def _check(plan: Plan) -> None:
-    """Refuses names that would not stay names; a foreign CDI spec may hold any."""
+    """Refuses paths and names that would lead somewhere else; a foreign CDI spec may hold any."""
     for link in plan.links:
         components(link.path)
         if link.target.startswith("/"):
@@ -216,7 +111,11 @@ def _check(plan: Plan) -> None:
                 found=f"it leads to {link.target!r}",
                 do="name a file beside it or an absolute path",
             )
-    check_small(plan)
+    for path in (edit.path for edit in (*plan.small, *plan.proc_files)):
+        if not components(path):
+            raise PathRefused(f"to put something at {path!r}", found="the root itself")
+    for links in plan.link_directories:
+        _check_names(links)
     for directory in (*plan.first_directories, *plan.library_directories):
         if not components(directory) or not NOT_IN_A_DIRECTORY.isdisjoint(directory):
             raise PathRefused(
@@ -235,68 +134,78 @@ def _refuse_linked_dev(rootfs: Rootfs) -> None:
         )
 
 
-def _into_image(rootfs: Rootfs, plan: Plan, layout: Layout, staging_dir: str) -> Placed:
-    with Journal(rootfs) as journal:
-        return stage_beside(_write(journal, rootfs, plan, layout), plan, staging_dir)
+def _check_names(directory: LinkDirectory) -> None:
+    for name, target in directory.links:
+        if "/" in name or name in {"", ".", ".."} or "\0" in name + target or not target:
+            raise PathRefused(
+                f"the link {name!r} in {directory.path}", found=f"it leads to {target!r}"
+            )
 
 
-def _write(journal: Journal, rootfs: Rootfs, plan: Plan, layout: Layout) -> Inside:
-    ways = _Ways(rootfs, layout)
-    omitted = []
+def _write(journal: Journal, rootfs: Rootfs, plan: Plan, layout: Layout) -> Placed:
+    lookup = _PathLookup(rootfs, layout)
+    omitted: list[str] = []
     mounts: list[Mount] = []
+    staged: list[tuple[str, File | LinkDirectory]] = []
     if plan.devices:
         journal.directory_itself(_DEV)
-    _make_mount_points(journal, plan.mounts, ways)
+    _make_mount_points(journal, plan.mounts, lookup)
     for link in plan.links:
-        if ways.is_covered(link.path):
+        if lookup.is_covered(link.path):
             omitted.append(link.path)
         else:
             mounts += _make_link(journal, link, plan)
-    for path, content in loader_files(rootfs, plan, layout).items():
+    omitted += _write_loader_files(journal, loader_files(rootfs, plan, layout))
+    for edit in plan.small:
+        if layout.is_fresh(edit.path):
+            staged.append((edit.path, edit))
+        elif not lookup.is_open(edit.path):
+            omitted.append(edit.path)
+        elif isinstance(edit, File):
+            journal.file(edit.path, edit.content, edit.mode)
+        else:
+            journal.directory(edit.path)
+            staged.append((edit.path, edit))
+    return Placed(
+        mounts=tuple(mounts),
+        written=tuple(journal.written),
+        omitted=tuple(omitted),
+        staged=tuple(staged),
+    )
+
+
+def _write_loader_files(journal: Journal, files: Mapping[str, bytes]) -> Iterator[str]:
+    """Writes what loaders read; yields the dispensable ones that there is no room for."""
+    for path, content in files.items():
         try:
             journal.file(path, content)
         except _NO_ROOM:
             if path not in DISPENSABLE:
                 raise
-            omitted.append(path)
-    small = in_image(plan, layout, ways.is_open)
-    for file in small.written:
-        journal.file(file.path, file.content, file.mode)
-    for path in small.mount_points:
-        journal.directory(path)
-    left_out = (*omitted, *small.omitted)
-    return Inside(tuple(journal.written), left_out, small.mounted, tuple(mounts))
+            yield path
 
 
 def _make_link(journal: Journal, link: Link, plan: Plan) -> tuple[Mount, ...]:
-    """Makes a link, or says what is to be mounted in its place."""
+    """Makes a link, or returns the mount that takes its place."""
     try:
         journal.link(link.path, link.target)
     except FileTooLarge:
         mount = _behind(link, plan)
         if mount is None:
             raise
-        return (changed(mount, destination=link.path),)
+        return (replace(mount, destination=link.path),)
     return ()
 
 
 def _behind(link: Link, plan: Plan) -> Mount | None:
     """The mount that a link leads to, perhaps by other links."""
-    links = {each.path: each for each in plan.links}
-    mounts = {each.destination: each for each in plan.mounts}
-    for _ in links:
-        path = os.path.normpath(os.path.join(os.path.dirname(link.path), link.target))
-        if path in mounts:
-            return mounts[path]
-        if path not in links:
-            return None
-        link = links[path]
-    return None
+    end = end_of(link.path, {each.path: each.target for each in plan.links})
+    return next((mount for mount in plan.mounts if mount.destination == end), None)
 
 
-def _make_mount_points(journal: Journal, mounts: Iterable[Mount], ways: _Ways) -> None:
+def _make_mount_points(journal: Journal, mounts: Iterable[Mount], lookup: _PathLookup) -> None:
     for mount in mounts:
-        if not ways.is_open(mount.destination):
+        if not lookup.is_open(mount.destination):
             continue
         if is_on_directory(mount):
             journal.directory(mount.destination)
@@ -304,43 +213,8 @@ def _make_mount_points(journal: Journal, mounts: Iterable[Mount], ways: _Ways) -
             journal.mount_point(mount.destination)
 
 
-def _into_staging(
-    rootfs: Rootfs, plan: Plan, layout: Layout, staging_dir: str
-) -> tuple[Staged, Placed]:
-    small = beside_image(plan, layout, rootfs)
-    with _staging(staging_dir) as journal:
-        staged = fill_staging(rootfs, journal, plan, layout, staging_dir)
-        mounts = stage(journal, small.mounted, staging_dir)
-        proc_files = stage_proc_files(journal, plan.proc_files, staging_dir)
-    return staged, Placed(
-        mounts=(*staged.mounts, *mounts),
-        omitted=(*staged.omitted, *small.omitted),
-        proc_files=proc_files,
-    )
-
-
-@contextmanager
-def _staging(staging_dir: str) -> Iterator[Journal]:
-    """The staging directory, made if needed; what is put into it stays, or goes upon failure."""
-    try:
-        os.makedirs(staging_dir, mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise RootfsUnavailable(
-            f"the staging directory {staging_dir}", found=str(error.strerror)
-        ) from error
-    with Rootfs.open(staging_dir) as staging, Journal(staging) as journal:
-        yield journal
-
-
-def _extended(name: str, before: str, directories: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """A variable with ``directories`` behind what the spec has in it."""
-    known = [part for part in before.split(":") if part]
-    missing = [part for part in directories if part not in known]
-    return ((name, ":".join([*known, *missing])),) if missing else ()
-
-
-class _Ways:
-    """Where the directories of paths lead; they repeat, so each is looked up once."""
+class _PathLookup:
+    """Where the directories of paths lead, each looked up once."""
 
     def __init__(self, rootfs: Rootfs, layout: Layout) -> None:
         self._rootfs = rootfs

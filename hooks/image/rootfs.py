@@ -12,7 +12,8 @@ Rules
 - Changes are made in a :class:`hooks.image.directory.Directory`, to single names.
 
 Looking answers None where a program in the container would find nothing either: no such path,
-a dangling or cyclic link. Paths are absolute inside the image, without "..".
+a dangling or cyclic link. Paths are absolute inside the image, without ".."; links in them are
+followed inside the image.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from hooks.image.directory import (
     LONGEST_FILE,
@@ -35,12 +37,6 @@ from hooks.image.directory import (
 from hooks.image.openat2 import open_in_root
 from hooks.image.rootfs_errors import KernelTooOld, PathRefused, RootfsBusy, RootfsUnavailable
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import TracebackType
-
-__all__ = ["Rootfs", "components"]
-
 _DEEPEST: Final = 64
 
 _NOTHING_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
@@ -48,13 +44,10 @@ _NOTHING_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, err
 
 
 def components(path: str) -> list[str]:
-    """The names on the way to ``path``.
+    """The names on the way to ``path``, without empty ones and ".".
 
     Args:
         path: absolute inside the image.
-
-    Returns:
-        Its names, without empty ones and ".".
 
     Raises:
         PathRefused: ``path`` is relative, absurdly deep, or has ".." or a NUL in it.
@@ -62,7 +55,7 @@ def components(path: str) -> list[str]:
     names = [name for name in path.split("/") if name and name != "."]
     plain = path[:1] == "/" and path.isascii() and ".." not in path and "\0" not in path
     if plain and len(names) <= _DEEPEST:
-        return names  # as nearly every path; the rest is looked at closely
+        return names  # nearly every path; the others need more checks
     if (
         not path.startswith("/")
         or ".." in names
@@ -110,9 +103,6 @@ class Rootfs:
         Args:
             path: on the host; not a path an image or container has a say in.
 
-        Returns:
-            The open rootfs.
-
         Raises:
             RootfsUnavailable: ``path`` is not a directory that can be opened.
             KernelTooOld: openat2(2) does not work here.
@@ -145,12 +135,7 @@ class Rootfs:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # Looking
@@ -185,8 +170,7 @@ class Rootfs:
         """Where ``path`` is, or would be if the missing directories on the way were made.
 
         Args:
-            path: absolute inside the image.
-            known: landings by path, which is asked first and filled: many paths share their
+            known: a cache of landings by path, read and filled: many paths share their
                 directories.
 
         Returns:
@@ -215,14 +199,7 @@ class Rootfs:
         return stat.S_ISDIR(found.st_mode) and self.stat(missing, follow=False) is None
 
     def names(self, path: str, limit: int = MOST_NAMES) -> tuple[str, ...] | None:
-        """The names in the directory at ``path``, sorted.
-
-        Args:
-            path: absolute inside the image.
-            limit: the most names an honest directory of this kind has.
-
-        Returns:
-            The names; None if there is no directory.
+        """The names in the directory at ``path``, sorted; None if there is no directory.
 
         Raises:
             FileTooLarge: there are more than ``limit``.
@@ -232,13 +209,7 @@ class Rootfs:
             return None if fd is None else list_names(fd, limit, asked)
 
     def open_file(self, path: str) -> int | None:
-        """Opens the regular file at ``path`` for reading.
-
-        Args:
-            path: absolute inside the image; links in it are followed inside the image.
-
-        Returns:
-            A descriptor that the caller closes; None if nothing is there.
+        """A descriptor of the regular file at ``path``, for the caller to close; None without one.
 
         Raises:
             NotARegularFile: something else is there; it was not opened.
@@ -247,18 +218,11 @@ class Rootfs:
             return None if fd is None else open_regular(fd, f"to read {path} in the image")
 
     def read_file(self, path: str, limit: int = LONGEST_FILE) -> bytes | None:
-        """The content of the regular file at ``path``.
-
-        Args:
-            path: absolute inside the image; links in it are followed inside the image.
-            limit: the most bytes an honest file of this kind has.
-
-        Returns:
-            The content; None if nothing is there.
+        """The content of the regular file at ``path``; None if nothing is there.
 
         Raises:
             NotARegularFile: a directory, FIFO, socket or device is there.
-            FileTooLarge: it is longer than ``limit``.
+            FileTooLarge: it is longer than ``limit`` bytes.
         """
         asked = f"to read {path} in the image"
         with self._looking(path, os.O_PATH) as fd:
@@ -267,14 +231,7 @@ class Rootfs:
     # Changing
 
     def directory(self, path: str) -> Directory | None:
-        """Opens the directory at ``path``, to change what is in it.
-
-        Args:
-            path: absolute inside the image; links in it are followed inside the image.
-
-        Returns:
-            The directory, which the caller closes; None if there is none.
-        """
+        """The directory at ``path``, open for changes; the caller closes it. None without one."""
         fd = self._open(path, os.O_PATH | os.O_DIRECTORY)
         return None if fd is None else Directory(fd, path)
 

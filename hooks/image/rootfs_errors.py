@@ -22,21 +22,6 @@ from __future__ import annotations
 from api.errors import Status
 from hooks.errors import RootfsError
 
-__all__ = [
-    "DeviceDirectoryUnsafe",
-    "DirectoryInTheWay",
-    "FileTooLarge",
-    "KernelTooOld",
-    "MalformedCache",
-    "MalformedElf",
-    "NotARegularFile",
-    "PathRefused",
-    "RootfsBusy",
-    "RootfsIo",
-    "RootfsReadOnly",
-    "RootfsUnavailable",
-]
-
 
 class KernelTooOld(RootfsError):
     """The kernel has no openat2(2), or a filter forbids it. Raised when a rootfs is opened."""
@@ -70,7 +55,7 @@ class NotARegularFile(RootfsError):
 
 
 class FileTooLarge(RootfsError):
-    """A file or directory of the image is larger than anything honest of its kind."""
+    """A file or directory of the image is larger than its kind may be."""
 
     code = "NVSHIM-E0305"
     status = Status.RESOURCE_EXHAUSTED

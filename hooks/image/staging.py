@@ -1,15 +1,22 @@
-"""What takes the place of an image's files when its rootfs takes no writes.
+"""What is mounted from the container's staging directory, beside the image or in place of it.
 
-A runtime has to make a mount point for every mount, and on a read-only file system it cannot.
-But nearly every container has a tmpfs on /run or /dev, which :mod:`hooks.image.layout` has chosen
-for the libraries. So the directory of libraries is made in the staging directory instead, with
-an empty file for every library and a link for every soname; it is mounted on the tmpfs, and
-the plan's libraries are mounted on the files in it. Programs that the image has no room for have
-a directory there as well, which comes last in PATH.
+Small files, directories of links, and content for files of procfs lie in a directory on the host
+that is this container's alone; :func:`stage` makes them there. What is mounted is read-only inside.
+Files of procfs are covered when the container has a procfs (:mod:`shim.rootfs.proc_cover`).
+
+An image that takes no writes gets everything from there. A runtime has to make a mount point for
+every mount, and on a read-only file system it cannot. But nearly every container has a tmpfs on
+/run or /dev, which :mod:`hooks.image.layout` has chosen for the libraries. So the directory of
+libraries is made in the staging directory instead, with an empty file for every library and a link
+for every soname; it is mounted on the tmpfs, and the plan's libraries are mounted on the files in
+it. Programs that the image has no room for have a directory there as well, which comes last in
+PATH.
 
 Rules
 - The image's ld.so.cache (or musl's path file) is covered by a merged one, if it is there to
   be covered. If not, LD_LIBRARY_PATH is the last resort.
+- A file or directory of links is mounted over the one that the image has, or on a tmpfs of the
+  container's own, where the runtime makes the mount point.
 - A mount of the plan that has no mount point in the image, and a link that is not in it, are
   omitted. Libraries are what a container cannot be started without: if there is no tmpfs for
   them, that is an error, and so it is of a mount that is required.
@@ -20,45 +27,118 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Final
 
-from api.values import changed, value
-from hooks.edits.plan import Mount
 from hooks.errors import RootfsError
-from hooks.image.layout import CACHE, SCRATCH, Libc
+from hooks.image.journal import Journal
+from hooks.image.layout import CACHE, SCRATCH, Layout, Libc, Loader, coverable
 from hooks.image.loader_files import MUSL_PATHS, loader_files
-from hooks.image.rootfs_errors import RootfsReadOnly
+from hooks.image.rootfs import Rootfs
+from hooks.image.rootfs_errors import RootfsReadOnly, RootfsUnavailable
+from hooks.plan import File, Link, LinkDirectory, Mount, Plan
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hooks.edits.plan import Link, Plan
-    from hooks.image.journal import Journal
-    from hooks.image.layout import Layout, Loader
-    from hooks.image.rootfs import Rootfs
-
-__all__ = ["Staged", "fill_staging", "is_on_directory"]
-
+_FILES: Final = "/files"
+_PROC_FILES: Final = "/proc-files"
 _PROGRAMS: Final = "/programs"
-# Where programs are looked for that nobody names by their whole path.
+# Where programs are found that are named without a path.
 _OF_PROGRAMS: Final = frozenset({"/usr/bin", "/usr/sbin", "/bin", "/sbin"})
+_DEFAULTS: Final = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+
+_LIBRARIES: Final = "driver libraries"
+_INDEX: Final = "finds driver libraries"
 
 
-@value
-class Staged:
-    """What staging offers to the container.
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What was done for a plan's files, and what is left for the spec.
 
     Attributes:
-        mounts: of staging's directories and files; before those of the plan.
-        search: directories that have to be in LD_LIBRARY_PATH.
-        programs: directories that have to be in PATH.
-        omitted: destinations of mounts, and paths of links, that there is no room for.
+        mounts: mounts that have to come before those of the plan.
+        environment: variables for every process of the container, with their whole values.
+        written: paths in the image that were made or replaced, in order.
+        omitted: destinations of the plan's mounts, and paths of its links and files, that this
+            image has no room for. Such a mount has to be left out of the spec.
+        staged: what is mounted from staging, by where.
+        proc_files: of the plan's files of procfs, where on the host each one's content is,
+            by its path in the container.
     """
 
-    mounts: tuple[Mount, ...]
-    search: tuple[str, ...]
-    omitted: tuple[str, ...]
-    programs: tuple[str, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    written: tuple[str, ...] = ()
+    omitted: tuple[str, ...] = ()
+    staged: tuple[tuple[str, File | LinkDirectory], ...] = ()
+    proc_files: tuple[tuple[str, str], ...] = ()
+
+    def at(self, plan: Plan, staging_dir: str) -> Placed:
+        """With the mounts of what is staged, and the files of procfs; nothing is written."""
+        mounts = [
+            Mount(staging_dir + _FILES + edit.path, where, reason=edit.reason)
+            for where, edit in self.staged
+        ]
+        proc_files = [(f.path, staging_dir + _PROC_FILES + f.path) for f in plan.proc_files]
+        return replace(self, mounts=(*self.mounts, *mounts), proc_files=tuple(proc_files))
+
+    @property
+    def additions(self) -> tuple[object, ...]:
+        """What :meth:`added_to` adds to a plan and leaves out of it."""
+        return self.mounts, self.environment, self.omitted
+
+    def added_to(self, plan: Plan) -> Plan:
+        """The plan with what placing its files added to it and left out of it."""
+        omitted = frozenset(self.omitted)
+        return replace(
+            plan,
+            mounts=(*self.mounts, *(m for m in plan.mounts if m.destination not in omitted)),
+            environment=(*plan.environment, *self.environment),
+            links=tuple(link for link in plan.links if link.path not in omitted),
+            files=tuple(file for file in plan.files if file.path not in omitted),
+            link_directories=tuple(d for d in plan.link_directories if d.path not in omitted),
+        )
+
+
+@contextmanager
+def open_staging(staging_dir: str) -> Iterator[Journal]:
+    """The staging directory, made if needed; what is put into it stays, or goes upon failure.
+
+    Raises:
+        RootfsUnavailable: it cannot be made or opened.
+    """
+    try:
+        os.makedirs(staging_dir, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise RootfsUnavailable(
+            f"the staging directory {staging_dir}", found=str(error.strerror)
+        ) from error
+    with Rootfs.open(staging_dir) as staging, Journal(staging) as journal:
+        yield journal
+
+
+def stage(placed: Placed, plan: Plan, staging_dir: str) -> None:
+    """Makes in staging what is mounted from there (:meth:`Placed.at`).
+
+    Raises:
+        RootfsError: it cannot be written; nothing of it is left.
+    """
+    if placed.staged or plan.proc_files:
+        with open_staging(staging_dir) as staging:
+            _fill(staging, placed, plan)
+
+
+def _fill(staging: Journal, placed: Placed, plan: Plan) -> None:
+    for _, edit in placed.staged:
+        inside = _FILES + edit.path
+        if isinstance(edit, File):
+            staging.file(inside, edit.content, edit.mode)
+        else:
+            staging.directory(inside)
+            for name, target in edit.links:
+                staging.link(f"{inside}/{name}", target)
+    for file in plan.proc_files:
+        staging.file(_PROC_FILES + file.path, file.content, 0o444)
 
 
 def is_on_directory(mount: Mount) -> bool:
@@ -66,24 +146,18 @@ def is_on_directory(mount: Mount) -> bool:
     return mount.kind != "bind" or os.path.isdir(mount.source)
 
 
-def fill_staging(
-    rootfs: Rootfs, journal: Journal, plan: Plan, layout: Layout, staging_dir: str
-) -> Staged:
+def place_beside(
+    rootfs: Rootfs, plan: Plan, layout: Layout, staging_dir: str, variables: Mapping[str, str]
+) -> Placed:
     """Makes in the staging directory what cannot be made in the image.
 
     Args:
-        rootfs: the image, which is only looked at.
-        journal: of the staging directory.
         plan: whose libraries are in the directories of ``layout``.
-        layout: of this image.
-        staging_dir: where the staging directory is on the host, for the mounts.
-
-    Returns:
-        What the container's spec needs to have of it.
+        variables: of the container, of which LD_LIBRARY_PATH and PATH may have to grow.
 
     Raises:
         RootfsReadOnly: there is no room for the libraries anywhere.
-        RootfsError: the staging directory cannot be written.
+        RootfsError: the staging directory cannot be written; nothing is left in it.
     """
     if plan.libraries and layout.scratch is None:
         raise RootfsReadOnly(
@@ -91,42 +165,82 @@ def fill_staging(
             found="a read-only rootfs, and no writable tmpfs on /run or /dev",
             do="use a writable snapshot, or mount a tmpfs on /run",
         )
-    homes = _Homes(layout)
-    omitted = _fill_homes(rootfs, journal, plan, layout, homes)
-    mounts = [
-        Mount(f"{staging_dir}{homes.home(loader)}", loader.directory, reason="driver libraries")
-        for loader in homes.used()
-    ]
+    directories = _StagedDirectories(layout)
     programs = _programs_home(layout)
-    if homes.programs:
-        mounts.append(Mount(staging_dir + _PROGRAMS, programs, reason="driver programs"))
-        mounts.extend(homes.programs)
-    told = set()
+    staged = tuple((_room(rootfs, layout, edit), edit) for edit in plan.small)
+    with open_staging(staging_dir) as journal:
+        omitted = _fill_homes(rootfs, journal, plan, layout, directories)
+        mounts = [
+            Mount(staging_dir + directories.home(loader), loader.directory, reason=_LIBRARIES)
+            for loader in directories.used()
+        ]
+        if directories.programs:
+            mounts.append(Mount(staging_dir + _PROGRAMS, programs, reason="driver programs"))
+            mounts.extend(directories.programs)
+        indices = _cover_indices(rootfs, journal, plan, layout)
+        mounts += [Mount(staging_dir + path, over, reason=_INDEX) for path, over in indices.items()]
+        unindexed = [each for each in directories.used() if _index(each) not in indices]
+        placed = Placed(
+            mounts=tuple(mounts),
+            environment=(
+                *_extended(variables, "LD_LIBRARY_PATH", _search(plan, unindexed)),
+                *_extended(variables, "PATH", [programs] if directories.programs else []),
+            ),
+            omitted=(*omitted, *(edit.path for where, edit in staged if where is None)),
+            staged=tuple((where, edit) for where, edit in staged if where is not None),
+        )
+        _fill(journal, placed, plan)
+    return placed.at(plan, staging_dir)
+
+
+def _cover_indices(rootfs: Rootfs, journal: Journal, plan: Plan, layout: Layout) -> dict[str, str]:
+    """Makes the files by which loaders find libraries; what each of them covers, by its path."""
+    covered = {}
     for path, content in loader_files(rootfs, plan, layout).items():
-        over = _coverable(rootfs, layout, path)
+        over = coverable(rootfs, layout, path)
         if over is not None and (path == CACHE or path in MUSL_PATHS.values()):
             journal.file(path, content)
-            mounts.append(Mount(f"{staging_dir}{path}", over, reason="finds driver libraries"))
-            told.add(path)
-    search: list[str] = []
-    for loader in homes.used():
-        if _index(loader) not in told:
-            below = f"{loader.directory}/"
-            search.extend(d for d in plan.first_directories if d not in search)
-            search.append(loader.directory)
-            search.extend(d for d in plan.library_directories if d.startswith(below))
-    search_programs = (programs,) if homes.programs else ()
-    return Staged(tuple(mounts), tuple(search), tuple(omitted), search_programs)
+            covered[path] = over
+    return covered
+
+
+def _search(plan: Plan, loaders: Iterable[Loader]) -> list[str]:
+    """The directories that LD_LIBRARY_PATH has to have for loaders that nothing else tells."""
+    search: dict[str, None] = {}
+    for loader in loaders:
+        below = f"{loader.directory}/"
+        search |= dict.fromkeys(plan.first_directories)
+        search[loader.directory] = None
+        search |= dict.fromkeys(d for d in plan.library_directories if d.startswith(below))
+    return list(search)
+
+
+def _room(rootfs: Rootfs, layout: Layout, edit: File | LinkDirectory) -> str | None:
+    """Where a file or directory of links is mounted; None if there is no room for it."""
+    if layout.is_fresh(edit.path):
+        return edit.path
+    kind = stat.S_IFREG if isinstance(edit, File) else stat.S_IFDIR
+    return coverable(rootfs, layout, edit.path, kind)
+
+
+def _extended(
+    variables: Mapping[str, str], name: str, directories: list[str]
+) -> tuple[tuple[str, str], ...]:
+    """A variable with ``directories`` behind what the spec has in it."""
+    before = variables.get(name) or _DEFAULTS.get(name, "")
+    known = [part for part in before.split(":") if part]
+    missing = [part for part in directories if part not in known]
+    return ((name, ":".join([*known, *missing])),) if missing else ()
 
 
 def _fill_homes(
-    rootfs: Rootfs, journal: Journal, plan: Plan, layout: Layout, homes: _Homes
+    rootfs: Rootfs, journal: Journal, plan: Plan, layout: Layout, directories: _StagedDirectories
 ) -> list[str]:
-    """Makes mount points and links in staging; returns what there is no room for."""
+    """Makes mount points and links in staging; returns the paths without room."""
     omitted = []
     taken: list[Mount] = []
     for mount in plan.mounts:
-        inside = homes.staged(mount.destination)
+        inside = directories.staged(mount.destination)
         if inside is None:
             if _takes(rootfs, layout, mount) or _is_in_one(mount, taken):
                 taken.append(mount)
@@ -138,13 +252,13 @@ def _fill_homes(
                 )
             else:
                 omitted.append(mount.destination)
-                homes.add_program(mount, journal)
+                directories.add_program(mount, journal)
         elif is_on_directory(mount):
             journal.directory(inside)
         else:
             journal.mount_point(inside)
     for link in plan.links:
-        inside = homes.staged(link.path)
+        inside = directories.staged(link.path)
         if inside is not None:
             journal.link(inside, link.target)
         elif not _has(rootfs, link):
@@ -152,7 +266,7 @@ def _fill_homes(
     return omitted
 
 
-class _Homes:
+class _StagedDirectories:
     """The loaders' directories on the tmpfs, and what stands for them in staging."""
 
     def __init__(self, layout: Layout) -> None:
@@ -182,7 +296,7 @@ class _Homes:
         directory, _, name = mount.destination.rpartition("/")
         if self._programs and directory in _OF_PROGRAMS and not is_on_directory(mount):
             staging.mount_point(f"{_PROGRAMS}/{name}")
-            self.programs.append(changed(mount, destination=f"{self._programs}/{name}"))
+            self.programs.append(replace(mount, destination=f"{self._programs}/{name}"))
 
 
 def _programs_home(layout: Layout) -> str:
@@ -222,15 +336,3 @@ def _has(rootfs: Rootfs, link: Link) -> bool:
         return rootfs.read_link(link.path) == link.target
     except RootfsError:
         return False
-
-
-def _coverable(rootfs: Rootfs, layout: Layout, path: str) -> str | None:
-    """Where the regular file at ``path`` really is; None if nothing can be mounted over it."""
-    try:
-        found = rootfs.stat(path)
-        place = rootfs.real_path(path)
-    except RootfsError:
-        return None
-    if found is None or place is None or layout.covers(place):
-        return None
-    return place if stat.S_ISREG(found.st_mode) else None

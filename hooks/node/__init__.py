@@ -1,7 +1,7 @@
-"""What this node has: its driver, GPUs, MIG devices and nodes, found by looking and kept.
+"""What this node has: its driver, GPUs, MIG devices and device nodes.
 
-:mod:`~hooks.node.inventory` is the whole; :mod:`~hooks.node.witness` is who looks, so that
-:mod:`~hooks.node.cache` knows when it is not true any more. :mod:`~hooks.node.modules`,
-:mod:`~hooks.node.nodes` and :mod:`~hooks.node.char_links` are the few things that are made on a
-host.
+:mod:`~hooks.node.inventory` is the whole, made by reading the node through a
+:class:`witness.Witness`; :mod:`~hooks.node.cache` keeps it until something it was made of changes.
+:mod:`~hooks.node.capabilities` is the table of the driver's files. What the engine makes on a host
+is in :mod:`~hooks.node.host_setup`.
 """

@@ -5,9 +5,9 @@ Rules
   observation, made again, gives the same, and if it was made of the same directories by the
   same version of this code. The boot id is one of the observations.
 - Whatever is wrong with the file, from a torn write to a forged owner, makes it stale. It is
-  never an error: the node is looked at again, and the file replaced.
+  never an error: the inventory is taken again, and the file replaced.
 - The file names the sources of mounts, so only root may have written it: the directory and
-  the file belong to us, nobody else may write them, and the file is no link.
+  the file belong to us, no other user may write them, and the file is not a link.
 - It is written under another name and renamed: a reader sees all of it or none.
 """
 
@@ -16,43 +16,33 @@ from __future__ import annotations
 import json
 import os
 import stat
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
-from api.values import value
-from hooks.edits.plan import Arch
+from hooks.config import Config
 from hooks.node.driver import Driver, DriverFile, LibraryFile
 from hooks.node.gpus import Gpu, MigDevice
-from hooks.node.witness import first_change, still_true
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hooks.config import Config
-
-__all__ = ["NAME", "File", "Kept", "boot_id_path", "load", "look_at_file", "store"]
+from hooks.node.witness import first_change
+from hooks.words import Arch
 
 NAME: Final = "inventory.json"
-# To be raised with every change of what is looked at or written: an old file is then stale.
+# Raise it with every change of what is observed or written: an old file is then stale.
 FORMAT: Final = 5
 
 _MOST_BYTES: Final = 16 << 20
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+# What reading a document of another shape raises.
+_DAMAGED: Final = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
-@value
-class Kept:
-    """The part of an inventory that is kept.
+@dataclass(frozen=True, slots=True)
+class StoredInventory:
+    """The part of an inventory that is kept: see :class:`hooks.node.inventory.Inventory`.
 
     Attributes:
-        driver: the user-space driver.
-        gpus: the GPUs, by index.
-        mig_devices: the MIG devices, by GPU and index.
-        notes: what did not fit together, for people.
-        nvml_failure: why NVML's answer is not in it; "" if it is.
-        taken: when it was taken, in seconds since boot.
-        unsettled: what NVML said and procfs cannot confirm, so that no observation would tell
-            when it is so no more; "" if there is nothing of the kind.
-        cuda_version: the newest CUDA that the driver supports; "" if it is not known.
+        unsettled: what NVML reported and procfs cannot confirm, so that no observation shows a
+            change of it; "" for nothing.
     """
 
     driver: Driver
@@ -70,20 +60,12 @@ def boot_id_path(config: Config) -> str:
     return f"{config.proc}/sys/kernel/random/boot_id"
 
 
-# What was decoded last: the bytes, their document, and what it says. A process that is forked
-# has it.
-_decoded: tuple[bytes, Any, Kept] | None = None
+# The last result: the bytes, their document, and its meaning. A forked process inherits it.
+_decoded: tuple[bytes, Any, StoredInventory] | None = None
 
 
-def load(config: Config) -> Kept | None:
-    """What was kept, if it is still true.
-
-    Args:
-        config: where the state directory is, and what the inventory was to be made of.
-
-    Returns:
-        What was kept; None if nothing was, or if any of it is not so any more.
-    """
+def load(config: Config) -> StoredInventory | None:
+    """The kept inventory; None if none was kept, or if anything has changed."""
     content = _read(config)
     if content is None:
         return None
@@ -93,22 +75,17 @@ def load(config: Config) -> Kept | None:
             document = json.loads(content)
             _decoded = (content, document, _kept(document))
         _, document, kept = _decoded
-        if document["format"] != FORMAT or document["config"] != _surroundings(config):
-            return None
-        if not still_true(document["observations"]):
-            return None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None if _why_stale(config, document) else kept
+    except _DAMAGED:
         return None
-    return kept
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class File:
-    """What is to be said of the file itself.
+    """The state of the file itself.
 
     Attributes:
-        path: where it is.
-        is_there: whether there is one that root alone may write.
+        is_there: whether it exists and root alone may write it.
         stale: why what it says does not count; "" if it does.
         format: of what is in it; 0 if that is not known.
         boot_id: of the boot in which it was made; "" likewise.
@@ -124,11 +101,7 @@ class File:
 
 
 def look_at_file(config: Config) -> File:
-    """Whether what was kept counts, and if not, why: for a person who asks.
-
-    Args:
-        config: as for :func:`load`.
-    """
+    """Whether the file is valid, and if not, why: for people."""
     path = f"{config.state}/{NAME}"
     content = _read(config)
     if content is None:
@@ -144,7 +117,7 @@ def look_at_file(config: Config) -> File:
             path, True, _why_stale(config, document), document["format"], boot_id.strip(),
             len(observations),
         )  # fmt: skip
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except _DAMAGED:
         return File(path, is_there=True, stale="it is damaged")
     return found
 
@@ -152,37 +125,30 @@ def look_at_file(config: Config) -> File:
 def _why_stale(config: Config, document: Any) -> str:
     if document["format"] != FORMAT:
         return f"it has format {document['format']}, and this version writes {FORMAT}"
-    if document["config"] != _surroundings(config):
+    if document["config"] != _settings(config):
         return "it was made with another configuration"
     changed = first_change(document["observations"])
     return "" if changed is None else f"{changed} is not as it was"
 
 
-def store(config: Config, kept: Kept, observations: Mapping[tuple[str, str], Any]) -> str:
+def store(
+    config: Config, kept: StoredInventory, observations: Mapping[tuple[str, str], Any]
+) -> str:
     """Keeps an inventory, in place of any other.
 
     Args:
         config: where the state directory is; it is made if it is not there.
-        kept: what to keep.
         observations: what was seen when it was made, by kind and path.
 
     Returns:
         Why it could not be kept; "" if it was. An inventory that cannot be kept is as true as
         another, so this is no error.
     """
-    document = {
+    document: dict[str, Any] = {
         "format": FORMAT,
-        "config": _surroundings(config),
+        "config": _settings(config),
         "observations": [[kind, path, seen] for (kind, path), seen in observations.items()],
-        "driver": kept.driver,
-        "gpus": kept.gpus,
-        "mig_devices": kept.mig_devices,
-        "notes": kept.notes,
-        "nvml_failure": kept.nvml_failure,
-        "taken": kept.taken,
-        "unsettled": kept.unsettled,
-        "cuda_version": kept.cuda_version,
-    }
+    } | {name: getattr(kept, name) for name in kept.__match_args__}
     content = json.dumps(document, default=_as_json, separators=(",", ":")).encode()
     try:
         os.makedirs(config.state, mode=0o700, exist_ok=True)
@@ -198,12 +164,12 @@ def store(config: Config, kept: Kept, observations: Mapping[tuple[str, str], Any
     return ""
 
 
-_SURROUNDINGS: Final = ("driver_root", "host_root", "dev", "proc", "sys", "nvml_timeout")
+_SETTINGS: Final = ("driver_root", "host_root", "dev", "proc", "sys", "nvml_timeout")
 
 
-def _surroundings(config: Config) -> dict[str, Any]:
+def _settings(config: Config) -> dict[str, Any]:
     """The part of a configuration that decides what an inventory is made of."""
-    return {name: getattr(config, name) for name in _SURROUNDINGS}
+    return {name: getattr(config, name) for name in _SETTINGS}
 
 
 def _read(config: Config) -> bytes | None:
@@ -223,7 +189,7 @@ def _read(config: Config) -> bytes | None:
         seen = os.fstat(fd)
         if not (stat.S_ISREG(seen.st_mode) and _is_ours(seen) and seen.st_size <= _MOST_BYTES):
             return None
-        # Nobody writes it in place; a buffer for the largest would take longer than the rest.
+        # It is never written in place; a buffer for the largest would take longer than the rest.
         return os.read(fd, seen.st_size)
     except OSError:
         return None
@@ -245,7 +211,7 @@ def _is_ours(seen: os.stat_result) -> bool:
 
 def _replace(directory: int, content: bytes) -> None:
     # The name is ours alone by our pid; one left by a crashed namesake is in the way of
-    # O_EXCL, which in turn makes sure that we write no file that somebody else put there.
+    # O_EXCL, which in turn makes sure that we write no file that another process put there.
     temporary = f".{NAME}.{os.getpid()}"
     try:
         os.unlink(temporary, dir_fd=directory)
@@ -270,21 +236,18 @@ def _as_json(thing: object) -> object:
     raise TypeError(f"{thing!r} is not written to JSON")
 
 
-def _kept(document: Any) -> Kept:
+def _kept(document: Any) -> StoredInventory:
     driver = document["driver"]
-    return Kept(
+    libraries = [LibraryFile(**{**f, "arch": Arch(f["arch"])}) for f in driver["libraries"]]
+    return StoredInventory(
         driver=Driver(
-            version=driver["version"],
-            arch=Arch(driver["arch"]),
-            libraries=tuple(
-                LibraryFile(**{**library, "arch": Arch(library["arch"])})
-                for library in driver["libraries"]
-            ),
-            files=tuple(DriverFile(**file) for file in driver["files"]),
-            library_directories=tuple(driver["library_directories"]),
-            root=driver["root"],
-            layout=driver["layout"],
-            why=driver["why"],
+            **{
+                **driver,
+                "arch": Arch(driver["arch"]),
+                "libraries": tuple(libraries),
+                "files": tuple(DriverFile(**file) for file in driver["files"]),
+                "library_directories": tuple(driver["library_directories"]),
+            }
         ),
         gpus=tuple(Gpu(**{**gpu, "drm": tuple(gpu["drm"])}) for gpu in document["gpus"]),
         mig_devices=tuple(
@@ -292,8 +255,6 @@ def _kept(document: Any) -> Kept:
             for device in document["mig_devices"]
         ),
         notes=tuple(document["notes"]),
-        nvml_failure=document["nvml_failure"],
         taken=float(document["taken"]),
-        unsettled=document["unsettled"],
-        cuda_version=document["cuda_version"],
+        **{name: document[name] for name in ("nvml_failure", "unsettled", "cuda_version")},
     )

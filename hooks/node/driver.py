@@ -1,11 +1,11 @@
 """The driver's files on this node: which version, and where each file is.
 
 Rules
-- Where the driver is, and which version of it counts, :mod:`hooks.node.roots` says: that of the
+- :mod:`hooks.node.roots` finds the driver and its version: that of the
   loaded kernel module. User-space files of another version are not used: NVIDIA's programs
   refuse to run with them.
 - Directories are searched in the order of the layout's table (:mod:`hooks.node.driver_layouts`);
-  the first file that matches a row of :mod:`hooks.edits.capabilities` for an architecture is the
+  the first file that matches a row of :mod:`hooks.node.capabilities` for an architecture is the
   one. Which architecture a library is for, and its soname, is read from the file, for a directory's
   name says it on some distributions only (Fedora's /usr/lib holds 32-bit libraries, Arch's
   64-bit ones).
@@ -19,59 +19,39 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
 
-from api.values import value
-from hooks.edits.capabilities import (
+from hooks.config import Config
+from hooks.errors import DriverNotFound
+from hooks.image.elf import Elf, elf_of_fd
+from hooks.image.rootfs_errors import MalformedElf
+from hooks.node.capabilities import (
     ConfigFile,
     Firmware,
     Library,
     Program,
+    Row,
     Socket,
     XorgModule,
     every_row,
 )
-from hooks.edits.plan import Arch
-from hooks.errors import DriverNotFound
-from hooks.image.elf import elf_of_fd
-from hooks.image.rootfs_errors import MalformedElf
-from hooks.node.driver_layouts import DISTRIBUTION, layout_named
-from hooks.node.driver_version import module_version
-from hooks.node.roots import choose, names_in
-from hooks.node.witness import Witness
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from hooks.config import Config
-    from hooks.edits.capabilities import Row
-    from hooks.image.elf import Elf
-    from hooks.node.driver_layouts import DriverLayout
-    from hooks.node.roots import Root
-
-__all__ = [
-    "Driver",
-    "DriverFile",
-    "LibraryFile",
-    "find_driver",
-    "find_sockets",
-    "places",
-    "read_elf",
-]
+from hooks.node.driver_layouts import DISTRIBUTION, DriverLayout, layout_named
+from hooks.node.roots import Root, choose, module_version
+from hooks.node.witness import Witness, read_names
+from hooks.words import Arch
 
 _COMPATIBLE_32: Final = {Arch.X86_64: Arch.I386, Arch.AARCH64: Arch.ARM}
 _PREFERENCE: Final = (Arch.X86_64, Arch.AARCH64)
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class LibraryFile:
     """A library of the driver.
 
     Attributes:
-        row: the name of its row in :mod:`hooks.edits.capabilities`.
-        name: its file name.
-        source: where it is on the host.
-        arch: what it is built for.
+        row: the name of its row in :mod:`hooks.node.capabilities`.
         soname: DT_SONAME; None if it has none.
     """
 
@@ -82,14 +62,12 @@ class LibraryFile:
     soname: str | None
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class DriverFile:
     """A file of the driver that is no library.
 
     Attributes:
-        row: the name of its row in :mod:`hooks.edits.capabilities`.
-        name: its file name.
-        source: where it is on the host.
+        row: the name of its row in :mod:`hooks.node.capabilities`.
     """
 
     row: str
@@ -97,19 +75,16 @@ class DriverFile:
     source: str
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Driver:
     """The user-space driver.
 
     Attributes:
         version: the full version ("535.261.03").
-        arch: what its programs are built for.
-        libraries: its libraries, of every architecture.
         files: its programs, configuration, firmware and X modules.
         library_directories: host directories that were searched for libraries.
         root: the directory that is "/" for its files.
         layout: the name of how they lie below it, of :mod:`hooks.node.driver_layouts`.
-        why: why this root was chosen, for people.
     """
 
     version: str
@@ -130,24 +105,17 @@ class Driver:
 def find_driver(witness: Witness, config: Config) -> Driver:
     """Finds the driver.
 
-    Args:
-        witness: through whom is looked.
-        config: which driver root is configured, and where procfs and sysfs are.
-
-    Returns:
-        The driver.
-
     Raises:
         DriverNotFound: neither libcuda nor libnvidia-ml of any version is there.
         DriverMismatch: they are there, but not of the loaded module's version.
     """
     root = choose(witness, config, module_version(witness, config))
-    libraries = tuple(_libraries(root.eyes, root.directories, root.version))
+    libraries = tuple(_libraries(root.reader, root.directories, root.version))
     present = {library.arch for library in libraries}
     arch = next((arch for arch in _PREFERENCE if arch in present), None)
     if arch is None:
         raise DriverNotFound(
-            f"driver {root.version} below {root.eyes.root}",
+            f"driver {root.version} below {root.reader.root}",
             found="its libraries are for another architecture, or no ELF files",
             do="install the driver for this machine, or set driver-root in config.toml",
         )
@@ -157,23 +125,20 @@ def find_driver(witness: Witness, config: Config) -> Driver:
         libraries=libraries,
         files=tuple(_files(root)),
         library_directories=tuple(host for host, _ in root.directories),
-        root=root.eyes.root,
+        root=root.reader.root,
         layout=root.layout.name,
         why=root.why,
     )
 
 
 def find_sockets(root: str) -> dict[str, str]:
-    """The sockets of the driver's services that are there at this moment.
+    """The existing sockets of the driver's services: the host's path by that of the table.
 
-    Services come and go without the driver changing, so this is asked each time, and not
+    Services come and go without the driver changing, so this is looked up each time, and not
     kept in the inventory's cache.
 
     Args:
         root: the directory that is "/" for the driver's files.
-
-    Returns:
-        The host's path by the path in the table of capabilities.
     """
     witness = Witness(root)
     found = {}
@@ -238,7 +203,8 @@ def read_elf(path: str) -> Elf | None:
         path: on the host, free of links at its end.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        fd = os.open(path, flags)
     except OSError:
         return None
     try:
@@ -256,7 +222,7 @@ def _files(root: Root) -> Iterator[DriverFile]:
         if not isinstance(row, Program | ConfigFile | XorgModule):
             continue
         for path in _places(row, root.layout, root.version):
-            source = root.eyes.file(path)
+            source = root.reader.file(path)
             if source is not None:
                 if root.layout.unpatched and isinstance(row, Program):
                     source = _unpatched(root, source)
@@ -267,16 +233,12 @@ def _files(root: Root) -> Iterator[DriverFile]:
 def _unpatched(root: Root, source: str) -> str:
     """The program as NVIDIA built it, if it lies in a directory beside that of ``source``."""
     directory, _, name = source.rpartition("/")
-    home = directory.rpartition("/")[0].removeprefix(root.eyes.root.rstrip("/"))
-    return root.eyes.file(f"{home}/{root.layout.unpatched}/{name}") or source
+    home = directory.rpartition("/")[0].removeprefix(root.reader.root.rstrip("/"))
+    return root.reader.file(f"{home}/{root.layout.unpatched}/{name}") or source
 
 
 def places(row: Row, driver: Driver) -> Iterator[str]:
     """Where the files of a row are searched, within the driver root, best first.
-
-    Args:
-        row: any row but a library, whose directories a :class:`Driver` knows.
-        driver: which driver.
 
     Yields:
         Paths; for firmware with a pattern for a name.
@@ -302,10 +264,10 @@ def _places(row: Row, layout: DriverLayout, version: str) -> Iterator[str]:
 def _firmware(root: Root, row: Firmware) -> Iterator[DriverFile]:
     for place in _places(row, root.layout, root.version):
         inside = place.rpartition("/")[0]
-        host = root.eyes.directory(inside)
-        names = _matches(row.name, names_in(host)) if host is not None else []
+        host = root.reader.directory(inside)
+        names = _matches(row.name, read_names(host) or ()) if host is not None else []
         for name in sorted(names):
-            source = root.eyes.file(f"{inside}/{name}")
+            source = root.reader.file(f"{inside}/{name}")
             if source is not None:
                 yield DriverFile(row=row.name, name=name, source=source)
         if names:

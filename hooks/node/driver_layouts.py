@@ -8,7 +8,7 @@ file system is a root of its own.
 ==================  ==================================================================
 distribution        packages, and NVIDIA's own installer; also inside a driver container
 google              /usr/local/nvidia and its namesakes: Container-Optimized OS, GKE,
-                    whoever mounts a driver there; it may be read-only
+                    the mount of a driver there; it may be read-only
 opt                 /opt/nvidia: Flatcar, and drivers that are chosen at boot
 nixos               links of the running system into its store
 talos               a glibc of its own beside the system's musl
@@ -27,23 +27,18 @@ extensions of Talos; Bottlerocket's kmod packages.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
-from api.values import value
 
-__all__ = ["DISTRIBUTION", "LAYOUTS", "LOADER", "DriverLayout", "layout_named", "prefix"]
-
-
-@value
+@dataclass(frozen=True, slots=True)
 class DriverLayout:
     """One way to install the driver.
 
     Attributes:
         name: what it is called in records and messages.
         libraries: directories of libraries, best first; each with its subdirectory "vdpau".
-        programs: directories of programs.
         data: directories of configuration and data.
-        firmware: directories of firmware.
         xorg: directories of the X server's modules.
         homes: directories of which one is there if a driver is laid out so; none to look anyway.
         unpatched: a directory beside that of a program with the same program as NVIDIA built it.
@@ -148,9 +143,6 @@ def prefix(home: str) -> DriverLayout:
 
     Args:
         home: the directory; "" for the root itself.
-
-    Returns:
-        The layout.
     """
     return _below(f"{_PREFIX}{home or '/'}", home)
 
@@ -217,9 +209,6 @@ LOADER: Final = DriverLayout(
 
 def layout_named(name: str) -> DriverLayout:
     """The layout of a name that an inventory has kept.
-
-    Args:
-        name: one of a :class:`DriverLayout`.
 
     Returns:
         The layout; for "loader" without its libraries' directories.

@@ -1,16 +1,23 @@
 """The node's GPUs, MIG devices and device nodes, from procfs, sysfs and /dev.
 
 Rules
-- procfs is believed: it is there without NVML, which may hang. NVML adds what only it knows:
+- procfs decides: it works without NVML, which may hang. NVML adds what only it knows:
   memory, MIG mode without instances, and the UUIDs and profiles of MIG devices.
 - A GPU's index is NVML's, as nvidia-smi shows it: the place in PCI bus order, which it is too
-  where NVML has not said any. A GPU that the driver was told to exclude has none.
+  where NVML has not reported one. A GPU that the driver's settings exclude has none.
 - A GPU is in MIG mode if NVML says so or if procfs shows GPU instances of it.
 - A GPU that fell off the bus keeps its index as long as procfs lists it, for NVML's indices stay
   as well; its node has a fault. It is one that NVML cannot open, or that sysfs lists no more.
-- Of two things nothing but NVML tells, so its word is doubted after a while
+- NVML alone reports two things, so they are checked again after a while
   (:func:`find_unsettled`): MIG mode without instances, and a GPU that cannot be opened. So is
   its word on instances if procfs shows others: they were changed between the two looks.
+- A GPU that the configuration excludes by UUID or PCI address stays in the inventory with its
+  index, so that the indices of the others are those that nvidia-smi shows on the node. It is left
+  out of ``all``; naming it is an error.
+- None of its nodes is usable: neither its own, nor those of its MIG devices, nor those below
+  /dev/dri. So nothing that is planned from the inventory can have them.
+- A GPU with an unknown UUID is excluded as well if the configuration excludes a UUID that matches
+  no other GPU: it may be that one.
 - Device nodes are looked at each time and not kept: they appear when a module is first
   loaded. One counts if it is a character device with the major number that /proc/devices
   gives to its driver; otherwise what is wrong with it is kept for the message.
@@ -22,42 +29,19 @@ user guide, "Device Nodes and Capabilities".
 from __future__ import annotations
 
 import os
-import stat
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
 
-from api.values import changed, value
-from hooks.edits.capabilities import CONTROL, FRONTEND, MODESET, UVM, UVM_TOOLS
-from hooks.node.nvml import NvmlGpu
-from hooks.node.witness import read_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-
-    from hooks.config import Config
-    from hooks.node.nvml import NvmlReport
-    from hooks.node.witness import Witness
-
-__all__ = [
-    "CAPS",
-    "Gpu",
-    "MigDevice",
-    "Node",
-    "Nodes",
-    "bus_order",
-    "cap_minors",
-    "cap_path",
-    "find_gpus",
-    "find_mig_devices",
-    "look_at_node",
-    "look_at_nodes",
-    "read_majors",
-]
-
-CAPS: Final = ("nvidia-caps",)
-DRM: Final = ("drm",)
+from hooks.config import Config
+from hooks.node.capabilities import CONTROL, FRONTEND, MODESET, UVM, UVM_TOOLS
+from hooks.node.device_nodes import CAPS, DRM, cap_minors, cap_path, look_at_node, read_majors
+from hooks.node.nvml import NvmlGpu, NvmlReport
+from hooks.node.witness import Witness
+from hooks.words import Node
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """A GPU.
 
@@ -66,14 +50,13 @@ class Gpu:
         minor: the number in its node's name, and its minor device number.
         uuid: "GPU-…" in lower case; "" if neither procfs nor NVML knows it.
         bus_id: its PCI address ("0000:07:00.0").
-        model: its name for people.
-        mig: whether it is in MIG mode.
         memory: bytes of memory in all; None if NVML did not say.
         drm: the names of its nodes below /dev/dri.
-        lost: why it is lost (:mod:`hooks.node.nvml_asking`); "" if it is not, or nobody asked.
+        lost: why it is lost (:mod:`hooks.node.nvml_probe`); "" if it is not, or if that is
+            unknown.
         compute_capability: of CUDA ("9.0"); "" if NVML did not say.
         brand: what it is sold as ("tesla"); "" if NVML did not say.
-        excluded: whether the configuration gives it to nobody (:mod:`hooks.requests.exclusions`).
+        excluded: whether the configuration excludes it (:mod:`hooks.edits.exclusions`).
     """
 
     index: int
@@ -103,15 +86,12 @@ class Gpu:
         return f"GPU {self.index} ({self.uuid or self.bus_id})"
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class MigDevice:
     """A MIG device: a compute instance of a GPU instance.
 
     Attributes:
-        gpu: the index of its GPU.
-        index: its index within its GPU.
         uuid: "MIG-…" in lower case.
-        gpu_instance: the id of the GPU instance.
         compute_instance: the id of the compute instance within it.
         profile: its shape ("1g.10gb"); "" if NVML did not say.
         caps: the minor numbers of its two capability nodes; empty if the kernel lists none.
@@ -139,36 +119,7 @@ class MigDevice:
         return f"MIG device {self.gpu}:{self.index} ({self.uuid})"
 
 
-def cap_path(minor: int) -> str:
-    """The capability node with a minor number, in the container."""
-    return f"/dev/nvidia-caps/nvidia-cap{minor}"
-
-
-@value
-class Node:
-    """A device node of the host.
-
-    Attributes:
-        path: in the container ("/dev/nvidia0").
-        major: its major number.
-        minor: its minor number.
-        mode: its permission bits.
-        uid: its owner.
-        gid: its group.
-        host: where it is on the host.
-    """
-
-    path: str
-    major: int
-    minor: int
-    mode: int
-    uid: int
-    gid: int
-    host: str = ""
-    _apart = ("host",)
-
-
-@value
+@dataclass(frozen=True, slots=True)
 class Nodes:
     """The device nodes as they are at this moment.
 
@@ -188,54 +139,50 @@ class Nodes:
 _LINES: Final = ("Model", "GPU UUID", "Device Minor", "Bus Location", "GPU Excluded")
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class FoundGpus:
     """The GPUs of a node, from procfs and NVML.
 
     Attributes:
-        gpus: by index.
-        told: what NVML said of each, by the PCI address that procfs has.
-        notes: GPUs that procfs has and that are left out, for people.
-        conflicts: what NVML and procfs say differently, for people.
+        reported: NVML's report of each, by the PCI address that procfs has.
+        notes: GPUs of procfs that are left out, for people.
+        conflicts: differences between NVML and procfs, for people.
     """
 
     gpus: tuple[Gpu, ...]
-    told: dict[str, NvmlGpu]
+    reported: dict[str, NvmlGpu]
     notes: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
 
 
-_NOTHING_TOLD: Final = NvmlGpu(index=-1)
+_NOT_REPORTED: Final = NvmlGpu(index=-1)
 
 
 def find_gpus(witness: Witness, config: Config, report: NvmlReport | None) -> FoundGpus:
     """The node's GPUs.
 
     Args:
-        witness: through whom is looked.
-        config: where procfs, sysfs and the device nodes are.
         report: what NVML said; None if it said nothing.
     """
     listed, notes = _listed(witness, config)
-    told, others = _match(config, listed, report)
-    with_mig = _gpus_with_instances(witness, config)
+    reported, others = _match(config, listed, report)
     conflicts: list[str] = []
     found = []
     for gpu in listed:
-        nvml = told.get(gpu.bus_id, _NOTHING_TOLD)
+        nvml = reported.get(gpu.bus_id, _NOT_REPORTED)
         conflicts += _conflicts(gpu, nvml)
         if gpu.uuid and nvml.uuid not in {"", gpu.uuid}:  # it is about another GPU
-            nvml = told[gpu.bus_id] = NvmlGpu(nvml.index)
+            nvml = reported[gpu.bus_id] = NvmlGpu(nvml.index)
         lost = nvml.lost
-        if report is not None and gpu.bus_id not in told and _has_node(config, gpu):
+        if report is not None and gpu.bus_id not in reported and _has_node(config, gpu):
             lost = "NVML does not count it"
             conflicts.append(f"procfs has a GPU at {gpu.bus_id}, and NVML does not count it")
         found.append(
-            changed(
+            replace(
                 gpu,
                 uuid=gpu.uuid or nvml.uuid,
                 model=gpu.model or nvml.name,
-                mig=gpu.minor in with_mig or nvml.mig,
+                mig=bool(_instances(witness, config, gpu.minor)) or nvml.mig,
                 memory=nvml.memory,
                 drm=_drm_names(witness, config, gpu.bus_id),
                 lost=lost,
@@ -244,7 +191,7 @@ def find_gpus(witness: Witness, config: Config, report: NvmlReport | None) -> Fo
             )
         )
     conflicts += [f"NVML has {_named(nvml)}, and procfs does not" for nvml in others]
-    return FoundGpus(_numbered(found, told), told, tuple(notes), tuple(conflicts))
+    return FoundGpus(_numbered(found, reported), reported, tuple(notes), tuple(conflicts))
 
 
 def _listed(witness: Witness, config: Config) -> tuple[list[Gpu], list[str]]:
@@ -268,19 +215,19 @@ def _listed(witness: Witness, config: Config) -> tuple[list[Gpu], list[str]]:
 def _match(
     config: Config, listed: list[Gpu], report: NvmlReport | None
 ) -> tuple[dict[str, NvmlGpu], list[NvmlGpu]]:
-    """Which GPU of procfs each of NVML's is, by PCI address; and those that are none of them.
+    """Which GPU of procfs each of NVML's is, by PCI address; and those without a match.
 
-    The PCI address decides, then the UUID, then the minor. A lost GPU often tells none of these;
+    The PCI address decides, then the UUID, then the minor. A lost GPU often has none of these;
     such GPUs are taken for those that are left, in bus order, which is NVML's as well.
     """
-    left, told = list(listed), {}
+    left, reported = list(listed), {}
     others = list(report.gpus) if report is not None else []
 
     def take(is_same: Callable[[Gpu, NvmlGpu], bool]) -> None:
         for gpu in tuple(left):
             nvml = next((each for each in others if is_same(gpu, each)), None)
             if nvml is not None:
-                told[gpu.bus_id] = nvml
+                reported[gpu.bus_id] = nvml
                 left.remove(gpu)
                 others.remove(nvml)
 
@@ -290,7 +237,7 @@ def _match(
     # NVML counts no GPU that has no node here.
     left = [gpu for gpu in left if _has_node(config, gpu)] or left
     take(lambda _, nvml: not nvml.bus_id and not nvml.uuid and nvml.minor is None)
-    return told, others
+    return reported, others
 
 
 def _has_node(config: Config, gpu: Gpu) -> bool:
@@ -298,7 +245,7 @@ def _has_node(config: Config, gpu: Gpu) -> bool:
 
 
 def _conflicts(gpu: Gpu, nvml: NvmlGpu) -> Iterator[str]:
-    """What NVML says otherwise than procfs, whose word counts."""
+    """The differences between NVML and procfs, which decides."""
     at = gpu.bus_id
     if gpu.uuid and nvml.uuid not in {"", gpu.uuid}:
         yield f"NVML calls the GPU at {at} {nvml.uuid}, procfs {gpu.uuid}"
@@ -315,41 +262,32 @@ def _named(nvml: NvmlGpu) -> str:
     return f"{what} ({nvml.lost})" if nvml.lost else what
 
 
-def _numbered(found: list[Gpu], told: Mapping[str, NvmlGpu]) -> tuple[Gpu, ...]:
+def _numbered(found: list[Gpu], reported: Mapping[str, NvmlGpu]) -> tuple[Gpu, ...]:
     """The GPUs by index: NVML's where it has said one, for that is what people see.
 
     NVML does not count a GPU that has no node here, as in a node that is itself a container with
     some of a machine's GPUs. The numbers it leaves over go to the others, in bus order.
     """
-    numbers = {nvml.index for nvml in told.values()}
-    if len(numbers) < len(told) or max(numbers, default=0) >= len(found):
+    numbers = {nvml.index for nvml in reported.values()}
+    if len(numbers) < len(reported) or max(numbers, default=0) >= len(found):
         return tuple(found)  # they cannot all be true
     free = iter(sorted(set(range(len(found))) - numbers))
     numbered = [
-        changed(gpu, index=told[gpu.bus_id].index if gpu.bus_id in told else next(free))
+        replace(gpu, index=reported[gpu.bus_id].index if gpu.bus_id in reported else next(free))
         for gpu in found
     ]
     return tuple(sorted(numbered, key=lambda gpu: gpu.index))
 
 
 def find_unsettled(witness: Witness, config: Config, found: FoundGpus) -> tuple[str, ...]:
-    """What NVML said of the GPUs that procfs does not confirm.
-
-    Args:
-        witness: through whom is looked.
-        config: where procfs is.
-        found: what :func:`find_gpus` found.
-
-    Returns:
-        What it is, for people; nothing if procfs confirms all, or NVML said nothing.
-    """
+    """What NVML said of GPUs and procfs does not confirm, for people."""
     return tuple(filter(None, (_unsettled(witness, config, gpu, found) for gpu in found.gpus)))
 
 
 def _unsettled(witness: Witness, config: Config, gpu: Gpu, found: FoundGpus) -> str:
     if gpu.lost:
         return f"{gpu} is lost: {gpu.lost}"
-    nvml = found.told.get(gpu.bus_id)
+    nvml = found.reported.get(gpu.bus_id)
     if nvml is None:
         return ""
     shown = _instances(witness, config, gpu.minor)
@@ -375,21 +313,17 @@ def _instances(witness: Witness, config: Config, minor: int) -> set[tuple[int, i
 
 
 def find_mig_devices(config: Config, found: FoundGpus) -> tuple[MigDevice, ...]:
-    """The node's MIG devices: those that NVML tells of, with the kernel's capability nodes.
+    """NVML's MIG devices by GPU and index, with the kernel's capability nodes.
 
     Args:
-        config: where procfs is.
         found: what :func:`find_gpus` found; without NVML's word no MIG device is known.
-
-    Returns:
-        The devices by GPU and index.
     """
-    told = [
-        (gpu, found.told[gpu.bus_id].mig_devices)
+    reported = [
+        (gpu, found.reported[gpu.bus_id].mig_devices)
         for gpu in found.gpus
-        if gpu.mig and gpu.bus_id in found.told
+        if gpu.mig and gpu.bus_id in found.reported
     ]
-    if not any(devices for _, devices in told):
+    if not any(devices for _, devices in reported):
         return ()
     minors = cap_minors(config)
     return tuple(
@@ -402,7 +336,7 @@ def find_mig_devices(config: Config, found: FoundGpus) -> tuple[MigDevice, ...]:
             profile=device.profile,
             caps=_caps(minors, gpu.minor, device.gpu_instance, device.compute_instance),
         )
-        for gpu, devices in told
+        for gpu, devices in reported
         for device in devices
     )
 
@@ -410,25 +344,19 @@ def find_mig_devices(config: Config, found: FoundGpus) -> tuple[MigDevice, ...]:
 def look_at_nodes(
     config: Config, gpus: Collection[Gpu], mig: Collection[MigDevice], other_dev: str | None = None
 ) -> Nodes:
-    """Looks at every device node that a container could be given.
+    """The current state of every device node that a container could get.
 
     Those of excluded GPUs are not usable, whatever they are.
 
     Args:
-        config: where procfs and the device nodes are.
-        gpus: the node's GPUs.
-        mig: the node's MIG devices.
         other_dev: where nodes may be that the host's ``dev`` does not have: a driver container
             makes them in its own, unless it was given the host's.
-
-    Returns:
-        The nodes as they are now.
     """
     majors = read_majors(config)
     usable: dict[str, Node] = {}
     lost = _lost(config, gpus)
     faults = {**lost, **_withheld(gpus, mig)}
-    elsewhere = changed(config, dev=other_dev) if other_dev is not None else None
+    elsewhere = replace(config, dev=other_dev) if other_dev is not None else None
     for path, drivers, minor in _expected(gpus, mig):
         if path in faults:
             continue
@@ -460,7 +388,7 @@ def _lost(config: Config, gpus: Iterable[Gpu]) -> dict[str, str]:
 
 
 def _withheld(gpus: Iterable[Gpu], mig: Collection[MigDevice]) -> dict[str, str]:
-    """The nodes of excluded GPUs, by path in the container, each with what is to be said."""
+    """The nodes of excluded GPUs, by path in the container, each with the reason."""
     found: dict[str, str] = {}
     for gpu in gpus:
         if gpu.excluded:
@@ -482,84 +410,6 @@ def _expected(
     # MIG devices of one GPU instance share its node.
     for minor in dict.fromkeys(minor for device in mig for minor in device.caps):
         yield cap_path(minor), CAPS, minor
-
-
-def look_at_node(
-    config: Config, path: str, majors: Collection[int], minor: int | None, driver: str
-) -> Node | str:
-    """The device node at a path, if it is what it should be.
-
-    Args:
-        config: where procfs and the device nodes are.
-        path: in the container ("/dev/nvidia0").
-        majors: the major numbers that its driver has; none if it is not loaded.
-        minor: its minor number; None for any.
-        driver: its driver's name in /proc/devices, for the message.
-
-    Returns:
-        The node, or in words what is wrong with it.
-    """
-    host = config.dev + path.removeprefix("/dev")
-    try:
-        # Not through a link: /dev is the host's, but a link would hide what is meant.
-        seen = os.lstat(host)
-    except OSError as error:
-        return f"{host}: {error.strerror}"
-    if not stat.S_ISCHR(seen.st_mode):
-        return f"{host} is no character device"
-    numbers = (os.major(seen.st_rdev), os.minor(seen.st_rdev))
-    if not majors:
-        return f"{config.proc}/devices lists no {driver}: its kernel module is not loaded"
-    if numbers[0] not in majors or (minor is not None and numbers[1] != minor):
-        wanted = f"{min(majors)}:{'*' if minor is None else minor}"
-        return f"{host} is device {numbers[0]}:{numbers[1]}, not {wanted}"
-    return Node(path, *numbers, stat.S_IMODE(seen.st_mode), seen.st_uid, seen.st_gid, host)
-
-
-def read_majors(config: Config) -> dict[str, int]:
-    """Major number by driver, of the character devices that /proc/devices lists."""
-    majors: dict[str, int] = {}
-    for line in (read_text(f"{config.proc}/devices") or "").splitlines():
-        if line.startswith("Block devices"):
-            break
-        number, _, name = line.strip().partition(" ")
-        if number.isdecimal():
-            majors.setdefault(name.strip(), int(number))
-    return majors
-
-
-def _gpus_with_instances(witness: Witness, config: Config) -> set[int]:
-    """The minors of the GPUs that have GPU instances.
-
-    The compute instances are looked at as well, so that a change of them is noticed.
-    """
-    directory = f"{config.proc}/driver/nvidia/capabilities"
-    found = set()
-    for name in witness.names(directory):
-        if not (name.startswith("gpu") and name[3:].isdecimal()):
-            continue
-        for instance in witness.names(f"{directory}/{name}/mig"):
-            if instance.startswith("gi"):
-                witness.names(f"{directory}/{name}/mig/{instance}")
-                found.add(int(name[3:]))
-    return found
-
-
-def cap_minors(config: Config) -> dict[str, int]:
-    """The minors of the capability nodes, by name ("gpu0/gi1/ci0/access", "config").
-
-    Args:
-        config: where procfs is.
-
-    The file lists all that could be, thousands of lines, and never changes while the module
-    is loaded; so it is read and not observed.
-    """
-    minors = {}
-    for line in (read_text(f"{config.proc}/driver/nvidia-caps/mig-minors") or "").splitlines():
-        name, _, minor = line.strip().rpartition(" ")
-        if minor.isdecimal():
-            minors[name] = int(minor)
-    return minors
 
 
 def _caps(minors: dict[str, int], gpu: int, instance: int, compute: int) -> tuple[int, ...]:
@@ -585,3 +435,27 @@ def _uuid(text: str) -> str:
     """A UUID of procfs; "" for the question marks it has before the GPU is first used."""
     prefix, _, digits = text.partition("-")
     return f"GPU-{digits.lower()}" if prefix == "GPU" and "?" not in digits else ""
+
+
+def mark_excluded(
+    gpus: tuple[Gpu, ...], names: tuple[str, ...]
+) -> tuple[tuple[Gpu, ...], list[str]]:
+    """The GPUs, the excluded ones marked; and notes for people.
+
+    Args:
+        names: UUIDs and PCI addresses, as :mod:`hooks.node.gpus` writes them.
+    """
+    if not names:
+        return gpus, []
+    known = {name for gpu in gpus for name in (gpu.uuid, gpu.bus_id)}
+    unmatched = [name for name in names if name not in known]
+    notes = [f"{name} is to be excluded, and no GPU here is it" for name in unmatched]
+    doubtful = any(name.startswith("GPU-") for name in unmatched)
+    marked = []
+    for gpu in gpus:
+        named = gpu.uuid in names or gpu.bus_id in names
+        if not named and doubtful and not gpu.uuid:
+            notes.append(f"{gpu} is excluded: its UUID is not known, and may be one to exclude")
+            named = True
+        marked.append(replace(gpu, excluded=named))
+    return tuple(marked), notes

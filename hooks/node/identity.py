@@ -1,4 +1,4 @@
-"""What of the driver a container was made with, so that a change is told before it runs.
+"""The driver that a container was created with, so that a change is noticed before it starts.
 
 Between the create and the start of a container the driver may be exchanged under it; between
 that of a restored one, whole days may lie. What was mounted then is of the old driver, and the
@@ -16,32 +16,22 @@ go without harm. To compare takes a tenth of a millisecond.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from hooks.config import Config
 from hooks.errors import DriverChanged
-from hooks.node.driver_version import module_files, module_version
+from hooks.node.inventory import Inventory
+from hooks.node.roots import module_files, module_version
 from hooks.node.witness import Witness, first_change
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hooks.edits.plan import Plan
-    from hooks.node.inventory import Inventory
-
-__all__ = ["identity_of", "refuse_changed", "what_changed"]
+from hooks.plan import Plan
 
 
 def identity_of(plan: Plan, inventory: Inventory | None, config: Config) -> dict[str, Any] | None:
-    """What a container is made with.
+    """The driver of a container, as JSON for the record; None without a driver.
 
     Args:
-        plan: what it is given.
-        inventory: what the node has of NVIDIA's driver; None if nothing of it is given.
-        config: where procfs and sysfs are.
-
-    Returns:
-        Values that JSON has, for the record; None without a driver.
+        inventory: what the node has of NVIDIA's driver; None if the container gets nothing of it.
     """
     if inventory is None:
         return None
@@ -68,14 +58,7 @@ def identity_of(plan: Plan, inventory: Inventory | None, config: Config) -> dict
 
 
 def what_changed(record: Mapping[str, Any]) -> str:
-    """What of the driver is not any more what a container was made with.
-
-    Args:
-        record: of its injection, as it was made or as JSON has it.
-
-    Returns:
-        One clause for people; "" if nothing has changed, or nothing is recorded.
-    """
+    """What of the driver has changed since a container was created, for people; "" for nothing."""
     identity = record.get("identity")
     if not isinstance(identity, dict):
         return ""
@@ -94,10 +77,6 @@ def what_changed(record: Mapping[str, Any]) -> str:
 
 def refuse_changed(record: Mapping[str, Any], name: str) -> None:
     """Refuses to start a container with another driver than it was made with.
-
-    Args:
-        record: of its injection.
-        name: the container's id.
 
     Raises:
         DriverChanged: the driver has changed since.

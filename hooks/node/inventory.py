@@ -2,59 +2,57 @@
 
 Taking an inventory reads some hundred files and includes NVML's answer, so it is kept
 (:mod:`hooks.node.cache`). What changes without the driver changing, device nodes and the sockets of
-the driver's services, is looked at anew each time an inventory is loaded.
+the driver's services, is looked up each time an inventory is loaded.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final
 
-from api.values import changed, value
+from hooks.config import Config
 from hooks.errors import NvmlFailed
 from hooks.node import cache
-from hooks.node.driver import find_driver, find_sockets
-from hooks.node.gpus import find_gpus, find_mig_devices, find_unsettled, look_at_nodes
-from hooks.node.nvml import parse_report
+from hooks.node.driver import Driver, find_driver, find_sockets
+from hooks.node.gpus import (
+    Gpu,
+    MigDevice,
+    Nodes,
+    find_gpus,
+    find_mig_devices,
+    find_unsettled,
+    look_at_nodes,
+    mark_excluded,
+)
+from hooks.node.nvml import NvmlReport, parse_report
+from hooks.node.roots import cuda_of_branch
 from hooks.node.witness import Witness, read_text
-from hooks.requests.exclusions import mark_excluded
-from hooks.requests.requirements import cuda_of_branch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hooks.config import Config
-    from hooks.node.driver import Driver
-    from hooks.node.gpus import Gpu, MigDevice, Nodes
-    from hooks.node.nvml import NvmlReport
-
-__all__ = ["NOT_KEPT", "Inventory", "load_inventory", "look_again", "survey", "take_inventory"]
 
 RETRY_AFTER: Final = 60.0
-"""Seconds until NVML is asked again after it failed, or after it said what procfs cannot confirm
-(the kernel does not tell of MIG mode without instances, nor of a GPU that came back): a create
+"""Seconds until NVML is queried again after it failed, or after it reported what procfs cannot
+confirm (MIG mode without instances, or a GPU that came back): a create
 must not wait for it each time."""
 
 NOT_KEPT: Final = "the inventory was not kept"
-"""How the note begins that says why the next container cannot use this one's inventory."""
+"""The start of the note why the next container cannot use this one's inventory."""
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Inventory:
     """What this node has.
 
     Attributes:
-        driver: the user-space driver.
         gpus: the GPUs, by index.
         mig_devices: the MIG devices, by GPU and index.
-        nodes: the device nodes as they are now.
         sockets: the sockets that are there now: host path by path in the container.
         notes: what did not fit together, for people.
-        nvml_failure: why NVML's answer is not in it; "" if it is.
+        nvml_failure: why it lacks NVML's answer; "" if it has it.
         parameters: the kernel module's, as procfs has them now; "" if it is not loaded.
         kept: whether it was made for an earlier container, and was found to be still true. What
-            the kernel does not tell of may have changed since; so a refusal that is founded on
-            it is to be founded anew.
+            the kernel does not report may have changed since; so a refusal that depends on it
+            has to be checked with a new inventory.
         cuda_version: the newest CUDA that the driver supports ("12.2"), by NVML's word or else by
             the driver's branch; "" if neither knows.
         taken: when it was taken, in seconds since boot.
@@ -69,9 +67,8 @@ class Inventory:
     nvml_failure: str = ""
     parameters: str = ""
     cuda_version: str = ""
-    kept: bool = False
-    taken: float = 0.0
-    _apart = ("kept", "taken")
+    kept: bool = field(default=False, compare=False)
+    taken: float = field(default=0.0, compare=False)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -86,37 +83,26 @@ class Inventory:
 
 
 def load_inventory(config: Config) -> Inventory | None:
-    """The inventory that was kept, if it is still true.
-
-    Args:
-        config: where to look.
-
-    Returns:
-        The inventory; None if there is none, or if the node has changed since.
-    """
+    """The kept inventory; None if none was kept, or if the node has changed."""
     kept = cache.load(config)
     if kept is None:
         return None
     if _is_too_old(kept):
         return None
-    return changed(_complete(config, kept), kept=True)
+    return replace(_complete(config, kept), kept=True)
 
 
-def _is_too_old(kept: cache.Kept) -> bool:
+def _is_too_old(kept: cache.StoredInventory) -> bool:
     doubtful = kept.nvml_failure or kept.unsettled
     return bool(doubtful) and not 0 <= _now() - kept.taken < RETRY_AFTER
 
 
 def take_inventory(config: Config, nvml_report: bytes | None) -> Inventory:
-    """Looks at the node, and keeps what was found.
+    """Takes an inventory and keeps it; if that fails, one of its notes says why.
 
     Args:
-        config: where to look.
         nvml_report: what the command of :func:`hooks.node.nvml.probe_command` printed; None if it
             was not run or did not end in time. GPUs are found without it, MIG devices are not.
-
-    Returns:
-        The inventory. If it could not be kept, one of its notes says why.
 
     Raises:
         DriverNotFound: there is no driver below the driver root.
@@ -129,10 +115,9 @@ def take_inventory(config: Config, nvml_report: bytes | None) -> Inventory:
 
 
 def survey(config: Config, ask: Callable[[], bytes | None] | None = None) -> Inventory:
-    """The inventory for a person who asks: nothing is kept.
+    """The inventory for a command of a person: nothing is kept.
 
     Args:
-        config: where to look.
         ask: asks NVML as :func:`hooks.node.nvml.probe_command` says, if nothing is kept that is
             still true, and returns the answer; by default it is not asked.
 
@@ -146,7 +131,7 @@ def survey(config: Config, ask: Callable[[], bytes | None] | None = None) -> Inv
     """
     kept = cache.load(config)
     if kept is not None:
-        return changed(_complete(config, kept), kept=True)
+        return replace(_complete(config, kept), kept=True)
     if ask is None:
         return _complete(config, _look(Witness(config.host_root), config, None, _NOT_ASKED))
     return _complete(config, _look(Witness(config.host_root), config, ask()))
@@ -161,7 +146,7 @@ def _look(
     config: Config,
     nvml_report: bytes | None,
     unanswered: str = "NVML did not answer in time",
-) -> cache.Kept:
+) -> cache.StoredInventory:
     """Looks at the node through a witness."""
     witness.text(cache.boot_id_path(config))
     driver = find_driver(witness, config)
@@ -169,7 +154,7 @@ def _look(
     found = find_gpus(witness, config, report)
     unsettled = find_unsettled(witness, config, found)
     failed = report.notes if report else ()
-    return cache.Kept(
+    return cache.StoredInventory(
         driver=driver,
         gpus=found.gpus,
         mig_devices=find_mig_devices(config, found),
@@ -183,17 +168,9 @@ def _look(
 
 
 def look_again(config: Config, inventory: Inventory) -> Inventory:
-    """The inventory with its device nodes as they are now.
-
-    Args:
-        config: where procfs and the device nodes are.
-        inventory: from some moments ago.
-
-    Returns:
-        A new inventory.
-    """
+    """The inventory with its device nodes as they are now."""
     nodes = _nodes(config, inventory.driver.root, inventory.gpus, inventory.mig_devices)
-    return changed(inventory, nodes=nodes)
+    return replace(inventory, nodes=nodes)
 
 
 def _nodes(
@@ -203,7 +180,7 @@ def _nodes(
     return look_at_nodes(config, gpus, mig_devices, of_the_driver)
 
 
-def _complete(config: Config, kept: cache.Kept, *notes: str) -> Inventory:
+def _complete(config: Config, kept: cache.StoredInventory, *notes: str) -> Inventory:
     root = kept.driver.root
     gpus, exclusions = mark_excluded(kept.gpus, config.excluded_gpus)
     return Inventory(
@@ -223,7 +200,7 @@ def _complete(config: Config, kept: cache.Kept, *notes: str) -> Inventory:
 def _understand(
     answer: bytes | None, driver: Driver, unanswered: str
 ) -> tuple[NvmlReport | None, str]:
-    """NVML's report, or why there is none that can be believed."""
+    """NVML's report, or why it cannot be used."""
     if answer is None:
         return None, unanswered
     try:

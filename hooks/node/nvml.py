@@ -1,8 +1,8 @@
 """Asking NVML without loading it: the command to run, and the meaning of what it prints.
 
-The engine starts no process. Whoever calls it runs :func:`probe_command` with its own reaper
+The engine starts no process. Its caller runs :func:`probe_command` with its own reaper
 and timeout, and hands the bytes to :func:`parse_report`. They come from a foreign library that
-may be of another version or broken, so every field is checked before it is believed.
+may be of another version or broken, so every field is checked.
 """
 
 from __future__ import annotations
@@ -10,25 +10,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
 
 from api.errors import one_line
-from api.values import value
+from hooks.config import Config
 from hooks.errors import NvmlFailed
-
-if TYPE_CHECKING:
-    from hooks.config import Config
-    from hooks.node.driver import Driver
-
-__all__ = [
-    "MigReport",
-    "NvmlGpu",
-    "NvmlReport",
-    "library_path",
-    "modules_directory",
-    "parse_report",
-    "probe_command",
-]
+from hooks.node.driver import Driver
 
 _LIBRARY: Final = "libnvidia-ml.so.{v}"
 _PROBE: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "nvml_probe.py")
@@ -40,9 +28,9 @@ _LONGEST_TEXT: Final = 128
 _MOST_NOTES: Final = 16
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class MigReport:
-    """A MIG device as NVML tells of it; the fields are those of :class:`gpus.MigDevice`."""
+    """A MIG device as NVML reports it; the fields are those of :class:`gpus.MigDevice`."""
 
     index: int
     uuid: str
@@ -51,22 +39,18 @@ class MigReport:
     profile: str
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class NvmlGpu:
-    """A GPU as NVML tells of it.
+    """A GPU as NVML reports it.
 
     Attributes:
-        index: NVML's index.
         uuid: "GPU-…" in lower case; "" if NVML did not say.
         minor: the number of its node; None if NVML did not say.
         bus_id: its PCI address as sysfs writes it ("0000:07:00.0"); "" if NVML did not say.
-        name: its name for people; "" if NVML did not say.
         memory: bytes of memory in all; None if it has none of its own.
-        mig: whether MIG mode is on.
-        mig_devices: its MIG devices, by index.
         compute_capability: of CUDA ("9.0"); "" if NVML did not say.
         brand: what it is sold as, a word of :data:`BRANDS`; "" if NVML did not say.
-        lost: why it is lost (:mod:`hooks.node.nvml_asking`); "" if it is not. Of a lost one NVML
+        lost: why it is lost (:mod:`hooks.node.nvml_probe`); "" if it is not. Of a lost one NVML
             said what it had said before.
     """
 
@@ -83,12 +67,11 @@ class NvmlGpu:
     lost: str = ""
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class NvmlReport:
-    """All that NVML told.
+    """NVML's report.
 
     Attributes:
-        driver: the driver's version.
         gpus: the GPUs, by index, the lost ones too.
         cuda: the newest CUDA that the driver supports ("12.2"); "" if it did not say.
         notes: the values that could not be had, a line each.
@@ -109,11 +92,7 @@ BRANDS: Final = (
 
 
 def probe_command(config: Config, driver: Driver) -> tuple[str, ...]:
-    """The command that asks NVML.
-
-    Args:
-        config: how long it may take.
-        driver: whose NVML library is asked.
+    """The command that queries NVML.
 
     Returns:
         The argument list, the program's absolute path first. It needs no environment and
@@ -131,14 +110,7 @@ def probe_command(config: Config, driver: Driver) -> tuple[str, ...]:
 
 
 def library_path(driver: Driver) -> str:
-    """The driver's NVML library.
-
-    Args:
-        driver: whose it is.
-
-    Returns:
-        Its path; its bare name if the driver has none, so that whoever loads it says so.
-    """
+    """The driver's NVML library; a bare name, whose loading then fails, if it has none."""
     return next(
         (
             library.source
@@ -150,25 +122,19 @@ def library_path(driver: Driver) -> str:
 
 
 def parse_report(answer: bytes) -> NvmlReport:
-    """The meaning of what the command printed.
-
-    Args:
-        answer: all of its stdout.
-
-    Returns:
-        The report, each of its fields checked.
+    """The report of what the command printed, each of its fields checked.
 
     Raises:
         NvmlFailed: NVML failed, or the answer is not one.
     """
     if len(answer) > _MOST_BYTES:
-        raise _nonsense(f"{len(answer)} bytes")
+        raise _malformed(f"{len(answer)} bytes")
     if not answer.strip():
-        raise _nonsense("nothing: NVML crashed, or took longer than nvml-timeout")
+        raise _malformed("nothing: NVML crashed, or took longer than nvml-timeout")
     try:
         report = json.loads(answer)
     except (ValueError, RecursionError) as error:
-        raise _nonsense("no JSON") from error
+        raise _malformed("no JSON") from error
     if isinstance(report, dict) and isinstance(report.get("error"), str):
         raise NvmlFailed(
             "NVML's list of GPUs",
@@ -177,7 +143,7 @@ def parse_report(answer: bytes) -> NvmlReport:
         )
     gpus = _field(report, "gpus", list)
     if len(gpus) > _MOST_GPUS:
-        raise _nonsense(f"{len(gpus)} GPUs")
+        raise _malformed(f"{len(gpus)} GPUs")
     return NvmlReport(
         driver=_text(report, "driver"),
         gpus=tuple(_gpu(gpu) for gpu in gpus),
@@ -187,49 +153,44 @@ def parse_report(answer: bytes) -> NvmlReport:
 
 
 def _gpu(entry: Any) -> NvmlGpu:
-    if _is_said(entry, "lost"):
-        return NvmlGpu(
-            index=_number(entry, "index"),
-            uuid=_uuid(entry, "GPU") if _is_said(entry, "uuid") else "",
-            minor=_number_or_none(entry, "minor"),
-            bus_id=_bus_id(entry),
-            lost=one_line(_field(entry, "lost", str)) or "NVML does not say why",
-        )
+    gpu = NvmlGpu(
+        index=_number(entry, "index"),
+        uuid=_uuid(entry, "GPU") if _is_known(entry, "uuid") else "",
+        minor=_number(entry, "minor") if _is_known(entry, "minor") else None,
+        bus_id=_bus_id(entry),
+    )
+    if _is_known(entry, "lost"):
+        return replace(gpu, lost=one_line(_field(entry, "lost", str)) or "NVML does not say why")
     devices = _field(entry, "mig_devices", list)
     if len(devices) > _MOST_GPUS:
-        raise _nonsense(f"{len(devices)} MIG devices")
-    return NvmlGpu(
-        index=_number(entry, "index"),
-        uuid=_uuid(entry, "GPU") if _is_said(entry, "uuid") else "",
-        minor=_number_or_none(entry, "minor"),
-        bus_id=_bus_id(entry),
-        name=_text(entry, "name") if _is_said(entry, "name") else "",
-        memory=_number_or_none(entry, "memory"),
+        raise _malformed(f"{len(devices)} MIG devices")
+    return replace(
+        gpu,
+        name=_text(entry, "name") if _is_known(entry, "name") else "",
+        memory=_number(entry, "memory") if _is_known(entry, "memory") else None,
         mig=_field(entry, "mig", bool),
-        mig_devices=tuple(
-            MigReport(
-                index=_number(device, "index"),
-                uuid=_uuid(device, "MIG"),
-                gpu_instance=_number(device, "gpu_instance"),
-                compute_instance=_number(device, "compute_instance"),
-                profile=_text(device, "profile"),
-            )
-            for device in devices
-        ),
-        compute_capability=_text(entry, "compute_capability")
-        if _is_said(entry, "compute_capability")
-        else "",
+        mig_devices=tuple(map(_mig_device, devices)),
+        compute_capability=_text(entry, _CAPABILITY) if _is_known(entry, _CAPABILITY) else "",
         brand=_brand(entry),
     )
 
 
-def _is_said(entry: Any, name: str) -> bool:
-    """Whether there is a value: not every driver and GPU has an answer to everything."""
+_CAPABILITY: Final = "compute_capability"
+
+
+def _mig_device(entry: Any) -> MigReport:
+    return MigReport(
+        index=_number(entry, "index"),
+        uuid=_uuid(entry, "MIG"),
+        gpu_instance=_number(entry, "gpu_instance"),
+        compute_instance=_number(entry, "compute_instance"),
+        profile=_text(entry, "profile"),
+    )
+
+
+def _is_known(entry: Any, name: str) -> bool:
+    """Whether a value is known: not every driver and GPU has all values."""
     return isinstance(entry, dict) and entry.get(name) is not None
-
-
-def _number_or_none(entry: Any, name: str) -> int | None:
-    return _number(entry, name) if _is_said(entry, name) else None
 
 
 def _notes(report: Any) -> tuple[str, ...]:
@@ -240,16 +201,12 @@ def _notes(report: Any) -> tuple[str, ...]:
 
 def _cuda(report: Any) -> str:
     """NVML says 12020 for 12.2."""
-    if not _is_said(report, "cuda"):
-        return ""
-    number = _number(report, "cuda")
-    return f"{number // 1000}.{number % 1000 // 10}"
+    number = _number(report, "cuda") if _is_known(report, "cuda") else 0
+    return f"{number // 1000}.{number % 1000 // 10}" if _is_known(report, "cuda") else ""
 
 
 def _brand(entry: Any) -> str:
-    if not _is_said(entry, "brand"):
-        return ""
-    number = _number(entry, "brand")
+    number = _number(entry, "brand") if _is_known(entry, "brand") else len(BRANDS)
     # A newer NVML has newer ones; what they are called is not known.
     return BRANDS[number] if number < len(BRANDS) else ""
 
@@ -261,21 +218,21 @@ def _field(entry: Any, name: str, kind: type[_Kind]) -> _Kind:
     value = entry.get(name) if isinstance(entry, dict) else None
     # bool is an int for isinstance, and no number for us
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise _nonsense(f"{name} = {value!r}")
+        raise _malformed(f"{name} = {value!r}")
     return value
 
 
 def _number(entry: Any, name: str) -> int:
     value = _field(entry, name, int)
     if not 0 <= value < 1 << 63:
-        raise _nonsense(f"{name} = {value!r}")
+        raise _malformed(f"{name} = {value!r}")
     return value
 
 
 def _text(entry: Any, name: str) -> str:
     value = _field(entry, name, str)
     if len(value) > _LONGEST_TEXT or not value.isprintable():
-        raise _nonsense(f"{name} = {value!r}")
+        raise _malformed(f"{name} = {value!r}")
     return value
 
 
@@ -285,7 +242,7 @@ _UUID_LENGTH: Final = 36
 def _uuid(entry: Any, kind: str) -> str:
     prefix, _, digits = _text(entry, "uuid").partition("-")
     if prefix != kind or len(digits) != _UUID_LENGTH or not digits.replace("-", "").isalnum():
-        raise _nonsense(f"uuid = {entry['uuid']!r}")
+        raise _malformed(f"uuid = {entry['uuid']!r}")
     return f"{kind}-{digits.lower()}"
 
 
@@ -294,18 +251,18 @@ _DOMAIN_DIGITS: Final = 4
 
 def _bus_id(entry: Any) -> str:
     """NVML writes the domain with eight digits ("00000000:07:00.0"), sysfs with four or more."""
-    if not _is_said(entry, "bus_id"):
+    if not _is_known(entry, "bus_id"):
         return ""
     text = _text(entry, "bus_id").lower()
     domain, _, rest = text.partition(":")
     try:
         number = int(domain, 16)
     except ValueError as error:
-        raise _nonsense(f"bus_id = {text!r}") from error
+        raise _malformed(f"bus_id = {text!r}") from error
     return f"{number:0{_DOMAIN_DIGITS}x}:{rest}"
 
 
-def _nonsense(found: str) -> NvmlFailed:
+def _malformed(found: str) -> NvmlFailed:
     return NvmlFailed(
         "NVML's list of GPUs",
         found=f"an answer that makes no sense: {found}",

@@ -1,15 +1,29 @@
-"""The child that asks NVML: a program of its own, run by path and never imported.
+"""The child that queries NVML: a program of its own, run by path; and when a GPU counts as lost.
 
     python3 -I -S nvml_probe.py SECONDS LIBRARY MODULES
 
 NVML's initialisation can hang for seconds, or for ever if the GPU has fallen off the bus, and
 its memory stays in the process; so this process lives for one question. It prints one JSON
 object (:mod:`hooks.node.nvml` says which) and ends with 0, or prints why it could not and ends with
-1. After SECONDS the kernel ends it (SIGALRM), whoever has stopped waiting.
+1. After SECONDS the kernel ends it (SIGALRM), even if its caller is gone.
 
 LIBRARY is the driver root's libnvidia-ml, and is loaded by its path. glibc then answers
 pynvml's request for "libnvidia-ml.so.1" with it, for it has that soname. MODULES is the
 directory where pynvml is: an isolated interpreter does not look there itself.
+
+The agent's child asks through :class:`GpuAsker` as well, so that a container, the kubelet and the
+metrics see the same of a GPU:
+
+- A GPU is lost if it cannot be opened, or if NVML says in answer to any question that it is lost or
+  needs a reset, or if it answers none of the questions that only the GPU itself can answer
+  (:data:`_SIGNS`): names and addresses the driver remembers.
+- Any other failure costs one value.
+- That a GPU or a driver does not have a thing is no failure; drivers have several codes for it.
+- A function that the library lacks is not a failure of the GPU.
+
+It is run by path, so it imports nothing of ours.
+
+Source: the NVML API, nvmlReturn_t.
 """
 
 from __future__ import annotations
@@ -19,19 +33,142 @@ import json
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from hooks.node.nvml_asking import GpuAsker
+# Numbers of nvmlReturn_t: older releases of pynvml do not have names for all of them.
+_FUNCTION_NOT_FOUND = 13
+LOST = frozenset({15, 16})  # GPU_IS_LOST, RESET_REQUIRED
+_ABSENT = frozenset(
+    {
+        2,  # INVALID_ARGUMENT
+        3,  # NOT_SUPPORTED
+        4,  # NO_PERMISSION
+        6,  # NOT_FOUND
+        _FUNCTION_NOT_FOUND,
+        21,  # NO_DATA
+        25,  # ARGUMENT_VERSION_MISMATCH
+        26,  # DEPRECATED
+    }
+)
+
+_MOST_NOTES = 16
+
+_TEMPERATURE = 0
+_SIGNS: tuple[tuple[Any, ...], ...] = (
+    ("nvmlDeviceGetMemoryInfo",),
+    ("nvmlDeviceGetTemperature", _TEMPERATURE),
+    ("nvmlDeviceGetUtilizationRates",),
+    ("nvmlDeviceGetPowerUsage",),
+)
+
+
+class GpuLost(Exception):
+    """Why a GPU is lost, in NVML's words."""
+
+
+class GpuAsker:
+    """Asks about one GPU.
+
+    Args:
+        nvml: the module pynvml, initialised.
+        index: NVML's index of the GPU.
+
+    Attributes:
+        why: why the last question has no answer; "" if it has.
+        notes: the questions that failed, a line each.
+        answered: how many questions NVML has returned from.
+    """
+
+    def __init__(self, nvml: Any, index: int) -> None:
+        self._nvml, self._index = nvml, index
+        self._name = f"GPU {index}"
+        self.why = ""
+        self.notes: list[str] = []
+        self.answered = 0
+
+    def open(self, gpu: dict[str, Any]) -> Any:
+        """The GPU's handle.
+
+        Args:
+            gpu: takes its ``uuid``, for a lost GPU too if it still tells that.
+
+        Raises:
+            GpuLost: it is lost.
+            NVMLError: the library cannot open GPUs at all.
+        """
+        nvml = self._nvml
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(self._index)
+        except nvml.NVMLError as error:
+            if error.value == _FUNCTION_NOT_FOUND:
+                raise
+            raise GpuLost(str(error)) from error
+        gpu["uuid"] = self.text("nvmlDeviceGetUUID", handle)
+        self._name = gpu["uuid"] or self._name
+        self._look_for_life(handle)
+        return handle
+
+    def _look_for_life(self, handle: Any) -> None:
+        first = ""
+        for name, *arguments in _SIGNS:
+            answer, failure = self._call(name, handle, *arguments)
+            if answer is not None:
+                return
+            first = first or failure
+        if first:
+            raise GpuLost(f"it answers no question ({first})")
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """The result of one NVML call; None if it has none.
+
+        Raises:
+            GpuLost: the GPU is lost.
+        """
+        answer, failure = self._call(name, *arguments)
+        line = f"{self._name}: {failure}"
+        if failure and line not in self.notes and len(self.notes) < _MOST_NOTES:
+            self.notes.append(line)
+        return answer
+
+    def text(self, name: str, *arguments: Any) -> str | None:
+        """As :meth:`ask`, for a string."""
+        answer = self.ask(name, *arguments)
+        return None if answer is None else text_of(answer)
+
+    def _call(self, name: str, *arguments: Any) -> tuple[Any, str]:
+        """The answer, and in what the question failed; "" if there is no such thing."""
+        call = getattr(self._nvml, name, None)
+        if call is None:
+            self.why = "pynvml does not know it"
+            return None, ""
+        self.why = ""
+        try:
+            answer = call(*arguments)
+        except self._nvml.NVMLError as error:
+            if error.value in LOST:
+                raise GpuLost(str(error)) from error
+            self.why = str(error)
+            return None, "" if error.value in _ABSENT else f"{name}: {self.why}"
+        except MemoryError:  # NVML lied about a count
+            self.why = "more than there is memory for"
+            return None, f"{name}: {self.why}"
+        finally:
+            self.answered += 1
+        return answer, ""
+
+
+def text_of(value: Any) -> str:
+    """A string of NVML; pynvml gives bytes or str, depending on its release."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
 
 _MIG_ENABLED = 1
-_ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), os.pardir, os.pardir))
 
 
 def main(seconds: str, library: str, modules: str) -> None:
     """Asks and answers. Does not return."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    # Python blocks nothing, but whoever started us may have.
+    # Python blocks no signal, but our parent may have.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     signal.setitimer(signal.ITIMER_REAL, float(seconds))
     # The driver's library may print; the answer alone belongs on stdout.
@@ -39,7 +176,7 @@ def main(seconds: str, library: str, modules: str) -> None:
     os.dup2(2, 1)
     try:
         ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
-        sys.path += [modules, _ROOT]
+        sys.path.append(modules)
         text, status = json.dumps(ask()), 0
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
         text, status = json.dumps({"error": f"{type(error).__name__}: {error}"}), 1
@@ -50,10 +187,8 @@ def main(seconds: str, library: str, modules: str) -> None:
 
 
 def ask() -> dict[str, Any]:
-    """What NVML says of each GPU."""
+    """NVML's report of each GPU."""
     import pynvml as nvml  # noqa: PLC0415 - found only after main() has said where
-
-    from hooks.node.nvml_asking import GpuAsker, GpuLost, text_of  # noqa: PLC0415 - likewise
 
     nvml.nvmlInit()
     gpus: list[dict[str, Any]] = []
@@ -76,13 +211,11 @@ def ask() -> dict[str, Any]:
 
 
 def _fill(gpu: dict[str, Any], asker: GpuAsker) -> None:
-    """Gathers what NVML says of one GPU, what identifies it first.
+    """Gathers NVML's values of one GPU, what identifies it first.
 
     Raises:
         GpuLost: it is lost.
     """
-    from hooks.node.nvml_asking import text_of  # noqa: PLC0415 - see ask()
-
     handle = asker.open(gpu)
     pci = asker.ask("nvmlDeviceGetPciInfo", handle)
     gpu["bus_id"] = None if pci is None else text_of(pci.busId)

@@ -19,35 +19,94 @@ Rules
   host's own system directories: NVML is loaded from there, as root, and a home directory of that
   name may be anybody's. What was configured is taken as it is.
 - If no module says its version, the first that has any driver is the one, and its newest.
-- Nothing behind the chosen one is looked at. All that is looked at is observed, so a driver that
+- The search stops at the chosen one. Everything it read is observed, so a driver that
   appears in a better place, or a module of another version, makes the inventory stale.
+
+The version of the driver, its form, and the CUDA that a branch supports are here, too.
+
+Source: the CUDA toolkit's release notes, table of driver versions.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
 
-from api.values import changed, value
+from hooks.config import Config
 from hooks.errors import DriverMismatch, DriverNotFound
 from hooks.image.ldcache import parse
 from hooks.image.rootfs_errors import MalformedCache
-from hooks.node.driver_layouts import DISTRIBUTION, LAYOUTS, LOADER, prefix
-from hooks.node.driver_version import is_version, numbers
+from hooks.node.driver_layouts import DISTRIBUTION, LAYOUTS, LOADER, DriverLayout, prefix
+from hooks.node.witness import Witness, read_names
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+_FEWEST_PARTS: Final = 2
+_MOST_PARTS: Final = 3
 
-    from hooks.config import Config
-    from hooks.node.driver_layouts import DriverLayout
-    from hooks.node.witness import Witness
 
-__all__ = ["DRIVER_CONTAINER", "Place", "Root", "choose", "look", "names_in"]
+def is_version(text: str) -> bool:
+    """Whether a word is a driver's version: two or three numbers, the first of three digits.
+
+    The first has three digits since 2011; so "1.8.1" in a module's banner is not a version.
+    """
+    parts = text.split(".")
+    return (
+        _FEWEST_PARTS <= len(parts) <= _MOST_PARTS
+        and all(part.isascii() and part.isdecimal() for part in parts)
+        and len(parts[0]) >= _MOST_PARTS
+    )
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The parts of a version, by which versions compare."""
+    return tuple(int(part) for part in version.split("."))
+
+
+def module_files(config: Config) -> tuple[str, str]:
+    """The files with the version of the loaded module, the better one first."""
+    return f"{config.proc}/driver/nvidia/version", f"{config.sys}/module/nvidia/version"
+
+
+def module_version(witness: Witness, config: Config) -> str | None:
+    """The version that the loaded kernel module has; None if none is loaded."""
+    banner, alone = module_files(config)
+    for word in (witness.text(banner) or "").partition("\n")[0].split():
+        if is_version(word):
+            return word
+    text = (witness.text(alone) or "").strip()
+    return text if is_version(text) else None
+
+
+_CUDA_OF_BRANCH: Final = (
+    (590, "13.1"), (580, "13.0"), (575, "12.9"), (570, "12.8"), (565, "12.7"), (560, "12.6"),
+    (555, "12.5"), (550, "12.4"), (545, "12.3"), (535, "12.2"), (530, "12.1"), (525, "12.0"),
+    (520, "11.8"), (515, "11.7"), (510, "11.6"), (495, "11.5"), (470, "11.4"), (465, "11.3"),
+    (460, "11.2"), (455, "11.1"), (450, "11.0"), (440, "10.2"), (418, "10.1"), (410, "10.0"),
+    (396, "9.2"), (390, "9.1"), (384, "9.0"),
+)  # fmt: skip
+
+
+def cuda_of_branch(driver: str) -> str:
+    """The newest CUDA of a driver, by its branch.
+
+    Args:
+        driver: its version ("535.261.03").
+
+    Returns:
+        The version ("12.2"), that of the newest known branch for a newer one; "" if the driver
+        is older than all of them.
+    """
+    branch = driver.partition(".")[0]
+    if not (branch.isascii() and branch.isdecimal()):
+        return ""
+    return next((cuda for first, cuda in _CUDA_OF_BRANCH if int(branch) >= first), "")
+
 
 DRIVER_CONTAINER: Final = "/run/nvidia/driver"
 
-# The libraries whose names tell a driver's version; a driver without either is none.
+# The libraries whose names tell a driver's version; a directory without either has no driver.
 _ANCHORS: Final = ("libcuda.so.", "libnvidia-ml.so.")
 _SONAMES: Final = frozenset({b"libcuda.so.1", b"libnvidia-ml.so.1"})
 
@@ -59,55 +118,45 @@ _LARGEST_CONF: Final = 64 << 10
 _FIRST_OF_USERS: Final = 1000
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Root:
     """The place that was chosen.
 
     Attributes:
-        eyes: a witness whose root is that of the driver's files.
-        layout: how files lie there.
-        version: the driver's version.
+        reader: a witness whose root is that of the driver's files.
         directories: the directories of libraries that are there: each its path on the host, and
             the names in it.
-        why: why this one, for people.
     """
 
-    eyes: Witness
+    reader: Witness
     layout: DriverLayout
     version: str
     directories: tuple[tuple[str, tuple[str, ...]], ...]
     why: str
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Place:
     """A place that was looked into.
 
     Attributes:
-        eyes: a witness whose root it is.
-        layout: how files would lie there.
         versions: those of the drivers that are there, the oldest first.
         directories: the directories of libraries, as :class:`Root` has them.
-        strangers: directories that do not count, as others than root may write there.
+        untrusted: directories that do not count, as others than root may write there.
     """
 
-    eyes: Witness
+    reader: Witness
     layout: DriverLayout
     versions: tuple[str, ...]
     directories: tuple[tuple[str, tuple[str, ...]], ...]
-    strangers: tuple[str, ...]
+    untrusted: tuple[str, ...]
 
 
 def choose(witness: Witness, config: Config, module: str | None) -> Root:
     """Finds the driver's root.
 
     Args:
-        witness: through whom is looked.
-        config: which root is configured, and where the host's is.
         module: the version that the loaded kernel module has; None if none is loaded.
-
-    Returns:
-        The root.
 
     Raises:
         DriverNotFound: neither libcuda nor libnvidia-ml of any version is anywhere.
@@ -116,15 +165,15 @@ def choose(witness: Witness, config: Config, module: str | None) -> Root:
     others: dict[str, None] = {}
     mismatched = False
     for place in look(witness, config):
-        for path in place.strangers:
+        for path in place.untrusted:
             others[f"{path}, which is not root's alone"] = None
         versions = place.versions
         if module in versions or (module is None and versions):
             version = module or versions[-1]
             why = _why(config, module, others)
-            return Root(place.eyes, place.layout, version, place.directories, why)
+            return Root(place.reader, place.layout, version, place.directories, why)
         for found in versions:
-            others[f"{found} below {place.eyes.root} ({place.layout.name})"] = None
+            others[f"{found} below {place.reader.root} ({place.layout.name})"] = None
             mismatched = True
     if mismatched:
         raise DriverMismatch(
@@ -145,26 +194,22 @@ def choose(witness: Witness, config: Config, module: str | None) -> Root:
 def look(witness: Witness, config: Config) -> Iterator[Place]:
     """Looks into the places where a driver may be, one after the other.
 
-    Args:
-        witness: through whom is looked.
-        config: which root is configured, and where the host's is.
-
     Yields:
         Each place that there is, in the order of this module's head.
     """
     for root, layout in _candidates(config):
-        eyes = witness.at(root)
+        reader = witness.at(root)
         if layout is LOADER:
-            layout = changed(layout, libraries=_loader_directories(eyes))  # noqa: PLW2901
-        if layout.homes and not any(eyes.directory(home) for home in layout.homes):
+            layout = replace(layout, libraries=_loader_directories(reader))  # noqa: PLW2901
+        if layout.homes and not any(reader.directory(home) for home in layout.homes):
             continue
-        directories = _library_directories(eyes, layout)
-        strangers: list[str] = []
+        directories = _library_directories(reader, layout)
+        untrusted: list[str] = []
         if config.driver_root is None and (root, layout) != (config.host_root, DISTRIBUTION):
-            strangers = [path for path, _ in directories if not _is_roots(path, config.host_root)]
-            directories = tuple(each for each in directories if each[0] not in strangers)
+            untrusted = [path for path, _ in directories if not _is_roots(path, config.host_root)]
+            directories = tuple(each for each in directories if each[0] not in untrusted)
         versions = tuple(sorted(_versions(directories), key=numbers))
-        yield Place(eyes, layout, versions, directories, tuple(strangers))
+        yield Place(reader, layout, versions, directories, tuple(untrusted))
 
 
 def _candidates(config: Config) -> Iterator[tuple[str, DriverLayout]]:
@@ -197,20 +242,20 @@ def _why(config: Config, module: str | None, others: Iterable[str]) -> str:
 
 
 def _library_directories(
-    eyes: Witness, layout: DriverLayout
+    reader: Witness, layout: DriverLayout
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Each directory that exists, once."""
     found: dict[str, tuple[str, ...]] = {}
     for path in layout.libraries:
         for inside in (path, f"{path}/vdpau"):
-            host = eyes.directory(inside)
+            host = reader.directory(inside)
             if host is not None and host not in found:
-                found[host] = tuple(sorted(names_in(host)))
+                found[host] = tuple(read_names(host) or ())
     return tuple(found.items())
 
 
 def _is_roots(path: str, host_root: str) -> bool:
-    """Whether nobody but root (or us) can change what is at a directory of the host."""
+    """Whether only root (or we) can change what is at a directory of the host."""
     sticky = 0
     while path not in {host_root.rstrip("/"), ""}:
         try:
@@ -218,23 +263,15 @@ def _is_roots(path: str, host_root: str) -> bool:
         except OSError:
             return False
         # Debian's "staff", to whom /usr/local may belong, and its likes are as good as root.
-        strangers = stat.S_IWOTH | (stat.S_IWGRP if seen.st_gid >= _FIRST_OF_USERS else 0)
+        untrusted = stat.S_IWOTH | (stat.S_IWGRP if seen.st_gid >= _FIRST_OF_USERS else 0)
         if seen.st_uid not in {0, os.geteuid()}:
             return False
-        if seen.st_mode & strangers and not seen.st_mode & sticky:
+        if seen.st_mode & untrusted and not seen.st_mode & sticky:
             return False
-        # Further up, whoever may add names (as in a store) cannot exchange those of others.
+        # Further up, users who may add names (as in a store) cannot replace those of others.
         sticky = stat.S_ISVTX
         path = path.rpartition("/")[0]
     return True
-
-
-def names_in(host: str) -> list[str]:
-    """The names in a directory of the host; none if it cannot be read."""
-    try:
-        return os.listdir(host)
-    except OSError:
-        return []
 
 
 def _versions(directories: Iterable[tuple[str, tuple[str, ...]]]) -> set[str]:
@@ -247,29 +284,29 @@ def _versions(directories: Iterable[tuple[str, tuple[str, ...]]]) -> set[str]:
     }
 
 
-def _loader_directories(eyes: Witness) -> tuple[str, ...]:
+def _loader_directories(reader: Witness) -> tuple[str, ...]:
     """Where the dynamic loader of a root finds the driver, and where else it looks."""
     found: dict[str, None] = {}
     try:
-        entries = parse(_read(eyes, _CACHE, _LARGEST_CACHE)).entries
+        entries = parse(_read(reader, _CACHE, _LARGEST_CACHE)).entries
     except MalformedCache:
         entries = ()
     for entry in entries:
         if entry.soname in _SONAMES:
             found[os.path.dirname(os.fsdecode(entry.path))] = None
-    drop_ins = eyes.directory(_DROP_INS)
-    names = sorted(names_in(drop_ins)) if drop_ins is not None else []
+    drop_ins = reader.directory(_DROP_INS)
+    names = (read_names(drop_ins) or []) if drop_ins is not None else []
     for conf in (_CONF, *(f"{_DROP_INS}/{name}" for name in names if name.endswith(".conf"))):
-        for line in os.fsdecode(_read(eyes, conf, _LARGEST_CONF)).splitlines():
+        for line in os.fsdecode(_read(reader, conf, _LARGEST_CONF)).splitlines():
             directory = line.partition("#")[0].strip()
             if directory.startswith("/") and "\0" not in directory:
                 found[directory] = None
     return tuple(found)
 
 
-def _read(eyes: Witness, path: str, limit: int) -> bytes:
-    """A file of the root, whose identity is observed; nothing if there is none of honest size."""
-    host = eyes.file(path)
+def _read(reader: Witness, path: str, limit: int) -> bytes:
+    """A file of the root, whose identity is observed; empty if it is missing or too large."""
+    host = reader.file(path)
     if host is None:
         return b""
     try:

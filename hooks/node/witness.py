@@ -1,16 +1,16 @@
-"""Looking at the node, and remembering what was seen.
+"""Reading from the node, and recording what was read.
 
-An inventory is fresh for exactly as long as everything that was looked at to make it still
-looks the same. So all looking goes through a :class:`Witness`, which writes each observation
-down; :func:`still_true` makes the observations again and compares. Nothing has to be listed a
-second time as "what the cache depends on", and so nothing can be forgotten there.
+An inventory is fresh for exactly as long as everything that was looked at to make it still looks
+the same. So everything is read through a :class:`Witness`, which records each observation;
+:func:`first_change` makes the observations again and compares. Nothing has to be listed a second
+time as "what the cache depends on", and so nothing can be forgotten there.
 
 Observations, by kind (each is about one path of the host):
 
 ==========  ====================================================================
 ``stat``    of what is there, links not followed: device, inode, mode, size,
             modification time, and for a file of one name the time of its last
-            change, which nobody can set back; or that nothing is there
+            change, which cannot be set back; or that nothing is there
 ``link``    where a symbolic link leads
 ``number``  of the device node that is there, as [major, minor]; or that none is
 ``text``    the content of a small file of procfs or sysfs
@@ -28,12 +28,8 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-__all__ = ["Witness", "first_change", "still_true"]
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
 # procfs and sysfs files of interest are far smaller; mig-minors of a large node is the largest.
 _MOST_BYTES: Final = 1 << 20
@@ -44,12 +40,12 @@ _MOST_LINKS: Final = 40
 
 
 class Witness:
-    """Eyes on the node: every look is an observation.
+    """Reads the node; everything it reads is recorded as an observation.
 
     Args:
         root: the driver root, absolute, without a link in its own path or with: it is taken
             as it is.
-        observations: where to write down what is seen; None for a list of its own.
+        observations: where to record; None for a list of its own.
 
     Attributes:
         observations: what was seen, by kind and path; values as JSON has them.
@@ -62,11 +58,11 @@ class Witness:
         self._prefix = root.rstrip("/")
 
     def at(self, root: str) -> Witness:
-        """One who looks from another root, and writes down into the same list."""
+        """A witness with another root that records into the same list."""
         return self if root == self.root else Witness(root, self.observations)
 
     def text(self, path: str) -> str | None:
-        """The content of a small file of the host; None if there is none."""
+        """The content of a small file of the host; None if it does not exist."""
         seen: str | None = self.observe("text", path)
         return seen
 
@@ -75,15 +71,7 @@ class Witness:
         return tuple(self.observe("names", path) or ())
 
     def fields(self, path: str, wanted: Iterable[str]) -> dict[str, str]:
-        """Some of the ``Name: value`` lines of a file of the host.
-
-        Args:
-            path: the file.
-            wanted: the names of the lines.
-
-        Returns:
-            The values by name, stripped; "" where the line is missing.
-        """
+        """Some of the ``Name: value`` lines of a file; "" where the line is missing."""
         seen: dict[str, str] = read_fields(path, wanted)
         self.observations["fields", path] = seen
         return seen
@@ -123,14 +111,11 @@ class Witness:
         return host if seen is not None and stat.S_IFMT(seen[2]) == wanted else None
 
     def observe(self, kind: str, path: str) -> Any:
-        """What is seen at a path of the host, by one of the kinds in this module's head.
+        """An observation of a path of the host, as JSON, by the kinds in this module's head.
 
         Args:
             kind: any but "fields".
             path: of the host; links on the way are followed as the host does.
-
-        Returns:
-            What the table says, as JSON has it.
         """
         key = (kind, path)
         if key not in self.observations:
@@ -186,28 +171,12 @@ class Witness:
         return inside
 
 
-def still_true(observations: Iterable[tuple[str, str, Any]]) -> bool:
-    """Whether the node still looks as it was observed.
-
-    Args:
-        observations: kind, path and what was seen, as they come out of JSON; anything else is
-            not true.
-
-    Returns:
-        True if every observation, made again, gives the same.
-    """
-    return first_change(observations) is None
-
-
 def first_change(observations: Iterable[tuple[str, str, Any]]) -> str | None:
-    """The path of what does not look any more as it was observed.
+    """The path of the first observation that has changed; None if none has.
 
     Args:
         observations: kind, path and what was seen, as they come out of JSON; anything else is
             not true.
-
-    Returns:
-        The path of the first that differs; None if none does.
     """
     for kind, path, seen in observations:
         if kind == "fields":
@@ -221,7 +190,7 @@ def first_change(observations: Iterable[tuple[str, str, Any]]) -> str | None:
 def read_text(path: str) -> str | None:
     """The content of a small file; None if it cannot be read.
 
-    Bytes that are no UTF-8 are replaced: nothing that is looked for has any.
+    Invalid UTF-8 is replaced; nothing that we read contains any.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -238,6 +207,11 @@ def read_text(path: str) -> str | None:
     finally:
         os.close(fd)
     return content.decode(errors="replace")
+
+
+def read_line(path: str) -> str:
+    """The content of a small file without the white space around it; "" if it cannot be read."""
+    return (read_text(path) or "").strip()
 
 
 def read_names(path: str) -> list[str] | None:

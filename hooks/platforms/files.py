@@ -1,8 +1,8 @@
 """Driver files that lie in the container where they lie on the host.
 
 On Tegra and WSL2, libraries load each other, and programs load them, by the host's paths. So
-they are mounted at these, beside them come links of their sonames, and the loader's cache is told
-of them.
+they are mounted at these paths, with links of their sonames beside them, and entered into the
+loader's cache.
 
 Rules
 - A file's path in the container is that on the host with all links followed, within the driver
@@ -20,22 +20,60 @@ from __future__ import annotations
 
 import os
 import posixpath
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+from typing import Final
 
-from hooks.edits.plan import Arch, CachedLibrary, Link, Missing, Mount, Plan
+from hooks.errors import MigUnsupported, UnknownDevice
+from hooks.image.layout import Layout
 from hooks.image.ldcache import name_rank
 from hooks.node.driver import read_elf
 from hooks.node.witness import Witness
+from hooks.plan import CachedLibrary, Device, Link, Missing, Mount, Plan
+from hooks.requests.request import Request
+from hooks.words import (
+    KERNELS,
+    Arch,
+    DeviceName,
+    Devices,
+    MigIndex,
+    MigInstance,
+    MigUuid,
+    NamedDevices,
+    is_below,
+)
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
-    from hooks.edits.plan import Device
-    from hooks.image.layout import Layout
+def named(devices: Devices, platform: str) -> Iterator[DeviceName]:
+    """The names of GPUs in a request, if it has names.
 
-__all__ = ["Files", "Found", "HostTree"]
+    Raises:
+        MigUnsupported: one of them is a MIG device's.
+    """
+    if isinstance(devices, NamedDevices):
+        for name in devices.devices:
+            if isinstance(name, MigIndex | MigUuid | MigInstance):
+                raise MigUnsupported(
+                    f"MIG device {name}",
+                    found=f"{platform} has no MIG devices",
+                    do="name a GPU by its index",
+                )
+            yield name
 
-_HANDS_OFF: Final = ("/proc", "/sys")
+
+def unchecked(request: Request) -> tuple[str, ...]:
+    """Notes on an image's requirements, for drivers that report no version."""
+    return tuple(
+        f"{variable}={expression} is not checked: the driver tells no version"
+        for variable, expression in request.requirements
+    )
+
+
+def unknown(name: DeviceName, found: str) -> UnknownDevice:
+    """The error for a GPU that is not there."""
+    return UnknownDevice(f"GPU {name}", found=found, do="name it by its index, or all")
+
+
 _TOO_MUCH: Final = ("/", "/dev")
 
 # What programs look for and no library calls itself, by the soname of the library that is meant.
@@ -63,11 +101,11 @@ class HostTree:
 
     def really(self, path: str) -> Found | None:
         """Where a path leads; None if nowhere."""
-        eyes, at, inside = self._eyes(path)
-        host = eyes.resolve(inside)
+        reader, at, inside = self._reader(path)
+        host = reader.resolve(inside)
         if host is None:
             return None
-        return host, at + host.removeprefix(eyes.root.rstrip("/"))
+        return host, at + host.removeprefix(reader.root.rstrip("/"))
 
     def link_at(self, path: str) -> str | None:
         """What the link at a path says; None if there is no link."""
@@ -83,8 +121,6 @@ class HostTree:
         """The paths that a path with wildcards stands for, sorted; itself if it has none."""
         if not _is_pattern(pattern):
             return [pattern]
-        from fnmatch import fnmatchcase  # noqa: PLC0415 - few lines have wildcards
-
         found = [""]
         for name in pattern.strip("/").split("/"):
             if not _is_pattern(name):
@@ -105,8 +141,8 @@ class HostTree:
         except OSError:
             return []
 
-    def _eyes(self, path: str) -> tuple[Witness, str, str]:
-        """Who looks, what of the path he does not see, and the rest."""
+    def _reader(self, path: str) -> tuple[Witness, str, str]:
+        """The witness for a path, the prefix that it does not know, and the rest."""
         if path == "/dev" or path.startswith("/dev/"):
             return self._dev, "/dev", path.removeprefix("/dev") or "/"
         return self._root, "", path
@@ -132,19 +168,13 @@ class Files:
         self._missing: list[Missing] = []
 
     def add(self, found: Found, reason: str, *, beside_libraries: bool = False) -> str:
-        """Adds a file or a directory.
+        """Adds a file or a directory; returns where the container sees it.
 
         Args:
-            found: where it is.
-            reason: why it is there, for people.
             beside_libraries: whether it has to lie where the libraries lie.
-
-        Returns:
-            Where the container sees it.
         """
         host, path = found
-        is_below = (path == top or path.startswith(f"{top}/") for top in _HANDS_OFF)
-        if path in _TOO_MUCH or any(is_below):
+        if path in _TOO_MUCH or is_below(path, KERNELS):
             self.miss(path, "it is the kernel's or the runtime's, and is not mounted over")
             return path
         is_library = ".so" in posixpath.basename(path) and os.path.isfile(host)
@@ -156,8 +186,8 @@ class Files:
         if elf is not None and arch is not None:
             directory, name = posixpath.split(path)
             key = (directory, elf.soname or name, arch)
-            rivals = (self._sonames.get(key, name), name)
-            self._sonames[key] = max(rivals, key=lambda each: name_rank(each.encode()))
+            names = (self._sonames.get(key, name), name)
+            self._sonames[key] = max(names, key=lambda each: name_rank(each.encode()))
             reason = f"{arch.value} library"
         self._mounts.setdefault(path, Mount(host, path, reason=reason))
         return path
@@ -167,14 +197,13 @@ class Files:
         self._links.setdefault(path, Link(path, target, reason))
 
     def miss(self, what: str, *sought: str) -> None:
-        """Notes what is wanted and is not on this node."""
+        """Notes what the node lacks."""
         self._missing.append(Missing(what, sought))
 
     def plan(self, devices: Iterable[Device], groups: tuple[int, ...]) -> Plan:
         """The plan.
 
         Args:
-            devices: what the container may open.
             groups: supplementary groups.
         """
         cached = []

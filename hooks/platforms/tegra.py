@@ -1,24 +1,40 @@
 """NVIDIA's driver on Tegra: Jetson, IGX and what else has its GPU on the chip.
 
 Its user-space driver is a part of the system's packages, and those list in files what a
-container needs of it (:mod:`hooks.platforms.csv_files`). There are no capabilities in them: who
-gets the GPU gets everything that is listed, as with NVIDIA's toolkit.
+container needs of it (``*.csv``). They know no capabilities: a
+container with the GPU gets everything that is listed, as with NVIDIA's toolkit.
 
 Rules
 - The chip's GPU is index 0. Where discrete GPUs are beside it (Thor, IGX) they have the next
   indices, in PCI bus order, and the UUIDs that procfs has. Of several GPUs in procfs the chip's
   is the one at 0000:01:00.0; one alone is the chip's, unless the chip's driver is nvgpu, which
   procfs knows nothing of.
-- Whoever gets the chip's GPU gets the listed nodes but for those of discrete GPUs, and the nodes
-  /dev/nvidiaN that are nobody else's: the chip's display has one of its own.
-- Whoever gets a discrete GPU gets its node, its nodes below /dev/dri, the control nodes, and the
-  listed nodes that are no GPU's.
+- The chip's GPU comes with the listed nodes except those of discrete GPUs, and with the nodes
+  /dev/nvidiaN of no discrete GPU: the chip's display has one of its own.
+- A discrete GPU comes with its node, its nodes below /dev/dri, the control nodes, and the listed
+  nodes that belong to no GPU.
 - ``none`` gets the files and no node. A GPU that exclude-gpus names is in no ``all``.
 - A listed node is given under its name with the numbers that the host's has. One that is memory
   itself (/dev/mem) is not.
-- What is listed and is not there is noted and is no error; machines differ.
+- A listed file that does not exist is noted and is not an error; machines differ.
 
-Source: NVIDIA Container Toolkit, pkg/nvcdi (csv mode) and internal/platform-support/tegra.
+The files have lines of ``KIND, PATH``; what is behind the first comma is the path, commas and all:
+
+========  ==========================================================================
+``dev``   a device node; a path without a slash in front is below /dev
+``lib``   a file, with all links followed: nearly always a library
+``dir``   a directory
+``sym``   a symbolic link, which is made, and what it leads to
+========  ==========================================================================
+
+- Blank lines and those that begin with ``#`` do not count, nor spaces around kind and path.
+- A path may have the wildcards ``*``, ``?`` and ``[…]``, none of which stands for a slash.
+- A line of no such form is left out and noted: NVIDIA's toolkit passes over it too.
+- ``devices.csv``, ``drivers.csv`` and ``l4t.csv`` are for every container; the others are for
+  those that say NVIDIA_REQUIRE_JETPACK=csv-mounts=all.
+
+Source: NVIDIA Container Toolkit, pkg/nvcdi (csv mode) and internal/platform-support/tegra; NVIDIA's
+documentation of the container runtime on Jetson.
 """
 
 from __future__ import annotations
@@ -26,43 +42,93 @@ from __future__ import annotations
 import os
 import posixpath
 import stat
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from hooks.edits.capabilities import CONTROL, MODESET, UVM, UVM_TOOLS
-from hooks.edits.plan import Contribution, device_of, groups_of
-from hooks.errors import NoGpus
-from hooks.node.gpus import Node, find_gpus
-from hooks.node.witness import Witness
-from hooks.platforms import is_integrated, root_of
-from hooks.platforms.csv_files import Kind, parse, read_files
-from hooks.platforms.errors import CsvFilesMissing, PlatformNodeMissing
-from hooks.platforms.files import Files, HostTree
-from hooks.platforms.names import named, unchecked, unknown
-from hooks.requests.exclusions import mark_excluded
-from hooks.requests.names import (
+from hooks.config import Config
+from hooks.errors import CsvFilesMissing, GpuExcluded, NoGpus, PlatformNodeMissing
+from hooks.image.layout import Layout
+from hooks.node.capabilities import CONTROL, MODESET, UVM, UVM_TOOLS
+from hooks.node.gpus import Gpu, find_gpus, mark_excluded
+from hooks.node.witness import Witness, read_names, read_text
+from hooks.plan import Bounds, Contribution, Device, device_of, groups_of
+from hooks.platforms.detecting import is_integrated, root_of
+from hooks.platforms.files import Files, HostTree, named, unchecked, unknown
+from hooks.requests.request import Request
+from hooks.words import (
     AllDevices,
+    DeviceName,
+    Devices,
     GpuBusId,
     GpuIndex,
     GpuUuid,
     NamedDevices,
+    Node,
     NoDevices,
     Void,
+    normal_path,
 )
-from hooks.requests.policy_errors import GpuExcluded
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+BASE_FILES: Final = frozenset({"devices.csv", "drivers.csv", "l4t.csv"})
 
-    from hooks.config import Config
-    from hooks.edits.plan import Device
-    from hooks.image.layout import Layout
-    from hooks.node.gpus import Gpu
-    from hooks.platforms.csv_files import Entry
-    from hooks.requests.names import DeviceName, Devices
-    from hooks.requests.request import Request
 
-__all__ = ["contribute", "wants_every_file"]
+class Kind:
+    """The words a line may begin with."""
+
+    DEVICE: Final = "dev"
+    LIBRARY: Final = "lib"
+    DIRECTORY: Final = "dir"
+    LINK: Final = "sym"
+
+
+_KINDS: Final = frozenset({Kind.DEVICE, Kind.LIBRARY, Kind.DIRECTORY, Kind.LINK})
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line.
+
+    Attributes:
+        path: absolute and normal, maybe with wildcards.
+    """
+
+    kind: str
+    path: str
+
+
+def parse(text: str, name: str) -> tuple[list[Entry], list[str]]:
+    """The entries of a file, and notes on invalid lines."""
+    entries, notes = [], []
+    for number, line in enumerate(text.splitlines(), 1):
+        stripped = line.strip()
+        if not stripped or stripped.startswith("#"):
+            continue
+        kind, _, path = (part.strip() for part in stripped.partition(","))
+        if kind == Kind.DEVICE and path and not path.startswith("/"):
+            path = f"/dev/{path}"
+        if kind not in _KINDS or not path.startswith("/") or "\0" in path:
+            notes.append(f"{name}, line {number}, is left out: it is no KIND, /PATH")
+            continue
+        entries.append(Entry(kind, normal_path(path)))
+    return entries, notes
+
+
+def read_files(directory: str, *, every: bool) -> Iterator[tuple[str, str]]:
+    """The files of a directory that count.
+
+    Args:
+        every: whether all do, and not those for every container only.
+
+    Yields:
+        Names and contents, in order of the names.
+    """
+    for name in read_names(directory) or ():
+        if name.endswith(".csv") and (every or name in BASE_FILES):
+            text = read_text(posixpath.join(directory, name))
+            if text is not None:
+                yield name, text
+
 
 PLATFORM: Final = "NVIDIA Tegra"
 
@@ -90,21 +156,15 @@ def contribute(
     """What a container gets of the machine's driver.
 
     Args:
-        request: what it asks for.
-        config: where to look.
-        layout: what its image looks like.
         every_file: whether all lists count, and not those for every container only.
-
-    Returns:
-        The plan and its bounds.
 
     Raises:
         UnknownDevice: a GPU is named that the machine does not have.
         MigUnsupported: a MIG device is named.
-        GpuExcluded: a GPU is named that nobody is to get.
-        NoGpus: all are asked for, and nobody is to get any.
+        GpuExcluded: a named GPU is excluded by the configuration.
+        NoGpus: all are requested, and all are excluded.
         CsvFilesMissing: nothing is listed.
-        PlatformNodeMissing: a GPU is asked for, and not one node of the machine can be given.
+        PlatformNodeMissing: a GPU is requested, and the machine has no usable node.
     """
     gpus = _gpus(config)
     chosen = _chosen(request.devices, gpus)
@@ -139,8 +199,7 @@ def contribute(
         )
     return Contribution(
         files.plan(devices, groups_of(devices)),
-        frozenset(device.major for device in devices),
-        (root_of(config), config.dev),
+        Bounds(frozenset(device.major for device in devices), (root_of(config), config.dev)),
         vendor=PLATFORM,
         granted=tuple(f"GPU {index}" for index in sorted(chosen)),
         notes=(*notes, *unchecked(request)),
@@ -160,7 +219,7 @@ class _Gpus:
     discrete: tuple[Gpu, ...]
 
     def index_of(self, name: DeviceName) -> int | None:
-        """The index of the GPU that a name means; None if there is none, or more than one."""
+        """The index of the GPU that a name means; None if none matches, or more than one."""
         every = enumerate((self.chip, *self.discrete))
         match name:
             case GpuIndex(index):
@@ -215,7 +274,7 @@ def _chosen(devices: Devices, gpus: _Gpus) -> frozenset[int]:
 def _nodes(
     entries: Iterable[Entry], tree: HostTree, gpus: _Gpus, chosen: frozenset[int]
 ) -> dict[str, str]:
-    """The paths of the nodes that are wanted, each with its reason."""
+    """The paths of the nodes for the container, each with its reason."""
     if not chosen:
         return {}
     with_chip = 0 in chosen

@@ -12,7 +12,7 @@ Rules
 - Its files are mounted at their own paths, for libraries find each other by what Windows says.
   /usr/bin/nvidia-smi is a link to the program there.
 - A file that a row of the table names comes with the capabilities of the row. Any other library,
-  and other data (``*.bin``, ``*.dll``), comes always: nobody knows what needs it.
+  and other data (``*.bin``, ``*.dll``), comes always: what needs it is unknown.
 
 Source: NVIDIA Container Toolkit, pkg/nvcdi/driver-wsl.go; NVIDIA's "CUDA on WSL" guide.
 """
@@ -21,25 +21,18 @@ from __future__ import annotations
 
 import os
 import posixpath
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from hooks.edits.plan import Contribution, device_of, groups_of
-from hooks.node.gpus import Node, look_at_node, read_majors
+from hooks.config import Config
+from hooks.errors import DriverStoreMissing, PlatformNodeMissing
+from hooks.image.layout import Layout
+from hooks.node.device_nodes import look_at_node, read_majors
 from hooks.node.witness import read_names, read_text
-from hooks.platforms import DXCORE, root_of
-from hooks.platforms.errors import DriverStoreMissing, PlatformNodeMissing
-from hooks.platforms.files import Files, HostTree
-from hooks.platforms.names import named, unchecked, unknown
-from hooks.requests.names import GpuIndex, NoDevices, Void
-from hooks.requests.request import CAPABILITIES, Capability
-
-if TYPE_CHECKING:
-    from hooks.config import Config
-    from hooks.edits.plan import Device
-    from hooks.image.layout import Layout
-    from hooks.requests.request import Request
-
-__all__ = ["contribute"]
+from hooks.plan import Bounds, Contribution, Device, device_of, groups_of
+from hooks.platforms.detecting import DXCORE, root_of
+from hooks.platforms.files import Files, HostTree, named, unchecked, unknown
+from hooks.requests.request import Request
+from hooks.words import CAPABILITIES, Capability, GpuIndex, Node, NoDevices, Void
 
 PLATFORM: Final = "NVIDIA WSL2"
 DEVICE: Final = "/dev/dxg"
@@ -89,14 +82,6 @@ _KNOWN: Final = (
 def contribute(request: Request, config: Config, layout: Layout) -> Contribution:
     """What a container gets of the driver of Windows.
 
-    Args:
-        request: what it asks for.
-        config: where to look.
-        layout: what its image looks like.
-
-    Returns:
-        The plan and its bounds.
-
     Raises:
         UnknownDevice: another GPU than 0 is named.
         MigUnsupported: a MIG device is named.
@@ -130,8 +115,7 @@ def contribute(request: Request, config: Config, layout: Layout) -> Contribution
                 files.link(_SMI_LINK, there, "program")
     return Contribution(
         files.plan(devices, groups_of(devices)),
-        frozenset(device.major for device in devices),
-        (root_of(config),),
+        Bounds(frozenset(device.major for device in devices), (root_of(config),)),
         vendor=PLATFORM,
         granted=("every GPU of Windows",) if with_device else (),
         notes=(*((note,) if note else ()), *unchecked(request)),

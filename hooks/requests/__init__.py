@@ -1,8 +1,7 @@
-"""What a container asks for, and what of it policy allows.
+"""What a container requests, and what of it policy allows.
 
-A glance (:mod:`~hooks.requests.glance`) is all that a container pays that asks for nothing. For
-the others :mod:`~hooks.requests.request` reads every place a request can stand in
-(:mod:`~hooks.requests.sources`, :mod:`~hooks.requests.naming`), :mod:`~hooks.requests.policy`
-narrows it, and :mod:`~hooks.requests.requirements` and :mod:`~hooks.requests.exclusions` hold it
-against the node.
+:func:`glance.may_ask` tells quickly that a container requests nothing; :func:`request.read_request`
+reads a request from all places of a spec; :func:`policy.judge` removes what the container may not
+have. Other rooms use these modules; :mod:`~hooks.requests.request` (the places) and
+:mod:`~hooks.requests.naming` (the syntax of device names) are internal.
 """

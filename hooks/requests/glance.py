@@ -1,53 +1,33 @@
-"""A glance at a spec: may its container ask for anything?
+"""A quick look at a spec: may its container request anything?
 
-Every container of the node passes through here, and most ask for nothing: for them, nothing
-else of the engine is loaded, and no configuration is parsed. Whoever may ask is then read with
-care (:func:`hooks.requests.request.read_request`), by the configuration.
+Every container of the node passes through here, and most request nothing; the engine does not run
+for them. The others are then read by :func:`hooks.requests.request.read_request`.
 
 Rules
-- The answer may be yes for a container that turns out to ask for nothing. It is never no for
-  one that asks.
-- Who asks in a spec of the wrong shape may ask: whoever reads it says what is wrong.
-- Nodes that a spec lists already are looked at only if the configuration may limit who has them.
-- The configuration can name further places to look at: variables and annotations. A file that
-  sets neither is not parsed; one that is malformed names none, and is an error for those who
-  ask for something.
+- The answer may be yes for a container that requests nothing after all. It is never no for one that
+  requests something.
+- The answer is yes for a spec of the wrong shape; reading the request gives the error.
+- Nodes that a spec lists already matter only if the configuration limits how many may have them.
+- The configuration can name further variables and annotations. A malformed one names none, and is
+  an error for containers that request something.
 
-This module loads nothing that costs a millisecond (dataclasses, enum, re, typing).
-
-Source: OCI runtime specification, config.md; the places are told of in
-:mod:`hooks.requests.request`.
+Source: OCI runtime specification, config.md; :mod:`hooks.requests.request` lists the places.
 """
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any, Final
-
-__all__ = [
-    "ANNOTATION_PREFIXES",
-    "HOOK_LISTS",
-    "MOUNTS",
-    "Places",
-    "find_places",
-    "has_nvidia_hook",
-    "is_nvidia_hook",
-    "lists_nodes",
-    "may_ask",
-    "may_want_more",
-]
+from hooks.config import Holders, find_files, load_config
+from hooks.errors import ConfigError
 
 MOUNTS: Final = "/var/run/nvidia-container-devices"
 """Mounts of /dev/null below here name devices."""
 _MOUNTS_NAME: Final = "nvidia-container-devices"
 
 _NODES: Final = "/dev/nvidia"
-
-ANNOTATION_PREFIXES: Final = ("cdi.k8s.io/",)
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 CUDA_VERSION: Final = "CUDA_VERSION"
@@ -65,41 +45,29 @@ _HOOKS: Final = frozenset({"nvidia-container-runtime-hook", "nvidia-container-to
 HOOK_LISTS: Final = ("prestart", "createRuntime")
 
 
+@dataclass(frozen=True, slots=True)
 class Places:
-    """Where a request may stand beside the places that are always looked at.
+    """Where a request may stand beside the places that always count.
 
     Attributes:
-        variables: names of variables.
-        prefixes: how the names of annotations begin.
-        failure: why the configuration could not be asked; "" if it could.
-        limited: whether the configuration may limit how many have a device.
+        failure: why the configuration could not be read; "" if it could.
+        limited: whether the configuration may limit how many containers have a device.
     """
 
-    __slots__ = ("failure", "limited", "prefixes", "variables")
-
-    def __init__(
-        self,
-        variables: tuple[str, ...] = (),
-        prefixes: tuple[str, ...] = ANNOTATION_PREFIXES,
-        failure: str = "",
-        *,
-        limited: bool = False,
-    ) -> None:
-        self.variables = variables
-        self.prefixes = prefixes
-        self.failure = failure
-        self.limited = limited
+    variables: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ("cdi.k8s.io/",)
+    failure: str = ""
+    limited: bool = False
 
 
 def may_ask(spec: Mapping[str, Any], places: Places | None = None) -> bool:
-    """Whether a container may ask for anything, or has NVIDIA's own hook in its spec.
+    """Whether a container may request anything, or has NVIDIA's own hook in its spec.
 
     Args:
-        spec: config.json, decoded.
-        places: from :func:`find_places`; those that are always looked at if not given.
+        places: from :func:`find_places`; by default, those that always count.
 
     Returns:
-        False only if it surely does not.
+        False only if it certainly does not.
     """
     places = places or Places()
     try:
@@ -131,9 +99,6 @@ def may_want_more(spec: Mapping[str, Any]) -> bool:
 
     The CDI specs of our device plugin have the files of the usual capabilities alone, since an
     engine gives all that a spec has to every image. What an image names beyond them we add.
-
-    Args:
-        spec: config.json, decoded, of a container that may not ask for devices.
     """
     named = ""
     try:
@@ -156,7 +121,7 @@ def _asks_in_environment(environment: Any, more: tuple[str, ...]) -> bool:
             return True
     if not values:
         return False
-    # An image of the time before NVIDIA_VISIBLE_DEVICES asks by the version of its CUDA.
+    # An image from before NVIDIA_VISIBLE_DEVICES requests GPUs by the version of its CUDA.
     devices = values.get(DEVICES)
     if devices is None and values.get(CUDA_VERSION) and not values.get(REQUIRE_CUDA):
         return True
@@ -179,9 +144,6 @@ def is_nvidia_hook(hook: object) -> bool:
     It would do again, by programs that may not be there, what the engine has done: it is taken
     out of the spec.
 
-    Args:
-        hook: an entry of a list of the spec's hooks.
-
     Source: Docker's daemon/nvidia_linux.go; NVIDIA Container Toolkit, cmd/nvidia-container-
     runtime-hook, of which "prestart" is the one command that does anything.
     """
@@ -196,64 +158,21 @@ def is_nvidia_hook(hook: object) -> bool:
     )
 
 
-_CONFIG: Final = ("NVSHIM_CONFIG", "/etc/containerd-shim-nvidia/config.toml")
-_NVIDIA_CONFIG: Final = (
-    "NVIDIA_CTK_CONFIG_FILE_PATH",
-    "/etc/nvidia-container-runtime/config.toml",
-)
-
-# How lines of a configuration begin that name further places, in our file and in NVIDIA's.
-_KEYS: Final = ("swarm-resource", "annotation-prefixes")
-# How those of our file begin that limit who has a device.
-_LIMITS: Final = b"holders"
-# What NVIDIA's file says from the start.
-_USUAL: Final = frozenset({'annotation-prefixes=["cdi.k8s.io/"]', 'swarm-resource=""'})
-
-
 def find_places() -> Places:
-    """The places that the configuration names, without parsing it if it names none.
-
-    Returns:
-        The places; those of the file that :func:`hooks.config.load_config` would read.
-    """
-    files = []
-    for variable, usual in (_CONFIG, _NVIDIA_CONFIG):
-        named = os.environ.get(variable)
-        files.append(named or usual)
-        if named:
-            break
-    for file in files:
-        try:
-            with open(file, "rb") as stream:
-                content = stream.read()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            return Places(failure=f"{file}: {error.strerror}")
-        places = _configured() if _names_places(content) else Places()
-        places.limited = _LIMITS in content or b"\\" in content
-        return places
-    return Places()
-
-
-def _names_places(content: bytes) -> bool:
-    text = content.decode(errors="replace")
-    if not any(key in text for key in _KEYS) and "\\" not in text:
-        return False
-    for line in text.splitlines():
-        setting = "".join(line.partition("#")[0].split())
-        # A key may be quoted, dotted, or spelt with escapes; then the parser is to say.
-        if setting not in _USUAL and (any(key in setting for key in _KEYS) or "\\" in setting):
-            return True
-    return False
-
-
-def _configured() -> Places:
-    from api.errors import NvshimError  # noqa: PLC0415 - few nodes come here
-    from hooks.config import load_config  # noqa: PLC0415 - likewise
-
+    """The places that the configuration names; the usual ones if it cannot be read."""
     try:
         config = load_config()
-    except NvshimError as error:
-        return Places(failure=str(error))
-    return Places(config.swarm_resources, config.annotation_prefixes)
+    except ConfigError as error:
+        return Places(failure=str(error), limited=_mentions_limits())
+    limited = config.holders != Holders.ANY or bool(config.holders_of)
+    return Places(config.swarm_resources, config.annotation_prefixes, limited=limited)
+
+
+def _mentions_limits() -> bool:
+    """Whether a configuration that cannot be parsed may have limited who has a device."""
+    (ours, _), _ = find_files()
+    try:
+        with open(ours, "rb") as stream:
+            return b"holders" in stream.read()
+    except OSError:
+        return False

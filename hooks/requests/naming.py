@@ -5,7 +5,7 @@ A list has items. Spaces around an item, and empty items, do not count.
 =========================  ==============================================================
 item                       what it names
 =========================  ==============================================================
-``void``                   anywhere in a list: nothing is asked at all
+``void``                   anywhere in a list: nothing is requested at all
 ``none``, ``all``          whichever comes first decides for all of NVIDIA's GPUs.
                            ``none``: driver files and control nodes, no GPU;
                            ``all``: every GPU and every MIG device
@@ -46,9 +46,17 @@ names". Where the first two differ, or refuse, what is written here is the union
 
 from __future__ import annotations
 
-from hooks.errors import MalformedDevice
-from hooks.requests.names import (
+import re
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from hooks.errors import MalformedChannel, MalformedDevice, TooManyDevices
+from hooks.words import (
+    CDI_DEVICE,
+    CDI_KIND,
     AllDevices,
+    DeviceName,
+    Devices,
     Feature,
     GpuBusId,
     GpuIndex,
@@ -61,16 +69,6 @@ from hooks.requests.names import (
     NoDevices,
     Void,
 )
-from hooks.requests.request_errors import MalformedChannel, TooManyDevices
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Final
-
-    from hooks.requests.names import DeviceName, Devices
-
-__all__ = ["items_of", "parse_channels", "parse_names", "united_channels"]
 
 _GPU_KINDS: Final = frozenset({"nvidia.com/gpu", "runtime.nvidia.com/gpu"})
 _CHANNEL_KIND: Final = "nvidia.com/imex-channel"
@@ -96,14 +94,6 @@ def items_of(value: str) -> list[str]:
 def parse_names(items: Iterable[str], *, asked: str, default_kind: str = "nvidia.com/gpu") -> Names:
     """What the items of a list name, by the tables in this module's head.
 
-    Args:
-        items: as :func:`items_of` gives them.
-        asked: what stands there, for messages.
-        default_kind: the CDI kind of an item that has none.
-
-    Returns:
-        What is named.
-
     Raises:
         MalformedDevice: an item has none of the known forms.
         MalformedChannel: an IMEX channel is no number of one.
@@ -118,7 +108,7 @@ def parse_names(items: Iterable[str], *, asked: str, default_kind: str = "nvidia
         head, equals, name = item.partition("=")
         if equals:
             kind, explicit = head, True
-            if not _is_kind(kind) or not _is_name(name):
+            if not CDI_KIND.fullmatch(kind) or not CDI_DEVICE.fullmatch(name):
                 raise work.malformed(item)
         else:
             name = item
@@ -150,7 +140,7 @@ class _List:
             self._features.add(_FEATURE_KINDS[kind])
         elif kind == _CHANNEL_KIND:
             self._channels.append(name)
-        elif _is_name(name):
+        elif CDI_DEVICE.fullmatch(name):
             self._cdi[f"{kind}={name}"] = None
         else:
             raise self.malformed(item)
@@ -169,7 +159,7 @@ class _List:
             named += len(devices)  # ranges that overlap cost as much as others
             if devices:
                 found.update(dict.fromkeys(devices))
-            elif explicit and not kind.startswith(_LIVE_VENDOR) and _is_name(name):
+            elif explicit and not kind.startswith(_LIVE_VENDOR) and CDI_DEVICE.fullmatch(name):
                 self._cdi[f"{kind}={name}"] = None
             else:
                 raise self.malformed(name)
@@ -194,14 +184,10 @@ class _List:
 
 
 def parse_channels(items: Iterable[str], *, asked: str) -> tuple[int, ...] | None:
-    """The numbers of IMEX channels.
+    """The numbers of IMEX channels, each once; None for every one that the node has.
 
     Args:
         items: of a list: ``0``, ``channel0`` or ``all``.
-        asked: what stands there, for messages.
-
-    Returns:
-        The numbers, in order, each once; None for every one that the node has.
 
     Raises:
         MalformedChannel: an item is no number of a channel.
@@ -215,7 +201,7 @@ def parse_channels(items: Iterable[str], *, asked: str) -> tuple[int, ...] | Non
         digits = item.removeprefix("channel")
         if item == "all":
             every = True
-        elif _is_number(digits, _CHANNEL_DIGITS) and int(digits) <= _LAST_CHANNEL:
+        elif _CHANNEL.fullmatch(digits) and int(digits) <= _LAST_CHANNEL:
             channels[int(digits)] = None
         else:
             raise MalformedChannel(
@@ -238,18 +224,54 @@ def united_channels(
 
 
 _LAST_CHANNEL: Final = (1 << 20) - 1
-_CHANNEL_DIGITS: Final = 7
+_CHANNEL: Final = re.compile("[0-9]{1,7}")
 
-# More digits than any node has devices; it bounds the work int() does.
-_INDEX_DIGITS: Final = 6
 _WIDEST_RANGE: Final = 256
+
+_NUMBER: Final = "([0-9]{1,6})"  # more digits than any node has devices
+_HEX: Final = "[0-9a-fA-F]"
+_UUID: Final = f"{_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}}"
+
+
+def _start_of_uuid() -> str:
+    """A pattern of a UUID or the start of one."""
+    rest = f"{_HEX}{{0,12}}"
+    for digits in ("{0,4}", "{0,4}", "{0,4}", "{1,8}"):
+        most = f"{{{digits[3]}}}"
+        rest = f"(?:{_HEX}{digits}|{_HEX}{most}-{rest})"
+    return rest
+
+
+def _range(match: re.Match[str]) -> tuple[DeviceName, ...]:
+    indices = range(int(match[1]), int(match[2]) + 1)
+    return tuple(map(GpuIndex, indices)) if len(indices) <= _WIDEST_RANGE else ()
+
+
+def _bus_id(match: re.Match[str]) -> tuple[DeviceName, ...]:
+    """A PCI address as sysfs writes it: with four digits of the domain, or more if needed."""
+    return (GpuBusId(f"{int(match[1] or '0', 16):04x}:{match[2].lower()}"),)
+
+
+_FORMS: Final[tuple[tuple[str, Callable[[re.Match[str]], tuple[DeviceName, ...]]], ...]] = (
+    (_NUMBER, lambda found: (GpuIndex(int(found[1])),)),
+    (f"{_NUMBER}:{_NUMBER}", lambda found: (MigIndex(int(found[1]), int(found[2])),)),
+    (f"{_NUMBER}-{_NUMBER}", _range),
+    (f"(?i:GPU)-({_start_of_uuid()})", lambda found: (GpuUuid(f"GPU-{found[1].lower()}"),)),
+    (f"(?i:MIG)-({_start_of_uuid()})", lambda found: (MigUuid(f"MIG-{found[1].lower()}"),)),
+    (
+        f"(?i:MIG-GPU)-({_UUID})/{_NUMBER}/{_NUMBER}",
+        lambda found: (MigInstance(f"GPU-{found[1].lower()}", int(found[2]), int(found[3])),),
+    ),
+    # sysfs writes four digits of the domain or more, NVML eight.
+    (f"(?:({_HEX}{{4,8}}):)?({_HEX}{{2}}:[01]{_HEX}[.][0-7])", _bus_id),
+)
+_COMPILED: Final = tuple((re.compile(form), make) for form, make in _FORMS)
 
 
 def _devices(name: str, *, aliases: bool) -> tuple[DeviceName, ...]:
     """The GPUs and MIG devices of one item; none if it has none of the forms.
 
     Args:
-        name: an item, or what stands behind its kind.
         aliases: whether it may be of the forms that only CDI has.
     """
     if aliases:
@@ -257,97 +279,8 @@ def _devices(name: str, *, aliases: bool) -> tuple[DeviceName, ...]:
             rest = name.removeprefix(alias)
             if rest != name and rest[:1].isdecimal() and (":" in rest) == (alias == "mig"):
                 name = rest
-    if "." in name:
-        bus_id = _bus_id(name)
-        return (GpuBusId(bus_id),) if bus_id else ()
-    return _by_index(name) or _by_uuid(name)
-
-
-def _by_index(name: str) -> tuple[DeviceName, ...]:
-    if _is_number(name):
-        return (GpuIndex(int(name)),)
-    gpu, _, device = name.partition(":")
-    if _is_number(gpu) and _is_number(device):
-        return (MigIndex(int(gpu), int(device)),)
-    first, _, last = name.partition("-")
-    if _is_number(first) and _is_number(last):
-        indices = range(int(first), int(last) + 1)
-        return tuple(map(GpuIndex, indices)) if len(indices) <= _WIDEST_RANGE else ()
+    for form, make in _COMPILED:
+        match = form.fullmatch(name)
+        if match is not None:
+            return make(match)
     return ()
-
-
-def _by_uuid(name: str) -> tuple[DeviceName, ...]:
-    kind, _, digits = name.partition("-")
-    match kind.upper():
-        case "GPU" if _begins_uuid(digits):
-            return (GpuUuid(f"GPU-{digits.lower()}"),)
-        case "MIG" if _begins_uuid(digits):
-            return (MigUuid(f"MIG-{digits.lower()}"),)
-        case "MIG" if digits[:4].upper() == "GPU-":
-            return _legacy_mig(digits[4:])
-    return ()
-
-
-def _legacy_mig(text: str) -> tuple[DeviceName, ...]:
-    uuid, _, instances = text.partition("/")
-    first, _, second = instances.partition("/")
-    if len(uuid) != _UUID_LENGTH or not _begins_uuid(uuid):
-        return ()
-    if not _is_number(first) or not _is_number(second):
-        return ()
-    return (MigInstance(f"GPU-{uuid.lower()}", int(first), int(second)),)
-
-
-def _is_number(text: str, digits: int = _INDEX_DIGITS) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= digits
-
-
-_HEX: Final = frozenset("0123456789abcdefABCDEF")
-_UUID_DASHES: Final = frozenset({8, 13, 18, 23})
-_UUID_LENGTH: Final = 36
-
-
-def _begins_uuid(text: str) -> bool:
-    """Whether a UUID may begin so, or is this."""
-    return 0 < len(text) <= _UUID_LENGTH and all(
-        character == "-" if place in _UUID_DASHES else character in _HEX
-        for place, character in enumerate(text)
-    )
-
-
-_MOST_SLOTS: Final = 0x1F
-_MOST_FUNCTIONS: Final = 7
-_DOMAIN_DIGITS: Final = range(4, 9)  # sysfs writes four or more, NVML eight
-
-
-def _bus_id(text: str) -> str:
-    """A PCI address as sysfs writes it; "" if the text is none."""
-    address, _, function = text.rpartition(".")
-    domain, bus, slot = (["0000"] * 3 + address.split(":"))[-3:]
-    if address.count(":") not in {1, 2} or not _HEX.issuperset(domain + bus + slot + function):
-        return ""
-    if len(domain) not in _DOMAIN_DIGITS or (len(bus), len(slot), len(function)) != (2, 2, 1):
-        return ""
-    if int(slot, 16) > _MOST_SLOTS or int(function, 16) > _MOST_FUNCTIONS:
-        return ""
-    return f"{int(domain, 16):04x}:{bus}:{slot}.{function}".lower()
-
-
-_LETTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
-_ALPHANUMERIC: Final = _LETTERS | frozenset("0123456789")
-_IN_VENDOR: Final = _ALPHANUMERIC | frozenset("_-.")
-_IN_CLASS: Final = _ALPHANUMERIC | frozenset("_-")
-_IN_NAME: Final = _ALPHANUMERIC | frozenset("_-.:")
-
-
-def _is_kind(text: str) -> bool:
-    vendor, _, group = text.partition("/")
-    return _is_word(vendor, _LETTERS, _IN_VENDOR) and _is_word(group, _LETTERS, _IN_CLASS)
-
-
-def _is_name(text: str) -> bool:
-    return _is_word(text, _ALPHANUMERIC, _IN_NAME)
-
-
-def _is_word(text: str, first: frozenset[str], inner: frozenset[str]) -> bool:
-    return bool(text) and text[0] in first and text[-1] in _ALPHANUMERIC and inner.issuperset(text)

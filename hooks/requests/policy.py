@@ -1,9 +1,8 @@
-"""Who may have what: a request, and who makes it, become the request that is allowed.
+"""Policy: which part of a request a container may have, by its author and the container.
 
-A request is a wish; what makes it a grant is who says so. Annotations and CDI names are put there
-by whoever starts the container (a kubelet's device plugin, an operator), and Docker's ``--gpus``
-by a person. The environment is the word of whoever wrote it, and that may be the image: nobody
-can tell the two apart once the spec is made. So it is believed or not by the mode:
+Annotations and CDI names are written by the creator of the container (a kubelet's device plugin, an
+operator), and Docker's ``--gpus`` by a person. The environment may come from the image: a spec does
+not show the difference. So the mode decides whether the environment is trusted:
 
 ============  =================  ==================  ==========================================
 mode          outside of         privileged in       unprivileged in Kubernetes
@@ -17,29 +16,30 @@ strict        no                 no                  no
 ============  =================  ==================  ==========================================
 
 Rules
-- In a trusted namespace the environment is believed, whatever the mode: the operator said so.
-- A list is believed as a whole or not at all; one author wrote it.
-- Mounts of /dev/null are made by a device plugin, and by the author of a pod with a volume of type
-  hostPath as well. So of an unprivileged container of a pod they are believed only if the operator
-  has set ``accept-mounts = true``, or where the environment is believed, too.
-- What variables alone ask for beside the GPUs (IMEX channels, GDS, MOFED, GDRCOPY, NVSwitch) needs
-  an environment that is believed, though another has given the GPUs. In the default mode, what
-  device plugins ask for by variables comes with GPUs: GDS, MOFED, GDRCOPY and IMEX channel 0.
-- Management devices, which are all there are, need a word that is believed and, in Kubernetes, a
-  privileged container or a trusted namespace (mode ``nvidia`` asks neither).
-- Steering MIG needs a privileged container, everywhere, or is an error, as with NVIDIA's runtime.
-- A container is of a pod by the annotations of a CRI, or by a cgroup of the kubelet's.
-- Other vendors' devices that the environment names need an environment that is believed.
-- A container that may not have what it asks starts without it, and nothing of the driver is in
-  it; or it fails, as configured. Either way it is said.
-- The sandbox container of a pod is given nothing. It runs nothing, and what a pod's annotations
-  say is meant for the containers beside it.
-- Driver capabilities that are not supported are taken away from ``all`` and from the default;
-  naming one is an error, as with NVIDIA's runtime.
-- This can only ever take away.
+- In a trusted namespace the environment is trusted in every mode.
+- A list is trusted as a whole or not at all; it has one author.
+- Mounts of /dev/null are made by a device plugin, but also by the author of a pod with a volume of
+  type hostPath. So those of an unprivileged container of a pod are trusted only with
+  ``accept-mounts = true``, or where the environment is trusted.
+- Features that variables alone request (IMEX channels, GDS, MOFED, GDRCOPY, NVSwitch) need a
+  trusted environment, even if the GPUs come from elsewhere. In the default mode, those that device
+  plugins set by variables come with GPUs: GDS, MOFED, GDRCOPY and IMEX channel 0.
+- Management devices, which are all devices of the node, need a trusted request and, in Kubernetes,
+  a privileged container or a trusted namespace (mode ``nvidia`` needs neither).
+- Configuring or monitoring MIG needs a privileged container, everywhere, or is an error, as with
+  NVIDIA's runtime.
+- A container is part of a pod by the annotations of a CRI, or by a cgroup of the kubelet's.
+- Other vendors' devices that the environment names need a trusted environment.
+- A container whose request is denied starts without anything of the driver, or fails, as
+  configured. Both are logged.
+- The sandbox container of a pod gets nothing. It runs nothing, and a pod's annotations are meant
+  for its other containers.
+- Unsupported driver capabilities are removed from ``all`` and from the default; naming one is an
+  error, as with NVIDIA's runtime.
+- Policy only ever removes.
 
-Privileged is who has CAP_SYS_ADMIN in the bounding set, as NVIDIA's toolkit judges, and no user
-namespace: there, that capability opens no device of the node.
+A container is privileged if it has CAP_SYS_ADMIN in the bounding set, as in NVIDIA's toolkit, and
+no user namespace: there, that capability opens no device of the node.
 
 Source: NVIDIA Container Toolkit, internal/config/image (privileged, visible devices),
 cmd/nvidia-container-runtime-hook; containerd, internal/cri/annotations.
@@ -47,14 +47,16 @@ cmd/nvidia-container-runtime-hook; containerd, internal/cri/annotations.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from api.errors import one_line
-from api.values import value
-from hooks.config import Denied, Mode
-from hooks.errors import MalformedSpec
-from hooks.requests.policy_errors import PrivilegeNeeded, RequestDenied, UnsupportedCapability
-from hooks.requests.request import (
+from hooks.config import Config, Denied, Mode
+from hooks.errors import PrivilegeNeeded, RequestDenied, UnsupportedCapability
+from hooks.ocispec import has_user_namespace, part
+from hooks.requests.request import Request
+from hooks.words import (
     CAPABILITIES,
     DEFAULT_CAPABILITIES,
     IMEX,
@@ -63,28 +65,13 @@ from hooks.requests.request import (
     NamedDevices,
     NoDevices,
     Origin,
-    Request,
     Void,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
-    from hooks.config import Config
-
-__all__ = [
-    "Container",
-    "Verdict",
-    "has_user_namespace",
-    "judge",
-    "mounts_are_believed",
-    "read_container",
-]
-
-
-@value
+@dataclass(frozen=True, slots=True)
 class Container:
-    """Who asks.
+    """The container of a request.
 
     Attributes:
         kubernetes: whether it is a container of a pod.
@@ -106,16 +93,13 @@ class Container:
         return f"{kind} container of a pod{whose}"
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is allowed of a request.
+    """The result of policy: the allowed part of a request.
 
     Attributes:
-        container: who asked.
-        mode: of the policy, by which it was judged.
-        asked: what it asked for.
-        allowed: what it may have of that.
-        denials: what it may not have and why, for people; empty if it may have all of it.
+        mode: of the policy.
+        denials: what was denied and why, for people.
         notes: what was narrowed without being denied, for people.
     """
 
@@ -128,7 +112,7 @@ class Verdict:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why ``allowed`` is less than what was asked; empty if it is not."""
+        """Why ``allowed`` is less than ``asked``; empty if it is not."""
         return (*self.denials, *self.notes)
 
 
@@ -143,18 +127,12 @@ _ADMIN: Final = "CAP_SYS_ADMIN"
 
 
 def read_container(spec: Mapping[str, Any]) -> Container:
-    """Who asks, by the spec.
-
-    Args:
-        spec: config.json, decoded.
-
-    Returns:
-        What policy goes by.
+    """The container of a spec.
 
     Raises:
         MalformedSpec: a part of the spec has the wrong shape.
     """
-    annotations = _part(spec, "annotations", dict)
+    annotations = part(spec, "annotations", dict)
     namespace = next((annotations[name] for name in _NAMESPACES if name in annotations), "")
     return Container(
         kubernetes=any(name.startswith(_OF_CRI) for name in annotations) or _is_in_pod(spec),
@@ -169,66 +147,26 @@ def _is_in_pod(spec: Mapping[str, Any]) -> bool:
 
     cri-dockerd starts them so, and Docker writes nothing else of Kubernetes into the spec.
     """
-    path = _part(spec, "linux", dict).get("cgroupsPath")
+    path = part(spec, "linux", dict).get("cgroupsPath")
     return isinstance(path, str) and _OF_KUBELET in path
 
 
 def _is_privileged(spec: Mapping[str, Any]) -> bool:
-    capabilities = _part(_part(spec, "process", dict), "capabilities", dict)
-    if _ADMIN not in _part(capabilities, "bounding", list):
+    capabilities = part(part(spec, "process", dict), "capabilities", dict)
+    if _ADMIN not in part(capabilities, "bounding", list):
         return False
     return not has_user_namespace(spec)
 
 
-def has_user_namespace(spec: Mapping[str, Any]) -> bool:
-    """Whether the container's root is somebody else on the host.
-
-    Args:
-        spec: config.json, decoded.
-
-    Raises:
-        MalformedSpec: its namespaces have the wrong shape.
-    """
-    linux = _part(spec, "linux", dict)
-    namespaces = _part(linux, "namespaces", list)
-    is_listed = any(isinstance(n, dict) and n.get("type") == "user" for n in namespaces)
-    return bool(is_listed or linux.get("uidMappings"))
-
-
-def _part(table: Mapping[str, Any], name: str, kind: type) -> Any:
-    value = table.get(name)
-    if value is None:
-        return kind()
-    if not isinstance(value, kind):
-        raise MalformedSpec(
-            f"{name} of config.json",
-            found=f"it is no {'object' if kind is dict else 'list'}",
-            do="make the spec by the OCI runtime specification",
-        )
-    return value
-
-
 def mounts_are_believed(config: Config) -> bool:
-    """Whether mounts of /dev/null give devices to unprivileged containers of pods, too.
-
-    Args:
-        config: the policy.
-    """
+    """Whether mounts of /dev/null give devices to unprivileged containers of pods, too."""
     return config.accept_mounts is True or (
         config.mode == Mode.NVIDIA and config.accept_mounts is not False
     )
 
 
 def judge(request: Request, container: Container, config: Config) -> Verdict:
-    """What of a request is allowed.
-
-    Args:
-        request: what is asked.
-        container: by whom.
-        config: the policy.
-
-    Returns:
-        The verdict. Its ``allowed`` asks for no more than ``request``.
+    """The verdict on a request; its ``allowed`` is at most ``request``.
 
     Raises:
         RequestDenied: something may not be had, and that is to be an error.
@@ -237,7 +175,10 @@ def judge(request: Request, container: Container, config: Config) -> Verdict:
     """
     if container.sandbox:
         denied = "the sandbox container of a pod is given nothing"
-        return Verdict(container, config.mode, request, _nothing(request), (denied,))
+        nothing = replace(
+            request.without_nvidia(), cdi_devices=(), amd_devices="", intel_devices=""
+        )
+        return Verdict(container, config.mode, request, nothing, (denied,))
     case = _Case(request, container, config)
     allowed = case.allowed()
     if case.denials and config.denied == Denied.FAIL:
@@ -247,12 +188,6 @@ def judge(request: Request, container: Container, config: Config) -> Verdict:
     return Verdict(container, config.mode, request, allowed, tuple(case.denials), tuple(case.notes))
 
 
-_NOTHING_OF_NVIDIA: Final[dict[str, Any]] = {
-    "devices": Void(),
-    "features": frozenset(),
-    "imex_channels": (),
-    "only_variables": frozenset(),
-}
 _OF_PLUGINS: Final = frozenset({Feature.GDS, Feature.MOFED, Feature.GDRCOPY})
 """What device plugins ask for by variables, with the GPUs that they give."""
 _CHANNELS_OF_PLUGINS: Final = (0,)
@@ -286,13 +221,13 @@ class _Case:
 
     def allowed(self) -> Request:
         request = self._request
-        believed = self._believes(request.origin)
+        trusted = self._believes(request.origin)
         changes: dict[str, Any] = {}
-        if not self._may_have_devices(believed):
+        if not self._may_have_devices(trusted):
             self._deny(_asked(request), _WHY.get(request.origin, ""))
-            changes |= _NOTHING_OF_NVIDIA
+            request = request.without_nvidia()
         else:
-            changes |= self._beside_devices(believed)
+            changes |= self._beside_devices(trusted)
         if request.cdi_devices and not self._believes(request.cdi_origin):
             self._deny(", ".join(request.cdi_devices), _WHY.get(request.cdi_origin, ""))
             changes["cdi_devices"] = ()
@@ -300,10 +235,10 @@ class _Case:
             if getattr(request, name) and not self._environment:
                 self._deny(f"{variable}={getattr(request, name)}")
                 changes[name] = ""
-        allowed = _changed(request, **changes)
+        allowed = replace(request, **changes)
         if not allowed.wants_driver:
-            return _changed(allowed, capabilities=frozenset(), requirements=())
-        return _changed(allowed, capabilities=self._capabilities(request.capabilities))
+            return allowed.without_nvidia()
+        return replace(allowed, capabilities=self._capabilities(request.capabilities))
 
     def _believes(self, origin: str) -> bool:
         container = self._container
@@ -315,36 +250,36 @@ class _Case:
             return free or mounts_are_believed(self._config) or self._environment
         return origin in {Origin.ANNOTATIONS, Origin.SPEC} or self._environment
 
-    def _may_have_devices(self, believed: bool) -> bool:  # noqa: FBT001 - says who is asking
+    def _may_have_devices(self, trusted: bool) -> bool:  # noqa: FBT001 - says who is asking
         match self._request.devices:
             case Void():
                 return True
             case NoDevices():
-                return believed or self._may_say_uuids()
+                return trusted or self._may_say_uuids()
             case AllDevices():
-                return believed
+                return trusted
             case NamedDevices(names):
-                return believed or (self._may_say_uuids() and all(map(_is_whole_uuid, names)))
+                return trusted or (self._may_say_uuids() and all(map(_is_whole_uuid, names)))
 
     def _may_say_uuids(self) -> bool:
         return self._config.mode == Mode.DEFAULT and self._request.origin != Origin.MOUNTS
 
-    def _beside_devices(self, believed: bool) -> dict[str, Any]:  # noqa: FBT001 - as above
-        """What of the features and channels may be had, if the devices may."""
+    def _beside_devices(self, trusted: bool) -> dict[str, Any]:  # noqa: FBT001 - as above
+        """The allowed features and channels, if the devices are allowed."""
         request = self._request
         features, channels = request.features, request.imex_channels
         if channels != () and self._config.ignore_imex:
             self.notes.append("requests of IMEX channels are ignored, as configured")
             channels = ()
         has_gpus = isinstance(request.devices, AllDevices | NamedDevices)
-        if not (believed or has_gpus) and (features or channels != ()):
+        if not (trusted or has_gpus) and (features or channels != ()):
             named = [*sorted(features), *(["IMEX channels"] if channels != () else [])]
             self._deny(f"{', '.join(named)} without a GPU")
             return {"features": frozenset(), "imex_channels": ()}
         if not self._environment:
-            features, channels = self._without_what_no_kubelet_says(features, channels, believed)
-        if Feature.MANAGEMENT in features and not self._may_manage(believed):
-            self._deny("management devices", _NOT_MANAGER if believed else "")
+            features, channels = self._without_what_no_kubelet_says(features, channels, trusted)
+        if Feature.MANAGEMENT in features and not self._may_manage(trusted):
+            self._deny("management devices", _NOT_MANAGER if trusted else "")
             features -= {Feature.MANAGEMENT}
         steering = features & _STEERING_MIG
         if steering and not self._container.privileged:
@@ -360,14 +295,14 @@ class _Case:
         self,
         features: frozenset[str],
         channels: tuple[int, ...] | None,
-        believed: bool,  # noqa: FBT001 - as above
+        trusted: bool,  # noqa: FBT001 - as above
     ) -> tuple[frozenset[str], tuple[int, ...] | None]:
-        """What is left of what only the environment asks for, which is not believed."""
+        """The features that remain if those of the untrusted environment are removed."""
 
         def only_environment(what: str) -> bool:
-            return not believed or what in self._request.only_variables
+            return not trusted or what in self._request.only_variables
 
-        # Device plugins speak by variables, too, and only the default mode believes them.
+        # Device plugins set variables, too, and only the default mode trusts them.
         listens = self._config.mode == Mode.DEFAULT
         may_follow = _OF_PLUGINS if listens else frozenset()
         for feature in sorted(features & (_OF_PLUGINS | {Feature.NVSWITCH}) - may_follow):
@@ -383,10 +318,10 @@ class _Case:
                 channels = ()
         return features, channels
 
-    def _may_manage(self, believed: bool) -> bool:  # noqa: FBT001 - as above
+    def _may_manage(self, trusted: bool) -> bool:  # noqa: FBT001 - as above
         container = self._container
         free = self._config.mode == Mode.NVIDIA or not container.kubernetes
-        return believed and (free or container.privileged or self._trusted)
+        return trusted and (free or container.privileged or self._trusted)
 
     def _capabilities(self, asked: frozenset[str]) -> frozenset[str]:
         supported = frozenset(self._config.supported_capabilities)
@@ -406,40 +341,23 @@ class _Case:
     def _deny(self, what: str, why: str = "") -> None:
         mode = f'in mode "{self._config.mode}"'
         if not self._container.kubernetes:
-            unbelieved = f"the environment is not believed {mode}"
+            unbelieved = f"the environment is not trusted {mode}"
         else:
             unbelieved = (
-                f"the image may have set it, and {_an(self._container)} is not believed {mode}"
+                f"the image may have set it, and {_an(self._container)} is not trusted {mode}"
             )
         self.denials.append(one_line(f"{what}: {why or unbelieved}"))
 
 
 _WHY: Final = {
     Origin.MOUNTS: "the author of a pod can make such mounts, and accept-mounts does not say that "
-    "they are believed in unprivileged containers of pods"
+    "they are trusted in unprivileged containers of pods"
 }
 _NOT_MANAGER: Final = "in a pod they are for privileged containers and trusted namespaces"
 _OTHER_VENDORS: Final = {
     "amd_devices": "AMD_VISIBLE_DEVICES",
     "intel_devices": "INTEL_VISIBLE_DEVICES",
 }
-
-
-def _nothing(request: Request) -> Request:
-    return _changed(
-        request,
-        **_NOTHING_OF_NVIDIA,
-        capabilities=frozenset(),
-        requirements=(),
-        cdi_devices=(),
-        amd_devices="",
-        intel_devices="",
-    )
-
-
-def _changed(request: Request, **changes: Any) -> Request:
-    """The request with other values: what :func:`dataclasses.replace` does, if it were one."""
-    return Request(**{name: getattr(request, name) for name in Request.__slots__} | changes)
 
 
 _UUID_LENGTH: Final = len("GPU-00000000-0000-0000-0000-000000000000")
@@ -457,7 +375,7 @@ def _is_whole_uuid(name: object) -> bool:
 
 
 def _asked(request: Request) -> str:
-    """What is asked of NVIDIA's devices, in the words of who asks."""
+    """NVIDIA's devices of a request, in the words of the request."""
     return request.source or ", ".join(_words(request)) or "nothing"
 
 

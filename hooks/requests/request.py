@@ -1,9 +1,8 @@
-"""What a container asks for, and who says so: read from its spec.
+"""What a container requests, and where the request was written: read from its spec.
 
-Where devices are named; the first that names one decides which of NVIDIA's the container asks
-for, and likewise which of other vendors' by CDI name. A GPU of NVIDIA's that a CDI file gives
-(``k8s.device-plugin.nvidia.com/gpu=…``) decides as well. How they are named:
-:mod:`hooks.requests.naming`.
+The first place that names one of NVIDIA's devices decides which of NVIDIA's the container gets; the
+same holds for other vendors' devices by CDI name. A GPU of NVIDIA's from a CDI file
+(``k8s.device-plugin.nvidia.com/gpu=…``) decides as well. Names: :mod:`hooks.requests.naming`.
 
 ============================================  ===========  ==================================
 place                                         origin       form
@@ -22,9 +21,9 @@ NVIDIA_REQUIRE_CUDA and the above are not
 Docker's ``--gpus`` sets NVIDIA_VISIBLE_DEVICES, and adds NVIDIA's hook to the prestart hooks:
 that hook makes a request of the environment one of origin docker, in which that variable comes
 before a swarm's. Wherever the hook is, it is
-taken out of the spec, even if nothing is asked (:func:`hooks.edits.mutation.apply`).
+removed from the spec, even if nothing is requested (:func:`hooks.edits.mutation.apply`).
 
-What is honoured if anything of NVIDIA's is asked, wherever it was:
+Variables that count if anything of NVIDIA's is requested:
 
 ==================================  =====================================================
 NVIDIA_DRIVER_CAPABILITIES          a comma list: ``all`` anywhere is all of them; unset or
@@ -36,7 +35,7 @@ NVIDIA_GDS, _MOFED, _GDRCOPY,       ``enabled`` is a feature
 _NVSWITCH
 NVIDIA_MIG_CONFIG_DEVICES,          ``all`` is a feature; nothing, ``none`` and ``void`` are
 NVIDIA_MIG_MONITOR_DEVICES          not; anything else is an error
-NVIDIA_IMEX_CHANNELS                numbers, or ``all``, unless a mount or CDI name has said
+NVIDIA_IMEX_CHANNELS                numbers, or ``all``, unless a mount or CDI name has any
 ==================================  =====================================================
 
 AMD_VISIBLE_DEVICES and INTEL_VISIBLE_DEVICES are taken as they are, always of the environment.
@@ -48,9 +47,6 @@ containerd and Docker can apply CDI specs themselves, and then NVIDIA_VISIBLE_DE
 ``void`` at its end. Without an annotation that is all there is, and nothing is left to do. With
 one, the same devices are given, and :func:`hooks.edits.mutation.apply` adds only what is not there.
 
-This module is light, as :mod:`hooks.requests.glance` is, which looks first whether it is needed at
-all: no dataclasses, enum, re or typing.
-
 Source: NVIDIA Container Toolkit, internal/config/image and cmd/nvidia-container-runtime-hook;
 its user guide, "Environment variables". Where they differ from one another, from this, and
 why: docs/architecture.md, "Requests".
@@ -58,195 +54,81 @@ why: docs/architecture.md, "Requests".
 
 from __future__ import annotations
 
-from hooks.errors import UnknownCapability
+import posixpath
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+from hooks.config import Config
+from hooks.errors import MalformedMigAccess, UnknownCapability
+from hooks.ocispec import misshapen, part, parts, variables_of
 from hooks.requests.glance import (
     AMD_DEVICES,
     CUDA_VERSION,
+    DEVICES,
+    HOOK_LISTS,
     INTEL_DEVICES,
+    MOUNTS,
     NOTHING,
+    REQUIRE_CUDA,
+    is_nvidia_hook,
 )
-from hooks.requests.glance import (
-    CAPABILITIES as _CAPABILITIES,
-)
-from hooks.requests.names import (
+from hooks.requests.glance import CAPABILITIES as CAPABILITIES_VARIABLE
+from hooks.requests.naming import items_of, parse_channels, parse_names, united_channels
+from hooks.words import (
+    CAPABILITIES,
+    DEFAULT_CAPABILITIES,
+    IMEX,
     AllDevices,
-    DeviceName,
     Devices,
     Feature,
-    GpuBusId,
-    GpuIndex,
-    GpuUuid,
-    MigIndex,
-    MigInstance,
-    MigUuid,
-    NamedDevices,
-    NoDevices,
-    Value,
+    Names,
+    Origin,
     Void,
 )
-from hooks.requests.naming import items_of, parse_channels, parse_names
-from hooks.requests.request_errors import MalformedMigAccess
-from hooks.requests.sources import (
-    Origin,
-    Said,
-    in_annotations,
-    in_environment,
-    in_mounts,
-    is_legacy,
-    nvidia_hooks,
-    variables_of,
-)
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from typing import Any, Final
-
-    from hooks.config import Config
-    from hooks.requests.names import Names
-
-__all__ = [
-    "CAPABILITIES",
-    "DEFAULT_CAPABILITIES",
-    "IMEX",
-    "AllDevices",
-    "Capability",
-    "DeviceName",
-    "Devices",
-    "Feature",
-    "GpuBusId",
-    "GpuIndex",
-    "GpuUuid",
-    "MigIndex",
-    "MigInstance",
-    "MigUuid",
-    "NamedDevices",
-    "NoDevices",
-    "Origin",
-    "Request",
-    "Void",
-    "parse_capabilities",
-    "read_more",
-    "read_request",
-]
 
 
-class Capability:
-    """The words of NVIDIA_DRIVER_CAPABILITIES (an ``enum`` would cost its import)."""
-
-    COMPUTE: Final = "compute"
-    UTILITY: Final = "utility"
-    GRAPHICS: Final = "graphics"
-    VIDEO: Final = "video"
-    DISPLAY: Final = "display"
-    NGX: Final = "ngx"
-    COMPAT32: Final = "compat32"
-
-
-CAPABILITIES: Final = frozenset(
-    {
-        Capability.COMPUTE,
-        Capability.UTILITY,
-        Capability.GRAPHICS,
-        Capability.VIDEO,
-        Capability.DISPLAY,
-        Capability.NGX,
-        Capability.COMPAT32,
-    }
-)
-DEFAULT_CAPABILITIES: Final = frozenset({Capability.UTILITY, Capability.COMPUTE})
-
-
-IMEX: Final = "imex-channels"
-"""The word for IMEX channels beside those of :class:`Feature`."""
-
-
-class Request(Value):
-    """What a container asks for, and who said so.
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a container requests, and where the request was written.
 
     Attributes:
-        devices: of NVIDIA's devices, which.
         capabilities: the driver capabilities, a subset of :data:`CAPABILITIES`.
         features: what else of NVIDIA's, words of :class:`Feature`.
         imex_channels: numbers of IMEX channels; None for every one that the node has.
         requirements: expressions that the driver and each GPU have to meet
             ("cuda>=12.4 brand=tesla,driver>=535"), by the variable that has them.
         cdi_devices: fully qualified CDI names ("amd.com/gpu=0") whose meaning is in a CDI file.
-        cdi_origin: who said these, of :class:`Origin`.
-        only_variables: what of ``features`` no list of devices names, but variables alone; and
-            :data:`IMEX`, if the channels are theirs. Another may have written the list.
-        amd_devices: what AMD_VISIBLE_DEVICES asks; "" for nothing.
-        intel_devices: what INTEL_VISIBLE_DEVICES asks; "" for nothing.
-        hooked: whether NVIDIA's own hook is in the spec, and is to be taken out.
-        origin: who asks for NVIDIA's, of :class:`Origin`; if nothing of it is asked, who named
-            devices otherwise.
-        source: where it is said, for people ("NVIDIA_VISIBLE_DEVICES=0").
+        cdi_origin: where these are named, of :class:`Origin`.
+        only_variables: the ``features`` that variables alone request, and no list of devices; and
+            :data:`IMEX`, if the channels are theirs. The list may have another author.
+        amd_devices: what AMD_VISIBLE_DEVICES requests; "" for nothing.
+        intel_devices: what INTEL_VISIBLE_DEVICES requests; "" for nothing.
+        hooked: whether NVIDIA's own hook is in the spec, which is then removed.
+        origin: where NVIDIA's devices are requested, of :class:`Origin`; if none are, where other
+            devices are.
+        source: the text of the request, for people ("NVIDIA_VISIBLE_DEVICES=0").
     """
 
-    __slots__ = __match_args__ = (
-        "devices",
-        "capabilities",
-        "features",
-        "imex_channels",
-        "requirements",
-        "cdi_devices",
-        "cdi_origin",
-        "only_variables",
-        "amd_devices",
-        "intel_devices",
-        "hooked",
-        "origin",
-        "source",
-    )
     devices: Devices
-    capabilities: frozenset[str]
-    features: frozenset[str]
-    imex_channels: tuple[int, ...] | None
-    requirements: tuple[tuple[str, str], ...]
-    cdi_devices: tuple[str, ...]
-    cdi_origin: str
-    only_variables: frozenset[str]
-    amd_devices: str
-    intel_devices: str
-    hooked: bool
-    origin: str
-    source: str
-
-    def __init__(
-        self,
-        devices: Devices,
-        capabilities: frozenset[str] = frozenset(),
-        *,
-        features: frozenset[str] = frozenset(),
-        imex_channels: tuple[int, ...] | None = (),
-        requirements: tuple[tuple[str, str], ...] = (),
-        cdi_devices: tuple[str, ...] = (),
-        cdi_origin: str = Origin.NOBODY,
-        only_variables: frozenset[str] = frozenset(),
-        amd_devices: str = "",
-        intel_devices: str = "",
-        hooked: bool = False,
-        origin: str = Origin.NOBODY,
-        source: str = "",
-    ) -> None:
-        put = object.__setattr__
-        put(self, "devices", devices)
-        put(self, "capabilities", capabilities)
-        put(self, "features", features)
-        put(self, "imex_channels", imex_channels)
-        put(self, "requirements", requirements)
-        put(self, "cdi_devices", cdi_devices)
-        put(self, "cdi_origin", cdi_origin)
-        put(self, "only_variables", only_variables)
-        put(self, "amd_devices", amd_devices)
-        put(self, "intel_devices", intel_devices)
-        put(self, "hooked", hooked)
-        put(self, "origin", origin)
-        put(self, "source", source)
+    capabilities: frozenset[str] = frozenset()
+    _: KW_ONLY
+    features: frozenset[str] = frozenset()
+    imex_channels: tuple[int, ...] | None = ()
+    requirements: tuple[tuple[str, str], ...] = ()
+    cdi_devices: tuple[str, ...] = ()
+    cdi_origin: str = Origin.NOBODY
+    only_variables: frozenset[str] = frozenset()
+    amd_devices: str = ""
+    intel_devices: str = ""
+    hooked: bool = False
+    origin: str = Origin.NOBODY
+    source: str = ""
 
     @property
     def wants_driver(self) -> bool:
-        """Whether anything of NVIDIA's driver is asked, so that its inventory is needed."""
+        """Whether anything of NVIDIA's driver is requested, so that its inventory is needed."""
         asked = not isinstance(self.devices, Void) or bool(self.features)
         return asked or self.imex_channels != ()
 
@@ -255,6 +137,31 @@ class Request(Value):
         """Whether the spec is to be edited; if not, the container is not touched at all."""
         others = bool(self.cdi_devices or self.amd_devices or self.intel_devices)
         return self.wants_driver or others or self.hooked
+
+    def without_nvidia(self) -> Request:
+        """The request without anything of NVIDIA's that an inventory has."""
+        return replace(
+            self,
+            devices=Void(),
+            capabilities=frozenset(),
+            features=frozenset(),
+            imex_channels=(),
+            requirements=(),
+            only_variables=frozenset(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceList:
+    """The devices that one place names.
+
+    Attributes:
+        source: its text, for people.
+    """
+
+    names: Names
+    origin: str
+    source: str
 
 
 _DISABLE_REQUIRE: Final = "NVIDIA_DISABLE_REQUIRE"
@@ -277,35 +184,32 @@ _TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 
 
 def read_request(spec: Mapping[str, Any], config: Config | None = None) -> Request:
-    """What the container of an OCI spec asks for.
+    """What the container of an OCI spec requests.
 
     Args:
         spec: config.json, decoded. It is not changed.
         config: where to look; the defaults if not given.
 
     Returns:
-        The request; its ``devices`` are :class:`Void` if none of NVIDIA's is asked.
+        The request; its ``devices`` are :class:`Void` if none of NVIDIA's is requested.
 
     Raises:
         MalformedSpec: a part of the spec has the wrong shape.
-        RequestError: what is asked cannot be understood.
+        RequestError: the request cannot be understood.
 
     Source: OCI runtime specification, config.md, "process", "Mounts", "Annotations".
     """
-    if config is None:
-        from hooks.config import Config  # noqa: PLC0415 - it loads dataclasses
-
-        config = Config()
+    config = config or Config()
     variables = variables_of(spec)
-    hooks = nvidia_hooks(spec)
-    nvidia: Said | None = None
-    others: Said | None = None
-    for said in _said(spec, variables, hooks, config):
-        if said.names.cdi_devices and others is None:
-            others = said
-        names = said.names
+    hooks = _nvidia_hooks(spec)
+    nvidia: _DeviceList | None = None
+    others: _DeviceList | None = None
+    for found in _device_lists(spec, variables, hooks, config):
+        if found.names.cdi_devices and others is None:
+            others = found
+        names = found.names
         if names.of_nvidia or not names.cdi_devices or any(map(_is_nvidia_gpu, names.cdi_devices)):
-            nvidia = said
+            nvidia = found
             break
     first = nvidia or others
     amd, intel = (_text(variables, name) for name in (AMD_DEVICES, INTEL_DEVICES))
@@ -328,21 +232,21 @@ def read_request(spec: Mapping[str, Any], config: Config | None = None) -> Reque
 
 
 def read_more(spec: Mapping[str, Any], held: Iterable[str]) -> Request:
-    """What a container asks for beside the devices that its spec has already.
+    """What a container requests beside the devices that its spec has already.
 
     Args:
         spec: config.json, decoded. It is not changed.
-        held: what those devices go by (:mod:`hooks.holding`).
+        held: what those devices go by (:mod:`hooks.sharing`).
 
     Returns:
         A request of these devices, with the driver capabilities that the container names.
 
     Raises:
         MalformedSpec: a part of the spec has the wrong shape.
-        RequestError: what is asked cannot be understood.
+        RequestError: the request cannot be understood.
     """
-    named = variables_of(spec).get(_CAPABILITIES, "")
-    source = f"nodes that the spec lists, {_CAPABILITIES}={named}"
+    named = variables_of(spec).get(CAPABILITIES_VARIABLE, "")
+    source = f"nodes that the spec lists, {CAPABILITIES_VARIABLE}={named}"
     return Request(
         parse_names(held, asked=source).devices,
         parse_capabilities(named),
@@ -354,41 +258,129 @@ def read_more(spec: Mapping[str, Any], held: Iterable[str]) -> Request:
 def _is_nvidia_gpu(cdi_device: str) -> bool:
     """Whether a CDI file gives a GPU of NVIDIA's by this name, as its device plugins write them.
 
-    Who got one so is not to get those as well that its image wants.
+    A container with such a GPU does not get those that its image requests as well.
     """
     vendor, _, rest = cdi_device.partition("/")
     of_nvidia = vendor == "nvidia.com" or vendor.endswith(".nvidia.com")
     return of_nvidia and (rest.startswith("gpu=") or vendor == _DRA_VENDOR)
 
 
-def _said(
+def _device_lists(
     spec: Mapping[str, Any], variables: Mapping[str, str], hooks: set[str], config: Config
-) -> Iterator[Said]:
-    """What each place says that says anything, by the table in this module's head.
+) -> Iterator[_DeviceList]:
+    """The list of each place that has one, by the table in this module's head.
 
-    A place is read only when it is its turn: a device plugin that mounts the names of devices
-    puts something into the variable that names none.
+    A place is read only in its turn: a device plugin that mounts the names of devices sets the
+    variable to something that names none.
     """
-    annotations = in_annotations(spec, config)
-    if annotations is not None:
-        yield annotations
-    mounts = in_mounts(spec, config)
-    if mounts is not None:
-        yield mounts
-    environment = in_environment(variables, config, hooks)
-    if environment is not None:
-        yield environment
+    looks: tuple[Callable[[], _DeviceList | None], ...] = (
+        partial(_in_annotations, spec, config),
+        partial(_in_mounts, spec, config),
+        partial(_in_environment, variables, config, hooks),
+    )
+    for look in looks:
+        found = look()
+        if found is not None:
+            yield found
+
+
+def _in_annotations(spec: Mapping[str, Any], config: Config) -> _DeviceList | None:
+    """What the annotations name."""
+    annotations = part(spec, "annotations", dict)
+    chosen = sorted(name for name in annotations if name.startswith(config.annotation_prefixes))
+    if not all(isinstance(annotations[name], str) for name in chosen):
+        raise misshapen("annotations", "an object of strings")
+    items = [item for name in chosen for item in _cdi_names(annotations[name])]
+    if not items:
+        return None
+    source = " ".join(f"{name}={annotations[name]}" for name in chosen)
+    names = parse_names(items, asked=source, default_kind=config.default_kind)
+    return _DeviceList(names, Origin.ANNOTATIONS, source)
+
+
+def _cdi_names(value: str) -> list[str]:
+    """The items of an annotation, from the first that has a kind, or a part of one.
+
+    What has none is no CDI name ("1", "all"), and neither NVIDIA's runtime nor an engine gives
+    anything by it.
+    """
+    items = items_of(value)
+    while items and "=" not in items[0] and "/" not in items[0]:
+        del items[0]
+    return items
+
+
+def _in_mounts(spec: Mapping[str, Any], config: Config) -> _DeviceList | None:
+    """What mounts of /dev/null name."""
+    below = list(_below_mounts(spec)) if config.accept_mounts else []
+    if not below:
+        return None
+    source = f"mounts below {MOUNTS}: {', '.join(map('/'.join, below))}"
+    items: list[str] = []
+    channels: list[str] = []
+    for path in below:
+        match path:
+            case ["imex", *channel]:
+                channels.append("/".join(channel))
+            case ["cdi", vendor, kind, name]:
+                items.append(f"{vendor}/{kind}={name}")
+            case ["cdi", *rest]:
+                items.append("/".join(rest))
+            case _:
+                items.append("/".join(path))
+    # Each mount is a name by itself: no kind of one holds for the next.
+    items.sort(key=lambda item: "=" in item)
+    names = parse_names(items, asked=source, default_kind=config.default_kind)
+    united = united_channels(names.imex_channels, parse_channels(channels, asked=source))
+    return _DeviceList(replace(names, imex_channels=united), Origin.MOUNTS, source)
+
+
+def _below_mounts(spec: Mapping[str, Any]) -> Iterator[list[str]]:
+    top = MOUNTS.split("/")[1:]
+    for mount in parts(spec, "mounts", dict):
+        destination = mount.get("destination")
+        if mount.get("source") == "/dev/null" and isinstance(destination, str):
+            path = posixpath.normpath(f"/{destination}").lstrip("/").split("/")
+            if path[: len(top)] == top and len(path) > len(top):
+                yield path[len(top) :]
+
+
+def _in_environment(
+    variables: Mapping[str, str], config: Config, hooks: Collection[str]
+) -> _DeviceList | None:
+    """What the environment names."""
+    origin = Origin.DOCKER if "prestart" in hooks else Origin.ENVIRONMENT
+    usual = [DEVICES] if DEVICES in variables else []
+    swarm = [name for name in config.swarm_resources if name in variables]
+    # Docker's --gpus writes the usual one, and any other may be the image's.
+    chosen = (usual or swarm) if origin == Origin.DOCKER else (swarm or usual)
+    if not chosen:
+        if not _is_legacy(variables):
+            return None
+        return _DeviceList(Names(AllDevices()), origin, f"legacy image: {CUDA_VERSION} is set")
+    source = " ".join(f"{name}={variables[name]}" for name in chosen)
+    items = [item for name in chosen for item in items_of(variables[name])]
+    names = parse_names(items, asked=source, default_kind=config.default_kind)
+    return _DeviceList(names, origin, source)
+
+
+def _is_legacy(variables: Mapping[str, str]) -> bool:
+    """Whether the image is of the time before NVIDIA_VISIBLE_DEVICES."""
+    return bool(variables.get(CUDA_VERSION)) and not variables.get(REQUIRE_CUDA)
+
+
+def _nvidia_hooks(spec: Mapping[str, Any]) -> set[str]:
+    """The lists of hooks in which NVIDIA's is."""
+    hooks = part(spec, "hooks", dict)
+    listed = {name: part(hooks, name, list, "hooks.") for name in HOOK_LISTS}
+    return {name for name, entries in listed.items() if any(map(is_nvidia_hook, entries))}
 
 
 def parse_capabilities(value: str | None, *, legacy: bool = False) -> frozenset[str]:
-    """A value of NVIDIA_DRIVER_CAPABILITIES, by the rules in this module's head.
+    """The :data:`CAPABILITIES` of a value of NVIDIA_DRIVER_CAPABILITIES; at least one.
 
     Args:
         value: the variable's value; None if it is not set.
-        legacy: the image is one from before the variable existed.
-
-    Returns:
-        A subset of :data:`CAPABILITIES`, not empty.
 
     Raises:
         UnknownCapability: a word is not one of them.
@@ -401,7 +393,7 @@ def parse_capabilities(value: str | None, *, legacy: bool = False) -> frozenset[
     for item in items:
         if item not in CAPABILITIES:
             raise UnknownCapability(
-                f"{_CAPABILITIES}={value}",
+                f"{CAPABILITIES_VARIABLE}={value}",
                 found=f'"{item}" is no driver capability',
                 do=f"use all, or some of {', '.join(sorted(CAPABILITIES))}",
             )
@@ -409,23 +401,22 @@ def parse_capabilities(value: str | None, *, legacy: bool = False) -> frozenset[
 
 
 def _with_all_of_nvidia(request: Request, names: Names, variables: Mapping[str, str]) -> Request:
-    """A request with what is honoured if anything of NVIDIA's is asked."""
-    legacy = is_legacy(variables)
+    """A request with the variables that count if anything of NVIDIA's is requested."""
+    legacy = _is_legacy(variables)
     channels, by_variables = names.imex_channels, _features(variables)
     only_variables = by_variables - names.features
     if channels == ():
         value = variables.get(_IMEX_CHANNELS, "")
         channels = parse_channels(items_of(value), asked=f"{_IMEX_CHANNELS}={value}")
         only_variables |= {IMEX} if channels != () else frozenset()
-    fields = {name: getattr(request, name) for name in Request.__slots__}
-    fields |= {
-        "capabilities": parse_capabilities(variables.get(_CAPABILITIES), legacy=legacy),
-        "features": names.features | by_variables,
-        "only_variables": only_variables,
-        "imex_channels": channels,
-        "requirements": _requirements(variables, legacy=legacy),
-    }
-    return Request(**fields)
+    return replace(
+        request,
+        capabilities=parse_capabilities(variables.get(CAPABILITIES_VARIABLE), legacy=legacy),
+        features=names.features | by_variables,
+        only_variables=only_variables,
+        imex_channels=channels,
+        requirements=_requirements(variables, legacy=legacy),
+    )
 
 
 def _features(variables: Mapping[str, str]) -> frozenset[str]:

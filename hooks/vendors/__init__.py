@@ -2,10 +2,10 @@
 
 Their user-space drivers live in the image (ROCm, oneAPI, Mesa), so nothing is mounted: what a
 container gets is device nodes, the groups that may open them, and the by-path links of its own
-GPUs. What a node has is read from sysfs at each request; no library and no daemon is asked.
+GPUs. What a node has is read from sysfs for each request, without a library or a daemon.
 
 =============  ======================  ===================  ===================================
-vendor         asked by                CDI kind             looked at
+vendor         variable                CDI kind             looked at
 =============  ======================  ===================  ===================================
 AMD            AMD_VISIBLE_DEVICES     ``amd.com/gpu``      :mod:`hooks.vendors.amd`
 Intel          INTEL_VISIBLE_DEVICES   ``intel.com/gpu``    :mod:`hooks.vendors.intel`
@@ -21,18 +21,23 @@ specifications of their own.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from operator import attrgetter
+from typing import Final
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hooks.config import Config
-    from hooks.edits.plan import Contribution
-    from hooks.requests.request import Request
+from hooks.config import Config
+from hooks.plan import Contribution
+from hooks.requests.request import Request
+from hooks.vendors import amd, intel
+from hooks.vendors.names import parse
 
 __all__ = ["contribute", "known_kind"]
 
-_KINDS: Final = ("amd.com/gpu", "intel.com/gpu")
+_VENDORS: Final = {
+    "amd.com/gpu": ("AMD_VISIBLE_DEVICES", attrgetter("amd_devices"), amd.give),
+    "intel.com/gpu": ("INTEL_VISIBLE_DEVICES", attrgetter("intel_devices"), intel.give),
+}
+"""By kind: the variable, what a request has of it, and who grants it."""
 
 
 def known_kind(name: str) -> bool:
@@ -41,48 +46,31 @@ def known_kind(name: str) -> bool:
     Args:
         name: fully qualified ("amd.com/gpu=0").
     """
-    return name.partition("=")[0] in _KINDS
+    return name.partition("=")[0] in _VENDORS
 
 
 def contribute(
     request: Request, config: Config, cdi_names: Iterable[str] = ()
 ) -> tuple[Contribution, ...]:
-    """What a container gets of GPUs that are not NVIDIA's.
+    """The plans for GPUs that are not NVIDIA's: one for each vendor with a request.
 
     Args:
-        request: what it asks for by variables.
-        config: where sysfs, procfs and the device nodes are.
         cdi_names: what it asks for by name, each of a :func:`known_kind`.
-
-    Returns:
-        A contribution for each vendor of which anything is asked.
 
     Raises:
         NoVendorDriver: the vendor's kernel driver is not loaded.
-        NoVendorGpus: all GPUs are asked for, and there is none that could be given.
+        NoVendorGpus: all GPUs are requested, and none is usable.
         UnknownVendorGpu: a GPU is named that this node does not have.
-        MalformedVendorRange: a range of indices is none.
+        MalformedVendorRange: a range of indices ends before it starts.
         VendorNodeMissing: a GPU that is named has no usable node.
-        GpuExcluded: a GPU is named that nobody is to get.
+        GpuExcluded: a named GPU is excluded by the configuration.
     """
-    # A container asks for one of them at most, as a rule.
-    from hooks.vendors import amd, intel  # noqa: PLC0415
-    from hooks.vendors.names import parse  # noqa: PLC0415
-
-    by_kind: dict[str, list[str]] = {kind: [] for kind in _KINDS}
-    for name in cdi_names:
-        kind, _, device = name.partition("=")
-        by_kind[kind].append(device)
+    named = [name.partition("=")[::2] for name in cdi_names]
     found = []
-    for kind, variable, value, give in (
-        ("amd.com/gpu", "AMD_VISIBLE_DEVICES", request.amd_devices, amd.give),
-        ("intel.com/gpu", "INTEL_VISIBLE_DEVICES", request.intel_devices, intel.give),
-    ):
-        for source, text in (
-            (variable, value),
-            (kind, ",".join(by_kind[kind])),
-        ):
-            asked = parse(text, source)
-            if asked is not None:
-                found.append(give(asked, config))
+    for kind, (variable, asked, give) in _VENDORS.items():
+        by_kind = ",".join(device for of, device in named if of == kind)
+        for source, text in ((variable, asked(request)), (kind, by_kind)):
+            wanted = parse(text, source)
+            if wanted is not None:
+                found.append(give(wanted, config))
     return tuple(found)

@@ -17,37 +17,25 @@ and function in its lower 16 bits and the partition in the upper four; AMD Conta
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from hooks.node.gpus import Node, bus_order, look_at_node, read_majors
-from hooks.node.witness import read_names, read_text
-from hooks.vendors.drm import DRM, drm_devices
-from hooks.vendors.errors import NoVendorDriver
-from hooks.vendors.gpus import VendorGpu, granted
-from hooks.vendors.names import address_names, unique_names
-
-if TYPE_CHECKING:
-    from hooks.config import Config
-    from hooks.edits.plan import Contribution
-    from hooks.vendors.drm import DrmDevice
-    from hooks.vendors.names import Asked
-
-__all__ = ["find", "give"]
+from hooks.config import Config
+from hooks.errors import NoVendorDriver
+from hooks.node.device_nodes import look_at_node, read_majors
+from hooks.node.gpus import bus_order
+from hooks.node.witness import read_line, read_names, read_text
+from hooks.plan import Contribution
+from hooks.vendors.gpus import DRM, DrmDevice, VendorGpu, drm_devices, granted
+from hooks.vendors.names import VendorRequest, address_names, unique_names
+from hooks.words import Node
 
 VENDOR: Final = "AMD"
 KFD: Final = "kfd"
 _NODES: Final = "class/kfd/kfd/topology/nodes"
 
 
-def give(asked: Asked, config: Config) -> Contribution:
+def give(wanted: VendorRequest, config: Config) -> Contribution:
     """What a container gets of the node's AMD GPUs.
-
-    Args:
-        asked: what it asks for.
-        config: where sysfs, procfs and the device nodes are.
-
-    Returns:
-        The plan and its bounds.
 
     Raises:
         NoVendorDriver: there is no usable /dev/kfd.
@@ -57,29 +45,22 @@ def give(asked: Asked, config: Config) -> Contribution:
     kfd = look_at_node(config, "/dev/kfd", [majors[KFD]] if KFD in majors else [], 0, KFD)
     if not isinstance(kfd, Node):
         raise NoVendorDriver(
-            f"AMD GPUs ({asked.source})",
+            f"AMD GPUs ({wanted.source})",
             found=kfd,
             do="load the kernel module amdgpu on the node",
         )
     gpus, notes = find(config)
-    return granted(asked, gpus, config, vendor=VENDOR, majors=majors, common=(kfd,), notes=notes)
+    return granted(wanted, gpus, config, vendor=VENDOR, majors=majors, common=(kfd,), notes=notes)
 
 
 def find(config: Config) -> tuple[tuple[VendorGpu, ...], list[str]]:
-    """The node's AMD GPUs and partitions of them.
-
-    Args:
-        config: where sysfs is.
-
-    Returns:
-        Them by index, and notes on what does not fit together, for people.
-    """
+    """The node's AMD GPUs and partitions by index, and notes for people."""
     by_render = {device.render_node: device for device in drm_devices(config)}
     found: list[tuple[tuple[int, ...], int, str, DrmDevice, int]] = []
     notes = []
     for name in read_names(f"{config.sys}/{_NODES}") or ():
         node = f"{config.sys}/{_NODES}/{name}"
-        if (read_text(f"{node}/gpu_id") or "0").strip() == "0":
+        if read_line(f"{node}/gpu_id") in {"", "0"}:
             continue
         properties = _properties(f"{node}/properties")
         minor = properties.get("drm_render_minor", 0)

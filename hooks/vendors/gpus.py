@@ -1,33 +1,127 @@
-"""From what is asked of a vendor's GPUs, and what the node has, to what the container gets.
+"""The grant of a vendor's GPUs: from a request and the node's GPUs to a plan.
 
 Rules
-- A GPU can be used if its render node can. One that was named and cannot is an error; of
-  ``all``, it is left out and noted, and it is an error if nothing is left.
-- Whoever gets a GPU gets its card node as well, if there is one: Vulkan and VA-API open it.
-- A node that not everybody may open brings its group as a supplementary group.
+- A GPU is usable if its render node is. Naming an unusable one is an error; ``all`` leaves it out
+  with a note, and is an error if nothing is left.
+- A GPU comes with its card node, if it has one: Vulkan and VA-API open it.
+- A node that is not open to all adds its group as a supplementary group.
+- ``class/drm/NAME`` is a link to ``…/DEVICE/drm/NAME``, so the link itself names the device. Two
+  nodes of one device belong together: ``cardN`` for display, ``renderDN`` for work.
+- Connectors (``card0-DP-1``) are no nodes.
+- Links in ``/dev/dri/by-path`` are udev's. A container gets those of its own nodes, by the
+  names that they have on the host.
+
+Source: Documentation/gpu/drm-uapi.rst, "Render nodes"; systemd's rules.d/60-drm.rules.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Final
 
-from hooks.edits.plan import Contribution, Missing, Plan, device_of, groups_of
-from hooks.node.gpus import Node, look_at_node
-from hooks.requests.policy_errors import GpuExcluded
-from hooks.vendors.drm import DRM, by_path_links
-from hooks.vendors.errors import NoVendorGpus, UnknownVendorGpu, VendorNodeMissing
-from hooks.vendors.names import Range
+from hooks.config import Config
+from hooks.errors import GpuExcluded, NoVendorGpus, UnknownVendorGpu, VendorNodeMissing, enumerated
+from hooks.node.device_nodes import look_at_node
+from hooks.node.witness import read_line, read_names
+from hooks.plan import (
+    Bounds,
+    Contribution,
+    Device,
+    LinkDirectory,
+    Missing,
+    Plan,
+    device_of,
+    groups_of,
+)
+from hooks.vendors.names import Item, Range, VendorRequest
+from hooks.words import Node
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+DRM: Final = "drm"
+"""The driver's name in /proc/devices."""
 
-    from hooks.config import Config
-    from hooks.edits.plan import Device
-    from hooks.vendors.drm import DrmDevice
-    from hooks.vendors.names import Asked, Item
+_BY_PATH: Final = "/dev/dri/by-path"
+_NODES: Final = ("card", "renderD")
 
-__all__ = ["VendorGpu", "granted"]
+
+@dataclass(frozen=True, slots=True)
+class DrmDevice:
+    """A device with nodes below /dev/dri.
+
+    Attributes:
+        name: its name on its bus ("0000:03:00.0", "amdgpu_xcp_1").
+        vendor: its PCI vendor, as sysfs writes it ("0x8086"); "" if it is on another bus.
+        pci_class: its PCI class ("0x030000"); "" likewise.
+        device_id: its PCI device id ("0x56a0"); "" likewise.
+        driver: the name of the kernel driver that it is bound to; "" if it tells none.
+        minors: the minor numbers of its nodes, by their names ("renderD128").
+    """
+
+    name: str
+    vendor: str
+    pci_class: str
+    device_id: str
+    driver: str
+    minors: dict[str, int]
+
+    @property
+    def render_node(self) -> str | None:
+        """The name of the node to work with; None if it is for display only."""
+        return next((name for name in self.minors if name.startswith("renderD")), None)
+
+
+def drm_devices(config: Config) -> tuple[DrmDevice, ...]:
+    """The node's DRM devices, in no particular order."""
+    directory = f"{config.sys}/class/drm"
+    nodes: dict[str, list[str]] = {}
+    for name in read_names(directory) or ():
+        if not any(name.removeprefix(kind).isdecimal() for kind in _NODES):
+            continue
+        try:
+            target = os.readlink(f"{directory}/{name}")
+        except OSError:
+            continue
+        nodes.setdefault(os.path.basename(os.path.dirname(os.path.dirname(target))), []).append(
+            name
+        )
+    return tuple(_device(directory, device, names) for device, names in nodes.items())
+
+
+def _device(directory: str, name: str, nodes: list[str]) -> DrmDevice:
+    device = f"{directory}/{nodes[0]}/device"
+    minors = {node: _minor(f"{directory}/{node}/dev") for node in nodes}
+    try:
+        driver = os.path.basename(os.readlink(f"{device}/driver"))
+    except OSError:
+        driver = ""
+    return DrmDevice(
+        name=name,
+        vendor=read_line(f"{device}/vendor"),
+        pci_class=read_line(f"{device}/class"),
+        device_id=read_line(f"{device}/device"),
+        driver=driver,
+        minors={node: minor for node, minor in minors.items() if minor is not None},
+    )
+
+
+def _minor(path: str) -> int | None:
+    minor = read_line(path).partition(":")[2]
+    return int(minor) if minor.isdecimal() else None
+
+
+def by_path_links(config: Config, nodes: Collection[str], reason: str) -> tuple[LinkDirectory, ...]:
+    """The host's links in /dev/dri/by-path to some nodes: one directory of links, or none."""
+    directory = config.dev + _BY_PATH.removeprefix("/dev")
+    links = []
+    for name in read_names(directory) or ():
+        try:
+            target = os.path.basename(os.readlink(f"{directory}/{name}"))
+        except OSError:
+            continue
+        if target in nodes:
+            links.append((name, f"../{target}"))
+    return (LinkDirectory(_BY_PATH, tuple(links), reason),) if links else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +131,6 @@ class VendorGpu:
     Attributes:
         vendor: whose it is ("AMD").
         index: its place in PCI bus order, and among its GPU's partitions.
-        address: the PCI address of the GPU.
-        device: its DRM device.
         names: what it is called beside its index, in lower case.
     """
 
@@ -53,7 +145,7 @@ class VendorGpu:
 
 
 def granted(
-    asked: Asked,
+    wanted: VendorRequest,
     gpus: tuple[VendorGpu, ...],
     config: Config,
     *,
@@ -65,35 +157,26 @@ def granted(
     """What a container gets of a vendor's GPUs.
 
     Args:
-        asked: what it asks for.
-        gpus: what the node has, by index.
-        config: where the device nodes are.
-        vendor: whose they are, for people.
         majors: the major numbers that its devices may have, by driver; "drm" among them.
-        common: nodes that come with every GPU.
-        notes: what did not fit together on the node, for people.
-
-    Returns:
-        The plan and its bounds.
 
     Raises:
         UnknownVendorGpu: a GPU is named that this node does not have.
         GpuExcluded: a GPU is named that the configuration excludes.
-        NoVendorGpus: all are asked for, and there is none that could be given.
+        NoVendorGpus: all are requested, and none is usable.
         VendorNodeMissing: a GPU that is named has no usable render node.
     """
-    chosen = gpus if asked.everything else _named(asked, gpus, vendor)
+    chosen = gpus if wanted.everything else _named(wanted, gpus, vendor)
     devices = [device_of(node, f"{vendor} GPUs") for node in common]
     missing: list[Missing] = []
     faults: list[str] = []
     given: list[VendorGpu] = []
     broken = False
-    for gpu in _not_excluded(chosen, asked, config, faults):
+    for gpu in _not_excluded(chosen, wanted, config, faults):
         nodes, wrong = _nodes(gpu, config, majors)
         if gpu.device.render_node in wrong:
             fault = wrong[gpu.device.render_node]
-            if not asked.everything:
-                raise VendorNodeMissing(f"{gpu} ({asked.source})", found=fault, do=_SEE_UDEV)
+            if not wanted.everything:
+                raise VendorNodeMissing(f"{gpu} ({wanted.source})", found=fault, do=_SEE_UDEV)
             faults.append(f"{gpu}: {fault}")
             broken = True
             continue
@@ -102,8 +185,8 @@ def granted(
         missing += [Missing(f"/dev/dri/{name}", (why,)) for name, why in wrong.items()]
     if not given:
         raise NoVendorGpus(
-            f"all {vendor} GPUs ({asked.source})",
-            found=_enumerate((*faults, *notes)) or f"this node has no {vendor} GPU",
+            f"all {vendor} GPUs ({wanted.source})",
+            found=enumerated((*faults, *notes), "; ") or f"this node has no {vendor} GPU",
             do=_SEE_UDEV if broken else "",
         )
     names = {name for gpu in given for name in gpu.device.minors}
@@ -115,8 +198,7 @@ def granted(
     )
     return Contribution(
         plan,
-        frozenset(majors.values()),
-        (),
+        Bounds(frozenset(majors.values())),
         vendor=vendor,
         granted=tuple(map(str, given)),
         notes=(*notes, *faults),
@@ -127,32 +209,34 @@ _SEE_UDEV = "see that udev has made the nodes in /dev/dri"
 
 
 def _not_excluded(
-    chosen: Iterable[VendorGpu], asked: Asked, config: Config, faults: list[str]
+    chosen: Iterable[VendorGpu], wanted: VendorRequest, config: Config, faults: list[str]
 ) -> list[VendorGpu]:
     """Those that are not excluded; that others are, is added to ``faults``."""
     left = []
     for gpu in chosen:
         if gpu.address not in config.excluded_gpus:
             left.append(gpu)
-        elif asked.everything:
+        elif wanted.everything:
             faults.append(f"{gpu} is excluded by the configuration")
         else:
             raise GpuExcluded(
-                f"{gpu} ({asked.source})",
+                f"{gpu} ({wanted.source})",
                 found="it is excluded by the configuration",
                 do="name another, or take it out of exclude-gpus",
             )
     return left
 
 
-def _named(asked: Asked, gpus: tuple[VendorGpu, ...], vendor: str) -> tuple[VendorGpu, ...]:
+def _named(
+    wanted: VendorRequest, gpus: tuple[VendorGpu, ...], vendor: str
+) -> tuple[VendorGpu, ...]:
     chosen = set()
-    for item in asked.items:
+    for item in wanted.items:
         found = _matching(item, gpus)
         if not found:
             raise UnknownVendorGpu(
-                f"{vendor} GPU {item} ({asked.source})",
-                found=_there_is(gpus, vendor),
+                f"{vendor} GPU {item} ({wanted.source})",
+                found=_describe(gpus, vendor),
                 do="name one of these by index, range or PCI address, or all",
             )
         chosen |= found
@@ -166,21 +250,11 @@ def _matching(item: Item, gpus: tuple[VendorGpu, ...]) -> set[int]:
     return {gpu.index for gpu in gpus if item in gpu.names}
 
 
-_MOST_NAMED = 8
-
-
-def _there_is(gpus: tuple[VendorGpu, ...], vendor: str) -> str:
+def _describe(gpus: tuple[VendorGpu, ...], vendor: str) -> str:
     if not gpus:
         return f"this node has no {vendor} GPU"
-    listed = _enumerate((f"{gpu.index} ({gpu.address})" for gpu in gpus), ", ")
+    listed = enumerated(f"{gpu.index} ({gpu.address})" for gpu in gpus)
     return f"this node has {vendor} GPU {listed}"
-
-
-def _enumerate(items: Iterable[str], separator: str = "; ") -> str:
-    """A list for people; a message is one line, and a node may have 64 partitions."""
-    every = list(items)
-    more = f" and {len(every) - _MOST_NAMED} more" if len(every) > _MOST_NAMED else ""
-    return separator.join(every[:_MOST_NAMED]) + more
 
 
 def _nodes(

@@ -4,7 +4,7 @@ A comma list; spaces around an item and empty items do not count, nor does case.
 that holds decides:
 
 =====================  ====================================================================
-no item, or ``void``   nothing is asked
+no item, or ``void``   nothing is requested
 ``none`` or ``all``,   ``none``: nothing; ``all``: every GPU of the vendor
 whichever first
 otherwise              each item is one of:
@@ -31,15 +31,11 @@ for Kubernetes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from hooks.vendors.errors import MalformedVendorRange
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["Asked", "Range", "address_names", "parse", "unique_names"]
+from hooks.errors import MalformedVendorRange
 
 # More digits than any node has GPUs; longer ones are unique ids.
 _MOST_DIGITS = 6
@@ -62,12 +58,12 @@ Item: TypeAlias = Range | str
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What is asked of a vendor's GPUs.
+class VendorRequest:
+    """A request for a vendor's GPUs.
 
     Attributes:
         items: indices and names, in lower case; none of them for every GPU.
-        source: where it was said, for people ("AMD_VISIBLE_DEVICES=0,1").
+        source: the text of the request, for people ("AMD_VISIBLE_DEVICES=0,1").
     """
 
     items: tuple[Item, ...]
@@ -75,19 +71,12 @@ class Asked:
 
     @property
     def everything(self) -> bool:
-        """Whether every GPU is asked for."""
+        """Whether every GPU is requested."""
         return not self.items
 
 
-def parse(value: str, variable: str) -> Asked | None:
-    """What a value asks for, by the rules in this module's head.
-
-    Args:
-        value: the list.
-        variable: whose value it is, for messages.
-
-    Returns:
-        What is asked; None for nothing.
+def parse(value: str, variable: str) -> VendorRequest | None:
+    """The request of a value, by the rules in this module's head; None for nothing.
 
     Raises:
         MalformedVendorRange: a range ends before it begins.
@@ -100,8 +89,8 @@ def parse(value: str, variable: str) -> Asked | None:
         if item == "none":
             return None
         if item == "all":
-            return Asked((), source)
-    return Asked(tuple(dict.fromkeys(_item(item, source) for item in items)), source)
+            return VendorRequest((), source)
+    return VendorRequest(tuple(dict.fromkeys(_item(item, source) for item in items)), source)
 
 
 def _item(item: str, source: str) -> Item:
@@ -128,7 +117,7 @@ def address_names(address: str, device_id: str) -> Iterator[str]:
 
     Args:
         address: "0000:03:00.0".
-        device_id: as sysfs writes it ("0x56a0"); "" if there is none.
+        device_id: as sysfs writes it ("0x56a0"); "" if it has none.
 
     Yields:
         Names in lower case.

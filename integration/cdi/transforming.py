@@ -17,9 +17,9 @@ runtime specification, "POSIX-platform Hooks", for where a hook runs.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from api.values import changed
 from hooks.cdi import files, schema
 from integration.cdi.errors import CdiInputUnreadable
 
@@ -85,10 +85,10 @@ def transform_root(spec: SpecFile, *, old: str, new: str, relative_to: str) -> S
     def edited(edits: Edits) -> Edits:
         return edit(edits, move)
 
-    moved = changed(
+    moved = replace(
         spec,
         edits=edited(spec.edits),
-        devices=tuple(changed(device, edits=edited(device.edits)) for device in spec.devices),
+        devices=tuple(replace(device, edits=edited(device.edits)) for device in spec.devices),
     )
     tree = schema.to_tree(moved)
     least = schema.minimum_version(tree)  # hostPath of a node is younger than specs are
@@ -115,15 +115,15 @@ def _of_host(edits: Edits, move: Callable[[str], str]) -> Edits:
     def node(each: DeviceNode) -> DeviceNode:
         before = each.host_path or each.path
         after = move(before)
-        return each if after == before else changed(each, host_path=after)
+        return each if after == before else replace(each, host_path=after)
 
     def mount(each: SpecMount) -> SpecMount:
-        return changed(each, host_path=move(each.host_path))
+        return replace(each, host_path=move(each.host_path))
 
     def hook(each: SpecHook) -> SpecHook:
         path = each.path if each.name == _INSIDE_ROOT else move(each.path)
         args = each.args if each.name in _INSIDE else _moved(each.args, move)
-        return changed(each, path=path, args=args)
+        return replace(each, path=path, args=args)
 
     return _mapped(edits, node, mount, hook)
 
@@ -133,15 +133,15 @@ def _of_container(edits: Edits, move: Callable[[str], str]) -> Edits:
         # Where it is on the host stays as it was.
         after = move(each.path)
         host = each.host_path or ("" if after == each.path else each.path)
-        return changed(each, path=after, host_path=host)
+        return replace(each, path=after, host_path=host)
 
     def mount(each: SpecMount) -> SpecMount:
-        return changed(each, container_path=move(each.container_path))
+        return replace(each, container_path=move(each.container_path))
 
     def hook(each: SpecHook) -> SpecHook:
         path = move(each.path) if each.name == _INSIDE_ROOT else each.path
         args = _moved(each.args, move) if each.name in _INSIDE else each.args
-        return changed(each, path=path, args=args)
+        return replace(each, path=path, args=args)
 
     return _mapped(edits, node, mount, hook)
 
@@ -152,7 +152,7 @@ def _mapped(
     mount: Callable[[SpecMount], SpecMount],
     hook: Callable[[SpecHook], SpecHook],
 ) -> Edits:
-    return changed(
+    return replace(
         edits,
         device_nodes=tuple(map(node, edits.device_nodes)),
         mounts=tuple(map(mount, edits.mounts)),

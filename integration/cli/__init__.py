@@ -4,6 +4,7 @@ One program with a command per question. Each command is a module here that is i
 it is asked for, so that ``nvshim list`` pays for nothing that ``nvshim configure`` needs::
 
     app.py       the table of commands, and how a failure ends the program
+    lazy.py      a group of commands that are imported when they are asked for
     output.py    one answer as a table, as JSON or as YAML
     exits.py     the exit statuses
     options.py   the options that many commands have

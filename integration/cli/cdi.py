@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from api.errors import one_line
+from hooks.cdi import generating, schema
+from hooks.cdi.registry import Registry
+from hooks.words import CAPABILITIES
+from integration.cdi import checking, listing, transforming, writing
 from integration.cli import exits
 from integration.cli.options import configured, with_output
 from integration.cli.output import Column, Format, Output
+from integration.inventory import inventory_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hooks.cdi.registry import Registry
     from hooks.cdi.spec import SpecFile
     from hooks.config import Config
 
 __all__ = ["command"]
-
-_KINDS: Final = (
-    "gpu", "gds", "mofed", "gdrcopy", "nvswitch", "imex-channel", "management",
-)  # fmt: skip
-_STRATEGIES: Final = ("index", "uuid", "type-index")
-_CAPABILITIES: Final = (
-    "compat32", "compute", "display", "graphics", "ngx", "utility", "video",
-)  # fmt: skip
 
 
 @click.group("cdi")
@@ -65,9 +63,6 @@ def _written(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _write(spec: SpecFile, form: str | None, to: str | None) -> None:
-    from hooks.cdi import schema  # noqa: PLC0415 - after the options have been read
-    from integration.cdi import writing  # noqa: PLC0415
-
     text = writing.text_of(schema.to_tree(spec), form or writing.format_of(to))
     if to is None or to == "-":
         sys.stdout.write(text)
@@ -86,12 +81,13 @@ def _tell_errors_as(form: str | None) -> None:
 @configured
 @_written
 @click.option("--to", metavar="FILE", help="The file, put in place in one step; by default stdout.")
-@click.option("--kind", type=click.Choice(_KINDS), default="gpu", show_default=True,
-              help="What to describe.")  # fmt: skip
+@click.option("--kind", type=click.Choice([str(kind) for kind in generating.KINDS]),
+              default="gpu", show_default=True, help="What to describe.")  # fmt: skip
 @click.option("--vendor", default="", help="In place of nvidia.com.")
 @click.option("--class", "class_", default="", help="In place of the kind's own.")
-@click.option("--device-name-strategy", "strategies", multiple=True, type=click.Choice(_STRATEGIES),
-              help="How GPUs are named; may be repeated; by default index and uuid.")  # fmt: skip
+@click.option("--device-name-strategy", "strategies", multiple=True,
+              type=click.Choice(generating.STRATEGIES), help="How GPUs are named; "
+              "may be repeated; by default index and uuid.")  # fmt: skip
 @click.option("--device", "devices", multiple=True, metavar="ID",
               help="Only this GPU or MIG device: an index, a UUID, a PCI address, GPU:MIG; "
               "may be repeated.")  # fmt: skip
@@ -100,9 +96,9 @@ def _tell_errors_as(form: str | None) -> None:
 @click.option("--groups/--no-groups", default=True,
               help="Whether a process gets the groups of nodes that are not everybody's; "
               "Podman before 5 refuses a spec that says so.")  # fmt: skip
-@click.option("--capability", "capabilities", multiple=True, type=click.Choice(_CAPABILITIES),
-              help="Which of the driver's files; may be repeated; by default all but "
-              "compat32.")  # fmt: skip
+@click.option("--capability", "capabilities", multiple=True,
+              type=click.Choice(sorted(CAPABILITIES)), help="Which of the driver's files; "
+              "may be repeated; by default all but compat32.")  # fmt: skip
 @click.option("--library-directory", "directories", multiple=True, callback=_absolute,
               metavar="PATH", help="Where libraries go; may be repeated; by default where loaders "
               "of common images search.")  # fmt: skip
@@ -116,14 +112,11 @@ def _tell_errors_as(form: str | None) -> None:
 def generate(config: Config, form: str | None, to: str | None, **wish: Any) -> None:
     """Write a spec of this node's NVIDIA devices, without hooks."""
     _tell_errors_as(form)
-    from api.values import changed  # noqa: PLC0415 - after the options have been read
-    from hooks.cdi import generating  # noqa: PLC0415
-    from integration.inventory import inventory_of  # noqa: PLC0415
 
     if root := wish.pop("driver_root"):
-        config = changed(config, driver_root=root)
+        config = replace(config, driver_root=root)
     if root := wish.pop("dev_root"):
-        config = changed(config, dev=os.path.join(root, "dev"))
+        config = replace(config, dev=os.path.join(root, "dev"))
     strategies = tuple(dict.fromkeys(wish.pop("strategies"))) or ("index", "uuid")
     capabilities = frozenset(wish.pop("capabilities")) or generating.DEFAULT_CAPABILITIES
     devices = [part.strip() for each in wish.pop("devices") for part in each.split(",")]
@@ -137,8 +130,6 @@ def generate(config: Config, form: str | None, to: str | None, **wish: Any) -> N
 
 
 def _registry(directories: tuple[str, ...], config: Config) -> Registry:
-    from hooks.cdi.registry import Registry  # noqa: PLC0415 - after the options have been read
-
     return Registry.of(directories or config.cdi_spec_dirs)
 
 
@@ -154,8 +145,6 @@ _SPEC_DIR: Final = click.option(
 @_SPEC_DIR
 def list_(output: Output, config: Config, directories: tuple[str, ...]) -> None:
     """Name the devices of all spec files, and which file counts for each."""
-    from integration.cdi import listing  # noqa: PLC0415 - after the options have been read
-
     registry = _registry(directories, config)
     rows, faults = listing.list_devices(registry), listing.list_faults(registry)
     if output.form is not Format.TABLE:
@@ -179,8 +168,6 @@ def validate(
 
     Ends with 3 if there is anything but warnings.
     """
-    from integration.cdi import checking  # noqa: PLC0415 - after the options have been read
-
     if files and directories:
         raise click.UsageError("name files or --spec-dir, not both")
     if files:
@@ -196,8 +183,6 @@ def validate(
 
 
 def _told(checked: Any) -> str:
-    from api.errors import one_line  # noqa: PLC0415 - as above
-
     good = f"valid, {checked.devices} devices of {checked.kind}, CDI {checked.version}"
     head = good if checked.is_good else f"{len(checked.findings)} findings"
     lines = [f"{checked.path}: {head}"]
@@ -249,7 +234,6 @@ def transform() -> None:
 def root(form: str | None, source: str, into: str | None, **roots: str) -> None:
     """Let paths begin with another root."""
     _tell_errors_as(form)
-    from integration.cdi import transforming  # noqa: PLC0415 - after the options have been read
 
     spec = transforming.read_spec(source)
     _write(transforming.transform_root(spec, **roots), form, into)

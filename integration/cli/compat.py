@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Final
-
 import click
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from integration.cli.lazy import LazyGroup
 
 __all__ = ["command"]
 
-_COMMANDS: Final[Mapping[str, str]] = {
+_COMMANDS = {
     "nvidia-ctk": "integration.cli.nvidia_ctk",
     "nvidia-container-cli": "integration.cli.nvidia_container_cli",
 }
 
 
-class _Lazy(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Their names, in the order of the help."""
-        del ctx
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """One of them, which is imported."""
-        del ctx
-        module = _COMMANDS.get(cmd_name)
-        if module is None:
-            return None
-        found = importlib.import_module(module).command
-        return found if isinstance(found, click.Command) else None
-
-
-@click.group("compat", cls=_Lazy)
+@click.group("compat", cls=LazyGroup, modules=_COMMANDS)
 def command() -> None:
     """Act as nvidia-ctk or nvidia-container-cli, with their flags and their output.
 

@@ -7,6 +7,8 @@ from typing import Final
 import click
 from click.shell_completion import get_completion_class
 
+from integration.cli.app import COMPLETION_VARIABLE, nvshim
+
 _HELP: Final = """Print what makes SHELL complete nvshim; put it where SHELL reads such things.
 
 \b
@@ -20,8 +22,6 @@ fish:  nvshim completion fish >/etc/fish/completions/nvshim.fish
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> None:
     """``nvshim completion``: see its help."""
-    from integration.cli.app import COMPLETION_VARIABLE, nvshim  # noqa: PLC0415 - it has us
-
     known = get_completion_class(shell)
     if known is None:  # the choice above leaves only shells that click knows
         raise click.BadParameter(f"no completion for {shell}")

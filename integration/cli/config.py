@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from api.errors import printable
+from hooks.errors import ConfigError
 from integration.cli import exits
 from integration.cli.options import with_output
 from integration.cli.output import Column, Format, Output
+from integration.inspection import settings
+from integration.inspection.settings import setting_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,8 +33,6 @@ def command() -> None:
 
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     del ctx, param
-    from integration.inspection.settings import setting_names  # noqa: PLC0415 - when a shell asks
-
     return [name for name in setting_names() if name.startswith(incomplete)]
 
 
@@ -57,8 +58,6 @@ def show(output: Output, file: str | None) -> None:
     Keys of -o json: file, kind (file, nvidia, default), settings (each with key, value, origin,
     wanted), notes.
     """
-    from integration.inspection import settings  # noqa: PLC0415 - after the options
-
     source = settings.find_source(file)
     found, notes = settings.read_settings(source)
     in_use = None if source.kind == settings.DEFAULT else source.path
@@ -92,8 +91,6 @@ def get(output: Output, file: str | None, key: str) -> None:
     \b
     Keys of -o json: key, value, origin, wanted.
     """
-    from integration.inspection import settings  # noqa: PLC0415 - after the options
-
     source = settings.find_source(file)
     found = settings.read_setting(source, key)
     value = found.value
@@ -115,8 +112,6 @@ def _changing(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _apply(output: Output, change: Change, *, dry_run: bool) -> None:
-    from integration.inspection import settings  # noqa: PLC0415 - after the options
-
     if change.is_needed and not dry_run:
         settings.write_change(change)
     for note in change.notes:
@@ -157,8 +152,6 @@ def set_value(
     \b
     Keys of -o json: file, changed, would_change, diff, notes.
     """
-    from integration.inspection import settings  # noqa: PLC0415 - after the options
-
     change = settings.set_setting(settings.find_source(file), key, value)
     _apply(output, change, dry_run=dry_run)
 
@@ -172,8 +165,6 @@ def unset(output: Output, file: str | None, key: str, *, dry_run: bool) -> None:
     \b
     Keys of -o json: file, changed, would_change, diff, notes.
     """
-    from integration.inspection import settings  # noqa: PLC0415 - after the options
-
     _apply(output, settings.remove_setting(settings.find_source(file), key), dry_run=dry_run)
 
 
@@ -186,9 +177,6 @@ def validate(output: Output, file: str | None) -> None:
     \b
     Keys of -o json: file, valid, error (code, message), notes. The status is 3 if it is not valid.
     """
-    from hooks.errors import ConfigError  # noqa: PLC0415 - after the options
-    from integration.inspection import settings  # noqa: PLC0415
-
     source = settings.find_source(file)
     notes: tuple[str, ...] = ()
     wrong: NvshimError | None = None

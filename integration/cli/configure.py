@@ -7,22 +7,27 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from hooks.config import load_config
 from integration.cli import exits
 from integration.cli.options import with_output
+from integration.engines import Change, ContainerdOptions, Options, apply, plan, plan_removal
+from integration.engines import crio as crio_
+from integration.engines import docker as docker_
+from integration.engines.options import DEFAULT_CONFIG
+from integration.engines.restart import SOCKETS, UNITS, Mode, restart
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeAlias
 
     from integration.cli.output import Output
-    from integration.engines import Change, Options
+
+    Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 R = TypeVar("R")
 
 # Options that name files, which are written down and read by others from elsewhere.
 _PATHS: Final = {"config", "drop_in", "handler_options", "hook_directory", "records", "shim"}
-
-_AS_BEFORE: Final = "not said, it stays as it was configured."
-_DROP_IN_HELP = "Where to write the drop-in; by default where the root file imports one from."
 
 
 @click.group("configure")
@@ -34,24 +39,39 @@ def command() -> None:
     """
 
 
+def _path(names: str, told: str, default: str | None = None, metavar: str = "PATH") -> Decorator:
+    """An option that names a file or a directory, by its flag and perhaps another name."""
+    return click.option(
+        *names.split(), metavar=metavar, default=default, show_default=default is not None,
+        type=click.Path(), help=told,
+    )  # fmt: skip
+
+
+def _switch(names: str, told: str) -> Decorator:
+    """An option that is given, denied, or neither: then all stays as it is."""
+    told = f"{told}; not said, it stays as it was configured."
+    return click.option(names, default=None, help=told)
+
+
+def _patterns(flag: str, name: str, told: str) -> Decorator:
+    return click.option(flag, name, multiple=True, metavar="PATTERN", help=told)
+
+
 def _common(function: Callable[..., R]) -> Callable[..., R]:
     """The options that every engine has."""
-    options = [
+    options: list[Decorator] = [
         click.option("--runtime-name", default="nvidia", show_default=True, metavar="NAME",
                      help="The runtime's name, as a RuntimeClass or --runtime says it."),
-        click.option("--set-default/--no-set-default", default=None,
-                     help=f"Give it to who names no runtime; {_AS_BEFORE}"),
-        click.option("--shim", metavar="PATH", type=click.Path(),
-                     help="The shim; by default the one on the engine's PATH."),
+        _switch("--set-default/--no-set-default", "Give it to who names no runtime"),
+        _path("--shim", "The shim; by default the one on the engine's PATH."),
         click.option("--dry-run", is_flag=True,
                      help=f"Show the change and do nothing; status {exits.FOUND} if there is one."),
         click.option("--remove", is_flag=True, help="Take out what was configured."),
         click.option("--force", is_flag=True, help="Overwrite what was changed by hand."),
-        click.option("--restart", "mode", default="none", show_default=True,
-                     type=click.Choice(["none", "signal", "systemd"]),
+        click.option("--restart", "mode", default=Mode.NONE.value, show_default=True,
+                     type=click.Choice([mode.value for mode in Mode]),
                      help="How to tell the engine, if it needs to be told."),
-        click.option("--socket", metavar="PATH", type=click.Path(),
-                     help="Where the engine listens: for --restart, and to ask which one runs."),
+        _path("--socket", "Where the engine listens: for --restart, and to ask which one runs."),
         click.option("--unit", metavar="NAME", help="Its name in systemd, for --restart."),
     ]  # fmt: skip
     for option in reversed(options):
@@ -61,56 +81,29 @@ def _common(function: Callable[..., R]) -> Callable[..., R]:
 
 @command.command("containerd")
 @_common
+@_path("--config", "containerd's configuration.", DEFAULT_CONFIG)
+@_path("--drop-in", "Where to write the drop-in; by default where the root file imports one from.")
 @click.option(
-    "--config",
-    metavar="PATH",
-    default="/etc/containerd/config.toml",
-    show_default=True,
-    type=click.Path(),
-    help="containerd's configuration.",
+    "--systemd-cgroup", type=click.Choice(["auto", "yes", "no"]), default="auto",
+    show_default=True, help="Whether systemd makes the cgroups; auto: as for runc.",
+)  # fmt: skip
+@_switch("--enable-cdi/--no-enable-cdi", "Let containerd apply CDI specs too (1.7)")
+@_patterns(
+    "--container-annotation", "container_annotations",
+    "Annotations that containerd hands on; by default those that name devices.",
+)  # fmt: skip
+@_patterns(
+    "--pod-annotation", "pod_annotations",
+    "Likewise of the pod; not said, it stays as it was configured: at first, none.",
+)  # fmt: skip
+@_path(
+    "--containerd program",
+    "The program that checks the result; by default the one that runs, or is installed.",
 )
-@click.option("--drop-in", metavar="PATH", type=click.Path(), help=_DROP_IN_HELP)
-@click.option(
-    "--systemd-cgroup",
-    type=click.Choice(["auto", "yes", "no"]),
-    default="auto",
-    show_default=True,
-    help="Whether systemd makes the cgroups; auto: as for runc.",
-)
-@click.option(
-    "--enable-cdi/--no-enable-cdi",
-    default=None,
-    help=f"Let containerd apply CDI specs too (1.7); {_AS_BEFORE}",
-)
-@click.option(
-    "--container-annotation",
-    "container_annotations",
-    multiple=True,
-    metavar="PATTERN",
-    help="Annotations that containerd hands on; by default those that name devices.",
-)
-@click.option(
-    "--pod-annotation",
-    "pod_annotations",
-    multiple=True,
-    metavar="PATTERN",
-    help="Likewise of the pod; not said, it stays as it was configured: at first, none.",
-)
-@click.option(
-    "--containerd",
-    "program",
-    metavar="PATH",
-    type=click.Path(),
-    help="The program that checks the result; by default the one that runs, or is installed.",
-)
-@click.option(
-    "--handler-options",
-    metavar="DIRECTORY",
-    type=click.Path(),
-    default="/etc/containerd-shim-nvidia/handlers",
-    show_default=True,
-    help="Where containerd 1.6 finds the handler's options.",
-)
+@_path(
+    "--handler-options", "Where containerd 1.6 finds the handler's options.",
+    "/etc/containerd-shim-nvidia/handlers", "DIRECTORY",
+)  # fmt: skip
 @with_output
 def containerd(output: Output, systemd_cgroup: str, **given: Any) -> None:
     """Give containerd's CRI plugin a runtime handler.
@@ -119,9 +112,6 @@ def containerd(output: Output, systemd_cgroup: str, **given: Any) -> None:
     import if none covers it. With containerd 1, where a drop-in would replace what the root file
     says of the CRI plugin, it is a marked block at the end of the file itself.
     """
-    from hooks.config import load_config  # noqa: PLC0415 - after the options have been read
-    from integration.engines import ContainerdOptions  # noqa: PLC0415 - see above
-
     if not given["container_annotations"]:
         prefixes = load_config(None).annotation_prefixes
         given["container_annotations"] = tuple(f"{prefix}*" for prefix in prefixes)
@@ -132,89 +122,35 @@ def containerd(output: Output, systemd_cgroup: str, **given: Any) -> None:
 
 @command.command("docker")
 @_common
-@click.option(
-    "--config",
-    metavar="PATH",
-    default="/etc/docker/daemon.json",
-    show_default=True,
-    type=click.Path(),
-    help="Docker's configuration.",
-)
-@click.option(
-    "--enable-cdi/--no-enable-cdi",
-    default=None,
-    help=f"Let Docker apply CDI specs too (before 28.2); {_AS_BEFORE}",
-)
-@click.option(
-    "--hook-directory",
-    metavar="DIRECTORY",
-    default="/usr/local/bin",
-    show_default=True,
-    type=click.Path(),
-    help="Where to leave what --gpus looks for, if there is none.",
-)
-@click.option(
-    "--records",
-    metavar="DIRECTORY",
-    type=click.Path(),
-    default="/etc/containerd-shim-nvidia/configured",
-    show_default=True,
-    help="Where to note what was there before.",
-)
-@click.option(
-    "--dockerd",
-    "program",
-    metavar="PATH",
-    type=click.Path(),
-    help="The program that checks the result; by default the installed one.",
-)
+@_path("--config", "Docker's configuration.", docker_.DEFAULT_CONFIG)
+@_switch("--enable-cdi/--no-enable-cdi", "Let Docker apply CDI specs too (before 28.2)")
+@_path(
+    "--hook-directory", "Where to leave what --gpus looks for, if there is none.",
+    "/usr/local/bin", "DIRECTORY",
+)  # fmt: skip
+@_path(
+    "--records", "Where to note what was there before.",
+    "/etc/containerd-shim-nvidia/configured", "DIRECTORY",
+)  # fmt: skip
+@_path("--dockerd program", "The program that checks the result; by default the installed one.")
 @with_output
 def docker(output: Output, **given: Any) -> None:
     """Give Docker a runtime, and make --gpus known to it."""
-    from integration.engines.docker import Options  # noqa: PLC0415 - after the options were read
-
-    _configure(output, Options, given)
+    _configure(output, docker_.Options, given)
 
 
 @command.command("crio")
 @_common
-@click.option(
-    "--config",
-    metavar="PATH",
-    default="/etc/crio/crio.conf",
-    show_default=True,
-    type=click.Path(),
-    help="CRI-O's configuration, which is only read.",
-)
-@click.option(
-    "--drop-in",
-    metavar="PATH",
-    default="/etc/crio/crio.conf.d/99-nvshim.conf",
-    show_default=True,
-    type=click.Path(),
-    help="Where to write the handler.",
-)
-@click.option(
-    "--crio",
-    "program",
-    metavar="PATH",
-    type=click.Path(),
-    help="The program that checks the result, if it is installed.",
-)
+@_path("--config", "CRI-O's configuration, which is only read.", crio_.DEFAULT_CONFIG)
+@_path("--drop-in", "Where to write the handler.", crio_.DEFAULT_DROP_IN)
+@_path("--crio program", "The program that checks the result, if it is installed.")
 @with_output
 def crio(output: Output, **given: Any) -> None:
     """Give CRI-O a runtime handler of the type vm (not tried with a CRI-O yet)."""
-    from integration.engines.crio import Options  # noqa: PLC0415 - after the options were read
-
-    _configure(output, Options, given)
+    _configure(output, crio_.Options, given)
 
 
 def _configure(output: Output, kind: Callable[..., Options], given: dict[str, Any]) -> None:
-    from integration.engines import ContainerdOptions, apply, plan, plan_removal  # noqa: PLC0415
-    from integration.engines.errors import EnginesError  # noqa: PLC0415 - see above
-    from integration.engines.options import DEFAULT_CONFIG  # noqa: PLC0415
-    from integration.engines.restart import SOCKETS, UNITS, Mode, restart  # noqa: PLC0415
-
     dry_run, remove = given.pop("dry_run"), given.pop("remove")
     mode, address, unit = Mode(given.pop("mode")), given.pop("socket"), given.pop("unit")
     for key in _PATHS & given.keys():
@@ -228,16 +164,13 @@ def _configure(output: Output, kind: Callable[..., Options], given: dict[str, An
     done = Mode.NONE
     if not dry_run:
         apply(change)
-        try:
-            done = restart(
-                change, mode, address=address or SOCKETS[change.engine],
-                unit=unit or UNITS[change.engine],
-            )  # fmt: skip
-        except EnginesError:
-            # The files are in place, whatever became of the engine.
-            _show(output, change, done, dry_run=dry_run)
-            raise
-    _show(output, change, done, dry_run=dry_run)
+    try:
+        if not dry_run:
+            address, unit = address or SOCKETS[change.engine], unit or UNITS[change.engine]
+            done = restart(change, mode, address=address, unit=unit)
+    finally:
+        # The files are in place, whatever became of the engine.
+        _show(output, change, done, dry_run=dry_run)
     if dry_run and change.files:
         click.get_current_context().exit(exits.FOUND)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -11,6 +12,8 @@ import click
 from integration.cli import exits
 from integration.cli.options import configured, with_output
 from integration.cli.output import Column, Output
+from integration.devices.creating import State, Wish, refuse_failures
+from integration.devices.creating import create as make
 
 if TYPE_CHECKING:
     from hooks.config import Config
@@ -53,14 +56,10 @@ def create(
     output: Output, config: Config, dev_root: str | None, driver_root: str | None, **wish: Any
 ) -> None:
     """Make what is missing; what is there stays as it is."""
-    from api.values import changed  # noqa: PLC0415 - after the options have been read
-    from integration.devices.creating import State, Wish, refuse_failures  # noqa: PLC0415
-    from integration.devices.creating import create as make  # noqa: PLC0415
-
     if dev_root is not None:
-        config = changed(config, dev=os.path.join(os.path.abspath(dev_root), "dev"))
+        config = replace(config, dev=os.path.join(os.path.abspath(dev_root), "dev"))
     if driver_root is not None:
-        config = changed(config, driver_root=os.path.abspath(driver_root))
+        config = replace(config, driver_root=os.path.abspath(driver_root))
     steps = make(config, Wish(**wish))
     output.rows([_row(step) for step in steps], _COLUMNS)
     sys.stdout.flush()

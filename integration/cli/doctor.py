@@ -13,6 +13,9 @@ import click
 from integration.cli import exits
 from integration.cli.options import with_output
 from integration.cli.output import Column, Format, is_terminal
+from integration.doctor.bundle import report, write_bundle
+from integration.doctor.examination import choose, examine
+from integration.doctor.places import Places
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -98,10 +101,6 @@ def command(
     nvshim doctor --only D010          make one check
     nvshim doctor --bundle doctor.tar.gz
     """
-    from integration.doctor.bundle import report, write_bundle  # noqa: PLC0415 - not for --help
-    from integration.doctor.examination import choose, examine  # noqa: PLC0415
-    from integration.doctor.places import Places  # noqa: PLC0415
-
     checks = choose(only, skip)
     if listing:
         output.rows(

@@ -1,10 +1,4 @@
-"""What can go wrong with the program itself.
-
-Leaves of the tree in :mod:`api.errors`, below :class:`~integration.errors.IntegrationError`::
-
-    CliError              E250x
-    └── AnswerUnwritten   E2501  stdout cannot be written
-"""
+"""What can go wrong with the program itself: E250x."""
 
 from __future__ import annotations
 

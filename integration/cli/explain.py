@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from integration.cli.options import configured, located, with_output
+from integration.inspection import explaining
+from integration.inspection.errors import StateUnreadable
+from integration.inspection.processes import all_containers
 
 if TYPE_CHECKING:
     from hooks.config import Config
@@ -22,9 +25,6 @@ _PLAIN: Final = re.compile(r"[\w.:/@+-]+", re.ASCII)
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """The ids of running containers, and their names in pods."""
     del param
-    from integration.inspection.errors import StateUnreadable  # noqa: PLC0415 - as a shell asks
-    from integration.inspection.processes import all_containers  # noqa: PLC0415
-
     try:
         found = all_containers(ctx.params.get("states") or ())
     except StateUnreadable:
@@ -68,9 +68,6 @@ def command(
     another than the shim: devices, nodes, unknown), nothing (why nothing was injected),
     differences (each with path, kind, before, after), notes, configuration.
     """
-    from integration.inspection import explaining  # noqa: PLC0415 - after the options
-    from integration.inspection.processes import all_containers  # noqa: PLC0415
-
     # A file beside which one stands may be called as a container is.
     is_path = os.sep in what and os.path.isfile(what)
     if what == "-" or is_path or what.endswith(".json"):

@@ -10,6 +10,8 @@ import click
 from integration.cli import exits
 from integration.cli.options import configured, with_output
 from integration.cli.output import Column, Output
+from integration.inspection.health import clear as put_back
+from integration.inspection.health import health_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,8 +56,6 @@ def list_(output: Output, config: Config) -> None:
     recovering), given, since (seconds since the epoch), reason, xid (the last that counted),
     containers (that the reason is attributed to), do.
     """
-    from integration.inspection.health import health_rows  # noqa: PLC0415 - after the options
-
     _show(output, health_rows(config))
 
 
@@ -69,8 +69,6 @@ def clear(output: Output, config: Config, *, devices: Sequence[str]) -> None:
     A UUID may be cut short. What does not answer stays unhealthy; what fails again is unhealthy
     again. The exit status is 3 if one is still not given. The answer is that of list.
     """
-    from integration.inspection.health import clear as put_back  # noqa: PLC0415 - see above
-
     _show(output, put_back(config, devices))
 
 

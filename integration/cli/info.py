@@ -9,6 +9,7 @@ import click
 from api.errors import printable
 from integration.cli.options import configured, with_output
 from integration.cli.output import Output, plain
+from integration.inspection.node import describe_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -34,8 +35,6 @@ def command(output: Output, config: Config, *, nvml: bool) -> None:
     Keys of -o json: nvshim, configuration, platform, driver, driver_error, module_version, roots,
     inventory, modules, devices, gpus.
     """
-    from integration.inspection.node import describe_node  # noqa: PLC0415 - after the options
-
     found = describe_node(config, nvml=nvml)
     lines = [printable(line) for title, rows in _sections(found) for line in _titled(title, rows)]
     output.text("\n".join(lines), found)

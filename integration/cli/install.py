@@ -12,6 +12,9 @@ from api.errors import printable
 from integration.cli import exits
 from integration.cli.options import with_output
 from integration.cli.output import is_terminal
+from integration.install import installing
+from integration.install.effects import Workshop
+from integration.install.places import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,9 +101,6 @@ def command(
     """
     if sum(map(bool, (source, use, rollback, collect))) > 1:
         raise click.UsageError("--from, --use, --rollback and --collect exclude each other")
-    from integration.install import installing  # noqa: PLC0415 - after the options have been read
-    from integration.install.effects import Workshop  # noqa: PLC0415
-    from integration.install.places import Place  # noqa: PLC0415
 
     signal.signal(signal.SIGTERM, _end)
     place = Place.of(prefix, "" if no_links else bindir)
@@ -115,7 +115,6 @@ def command(
                 use=use,
                 rollback=rollback,
                 test=not no_self_test,
-                runtime=runtime,
                 keep=keep,
                 workshop=workshop,
             ),

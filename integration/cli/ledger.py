@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio
 import click
 
 from api.errors import printable
 from integration.cli import exits
-from integration.cli.list import title_of
 from integration.cli.options import configured, located, with_output
-from integration.cli.output import Column, Format, Output, plain
+from integration.cli.output import Column, Format, Output, plain, title_of
+from integration.node.ledger.asking import ask, foreign_rows
+from integration.node.ledger.claims import claim_rows
+from integration.node.ledger.claims import release as remove
+from integration.node.ledger.values import as_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -135,8 +139,6 @@ def claims(output: Output, config: Config) -> None:
     Keys of -o json, of each: claim, container, bundle, devices, dead (its container has ended, or
     is gone: it counts no more).
     """
-    from integration.node.ledger.claims import claim_rows  # noqa: PLC0415 - after the options
-
     output.rows(claim_rows(config), _CLAIMS)
 
 
@@ -149,8 +151,6 @@ def release(output: Output, config: Config, *, names: tuple[str, ...]) -> None:
 
     A dead claim counts no more, and the next container that is made would remove it.
     """
-    from integration.node.ledger.claims import release as remove  # noqa: PLC0415 - see above
-
     removed = remove(config, names)
     output.text("\n".join(removed) or "nothing to release", {"released": removed})
 
@@ -163,11 +163,6 @@ def _look(
     *,
     foreign: bool = False,
 ) -> dict[str, Any]:
-    import anyio  # noqa: PLC0415 - after the options
-
-    from integration.node.ledger.asking import ask, foreign_rows  # noqa: PLC0415
-    from integration.node.ledger.document import as_document  # noqa: PLC0415
-
     ledger, _ = anyio.run(ask, config, states, proc, pod_resources)
     found = as_document(ledger)
     if foreign:

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from integration.cli.options import configured, located, with_output
-from integration.cli.output import Column, Format, Output, plain
+from integration.cli.output import Column, Format, Output, plain, title_of
+from integration.inspection.errors import StateUnreadable
+from integration.inspection.gpus import list_gpus
+from integration.inspection.health import read_health
+from integration.inspection.processes import all_containers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,18 +28,6 @@ def _holders(containers: Sequence[Mapping[str, Any]] | None) -> str:
         title_of(container) + (" (stale)" if container["stale"] else "")
         for container in containers
     ])  # fmt: skip
-
-
-def title_of(container: Mapping[str, Any]) -> str:
-    """What people call a container of an answer.
-
-    Args:
-        container: as answers have it.
-    """
-    pod = container["pod"]
-    if pod is not None:
-        return f"{pod['namespace']}/{pod['name']}/{container['name'] or container['id']}"
-    return f"{container['namespace']}/{container['name'] or container['id']}"
 
 
 def _index(row: Mapping[str, Any]) -> str:
@@ -87,11 +79,6 @@ def command(
     namespace, pod, name, sandbox, pid, stale: what of the driver that it was made with is no more,
     or null; null if the caller may not know).
     """
-    from integration.inspection.errors import StateUnreadable  # noqa: PLC0415 - after the options
-    from integration.inspection.gpus import list_gpus  # noqa: PLC0415
-    from integration.inspection.health import read_health  # noqa: PLC0415
-    from integration.inspection.processes import all_containers  # noqa: PLC0415
-
     try:
         containers = all_containers(states, proc)
     except StateUnreadable as error:

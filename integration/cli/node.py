@@ -8,6 +8,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio
 import click
 
 from api.errors import printable
@@ -15,6 +16,8 @@ from integration.cli import exits
 from integration.cli.node_options import agent_options, options_of
 from integration.cli.options import configured, with_output
 from integration.cli.output import Format, serialized
+from integration.node.agent import is_ready, serve
+from integration.node.health.policy import policy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from integration.cli.node_options import Told
     from integration.cli.output import Output
-    from integration.node.parts import Options
+    from integration.node.components import Options
 
 _SPEC: Final = "nvidia.yaml"
 
@@ -79,11 +82,6 @@ def command(
     It is the kubelet's device plugin too, with the flags, variables and configuration of NVIDIA's,
     where a flag comes before its variable, and that before the configuration file.
     """
-    import anyio  # noqa: PLC0415 - readiness is asked every few seconds
-
-    from integration.node.agent import is_ready, serve  # noqa: PLC0415
-    from integration.node.health.policy import policy_of  # noqa: PLC0415
-
     if ready:
         click.get_current_context().exit(exits.OK if is_ready(config) else exits.FOUND)
     spec = f"{config.cdi_spec_dirs[-1]}/{_SPEC}" if cdi_spec is None else cdi_spec
@@ -98,7 +96,7 @@ def command(
 
 
 def _show_settings(output: Output, options: Options) -> None:
-    from integration.node.plugin.settings import as_document  # noqa: PLC0415 - seldom
+    from integration.node.plugin.settings import as_document  # noqa: PLC0415 - not for readiness
 
     if options.settings is None:
         return
@@ -115,7 +113,7 @@ def _encode(_logger: Any, _level: str, line: Any) -> bytes:
 
 
 def _log(form: str) -> Callable[..., None]:
-    import structlog  # noqa: PLC0415 - see above
+    import structlog  # noqa: PLC0415 - likewise
 
     render: Any = (
         structlog.processors.JSONRenderer()

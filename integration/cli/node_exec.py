@@ -6,6 +6,11 @@ import os
 
 import click
 
+from integration.kubernetes.entering import become
+from integration.kubernetes.host import Host
+from integration.kubernetes.installer import Stopped, heed_signals
+from integration.kubernetes.status import Log
+
 
 @click.command("node-exec", context_settings={"ignore_unknown_options": True})
 @click.option("--host", metavar="DIR", default="/host", show_default=True, help="The node's root.")
@@ -19,11 +24,6 @@ def command(host: str, prefix: str, words: tuple[str, ...]) -> None:
 
     For a container that has the node's root mounted: the program sees the node as it is.
     """
-    from integration.kubernetes.entering import become  # noqa: PLC0415 - after the options
-    from integration.kubernetes.host import Host  # noqa: PLC0415
-    from integration.kubernetes.installer import Stopped, heed_signals  # noqa: PLC0415
-    from integration.kubernetes.status import Log  # noqa: PLC0415
-
     program = os.path.join(prefix, "current", "bin", "nvshim")
     heed_signals()  # as process 1, who heeds none is not ended by one
     try:

@@ -1,7 +1,7 @@
 """The options of ``nvshim node``: what the agent is to do, and NVIDIA's flags of its device plugin.
 
 Each of NVIDIA's flags has the name, the variable and the meaning that it has there
-(:mod:`integration.node.plugin.flags`), so that a DaemonSet made for that plugin needs no other
+(:mod:`integration.node.plugin.table`), so that a DaemonSet made for that plugin needs no other
 arguments. They are read as texts: what they may say is the same as in the file, and so is the
 error.
 """
@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import click
 from click.core import ParameterSource
 
-from integration.node.plugin.flags import FLAGS, Given
+from integration.node.components import AUTO, NO, YES, Options, SettingsSource
+from integration.node.plugin.readers import BOOLEAN
+from integration.node.plugin.table import FLAGS, Given
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from integration.node.parts import Options, SettingsSource
-    from integration.node.plugin.flags import Flag
+    from integration.node.plugin.table import Setting
 
 __all__ = ["Told", "agent_options", "options_of"]
 
@@ -78,8 +79,6 @@ def options_of(told: Told, *, spec: str, poll: float) -> Options:
     Raises:
         SettingsError: a flag or variable says what means nothing.
     """
-    from integration.node.parts import AUTO, NO, YES, Options  # noqa: PLC0415 - readiness is asked
-
     others = told.others
     socket = str(others["kubelet_socket"]).removeprefix("unix://")
     device_plugin = others["device_plugin"]
@@ -105,7 +104,7 @@ def options_of(told: Told, *, spec: str, poll: float) -> Options:
 
 
 def _source(told: Told) -> SettingsSource:
-    from integration.node.plugin.choosing import FALLBACKS, Choice  # noqa: PLC0415 - see above
+    from integration.node.plugin.choosing import FALLBACKS, Choice  # noqa: PLC0415 - readiness needs none
     from integration.node.plugin.settings import Source  # noqa: PLC0415 - likewise
 
     others = told.others
@@ -133,21 +132,21 @@ def _source(told: Told) -> SettingsSource:
 # -- NVIDIA's flags ----------------------------------------------------------------------------
 
 
-def _parameter(flag: Flag) -> str:
+def _parameter(flag: Setting) -> str:
     return "setting_" + flag.name.replace("-", "_")
 
 
-def _option(flag: Flag) -> Callable[[Callable[..., R]], Callable[..., R]]:
+def _option(flag: Setting) -> Callable[[Callable[..., R]], Callable[..., R]]:
     names = [f"--{name}" for name in (flag.name, *flag.aliases)]
     boolean: dict[str, Any] = {"is_flag": False, "flag_value": "true"}
     return click.option(
-        *names, _parameter(flag), metavar=flag.metavar, envvar=list(flag.variables),
-        multiple=flag.kind == "many", hidden=flag.ignored, help=flag.meaning,
-        **(boolean if flag.kind == "boolean" else {}),
+        *names, _parameter(flag), metavar=flag.kind.metavar, envvar=list(flag.variables),
+        multiple=flag.repeated, hidden=flag.ignored, help=flag.help,
+        **(boolean if flag.kind is BOOLEAN else {}),
     )  # fmt: skip
 
 
-def _given(context: click.Context, flag: Flag, value: Any) -> Given | None:
+def _given(context: click.Context, flag: Setting, value: Any) -> Given | None:
     """What a flag says; None if neither it nor its variable is given."""
     source = context.get_parameter_source(_parameter(flag))
     if source is ParameterSource.ENVIRONMENT:
@@ -156,7 +155,7 @@ def _given(context: click.Context, flag: Flag, value: Any) -> Given | None:
         origin = f"--{flag.name}"
     else:
         return None
-    return Given(flag.path, origin, tuple(value) if flag.kind == "many" else (value,))
+    return Given(flag.path, origin, tuple(value) if flag.repeated else (value,))
 
 
 # -- the others --------------------------------------------------------------------------------

@@ -5,11 +5,21 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
+from api.errors import NvshimError, one_line
+from hooks.config import load_config
+from integration.cli.options import version_option
+from integration.compat import COMPATIBLE_WITH
+from integration.compat.container_cli import Listed, info_text, list_paths, log_lines
+from integration.compat.errors import DebugLogUnwritable, NoCounterpart
 from integration.compat.gocli import flatten
+from integration.devices.creating import Wish, create
+from integration.inventory import inventory_of
+from shim import VERSION
 
 if TYPE_CHECKING:
     from hooks.config import Config
@@ -51,16 +61,7 @@ def _note(flag: str, why: str) -> None:
     sys.stderr.write(f"nvidia-container-cli: {flag} changes nothing here: {why}\n")
 
 
-def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001, FBT001 - click's signature
-    if value and not ctx.resilient_parsing:
-        _tell_version()
-        ctx.exit()
-
-
-def _tell_version() -> None:
-    from integration.compat import COMPATIBLE_WITH  # noqa: PLC0415 - one question in a hundred
-    from shim import VERSION  # noqa: PLC0415
-
+def _version() -> str:
     facts = {
         "cli-version": COMPATIBLE_WITH,
         "lib-version": COMPATIBLE_WITH,
@@ -70,8 +71,7 @@ def _tell_version() -> None:
         "build platform": platform.machine(),
         "build flags": "",
     }
-    for title, fact in facts.items():
-        click.echo(f"{title}: {fact}".rstrip())
+    return "\n".join(f"{title}: {fact}".rstrip() for title, fact in facts.items())
 
 
 @click.group("nvidia-container-cli", cls=_Group, context_settings=_SETTINGS)
@@ -82,10 +82,7 @@ def _tell_version() -> None:
 @click.option("-l", "--ldcache", metavar="FILE", help="Changes nothing.")
 @click.option("-n", "--no-pivot", is_flag=True, help="Changes nothing.")
 @click.option("--no-create-imex-channels", is_flag=True, help="Changes nothing.")
-@click.option(
-    "-V", "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version,
-    help="Say which version this is.",
-)  # fmt: skip
+@version_option("-V", "--version", tell=_version)
 @click.pass_context
 def command(
     ctx: click.Context, /, *, debug: str | None, load_kmods: bool, root: str | None, **idle: Any
@@ -102,16 +99,9 @@ def command(
 
 def _look(given: _Global) -> tuple[Inventory, Config]:
     """What the node has, with modules loaded and nodes made if that was asked."""
-    from api.errors import NvshimError  # noqa: PLC0415 - after the options have been read
-    from api.values import changed  # noqa: PLC0415
-    from hooks.config import load_config  # noqa: PLC0415
-    from integration.compat.container_cli import log_lines  # noqa: PLC0415
-    from integration.devices.creating import Wish, create  # noqa: PLC0415
-    from integration.inventory import inventory_of  # noqa: PLC0415
-
     config = load_config()
     if given.root is not None:
-        config = changed(config, driver_root=os.path.abspath(given.root))
+        config = replace(config, driver_root=os.path.abspath(given.root))
     if given.load_kmods:
         try:
             create(config, Wish(modules=True, links=False))
@@ -125,9 +115,6 @@ def _look(given: _Global) -> tuple[Inventory, Config]:
 
 
 def _write_log(path: str, lines: list[str]) -> None:
-    from api.errors import one_line  # noqa: PLC0415 - as above
-    from integration.compat.errors import DebugLogUnwritable  # noqa: PLC0415
-
     head = "\n-- WARNING, these lines are for people, and may change --\n\n"
     try:
         with open(path, "a", encoding="utf-8") as file:
@@ -143,8 +130,6 @@ def _write_log(path: str, lines: list[str]) -> None:
 @click.pass_obj
 def info(given: _Global, *, csv: bool) -> None:
     """Report information about the driver and devices."""
-    from integration.compat.container_cli import info_text  # noqa: PLC0415 - as above
-
     inventory, _ = _look(given)
     sys.stdout.write(info_text(inventory, csv=csv))
 
@@ -166,8 +151,6 @@ def info(given: _Global, *, csv: bool) -> None:
 @click.pass_obj
 def list_(given: _Global, /, **listed: Any) -> None:
     """List driver components; all of them if none is asked for."""
-    from integration.compat.container_cli import Listed, list_paths  # noqa: PLC0415 - as above
-
     listed["devices"] = listed["devices"] or None
     asked = Listed(**listed) if any(listed.values()) else Listed.everything()
     inventory, config = _look(given)
@@ -179,8 +162,6 @@ def list_(given: _Global, /, **listed: Any) -> None:
 @click.argument("words", nargs=-1)
 def configure(words: tuple[str, ...]) -> None:
     """Has no counterpart: the shim gives a container its GPUs before it starts."""
-    from integration.compat.errors import NoCounterpart  # noqa: PLC0415 - as above
-
     raise NoCounterpart(
         f"nvidia-container-cli configure {' '.join(words)}".rstrip(),
         found="containers are complete before they start; nothing is mounted into one that is",
@@ -192,4 +173,4 @@ def configure(words: tuple[str, ...]) -> None:
 @command.command("version", hidden=True)
 def version() -> None:
     """Say which version this is."""
-    _tell_version()
+    click.echo(_version())

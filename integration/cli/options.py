@@ -12,7 +12,7 @@ from integration.cli.output import Format, Output
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["configured", "located", "with_output"]
+__all__ = ["configured", "located", "version_option", "with_output"]
 
 R = TypeVar("R")
 
@@ -52,7 +52,7 @@ def configured(command: Callable[..., R]) -> Callable[..., R]:
     )  # fmt: skip
     @functools.wraps(command)
     def answer(*args: Any, config_path: str | None, **kwargs: Any) -> R:
-        from hooks.config import load_config  # noqa: PLC0415 - after the options have been read
+        from hooks.config import load_config  # noqa: PLC0415 - nvshim --help does without
 
         return command(*args, load_config(config_path), **kwargs)
 
@@ -78,3 +78,25 @@ def located(command: Callable[..., R]) -> Callable[..., R]:
         type=click.Path(file_okay=False, exists=True), help="Where the node's processes are shown.",
     )  # fmt: skip
     return states(proc(command))
+
+
+def version_option(
+    *names: str, tell: Callable[[], str]
+) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Give a command a flag that says the version, and ends.
+
+    Args:
+        names: of the flag.
+        tell: what is said.
+    """
+
+    def show(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: FBT001 - click's signature
+        del param
+        if value and not ctx.resilient_parsing:
+            click.echo(tell())
+            ctx.exit()
+
+    return click.option(
+        *names, is_flag=True, is_eager=True, expose_value=False, callback=show,
+        help="Say which version this is.",
+    )  # fmt: skip

@@ -20,7 +20,7 @@ from api.errors import printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["Column", "Format", "Output", "is_terminal"]
+__all__ = ["Column", "Format", "Output", "is_terminal", "plain", "serialized", "title_of"]
 
 # A table that nobody looks at is for awk: a line per row, however long.
 _NO_WIDTH: Final = 100_000
@@ -183,6 +183,18 @@ def plain(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return _joined(value)
     return str(value)
+
+
+def title_of(container: Mapping[str, Any]) -> str:
+    """What people call a container of an answer.
+
+    Args:
+        container: as answers have it.
+    """
+    pod = container["pod"]
+    if pod is not None:
+        return f"{pod['namespace']}/{pod['name']}/{container['name'] or container['id']}"
+    return f"{container['namespace']}/{container['name'] or container['id']}"
 
 
 def _joined(values: Iterable[Any]) -> str:

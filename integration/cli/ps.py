@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from api.errors import NvshimError
-from integration.cli.list import title_of
+from hooks.config import load_config
 from integration.cli.options import located, with_output
-from integration.cli.output import Column, Format, Output, plain
+from integration.cli.output import Column, Format, Output, plain, title_of
+from integration.inspection.processes import list_processes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -82,9 +83,6 @@ def command(output: Output, *, config_path: str | None, states: tuple[str, ...],
     uss_bytes), version, tree, current, warm, age_seconds, containerd, socket,
     bundle (null of a shim that has outlived it).
     """
-    from hooks.config import load_config  # noqa: PLC0415 - after the options
-    from integration.inspection.processes import list_processes  # noqa: PLC0415
-
     try:
         config = load_config(config_path)
     except NvshimError as error:

@@ -11,11 +11,22 @@ import click
 
 from integration.cli.options import with_output
 from integration.cli.output import Column, Format, Output, plain
+from integration.simulated.errors import ScenarioInvalid
+from integration.simulated.layouts import Layout
+from integration.simulated.node import SimulatedNode
+from integration.simulated.scenario import Scenario
+from integration.simulated.shelf import (
+    describe,
+    nodes_on,
+    place_of,
+    remove_node,
+    shipped_scenarios,
+    summary_of,
+)
+from integration.simulated.trying import run as run_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-
-    from integration.simulated.scenario import Scenario
 
 __all__ = ["command"]
 
@@ -41,15 +52,11 @@ def _shelf(function: Callable[..., None]) -> Callable[..., None]:
 
 def _complete_scenario(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     del ctx, param
-    from integration.simulated.shelf import shipped_scenarios  # noqa: PLC0415 - when a shell asks
-
     return [name for name in shipped_scenarios() if name.startswith(incomplete)]
 
 
 def _complete_node(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     del param
-    from integration.simulated.shelf import nodes_on  # noqa: PLC0415 - when a shell asks
-
     shelf = ctx.params.get("shelf") or _SHELF
     names = [node.directory.rpartition("/")[2] for node in nodes_on(shelf)]
     return [name for name in names if name.startswith(incomplete)]
@@ -73,9 +80,6 @@ def _made_of(function: Callable[..., None]) -> Callable[..., None]:
 def _scenario(
     scenario: str | None, gpus: int | None, model: str | None, driver: str | None, *, no_drm: bool
 ) -> Scenario:
-    from integration.errors import ScenarioInvalid  # noqa: PLC0415 - after the options
-    from integration.simulated.scenario import Scenario  # noqa: PLC0415
-
     asked = {"gpus": gpus, "model": model, "driver": driver}
     table: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
     table |= {"drm": False} if no_drm else {}
@@ -121,10 +125,6 @@ def create(  # noqa: PLR0917 - click's
     Keys of -o json: directory, config (for --config, or NVSHIM_CONFIG of containerd), driver, cuda,
     platform, gpus (each with index, model, uuid, pci, mig), others, seconds.
     """
-    from integration.simulated.layouts import Layout  # noqa: PLC0415 - after the options
-    from integration.simulated.node import SimulatedNode  # noqa: PLC0415
-    from integration.simulated.shelf import describe, place_of  # noqa: PLC0415
-
     known = [each.value for each in Layout]
     if layout not in known:
         raise click.BadParameter(f"{layout!r} is none of {', '.join(known)}", param_hint="--layout")
@@ -146,9 +146,6 @@ def create(  # noqa: PLR0917 - click's
 @click.argument("name", shell_complete=_complete_node)
 def show(output: Output, shelf: str, name: str) -> None:
     """Say what a node has; keys of -o json as of create."""
-    from integration.simulated.node import SimulatedNode  # noqa: PLC0415 - after the options
-    from integration.simulated.shelf import describe, place_of  # noqa: PLC0415
-
     found = describe(SimulatedNode.open(place_of(name, shelf)))
     output.text("\n".join(_told(found)), found)
 
@@ -162,8 +159,6 @@ def list_nodes(output: Output, shelf: str) -> None:
     \b
     Keys of -o json: of each, those of create.
     """
-    from integration.simulated.shelf import describe, nodes_on, summary_of  # noqa: PLC0415
-
     rows = []
     for node in nodes_on(shelf):
         row = describe(node)
@@ -181,8 +176,6 @@ def list_nodes(output: Output, shelf: str) -> None:
 @with_output
 def scenarios(output: Output) -> None:
     """List the scenarios that are shipped; keys of -o json, of each: name, what."""
-    from integration.simulated.shelf import shipped_scenarios  # noqa: PLC0415 - after the options
-
     rows = [{"name": name, "what": what} for name, what in shipped_scenarios().items()]
     output.rows(rows, (Column("NAME", "name"), Column("WHAT", "what")))
 
@@ -192,8 +185,6 @@ def scenarios(output: Output) -> None:
 @click.argument("name", shell_complete=_complete_node)
 def remove(shelf: str, name: str) -> None:
     """Remove a node and all that is in its directory."""
-    from integration.simulated.shelf import remove_node  # noqa: PLC0415 - after the options
-
     remove_node(name, shelf)
 
 
@@ -236,10 +227,6 @@ def run(  # noqa: PLR0917 - click's
     \b
     nvshim simulate run --scenario mig -- nvidia-smi -L
     """
-    from integration.simulated.node import SimulatedNode  # noqa: PLC0415 - after the options
-    from integration.simulated.shelf import place_of  # noqa: PLC0415
-    from integration.simulated.trying import run as run_on  # noqa: PLC0415
-
     chosen = _scenario(scenario, gpus, model, driver, no_drm=no_drm)
     if node is not None and any((scenario, gpus, model, driver, no_drm)):
         raise click.UsageError("--node has its GPUs already")

@@ -11,6 +11,8 @@ from integration.cli import exits
 from integration.cli.install import with_place
 from integration.cli.options import with_output
 from integration.cli.output import Column, Format
+from integration.install.places import Place
+from integration.install.status import status
 
 if TYPE_CHECKING:
     from integration.cli.output import Output
@@ -34,9 +36,6 @@ def command(
     output: Output, *, prefix: str, bindir: str | None, no_links: bool, verify: bool
 ) -> None:
     """Show what is installed; the exit status is 3 if something is wrong with it."""
-    from integration.install.places import Place  # noqa: PLC0415 - after the options
-    from integration.install.status import status  # noqa: PLC0415
-
     answer = status(Place.of(prefix, "" if no_links else bindir), verify=verify)
     if output.form is Format.TABLE:
         if answer["versions"]:

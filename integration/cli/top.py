@@ -9,16 +9,25 @@ import math
 import os
 import signal
 import sys
+import termios
 import time
+import tty
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio
 import click
+from rich.console import Console, ConsoleDimensions, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from api.errors import printable
 from integration.cli import exits
 from integration.cli.options import configured, located, with_output
 from integration.cli.output import Column, Format, Output, is_terminal
+from integration.node.ledger.observing import observing
+from integration.node.ledger.top import Sort, frame_of, lines_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -82,15 +91,9 @@ def command(
     memory_bytes, sm_percent, memory_percent, encoder_percent, decoder_percent, energy_joules,
     processes (each with pid, name).
     """
-    import anyio  # noqa: PLC0415 - after the options
-
-    from integration.node.ledger.top import Sort  # noqa: PLC0415
-
     show: _Shown = _Frames(output, once=once)
     if output.form is Format.TABLE and not once and is_terminal(output.stream):
         show = _Screen(output)
-
-    from integration.node.ledger.observing import observing  # noqa: PLC0415
 
     watch = functools.partial(observing, config, states, proc)
     try:
@@ -126,10 +129,6 @@ class _Shown:
 
 async def _look(watch: Callable[[], Any], show: _Shown, sort: Any, interval: float) -> int:
     """Look again and again; the exit status."""
-    import anyio  # noqa: PLC0415 - see command
-
-    from integration.node.ledger.top import frame_of  # noqa: PLC0415
-
     status = exits.OK
     async with anyio.create_task_group() as tasks, watch() as observer:
 
@@ -155,8 +154,6 @@ async def _look(watch: Callable[[], Any], show: _Shown, sort: Any, interval: flo
 
 
 async def _hear_signals(show: _Shown, end: Callable[[int], None], *, task_status: Any) -> None:
-    import anyio  # noqa: PLC0415 - see command
-
     told = (signal.SIGINT, signal.SIGTERM, signal.SIGWINCH)
     with anyio.open_signal_receiver(*told) as signals:
         task_status.started()
@@ -169,8 +166,6 @@ async def _hear_signals(show: _Shown, end: Callable[[int], None], *, task_status
 
 async def _hear_keys(end: Callable[[int], None]) -> None:
     """End when somebody types q; who has no terminal to type on ends it otherwise."""
-    import anyio  # noqa: PLC0415 - see command
-
     keys = sys.stdin.fileno()
     while os.isatty(keys):
         await anyio.wait_readable(keys)
@@ -191,8 +186,6 @@ class _Frames(_Shown):
         self._first = True
 
     def frame(self, frame: Mapping[str, Any]) -> None:
-        from integration.node.ledger.top import lines_of  # noqa: PLC0415 - see command
-
         output, stream = self._output, self._output.stream
         if output.form is Format.TABLE:
             if not self._first:
@@ -225,10 +218,6 @@ class _Screen(_Shown):
     """The whole terminal, which is as it was at the end."""
 
     def __init__(self, output: Output) -> None:
-        from rich.console import Console  # noqa: PLC0415 - 40 ms that no script pays
-        from rich.live import Live  # noqa: PLC0415
-        from rich.text import Text  # noqa: PLC0415
-
         self._console = Console(file=output.stream, highlight=False, markup=False, emoji=False)
         self._live = Live(
             Text("looking…"), console=self._console, screen=True, auto_refresh=False,
@@ -249,8 +238,6 @@ class _Screen(_Shown):
 
     def _fit(self) -> None:
         """Go by the terminal's size, and not by what the environment says that it was."""
-        from rich.console import ConsoleDimensions  # noqa: PLC0415 - see above
-
         with contextlib.suppress(OSError):
             self._console.size = ConsoleDimensions(*os.get_terminal_size(self._terminal))
 
@@ -267,9 +254,6 @@ def _typing_unseen() -> Iterator[None]:
 
     Ctrl-Z is nothing special: it would leave the shell with our screen, and without a cursor.
     """
-    import termios  # noqa: PLC0415 - for terminals only
-    import tty  # noqa: PLC0415
-
     keys = sys.stdin.fileno()
     if not os.isatty(keys):
         yield
@@ -309,12 +293,6 @@ _BESIDE: Final = 3  # lines of a screen that are not of the table
 
 def _picture(frame: Mapping[str, Any], width: int, height: int) -> Any:
     """A frame that fits the screen: what does not is left out at the end, and that is said."""
-    from rich.console import Group  # noqa: PLC0415 - see _Screen
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    from integration.node.ledger.top import lines_of  # noqa: PLC0415 - see command
-
     when = time.strftime("%H:%M:%S", time.localtime(math.floor(frame["time"])))
     head = f"{when}  driver {frame['driver'] or 'unknown'}  (q ends)"
     said, most = _notes(frame), max(1, (height - _BESIDE) // 3)
@@ -337,6 +315,4 @@ def _picture(frame: Mapping[str, Any], width: int, height: int) -> Any:
 
 
 def _line(text: str, style: str = "") -> Any:
-    from rich.text import Text  # noqa: PLC0415 - see _Screen
-
     return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")

@@ -12,6 +12,10 @@ from integration.cli import exits
 from integration.cli.install import tell, with_place
 from integration.cli.options import configured, with_output
 from integration.cli.output import Format
+from integration.install import installing
+from integration.install.effects import Workshop
+from integration.install.leaving import remedy
+from integration.install.places import Place
 
 if TYPE_CHECKING:
     from hooks.config import Config
@@ -50,10 +54,6 @@ def command(
     Containers that run go on. What they, and a containerd that is restarted, still need of the
     program stays, and is named; once they have ended a second call removes it.
     """
-    from integration.install import installing  # noqa: PLC0415 - after the options have been read
-    from integration.install.effects import Workshop  # noqa: PLC0415
-    from integration.install.places import Place  # noqa: PLC0415
-
     if output.form is Format.YAML:
         import yaml  # noqa: F401, PLC0415 - the tree may be gone when the answer is written
 
@@ -93,8 +93,6 @@ def _lines(answer: dict[str, Any]) -> list[str]:
     if not answer["complete"] and not answer["dry_run"]:
         lines.append(f"once they have ended, run {_program(answer)} uninstall again")
     lines += [f"removed {path}" for path in answer["purged"]]
-    from integration.install.leaving import remedy  # noqa: PLC0415 - with what it answers
-
     lines += [
         f"{path} still names the shim: {remedy([path])}, or its pods will fail"
         for path in answer["mentioned_in"]

@@ -6,12 +6,12 @@ but for a hook that is asked for: that is an error, as is a machine of another k
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
-from hooks.cdi.generating import Wish
+from hooks.cdi.generating import STRATEGIES, Wish
 from integration.compat.errors import FlagWithoutMeaning
 
-__all__ = ["MODES", "STRATEGIES", "wish_of"]
+__all__ = ["MODES", "OTHERS", "Other", "wish_of"]
 
 _KINDS: Final = {
     "auto": "gpu",
@@ -25,24 +25,57 @@ _KINDS: Final = {
 }
 _OTHER_MACHINES: Final = ("csv", "wsl")
 MODES: Final = (*_KINDS, *_OTHER_MACHINES)
-STRATEGIES: Final = ("index", "uuid", "type-index")
 
-_NO_HOOKS: Final = "the spec has no hooks"
-_IDLE: Final = {
-    "--config-search-path": "files are found where drivers have them",
-    "--library-search-path": "libraries are found where drivers and loaders have them",
-    "--nvidia-cdi-hook-path": _NO_HOOKS,
-    "--ldconfig-path": _NO_HOOKS,
-    "--disable-hook": _NO_HOOKS,
-}
 _ELSEWHERE: Final = "no spec is written of such a machine"
-_REFUSED: Final = {
-    "--enable-hook": f"{_NO_HOOKS}, and needs none",
-    "--csv.file": _ELSEWHERE,
-    "--csv.ignore-pattern": _ELSEWHERE,
-    "--csv.compat-container-root": _ELSEWHERE,
-}
+_NO_HOOKS: Final = "the spec has no hooks"
+_NO_HOOK: Final = f"{_NO_HOOKS}, and needs none"
 _LIVE: Final = "run containers with the shim, which resolves devices when they start"
+
+
+class Other(NamedTuple):
+    """A flag of which only matters whether it is given.
+
+    Attributes:
+        names: the first is the original's own.
+        envvar: its variable.
+        why: it changes nothing, or cannot be followed.
+        refused: whether it would change the result, and is an error.
+        several: whether it may be repeated.
+    """
+
+    names: tuple[str, ...]
+    envvar: str
+    why: str
+    refused: bool = False
+    several: bool = True
+
+    @property
+    def parameter(self) -> str:
+        """Its name as a parameter."""
+        return self.names[0].strip("-").replace("-", "_").replace(".", "_")
+
+
+OTHERS: Final = (
+    Other(("--config-search-path",), envvar="NVIDIA_CTK_CDI_GENERATE_CONFIG_SEARCH_PATHS",
+          why="files are found where drivers have them"),
+    Other(("--library-search-path",), envvar="NVIDIA_CTK_CDI_GENERATE_LIBRARY_SEARCH_PATHS",
+          why="libraries are found where drivers and loaders have them"),
+    Other(("--nvidia-cdi-hook-path", "--nvidia-ctk-path"), envvar="NVIDIA_CTK_CDI_HOOK_PATH",
+          why=_NO_HOOKS, several=False),
+    Other(("--ldconfig-path",), envvar="NVIDIA_CTK_CDI_GENERATE_LDCONFIG_PATH",
+          why=_NO_HOOKS, several=False),
+    Other(("--disable-hook", "--disable-hooks"), envvar="NVIDIA_CTK_CDI_GENERATE_DISABLED_HOOKS",
+          why=_NO_HOOKS),
+    Other(("--enable-hook", "--enable-hooks"), envvar="NVIDIA_CTK_CDI_GENERATE_ENABLED_HOOKS",
+          why=_NO_HOOK, refused=True),
+    Other(("--csv.file",), envvar="NVIDIA_CTK_CDI_GENERATE_CSV_FILES",
+          why=_ELSEWHERE, refused=True),
+    Other(("--csv.ignore-pattern",), envvar="NVIDIA_CTK_CDI_GENERATE_CSV_IGNORE_PATTERNS",
+          why=_ELSEWHERE, refused=True),
+    Other(("--csv.compat-container-root",),
+          envvar="NVIDIA_CTK_CDI_GENERATE_CSV_COMPAT_CONTAINER_ROOT",
+          why=_ELSEWHERE, refused=True, several=False),
+)  # fmt: skip
 
 _NO_GROUPS: Final = "no-additional-gids-for-device-nodes"
 _FEATURES: Final = {
@@ -68,7 +101,7 @@ def wish_of(
         mode: of :data:`MODES`.
         vendor: "" for the mode's own.
         class_: "" for the mode's own.
-        strategies: of :data:`STRATEGIES`; none for index and uuid.
+        strategies: of :data:`~hooks.cdi.generating.STRATEGIES`; none for index and uuid.
         devices: names of GPUs and MIG devices; none for all.
         no_all_device: whether there is no device ``all``.
         features: feature flags.
@@ -89,15 +122,16 @@ def wish_of(
             )
     if mode in _OTHER_MACHINES:
         raise _refused(f"--mode={mode}", _ELSEWHERE)
-    for flag, why in _REFUSED.items():
-        if flag in others:
-            raise _refused(flag, why)
+    given = [other for other in OTHERS if other.names[0] in others]
+    for other in given:
+        if other.refused:
+            raise _refused(other.names[0], other.why)
     for feature in features:
         if feature not in _FEATURES:
             raise FlagWithoutMeaning(
                 f"--feature-flag={feature}", found="it has no meaning here", do="leave it out"
             )
-    notes = [f"{flag} changes nothing here: {why}" for flag, why in _IDLE.items() if flag in others]
+    notes = [f"{other.names[0]} changes nothing here: {other.why}" for other in given]
     notes += [
         f"--feature-flag={feature} changes nothing here: {_FEATURES[feature]}"
         for feature in features

@@ -16,7 +16,9 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from hooks.edits.capabilities import (
+from hooks.edits.grant import decide
+from hooks.errors import ImexChannelMissing, NvmlFailed
+from hooks.node.capabilities import (
     CONTROL,
     MODESET,
     UVM,
@@ -27,12 +29,10 @@ from hooks.edits.capabilities import (
     Socket,
     every_row,
 )
-from hooks.edits.feature_errors import ImexChannelMissing
-from hooks.edits.grant import decide
-from hooks.errors import NvmlFailed
-from hooks.node.gpus import cap_minors, cap_path
+from hooks.node.device_nodes import cap_minors, cap_path
 from hooks.requests.naming import items_of, parse_names
-from hooks.requests.request import CAPABILITIES, Request
+from hooks.requests.request import Request
+from hooks.words import CAPABILITIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -1,14 +1,4 @@
-"""What NVIDIA's commands are asked that nothing here can do.
-
-Leaves of the tree in :mod:`api.errors`, beside those in :mod:`integration.errors`::
-
-    IntegrationError
-    └── CompatError                E2540
-        ├── NoCounterpart          E2541
-        ├── FlagWithoutMeaning     E2542
-        ├── DebugLogUnwritable     E2543
-        └── ToolkitConfigUnusable  E2544
-"""
+"""What NVIDIA's commands are asked that nothing here can do: E254x."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """NVIDIA's config.toml: shown, set, and its defaults.
 
-The shim reads the file where there is no configuration of our own (:mod:`hooks.nvidia_config` has
+The shim reads the file where there is no configuration of our own (:mod:`hooks.config.nvidia` has
 the meaning of each key), so that to set a key by ``nvidia-ctk config --set`` does what it did.
 
 Rules
@@ -16,8 +16,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+
+from hooks.config.nvidia import kind_of_key, parse_nvidia_config
 from hooks.errors import ConfigError
-from hooks.nvidia_config import kind_of_key, parse_nvidia_config
 from integration.compat.errors import ToolkitConfigUnusable
 from integration.files import read_file, replace_file
 
@@ -112,9 +115,6 @@ def with_settings(text: str, settings: Sequence[str], path: str) -> str:
         ToolkitConfigUnusable: there is no such key, its value is of another type, or the shim
             would refuse the file.
     """
-    import tomlkit  # noqa: PLC0415 - only who changes a file
-    from tomlkit.exceptions import TOMLKitError  # noqa: PLC0415
-
     try:
         document = tomlkit.parse(text)
         for setting in settings:
@@ -188,8 +188,6 @@ def _key_and_value(setting: str) -> tuple[str, Any]:
 
 
 def _set(document: TOMLDocument, key: str, value: Any) -> None:
-    import tomlkit  # noqa: PLC0415 - see above
-
     *tables, name = key.split(".")
     here: Any = document
     for table in tables:

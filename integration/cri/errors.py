@@ -3,12 +3,9 @@
 Leaves of the tree in :mod:`api.errors`, beside those in :mod:`integration.errors`::
 
     IntegrationError
-    └── CriError             E2421-E2439  a client of the CRI, and a node for it
+    └── CriError             E2421-E2439  a client of the CRI
         ├── CriRefused       E2421
-        ├── CriUnreachable   E2422
-        ├── StreamRefused    E2423
-        ├── StreamBroken     E2424
-        └── CniNotInstalled  E2425
+        └── CriUnreachable   E2422
 """
 
 from __future__ import annotations
@@ -42,24 +39,3 @@ class CriUnreachable(CriError):
 
     code = "NVSHIM-E2422"
     status = Status.UNAVAILABLE
-
-
-class StreamRefused(CriError):
-    """The streaming server does not open the stream; the message quotes it."""
-
-    code = "NVSHIM-E2423"
-    status = Status.FAILED_PRECONDITION
-
-
-class StreamBroken(CriError):
-    """A stream ended in the middle, or carried what it must not."""
-
-    code = "NVSHIM-E2424"
-    status = Status.DATA_LOSS
-
-
-class CniNotInstalled(CriError):
-    """A plugin that makes the pods' network is not on this machine."""
-
-    code = "NVSHIM-E2425"
-    status = Status.FAILED_PRECONDITION

@@ -18,17 +18,22 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from api.values import changed
-from hooks.edits.plan import Device
-from hooks.node.char_links import is_linked, link_nodes
-from hooks.node.gpus import Node, look_at_node, read_majors
-from hooks.node.modules import DRIVER, TIMEOUT, is_loaded, load_commands
-from hooks.node.nodes import make_all
+from hooks.node.device_nodes import look_at_node, read_majors
+from hooks.node.host_setup import (
+    DRIVER,
+    TIMEOUT,
+    is_linked,
+    is_loaded,
+    link_nodes,
+    load_commands,
+    make_all,
+)
 from hooks.node.witness import read_names
-from hooks.requests.request import CAPABILITIES
+from hooks.plan import Device
+from hooks.words import CAPABILITIES, Node
 from integration.devices.errors import DevicesNotMade, ModulesNotLoaded
 from integration.devices.expected import MODULES, expected_nodes, is_forbidden
 
@@ -36,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from hooks.config import Config
-    from hooks.node.nodes import Wanted
+    from hooks.node.host_setup import Wanted
 
 __all__ = ["State", "Step", "Wish", "create", "refuse_failures", "run_command"]
 
@@ -176,7 +181,7 @@ def run_command(command: Sequence[str]) -> str:
 
 def _load(config: Config, wish: Wish, run: Callable[[Sequence[str]], str]) -> list[Step]:
     capabilities = CAPABILITIES
-    commands = load_commands(changed(config, load_modules=True), capabilities)
+    commands = load_commands(replace(config, load_modules=True), capabilities)
     missing = {command[-1]: command for command in commands}
     steps = []
     for name in dict.fromkeys(MODULES.values()):

@@ -18,10 +18,16 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
-from hooks.edits.capabilities import CONTROL, FRONTEND, MODESET, UVM, UVM_TOOLS
-from hooks.node.gpus import CAPS, cap_path, find_gpus
-from hooks.node.nodes import Wanted, capability_mode
-from hooks.node.parameters import may_make_nodes, node_owner, parse_parameters
+from hooks.node.capabilities import CONTROL, FRONTEND, MODESET, UVM, UVM_TOOLS
+from hooks.node.device_nodes import CAPS, cap_path
+from hooks.node.gpus import find_gpus
+from hooks.node.host_setup import (
+    Wanted,
+    capability_mode,
+    may_make_nodes,
+    node_owner,
+    parse_parameters,
+)
 from hooks.node.witness import Witness, read_text
 
 if TYPE_CHECKING:

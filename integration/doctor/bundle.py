@@ -116,7 +116,7 @@ def write_bundle(path: str, examination: Examination) -> None:
 def _write(stream: Any, files: Mapping[str, str]) -> None:
     with tarfile.open(fileobj=stream, mode="w:gz") as archive:
         for name, text in files.items():
-            content = text.encode()
+            content = text.encode(errors="replace")  # a path may be no text
             member = tarfile.TarInfo(f"{_DIRECTORY}/{name}")
             member.size, member.mode, member.mtime = len(content), 0o600, int(time.time())
             archive.addfile(member, io.BytesIO(content))

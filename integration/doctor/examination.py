@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 from integration.doctor.checks import CHECKS
 from integration.doctor.errors import CheckUnknown
-from integration.doctor.facts import CouldNotLook
-from integration.doctor.findings import Finding, Severity
+from integration.doctor.findings import Severity
 from integration.doctor.observing import observe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from integration.doctor.facts import Node
-    from integration.doctor.findings import Check
+    from integration.doctor.findings import Check, Finding
     from integration.doctor.places import Places
 
 __all__ = ["Examination", "choose", "examine", "judge"]
@@ -108,12 +107,5 @@ def judge(node: Node, checks: Sequence[Check] = CHECKS) -> tuple[Finding, ...]:
     Returns:
         The findings, the worst first, then by code. A check that could not look says so.
     """
-    found = [finding for check in checks for finding in _made(check, node)]
+    found = [finding for check in checks for finding in check.findings(node)]
     return tuple(sorted(found, key=lambda each: (_ORDER[each.severity], each.unseen, each.code)))
-
-
-def _made(check: Check, node: Node) -> Iterator[Finding]:
-    try:
-        yield from [Finding.of(check, trouble) for trouble in check.look(node)]
-    except CouldNotLook as error:
-        yield Finding.of_blind(check, str(error))

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, Final
 
 from api.errors import one_line
+from integration.doctor.facts import Unseen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from integration.doctor.facts import Node
 
-__all__ = ["Check", "Finding", "Severity", "Trouble", "listed"]
+    Look = Callable[..., Iterable["Trouble | Unseen"]]
+
+__all__ = [
+    "ERROR",
+    "NOTE",
+    "WARNING",
+    "Check",
+    "Finding",
+    "Severity",
+    "Trouble",
+    "check",
+    "listed",
+]
 
 _MOST_LISTED: Final = 6
 
@@ -27,6 +42,9 @@ class Severity(StrEnum):
     """It will hurt: after a reload, a boot or an update, or when somebody tries."""
     NOTE = "note"
     """Worth knowing."""
+
+
+ERROR, WARNING, NOTE = Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +66,7 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A row of the table.
+    """A row of the table: a pure function of facts, with what it stands for.
 
     Attributes:
         code: stable, and never given to another check.
@@ -56,11 +74,10 @@ class Check:
         title: what is wrong, in some words.
         why: what comes of it.
         remedy: what to do about it.
-        needs: the facts that it is a function of, by their names in
-            :class:`~integration.doctor.facts.Node`.
-        look: finds it.
         command: what to type, if the remedy is a command.
         reference: where to read more.
+        look: finds it. Its parameters are named after the facts that it needs
+            (:class:`~integration.doctor.facts.Node`).
     """
 
     code: str
@@ -68,10 +85,44 @@ class Check:
     title: str
     why: str
     remedy: str
-    needs: tuple[str, ...]
-    look: Callable[[Node], Iterator[Trouble]]
-    command: str = ""
-    reference: str = ""
+    command: str
+    reference: str
+    look: Look
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The facts that it is a function of."""
+        return tuple(signature(self.look).parameters)
+
+    def findings(self, node: Node) -> Iterator[Finding]:
+        """What it says of a node: nothing, if the node does not have what it is about.
+
+        What the node may also lack has a default in the function.
+        """
+        facts = {name: getattr(node, name) for name in self.needs}
+        there = {name: fact for name, fact in facts.items() if fact is not None}
+        parameters = signature(self.look).parameters.values()
+        told: Iterable[Trouble | Unseen] = ()
+        if unseen := [fact for fact in facts.values() if isinstance(fact, Unseen)]:
+            told = unseen[:1]
+        elif all(each.name in there for each in parameters if each.default is each.empty):
+            told = self.look(**there)
+        for each in told:
+            yield Finding.of(self, each)
+
+
+def check(
+    code: str,
+    severity: Severity,
+    title: str,
+    *,
+    why: str,
+    remedy: str,
+    command: str = "",
+    reference: str = "",
+) -> Callable[[Look], Check]:
+    """Make a function a :class:`Check`; the arguments are its attributes."""
+    return partial(Check, code, severity, title, why, remedy, command, reference)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +150,18 @@ class Finding:
     unseen: bool = False
 
     @classmethod
-    def of(cls, check: Check, trouble: Trouble) -> Finding:
-        """What a check has found, in one line for each part."""
+    def of(cls, check: Check, trouble: Trouble | Unseen) -> Finding:
+        """What a check has found, or that it could not look, in one line for each part."""
+        if isinstance(trouble, Unseen):
+            return cls(
+                code=check.code,
+                severity=NOTE,
+                title=check.title,
+                found=one_line(f"could not look: {trouble.why}"),
+                remedy="run it as root on the node itself; what it says is the reason",
+                reference=check.reference,
+                unseen=True,
+            )
         return cls(
             code=check.code,
             severity=trouble.severity or check.severity,
@@ -110,19 +171,6 @@ class Finding:
             # A remedy of its own takes the row's command away: they would not fit together.
             command=one_line(trouble.command or ("" if trouble.remedy else check.command)),
             reference=check.reference,
-        )
-
-    @classmethod
-    def of_blind(cls, check: Check, why: str) -> Finding:
-        """That a check could not look."""
-        return cls(
-            code=check.code,
-            severity=Severity.NOTE,
-            title=check.title,
-            found=one_line(f"could not look: {why}"),
-            remedy="run it as root on the node itself; what it says is the reason",
-            reference=check.reference,
-            unseen=True,
         )
 
 

@@ -12,10 +12,9 @@ for us, with the links on the way followed within the root.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
-from api.values import changed
 from hooks.config import DEFAULT_PATH, NVIDIA_PATH, Config, load_config
 from integration.doctor.errors import RootNotFound
 
@@ -117,7 +116,7 @@ class Places:
             return self.below(load_config(ours))
         if not os.path.exists(theirs):
             return self.below(Config())
-        from hooks.nvidia_config import parse_nvidia_config  # noqa: PLC0415 - few nodes have it
+        from hooks.config.nvidia import parse_nvidia_config  # noqa: PLC0415 - few nodes have it
 
         with open(theirs, "rb") as file:
             return self.below(parse_nvidia_config(file.read(), NVIDIA_PATH))
@@ -126,9 +125,9 @@ class Places:
         """A configuration of the node, with its paths as they are for us."""
         if not self.is_below:
             return config
-        fields = {name: self.at(getattr(config, name)) for name in _OF_CONFIG}
+        fields: dict[str, Any] = {name: self.at(getattr(config, name)) for name in _OF_CONFIG}
         driver = config.driver_root
-        return changed(
+        return replace(
             config,
             driver_root=None if driver is None else self.at(driver),
             cdi_spec_dirs=tuple(self.at(path) for path in config.cdi_spec_dirs),

@@ -23,22 +23,20 @@ others', ``files`` replaces files.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 from integration.engines import containerd, crio, docker
 from integration.engines.files import Change, FileChange, Need, apply
 from integration.engines.options import Options as ContainerdOptions
 
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    Options: TypeAlias = ContainerdOptions | docker.Options | crio.Options
+Options: TypeAlias = ContainerdOptions | docker.Options | crio.Options
 
 __all__ = [
     "Change",
     "ContainerdOptions",
     "FileChange",
     "Need",
+    "Options",
     "apply",
     "containerd",
     "crio",

@@ -32,22 +32,25 @@ from typing import TYPE_CHECKING, Any, Final
 from integration.engines import marks
 from integration.engines.dump import Containerd, cri, differences, handlers
 from integration.engines.errors import ConfigRefused, EngineNotInstalled
-from integration.engines.files import Change, FileChange, Need, missing_directories, read
+from integration.engines.files import Change, FileChange, Need
 from integration.engines.former import Former, without_us
-from integration.engines.handler import check_name
 from integration.engines.imports import View, load
-from integration.engines.options import ENGINE, RUNTIME_TYPE, Options
+from integration.engines.options import ENGINE, RUNTIME_TYPE, Options, check_name
 from integration.engines.verdict import check, check_default, check_former, refuse_generated
 from integration.engines.wanted import as_before, kept, with_us
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["plan", "plan_removal"]
 
 _TOLD_OF_A_HANDLER: Final = (
     "runtime_type", "runtime_path", "options", "container_annotations", "pod_annotations",
 )  # fmt: skip
+_RESTART: Final = (
+    "containerd reads its configuration when it starts: it needs a restart; "
+    "running containers go on meanwhile"
+)
 
 
 def plan(options: Options) -> Change:
@@ -68,7 +71,7 @@ def plan(options: Options) -> Change:
     refuse_generated(options, files, merges=containerd.merges)
     former = without_us(options, containerd)
     before = containerd.dump(former.view, options.config)
-    changed = any(_file_changes(former.view, former, options.config))
+    changed = bool(_file_changes(former.view, former, options.config))
     # Where nothing of ours is, there is nothing else to compare with.
     now = _dump_now(options, containerd) if changed else before
     options = as_before(options, before, now)
@@ -142,17 +145,11 @@ def _change(
 ) -> Change:
     changes = _file_changes(wanted, former, options.config)
     files = sorted(changes, key=lambda change: _rank(options, change))
-    need, why = (
-        Need.RESTART,
-        (
-            "containerd reads its configuration when it starts: it needs a restart; "
-            "running containers go on meanwhile"
-        ),
-    )
+    need, why = Need.NOTHING, "nothing that containerd reads changes: it needs no restart"
     if not files:
-        need, why = Need.NOTHING, "nothing changes: containerd needs no restart"
-    elif now is not None and after is not None and not any(differences(now, after)):
-        need, why = Need.NOTHING, "nothing that containerd reads changes: it needs no restart"
+        why = "nothing changes: containerd needs no restart"
+    elif now is None or after is None or any(differences(now, after)):
+        need, why = Need.RESTART, _RESTART
     in_force = {} if after is None else _in_force(options, after)
     return Change(ENGINE, tuple(files), need, why, options.config, tuple(notes), in_force)
 
@@ -168,26 +165,15 @@ def _in_force(options: Options, after: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"enable_cdi": table["enable_cdi"], **known} if "enable_cdi" in table else known
 
 
-def _file_changes(view: View, former: Former, root: str) -> Iterator[FileChange]:
+def _file_changes(view: View, former: Former, root: str) -> list[FileChange]:
     """The files that are not in a view what they are on disk."""
-    for path, text in view.exchanged.items():
-        change = _file_change(path, text, former, root)
-        if change is not None:
-            yield change
-
-
-def _file_change(path: str, text: str | None, former: Former, root: str) -> FileChange | None:
-    old, new = read(path), None if text is None else text.encode()
-    if old == new:
-        return None
-    directories: tuple[str, ...] = ()
-    if new is None:
-        directories = former.directories.get(path, ())
-    elif old is None:
-        directories = missing_directories(path)
     # What it imports it may import by "*", and somebody may start it just now.
     staging = os.path.dirname(os.path.realpath(root))
-    return FileChange(path, old, new, directories=directories, staging=staging)
+    changes = (
+        FileChange.to(path, text, made=former.directories.get(path, ()), staging=staging)
+        for path, text in view.exchanged.items()
+    )
+    return list(filter(None, changes))
 
 
 def _rank(options: Options, change: FileChange) -> int:

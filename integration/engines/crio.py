@@ -19,7 +19,7 @@ import os
 import shutil
 import tempfile
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from integration.engines import marks, tomltext
@@ -40,11 +40,11 @@ from integration.engines.files import (
     read,
     read_text,
 )
-from integration.engines.handler import check_name
+from integration.engines.options import check_name
 from integration.engines.programs import PATH, find_program, run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["DEFAULT_CONFIG", "DEFAULT_DROP_IN", "Options", "plan", "plan_removal"]
 
@@ -107,8 +107,7 @@ def plan(options: Options) -> Change:
         )  # fmt: skip
     directories = record.get("directories", list(missing_directories(options.drop_in)))
     text = marks.owned(ENGINE, _body(options, shim, old), {"directories": directories})
-    notes = _validated(options, text)
-    return _change(options, old, text.encode(), missing_directories(options.drop_in), notes)
+    return _change(options, old, text, notes=_validated(options, text))
 
 
 def plan_removal(options: Options) -> Change:
@@ -124,10 +123,9 @@ def plan_removal(options: Options) -> Change:
         EnginesError: the file cannot be read, or was changed by hand.
     """
     old, record = _ours(options)
-    directories = tuple(record.get("directories", ()))
     if old is not None and not options.force:
         _check_default(options, read_text(options.drop_in, old))
-    return _change(options, old, None, directories)
+    return _change(options, old, None, record.get("directories", ()))
 
 
 def _ours(options: Options) -> tuple[bytes | None, dict[str, Any]]:
@@ -227,15 +225,17 @@ def _validated(options: Options, text: str) -> tuple[str, ...]:
 def _change(
     options: Options,
     old: bytes | None,
-    new: bytes | None,
-    directories: tuple[str, ...],
+    text: str | None,
+    made: Sequence[str] = (),
     notes: tuple[str, ...] = (),
 ) -> Change:
-    if old == new:
-        why = "nothing changes: CRI-O needs no restart"
-        return Change(ENGINE, (), Need.NOTHING, why, options.drop_in, notes)
-    why = "CRI-O reads its handlers when it starts: it needs a restart"
     # CRI-O reads every file of its directory, whatever its name.
     staging = os.path.dirname(os.path.dirname(os.path.realpath(options.drop_in)))
-    change = FileChange(options.drop_in, old, new, directories=directories, staging=staging)
+    change = FileChange.to(options.drop_in, text, made=made, staging=staging)
+    if change is None:
+        why = "nothing changes: CRI-O needs no restart"
+        return Change(ENGINE, (), Need.NOTHING, why, options.drop_in, notes)
+    # What the text was made of, or who has changed the file since would be overwritten.
+    change = replace(change, old=old)
+    why = "CRI-O reads its handlers when it starts: it needs a restart"
     return Change(ENGINE, (change,), Need.RESTART, why, options.drop_in, notes)

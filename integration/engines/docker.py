@@ -48,8 +48,7 @@ from integration.engines.files import (
     read,
     read_text,
 )
-from integration.engines.handler import check_name
-from integration.engines.options import RUNTIME_TYPE
+from integration.engines.options import RUNTIME_TYPE, check_name
 from integration.engines.programs import PATH, find_program, run
 
 if TYPE_CHECKING:
@@ -73,6 +72,7 @@ _RECORD: Final[Mapping[str, Any]] = {
 _MEMBER: Final = 3
 _DEFAULT: Final = ("default-runtime",)
 _CDI: Final = ("features", "cdi")
+_CDI_AT_START: Final = "dockerd looks for CDI specs if it was told to at its start: restart it"
 _HOOK_BODY: Final = """\
 #
 # dockerd knows --gpus if it finds a program of this name when it starts. Containers get their
@@ -411,17 +411,11 @@ def _change(
     former: _Former,
     notes: tuple[str, ...] = (),
 ) -> Change:
-    changes = []
-    for path, text, mode in files:
-        old, new = read(path), None if text is None else text.encode()
-        if old == new:
-            continue
-        directories: tuple[str, ...] = ()
-        if new is None:
-            directories = former.directories.get(path, ())
-        elif old is None:
-            directories = missing_directories(path)
-        changes.append(FileChange(path, old, new, mode, directories))
+    planned = (
+        FileChange.to(path, text, made=former.directories.get(path, ()), mode=mode)
+        for path, text, mode in files
+    )
+    changes = list(filter(None, planned))
     need, why = _need(options, changes)
     return Change(ENGINE, tuple(changes), need, why, options.config, notes)
 
@@ -437,10 +431,7 @@ def _need(options: Options, changes: list[FileChange]) -> tuple[Need, str]:
         for content in (config.old, config.new)
     )
     if _at(old, ("features", "cdi")) != _at(new, ("features", "cdi")):
-        return (
-            Need.RESTART,
-            "dockerd looks for CDI specs if it was told to at its start: restart it",
-        )
+        return Need.RESTART, _CDI_AT_START
     if old == new:
         return Need.NOTHING, "nothing that dockerd reads changes: it needs no restart"
     if any(key in old and key not in new for key in ("runtimes", "default-runtime")):

@@ -1,33 +1,4 @@
-"""What can go wrong while an engine is configured.
-
-Leaves of the tree in :mod:`api.errors`, beside those in :mod:`integration.errors`::
-
-    IntegrationError
-    └── EnginesError             E2550-E2589  configuration of containerd, Docker and CRI-O
-        ├── EngineNotInstalled   E2550
-        ├── EngineTooOld         E2551
-        ├── ConfigUnreadable     E2552
-        ├── ConfigInvalid        E2553
-        ├── ConfigRefused        E2554
-        ├── ConfigDiffers        E2555
-        ├── ConfigIgnored        E2556
-        ├── ConfigGenerated      E2557
-        ├── CriDisabled          E2558
-        ├── HandlerTaken         E2559
-        ├── HandlerNameInvalid   E2560
-        ├── DropInReplaces       E2561
-        ├── NotOurs              E2562
-        ├── ChangedByHand        E2563
-        ├── EditImpossible       E2564
-        ├── ConfigLocked         E2565
-        ├── ChangedMeanwhile     E2566
-        ├── WriteFailed          E2567
-        ├── RestartRefused       E2568
-        ├── RestartFailed        E2569
-        ├── RecordInvalid        E2570
-        ├── HandlerInUse         E2571
-        └── EngineElsewhere      E2572
-"""
+"""What can go wrong while an engine is configured: E255x to E258x."""
 
 from __future__ import annotations
 
@@ -36,21 +7,24 @@ from integration.errors import IntegrationError
 
 
 class EnginesError(IntegrationError):
-    """Base of what can go wrong while an engine is configured."""
+    """Base of what can go wrong while an engine is configured.
+
+    Most often something on the node stands in the way, so that is the status of all that say none.
+    """
+
+    status = Status.FAILED_PRECONDITION
 
 
 class EngineNotInstalled(EnginesError):
     """The engine's program, which is to check what is written for it, is not found."""
 
     code = "NVSHIM-E2550"
-    status = Status.FAILED_PRECONDITION
 
 
 class EngineTooOld(EnginesError):
     """This release of the engine cannot be told of a shim."""
 
     code = "NVSHIM-E2551"
-    status = Status.FAILED_PRECONDITION
 
 
 class ConfigUnreadable(EnginesError):
@@ -64,42 +38,36 @@ class ConfigInvalid(EnginesError):
     """A file of the engine's configuration is no TOML or JSON, or of a version nobody knows."""
 
     code = "NVSHIM-E2553"
-    status = Status.FAILED_PRECONDITION
 
 
 class ConfigRefused(EnginesError):
     """The engine itself refuses a configuration. Nothing was put in place."""
 
     code = "NVSHIM-E2554"
-    status = Status.FAILED_PRECONDITION
 
 
 class ConfigDiffers(EnginesError):
     """With our part the engine would read something else differently. Nothing was put in place."""
 
     code = "NVSHIM-E2555"
-    status = Status.FAILED_PRECONDITION
 
 
 class ConfigIgnored(EnginesError):
     """The engine would not see our part of its configuration. Nothing was put in place."""
 
     code = "NVSHIM-E2556"
-    status = Status.FAILED_PRECONDITION
 
 
 class ConfigGenerated(EnginesError):
     """The file is written anew by another program; the message names what to edit instead."""
 
     code = "NVSHIM-E2557"
-    status = Status.FAILED_PRECONDITION
 
 
 class CriDisabled(EnginesError):
     """containerd serves no kubelet, so that a handler in its configuration has no effect."""
 
     code = "NVSHIM-E2558"
-    status = Status.FAILED_PRECONDITION
 
 
 class HandlerTaken(EnginesError):
@@ -134,14 +102,12 @@ class ChangedByHand(EnginesError):
     """What we have written was changed since. It stays as it is unless forced."""
 
     code = "NVSHIM-E2563"
-    status = Status.FAILED_PRECONDITION
 
 
 class EditImpossible(EnginesError):
     """Our part cannot be written into a file without changing what others wrote."""
 
     code = "NVSHIM-E2564"
-    status = Status.FAILED_PRECONDITION
 
 
 class ConfigLocked(EnginesError):
@@ -169,7 +135,6 @@ class RestartRefused(EnginesError):
     """The restart that was asked for would not bring the engine back. Nothing was done to it."""
 
     code = "NVSHIM-E2568"
-    status = Status.FAILED_PRECONDITION
 
 
 class RestartFailed(EnginesError):
@@ -190,11 +155,9 @@ class HandlerInUse(EnginesError):
     """Others have made ours the default: without it, no container of theirs would start."""
 
     code = "NVSHIM-E2571"
-    status = Status.FAILED_PRECONDITION
 
 
 class EngineElsewhere(EnginesError):
     """The engine that runs is of a version that no program here has, so none can check for it."""
 
     code = "NVSHIM-E2572"
-    status = Status.FAILED_PRECONDITION

@@ -79,6 +79,32 @@ class FileChange:
             return "created"
         return "removed" if self.new is None else "changed"
 
+    @classmethod
+    def to(
+        cls,
+        path: str,
+        new: str | None,
+        *,
+        made: Sequence[str] = (),
+        mode: int = _MODE,
+        staging: str | None = None,
+    ) -> FileChange | None:
+        """What makes a file that which it is to be; None if it is so already.
+
+        Args:
+            path: of the file.
+            new: what is to be in it; None for no file.
+            made: the directories that were made for it, if it goes.
+            mode: see the class.
+            staging: likewise.
+        """  # fmt: skip
+        old, content = read(path), None if new is None else new.encode()
+        if old == content:
+            return None
+        directories = () if old is not None else missing_directories(path)
+        directories = tuple(made) if new is None else directories
+        return cls(path, old, content, mode, directories, staging)
+
     def diff(self) -> str:
         """The change as ``diff -u`` shows it."""
         old, new = (_lines(content) for content in (self.old, self.new))

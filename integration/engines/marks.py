@@ -26,7 +26,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from integration.engines import tomltext
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 __all__ = [
-    "Block",
-    "Owned",
+    "Ours",
     "add_block",
     "find_block",
     "owned",
@@ -56,37 +55,22 @@ _END: Final = "# <<< nvshim"
 
 
 @dataclass(frozen=True, slots=True)
-class Owned:
-    """A file that is ours as a whole.
+class Ours:
+    """What is ours of a file: all of it, or a block.
 
     Attributes:
         record: what we noted when it was written.
-        body: what follows.
+        body: what follows the record.
         intact: whether it is as we wrote it.
+        begin: where the first line of it begins.
+        end: behind the end of its last one.
     """
 
     record: Mapping[str, Any]
     body: str
     intact: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Our block in a file of others.
-
-    Attributes:
-        begin: where its first line begins.
-        end: behind the end of its last one.
-        record: what we noted when it was written.
-        body: what is in it.
-        intact: whether it is as we wrote it.
-    """
-
     begin: int
     end: int
-    record: Mapping[str, Any] = field(default_factory=dict)
-    body: str = ""
-    intact: bool = False
 
 
 def owned(engine: str, body: str, record: Mapping[str, Any]) -> str:
@@ -101,7 +85,7 @@ def owned(engine: str, body: str, record: Mapping[str, Any]) -> str:
     return f"{_HEAD.format(engine=engine)}\n{_RECORD}{json.dumps(noted)}\n{body}"
 
 
-def read_owned(text: str) -> Owned | None:
+def read_owned(text: str) -> Ours | None:
     """What a file of ours says.
 
     Args:
@@ -117,7 +101,7 @@ def read_owned(text: str) -> Owned | None:
     record = _record(line, _RECORD)
     if record is None:
         return None
-    return Owned(record, body, record.get("sha256") == _digest(body))
+    return Ours(record, body, record.get("sha256") == _digest(body), 0, len(text))
 
 
 def without_head(text: str) -> str:
@@ -138,7 +122,7 @@ def add_block(text: str, body: str) -> str:
     return tomltext.append(text, f"{_BEGIN}{json.dumps(record)}\n{body}\n{_END}")
 
 
-def find_block(text: str) -> Block | None:
+def find_block(text: str) -> Ours | None:
     """Our block in a file.
 
     Args:
@@ -148,18 +132,20 @@ def find_block(text: str) -> Block | None:
         None if there is none. A block whose end somebody took away ends where the next table
         begins that cannot be in it: at its own first line; it is not intact.
     """
-    begin = record = body_at = None
+    first: tuple[int, int, Mapping[str, Any]] | None = None
     for start, end in _comments(text):
         line = tomltext.before_end(text[start:end])
-        if record is None and (found := _record(line, _BEGIN)) is not None:
-            begin, record, body_at = start, found, end
-        elif record is not None and line == _END and begin is not None and body_at is not None:
+        if first is None:
+            record = _record(line, _BEGIN)
+            first = None if record is None else (start, end, record)
+        elif line == _END:
+            begin, body_at, record = first
             body = tomltext.before_end(text[body_at:start])
-            intact = record.get("sha256") == _digest(body)
-            return Block(begin, end, record, body, intact)
-    if begin is None or record is None or body_at is None:
+            return Ours(record, body, record.get("sha256") == _digest(body), begin, end)
+    if first is None:
         return None
-    return Block(begin, body_at, record, "", intact=False)
+    begin, body_at, record = first
+    return Ours(record, "", intact=False, begin=begin, end=body_at)
 
 
 def remove_block(text: str) -> str:

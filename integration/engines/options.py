@@ -1,14 +1,17 @@
 """What is wanted of containerd, and the names that all who look for it have to agree on.
 
-Source: containerd docs/PLUGINS.md, docs/containerd-2.0.md.
+Source: containerd docs/PLUGINS.md, docs/containerd-2.0.md; Kubernetes node.k8s.io/v1 RuntimeClass:
+a handler is a DNS label (RFC 1123).
 """
 
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from typing import Final
 
+from integration.engines.errors import HandlerNameInvalid
 from integration.engines.imports import File, covers
 
 __all__ = [
@@ -18,6 +21,7 @@ __all__ = [
     "PLUGINS",
     "RUNTIME_TYPE",
     "Options",
+    "check_name",
     "default_drop_in",
     "drop_in_place",
     "handlers_path",
@@ -27,6 +31,8 @@ ENGINE: Final = "containerd"
 DEFAULT_CONFIG: Final = "/etc/containerd/config.toml"
 DROP_IN: Final = "99-nvshim.toml"
 RUNTIME_TYPE: Final = "io.containerd.nvidia.v1"
+
+_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 PLUGINS: Final = {
     1: "cri",
@@ -96,3 +102,17 @@ def drop_in_place(options: Options, root: File) -> str | None:
 def handlers_path(version: int) -> tuple[str, ...]:
     """The path of the table of handlers in a file of a version."""
     return ("plugins", PLUGINS[version], "containerd", "runtimes")
+
+
+def check_name(name: str) -> None:
+    """See that a RuntimeClass can name a handler so.
+
+    Raises:
+        HandlerNameInvalid: it is no DNS label.
+    """
+    if _LABEL.fullmatch(name) is None:
+        raise HandlerNameInvalid(
+            f"the runtime name {name}",
+            found="it is no DNS label",
+            do="choose one of a-z, 0-9 and -, such as nvidia",
+        )

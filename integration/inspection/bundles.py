@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from integration.inspection.errors import StateUnreadable
 from integration.inspection.procfs import Procfs
 from shim import bundle as bundle_files
-from shim.address import SCHEME
+from shim import files
 from shim.errors import BundleUnusable
+from shim.sockets import SCHEME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -124,8 +125,8 @@ class Container:
         path = os.path.join(self.bundle, bundle_files.BEFORE)
         if not os.path.lexists(path):
             return None
-        content = bundle_files.read(path, bundle_files.LONGEST_SPEC)
-        return bundle_files.parse_object(content, path)
+        content = files.read(path, bundle_files.LONGEST_SPEC)
+        return files.parse_object(content, path)
 
     def to_json(self) -> dict[str, Any]:
         """What of it an answer has."""
@@ -247,7 +248,7 @@ def _record(bundle: str) -> dict[str, Any] | None:
     path = os.path.join(bundle, bundle_files.RECORD)
     if not os.path.lexists(path):
         return None
-    return bundle_files.parse_object(bundle_files.read(path, _LONGEST_RECORD), path)
+    return files.parse_object(files.read(path, _LONGEST_RECORD), path)
 
 
 def _address(bundle: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from difflib import SequenceMatcher
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
@@ -50,12 +50,7 @@ class Difference:
 
     def to_json(self) -> dict[str, Any]:
         """As an answer has it."""
-        return {
-            "path": self.path,
-            "kind": self.kind,
-            "before": self.before,
-            "after": self.after,
-        }
+        return asdict(self)
 
 
 def differences(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from hooks.holding import id_of
+from hooks.sharing import id_of
 from integration.inspection.holding import Holders, by_nodes_of, inventory_for, nodes_in
 
 if TYPE_CHECKING:

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 from api.errors import NvshimError
 from hooks import platforms
 from hooks.config import Platform
-from hooks.edits.plan import NVIDIA
 from hooks.errors import DriverNotFound
-from hooks.holding import id_of
 from hooks.node.witness import read_text
 from hooks.platforms import tegra, wsl
+from hooks.sharing import id_of
 from hooks.vendors import amd, intel
+from hooks.words import NVIDIA
 from integration.inspection.holding import Holders, nodes_of
 from integration.inspection.records import entries, strings
 from integration.inventory import look_at_node
@@ -168,20 +168,16 @@ def _gpu_row(
     gpu: Gpu, inventory: Inventory, config: Config, held: Mapping[str, list[dict[str, Any]]]
 ) -> dict[str, Any]:
     return {
-        "kind": "gpu",
+        **_NOTHING,
         "vendor": NVIDIA,
         "index": gpu.index,
-        "mig_index": None,
         "uuid": gpu.uuid or None,
         "name": gpu.model or None,
         "pci": gpu.bus_id,
         "minor": gpu.minor,
-        "profile": None,
         "mig_mode": gpu.mig,
         "memory_bytes": gpu.memory,
         "numa_node": _numa_node(config, gpu.bus_id),
-        "health": None,
-        "health_reason": None,
         "fault": gpu.lost or inventory.nodes.faults.get(gpu.path),
         "excluded": gpu.excluded,
         "containers": held.get(id_of(gpu), []),

@@ -8,9 +8,10 @@ Rules
   nothing: it has every node of the host.
 - A node of a GPU that goes with one of its MIG devices is not the whole GPU.
 - Where neither tells (a privileged container; NVML does not answer, and nothing is kept), the claim
-  of the container does (:mod:`shim.claims`), or else the ledger of an agent that keeps the node.
+  of the container does (:mod:`shim.work.claims`), or else the ledger of an agent that keeps the
+  node.
 
-Source: :mod:`hooks.record`, :mod:`hooks.holding`; CDI specification, "deviceNodes".
+Source: :mod:`hooks.record`, :mod:`hooks.sharing`; CDI specification, "deviceNodes".
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import NvshimError
-from hooks.holding import held_by_nodes, held_by_record
 from hooks.node.inventory import survey
 from hooks.requests.policy import read_container
+from hooks.sharing import held_by_nodes, held_by_record
 from integration.files import read_file
 from integration.inspection.records import entries, strings
 from integration.inventory import look_at_node
 from shim import bundle as bundle_files
-from shim import claims
+from shim import files
+from shim.work import claims
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -147,10 +149,10 @@ def nodes_of(container: Container) -> list[str]:
     """
     path = os.path.join(container.bundle, bundle_files.CONFIG)
     try:
-        content = bundle_files.read(path, bundle_files.LONGEST_SPEC)
+        content = files.read(path, bundle_files.LONGEST_SPEC)
         if not any(mark in content for mark in _MARKS):
             return []  # as most: it need not be parsed for that
-        return nodes_in(bundle_files.parse_object(content, path))
+        return nodes_in(files.parse_object(content, path))
     except NvshimError:
         return []  # a sandbox, or a bundle that goes
 

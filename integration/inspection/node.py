@@ -11,13 +11,12 @@ from api.errors import NvshimError
 from hooks import platforms
 from hooks.config import Platform
 from hooks.node import cache
-from hooks.node.driver_version import module_version
-from hooks.node.modules import is_loaded
-from hooks.node.roots import look
+from hooks.node.host_setup import is_loaded
+from hooks.node.roots import look, module_version
 from hooks.node.witness import Witness, read_text
-from integration.dist.manifest import own_tree, read_tree
 from integration.inspection.gpus import gpu_rows
 from integration.inventory import look_at_node
+from integration.tree import own_tree, read_tree
 from shim import VERSION
 
 if TYPE_CHECKING:
@@ -83,8 +82,7 @@ def _own() -> dict[str, Any]:
     return {
         "version": VERSION,
         "revision": revision,
-        "path": path
-        or os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))),
+        "path": path or _CHECKOUT,
         "python": sys.version.split(maxsplit=1)[0],
     }
 
@@ -117,13 +115,13 @@ def _roots(config: Config, inventory: Inventory | None) -> list[dict[str, Any]]:
         chosen = (inventory.driver.root, inventory.driver.layout)
     found = []
     for place in look(Witness(config.host_root), config):
-        here = (place.eyes.root, place.layout.name)
+        here = (place.reader.root, place.layout.name)
         found.append(
             {
                 "root": here[0],
                 "layout": here[1],
                 "versions": list(place.versions),
-                "not_roots_alone": list(place.strangers),
+                "not_roots_alone": list(place.untrusted),
                 "chosen": here == chosen,
             }
         )

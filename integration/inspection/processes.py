@@ -21,15 +21,15 @@ Which version it is, its memory says: the files of its tree that are mapped, als
 been removed meanwhile. A shim was started warm if it was forked from a fork server; it is not known
 if that has ended.
 
-Source: proc(5); :mod:`shim.detach` and :mod:`shim.warmstart` for the command lines.
+Source: proc(5); :mod:`shim.verbs.handover` and :mod:`shim.forkserver` for the command
+lines.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import stat
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,29 +43,29 @@ from integration.inspection.errors import StateUnreadable
 from integration.inspection.holding import Holders, inventory_for
 from integration.inspection.procfs import Procfs
 from integration.inspection.records import entries, strings
-from shim.detach import PROGRAM
+from integration.inspection.trees import DELETED, Tree, is_current, tree_of
+from shim import PROGRAM
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from hooks.config import Config
     from integration.inspection.bundles import Container
     from integration.inspection.procfs import Status
+
+    _Servers = Sequence[tuple["OurProcess", "_Candidate"]]
 
 __all__ = [
     "FORK_SERVER",
     "SHIM",
     "SPARE",
     "OurProcess",
-    "Tree",
     "all_containers",
     "find_processes",
     "held_names",
-    "is_current",
     "list_processes",
     "process_row",
     "states_of",
-    "tree_of",
 ]
 
 SHIM: Final = "shim"
@@ -74,28 +74,6 @@ SPARE: Final = "spare"
 
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _NAMESPACES: Final = ("ns/mnt", "ns/user", "ns/pid")
-
-# The library that every process of ours has mapped, by its place in a directory of packages.
-_MAPPED: Final = "/google/_upb/"
-_DELETED: Final = " (deleted)"
-_TREE_NAME: Final = re.compile(r"(\d+\.[\w.+]*\d)(?:-[0-9a-f]{8})?")
-_VERSION: Final = re.compile(r'^VERSION = "([^"]+)"', re.MULTILINE)
-_DEEPEST: Final = 6  # directories between a tree and that library
-
-
-@dataclass(frozen=True, slots=True)
-class Tree:
-    """What a process was started from.
-
-    Attributes:
-        path: the installed tree, or the checkout.
-        version: its version; "" if that cannot be read any more.
-        is_there: whether it is there still.
-    """
-
-    path: str
-    version: str
-    is_there: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +119,8 @@ class OurProcess:
     def _serves(self, container: Container) -> bool:
         if container.address:
             return container.address == self.socket
-        return self.group == container.group and _siblings(container.bundle, self.bundle)
-
-
-def _siblings(one: str, other: str) -> bool:
-    return os.path.dirname(one) == os.path.dirname(other)
+        beside = os.path.dirname(container.bundle) == os.path.dirname(self.bundle)
+        return beside and self.group == container.group
 
 
 class _Glance(Procfs):
@@ -158,6 +133,37 @@ class _Glance(Procfs):
     def mapped(self, pid: int) -> list[str]:
         del pid
         return []
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A process that calls itself one of ours."""
+
+    procfs: Procfs
+    words: Sequence[str]
+    status: Status
+    owner: int
+
+    def flag(self, name: str) -> str:
+        """The value of a flag that follows the program's name; "" if it is not given."""
+        return dict(pairwise(self.words)).get(name, "")
+
+    def namespaces(self) -> list[tuple[int, int] | None]:
+        return [self.procfs.identity(self.status.pid, name) for name in _NAMESPACES]
+
+    def believed(self, kind: str, **more: Any) -> OurProcess:
+        """It, once it is known for what it says that it is."""
+        pid = self.status.pid
+        return OurProcess(
+            pid=pid,
+            kind=kind,
+            uid=self.owner,
+            address=self.flag("-address"),
+            age=self.status.age,
+            memory=self.procfs.memory(pid),
+            tree=tree_of(self.procfs, pid),
+            **more,
+        )
 
 
 def find_processes(proc: str = "/proc", *, glance: bool = False) -> list[OurProcess]:
@@ -173,98 +179,70 @@ def find_processes(proc: str = "/proc", *, glance: bool = False) -> list[OurProc
         who is not root sees none.
     """
     procfs = _Glance(proc) if glance else Procfs(proc)
-    named = {}
-    for pid in procfs.pids():
-        words = procfs.words(pid)
-        status = procfs.status(pid) if words and _is_named(words) else None
-        if status is not None and not status.is_zombie:
-            named[pid] = (words, status)
-    servers: dict[int, tuple[OurProcess, Status]] = {}
-    for words, status in named.values():
-        server = _fork_server(procfs, words, status)
-        if server is not None:
-            servers[status.pid] = (server, status)
-    found = [server for server, _ in servers.values()]
-    for pid, (words, status) in named.items():
-        if pid in servers or status.parent in named:
+    named = {each.status.pid: each for each in _candidates(procfs)}
+    servers = [(server, each) for each in named.values() if (server := _fork_server(each))]
+    found = [server for server, _ in servers]
+    known = {server.pid for server in found}
+    for pid, candidate in named.items():
+        if pid in known or candidate.status.parent in named:
             continue  # a process that a shim has forked for a moment is no shim
-        family = _Family(status, tuple(servers.values()))
-        one = _shim(procfs, words, family) or _spare(procfs, words, family)
-        if one is not None:
+        if one := _shim(candidate, servers) or _spare(candidate, servers):
             found.append(one)
     order = [SHIM, FORK_SERVER, SPARE]
     return sorted(found, key=lambda each: (order.index(each.kind), each.pid))
 
 
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """A process, and the fork servers that may have forked it."""
+def _candidates(procfs: Procfs) -> Iterator[_Candidate]:
+    """The processes that are worth a look.
 
-    status: Status
-    servers: tuple[tuple[OurProcess, Status], ...]
-
-    @property
-    def parent(self) -> OurProcess | None:
-        stack = self.status.stack
-        return next((server for server, its in self.servers if stack and its.stack == stack), None)
-
-    def is_warm(self, address: str) -> bool | None:
-        """Whether a fork server of a containerd has forked it; None if it may have ended since."""
-        if self.parent is not None:
-            return True
-        started = [its.start_time for server, its in self.servers if server.address == address]
-        # One that was there before, and has not forked it: nobody else does.
-        old = any(time <= self.status.start_time for time in started)
-        return False if old and self.status.stack else None
-
-
-def _is_named(words: Sequence[str]) -> bool:
-    """Whether a command line is worth a look.
-
-    A hardened kernel does not let a shim change that of the verb that it was forked from: an
-    interpreter, with the path of our program.
+    A hardened kernel does not let a shim change the command line of the verb that it was forked
+    from: an interpreter, with the path of our program.
     """
-    return any(os.path.basename(word) in {PROGRAM, f"{PROGRAM}.py"} for word in words[:3])
+    for pid in procfs.pids():
+        words = procfs.words(pid)
+        if not any(os.path.basename(word) in {PROGRAM, f"{PROGRAM}.py"} for word in words[:3]):
+            continue
+        status, owner = procfs.status(pid), procfs.owner(pid)
+        if status is not None and owner is not None and not status.is_zombie:
+            yield _Candidate(procfs, words, status, owner)
 
 
-def _flags(words: Sequence[str]) -> dict[str, str]:
-    """The values of the flags that follow the program's name."""
-    return {name: value for name, value in pairwise(words) if name[:1] == "-"}
+def _forked_by(candidate: _Candidate, servers: _Servers) -> tuple[OurProcess, _Candidate] | None:
+    stack = candidate.status.stack
+    return next((each for each in servers if stack and each[1].status.stack == stack), None)
 
 
-def _shim(procfs: Procfs, words: Sequence[str], family: _Family) -> OurProcess | None:
-    status = family.status
-    pid = status.pid
+def _is_warm(candidate: _Candidate, servers: _Servers) -> bool | None:
+    """Whether a fork server has forked a shim; None if it may have ended since."""
+    if _forked_by(candidate, servers):
+        return True
+    its, address = candidate.status, candidate.flag("-address")
+    started = [each.status.start_time for server, each in servers if server.address == address]
+    # One that was there before, and has not forked it: nobody else does.
+    return False if its.stack and any(time <= its.start_time for time in started) else None
+
+
+def _shim(candidate: _Candidate, servers: _Servers) -> OurProcess | None:
+    procfs, pid = candidate.procfs, candidate.status.pid
     # In the host's view: "/proc/PID/cwd" of a process in a container leads into its image.
     directory = procfs.link(pid, "cwd")
-    tasks, _, _ = directory.rpartition("/")[0].rpartition("/")
-    owner = procfs.owner(pid)
-    if os.path.basename(tasks) != TASKS or owner is None:
+    if os.path.basename(os.path.dirname(os.path.dirname(directory))) != TASKS:
         return None
-    if directory.endswith(_DELETED):
-        return _left_shim(procfs, words, family, owner)
-    its = _own(directory, owner)
+    if directory.endswith(DELETED):
+        return _left_shim(candidate, servers)
+    its = _own(directory, candidate.owner)
     if its is None or its != procfs.identity(pid, "cwd"):
         return None
     container = read_container(directory, procfs.path)
-    if container is None or not container.address:
+    if container is None or container.address not in procfs.listening(pid):
         return None
-    if container.address not in procfs.listening(pid):
-        return None
-    address = _flags(words).get("-address", "")
-    return OurProcess(
-        pid=pid,
-        kind=SHIM,
-        uid=owner,
-        address=address,
+    return candidate.believed(
+        SHIM,
         namespace=container.namespace,
         group=container.group,
         socket=container.address,
         bundle=directory,
-        age=status.age,
-        memory=procfs.memory(pid),
-        tree=tree_of(procfs, pid),
-        warm=family.is_warm(address),
+        warm=_is_warm(candidate, servers),
         is_abroad=_is_abroad(procfs, pid),
     )
 
@@ -283,76 +261,48 @@ def _is_abroad(procfs: Procfs, pid: int) -> bool:
     return False
 
 
-def _left_shim(
-    procfs: Procfs, words: Sequence[str], family: _Family, owner: int
-) -> OurProcess | None:
+def _left_shim(candidate: _Candidate, servers: _Servers) -> OurProcess | None:
     """A shim whose bundle is gone; so it is told by whose it is, and where it runs."""
-    pid, flags = family.status.pid, _flags(words)
-    tree = tree_of(procfs, pid)
+    procfs = candidate.procfs
     own = [procfs.identity(os.getpid(), name) for name in _NAMESPACES]
-    at_home = None not in own and own == [procfs.identity(pid, name) for name in _NAMESPACES]
-    if tree is None or owner not in {0, os.geteuid()} or not at_home:
+    is_at_home = None not in own and own == candidate.namespaces()
+    if candidate.owner not in {0, os.geteuid()} or not is_at_home:
         return None
-    return OurProcess(
-        pid=pid,
-        kind=SHIM,
-        uid=owner,
-        address=flags.get("-address", ""),
-        namespace=flags.get("-namespace", ""),
-        group=flags.get("-id", ""),
-        age=family.status.age,
-        memory=procfs.memory(pid),
-        tree=tree,
-        warm=family.is_warm(flags.get("-address", "")),
+    shim = candidate.believed(
+        SHIM,
+        namespace=candidate.flag("-namespace"),
+        group=candidate.flag("-id"),
+        warm=_is_warm(candidate, servers),
     )
+    return shim if shim.tree is not None else None
 
 
-def _fork_server(procfs: Procfs, words: Sequence[str], status: Status) -> OurProcess | None:
-    if words[-1] != FORK_SERVER or "-spare" in words:
+def _fork_server(candidate: _Candidate) -> OurProcess | None:
+    if candidate.words[-1] != FORK_SERVER or "-spare" in candidate.words:
         return None
-    pid = status.pid
-    owner = procfs.owner(pid)
+    procfs, pid, owner = candidate.procfs, candidate.status.pid, candidate.owner
     files = procfs.descriptors(pid)
     for socket in procfs.listening(pid):
         lock = f"{socket}.lock"
-        numbers = [number for number, path in files.items() if path == lock]
-        if not numbers or owner is None or _own(os.path.dirname(socket), owner) is None:
+        number = next((number for number, path in files.items() if path == lock), None)
+        if number is None or _own(os.path.dirname(socket), owner) is None:
             continue
         its = _own(lock, owner)
-        if its is not None and its == procfs.identity(pid, f"fd/{numbers[0]}"):
-            return OurProcess(
-                pid=pid,
-                kind=FORK_SERVER,
-                uid=owner,
-                address=_flags(words).get("-address", ""),
-                socket=socket,
-                age=status.age,
-                memory=procfs.memory(pid),
-                tree=tree_of(procfs, pid),
-            )
+        if its is not None and its == procfs.identity(pid, f"fd/{number}"):
+            return candidate.believed(FORK_SERVER, socket=socket)
     return None
 
 
-def _spare(procfs: Procfs, words: Sequence[str], family: _Family) -> OurProcess | None:
-    pid, server = family.status.pid, family.parent
-    if server is None or words[-2:] != ["-spare", FORK_SERVER]:
+def _spare(candidate: _Candidate, servers: _Servers) -> OurProcess | None:
+    forked_by = _forked_by(candidate, servers)
+    if forked_by is None or candidate.words[-2:] != ["-spare", FORK_SERVER]:
         return None
-    alike = procfs.owner(pid) == procfs.owner(server.pid) and all(
-        procfs.identity(pid, name) == procfs.identity(server.pid, name)
-        for name in ("exe", *_NAMESPACES)
-    )
-    if not alike:
+    server, parent = forked_by
+    program, its = (each.procfs.identity(each.status.pid, "exe") for each in (candidate, parent))
+    alike = candidate.owner == parent.owner and candidate.namespaces() == parent.namespaces()
+    if not alike or program != its:
         return None
-    return OurProcess(
-        pid=pid,
-        kind=SPARE,
-        uid=server.uid,
-        address=server.address,
-        age=family.status.age,
-        memory=procfs.memory(pid),
-        tree=tree_of(procfs, pid),
-        warm=True,
-    )
+    return replace(candidate.believed(SPARE, warm=True), address=server.address)
 
 
 def _own(path: str, owner: int) -> tuple[int, int] | None:
@@ -401,66 +351,6 @@ def all_containers(asked: Iterable[str], proc: str = "/proc") -> list[Container]
         return find_containers(state_directories(named), proc)
     known = [*state_directories(), *states_of(find_processes(proc))]
     return find_containers(dict.fromkeys(known), proc)
-
-
-def tree_of(procfs: Procfs, pid: int) -> Tree | None:
-    """What a process was started from, by what it has mapped.
-
-    Args:
-        procfs: where to look.
-        pid: the process.
-
-    Returns:
-        The tree, which may have been removed; None if nothing of one is mapped.
-    """
-    for path in procfs.mapped(pid):
-        gone = path.endswith(_DELETED)
-        inside, found, _ = path.removesuffix(_DELETED).partition(_MAPPED)
-        if found:
-            return _removed_tree(inside) if gone else _tree_above(inside)
-    return None
-
-
-def _tree_above(directory: str) -> Tree | None:
-    """The tree that a directory of packages is in: our own are in it, or beside it."""
-    for _ in range(_DEEPEST):
-        for package in (directory, os.path.join(directory, "lib")):
-            version = _version_in(os.path.join(package, "shim/__init__.py"))
-            if version:
-                is_library = os.path.basename(directory) == "lib"
-                top = os.path.dirname(directory) if is_library else directory
-                return Tree(top, version, is_there=True)
-        directory = os.path.dirname(directory)
-    return None
-
-
-def _version_in(module: str) -> str:
-    try:
-        with open(module, encoding="utf-8") as file:
-            found = _VERSION.search(file.read())
-    except (OSError, ValueError):
-        return ""
-    return found[1] if found else ""
-
-
-def _removed_tree(packages: str) -> Tree:
-    top = os.path.dirname(packages) if os.path.basename(packages) == "lib" else packages
-    named = _TREE_NAME.fullmatch(os.path.basename(top))
-    return Tree(top, named[1] if named else "", is_there=False)
-
-
-def is_current(tree: Tree) -> bool | None:
-    """Whether a tree is the one that is installed now; None if it is not an installed one.
-
-    Args:
-        tree: what a process was started from.
-    """
-    if not tree.is_there:
-        return False
-    current = os.path.join(os.path.dirname(tree.path), "current")
-    if not os.path.islink(current):
-        return None
-    return os.path.realpath(current) == os.path.realpath(tree.path)
 
 
 def list_processes(

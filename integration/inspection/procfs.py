@@ -50,10 +50,15 @@ class Status:
         return self.state in {"Z", "X"} and self.threads <= 1
 
     @property
+    def started(self) -> float:
+        """When it was started, in seconds of the epoch."""
+        boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        return boot + self.start_time / os.sysconf("SC_CLK_TCK")
+
+    @property
     def age(self) -> float:
         """Seconds since it was started."""
-        boot = time.clock_gettime(time.CLOCK_BOOTTIME)
-        return max(0.0, boot - self.start_time / os.sysconf("SC_CLK_TCK"))
+        return max(0.0, time.time() - self.started)
 
 
 class Procfs:
@@ -112,12 +117,16 @@ class Procfs:
             return None
         return seen.st_dev, seen.st_ino
 
-    def owner(self, pid: int) -> int | None:
-        """Its effective user; None if it is gone."""
+    def users(self, pid: int) -> list[int]:
+        """Its real, effective, saved and file system user; none if it is gone."""
         for line in self.text(pid, "status").splitlines():
             if line.startswith("Uid:"):
-                return int(line.split()[2])
-        return None
+                return [int(word) for word in line.split()[1:]]
+        return []
+
+    def owner(self, pid: int) -> int | None:
+        """Its effective user; None if it is gone."""
+        return next(iter(self.users(pid)[1:]), None)
 
     def descriptors(self, pid: int) -> dict[str, str]:
         """What its open files are, by number."""

@@ -9,7 +9,7 @@ Rules
   that is set takes all of it over: what it meant, written in our words.
 - A value that somebody else has written meanwhile is not overwritten.
 
-Source: TOML 1.0; :mod:`hooks.config`, :mod:`hooks.nvidia_config`.
+Source: TOML 1.0; :mod:`hooks.config`, :mod:`hooks.config.nvidia`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import NvshimError
-from api.values import defaults_of
 from hooks.config import TABLES, Config, find_files, parse_config, parse_toml
-from hooks.config_values import LOOK
+from hooks.config.nvidia import parse_nvidia_config
+from hooks.config.values import LOOK
 from hooks.errors import ConfigUnreadable, UnknownConfigKey
-from hooks.nvidia_config import parse_nvidia_config
 from integration.files import read_file, replace_file
 from integration.inspection.errors import (
     SettingRefused,
@@ -171,7 +170,7 @@ def read_settings(source: Source) -> tuple[list[Setting], tuple[str, ...]]:
         config, given = parse_nvidia_config(content, source.path), {}
     else:
         config, given = parse_config(content, source.path), parse_toml(content, source.path)
-    defaults = defaults_of(Config())
+    defaults = {each.name: each.default for each in fields(Config)}
     found = []
     for table, keys in TABLES.items():
         for key, (field, _, wanted) in keys.items():

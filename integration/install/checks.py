@@ -6,7 +6,6 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from integration.dist.manifest import ARCHITECTURES
 from integration.install.errors import (
     LinkTaken,
     NoSpace,
@@ -16,16 +15,17 @@ from integration.install.errors import (
     PlaceUnsafe,
     SourceBroken,
 )
+from integration.tree import ARCHITECTURES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from integration.dist.manifest import Tree
     from integration.install.places import Place
     from integration.install.survey import Survey
+    from integration.tree import Tree
 
 
-# In the list of directories that the tree's loader is given, see shim/tree.c.
+# In the list of directories that the tree's loader is given, see shim/forkserver/tree.c.
 _MISREAD = frozenset(":;$")
 
 # As many as the kernel follows.

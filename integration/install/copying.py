@@ -21,15 +21,15 @@ import zlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from integration.dist.errors import DistError
-from integration.dist.manifest import MANIFEST, read_tree, verify
+from integration.errors import TreeError
 from integration.install.errors import ArchiveRefused, NoSpace, SourceBroken, SourceMissing
+from integration.tree import MANIFEST, read_tree, verify
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import IO
 
-    from integration.dist.manifest import Tree
+    from integration.tree import Tree
 
 LARGEST: Final = 2 << 30
 """Bytes that an archive may unpack to."""
@@ -146,7 +146,7 @@ def verify_copy(tree: Tree, target: str, name: str) -> None:
     """
     try:
         copied = verify(target)
-    except DistError as error:
+    except TreeError as error:
         raise SourceBroken(
             f"to install {name}", found=error.found, do="build or fetch it again"
         ) from error
@@ -167,7 +167,7 @@ def _read(path: str, archive: str = "") -> Tree:
     """Read a tree's list; it may be in a directory of ours that nobody knows."""
     try:
         return read_tree(path)
-    except DistError as error:
+    except TreeError as error:
         found = error.found.replace(f"{path}/", "") if archive else error.found
         raise SourceBroken(
             f"to install {archive or path}", found=found, do="build or fetch it again"

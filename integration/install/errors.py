@@ -1,28 +1,4 @@
-"""What can go wrong while trees are put on a node, switched and taken away.
-
-Leaves of the tree in :mod:`api.errors`::
-
-    IntegrationError
-    └── InstallError                E262x-E265x
-        ├── NotRoot                 E2620
-        ├── SourceMissing           E2621
-        ├── SourceBroken            E2622
-        ├── ArchiveRefused          E2623
-        ├── PlaceUnsafe             E2624
-        ├── PlaceReadOnly           E2625
-        ├── PlaceNotExecutable      E2626
-        ├── NoSpace                 E2627
-        ├── LinkTaken               E2628
-        ├── InstallerBusy           E2629
-        ├── SelfTestFailed          E2630
-        ├── NoRuntimeToTest         E2631
-        ├── VersionNotInstalled     E2632
-        ├── NothingToGoBackTo       E2633
-        ├── StepFailed              E2634
-        ├── LabelFailed             E2635
-        ├── PurgeFailed             E2636
-        └── StillNamed              E2637
-"""
+"""What can go wrong while trees are put on a node, switched and taken away: E262x to E265x."""
 
 from __future__ import annotations
 

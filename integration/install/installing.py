@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hooks.config import Config
-    from integration.dist.manifest import Tree
     from integration.install.effects import Done
     from integration.install.survey import Survey
+    from integration.tree import Tree
 
 _POLL: Final = 0.5
 
@@ -39,7 +39,6 @@ class Installation:
         use: the version of an installed tree instead; empty for none.
         rollback: the one before instead.
         test: whether it has to start a container first.
-        runtime: with which runc or crun; empty for the node's.
         keep: how many other trees stay that nothing uses.
         workshop: how steps are taken.
     """
@@ -49,7 +48,6 @@ class Installation:
     use: str = ""
     rollback: bool = False
     test: bool = True
-    runtime: str = ""
     keep: int = planning.KEEP
     workshop: Workshop = field(default_factory=lambda: Workshop(Place()))
 
@@ -193,7 +191,7 @@ def _planned(wanted: Installation) -> tuple[Survey, Sequence[steps.Step], Tree |
     if any(isinstance(step, steps.Put) for step in plan):
         checks.check_space(wanted.place, size)
     if any(isinstance(step, steps.Test) for step in plan):
-        find_runtime(wanted.workshop.path, wanted.runtime)
+        find_runtime(wanted.workshop.path, wanted.workshop.runtime)
     return survey, plan, tree
 
 

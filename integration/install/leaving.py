@@ -1,6 +1,6 @@
 """What stays behind a version: the state of containers, and engines that still name the shim.
 
-Source: shim/layers.py; containerd-config.toml(5), dockerd(8), crio.conf(5).
+Source: shim/work/layers.py; containerd-config.toml(5), dockerd(8), crio.conf(5).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from api.errors import NvshimError
-from hooks.cdi import kept
+from hooks.cdi import files
 from hooks.config import DEFAULT_PATH
 from hooks.node import cache
 from integration.engines.programs import PATH
 from integration.install.errors import PurgeFailed, StillNamed
 from integration.install.places import SHIM
-from shim import layers
+from shim.work import layers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,7 +44,7 @@ _MARKS: Final = (b"io.containerd.nvidia.v1", b"containerd-shim-nvidia")
 # Those whose files nvshim configure writes, below /etc.
 _CONFIGURED: Final = ("containerd", "docker", "crio")
 _LONGEST: Final = 4 << 20
-_STATE: Final = (cache.NAME, kept.DIRECTORY)
+_STATE: Final = (cache.NAME, files.KEPT)
 _OWN: Final = "containerd-shim-nvidia"
 
 

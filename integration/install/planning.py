@@ -31,8 +31,8 @@ from integration.install.places import CURRENT, PREVIOUS, SHIM, is_directory_nam
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from integration.dist.manifest import Tree
     from integration.install.survey import Installed, Survey
+    from integration.tree import Tree
 
 KEEP = 1
 """How many trees stay that are not in effect and that nothing uses."""

@@ -12,7 +12,7 @@ import os
 import struct
 from typing import Final
 
-from shim.errors import MachineUnsupported
+from shim.sandbox.errors import MachineUnsupported
 
 STATUS: Final = 42
 """What it ends with."""

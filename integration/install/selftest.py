@@ -27,7 +27,8 @@ import anyio
 from api import typeurl
 from api.errors import NvshimError
 from api.proto import runc_options_pb2
-from api.ttrpc import RemoteError, connect
+from api.ttrpc import RemoteError
+from api.ttrpc.client import connect
 from hooks.config import ENVIRONMENT_VARIABLE, NVIDIA_ENVIRONMENT_VARIABLE
 from integration import traces
 from integration.byhand import EventsServer, call, execute_verb, verb_words
@@ -36,7 +37,8 @@ from integration.install import probe
 from integration.install.errors import NoRuntimeToTest, SelfTestFailed
 from integration.install.places import SELF_TEST, SHIM
 from integration.patience import PATIENCE
-from shim import mountinfo, mounts
+from shim import mountinfo
+from shim.rootfs import mounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from integration.install.effects import is_locked
 from integration.install.places import CURRENT
 from integration.install.survey import look
 from integration.install.trees import problem_of
-from integration.install.usage import Role, count
+from integration.install.usage import Role
 
 if TYPE_CHECKING:
     from integration.install.places import Place
@@ -93,7 +94,7 @@ def problems(survey: Survey, mentioned: list[str]) -> list[str]:
 
 def _row(installed: Installed, survey: Survey) -> dict[str, Any]:
     # Who looks is no user that would be news.
-    counts = count(user for user in installed.users if user.pid != os.getpid())
+    counts = Counter(user.role for user in installed.users if user.pid != os.getpid())
     tree = installed.tree
     return {
         "name": installed.name,

@@ -21,8 +21,8 @@ from integration.install.usage import Role, User
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from integration.dist.manifest import Tree
     from integration.install.places import Place
+    from integration.tree import Tree
 
 __all__ = ["Installed", "Link", "Survey", "look"]
 

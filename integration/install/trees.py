@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from integration.dist import manifest
-from integration.dist.errors import DistError
+from integration import tree as manifest
+from integration.errors import TreeError
 from integration.install.errors import SourceMissing
 
 if TYPE_CHECKING:
-    from integration.dist.manifest import Tree
+    from integration.tree import Tree
 
 
 def known_tree(path: str) -> Tree | None:
     """What a directory says of itself; None if it is no tree, or one whose list is lost."""
     try:
         return manifest.read_tree(path)
-    except DistError:
+    except TreeError:
         return None
 
 
@@ -30,7 +30,7 @@ def problem_of(path: str, only: str = "") -> str:
     try:
         if not only or manifest.read_tree(path).digest == only:
             manifest.verify(path)
-    except DistError as error:
+    except TreeError as error:
         return error.found
     return ""
 

@@ -29,7 +29,7 @@ from integration.inspection.procfs import Procfs
 from integration.install.places import PROGRAMS, SHIM
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     Identity = tuple[int, int]
 
@@ -273,11 +273,3 @@ def _asked_by(folder: str) -> str:
 def _lines(path: str) -> Iterator[str]:
     with suppress(OSError), open(path, encoding="utf-8", errors="surrogateescape") as file:
         yield from file
-
-
-def count(found: Iterable[User]) -> Mapping[Role, int]:
-    """How many processes there are of each role."""
-    counts = dict.fromkeys(Role, 0)
-    for user in found:
-        counts[user.role] += 1
-    return counts

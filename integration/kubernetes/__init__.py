@@ -28,8 +28,6 @@ Rules
 ``backoff``      when to put back what another tool took away
 ``entering``     a program of the node, in the place of the container's
 ``installer``    the steps, in their order
-``containerfile`` an image from a Containerfile, without a daemon
-``pod_trace``    a pod's way to its GPU, traced and drawn
 ``manifests/``   what is given to ``kubectl apply -k``
 ================= ==============================================================================
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from integration.kubernetes.errors import HostUnusable
 from integration.kubernetes.host import ENVIRONMENT
-from integration.node.plugin.flags import FLAGS
+from integration.node.plugin.table import FLAGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -1,19 +1,4 @@
-"""What can go wrong while a node of a cluster is set up.
-
-Leaves of the tree in :mod:`api.errors`::
-
-    IntegrationError
-    └── KubernetesError              E266x-E268x
-        ├── InstallerRunning         E2660
-        ├── VariableUnusable         E2661
-        ├── HostUnusable             E2662
-        ├── ImageTreeMissing         E2663
-        ├── HostCommandFailed        E2664
-        ├── DriverNotReady           E2665
-        ├── ValidationFileMalformed  E2666
-        ├── ContainerfileInvalid     E2667
-        └── InstallerUnwell          E2668
-"""
+"""What can go wrong while a node of a cluster is set up: E266x to E268x."""
 
 from __future__ import annotations
 
@@ -71,13 +56,6 @@ class ValidationFileMalformed(KubernetesError):
     """A file of the operator's validator says something that cannot be followed."""
 
     code = "NVSHIM-E2666"
-    status = Status.INVALID_ARGUMENT
-
-
-class ContainerfileInvalid(KubernetesError):
-    """A Containerfile with an instruction that is not understood, or that names no file."""
-
-    code = "NVSHIM-E2667"
     status = Status.INVALID_ARGUMENT
 
 

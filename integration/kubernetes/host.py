@@ -16,13 +16,13 @@ Source: openat2(2) RESOLVE_IN_ROOT; chroot(2).
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
 import shutil
 import signal
 import subprocess
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
@@ -116,13 +116,13 @@ class Host:
         Raises:
             HostUnusable: it cannot be read.
         """
-        try:
-            with open(open_in_root(self._fd, path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-                return file.read()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise _unusable(f"to read {path}", error) from error
+        with (
+            _usable(f"to read {path}"),
+            suppress(FileNotFoundError),
+            open(open_in_root(self._fd, path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file,
+        ):
+            return file.read()
+        return None
 
     def write(self, path: str, content: bytes, mode: int = 0o644) -> None:
         """Write a file, whole or not at all. Directories on the way are made.
@@ -137,16 +137,14 @@ class Host:
         """
         name = os.path.basename(path)
         new = f".{name}.new"
-        try:
-            with self.directory(os.path.dirname(path), make=True) as directory:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(new, dir_fd=directory)
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                with open(os.open(new, flags, mode, dir_fd=directory), "wb") as file:
-                    file.write(content)
-                os.rename(new, name, src_dir_fd=directory, dst_dir_fd=directory)
-        except OSError as error:
-            raise _unusable(f"to write {path}", error) from error
+        asked = f"to write {path}"
+        with _usable(asked), self.directory(os.path.dirname(path), make=True) as directory:
+            with suppress(FileNotFoundError):
+                os.unlink(new, dir_fd=directory)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            with open(os.open(new, flags, mode, dir_fd=directory), "wb") as file:
+                file.write(content)
+            os.rename(new, name, src_dir_fd=directory, dst_dir_fd=directory)
 
     def remove(self, path: str) -> None:
         """Remove a file, if it is there.
@@ -157,13 +155,9 @@ class Host:
         Raises:
             HostUnusable: it cannot be removed.
         """
-        try:
-            with self.directory(os.path.dirname(path)) as directory:
-                os.unlink(os.path.basename(path), dir_fd=directory)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise _unusable(f"to remove {path}", error) from error
+        nothing, parent = suppress(FileNotFoundError), self.directory(os.path.dirname(path))
+        with _usable(f"to remove {path}"), nothing, parent as directory:
+            os.unlink(os.path.basename(path), dir_fd=directory)
 
     def identity(self, path: str) -> tuple[int, ...] | None:
         """What differs once a file or directory was changed or replaced; None if there is none.
@@ -196,7 +190,7 @@ class Host:
         finally:
             os.close(fd)
 
-    @contextlib.contextmanager
+    @contextmanager
     def directory(self, path: str, *, make: bool = False) -> Iterator[int]:
         """A directory, as a descriptor that is closed at the end.
 
@@ -221,7 +215,7 @@ class Host:
                 raise
         parent = self._open_directory(os.path.dirname(path), make=True)
         try:
-            with contextlib.suppress(FileExistsError):
+            with suppress(FileExistsError):
                 os.mkdir(os.path.basename(path), 0o755, dir_fd=parent)
         finally:
             os.close(parent)
@@ -273,13 +267,11 @@ class Host:
             HostUnusable: it cannot be copied.
         """
         self.remove_tree(path)
-        try:
-            with self.directory(os.path.dirname(path), make=True) as directory:
-                # The way through the descriptor leads nowhere else, whatever is renamed meanwhile.
-                place = f"/proc/self/fd/{directory}/{os.path.basename(path)}"
-                shutil.copytree(source, place, symlinks=True)
-        except (OSError, shutil.Error) as error:
-            raise _unusable(f"to copy {source} to {path}", error) from error
+        asked = f"to copy {source} to {path}"
+        with _usable(asked), self.directory(os.path.dirname(path), make=True) as directory:
+            # The way through the descriptor leads nowhere else, whatever is renamed meanwhile.
+            place = f"/proc/self/fd/{directory}/{os.path.basename(path)}"
+            shutil.copytree(source, place, symlinks=True)
 
     def remove_tree(self, path: str) -> None:
         """Remove a directory and all that is in it, if it is there.
@@ -290,13 +282,9 @@ class Host:
         Raises:
             HostUnusable: it cannot be removed.
         """
-        try:
-            with self.directory(os.path.dirname(path)) as directory:
-                shutil.rmtree(os.path.basename(path), dir_fd=directory)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise _unusable(f"to remove {path}", error) from error
+        nothing, parent = suppress(FileNotFoundError), self.directory(os.path.dirname(path))
+        with _usable(f"to remove {path}"), nothing, parent as directory:
+            shutil.rmtree(os.path.basename(path), dir_fd=directory)
 
     def remove_if_empty(self, path: str) -> None:
         """Remove a directory if it is there and nothing is in it.
@@ -304,7 +292,7 @@ class Host:
         Args:
             path: on the node.
         """
-        with contextlib.suppress(OSError), self.directory(os.path.dirname(path)) as directory:
+        with suppress(OSError), self.directory(os.path.dirname(path)) as directory:
             os.rmdir(os.path.basename(path), dir_fd=directory)
 
     def run(
@@ -354,7 +342,7 @@ class Host:
         finally:
             if process is not None:
                 # Also if we are told to end meanwhile. Nothing of it is to go on by itself.
-                with contextlib.suppress(ProcessLookupError):
+                with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 with process:
                     pass
@@ -368,6 +356,15 @@ class Host:
 
 def _text(output: bytes) -> str:
     return output.decode(errors="replace")
+
+
+@contextmanager
+def _usable(asked: str) -> Iterator[None]:
+    """What fails meanwhile is what the node does not let us do."""
+    try:
+        yield
+    except OSError as error:
+        raise _unusable(asked, error) from error
 
 
 def _unusable(asked: str, error: Exception) -> HostUnusable:

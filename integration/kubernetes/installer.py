@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import NvshimError
 from integration.cli import exits
-from integration.dist.errors import DistError
-from integration.dist.manifest import MANIFEST, own_tree, read_tree, verify
+from integration.engines.restart import SOCKETS
+from integration.errors import TreeError, fields_of
 from integration.kubernetes.backoff import Backoff
 from integration.kubernetes.errors import DriverNotReady, HostCommandFailed, ImageTreeMissing
 from integration.kubernetes.handlers import ask_engine
-from integration.kubernetes.status import Reporter, State, of_error
+from integration.kubernetes.status import Reporter, State
 from integration.kubernetes.validations import (
     DRIVER_READY,
     TOOLKIT_READY,
     DriverReady,
     read_driver_ready,
 )
+from integration.tree import MANIFEST, own_tree, read_tree, verify
 from shim import RUNTIME_NAME, VERSION
 
 if TYPE_CHECKING:
@@ -69,10 +70,8 @@ _CONFIGS: Final = {
 # Beside the configuration; whatever is put there is looked at.
 _DROP_INS: Final = {"containerd": "{}/conf.d", "crio": "{}/crio.conf.d"}
 _ALWAYS_CDI: Final = frozenset({"crio"})
-_SOCKETS: Final = {
-    "containerd": "/run/containerd/containerd.sock",
-    "crio": "/run/crio/crio.sock",
-}
+_SOCKETS: Final = {engine: SOCKETS[engine] for engine in ("containerd", "crio")}
+"""Where those that serve the CRI do; dockerd does not."""
 
 
 class Stopped(BaseException):
@@ -217,8 +216,8 @@ class Installer:
                     return True
         except FileNotFoundError:
             pass
-        except (OSError, DistError) as error:
-            found = error.found if isinstance(error, DistError) else error.strerror
+        except (OSError, TreeError) as error:
+            found = error.found if isinstance(error, TreeError) else error.strerror
             self._log.warning("the installed tree is damaged", tree=self._current, found=found)
         return False
 
@@ -328,7 +327,7 @@ class Installer:
             try:
                 answer = self._nvshim(source, *words)
             except NvshimError as error:
-                self._log.error("not removed", **of_error(error))
+                self._log.error("not removed", **fields_of(error))
             else:
                 self._log.info("removed", step=words[0], **_told(answer))
         if source == self._staging:
@@ -341,7 +340,7 @@ class Installer:
             try:
                 return self._copy()
             except NvshimError as error:
-                self._log.error("not copied", **of_error(error))
+                self._log.error("not copied", **fields_of(error))
         return self._current
 
     # -- watching -------------------------------------------------------------------------

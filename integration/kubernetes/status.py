@@ -17,7 +17,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from api.errors import NvshimError, one_line
+from api.errors import one_line
 from integration.kubernetes.errors import InstallerUnwell
 
 if TYPE_CHECKING:
@@ -187,14 +187,3 @@ def check(question: str, local: str, now: float) -> Status:
             found=f"{status.state}: {status.message or '-'}; last heard of {silent:.0f} s ago",
         )
     return status
-
-
-def of_error(error: NvshimError) -> dict[str, str]:
-    """An error as fields of a line."""
-    return {
-        "code": error.code,
-        "name": error.slug(),
-        "asked": error.asked,
-        "found": error.found,
-        "do": error.do,
-    }

@@ -41,24 +41,25 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import anyio.abc
 
-from hooks.node.gpus import CAPS
+from hooks.node.device_nodes import CAPS
 from hooks.node.inventory import RETRY_AFTER
 from integration.devices.creating import State, Wish, create
-from integration.dist.manifest import own_tree
 from integration.files import read_file, replace_file
 from integration.install.places import CURRENT
 from integration.inventory import STOP
 from integration.node.changes import Changes
+from integration.node.components import PARTS, Context, keep
 from integration.node.errors import AgentRunning, AgentStateUnusable
-from integration.node.parts import PARTS, Context, keep
 from integration.node.refresh import Made, Seen, keep_spec, look
+from integration.node.watcher import first_of
+from integration.tree import own_tree
 from shim import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hooks.config import Config
-    from integration.node.parts import Options
+    from integration.node.components import Options
 
 __all__ = ["is_ready", "is_running", "serve", "status_path"]
 
@@ -83,9 +84,6 @@ async def serve(
     """Keep the node's files true until SIGTERM or SIGINT, or until its own tree is replaced.
 
     Args:
-        config: where the node is.
-        options: what is to be done.
-        say: takes the log's lines.
         once: look once, and end.
 
     Returns:
@@ -106,7 +104,7 @@ async def serve(
             seen = await rounds.look(first=True)
             if not once:
                 _begin_parts(tasks, context)
-                tasks.start_soon(rounds.note_changes)
+                tasks.start_soon(context.board.follow, rounds.note, *_NOTED)
                 while not in_effect or _is_in_effect():
                     await rounds.wait()
                     seen = await rounds.look()
@@ -119,7 +117,6 @@ class _Rounds:
     """Looking at the node, again and again.
 
     Args:
-        context: of the agent.
         changes: what is heard of the node.
     """
 
@@ -159,7 +156,7 @@ class _Rounds:
         _tell(self._context.say, self._told, now, first=first)
         self._told = now
         board.post(seen=now)
-        self._note(strict=first)
+        self.note(strict=first)
         return now
 
     async def wait(self) -> None:
@@ -178,28 +175,17 @@ class _Rounds:
         # A doubtful answer is asked for again as soon as it is believed no longer.
         pause = min(options.poll, RETRY_AFTER) if seen.faults else options.poll
 
-        async def hear() -> None:
-            self._heard = await self._changes.wait(pause)
-            either.cancel_scope.cancel()
+        which, heard = await first_of(
+            partial(self._changes.wait, pause), partial(board.change, "wanted", since=self._wanted)
+        )
+        self._heard = bool(which) or heard or board.version("wanted") != self._wanted
 
-        async def be_asked() -> None:
-            await board.change("wanted", since=self._wanted)
-            self._heard = True
-            either.cancel_scope.cancel()
+    def note(self, *, strict: bool = False) -> None:
+        """Keep the status file true, also when another part has something to say in it.
 
-        async with anyio.create_task_group() as either:
-            either.start_soon(hear)
-            either.start_soon(be_asked)
-
-    async def note_changes(self) -> None:
-        """Keep the status file true when another part of the agent has something to say in it."""
-        board = self._context.board
-        version = board.version(*_NOTED)
-        while True:
-            version = await board.change(*_NOTED, since=version)
-            self._note()
-
-    def _note(self, *, strict: bool = False) -> None:
+        Raises:
+            AgentStateUnusable: it cannot be written, and that is not to be overlooked.
+        """
         try:
             _note(self._context, self._looked)
         except AgentStateUnusable as error:
@@ -325,11 +311,7 @@ def _lock_path(config: Config) -> str:
 
 
 def is_running(config: Config) -> bool:
-    """Whether an agent has this node, whatever it does.
-
-    Args:
-        config: where the node is.
-    """
+    """Whether an agent has this node, whatever it does."""
     try:
         fd = os.open(_lock_path(config), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -344,11 +326,7 @@ def is_running(config: Config) -> bool:
 
 
 def is_ready(config: Config) -> bool:
-    """Whether an agent keeps this node, and has looked at it not long ago.
-
-    Args:
-        config: where the node is.
-    """
+    """Whether an agent keeps this node, and has looked at it not long ago."""
     path = status_path(config)
     try:
         content = read_file(path)
@@ -370,7 +348,6 @@ def _note(context: Context, looked: float) -> None:
     """Write the status file; its time is that of the last look.
 
     Args:
-        context: of the agent.
         looked: seconds since the epoch.
 
     Raises:

@@ -34,7 +34,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import anyio
 
@@ -45,14 +45,14 @@ from integration.node.monitor.values import Sample
 from integration.node.refresh import Seen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
     from integration.node.health.values import DeviceHealth
     from integration.node.monitor.values import GpuEvent, Sampler
     from integration.node.mps.values import MpsDaemon
-    from integration.node.plugin.hearing import Told
+    from integration.node.plugin.engine_cdi import Told
     from integration.node.plugin.values import Resource, Settings
 
 __all__ = ["Board", "Unsampled"]
@@ -151,6 +151,21 @@ class Board:
             while self.version(*names) == since:
                 await self._news.wait()
         return self.version(*names)
+
+    async def follow(
+        self, do: Callable[[], object], *names: str, at_once: bool = False
+    ) -> NoReturn:
+        """Do something whenever one of these has changed, until cancelled.
+
+        Args:
+            do: what.
+            names: of the table above.
+            at_once: do it now, too.
+        """
+        version = -1 if at_once else self.version(*names)
+        while True:
+            version = await self.change(*names, since=version)
+            do()
 
     def tell(self, event: GpuEvent) -> None:
         """Tell all who listen that something has happened."""

@@ -5,7 +5,7 @@ Leaves of the tree in :mod:`api.errors`, below :class:`~integration.errors.Integ
     NodeAgentError          E27xx
     ├── AgentRunning        E2701  another one has the node
     ├── AgentStateUnusable  E2702  its directory cannot be used
-    ├── ServingError        E2704  and following: see integration.node.plugin.serving_errors
+    ├── PluginError         E2703  and following: see integration.node.plugin.errors
     ├── MpsError            E2735  and following: see integration.node.mps.errors
     ├── MonitorError        E2745  and following: see integration.node.monitor.errors
     ├── HealthError         E2755  and following: see integration.node.health.errors

@@ -107,8 +107,6 @@ class Made:
         """The text.
 
         Args:
-            inventory: what the node has.
-            config: where it is.
             heard: something has changed.
         """
         self._used += 1
@@ -122,7 +120,6 @@ def look(config: Config, *, heard: bool = False) -> Seen:
     """Look at the node.
 
     Args:
-        config: where the node is.
         heard: something has changed, so that NVML is asked again even if it has just failed.
 
     Returns:
@@ -147,7 +144,6 @@ def keep_spec(config: Config, spec: str, seen: Seen, *, heard: bool, made: Made)
     """Bring the spec up to date.
 
     Args:
-        config: where the node is.
         spec: the path of the CDI spec; "" for none.
         seen: what was seen of the node.
         heard: something has changed.
@@ -184,7 +180,6 @@ def refresh(config: Config, spec: str, *, heard: bool = False) -> Seen:
     """Look at the node, and bring the spec up to date.
 
     Args:
-        config: where the node is.
         spec: the path of the CDI spec; "" for none.
         heard: something has changed, so that NVML is asked again even if it has just failed.
 
@@ -198,7 +193,6 @@ def _still_true(path: str, inventory: Inventory, config: Config) -> bytes | None
     """The spec that is there, if NVML does not answer, and nothing of it is gone.
 
     Args:
-        path: where it is.
         inventory: what is known of the node.
         config: where device nodes are.
     """

@@ -16,74 +16,49 @@ drivers/infiniband/core for uverbs and rdma_cm).
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Final
 
-from integration.simulated.devices import Node, free_majors, make_nodes
-from integration.simulated.tree import write_tree
+from integration.simulated.tree import MISC_MAJOR, Device, NodeTree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Mapping
 
-KEYS: Final = ("gds", "mofed", "gdrcopy", "nvswitch")
-
-_MISC: Final = 10
 _VERBS: Final = 231
 _FIRST_VERBS: Final = 192
 _RDMA_CM: Final = 58
 _CONTROL_OF_SWITCHES: Final = 255
 
-_CUFILE: Final = '{"logging": {"level": "ERROR"}, "properties": {"use_compat_mode": false}}\n'
 
-
-def add_beside(directory: str, keys: Iterable[str]) -> None:
-    """Add drivers to a node.
-
-    Args:
-        directory: the node's, with its ``dev``, ``proc/devices`` and ``driver``.
-        keys: which, of :data:`KEYS`.
-    """
-    devices = os.path.join(directory, "proc/devices")
-    with open(devices, encoding="ascii") as file:
-        text = file.read()
-    free = free_majors(text)
-    nodes: list[Node] = []
-    majors: list[tuple[int, str]] = []
-    for key in keys:
-        match key:
-            case "gds":
-                major = next(free)
-                majors.append((major, "nvidia-fs"))
-                nodes += [Node(f"nvidia-fs{number}", major, number) for number in range(16)]
-                _write(directory, "driver", {"etc/cufile.json": _CUFILE, "run/udev/data/b8:0": ""})
-            case "mofed":
-                majors.append((_VERBS, "infiniband_verbs"))
-                nodes += [Node(f"infiniband/uverbs{n}", _VERBS, _FIRST_VERBS + n) for n in range(2)]
-                nodes.append(Node("infiniband/rdma_cm", _MISC, _RDMA_CM))
-                _write(directory, "proc", {"misc": f" 63 vga_arbiter\n {_RDMA_CM} rdma_cm\n"})
-            case "gdrcopy":
-                major = next(free)
-                majors.append((major, "gdrdrv"))
-                nodes.append(Node("gdrdrv", major, 0))
-            case "nvswitch":
-                major = next(free)
-                majors.append((major, "nvidia-nvswitch"))
-                nodes.append(Node("nvidia-nvswitchctl", major, _CONTROL_OF_SWITCHES))
-                nodes += [Node(f"nvidia-nvswitch{number}", major, number) for number in range(4)]
-    make_nodes(os.path.join(directory, "dev"), nodes)
-    os.unlink(devices)
-    _write(directory, "proc", {"devices": _with_majors(text, majors)})
-
-
-def _write(directory: str, below: str, files: dict[str, str]) -> None:
-    write_tree(os.path.join(directory, below), files)
-
-
-def _with_majors(text: str, majors: Iterable[tuple[int, str]]) -> str:
-    character, _, block = text.partition("\n\n")
-    title, *lines = character.splitlines()
-    lines = sorted(
-        {*lines, *(f"{major:3} {name}" for major, name in majors)},
-        key=lambda line: int(line.split()[0]),
+def _add_gds(tree: NodeTree) -> None:
+    major = tree.add_major("nvidia-fs")
+    tree.devices += [Device(f"nvidia-fs{number}", major, number) for number in range(16)]
+    tree.files["driver/etc/cufile.json"] = (
+        '{"logging": {"level": "ERROR"}, "properties": {"use_compat_mode": false}}\n'
     )
-    return "\n".join([title, *lines]) + f"\n\n{block}"
+    tree.files["driver/run/udev/data/b8:0"] = ""
+
+
+def _add_mofed(tree: NodeTree) -> None:
+    tree.add_major("infiniband_verbs", _VERBS)
+    tree.devices += [Device(f"infiniband/uverbs{n}", _VERBS, _FIRST_VERBS + n) for n in range(2)]
+    tree.devices.append(Device("infiniband/rdma_cm", MISC_MAJOR, _RDMA_CM))
+    tree.files["proc/misc"] = f" 63 vga_arbiter\n {_RDMA_CM} rdma_cm\n"
+
+
+def _add_gdrcopy(tree: NodeTree) -> None:
+    tree.devices.append(Device("gdrdrv", tree.add_major("gdrdrv"), 0))
+
+
+def _add_nvswitch(tree: NodeTree) -> None:
+    major = tree.add_major("nvidia-nvswitch")
+    tree.devices.append(Device("nvidia-nvswitchctl", major, _CONTROL_OF_SWITCHES))
+    tree.devices += [Device(f"nvidia-nvswitch{number}", major, number) for number in range(4)]
+
+
+BESIDE: Final[Mapping[str, Callable[[NodeTree], None]]] = {
+    "gds": _add_gds,
+    "mofed": _add_mofed,
+    "gdrcopy": _add_gdrcopy,
+    "nvswitch": _add_nvswitch,
+}
+"""What adds each driver to a node, by the driver's key."""

@@ -34,13 +34,14 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from integration.errors import DriverIncomplete
-from integration.packages import default_cache, fetch, machine_sources, unpack
+from integration.simulated.archive import machine_sources
+from integration.simulated.errors import DriverIncomplete
 from integration.simulated.layouts import Layout, rearrange
 from integration.simulated.library import build_stand_in
+from integration.simulated.packages import default_cache, fetch, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
 
 PACKAGES: Final = (
@@ -125,7 +126,7 @@ class DriverFiles:
         """Have the driver's packages in the cache, and unpacked there.
 
         Args:
-            cache: the cache of packages; :func:`integration.packages.default_cache` if None.
+            cache: the cache of packages; that of :func:`default_cache` if None.
             say: told in one line what is being downloaded, when something is.
 
         Returns:
@@ -182,7 +183,7 @@ def add_companion(
     Args:
         root: the driver root.
         version: the version that names are to say; the packages may be of another.
-        cache: the cache of packages; :func:`integration.packages.default_cache` if None.
+        cache: the cache of packages; that of :func:`default_cache` if None.
         say: told in one line what is being downloaded, when something is.
 
     Raises:
@@ -200,13 +201,9 @@ def add_companion(
     unpack(debs, directory)
     files = DriverFiles.at(directory, TRIPLET_32)
     lib = f"usr/lib/{TRIPLET_32}"
-    rules = [(re.compile(pattern.replace("{lib}", lib)), to) for pattern, to in _INSTALLER_RULES]
-    for path in _files_below(directory):
-        destination = _destination(path, rules, lib)
-        source = os.path.join(directory, path)
-        if destination is None or not destination.startswith(lib) or os.path.islink(source):
-            continue
-        _place(source, os.path.join(root, destination.replace(files.version, version)))
+    for path, destination, target in _moves(files, version, _INSTALLER_RULES):
+        if not target and destination.startswith(lib):
+            _place(os.path.join(directory, path), os.path.join(root, destination))
 
 
 def lay_out(root: str, files: DriverFiles, *, version: str, layout: Layout) -> str:
@@ -228,22 +225,13 @@ def lay_out(root: str, files: DriverFiles, *, version: str, layout: Layout) -> s
     lib = f"usr/lib/{files.triplet}"
     current = f"{lib}/nvidia/current"
     own = current if layout is Layout.DEBIAN else lib
-    table = _DEBIAN_RULES if layout is Layout.DEBIAN else _INSTALLER_RULES
-    rules = [(re.compile(pattern.replace("{lib}", lib)), to) for pattern, to in table]
     nvml = f"{own}/libnvidia-ml.so.{version}"
-    for path in _files_below(files.directory):
-        if (destination := _destination(path, rules, lib)) is None:
-            continue
-        destination = destination.replace(files.version, version)
-        source = os.path.join(files.directory, path)
-        if os.path.islink(source):
-            # A link beside its library may have come to lie elsewhere than that.
-            beside = os.path.join(os.path.dirname(path), os.readlink(source))
-            target = _destination(beside, rules, lib) or beside
-            target = os.path.relpath(target, os.path.dirname(destination))
-            _link(root, destination, target.replace(files.version, version))
+    rules = _DEBIAN_RULES if layout is Layout.DEBIAN else _INSTALLER_RULES
+    for path, destination, target in _moves(files, version, rules):
+        if target:
+            _link(root, destination, target)
         elif destination != nvml:
-            _place(source, os.path.join(root, destination))
+            _place(os.path.join(files.directory, path), os.path.join(root, destination))
     _stand_ins(root, files, version, own)
     if layout is Layout.DEBIAN:
         _alternatives(root, lib, files.triplet)
@@ -268,19 +256,37 @@ def write_loader_cache(root: str, triplet: str) -> None:
     subprocess.run(["/sbin/ldconfig", "-X", "-r", root], check=True, capture_output=True)
 
 
-def _files_below(directory: str) -> list[str]:
-    found = []
+def _moves(
+    files: DriverFiles, version: str, rules: Sequence[tuple[str, str]]
+) -> Iterator[tuple[str, str, str]]:
+    """Where each file of the packages goes, in order; what has no place is left out.
+
+    Returns:
+        Its path in the packages, that below the driver root, and what it says if it is a link.
+    """
+    lib = f"usr/lib/{files.triplet}"
+    compiled = [(re.compile(p.replace("{lib}", lib)), to.replace("{lib}", lib)) for p, to in rules]
+
+    def destination(path: str) -> str | None:
+        found = (match.expand(to) for pattern, to in compiled if (match := pattern.fullmatch(path)))
+        return next(found, None)
+
+    for path in sorted(_files_below(files.directory)):
+        if (place := destination(path)) is None:
+            continue
+        target = ""
+        source = os.path.join(files.directory, path)
+        if os.path.islink(source):
+            # A link beside its library may have come to lie elsewhere than that.
+            beside = os.path.join(os.path.dirname(path), os.readlink(source))
+            target = os.path.relpath(destination(beside) or beside, os.path.dirname(place))
+        yield path, place.replace(files.version, version), target.replace(files.version, version)
+
+
+def _files_below(directory: str) -> Iterator[str]:
     for parent, _, names in os.walk(directory):
         below = os.path.relpath(parent, directory)
-        found += [os.path.normpath(os.path.join(below, name)) for name in names]
-    return sorted(found)
-
-
-def _destination(path: str, rules: list[tuple[re.Pattern[str], str]], lib: str) -> str | None:
-    for pattern, to in rules:
-        if match := pattern.fullmatch(path):
-            return match.expand(to.replace("{lib}", lib))
-    return None
+        yield from (os.path.normpath(os.path.join(below, name)) for name in names)
 
 
 def _link(root: str, path: str, target: str) -> None:
@@ -309,8 +315,13 @@ def _stand_ins(root: str, files: DriverFiles, version: str, own: str) -> None:
         name = os.path.basename(path)
         kept = os.path.join(made, name)
         if not os.path.exists(kept):
-            build_stand_in(f"{kept}.{os.getpid()}", soname)
-            os.rename(f"{kept}.{os.getpid()}", kept)
+            unfinished = f"{kept}.{os.getpid()}"
+            build_stand_in(unfinished, soname)
+            # Never in place of another process's: that one may be linking it in this moment, and
+            # link(2) says ENOENT of a file whose last name is taken from it meanwhile.
+            with contextlib.suppress(FileExistsError):
+                os.link(unfinished, kept)
+            os.unlink(unfinished)
         _place(kept, os.path.join(root, path))
         if soname != name:
             _link(root, os.path.join(os.path.dirname(path), soname), name)

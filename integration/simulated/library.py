@@ -13,9 +13,10 @@ import subprocess
 import tempfile
 from typing import TYPE_CHECKING, Final
 
-from integration.errors import DriverIncomplete, LibraryNotBuilt
 from integration.simulated.capabilities import access_minor
 from integration.simulated.catalogue import MODELS
+from integration.simulated.errors import DriverIncomplete, LibraryNotBuilt
+from integration.simulated.nvidia import VENDOR
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 SONAME: Final = "libnvidia-ml.so.1"
 
 _SOURCE: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "nvml.c")
-_NVIDIA: Final = 0x10DE
 _DEFINED: Final = re.compile(
     r"^(?:API .*?(nvml\w+)\(|(?:NUMBER|PROCESSES|ENGINE)\((nvml\w+))", re.MULTILINE
 )
@@ -166,7 +166,7 @@ def _gpu_row(gpu: Gpu, profiles: int) -> str:
     return _row(
         model.name, gpu.uuid, gpu.serial, gpu.vbios,
         gpu.minor, domain, bus, device,
-        model.device << 16 | _NVIDIA, model.subsystem << 16 | _NVIDIA,
+        model.device << 16 | VENDOR, model.subsystem << 16 | VENDOR,
         model.architecture.value, *model.capability, model.brand.value,
         model.cores, model.multiprocessors,
         model.power * 1000, *model.clocks, *model.pcie, gpu.numa_node,

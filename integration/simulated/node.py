@@ -9,26 +9,24 @@ import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
-from integration.errors import NodeExists, NodeNotFound
-from integration.simulated.beside import add_beside
-from integration.simulated.devices import Majors, make_devices
+from integration.simulated.beside import BESIDE
 from integration.simulated.driver import (
     DriverFiles,
     add_companion,
     lay_out,
     write_loader_cache,
 )
+from integration.simulated.errors import NodeExists, NodeNotFound
 from integration.simulated.layouts import Layout
 from integration.simulated.library import build_nvml
+from integration.simulated.nvidia import add_nvidia
 from integration.simulated.platforms import make_platform
-from integration.simulated.procfs import make_bare_proc, make_proc
 from integration.simulated.scenario import Scenario
-from integration.simulated.sysfs import make_sys
+from integration.simulated.tree import NodeTree
 from integration.simulated.vendors import add_vendors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
 # Parts of a node, by the key that the configuration has for each.
 _ROOTS: Final = {
@@ -39,6 +37,7 @@ _ROOTS: Final = {
     "state": "state",
     "layers": "layers",
 }
+_BOOT_ID: Final = "proc/sys/kernel/random/boot_id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ class SimulatedNode:
                 then not copied.
             scenario: what it has.
             packages_cache: where the driver's packages are kept; by default
-                :func:`integration.packages.default_cache`.
+                :func:`integration.simulated.packages.default_cache`.
             layout: how the driver's files lie.
             say: told in one line what is being downloaded, when something is.
 
@@ -156,8 +155,7 @@ class SimulatedNode:
             ours = any(roots == _roots(directory, hosts=hosts) for hosts in (False, True))
             version = ""
             if os.path.exists(module):
-                with open(module, encoding="ascii") as at:
-                    version = at.read().strip()
+                version = _read(module).strip()
         except (OSError, KeyError, tomllib.TOMLDecodeError):
             ours = False
         if not ours:
@@ -196,27 +194,25 @@ class SimulatedNode:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()
 
     def _fill(self, files: DriverFiles | None, layout: Layout) -> None:
         for name in _ROOTS.values():
             os.makedirs(os.path.join(self.directory, name), 0o755, exist_ok=True)
+        tree = NodeTree(_read("/proc/devices"))
+        tree.files[_BOOT_ID] = _read(f"/{_BOOT_ID}")
         if files is not None and self.scenario.nvidia:
-            self._fill_with_nvidia(files, layout)
-        else:
-            make_bare_proc(self.proc, host="/proc")
-        if self.scenario.beside:
-            add_beside(self.directory, self.scenario.beside)
+            cpus = _read("/sys/devices/system/cpu/online").strip()
+            add_nvidia(tree, self.scenario, driver=self.driver_version, cpus=cpus)
+            self._add_libraries(files, layout)
+        for key in self.scenario.beside:
+            BESIDE[key](tree)
         if files is not None and self.scenario.platform:
-            make_platform(self.scenario.platform, self.directory, files)
+            make_platform(self.scenario.platform, self.directory, tree, files)
         if self.scenario.others:
-            add_vendors(self.directory, self.scenario.others)
+            add_vendors(tree, self.scenario.others)
+        tree.write(self.directory)
         with open(os.path.join(self.directory, "scenario.toml"), "w", encoding="utf-8") as file:
             file.write(self.scenario.to_toml())
         # Last, as it is what makes the directory a node.
@@ -226,13 +222,8 @@ class SimulatedNode:
             lines = [f"{key} = {json.dumps(path, ensure_ascii=False)}\n" for key, path in roots]
             file.writelines(["[node]\n", *lines])
 
-    def _fill_with_nvidia(self, files: DriverFiles, layout: Layout) -> None:
-        with open("/proc/devices", encoding="ascii") as file:
-            majors = Majors.free_in(file.read())
+    def _add_libraries(self, files: DriverFiles, layout: Layout) -> None:
         driver = self.driver_version
-        make_devices(self.dev, self.scenario, majors)
-        make_proc(self.proc, self.scenario, driver=driver, majors=majors, host="/proc")
-        make_sys(self.sys, self.scenario, driver=driver, host="/sys")
         nvml = lay_out(self.driver_root, files, version=driver, layout=layout)
         build_nvml(nvml, self.scenario, driver=driver, real=files.nvml, node=self.directory)
         if self.scenario.compat32:
@@ -250,6 +241,11 @@ def _driver_of(
         return None, ""
     files = DriverFiles.fetch(cache, say=say)
     return files, scenario.driver_version(files.version) if scenario.nvidia else ""
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="ascii") as file:
+        return file.read()
 
 
 def _empty(directory: str) -> bool:

@@ -15,21 +15,23 @@ import os
 import shutil
 from typing import TYPE_CHECKING, Final
 
-from integration.simulated.devices import DRM_MAJOR, Node, free_majors, group_of, make_nodes
 from integration.simulated.library import build_stand_in
-from integration.simulated.tree import write_tree
+from integration.simulated.scenario import TEGRA
+from integration.simulated.tree import (
+    DRM_MAJOR,
+    FIRST_RENDER,
+    MISC_MAJOR,
+    Device,
+    NodeTree,
+    video_group,
+)
 
 if TYPE_CHECKING:
     from integration.simulated.driver import DriverFiles
 
-TEGRA: Final = "tegra"
-WSL: Final = "wsl"
-PLATFORMS: Final = (TEGRA, WSL)
-
 LISTS: Final = "etc/nvidia-container-runtime/host-files-for-container.d"
 STORE: Final = "usr/lib/wsl/drivers/nv_dispi.inf_amd64_0123456789abcdef"
 
-_MISC_MAJOR: Final = 10
 _DXG_MINOR: Final = 127
 _NVMAP_MINOR: Final = 121
 
@@ -44,12 +46,9 @@ _WSL_LIBRARIES: Final = {
     "libnvidia-ptxjitcompiler.so.1": "libnvidia-ptxjitcompiler.so.{v}",
     "libnvcuvid.so.1": "libnvcuvid.so.{v}",
 }
-_WSL_STAND_INS: Final = {
-    "libcuda_loader.so": "libcuda_loader.so",
-    "libnvidia-ml_loader.so": "libnvidia-ml_loader.so",
-    "libnvdxgdmal.so.1": "libnvdxgdmal.so.1",
-    "libnvdxdlkernels.so": "libnvdxdlkernels.so",
-}
+_WSL_STAND_INS: Final = (
+    "libcuda_loader.so", "libnvidia-ml_loader.so", "libnvdxgdmal.so.1", "libnvdxdlkernels.so",
+)  # fmt: skip
 
 _TEGRA_LISTS: Final = {
     "devices.csv": """\
@@ -78,32 +77,33 @@ sym, /usr/local/cuda
 }
 
 
-def make_platform(platform: str, directory: str, files: DriverFiles) -> None:
+def make_platform(platform: str, directory: str, tree: NodeTree, files: DriverFiles) -> None:
     """Make what a platform has, on a node that has nothing else of NVIDIA's.
 
     Args:
-        platform: one of :data:`PLATFORMS`.
-        directory: the node's, with its roots.
+        platform: "tegra" or "wsl".
+        directory: the node's, with its driver root; libraries are put there.
+        tree: what is going to be written; all else is added to it.
         files: the driver's packages.
 
     Raises:
         LibraryNotBuilt: no compiler for the stand-ins.
-        DevicesForbidden: device nodes cannot be made there.
     """
-    {TEGRA: _make_tegra, WSL: _make_wsl}[platform](directory, files)
+    make = _make_tegra if platform == TEGRA else _make_wsl
+    make(os.path.join(directory, "driver"), tree, files)
 
 
-def _make_tegra(directory: str, files: DriverFiles) -> None:
-    root = os.path.join(directory, "driver")
+def _make_tegra(root: str, tree: NodeTree, files: DriverFiles) -> None:
     own = f"usr/lib/{files.triplet}/nvidia"
     _copy_libraries(os.path.join(root, own), files, _TEGRA_LIBRARIES)
-    texts = {
-        f"{LISTS}/{name}": text.format(triplet=files.triplet) for name, text in _TEGRA_LISTS.items()
+    for name, text in _TEGRA_LISTS.items():
+        tree.files[f"driver/{LISTS}/{name}"] = text.format(triplet=files.triplet)
+    tree.files |= {
+        "driver/etc/nv_tegra_release": "# R36 (release), REVISION: 4.0, GCID: 1, BOARD: generic\n",
+        "driver/lib/firmware/tegra23x/nvhost_nvdec050.fw": "firmware\n",
+        "driver/usr/local/cuda-12.6/version.json": "{}\n",
+        "sys/devices/soc0/family": "Tegra\n",
     }
-    texts["etc/nv_tegra_release"] = "# R36 (release), REVISION: 4.0, GCID: 1, BOARD: generic\n"
-    texts["lib/firmware/tegra23x/nvhost_nvdec050.fw"] = "firmware\n"
-    texts["usr/local/cuda-12.6/version.json"] = "{}\n"
-    write_tree(root, texts)
     for link, target in {
         f"{own}/libcuda.so.1": "libcuda.so.1.1",
         f"{own}/libcuda.so": "libcuda.so.1",
@@ -114,42 +114,40 @@ def _make_tegra(directory: str, files: DriverFiles) -> None:
     }.items():
         os.makedirs(os.path.dirname(os.path.join(root, link)), exist_ok=True)
         os.symlink(target, os.path.join(root, link))
-    write_tree(os.path.join(directory, "sys"), {"devices/soc0/family": "Tegra\n"})
-    with open(os.path.join(directory, "proc/devices"), encoding="ascii") as file:
-        free = free_majors(file.read())
-    gpu, ctrl = next(free), next(free)
-    video = group_of("video", 44)
-    nodes = [
-        Node("nvmap", _MISC_MAJOR, _NVMAP_MINOR, 0o660, video),
-        Node("nvhost-gpu", gpu, 0, 0o660, video),
-        Node("nvhost-ctrl-gpu", gpu, 1, 0o660, video),
-        Node("nvgpu/igpu0/ctrl", ctrl, 0, 0o660, video),
-        Node("nvgpu/igpu0/as", ctrl, 1, 0o660, video),
-        Node("nvhost-vic", gpu, 9, 0o660, video),  # not listed
-        Node("dri/renderD128", DRM_MAJOR, 128, 0o660, video),
+    gpu, ctrl = tree.free_major(), tree.free_major()
+    tree.devices += [
+        Device(path, major, minor, 0o660, video_group())
+        for path, major, minor in (
+            ("nvmap", MISC_MAJOR, _NVMAP_MINOR),
+            ("nvhost-gpu", gpu, 0),
+            ("nvhost-ctrl-gpu", gpu, 1),
+            ("nvgpu/igpu0/ctrl", ctrl, 0),
+            ("nvgpu/igpu0/as", ctrl, 1),
+            ("nvhost-vic", gpu, 9),  # not listed
+            ("dri/renderD128", DRM_MAJOR, FIRST_RENDER),
+        )
     ]
-    make_nodes(os.path.join(directory, "dev"), nodes)
 
 
-def _make_wsl(directory: str, files: DriverFiles) -> None:
-    root = os.path.join(directory, "driver")
+def _make_wsl(root: str, tree: NodeTree, files: DriverFiles) -> None:
     store = os.path.join(root, STORE)
     _copy_libraries(store, files, _WSL_LIBRARIES)
-    for name, soname in _WSL_STAND_INS.items():
-        build_stand_in(os.path.join(store, name), soname)
+    for name in _WSL_STAND_INS:
+        build_stand_in(os.path.join(store, name), name)
     own = os.path.join(root, "usr/lib/wsl/lib")
     os.makedirs(own)
     build_stand_in(os.path.join(own, "libdxcore.so"), "libdxcore.so")
     shutil.copyfile(os.path.join(store, "libcuda_loader.so"), os.path.join(own, "libcuda.so.1.1"))
-    write_tree(root, {f"{STORE}/nvcubins.bin": "cubins\n", f"{STORE}/nv_dispi.inf": "inf\n"})
     smi = os.path.join(store, "nvidia-smi")
     with open(smi, "w", encoding="ascii") as file:
         file.write('#!/bin/sh\necho "nvidia-smi of Windows"\n')
     os.chmod(smi, 0o755)  # noqa: S103 - a program
-    make_nodes(os.path.join(directory, "dev"), [Node("dxg", _MISC_MAJOR, _DXG_MINOR)])
-    write_tree(
-        os.path.join(directory, "sys"), {"class/misc/dxg/dev": f"{_MISC_MAJOR}:{_DXG_MINOR}\n"}
-    )
+    tree.files |= {
+        f"driver/{STORE}/nvcubins.bin": "cubins\n",
+        f"driver/{STORE}/nv_dispi.inf": "inf\n",
+        "sys/class/misc/dxg/dev": f"{MISC_MAJOR}:{_DXG_MINOR}\n",
+    }
+    tree.devices.append(Device("dxg", MISC_MAJOR, _DXG_MINOR))
 
 
 def _copy_libraries(directory: str, files: DriverFiles, names: dict[str, str]) -> None:

@@ -39,15 +39,14 @@ import json
 import os
 import re
 import tomllib
-import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from integration.errors import ScenarioInvalid
-from integration.simulated.beside import KEYS
-from integration.simulated.catalogue import MODELS, MigProfile, Model
-from integration.simulated.platforms import PLATFORMS
-from integration.simulated.vendors import AMD_MODELS, INTEL_MODELS, entry_of, parse_vendors
+from integration.simulated.beside import BESIDE
+from integration.simulated.catalogue import MODELS, Model
+from integration.simulated.errors import ScenarioInvalid, invalid
+from integration.simulated.mig import GpuInstance, layout, made_uuid, mig_entry
+from integration.simulated.vendors import AMD_MODELS, INTEL_MODELS, parse_vendors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,6 +54,11 @@ if TYPE_CHECKING:
     from integration.simulated.vendors import VendorGpu
 
 SHIPPED: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "scenarios")
+
+TEGRA: Final = "tegra"
+WSL: Final = "wsl"
+PLATFORMS: Final = (TEGRA, WSL)
+"""Nodes on which NVIDIA's driver is not the usual one; see integration.simulated.platforms."""
 
 # The kernel module has capability minors for 32 GPUs.
 MOST_GPUS: Final = 32
@@ -66,7 +70,6 @@ _PCI: Final = re.compile(r"([0-9a-f]{4}):([0-9a-f]{2}):([01][0-9a-f])\.0", re.AS
 _DRIVER: Final = re.compile(r"\d{3}\.\d{1,3}(\.\d{2})?", re.ASCII)
 _CUDA: Final = re.compile(r"(\d{1,2})\.(\d)", re.ASCII)
 _UUID: Final = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
-_COMPUTE: Final = re.compile(r"([1-7])c", re.ASCII)
 _FUNCTION: Final = re.compile(r"nvml[A-Z][A-Za-z0-9]*(_v\d)?", re.ASCII)
 
 # The newest CUDA that each branch of the driver offers.
@@ -77,64 +80,11 @@ _CUDA_OF_BRANCH: Final = (
     (450, (11, 0)),
 )  # fmt: skip
 
-_TOP_KEYS: Final = frozenset(
-    {
-        "gpus",
-        "model",
-        "driver",
-        "cuda",
-        "drm",
-        "imex-channels",
-        "beside",
-        "compat32",
-        "gpu",
-        "nvidia",
-        "platform",
-        "amd",
-        "intel",
-        "nvml-lacks",
-    }
-)
+_TOP_KEYS: Final = frozenset({
+    "gpus", "model", "driver", "cuda", "drm", "imex-channels", "beside", "compat32", "gpu",
+    "nvidia", "platform", "amd", "intel", "nvml-lacks",
+})  # fmt: skip
 _GPU_KEYS: Final = frozenset({"index", "model", "uuid", "pci", "minor", "mig"})
-
-
-@dataclass(frozen=True, slots=True)
-class ComputeInstance:
-    """A part of a GPU instance that has engines of its own.
-
-    Attributes:
-        id: its number within the GPU instance.
-        slices: compute slices it has.
-        start: the first of them, within the GPU instance.
-        uuid: the MIG device's UUID.
-    """
-
-    id: int
-    slices: int
-    start: int
-    uuid: str
-
-
-@dataclass(frozen=True, slots=True)
-class GpuInstance:
-    """A part of a GPU with memory of its own.
-
-    Attributes:
-        id: the driver's number for it.
-        profile: its size.
-        start: the first memory slice.
-        compute: its compute instances; each of them is one MIG device.
-    """
-
-    id: int
-    profile: MigProfile
-    start: int
-    compute: tuple[ComputeInstance, ...]
-
-    def device_name(self, compute: ComputeInstance) -> str:
-        """What ``nvidia-smi -L`` calls one MIG device ("1c.3g.40gb" if it does not fill us)."""
-        part = "" if compute.slices == self.profile.slices else f"{compute.slices}c."
-        return part + self.profile.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +138,7 @@ class Scenario:
         compat32: whether the driver has libraries for programs of 32 bits.
         beside: what drivers it has beside the GPUs', keys of :mod:`integration.simulated.beside`.
         nvidia: whether NVIDIA's usual driver is there.
-        platform: which other driver of NVIDIA's is there, of
-            :data:`integration.simulated.platforms.PLATFORMS`; "" for none.
+        platform: which other driver of NVIDIA's is there, of :data:`PLATFORMS`; "" for none.
         others: the GPUs that are not NVIDIA's.
         nvml_lacks: functions that its NVML does not have, as those of an older driver.
     """
@@ -268,21 +217,21 @@ class Scenario:
         _known(table, _TOP_KEYS, "a scenario")
         platform = _typed(table, "platform", str, "")
         if platform and platform not in PLATFORMS:
-            raise _invalid(f'platform = "{platform}"', "no such one", f"use {', '.join(PLATFORMS)}")
+            raise invalid(f'platform = "{platform}"', "no such one", f"use {', '.join(PLATFORMS)}")
         nvidia = _typed(table, "nvidia", bool, not platform)
         if nvidia and platform:
-            raise _invalid(f'platform = "{platform}"', "nvidia = true", "leave one of them out")
+            raise invalid(f'platform = "{platform}"', "nvidia = true", "leave one of them out")
         count = _typed(table, "gpus", int, 1 if nvidia else 0)
         if not 0 <= count <= MOST_GPUS:
-            raise _invalid(f"gpus = {count}", "the driver counts 0 to 32", "choose fewer")
+            raise invalid(f"gpus = {count}", "the driver counts 0 to 32", "choose fewer")
         if count and not nvidia:
-            raise _invalid(f"gpus = {count}", "nvidia = false", "leave one of them out")
+            raise invalid(f"gpus = {count}", "nvidia = false", "leave one of them out")
         overrides: dict[int, Mapping[str, Any]] = {}
         for entry in _typed(table, "gpu", list, []):
             _known(entry, _GPU_KEYS, "a [[gpu]]")
             index = _typed(entry, "index", int, -1)
             if not 0 <= index < count or index in overrides:
-                raise _invalid(
+                raise invalid(
                     f"[[gpu]] with index = {index}",
                     f"{'another one with it' if index in overrides else f'gpus = {count}'}",
                     "give each [[gpu]] an index of its own, counted from 0",
@@ -295,20 +244,20 @@ class Scenario:
         addresses = [gpu.pci for gpu in gpus]
         everybodys = [*addresses, *(gpu.pci for gpu in others)]
         if len(set(everybodys)) < len(everybodys):
-            raise _invalid(
+            raise invalid(
                 f"PCI addresses {', '.join(everybodys)}",
                 "two are equal",
                 "give each GPU an address of its own",
             )
         minors = [gpu.minor for gpu in gpus]
         if len(set(minors)) < count or any(not 0 <= n < MOST_GPUS for n in minors):
-            raise _invalid(
+            raise invalid(
                 f"minors {', '.join(map(str, minors))}",
                 f"two are equal, or one is not 0 to {MOST_GPUS - 1}",
                 "give each GPU a minor of its own",
             )
         if len({gpu.uuid for gpu in gpus}) != count:
-            raise _invalid("UUIDs of the GPUs", "two are equal", "give each GPU its own")
+            raise invalid("UUIDs of the GPUs", "two are equal", "give each GPU its own")
         return cls(
             gpus=tuple(gpus),
             driver=_driver(table, gpus),
@@ -348,42 +297,53 @@ class Scenario:
 
     def to_toml(self) -> str:
         """The scenario as a file with nothing left to defaults; parsing it gives it back."""
-        lines = [f"gpus = {len(self.gpus)}"]
-        if self.driver:
-            lines.append(f'driver = "{self.driver}"')
-        if self.cuda is not None:
-            lines.append(f'cuda = "{self.cuda[0]}.{self.cuda[1]}"')
-        lines.append(f"drm = {str(self.drm).lower()}")
-        lines.append(f"imex-channels = {list(self.imex_channels)}")
-        lines.append(f"compat32 = {str(self.compat32).lower()}")
-        lines.append(f"beside = {json.dumps(list(self.beside))}")
-        lines.append(f"nvidia = {str(self.nvidia).lower()}")
-        if self.platform:
-            lines.append(f'platform = "{self.platform}"')
-        if self.nvml_lacks:
-            lines.append(f"nvml-lacks = {json.dumps(list(self.nvml_lacks))}")
-        for key, models in (("amd", AMD_MODELS), ("intel", INTEL_MODELS)):
-            entries = [entry_of(other) for other in self.others if other.key in models]
-            lines.append(f"{key} = {json.dumps(entries)}")
+        table = {
+            "gpus": len(self.gpus),
+            "driver": self.driver or None,
+            "cuda": self.cuda and ".".join(map(str, self.cuda)),
+            "drm": self.drm,
+            "imex-channels": self.imex_channels,
+            "compat32": self.compat32,
+            "beside": self.beside,
+            "nvidia": self.nvidia,
+            "platform": self.platform or None,
+            "nvml-lacks": self.nvml_lacks or None,
+            "amd": [other.entry for other in self.others if other.key in AMD_MODELS],
+            "intel": [other.entry for other in self.others if other.key in INTEL_MODELS],
+        }
+        lines = _assignments(table)
         for gpu in self.gpus:
-            lines += ["", "[[gpu]]", f"index = {gpu.index}", f'model = "{gpu.key}"']
-            lines += [f'uuid = "{gpu.uuid}"', f'pci = "{gpu.pci}"', f"minor = {gpu.minor}"]
-            if gpu.mig is not None:
-                lines.append(f"mig = {json.dumps([_entry(instance) for instance in gpu.mig])}")
+            mig = None if gpu.mig is None else [mig_entry(instance) for instance in gpu.mig]
+            lines += ["", "[[gpu]]"]
+            lines += _assignments(
+                {
+                    "index": gpu.index,
+                    "model": gpu.key,
+                    "uuid": gpu.uuid,
+                    "pci": gpu.pci,
+                    "minor": gpu.minor,
+                    "mig": mig,
+                }
+            )
         return "\n".join(lines) + "\n"
+
+
+def _assignments(table: Mapping[str, object]) -> list[str]:
+    """Lines of TOML, which writes these values as JSON does; None is left out."""
+    return [f"{key} = {json.dumps(value)}" for key, value in table.items() if value is not None]
 
 
 def _gpu(index: int, count: int, model: str, override: Mapping[str, Any]) -> Gpu:
     key = _typed(override, "model", str, model)
     if key not in MODELS:
-        raise _invalid(f'model = "{key}"', "no such model", f"choose one of {', '.join(MODELS)}")
+        raise invalid(f'model = "{key}"', "no such model", f"choose one of {', '.join(MODELS)}")
     bus = _BUSES[index] if index < len(_BUSES) else 0xDB + index - len(_BUSES) + 1
     places = MODELS[key].addresses
     name = _matched(override, "uuid", _UUID, "a UUID such as GPU-8ef4a8d0-…, lower case")
-    name = name or f"GPU-{_made_uuid(key, index)}"
+    name = name or f"GPU-{made_uuid(key, index)}"
     mig = None
     if "mig" in override:
-        mig = _layout(MODELS[key], name, _typed(override, "mig", list, []))
+        mig = layout(MODELS[key], name, _typed(override, "mig", list, []))
     return Gpu(
         index=index,
         key=key,
@@ -396,63 +356,11 @@ def _gpu(index: int, count: int, model: str, override: Mapping[str, Any]) -> Gpu
     )
 
 
-def _layout(model: Model, gpu: str, entries: Sequence[object]) -> tuple[GpuInstance, ...]:
-    """Give each instance the place and number that the driver would give it."""
-    profiles = {profile.name: profile for profile in model.profiles}
-    asked = f"mig = {list(entries)} on {model.name}"
-    if not profiles:
-        raise _invalid(asked, "the model has no MIG", "choose h100 or a100, or leave mig out")
-    taken: set[int] = set()
-    instances: list[GpuInstance] = []
-    for entry in entries:
-        name, _, parts = str(entry).partition("/")
-        if (profile := profiles.get(name)) is None:
-            raise _invalid(asked, f"no profile {name}", f"choose of {', '.join(profiles)}")
-        places = (frozenset(range(n, n + profile.memory_slices)) for n in profile.starts)
-        place = next((place for place in places if not place & taken), None)
-        if place is None or [i.profile for i in instances].count(profile) == profile.instances:
-            raise _invalid(asked, f"no room for {entry}", "ask for less, or for larger ones first")
-        taken |= place
-        number = profile.first_id
-        while number in {instance.id for instance in instances}:
-            number += 1
-        compute = _compute(profile, f"{gpu}/{number}", parts, asked)
-        instances.append(GpuInstance(number, profile, min(place), compute))
-    return tuple(instances)
-
-
-def _compute(profile: MigProfile, seed: str, parts: str, asked: str) -> tuple[ComputeInstance, ...]:
-    sizes = [profile.slices]
-    if parts:
-        matches = [_COMPUTE.fullmatch(part) for part in parts.split("+")]
-        sizes = [int(match[1]) for match in matches if match is not None]
-        if len(sizes) != len(matches) or sum(sizes) > profile.slices:
-            raise _invalid(
-                asked,
-                f"compute instances {parts} in {profile.name}",
-                f'write sizes such as "1c+2c", in all at most {profile.slices}c',
-            )
-    return tuple(
-        ComputeInstance(n, size, sum(sizes[:n]), f"MIG-{_made_uuid(seed, n)}")
-        for n, size in enumerate(sizes)
-    )
-
-
-def _entry(instance: GpuInstance) -> str:
-    sizes = [compute.slices for compute in instance.compute]
-    parts = "" if sizes == [instance.profile.slices] else "/" + "+".join(f"{n}c" for n in sizes)
-    return instance.profile.name + parts
-
-
-def _made_uuid(seed: str, index: int) -> str:
-    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"simulated {seed} {index}"))
-
-
 def _driver(table: Mapping[str, Any], gpus: Sequence[Gpu]) -> str:
     driver = _matched(table, "driver", _DRIVER, "a version such as 535.104.05")
     least = max((gpu.model.driver for gpu in gpus), key=_numbers, default="")
     if driver and _numbers(driver) < _numbers(least):
-        raise _invalid(
+        raise invalid(
             f'driver = "{driver}"',
             "it does not know one of the models",
             f"leave it out, or write at least {least}",
@@ -474,22 +382,22 @@ def _channels(values: Sequence[object]) -> tuple[int, ...]:
     if any(type(n) is not int or not 0 <= n <= most for n in values) or len(set(values)) < len(
         values
     ):
-        raise _invalid(f"imex-channels = {list(values)}", "no channel numbers", "write [0, 1]")
+        raise invalid(f"imex-channels = {list(values)}", "no channel numbers", "write [0, 1]")
     return tuple(n for n in values if isinstance(n, int))
 
 
 def _beside(keys: Sequence[object], *, nvidia: bool) -> tuple[str, ...]:
     if keys and not nvidia:
-        raise _invalid(f"beside = {list(keys)}", "nvidia = false", "leave one of them out")
-    if any(key not in KEYS for key in keys) or len(set(keys)) < len(keys):
-        raise _invalid(f"beside = {list(keys)}", "no such key", f"write some of {', '.join(KEYS)}")
+        raise invalid(f"beside = {list(keys)}", "nvidia = false", "leave one of them out")
+    if any(key not in BESIDE for key in keys) or len(set(keys)) < len(keys):
+        raise invalid(f"beside = {list(keys)}", "no such key", f"write some of {', '.join(BESIDE)}")
     return tuple(str(key) for key in keys)
 
 
 def _functions(names: Sequence[object]) -> tuple[str, ...]:
     for name in names:
         if not isinstance(name, str) or _FUNCTION.fullmatch(name) is None:
-            raise _invalid(
+            raise invalid(
                 f"nvml-lacks = {list(names)}",
                 f"{name!r} is no function's name",
                 'write ["nvmlEventSetWait_v2"]',
@@ -499,9 +407,9 @@ def _functions(names: Sequence[object]) -> tuple[str, ...]:
 
 def _known(table: object, keys: frozenset[str], what: str) -> None:
     if not isinstance(table, dict):
-        raise _invalid(str(table), f"{what} is a table", "see integration.simulated.scenario")
+        raise invalid(str(table), f"{what} is a table", "see integration.simulated.scenario")
     if unknown := sorted(set(table) - keys):
-        raise _invalid(
+        raise invalid(
             f"{what} with {', '.join(unknown)}",
             "no such key",
             f"keys are {', '.join(sorted(keys))}",
@@ -511,16 +419,12 @@ def _known(table: object, keys: frozenset[str], what: str) -> None:
 def _typed(table: Mapping[str, Any], key: str, kind: type, default: Any) -> Any:
     value = table.get(key, default)
     if type(value) is not kind:
-        raise _invalid(f"{key} = {value!r}", "wrong kind of value", f"write {kind.__name__}")
+        raise invalid(f"{key} = {value!r}", "wrong kind of value", f"write {kind.__name__}")
     return value
 
 
 def _matched(table: Mapping[str, Any], key: str, pattern: re.Pattern[str], form: str) -> str:
     value: str = _typed(table, key, str, "")
     if value and pattern.fullmatch(value) is None:
-        raise _invalid(f'{key} = "{value}"', "not of its form", f"write {form}")
+        raise invalid(f'{key} = "{value}"', "not of its form", f"write {form}")
     return value
-
-
-def _invalid(asked: str, found: str, do: str) -> ScenarioInvalid:
-    return ScenarioInvalid(f"a simulated node with {asked}", found=found, do=do)

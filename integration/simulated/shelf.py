@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 from api.errors import NvshimError
 from integration.simulated.node import SimulatedNode
 from integration.simulated.scenario import SHIPPED, Scenario
-from integration.simulated.vendors import entry_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,7 +89,7 @@ def summary_of(scenario: Scenario) -> str:
         mig = "" if gpu.mig is None else " with MIG"
         count[gpu.model.name + mig] = count.get(gpu.model.name + mig, 0) + 1
     words = [f"{number} of {name}" for name, number in count.items()]
-    words += [entry_of(other) for other in scenario.others]
+    words += [other.entry for other in scenario.others]
     if scenario.platform:
         words.append(scenario.platform)
     return ", ".join(words) or "no GPU"
@@ -132,5 +131,5 @@ def describe(node: SimulatedNode) -> dict[str, Any]:
             }
             for gpu in scenario.gpus
         ],
-        "others": [{"entry": entry_of(other), "pci": other.pci} for other in scenario.others],
+        "others": [{"entry": other.entry, "pci": other.pci} for other in scenario.others],
     }

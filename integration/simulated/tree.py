@@ -1,37 +1,248 @@
-"""Writing a tree of small files, as procfs and sysfs are."""
+"""The small files, links and device nodes of a simulated node, as one value until they are written.
+
+Drivers add to a :class:`NodeTree` what they make on a real node: GPUs on the PCI bus, DRM nodes,
+majors in ``/proc/devices``. As in the kernel's own sysfs, the directories of devices lie below
+``sys/devices`` and everything else is relative links into it: ``bus/pci/devices``,
+``bus/pci/drivers``, ``class/drm`` and ``dev/char``.
+
+``mknod`` as root works without a driver; opening such a node answers ENXIO. What is told apart by
+looking at nodes (type, numbers, mode, owner) is as on a real node. On a machine that has a driver
+the nodes would reach its GPUs.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import grp
 import os
-from typing import TYPE_CHECKING
+import re
+import stat
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from integration.simulated.errors import DevicesForbidden
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator
+
+DRM_MAJOR: Final = 226
+MISC_MAJOR: Final = 10
+FIRST_RENDER: Final = 128
+
+# From where the kernel takes majors for those who ask for any: downwards, first the low range.
+# Source: include/linux/fs.h, CHRDEV_MAJOR_DYN_*.
+_DYNAMIC: Final = (*range(254, 233, -1), *range(511, 383, -1))
+
+_NULL: Final = os.makedev(1, 3)
 
 
-def write_tree(root: str, files: Mapping[str, str]) -> None:
-    """Write files, readable by all.
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A character device: its path below ``dev``, numbers, permission bits and group."""
+
+    path: str
+    major: int
+    minor: int
+    mode: int = 0o666
+    gid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PciDevice:
+    """What sysfs says of a GPU on the PCI bus.
+
+    Attributes:
+        address: "0000:18:00.0".
+        driver: the kernel driver.
+        vendor: PCI vendor id, also of the subsystem.
+        device: PCI device id.
+        pci_class: PCI class code.
+        subsystem: PCI subsystem id; None where it is not simulated.
+        more: the contents of other attributes.
+    """
+
+    address: str
+    driver: str
+    vendor: int
+    device: int
+    pci_class: int
+    subsystem: int | None = None
+    more: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def directory(self) -> str:
+        """Its directory below ``sys``."""
+        return f"devices/pci{self.address[:7]}/{self.address}"
+
+    def attributes(self) -> dict[str, str]:
+        """Its files without the line's end."""
+        own = {
+            "vendor": f"0x{self.vendor:04x}",
+            "device": f"0x{self.device:04x}",
+            "class": f"0x{self.pci_class:06x}",
+        }
+        uevent = [
+            f"DRIVER={self.driver}",
+            f"PCI_CLASS={self.pci_class:X}",
+            f"PCI_ID={self.vendor:04X}:{self.device:04X}",
+        ]
+        if self.subsystem is not None:
+            own["subsystem_vendor"] = f"0x{self.vendor:04x}"
+            own["subsystem_device"] = f"0x{self.subsystem:04x}"
+            uevent.append(f"PCI_SUBSYS_ID={self.vendor:04X}:{self.subsystem:04X}")
+        uevent.append(f"PCI_SLOT_NAME={self.address}")
+        return {**own, "uevent": "\n".join(uevent), **self.more}
+
+
+class NodeTree:
+    """What is going to be written below a node's directory.
 
     Args:
-        root: the directory they are below.
-        files: contents by path relative to ``root``.
+        proc_devices: the machine's own /proc/devices.
+
+    Attributes:
+        directories: those that may stay empty.
+        files: contents by path.
+        links: targets by path; both are relative to the node's directory.
+        devices: device nodes.
     """
-    for path, text in files.items():
-        full = os.path.join(root, path)
-        os.makedirs(os.path.dirname(full), exist_ok=True)
-        with open(full, "w", encoding="ascii") as file:
-            file.write(text)
-            os.fchmod(file.fileno(), 0o444)
+
+    def __init__(self, proc_devices: str) -> None:
+        self.directories: set[str] = set()
+        self.files: dict[str, str] = {}
+        self.links: dict[str, str] = {}
+        self.devices: list[Device] = []
+        self._proc_devices = proc_devices
+        self._majors: list[tuple[int, str]] = []
+        self._free = free_majors(proc_devices)
+
+    def free_major(self) -> int:
+        """The major that the kernel would give to the next driver that asks for any."""
+        return next(self._free)
+
+    def add_major(self, name: str, major: int | None = None) -> int:
+        """Add a driver to /proc/devices; a free major is taken where none is named."""
+        chosen = self.free_major() if major is None else major
+        self._majors.append((chosen, name))
+        return chosen
+
+    def add_pci(self, device: PciDevice) -> None:
+        """Add a device to the PCI bus, with its driver bound to it."""
+        driver = f"sys/bus/pci/drivers/{device.driver}"
+        place = f"sys/{device.directory}"
+        self.files |= {f"{place}/{name}": f"{text}\n" for name, text in device.attributes().items()}
+        self.links[f"{place}/driver"] = driver
+        self.links[f"sys/bus/pci/devices/{device.address}"] = place
+        self.links[f"{driver}/{device.address}"] = place
+
+    def add_drm(self, owner: str, number: int, groups: tuple[int, int], address: str = "") -> None:
+        """Add the card node and the render node of a device.
+
+        Args:
+            owner: the device's directory below ``sys``.
+            number: of the card node.
+            groups: of the card node and of the render node.
+            address: by which both are also found in ``dri/by-path``; "" for a part of a GPU.
+        """
+        minors = (("card", "card", number), ("render", "renderD", FIRST_RENDER + number))
+        for (kind, prefix, minor), gid in zip(minors, groups, strict=True):
+            name = f"{prefix}{minor}"
+            place = f"sys/{owner}/drm/{name}"
+            self.devices.append(Device(f"dri/{name}", DRM_MAJOR, minor, 0o660, gid))
+            self.files[f"{place}/dev"] = f"{DRM_MAJOR}:{minor}\n"
+            self.files[f"{place}/uevent"] = (
+                f"MAJOR={DRM_MAJOR}\nMINOR={minor}\nDEVNAME=dri/{name}\nDEVTYPE=drm_minor\n"
+            )
+            self.links[f"{place}/device"] = f"sys/{owner}"
+            self.links[f"sys/class/drm/{name}"] = place
+            self.links[f"sys/dev/char/{DRM_MAJOR}:{minor}"] = place
+            if address:
+                self.links[f"dev/dri/by-path/pci-{address}-{kind}"] = f"dev/dri/{name}"
+
+    def proc_devices(self) -> str:
+        """The machine's list of majors with those of the node's drivers; it stays in order."""
+        character, _, block = self._proc_devices.partition("\n\n")
+        title, *lines = character.splitlines()
+        wanted = [f"{major:3} {name}" for major, name in self._majors]
+        lines = sorted(dict.fromkeys((*lines, *wanted)), key=lambda line: int(line.split()[0]))
+        return "\n".join([title, *lines]) + f"\n\n{block}"
+
+    def write(self, directory: str) -> None:
+        """Write all of it; files are readable by all.
+
+        Raises:
+            DevicesForbidden: device nodes cannot be made there, or not be opened.
+        """
+        if self.devices:
+            _make_devices(os.path.join(directory, "dev"), self.devices)
+        for path in self.directories:
+            os.makedirs(os.path.join(directory, path), exist_ok=True)
+        files = {**self.files, "proc/devices": self.proc_devices()}
+        for path, text in files.items():
+            with open(_place(directory, path), "w", encoding="ascii") as file:
+                file.write(text)
+                os.fchmod(file.fileno(), 0o444)
+        for path, target in self.links.items():
+            os.symlink(os.path.relpath(target, os.path.dirname(path)), _place(directory, path))
 
 
-def write_links(root: str, links: Mapping[str, str]) -> None:
-    """Make relative links within a tree.
+def free_majors(proc_devices: str) -> Iterator[int]:
+    """Majors that no driver has, in the order in which the kernel gives them away.
 
     Args:
-        root: the directory the tree is below.
-        links: targets by path, both relative to ``root``.
+        proc_devices: the content of /proc/devices.
     """
-    for path, target in links.items():
-        full = os.path.join(root, path)
-        os.makedirs(os.path.dirname(full), exist_ok=True)
-        os.symlink(os.path.relpath(os.path.join(root, target), os.path.dirname(full)), full)
+    taken = {int(number) for number in re.findall(r"^ *(\d+) ", proc_devices, re.MULTILINE)}
+    return (major for major in _DYNAMIC if major not in taken)
+
+
+def group_of(name: str, otherwise: int) -> int:
+    """The number of a group.
+
+    Args:
+        name: its name on this machine.
+        otherwise: its number where the machine has no such group.
+    """
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        return otherwise
+
+
+def video_group() -> int:
+    """The group of most device nodes of GPUs."""
+    return group_of("video", 44)  # 44 is Debian's
+
+
+def _place(directory: str, path: str) -> str:
+    full = os.path.join(directory, path)
+    os.makedirs(os.path.dirname(full), exist_ok=True)
+    return full
+
+
+def _make_devices(dev: str, devices: Iterable[Device]) -> None:
+    _check(dev)
+    for device in devices:
+        path = _place(dev, device.path)
+        os.mknod(path, stat.S_IFCHR | device.mode, os.makedev(device.major, device.minor))
+        os.chown(path, 0, device.gid)
+        os.chmod(path, device.mode)  # past the umask
+
+
+def _check(dev: str) -> None:
+    """Try with a node that everybody may open: /dev/null's."""
+    probe = os.path.join(dev, ".null")
+    try:
+        os.mknod(probe, stat.S_IFCHR | 0o666, _NULL)
+        os.close(os.open(probe, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        nodev = error.errno == errno.EACCES
+        raise DevicesForbidden(
+            f"make device nodes in {dev}",
+            found="its file system is mounted nodev" if nodev else str(error),
+            do="choose a directory on a file system with device nodes" if nodev else "be root",
+        ) from error
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(probe)

@@ -11,11 +11,10 @@ import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from integration.containerd import PrivateContainerd
-from integration.errors import ShimNotFound
-from integration.images import GLIBC, glibc, write_archive
-from shim import RUNTIME_NAME
-from shim.detach import PROGRAM
+from integration.simulated.containerd import PrivateContainerd
+from integration.simulated.errors import ShimNotFound
+from integration.simulated.images import GLIBC, glibc, write_archive
+from shim import PROGRAM, RUNTIME_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -1,10 +1,10 @@
-"""Passing on: what comes out of a pipe or terminal goes into another, on the event loop.
+"""Passing on from a pipe or terminal to another one, on the event loop.
 
-Between pipes the kernel moves the pages (splice(2)), and no byte is copied. Little at a time is
-copied all the same: a page that is moved takes one of the sixteen places in a pipe however
-little is in it, so that short lines would fill a fifo that nobody reads after the sixteenth.
+Between pipes the kernel moves the pages (splice(2)), and no byte is copied. Small amounts are
+copied all the same: a moved page takes one of the sixteen places in a pipe however little is in
+it, so sixteen short lines would fill a fifo that nobody reads.
 
-Nothing is held here but what a single read has given: who does not take holds up who writes.
+A relay buffers no more than a single read: a reader that is slow makes the writer wait.
 
 Source: splice(2), pipe(7), tty_ioctl(4).
 """
@@ -14,30 +14,29 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+from typing import TYPE_CHECKING, Final
 
-from api import aio
+from shim import loop
 from shim.stdio.ends import Descriptors, waiting_bytes
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Final
 
     from shim.tasks import Tasks
 
 
 _CHUNK: Final = 1 << 16
 
-# From how many waiting bytes on pages are moved, and how many at most.
+# The fewest waiting bytes for which pages are moved, and the most that are moved at once.
 _WORTH_MOVING: Final = 1 << 14
 _MOST: Final = 1 << 20
 
-# What both pipes are made to hold, where the kernel lets us: four times what it gives, for a
-# third of the wake-ups.
+# The size of both pipes, where the kernel lets us: four times its default, for a third of the
+# wake-ups.
 _PIPE_SIZE: Final = 1 << 18
 
-# How much is passed on before the loop gets its turn, in bytes and in steps. Source and sink
-# may always be ready, and the shim has more to do.
+# How much is passed on before other tasks get a turn, in bytes and in steps: source and sink may
+# always be ready.
 _TURN_BYTES: Final = 1 << 20
 _TURN_STEPS: Final = 64
 
@@ -48,7 +47,7 @@ class Relay:
     Args:
         source: read from until it ends; ours from now on.
         sink: ours from now on, and closed when the source has ended.
-        last: what is written when the source has ended; asked for then.
+        last: called when the source has ended; what it returns is written.
 
     Attributes:
         done: set when it has ended.
@@ -56,7 +55,7 @@ class Relay:
     """
 
     def __init__(self, source: int, sink: int, *, last: Callable[[], bytes] | None = None) -> None:
-        self.done = aio.Event()
+        self.done = loop.Event()
         self.passed = 0
         self._ours = Descriptors()
         self._source = self._ours.keep(source)
@@ -72,8 +71,8 @@ class Relay:
         self._sink_is_full = False
         self._finishing = False
         self._running = False
-        self._whole = aio.CancelScope()
-        self._waiting: aio.CancelScope | None = None
+        self._whole = loop.CancelScope()
+        self._waiting: loop.CancelScope | None = None
 
     def start(self, tasks: Tasks) -> None:
         """Begin."""
@@ -89,8 +88,8 @@ class Relay:
     def stop(self) -> None:
         """End now."""
         if self._running:
-            # Closed when the task has ended: a descriptor closed under a wait could come back
-            # as another file's number, whose readiness the loop would then forget.
+            # The task closes them when it has ended: if one were closed during a wait, its number
+            # could become another file's, and the loop would forget that one's readiness.
             self._whole.cancel()
         else:
             self._ours.close()
@@ -114,8 +113,8 @@ class Relay:
                 count = steps = 0
                 continue
             except OSError:
-                # EIO: nobody has the terminal open any more, or EPIPE: nobody reads what is
-                # written for a process. Of what takes output we hold a read end.
+                # EIO: nobody has the terminal open any more. EPIPE: the process has closed its
+                # stdin; of output we hold a read end.
                 return
             if not passed:
                 return
@@ -123,7 +122,7 @@ class Relay:
             count += passed
             steps += 1
             if count >= _TURN_BYTES or steps >= _TURN_STEPS:
-                await aio.checkpoint()
+                await loop.checkpoint()
                 count = steps = 0
 
     def _step(self) -> int:
@@ -146,14 +145,14 @@ class Relay:
         return last() if last is not None else b""
 
     async def _until_ready(self) -> bool:
-        """Wait for what was not ready; says whether there can be more."""
+        """Wait for the side that was not ready; returns whether there can be more."""
         if self._sink_is_full:
-            await aio.wait_writable(self._sink)
+            await loop.wait_writable(self._sink)
         elif self._finishing:
             return False
         else:
-            with aio.CancelScope() as self._waiting:
-                await aio.wait_readable(self._source)
+            with loop.CancelScope() as self._waiting:
+                await loop.wait_readable(self._source)
             self._waiting = None
         return True
 

@@ -1,49 +1,156 @@
-"""What can be asked of a process's stdio, whatever it is made of."""
+"""A process's stdio: what can be asked of it, and how it works without a terminal."""
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shim import loop
+from shim.stdio.ends import Descriptors
+from shim.stdio.streams import DRAIN_SECONDS
+
 if TYPE_CHECKING:
-    from typing import Final, Protocol
+    from collections.abc import Iterable, Mapping
 
-    from shim.runtime import ChildStdio
-else:
-    Protocol = object
-
-# The longest that Delete waits for output that was written and not yet taken.
-DRAIN_SECONDS: Final = 10.0
+    from shim.stdio.streams import Input, Output
+    from shim.tasks import Tasks
 
 
-class Stdio(Protocol):
-    """What a process's stdio can do."""
+@dataclass(frozen=True, slots=True)
+class ChildStdio:
+    """The three descriptors that a container's process gets, and its console socket.
+
+    Attributes:
+        stdin, stdout, stderr: our descriptors; None is /dev/null.
+        console_socket: where the runtime sends the terminal's master; None without terminal.
+    """
+
+    stdin: int | None = None
+    stdout: int | None = None
+    stderr: int | None = None
+    console_socket: str | None = None
+
+    def fds(self) -> dict[int, int]:
+        """The descriptors by the number that the process knows them under."""
+        three = {0: self.stdin, 1: self.stdout, 2: self.stderr}
+        return {number: fd for number, fd in three.items() if fd is not None}
+
+
+class Stdio:
+    """A process's stdio, with or without a terminal.
+
+    Args:
+        tasks: where it passes on.
+        source: the input; None for /dev/null.
+        outputs: where output goes.
+    """
+
+    def __init__(self, tasks: Tasks, source: Input | None, outputs: Iterable[Output]) -> None:
+        self._tasks = tasks
+        self._source = source
+        self._outputs = list(dict.fromkeys(outputs))
+        self._child = ChildStdio()
+        self._started = False
 
     def child(self) -> ChildStdio:
         """What the runtime hands to the process."""
+        return self._child
 
     async def started(self) -> None:
-        """The process has its descriptors now: let go of ours that were meant for it."""
+        """The process has its descriptors: start to pass on.
+
+        Raises:
+            StdioUnavailable: the runtime has sent no terminal.
+        """
+        self._started = True
+        for output in self._outputs:
+            output.start(self._tasks)
 
     def close_stdin(self) -> None:
-        """No more input will come (CloseIO)."""
+        """End the input (CloseIO) when its client closes it; no other client may attach."""
+        if self._source is not None:
+            self._source.end()
 
     def resize(self, width: int, height: int) -> None:
-        """Tell the terminal its size in characters; nothing without a terminal."""
+        """Set the terminal's size in characters; nothing without a terminal."""
 
     async def ended(self) -> None:
-        """The process has ended, and is about to be said to have.
+        """The process has ended, and its exit is about to be published.
 
-        A client that takes its output has a moment for the rest; nobody is waited for who does not.
-        What is left is held until somebody comes.
+        A client that is reading its output has a moment for the rest. What is left then is held
+        until somebody comes.
         """
+        for output in self._outputs:
+            await output.ended(self._tasks)
 
     async def let_go(self) -> None:
-        """The process has ended, and may never be deleted: keep open what is still needed alone.
+        """The process has ended, and may never be deleted: keep open only what is still needed.
 
         A client that was cut off does not delete its exec, and nobody else does.
         """
+        if self._source is not None:
+            self._source.close()
+        for output in self._outputs:
+            await output.let_go()
 
     async def drain(self) -> None:
-        """Wait until what the process wrote has been passed on."""
+        """Wait until what the process wrote has been taken, but not for a daemon, nor for ever."""
+        if not self._started:
+            return
+        for output in self._outputs:
+            output.finish()
+        deadline = loop.current_time() + DRAIN_SECONDS
+        for output in self._outputs:
+            await output.drain(deadline)
 
     def close(self) -> None:
         """Release everything. May be called more than once, and in any state."""
+        if self._source is not None:
+            self._source.close()
+        for output in self._outputs:
+            output.close()
+
+
+class PlainStdio(Stdio):
+    """Stdio without a terminal.
+
+    Args:
+        tasks: where it passes on.
+        source: the input; None for /dev/null.
+        outputs: stdout and stderr, by descriptor; the same one twice if they are one.
+        owner: the uid and gid that own what the process gets (options IoUid, IoGid).
+    """
+
+    def __init__(
+        self,
+        tasks: Tasks,
+        source: Input | None,
+        outputs: Mapping[int, Output],
+        owner: tuple[int, int],
+    ) -> None:
+        super().__init__(tasks, source, outputs.values())
+        self._for_child = Descriptors()
+        fds = {output: self._for_child.keep(output.take()) for output in self._outputs}
+        stdout, stderr = (fds[outputs[n]] if n in outputs else None for n in (1, 2))
+        stdin = None
+        if source is not None:
+            stdin = self._for_child.keep(source.take())
+            os.set_blocking(stdin, True)
+        self._child = ChildStdio(stdin, stdout, stderr)
+        try:
+            for fd in set(self._child.fds().values()) if owner != (0, 0) else ():
+                os.fchown(fd, *owner)
+        except BaseException:
+            self.close()
+            raise
+
+    async def started(self) -> None:
+        """The process has its descriptors: close our copies, and start to pass on."""
+        self._for_child.close()
+        await super().started()
+
+    def close(self) -> None:
+        """Release everything."""
+        self._for_child.close()
+        super().close()

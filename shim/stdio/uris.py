@@ -2,29 +2,28 @@
 
 ======================================  =================================================
 (empty)                                 /dev/null
-/path, fifo:///path                     a fifo that is there already, or any other file
-file:///path                            a file to append to, made if it is not there
+/path, fifo:///path                     an existing fifo, or another existing file
+file:///path                            a file to append to, made if it is missing
 binary:///path?key=value&…              a logger: a program that takes stdout and stderr
-binary-v2:///path?key=value&…           the same, which has to say that it is ready
+binary-v2:///path?key=value&…           the same, which has to report that it is ready
 ======================================  =================================================
 
 Rules
 - A logger's arguments are each key and the first of its values, also if that is empty, in the
   order of the URI. (Go forgets the order; one key and its value stay together there too.)
-- A key ``env.NAME`` is no argument but a variable of the logger's environment.
-- A logger is named for stdout, and takes stderr too, unless that is somewhere of its own.
+- A key ``env.NAME`` is not an argument but a variable of the logger's environment.
+- A logger is named for stdout, and takes stderr too, unless that has a URI of its own.
 
 Source: containerd cmd/containerd-shim-runc-v2/process/io.go, io_util.go; net/url ParseQuery.
 """
 
 from __future__ import annotations
 
-from api import values
-from shim.errors import InvalidLogUri, StdioUnsupported
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import parse_qsl, unquote, urlsplit
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Final
+from shim.errors import InvalidLogUri, StdioUnsupported
 
 _LOGGERS: Final = frozenset({"binary", "binary-v2"})
 _VARIABLE: Final = "env."
@@ -34,21 +33,31 @@ CONTAINER_ID: Final = "CONTAINER_ID"
 CONTAINER_NAMESPACE: Final = "CONTAINER_NAMESPACE"
 
 
-@values.value
+@dataclass(frozen=True, slots=True)
+class StdioUris:
+    """Where a process's stdio is, as containerd named it, and whether it has a terminal."""
+
+    stdin: str
+    stdout: str
+    stderr: str
+    terminal: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Fifo:
-    """A fifo, or another file that is there."""
+    """An existing fifo, or another existing file."""
 
     path: str
 
 
-@values.value
+@dataclass(frozen=True, slots=True)
 class LogFile:
     """A file to append to."""
 
     path: str
 
 
-@values.value
+@dataclass(frozen=True, slots=True)
 class LoggerUri:
     """A program that takes output.
 
@@ -66,11 +75,16 @@ class LoggerUri:
     speaks: bool
 
 
+# Where stdout and stderr go; None is /dev/null. A logger that takes both is named twice, and
+# stderr is no logger of its own.
+Places = tuple[Fifo | LogFile | LoggerUri | None, Fifo | LogFile | LoggerUri | None]
+
+
 def parse_stdin(uri: str) -> Fifo | None:
     """Where input comes from; None is /dev/null.
 
     Raises:
-        StdioUnsupported: from nowhere that input can come from.
+        StdioUnsupported: input cannot come from there.
     """
     place = _parse(uri, "stdin")
     if isinstance(place, LogFile):
@@ -82,19 +96,13 @@ def parse_stdin(uri: str) -> Fifo | None:
     return place
 
 
-Output = Fifo | LogFile | LoggerUri | None
-
-
-def parse_outputs(stdout: str, stderr: str, *, terminal: bool = False) -> tuple[Output, Output]:
-    """Where stdout and stderr go; None is /dev/null.
+def parse_outputs(stdout: str, stderr: str, *, terminal: bool = False) -> Places:
+    """Where stdout and stderr go.
 
     Args:
         stdout: a URI as containerd sends it.
         stderr: another.
         terminal: whether there is a terminal; then there is no stderr.
-
-    Returns:
-        Both. A logger that takes both is named twice.
 
     Raises:
         StdioUnsupported: a scheme that is not served, or a logger for stderr alone.
@@ -115,7 +123,7 @@ def parse_outputs(stdout: str, stderr: str, *, terminal: bool = False) -> tuple[
     return out, err
 
 
-def _parse(uri: str, role: str) -> Output:
+def _parse(uri: str, role: str) -> Fifo | LogFile | LoggerUri | None:
     if not uri:
         return None
     if uri.startswith("/"):
@@ -126,8 +134,6 @@ def _parse(uri: str, role: str) -> Output:
     if scheme in {"fifo", "file"} and rest.startswith("///") and "\0" not in uri:
         path = rest[2:]
         if any(sign in path for sign in "%?#"):
-            from urllib.parse import unquote, urlsplit  # noqa: PLC0415 - 3 ms for a rare path
-
             path = unquote(urlsplit(uri).path)
         if "\0" not in path:
             return Fifo(path) if scheme == "fifo" else LogFile(path)
@@ -139,8 +145,6 @@ def _parse(uri: str, role: str) -> Output:
 
 
 def _logger(uri: str, *, speaks: bool) -> LoggerUri:
-    from urllib.parse import parse_qsl, unquote, urlsplit  # noqa: PLC0415 - see _parse
-
     try:
         parts = urlsplit(uri)
         pairs = parse_qsl(parts.query, keep_blank_values=True)
@@ -148,7 +152,7 @@ def _logger(uri: str, *, speaks: bool) -> LoggerUri:
         raise _invalid(uri, str(error)) from error
     path = unquote(parts.path)
     if parts.netloc or not path.startswith("/"):
-        raise _invalid(uri, "no absolute path")
+        raise _invalid(uri, "not an absolute path")
     first: dict[str, str] = {}
     for key, value in pairs:
         first.setdefault(key, value)

@@ -20,15 +20,18 @@ from tests.bench.first_rpc import measure_starts
 from tests.bench.footprint import measure_idle
 from tests.bench.growth import measure_growth
 from tests.bench.injection import measure_injection
-from tests.bench.lifecycles import measure_lifecycles
 from tests.bench.machine import describe
 from tests.bench.pods import measure_pods
 from tests.bench.report import report
 from tests.bench.results import Results
-from tests.bench.runs import measure_runs, measure_runs_with_crun
+from tests.bench.runs import (
+    measure_processor,
+    measure_runs,
+    measure_runs_with_crun,
+    measure_together,
+)
 from tests.bench.scaling import measure_scaling
 from tests.bench.stage import Sizes, Stage, say
-from tests.bench.together import measure_together
 from tests.bench.work import measure_calls, measure_execs, measure_output
 from tests.harness.launcher import REPOSITORY
 
@@ -39,7 +42,7 @@ PARTS: Final[dict[str, Callable[[Stage], Results]]] = {
     "runs": measure_runs,
     "crun": measure_runs_with_crun,
     "start": measure_starts,
-    "cpu": measure_lifecycles,
+    "cpu": measure_processor,
     "many": measure_together,
     "exec": measure_execs,
     "calls": measure_calls,

@@ -29,6 +29,7 @@ from integration.simulated import Scenario, SimulatedNode
 from tests.bench.results import Figure, Figures, Results
 from tests.bench.stage import say
 from tests.harness.kubelet_plugins import KubeletPlugins
+from tests.harness.processes import end, family
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -149,7 +150,7 @@ def _measure(stage: Stage, key: str, case: Case) -> dict[str, float]:
                 allocate = [_times(lambda: plugin.allocate(random.choice(ids))) for _ in rounds]
                 size = min(4, len(ids))
                 preferred = [_times(lambda: plugin.preferred(ids, size)) for _ in rounds]
-                memory = [pss_and_uss(each) for each in _family(pid)]
+                memory = [pss_and_uss(each) for each in family(pid)]
                 _tell(node)
                 known = _delay(lambda: len(kubelet.healthy(case.resource)) < case.devices)
                 _change(node, case.changed, pid)
@@ -187,11 +188,7 @@ def _agent(
         try:
             yield process.pid
         finally:
-            process.terminate()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            end(process, timeout=30)
 
 
 def _times(call: Callable[[], object]) -> list[float]:
@@ -237,18 +234,6 @@ def _delay(is_known: Callable[[], bool]) -> float:
 # -- processes --------------------------------------------------------------------------------
 
 
-def _family(pid: int) -> list[int]:
-    """A process, its children, and theirs."""
-    found = [pid]
-    for each in found:
-        with suppress(OSError):
-            for thread in os.listdir(f"/proc/{each}/task"):
-                path = f"/proc/{each}/task/{thread}/children"
-                with open(path, encoding="ascii") as file:
-                    found += [int(number) for number in file.read().split()]
-    return found
-
-
 def _idle(pid: int, seconds: float) -> float:
     """The part of a processor that they take, in percent; of children that end, too."""
     before = _used(pid)
@@ -259,7 +244,7 @@ def _idle(pid: int, seconds: float) -> float:
 def _used(pid: int) -> float:
     """Seconds of processor time, and of children that have ended."""
     ticks = 0
-    for each in _family(pid):
+    for each in family(pid):
         with suppress(OSError), open(f"/proc/{each}/stat", encoding="utf-8") as file:
             fields = file.read().rpartition(")")[2].split()
             ticks += sum(int(field) for field in fields[11:15])

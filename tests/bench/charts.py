@@ -27,9 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("files", nargs="+", metavar="JSON", help="written by python -m tests.bench")
     parser.add_argument("directory", metavar="DIRECTORY", help="made if missing")
     asked = parser.parse_args(arguments)
-    results = Results()
-    for path in asked.files:
-        results = results.joined(Results.read(path))
+    results = Results.of_files(asked.files)
     write_charts(results, asked.directory)
     return 0
 

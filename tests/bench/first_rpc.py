@@ -10,85 +10,63 @@ import os
 import subprocess
 import tempfile
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from tests.bench.interleaving import Series, interleave
-from tests.bench.results import Comparison, Results, Row
+from tests.bench.comparing import Case, beside_stock, compare, comparison
+from tests.bench.interleaving import Series
 from tests.bench.rpc import CallFailed, Shim
 from tests.bench.runs import end_fork_server
-from tests.bench.stage import progress
 from tests.harness.runtime import STOCK, Runtime, is_alive, new_name
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from integration.containerd import PrivateContainerd
+    from integration.simulated.containerd import PrivateContainerd
+    from tests.bench.results import Results
     from tests.bench.stage import Stage
-
-_ROWS: Final = {
-    "stock": ("containerd-shim-runc-v2", None),
-    "again": ("the same again (the noise)", "stock"),
-    "ours": ("containerd-shim-nvidia-v1", "stock"),
-    "cold": ("the same, the first on a node", "stock"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """One start.
-
-    Attributes:
-        verb: milliseconds until ``start`` had answered and ended.
-        answered: milliseconds until the first call was answered.
-    """
-
-    verb: float
-    answered: float
 
 
 def measure_starts(stage: Stage) -> Results:
     """The verb, and the first answer; warm and cold."""
     rounds = stage.sizes.rounds
     spec = Runtime(stage.warm, STOCK).spec("true")
-    starts: dict[str, list[Start]] = {name: [] for name in _ROWS}
+    verbs: dict[str, list[float]] = {}
 
-    def start(name: str, containerd: PrivateContainerd, program: str) -> Callable[[], float]:
-        def once() -> float:
-            starts[name].append(measure_start(containerd, program, spec))
+    def case(name: str, containerd: PrivateContainerd, program: str) -> Callable[[], float]:
+        def start() -> float:
+            verb, answered = _start_once(containerd, program, spec)
+            verbs.setdefault(name, []).append(verb)
             if name == "cold":
                 end_fork_server(containerd)
-            return starts[name][-1].answered
+            return answered
 
-        return once
+        return start
 
     stock = stage.warm.parts.shim
-    cases = {
-        "stock": start("stock", stage.warm, stock),
-        "again": start("again", stage.warm, stock),
-        "ours": start("ours", stage.warm, stage.launcher),
-        "cold": start("cold", stage.cold, stage.launcher),
-    }
-    answers = interleave(cases, rounds=rounds, tell=progress("start to first call", rounds))
-    verbs = {
-        name: Series(tuple(each.verb for each in all_[-rounds:])) for name, all_ in starts.items()
-    }
-    return Results(
-        comparisons={
-            "start": _comparison("the verb `start`", verbs),
-            "first-call": _comparison("from `start` to the first answered call", answers),
-        }
-    )
+    cases = beside_stock(case("stock", stage.warm, stock), case("ours", stage.warm, stage.launcher))
+    again = case("again", stage.warm, stock)
+    cases["again"] = replace(cases["again"], measure=again)
+    cold = case("cold", stage.cold, stage.launcher)
+    cases["cold"] = Case("the same, the first on a node", cold)
+    answers = compare("first-call", "from `start` to the first answered call", cases, rounds)
+    counted = {name: Series(tuple(values[-rounds:])) for name, values in verbs.items()}
+    return comparison("start", "the verb `start`", cases, counted).joined(answers)
 
 
-def measure_start(containerd: PrivateContainerd, program: str, spec: dict[str, Any]) -> Start:
+def _start_once(
+    containerd: PrivateContainerd, program: str, spec: dict[str, Any]
+) -> tuple[float, float]:
     """Start a shim by hand, call it once, and let it end.
 
     Args:
         containerd: the one that the shim believes to belong to.
         program: the shim's path.
         spec: what config.json holds.
+
+    Returns:
+        Milliseconds until ``start`` had answered and ended, and until the first call was answered.
     """
     name = new_name("start")
     with tempfile.TemporaryDirectory(prefix="nvshim-bench-") as bundle:
@@ -104,7 +82,9 @@ def measure_start(containerd: PrivateContainerd, program: str, spec: dict[str, A
             os.close(reader)
 
 
-def _start(containerd: PrivateContainerd, program: str, name: str, bundle: str) -> Start:
+def _start(
+    containerd: PrivateContainerd, program: str, name: str, bundle: str
+) -> tuple[float, float]:
     argv = [
         program, "-namespace", containerd.namespace, "-address", containerd.address,
         "-publish-binary", containerd.parts.containerd, "-id", name, "start",
@@ -125,9 +105,4 @@ def _start(containerd: PrivateContainerd, program: str, name: str, bundle: str) 
         except CallFailed:
             pass  # containerd's own shim ends before it has answered
     eventually(lambda: not is_alive(pid), "the shim ends")
-    return Start(verb * 1000, answered * 1000)
-
-
-def _comparison(title: str, measured: dict[str, Series]) -> Comparison:
-    rows = {name: Row(what, measured[name].values, base) for name, (what, base) in _ROWS.items()}
-    return Comparison(title, "ms", rows)
+    return verb * 1000, answered * 1000

@@ -6,28 +6,28 @@ lifecycles.svg
 cold-start.svg
     The imports of a cold start: those of the verb, and those of the server after its answer.
 
-The shim is the unmodified one: py-spy reads its memory.
+py-spy samples, and draws. The shim is the unmodified one: its memory is read.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from typing import Final
 
-from integration.images import GLIBC
-from tests.bench.flames import flame_graph
+from tests.bench.imports import by_package
 from tests.bench.report import table
 from tests.bench.runs import once
-from tests.bench.stacks import Node, by_package, from_folded, from_importtime
 from tests.bench.stage import GPUS, Sizes, Stage, say
 from tests.harness.launcher import INTERPRETER, REPOSITORY, SITE
 from tests.harness.runtime import OURS, Runtime, new_name
 from tests.harness.waiting import eventually
+from tests.tools.images import GLIBC
 
 _RATE: Final = 1000
 _MARK: Final = "\nnow the server\n"
@@ -49,21 +49,20 @@ def main() -> int:
         return 1
     os.makedirs(asked.directory, exist_ok=True)
     with Stage(_SIZES) as stage:
-        lives = _lifecycles(stage, sampler, asked.lives)
-    title = f"the shim during {asked.lives} lives of a container with two GPUs"
-    _write(asked.directory, "lifecycles", flame_graph(lives, title, "samples"))
-    title = "the imports of a cold start"
-    start = _cold_start()
-    _write(asked.directory, "cold-start", flame_graph(start, title, "ms"))
-    sys.stdout.write(_tables(start))
+        path = os.path.join(asked.directory, "lifecycles.svg")
+        _lifecycles(stage, sampler, asked.lives, path)
+        _name(path, f"the shim during {asked.lives} lives of a container with two GPUs")
+    path = os.path.join(asked.directory, "cold-start.svg")
+    _cold_start(sampler, path)
+    _name(path, "the imports of a cold start")
+    sys.stdout.write(_tables())
     return 0
 
 
-def _lifecycles(stage: Stage, sampler: str, lives: int) -> Node:
-    """Samples of one shim, below the place where it was forked."""
+def _lifecycles(stage: Stage, sampler: str, lives: int, path: str) -> None:
+    """Sample one shim, and draw."""
     runtime = Runtime(stage.warm, OURS)
     pod = ("--annotation", f"{_POD}={new_name('pod')}")
-    path = os.path.join(stage.directory, "stacks")
     try:
         runtime.start_idle(image=GLIBC, flags=("--null-io", *pod))
         (shim,) = stage.warm.shim_pids()
@@ -71,10 +70,10 @@ def _lifecycles(stage: Stage, sampler: str, lives: int) -> Node:
         run()
         say(f"sampling a shim during {lives} lives")
         argv = [
-            sampler, "record", "--pid", str(shim), "--rate", str(_RATE), "--format", "raw",
+            sampler, "record", "--pid", str(shim), "--rate", str(_RATE), "--function",
             "--output", path, "--duration", "600", "--nonblocking",
         ]  # fmt: skip
-        said = f"{path}.said"
+        said = os.path.join(stage.directory, "py-spy")
         with (
             open(said, "wb") as file,
             subprocess.Popen(argv, stdout=file, stderr=file) as recorder,
@@ -91,27 +90,33 @@ def _lifecycles(stage: Stage, sampler: str, lives: int) -> Node:
             raise RuntimeError(f"py-spy ended with {recorder.returncode}: {_text(said)}")
     finally:
         runtime.close()
-    tree = from_folded(_text(path).splitlines(), "the shim")
-    return tree.from_fork("run (api/aio/loop.py")
 
 
-def _cold_start() -> Node:
-    """The imports of ``start``, and of the server that it leaves behind, as they load them."""
+def _name(path: str, title: str) -> None:
+    """Say what a picture is of; py-spy says how it was called, with this machine's paths."""
+    picture = _text(path).replace(f"{REPOSITORY}/", "").replace(f"{SITE}/", "")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(re.sub(r"[^>]*py-spy record[^<]*", title, picture))
+
+
+# What a cold start imports: for ``start``, and for the server that it leaves behind.
+_VERB: Final = "import shim.verbs.verbs, shim.verbs.start"
+_SERVER: Final = "import shim.pod.server"
+
+
+def _program(*statements: str) -> list[str]:
+    text = "\n".join([f"import sys; sys.path += {[REPOSITORY, SITE]!r}", *statements])
+    return [INTERPRETER, "-IS", "-c", text]
+
+
+def _cold_start(sampler: str, path: str) -> None:
+    """Sample the imports of a cold start, and draw."""
     say("importing what a cold start imports")
-    program = (
-        f"import sys; sys.path += {[REPOSITORY, SITE]!r}\n"
-        "import shim.verbs, shim.start\n"
-        f"sys.stderr.write({_MARK!r})\n"
-        "import api; api.alone = True; import shim.server\n"
-    )
-    argv = [INTERPRETER, "-IS", "-X", "importtime", "-c", program]
+    program = _program(_VERB, _SERVER)
     for _ in range(2):  # the first one may have to compile them
-        done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    verb, _, server = done.stderr.partition(_MARK)
-    start = Node("a cold start")
-    for text, name in ((verb, "the verb, until its answer"), (server, "the server, after it")):
-        start.below[name] = from_importtime(text, name)
-    return start
+        subprocess.run(program, check=True)
+    argv = [sampler, "record", "--rate", str(_RATE), "--function", "--output", path, "--", *program]
+    subprocess.run(argv, capture_output=True, check=True)
 
 
 def _text(path: str) -> str:
@@ -119,22 +124,22 @@ def _text(path: str) -> str:
         return file.read()
 
 
-def _tables(start: Node) -> str:
+def _tables() -> str:
     """What each package's imports cost a cold start."""
+    argv = _program(_VERB, f"sys.stderr.write({_MARK!r})", _SERVER)
+    argv[1:1] = ["-X", "importtime"]
+    verb, _, server = subprocess.run(
+        argv, capture_output=True, text=True, check=True
+    ).stderr.partition(_MARK)
     parts = []
-    for part in start.below.values():
-        found = by_package(part)
-        lines = [(name, str(count), f"{own:.1f}") for name, (count, own) in found.items()]
+    for text, name in ((verb, "the verb, until its answer"), (server, "the server, after it")):
+        found = by_package(text)
+        lines = [(package, str(count), f"{own:.1f}") for package, (count, own) in found.items()]
         told = [line for line in lines if float(line[2]) >= 0.3]
         rest = sum(own for _, own in found.values()) - sum(float(line[2]) for line in told)
         told.append(("others", str(len(lines) - len(told)), f"{rest:.1f}"))
-        parts.append(table((part.name, "modules", "ms"), told))
+        parts.append(table((name, "modules", "ms"), told))
     return "\n".join(parts)
-
-
-def _write(directory: str, name: str, content: str) -> None:
-    with open(os.path.join(directory, f"{name}.svg"), "w", encoding="utf-8") as file:
-        file.write(content)
 
 
 if __name__ == "__main__":

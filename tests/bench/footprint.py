@@ -11,15 +11,14 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from integration import traces
-from integration.images import GLIBC
 from integration.memory import pss_and_uss
 from tests.bench.results import Figure, Figures, Results
 from tests.bench.stage import GPUS, say
 from tests.harness.runtime import OURS, STOCK, Runtime
+from tests.tools.images import GLIBC
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,30 +35,17 @@ _KINDS: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
     "gpus": ("nvidia-v1, GPUs", OURS, GPUS),
 }
 
-
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """Medians of the shims of one kind.
-
-    Attributes:
-        pss_of_one: KiB of the only shim, with its part of what it shares.
-        uss_of_one: KiB that it has alone.
-        pss: KiB of a shim among many.
-        uss: likewise.
-        wakeups: context switches of a shim among many, in a minute.
-        processor: milliseconds of processor time of one, in a minute.
-        server_pss: KiB of the fork server beside them; 0 if there is none.
-        server_uss: likewise.
-    """
-
-    pss_of_one: float
-    uss_of_one: float
-    pss: float
-    uss: float
-    wakeups: float
-    processor: float
-    server_pss: float
-    server_uss: float
+# By the key of a row: its title and its unit.
+_ROWS: Final = {
+    "pss-alone": ("PSS, the only one", "MB"),
+    "uss-alone": ("USS, the only one", "MB"),
+    "pss": ("PSS, one of {count}", "MB"),
+    "uss": ("USS, one of {count}", "MB"),
+    "server-pss": ("PSS of the fork server beside them", "MB"),
+    "server-uss": ("USS of it", "MB"),
+    "wakeups": ("context switches in a minute", ""),
+    "processor": ("processor time in a minute", "ms"),
+}
 
 
 def measure_idle(stage: Stage) -> Results:
@@ -70,29 +56,18 @@ def measure_idle(stage: Stage) -> Results:
         found[kind] = measure_footprint(
             Runtime(stage.warm, runtime), stage.sizes.shims, flags, watch=stage.sizes.watch
         )
-    count = stage.sizes.shims
-
-    def row(title: str, unit: str, field: str, divisor: float = 1) -> Figure:
-        values = {kind: getattr(each, field) / divisor for kind, each in found.items()}
-        return Figure(title, unit, {k: v for k, v in values.items() if v or "server" not in field})
-
     rows = {
-        "pss-alone": row("PSS, the only one", "MB", "pss_of_one", 1024),
-        "uss-alone": row("USS, the only one", "MB", "uss_of_one", 1024),
-        "pss": row(f"PSS, one of {count}", "MB", "pss", 1024),
-        "uss": row(f"USS, one of {count}", "MB", "uss", 1024),
-        "server-pss": row("PSS of the fork server beside them", "MB", "server_pss", 1024),
-        "server-uss": row("USS of it", "MB", "server_uss", 1024),
-        "wakeups": row("context switches in a minute", "", "wakeups"),
-        "processor": row("processor time in a minute", "ms", "processor"),
-    }
+        key: Figure(title.format(count=stage.sizes.shims), unit,
+                    {kind: values[key] for kind, values in found.items() if key in values})
+        for key, (title, unit) in _ROWS.items()
+    }  # fmt: skip
     columns = {kind: heading for kind, (heading, _, _) in _KINDS.items()}
     return Results(figures={"idle": Figures("an idle shim", columns, "stock", rows)})
 
 
 def measure_footprint(
     runtime: Runtime, count: int, flags: tuple[str, ...] = (), *, watch: float
-) -> Footprint:
+) -> dict[str, float]:
     """Start idle containers, each with a shim of its own, and look at the shims.
 
     Args:
@@ -100,6 +75,10 @@ def measure_footprint(
         count: how many containers.
         flags: more flags of ``ctr run``.
         watch: seconds to watch for wake-ups.
+
+    Returns:
+        Medians of memory and means of activity, by the key of their row; a shim of another kind
+        than ours has no fork server.
     """
     flags = ("--null-io", *flags)
     try:
@@ -118,16 +97,18 @@ def measure_footprint(
         time.sleep(watch)
         after = [_activity(pid) for pid in shims]
         minute = 60 / watch
-        return Footprint(
-            pss_of_one=first[0],
-            uss_of_one=first[1],
-            pss=statistics.median(pss for pss, _ in memory),
-            uss=statistics.median(uss for _, uss in memory),
-            wakeups=statistics.mean(_differences(before, after, 0)) * minute,
-            processor=statistics.mean(_differences(before, after, 1)) * minute,
-            server_pss=sum(pss for pss, _ in servers) if runtime.is_ours else 0,
-            server_uss=sum(uss for _, uss in servers) if runtime.is_ours else 0,
-        )
+        found = {
+            "pss-alone": first[0] / 1024,
+            "uss-alone": first[1] / 1024,
+            "pss": statistics.median(pss for pss, _ in memory) / 1024,
+            "uss": statistics.median(uss for _, uss in memory) / 1024,
+            "wakeups": statistics.mean(_differences(before, after, 0)) * minute,
+            "processor": statistics.mean(_differences(before, after, 1)) * minute,
+        }
+        if runtime.is_ours:
+            found["server-pss"] = sum(pss for pss, _ in servers) / 1024
+            found["server-uss"] = sum(uss for _, uss in servers) / 1024
+        return found
     finally:
         runtime.close()
 

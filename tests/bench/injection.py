@@ -4,6 +4,9 @@ In each round the engine does, in this process, all that a forked shim does betw
 spec and writing it: on a fresh overlay of a real image, with the driver's real files on
 simulated nodes of different sizes, all devices and capabilities asked. The steps are those of
 the record. An inventory is "cold" when it is taken anew, without NVML's answer.
+
+Beside the engine alone, the shim's work is measured, from a bundle to a mounted rootfs and a
+written spec: for the first container of an image, and for later ones that share its layer.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import argparse
 import gc
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,13 +27,16 @@ from hooks import engine
 from hooks.config import load_config
 from hooks.node.inventory import take_inventory
 from hooks.requests.request import read_request
-from integration.images import glibc, unpack
 from integration.simulated import Scenario, SimulatedNode
-from shim import bundle
+from shim import bundle, files
+from shim.log import Log
+from shim.work.provision import Provision
+from shim.work.worker import Link
 from tests.bench.interleaving import Series, interleave
 from tests.bench.report import report
-from tests.bench.results import Curve, Figure, Figures, Line, Results
+from tests.bench.results import Curve, Figure, Figures, Results, Row
 from tests.bench.stage import progress
+from tests.tools.images import glibc, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,6 +50,11 @@ NODES: Final = {"one": "1 GPU", "eight": "8 GPUs", "sixteen": "16 GPUs", "mig": 
 
 DECIDED: Final = "plan to files"
 """The sum of what the engine does once it knows request and node: plan, apply, verify, files."""
+
+_SHIMS: Final = {
+    "first": "the shim's work: the first container of an image",
+    "later": "the shim's work: later containers of the image",
+}
 
 _GROWING: Final = {1: "one", 8: "eight", 16: "sixteen"}
 
@@ -64,10 +76,12 @@ class Injection:
 
     def __init__(self, node: SimulatedNode, image: str, directory: str) -> None:
         self.steps: dict[str, list[float]] = {}
+        self._config_path = node.config_path
         self._config: Config = load_config(node.config_path)
         self._image = image
         self._directory = directory
         self._spec = _spec(directory)
+        self._layers = self._config.layers
         self.answer = subprocess.run(
             engine.probe_command(self._config), check=True, capture_output=True, env={}
         ).stdout
@@ -85,6 +99,30 @@ class Injection:
         for step, milliseconds in laps.items():
             self.steps.setdefault(step, []).append(milliseconds)
         return laps["all"]
+
+    def first(self) -> float:
+        """The first container of an image, by the shim's work; returns milliseconds."""
+        shutil.rmtree(self._layers, ignore_errors=True)
+        return self.later()
+
+    def later(self) -> float:
+        """A later container of the same image, by the shim's work; returns milliseconds."""
+        with tempfile.TemporaryDirectory(dir=self._directory) as base, _quiet():
+            for name in ("upper", "work", "bundle/rootfs"):
+                os.makedirs(os.path.join(base, name))
+            shutil.copy(os.path.join(self._directory, bundle.CONFIG), f"{base}/bundle")
+            layers = f"lowerdir={self._image}"
+            options = ["index=off", f"upperdir={base}/upper", f"workdir={base}/work", layers]
+            provision = Provision(f"{base}/bundle", Log(base, debug=False), _Alone())
+            os.environ["NVSHIM_CONFIG"] = self._config_path
+            began = time.perf_counter()
+            _, layer = provision.provide([("overlay", "overlay", "", options)], "runc")
+            milliseconds = _since(began)
+            subprocess.run(["umount", f"{base}/bundle/rootfs"], check=True)
+            if layer < 0:
+                raise RuntimeError("the image has no layer")
+            os.close(layer)
+            return milliseconds
 
     def cold(self) -> float:
         """An inventory taken anew without NVML's answer; returns milliseconds."""
@@ -112,7 +150,7 @@ class Injection:
         laps |= injection.record["milliseconds"]
         laps[DECIDED] = sum(injection.record["milliseconds"].values())
         began = time.perf_counter()
-        bundle.write(
+        files.write(
             os.path.join(self._directory, bundle.RECORD), json.dumps(injection.record).encode()
         )
         bundle.write_spec(self._directory, injection.spec)
@@ -136,7 +174,7 @@ class Injection:
 
 def measure_injections(
     rounds: int, *, tell: Callable[[int], None] = lambda _: None
-) -> tuple[dict[str, Series], dict[str, Series], dict[str, dict[str, Series]]]:
+) -> dict[str, dict[str, Series]]:
     """Measure on nodes of all sizes, interleaved.
 
     Args:
@@ -144,8 +182,8 @@ def measure_injections(
         tell: told the number of rounds that are done.
 
     Returns:
-        By the node's scenario: warm injections in ms, cold inventories in ms, and the steps of
-        the warm ones.
+        Milliseconds by the node's scenario and the step: those of a warm injection, "all" of it,
+        the shim's work, and "cold" for an inventory taken anew.
     """
     with ExitStack() as cleanup:
         directory = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="nvshim-bench-"))
@@ -157,17 +195,24 @@ def measure_injections(
                 SimulatedNode.create(f"{directory}/node-{name}", Scenario.load(name))
             )
             cases[name] = Injection(node, image, f"{directory}/{name}")
-        cold = interleave({name: case.cold for name, case in cases.items()}, rounds=rounds)
+
+        def on_all(method: str, **options: Any) -> dict[str, Series]:
+            measured = {name: getattr(case, method) for name, case in cases.items()}
+            return interleave(measured, rounds=rounds, **options)
+
+        cold = on_all("cold")
         for case in cases.values():
             case.take()
-        warm = interleave(
-            {name: case.warm for name, case in cases.items()}, rounds=rounds, tell=tell
-        )
-        steps = {
-            name: {step: Series(tuple(v[-rounds:])) for step, v in case.steps.items()}
+        on_all("warm", tell=tell)
+        shims = {step: on_all(step) for step in _SHIMS}
+        return {
+            name: {
+                **{step: Series(tuple(v[-rounds:])) for step, v in case.steps.items()},
+                **{step: series[name] for step, series in shims.items()},
+                "cold": cold[name],
+            }
             for name, case in cases.items()
         }
-        return warm, cold, steps
 
 
 def main() -> int:
@@ -178,43 +223,48 @@ def main() -> int:
     if os.geteuid() != 0:
         sys.stderr.write("bench: must be root\n")
         return 1
-    sys.stdout.write(report(injection_results(*measure_injections(asked.rounds))))
+    sys.stdout.write(report(injection_results(measure_injections(asked.rounds))))
     return 0
 
 
 def measure_injection(stage: Stage) -> Results:
     """What the engine takes alone, on nodes of all sizes: the steps of an injection."""
     rounds = 2 * stage.sizes.rounds
-    warm, cold, steps = measure_injections(rounds, tell=progress("injections", rounds))
-    return injection_results(warm, cold, steps)
+    return injection_results(measure_injections(rounds, tell=progress("injections", rounds)))
 
 
-def injection_results(
-    warm: dict[str, Series], cold: dict[str, Series], steps: dict[str, dict[str, Series]]
-) -> Results:
-    """What :func:`measure_injections` returned, as tables and a curve."""
-
-    def row(title: str, found: dict[str, Series]) -> Figure:
-        return Figure(title, "ms", {name: series.median for name, series in found.items()})
-
-    rows = {
-        "all": row("injection, warm inventory: all of it", warm),
-        "decided": row(
-            "of it plan, apply, verify, files", {name: steps[name][DECIDED] for name in NODES}
-        ),
-        **{
-            step: row(f"step: {step}", {name: steps[name][step] for name in NODES})
-            for step in steps["eight"]
-            if step not in {DECIDED, "all"}
-        },
-        "cold": row("an inventory taken anew, without NVML", cold),
+def injection_results(found: dict[str, dict[str, Series]]) -> Results:
+    """What :func:`measure_injections` returned, as a table and a curve."""
+    others = {"all", DECIDED, "cold", *_SHIMS}
+    titles = {
+        "all": "injection, warm inventory: all of it",
+        DECIDED: "of it plan, apply, verify, files",
+        **{step: f"step: {step}" for step in found["eight"] if step not in others},
+        **_SHIMS,
+        "cold": "an inventory taken anew, without NVML",
     }
-    line = Line("nvidia-v1", tuple(warm[name].median for name in _GROWING.values()))
+    rows = {
+        "decided" if step == DECIDED else step: Figure(
+            title, "ms", {name: found[name][step].median for name in NODES}
+        )
+        for step, title in titles.items()
+    }
+    line = Row("nvidia-v1", tuple(found[name]["all"].median for name in _GROWING.values()))
     places = tuple(map(float, _GROWING))
     return Results(
         figures={"injection": Figures("the engine alone, medians", NODES, None, rows)},
         curves={"injection": Curve("the engine alone", "GPUs", "ms", places, {"ours": line})},
     )
+
+
+class _Alone(Link):
+    """The link of who does a worker's work in its own process."""
+
+    def __init__(self) -> None:
+        """There is no connection."""
+
+    def extend_deadline(self, seconds: float) -> None:
+        """There is no deadline."""
 
 
 def _spec(directory: str) -> dict[str, Any]:

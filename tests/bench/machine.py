@@ -7,7 +7,7 @@ import platform
 import subprocess
 import time
 
-from tests.harness.launcher import INTERPRETER
+from tests.harness.dist import built
 
 
 def describe(rounds: int, load: float) -> dict[str, str]:
@@ -25,7 +25,7 @@ def describe(rounds: int, load: float) -> dict[str, str]:
         "containerd": _version("containerd", "--version"),
         "runc": _version("runc", "--version"),
         "crun": _version("crun", "--version"),
-        "Python": _version(INTERPRETER, "--version"),
+        "Python": built().python,
         "rounds": str(rounds),
         "load before": f"{load:.1f}",
     }

@@ -71,14 +71,15 @@ def curve_chart(curve: Curve) -> str:
         picture.line(x, bottom, x, bottom + 4, "axis")
         picture.text(x, bottom + 17, _number(tick), "small middle")
     picture.text((_LEFT + right) / 2, _HEIGHT - 8, curve.axis, "small middle")
-    picture.upright(14, (_TOP + bottom) / 2, curve.unit, "small middle")
+    upright = f"translate(14 {(_TOP + bottom) / 2:g}) rotate(-90)"
+    picture.shape("text", "small middle", transform=upright).text = curve.unit
     legend = 12.0
     for number, (key, line) in enumerate(curve.lines.items()):
         kind = _KINDS.get(key, number)
         points = [place(x, y) for x, y in zip(curve.places, line.values, strict=True)]
-        picture.path(points, f"line s{kind}")
+        picture.points("polyline", points, f"line s{kind}")
         for x, y in [*points, (legend + 5, 32.0)]:
-            picture.polygon(_mark(kind, x, y), f"f{kind}")
+            picture.points("polygon", _mark(kind, x, y), f"f{kind}")
         picture.text(legend + 14, 36, line.title)
         legend += 26 + CHARACTER * len(line.title)
     return picture.render()
@@ -120,9 +121,9 @@ def bar_chart(title: str, bars: Sequence[Bar], *, one: str) -> str:
         y = top + _BAR_STEP * number
         picture.text(_BAR_LABELS - 8, y + 12, bar.label, "end")
         limit = bar.aim if bar.must is None else bar.must
-        picture.box(
-            _BAR_LABELS, y + 1, place(bar.value) - _BAR_LABELS, _BAR_HEIGHT,
-            "f2" if bar.value <= limit else "f1",
+        picture.shape(
+            "rect", "f2" if bar.value <= limit else "f1", x=_BAR_LABELS, y=y + 1,
+            width=place(bar.value) - _BAR_LABELS, height=_BAR_HEIGHT,
         )  # fmt: skip
         if bar.must is not None:
             picture.line(place(bar.must), y - 2, place(bar.must), y + 18, "mark")

@@ -12,21 +12,21 @@ import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from api.proto import cri_pb2 as pb
 from integration import traces
 from integration.memory import pss_and_uss
-from tests.bench.results import Comparison, Curve, Figure, Figures, Line, Results, Row
+from tests.bench.results import Comparison, Curve, Figure, Figures, Results, Row
 from tests.bench.stage import HANDLER, say
 from tests.harness.pods import IDLE, Pods
 from tests.harness.runtime import OURS, STOCK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from integration.containerd import PrivateContainerd
+    from integration.simulated.containerd import PrivateContainerd
     from tests.bench.stage import Stage
     from tests.harness.pods import Pod
 
@@ -145,61 +145,48 @@ def _available() -> int:
 
 
 def _results(sides: dict[str, _Side], count: int, size: int) -> Results:
-    def compared(title: str, attribute: str) -> Comparison:
-        rows = {
-            key: Row(_COLUMNS[key], tuple(getattr(side, attribute)), None)
-            for key, side in sides.items()
-        }
-        rows["ours"] = Row(rows["ours"].title, rows["ours"].values, "stock")
-        return Comparison(title, "ms", rows)
+    title = f"{count} pods of {_CONTAINERS} containers"
 
-    def row(title: str, unit: str, values: dict[str, float]) -> Figure:
-        return Figure(title, unit, values)
+    def values(of: Callable[[_Side], float]) -> dict[str, float]:
+        return {key: of(side) for key, side in sides.items()}
+
+    def rows(of: Callable[[_Side], list[float]]) -> dict[str, Row]:
+        return {key: Row(_COLUMNS[key], tuple(of(side))) for key, side in sides.items()}
+
+    def compared(what: str, of: Callable[[_Side], list[float]]) -> Comparison:
+        found = rows(of)
+        found["ours"] = replace(found["ours"], base="stock")
+        return Comparison(f"{title}: {what}", "ms", found)
 
     figures = {
-        "pss": row(
-            "PSS of all shims and fork servers",
-            "MB",
-            {key: side.pss[-1] / 1024 for key, side in sides.items()},
+        "pss": Figure(
+            "PSS of all shims and fork servers", "MB", values(lambda side: side.pss[-1] / 1024)
         ),
-        "taken": row(
-            "memory that the machine has less",
-            "MB",
-            # Others take and give, too: what a batch takes most often, as often as there was one.
-            {
-                key: statistics.median(side.taken) * len(side.taken) / 1024
-                for key, side in sides.items()
-            },
+        # Others take and give, too: what a batch takes most often, as often as there was one.
+        "taken": Figure(
+            "memory that the machine has less", "MB",
+            values(lambda side: statistics.median(side.taken) * len(side.taken) / 1024),
         ),
-        "rate": row(
-            "pods created in a second",
-            "",
-            {key: 1000 * len(side.created) / sum(side.created) for key, side in sides.items()},
+        "rate": Figure(
+            "pods created in a second", "",
+            values(lambda side: 1000 * len(side.created) / sum(side.created)),
         ),
-        "end": row(
-            "seconds to remove them all",
-            "s",
-            {key: sum(side.removed) * size / 1000 for key, side in sides.items()},
+        "end": Figure(
+            "seconds to remove them all", "s",
+            values(lambda side: sum(side.removed) * size / 1000),
         ),
-    }
+    }  # fmt: skip
     places = tuple(float(size * number) for number in range(1, len(sides["ours"].created) + 1))
-
-    def curve(title: str, unit: str, attribute: str, divisor: float = 1) -> Curve:
-        lines = {
-            key: Line(_COLUMNS[key], tuple(v / divisor for v in getattr(side, attribute)))
-            for key, side in sides.items()
-        }
-        return Curve(title, "pods", unit, places, lines)
-
-    title = f"{count} pods of {_CONTAINERS} containers"
+    created = rows(lambda side: side.created)
+    memory = rows(lambda side: [each / 1024 for each in side.pss])
     return Results(
         comparisons={
-            "pods-create": compared(f"{title}: to create one", "created"),
-            "pods-remove": compared(f"{title}: to remove one", "removed"),
+            "pods-create": compared("to create one", lambda side: side.created),
+            "pods-remove": compared("to remove one", lambda side: side.removed),
         },
         figures={"pods": Figures(title, _COLUMNS, "stock", figures)},
         curves={
-            "pods-create": curve("to create one more pod", "ms", "created"),
-            "pods-memory": curve("PSS of all shims", "MB", "pss", 1024),
+            "pods-create": Curve("to create one more pod", "pods", "ms", places, created),
+            "pods-memory": Curve("PSS of all shims", "pods", "MB", places, memory),
         },
     )

@@ -32,9 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("files", nargs="+", metavar="JSON", help="written by python -m tests.bench")
     parser.add_argument("--into", nargs="+", metavar="DOCUMENT", default=(), help="to be changed")
     asked = parser.parse_args(arguments)
-    results = Results()
-    for path in asked.files:
-        results = results.joined(Results.read(path))
+    results = Results.of_files(asked.files)
     found = tables(results)
     for path in asked.into:
         with open(path, encoding="utf-8") as file:

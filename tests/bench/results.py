@@ -7,6 +7,7 @@ something costs as something else grows.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from dataclasses import asdict, dataclass, field
@@ -15,16 +16,16 @@ from typing import TYPE_CHECKING, Any, Self
 from tests.bench.interleaving import Series
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One thing that was measured in each round.
+    """What was measured of one thing, in each round or at each place of a curve.
 
     Attributes:
         title: what it is called in a table.
-        values: what was measured, in the order of the rounds.
+        values: what was measured, in the order of the rounds or places.
         base: the key of the row that it is compared with; None for no comparison.
     """
 
@@ -106,14 +107,6 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One line of a curve: its title, and a value for each place on the axis."""
-
-    title: str
-    values: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Curve:
     """What something costs, as something else grows.
 
@@ -129,7 +122,7 @@ class Curve:
     axis: str
     unit: str
     places: tuple[float, ...]
-    lines: Mapping[str, Line]
+    lines: Mapping[str, Row]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +150,11 @@ class Results:
             {**self.curves, **other.curves},
         )
 
+    @classmethod
+    def of_files(cls, paths: Iterable[str]) -> Results:
+        """What is in files that :meth:`write` wrote; a later one's word counts."""
+        return functools.reduce(Results.joined, map(cls.read, paths), cls())
+
     def write(self, path: str) -> None:
         """Write it as JSON; the file is replaced as a whole."""
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
@@ -179,29 +177,31 @@ class Results:
             found = json.load(file)
         return cls(
             found["machine"],
-            {key: _comparison(value) for key, value in found["comparisons"].items()},
-            {key: _figures(value) for key, value in found["figures"].items()},
-            {key: _curve(value) for key, value in found["curves"].items()},
-        )
+            {
+                key: Comparison(each["title"], each["unit"], _rows(each["rows"]))
+                for key, each in found["comparisons"].items()
+            },
+            {
+                key: Figures(
+                    each["title"], each["columns"], each["base"],
+                    {
+                        name: Figure(row["title"], row["unit"], row["values"])
+                        for name, row in each["rows"].items()
+                    },
+                )
+                for key, each in found["figures"].items()
+            },
+            {
+                key: Curve(
+                    each["title"], each["axis"], each["unit"], tuple(each["places"]),
+                    _rows(each["lines"]),
+                )
+                for key, each in found["curves"].items()
+            },
+        )  # fmt: skip
 
 
-def _comparison(found: dict[str, Any]) -> Comparison:
-    rows = {
-        key: Row(row["title"], tuple(row["values"]), row["base"])
-        for key, row in found["rows"].items()
+def _rows(found: dict[str, Any]) -> dict[str, Row]:
+    return {
+        key: Row(row["title"], tuple(row["values"]), row.get("base")) for key, row in found.items()
     }
-    return Comparison(found["title"], found["unit"], rows)
-
-
-def _figures(found: dict[str, Any]) -> Figures:
-    rows = {
-        key: Figure(row["title"], row["unit"], row["values"]) for key, row in found["rows"].items()
-    }
-    return Figures(found["title"], found["columns"], found["base"], rows)
-
-
-def _curve(found: dict[str, Any]) -> Curve:
-    lines = {
-        key: Line(line["title"], tuple(line["values"])) for key, line in found["lines"].items()
-    }
-    return Curve(found["title"], found["axis"], found["unit"], tuple(found["places"]), lines)

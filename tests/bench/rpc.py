@@ -15,8 +15,6 @@ from api.ttrpc.events import ResponseReceived
 from integration.patience import PATIENCE
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from google.protobuf.message import Message
 
     from tests.harness.runtime import Container
@@ -61,12 +59,7 @@ class Shim:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._socket.close()
 
     def call(self, method: str, **fields: Any) -> Any:

@@ -1,41 +1,34 @@
-"""How long ``ctr run --rm`` of ``true`` takes: warm, cold, with GPUs, and with crun."""
+"""What ``ctr run --rm`` of ``true`` takes: time, processor time, and many at the same time.
+
+Warm, cold (the first container on a node), with GPUs, and with crun.
+"""
 
 from __future__ import annotations
 
+import subprocess
 import time
 from typing import TYPE_CHECKING, Final
 
 from integration import traces
-from integration.images import BUSYBOX, GLIBC
-from tests.bench.interleaving import interleave
-from tests.bench.results import Comparison, Results, Row
-from tests.bench.stage import GPUS, progress
+from tests.bench.comparing import Case, beside_stock, compare
+from tests.bench.results import Results
+from tests.bench.stage import GPUS
 from tests.harness.runtime import OURS, STOCK, Runtime
 from tests.harness.waiting import eventually
+from tests.tools.images import BUSYBOX, GLIBC
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
-    from integration.containerd import PrivateContainerd
+    from integration.simulated.containerd import PrivateContainerd
+    from tests.bench.processor import Meter
     from tests.bench.stage import Stage
 
-# By the key of a row: its title, and the row that it is compared with.
-_WITH_RUNC: Final = {
-    "stock": ("containerd-shim-runc-v2", None),
-    "again": ("the same again (the noise)", "stock"),
-    "ours": ("containerd-shim-nvidia-v1", "stock"),
-    "cold": ("the same, the first on a node", "stock"),
-    "stock-glibc": ("containerd-shim-runc-v2, image with glibc", None),
-    "ours-glibc": ("containerd-shim-nvidia-v1, image with glibc", "stock-glibc"),
-    "gpus": ("the same with two GPUs, all capabilities", "stock-glibc"),
-    "gpus-cold": ("the same, the first on a node", "stock-glibc"),
-}
-_WITH_CRUN: Final = {
-    "stock-glibc": ("containerd-shim-runc-v2, image with glibc", None),
-    "again": ("the same again (the noise)", "stock-glibc"),
-    "ours-glibc": ("containerd-shim-nvidia-v1, image with glibc", "stock-glibc"),
-    "gpus": ("the same with two GPUs, all capabilities", "stock-glibc"),
-}
+_FIRST: Final = "the same, the first on a node"
+_WITH_GPUS: Final = "the same with two GPUs, all capabilities"
+
+# What containerd does now and then, and a reading's own error, are shared by so many.
+_BATCH: Final = 4
 
 
 def measure_runs(stage: Stage) -> Results:
@@ -43,30 +36,47 @@ def measure_runs(stage: Stage) -> Results:
     stock, ours = (Runtime(stage.warm, runtime) for runtime in (STOCK, OURS))
     cold = Runtime(stage.cold, OURS)
     cases = {
-        "stock": once(stock, BUSYBOX),
-        "again": once(stock, BUSYBOX),
-        "ours": once(ours, BUSYBOX),
-        "cold": _as_first(cold, BUSYBOX),
-        "stock-glibc": once(stock, GLIBC),
-        "ours-glibc": once(ours, GLIBC),
-        "gpus": once(ours, GLIBC, GPUS),
-        "gpus-cold": _as_first(cold, GLIBC, GPUS),
+        **beside_stock(once(stock, BUSYBOX), once(ours, BUSYBOX)),
+        "cold": Case(_FIRST, _as_first(cold, BUSYBOX)),
+        **_with_glibc(stock, ours),
+        "gpus-cold": Case(_FIRST, _as_first(cold, GLIBC, GPUS), "stock-glibc"),
     }
-    return _compared("runs", "`ctr run --rm` of `true`", _WITH_RUNC, cases, stage.sizes.rounds)
+    return compare("runs", "`ctr run --rm` of `true`", cases, stage.sizes.rounds)
 
 
 def measure_runs_with_crun(stage: Stage) -> Results:
     """With crun, on a warm node."""
     crun = stage.for_crun.parts.crun
     stock, ours = (Runtime(stage.for_crun, runtime, crun) for runtime in (STOCK, OURS))
+    base, *others = _with_glibc(stock, ours).items()
+    again = Case("the same again (the noise)", once(stock, GLIBC), "stock-glibc")
+    cases = dict((base, ("again", again), *others))
+    return compare("crun", "`ctr run --rm` of `true` with crun", cases, stage.sizes.rounds)
+
+
+def measure_processor(stage: Stage) -> Results:
+    """The processor time of a container's whole life, of everybody but the client."""
+    meter = stage.metered
+    stock, ours = (Runtime(meter.containerd, runtime) for runtime in (STOCK, OURS))
     cases = {
-        "stock-glibc": once(stock, GLIBC),
-        "again": once(stock, GLIBC),
-        "ours-glibc": once(ours, GLIBC),
-        "gpus": once(ours, GLIBC, GPUS),
+        **beside_stock(_metered(meter, once(stock, GLIBC)), _metered(meter, once(ours, GLIBC))),
+        "gpus": Case(_WITH_GPUS, _metered(meter, once(ours, GLIBC, GPUS))),
     }
-    title = "`ctr run --rm` of `true` with crun"
-    return _compared("crun", title, _WITH_CRUN, cases, stage.sizes.rounds)
+    rounds = max(3, stage.sizes.rounds // 2)
+    return compare("cpu", "processor time of a container's life", cases, rounds)
+
+
+def measure_together(stage: Stage) -> Results:
+    """Ten at once, thirty at once …, as many as the sizes say."""
+    stock, ours = Runtime(stage.warm, STOCK), Runtime(stage.warm, OURS)
+    rounds = max(4, stage.sizes.rounds // 3)
+    results = Results()
+    for count in stage.sizes.many:
+        cases = beside_stock(_together(stock, count), _together(ours, count))
+        del cases["again"]
+        title = f"{count} `ctr run --rm` at once"
+        results = results.joined(compare(f"at-once-{count}", title, cases, rounds))
+    return results
 
 
 def once(runtime: Runtime, image: str, flags: tuple[str, ...] = ()) -> Callable[[], float]:
@@ -95,6 +105,16 @@ def end_fork_server(containerd: PrivateContainerd) -> None:
     containerd.end_fork_servers()
 
 
+def _with_glibc(stock: Runtime, ours: Runtime) -> dict[str, Case]:
+    """An image with glibc: containerd's own shim, this one without and with GPUs."""
+    base = "stock-glibc"
+    return {
+        base: Case("containerd-shim-runc-v2, image with glibc", once(stock, GLIBC), None),
+        "ours-glibc": Case("containerd-shim-nvidia-v1, image with glibc", once(ours, GLIBC), base),
+        "gpus": Case(_WITH_GPUS, once(ours, GLIBC, GPUS), base),
+    }
+
+
 def _as_first(runtime: Runtime, image: str, flags: tuple[str, ...] = ()) -> Callable[[], float]:
     """The same on a node without a fork server; the one that it leaves is ended."""
     run = once(runtime, image, flags)
@@ -107,17 +127,39 @@ def _as_first(runtime: Runtime, image: str, flags: tuple[str, ...] = ()) -> Call
     return cold
 
 
-def _compared(
-    key: str,
-    title: str,
-    rows: Mapping[str, tuple[str, str | None]],
-    cases: Mapping[str, Callable[[], float]],
-    rounds: int,
-) -> Results:
-    measured = interleave(cases, rounds=rounds, tell=progress(title, rounds))
-    comparison = Comparison(
-        title,
-        "ms",
-        {name: Row(what, measured[name].values, base) for name, (what, base) in rows.items()},
-    )
-    return Results(comparisons={key: comparison})
+def _metered(meter: Meter, run: Callable[[], float]) -> Callable[[], float]:
+    """What runs some containers, and returns the milliseconds of processor time for each."""
+
+    def measure() -> float:
+        meter.settle()
+        before = meter.read()
+        for _ in range(_BATCH):
+            run()
+        meter.settle()
+        return (meter.read() - before) * 1000 / _BATCH
+
+    return measure
+
+
+def _together(runtime: Runtime, count: int) -> Callable[[], float]:
+    """What runs containers to their end at the same time; returns the milliseconds for all."""
+
+    def measure() -> float:
+        begin = time.perf_counter()
+        # What they say is not read while they run: it would be a part of what is measured.
+        running = [
+            runtime.containerd.spawn_ctr(
+                *runtime.words("true", flags=("--rm",)),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            for _ in range(count)
+        ]
+        codes = [ctr.wait() for ctr in running]
+        milliseconds = (time.perf_counter() - begin) * 1000
+        if any(codes):
+            raise RuntimeError(f"{sum(map(bool, codes))} of {count} containers failed")
+        return milliseconds
+
+    return measure

@@ -13,16 +13,17 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
-from hooks.edits.plan import Arch, CachedLibrary
 from hooks.image import ldcache
-from integration.images import GLIBC, File, glibc, write_archive
+from hooks.plan import CachedLibrary
+from hooks.words import Arch
 from integration.memory import pss_and_uss
 from integration.simulated import Scenario, SimulatedNode
 from tests.bench.interleaving import interleave
-from tests.bench.results import Curve, Line, Results
+from tests.bench.results import Curve, Results, Row
 from tests.bench.runs import once
 from tests.bench.stage import GPUS, progress
 from tests.harness.runtime import OURS, STOCK, Runtime, new_name
+from tests.tools.images import GLIBC, File, glibc, write_archive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -119,9 +120,9 @@ def _by_containers(stage: Stage) -> Results:
     places = tuple(map(float, _CONTAINERS))
     titles = {"stock": _STOCK, "ours": _OURS}
 
-    def lines(found: dict[str, list[tuple[float, ...]]]) -> dict[str, Line]:
+    def lines(found: dict[str, list[tuple[float, ...]]]) -> dict[str, Row]:
         return {
-            key: Line(titles[key], tuple(map(statistics.median, zip(*all_, strict=True))))
+            key: Row(titles[key], tuple(map(statistics.median, zip(*all_, strict=True))))
             for key, all_ in found.items()
         }
 
@@ -194,7 +195,7 @@ def _measured(stage: Stage, what: str, cases: dict[str, Callable[[], float]]) ->
 def _curve(key: str, axis: str, places: Sequence[int], found: dict[str, Series]) -> Results:
     titles = {"stock": _STOCK, "ours": _OURS, "gpus": _OURS_GPUS, "first": _OURS_FIRST}
     lines = {
-        kind: Line(title, _values(found, kind, places))
+        kind: Row(title, _values(found, kind, places))
         for kind, title in titles.items()
         if f"{kind} {places[0]}" in found
     }

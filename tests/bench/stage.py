@@ -14,20 +14,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from integration.containerd import PrivateContainerd
-from integration.cri.client import Cri
-from integration.cri.plugin import CriPlugin
-from integration.images import BUSYBOX, GLIBC, PAUSE, busybox, glibc, pause, write_archive
-from integration.parts import Parts
 from integration.simulated import Scenario, SimulatedNode
+from integration.simulated.containerd import PrivateContainerd
 from tests.bench.processor import Meter
-from tests.harness.launcher import make_launcher
+from tests.harness.dist import built
 from tests.harness.low_level import without_second_cgroups
-from tests.harness.pods import import_image
+from tests.harness.pods import containerd_for_pods
+from tests.tools.cri.plugin import CriContainerd, CriPlugin
+from tests.tools.images import PAUSE, busybox, glibc, pause, write_archive
+from tests.tools.parts import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType, TracebackType
+    from types import FrameType
 
 GPUS: Final = ("--env", "NVIDIA_VISIBLE_DEVICES=all", "--env", "NVIDIA_DRIVER_CAPABILITIES=all")
 """The flags of ``ctr run`` that ask for every GPU with every capability."""
@@ -77,12 +76,7 @@ class Stage:
             self._signals[number] = signal.signal(number, _interrupt)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # Whoever has no patience with the cleaning up would have to do it by hand.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             before = signal.signal(number, signal.SIG_IGN)
@@ -107,8 +101,8 @@ class Stage:
 
     @cached_property
     def launcher(self) -> str:
-        """The path of this shim."""
-        return make_launcher(f"{self.directory}/bin")
+        """The path of this shim, in a tree as a node gets it."""
+        return f"{built().path}/bin/containerd-shim-nvidia-v1"
 
     @cached_property
     def warm(self) -> PrivateContainerd:
@@ -133,7 +127,7 @@ class Stage:
         return self.containerd(parts=replace(parts, containerd=program))
 
     @contextmanager
-    def containerd_with_pods(self, runtime: str) -> Iterator[PrivateContainerd]:
+    def containerd_with_pods(self, runtime: str) -> Iterator[CriContainerd]:
         """One that serves the CRI, and is removed at the end of the context.
 
         Args:
@@ -142,8 +136,19 @@ class Stage:
         plugin = CriPlugin(
             {HANDLER: {"runtime_type": runtime}}, sandbox_image=PAUSE, default_handler=HANDLER
         )
-        with ExitStack() as cleanup:
-            yield self.containerd(cleanup, cri=plugin)
+        with containerd_for_pods(
+            busybox(), glibc(), pause(), cri=plugin, **self._options
+        ) as containerd:
+            yield containerd
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        """What all private containerds have here."""
+        return {
+            "shim_directory": os.path.dirname(self.launcher),
+            "shim_config": self.node.config_path,
+            "debug": False,
+        }
 
     @cached_property
     def _archive(self) -> str:
@@ -157,17 +162,9 @@ class Stage:
             options: of :class:`PrivateContainerd`, besides what all have here.
         """
         containerd = (cleanup or self._cleanup).enter_context(
-            PrivateContainerd(
-                shim_directory=os.path.dirname(self.launcher),
-                debug=False,
-                **{"shim_config": self.node.config_path, **options},
-            )
+            PrivateContainerd(**{**self._options, **options})
         )
-        if containerd.serves_cri:
-            with Cri(containerd.address) as cri:
-                import_image(cri, containerd, self._archive, BUSYBOX, GLIBC, PAUSE)
-        else:
-            containerd.ctr("images", "import", self._archive)
+        containerd.ctr("images", "import", self._archive)
         return containerd
 
 

@@ -1,4 +1,4 @@
-"""Pictures as text: the few shapes that charts are made of, legible in light and in dark.
+"""Pictures: the few shapes that charts are made of, legible in light and in dark.
 
 A picture has no background of its own, and its colours change with those of whoever looks at it
 (``prefers-color-scheme``). Nothing is told by colour alone.
@@ -8,8 +8,11 @@ Source: SVG 2, CSS Media Queries 5; the colours are Okabe's and Ito's, told apar
 
 from __future__ import annotations
 
-from html import escape
-from typing import Final
+from typing import TYPE_CHECKING, Final
+from xml.etree import ElementTree as ET
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _STYLE: Final = """\
 text{font:12px system-ui,sans-serif;fill:#24292f}
@@ -38,66 +41,40 @@ class Picture:
         width: of the picture.
         height: of the picture.
         title: what it shows, for those who cannot see it.
-        style: more rules of CSS.
     """
 
-    def __init__(self, width: float, height: float, title: str, *, style: str = "") -> None:
-        self._size = width, height
-        self._title = title
-        self._style = _STYLE + style
-        self._shapes: list[str] = []
+    def __init__(self, width: float, height: float, title: str) -> None:
+        self._svg = ET.Element(
+            "svg", xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {width:g} {height:g}",
+            width=f"{width:g}", height=f"{height:g}", role="img",
+        )  # fmt: skip
+        self._svg.set("aria-label", title)
+        ET.SubElement(self._svg, "title").text = title
+        ET.SubElement(self._svg, "style").text = _STYLE
+
+    def shape(self, tag: str, kind: str = "", **attributes: float | str) -> ET.Element:
+        """Add a shape; ``kind`` is a class of the style, and numbers have one decimal."""
+        written = {
+            name: value if isinstance(value, str) else f"{round(value, 1):g}"
+            for name, value in attributes.items()
+        }
+        if kind:
+            written["class"] = kind
+        return ET.SubElement(self._svg, tag, written)
 
     def line(self, x1: float, y1: float, x2: float, y2: float, kind: str) -> None:
-        """A straight line; ``kind`` is a class of the style, as everywhere here."""
-        self._shapes.append(
-            f'<line class="{kind}" x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}"/>'
-        )
+        """A straight line."""
+        self.shape("line", kind, x1=x1, y1=y1, x2=x2, y2=y2)
 
-    def path(self, points: list[tuple[float, float]], kind: str) -> None:
-        """Straight lines from point to point."""
-        text = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        self._shapes.append(f'<polyline class="{kind}" points="{text}"/>')
-
-    def polygon(self, points: list[tuple[float, float]], kind: str) -> None:
-        """A filled shape."""
-        text = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        self._shapes.append(f'<polygon class="{kind}" points="{text}"/>')
-
-    def box(
-        self, x: float, y: float, width: float, height: float, kind: str, *, hint: str = ""
-    ) -> None:
-        """A filled rectangle; ``hint`` is shown to whoever points at it."""
-        shape = (
-            f'<rect class="{kind}" x="{x:.1f}" y="{y:g}" width="{width:.1f}" height="{height:g}"'
-        )
-        told = f"><title>{escape(hint)}</title></rect>" if hint else "/>"
-        self._shapes.append(shape + told)
+    def points(self, tag: str, points: Iterable[tuple[float, float]], kind: str) -> None:
+        """A ``polyline`` or a ``polygon``."""
+        self.shape(tag, kind, points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points))
 
     def text(self, x: float, y: float, words: str, kind: str = "") -> None:
         """A line of text whose base is at ``y``."""
-        marked = f' class="{kind}"' if kind else ""
-        self._shapes.append(f'<text{marked} x="{x:.1f}" y="{y:g}">{escape(words)}</text>')
-
-    def upright(self, x: float, y: float, words: str, kind: str = "") -> None:
-        """A line of text that is read from below."""
-        self._shapes.append(
-            f'<text class="{kind}" transform="translate({x:g} {y:g}) rotate(-90)">'
-            f"{escape(words)}</text>"
-        )
+        self.shape("text", kind, x=x, y=y).text = words
 
     def render(self) -> str:
         """The picture as a file's content."""
-        width, height = self._size
-        title = escape(self._title)
-        return "\n".join(
-            [
-                (
-                    f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
-                    f'width="{width:g}" height="{height:g}" role="img" aria-label="{title}">'
-                ),
-                f"<title>{title}</title>",
-                f"<style>{self._style}</style>",
-                *self._shapes,
-                "</svg>\n",
-            ]
-        )
+        ET.indent(self._svg, "")
+        return ET.tostring(self._svg, encoding="unicode") + "\n"

@@ -7,15 +7,14 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from api.proto import task_pb2
-from tests.bench.interleaving import interleave
-from tests.bench.results import Comparison, Results, Row
+from tests.bench.comparing import beside_stock, compare
 from tests.bench.rpc import Shim
-from tests.bench.stage import progress
 from tests.harness.runtime import OURS, STOCK, Runtime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.bench.results import Results
     from tests.bench.stage import Stage
     from tests.harness.runtime import Container
 
@@ -40,8 +39,8 @@ def measure_output(stage: Stage) -> Results:
     """A container that writes a gigabyte to stdout."""
     few = max(3, stage.sizes.rounds // 6)
     runtimes = [Runtime(stage.warm, name) for name in (STOCK, OURS)]
-    cases = [_output(runtime) for runtime in runtimes]
-    return _compared("output", "a gigabyte to stdout", "MB/s", few, *cases)
+    cases = beside_stock(*map(_output, runtimes))
+    return compare("output", "a gigabyte to stdout", cases, few, unit="MB/s")
 
 
 def _in_idle(
@@ -56,28 +55,10 @@ def _in_idle(
     runtimes = [Runtime(stage.warm, name) for name in (STOCK, OURS)]
     try:
         idle = [runtime.start_idle(flags=("--null-io",)) for runtime in runtimes]
-        return _compared(key, title, unit, rounds, *map(measure, idle))
+        return compare(key, title, beside_stock(*map(measure, idle)), rounds, unit=unit)
     finally:
         for runtime in runtimes:
             runtime.close()
-
-
-def _compared(
-    key: str,
-    title: str,
-    unit: str,
-    rounds: int,
-    stock: Callable[[], float],
-    ours: Callable[[], float],
-) -> Results:
-    cases = {"stock": stock, "again": stock, "ours": ours}
-    found = interleave(cases, rounds=rounds, warm_up=1, tell=progress(title, rounds))
-    rows = {
-        "stock": Row("containerd-shim-runc-v2", found["stock"].values),
-        "again": Row("the same again (the noise)", found["again"].values, "stock"),
-        "ours": Row("containerd-shim-nvidia-v1", found["ours"].values, "stock"),
-    }
-    return Results(comparisons={key: Comparison(title, unit, rows)})
 
 
 def _execs(container: Container) -> Callable[[], float]:

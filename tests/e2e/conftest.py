@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from integration.containerd_errors import CriuUnusable
-from integration.criu import find_criu
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.node import node_of
 from tests.harness.shim import shim_by_hand
+from tests.tools.criu import find_criu
+from tests.tools.errors import CriuUnusable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
 
-    from integration.parts import Parts
     from tests.harness.node import Node
+    from tests.harness.runtime import Runtime
     from tests.harness.shim import ShimByHand
+    from tests.tools.parts import Parts
 
     StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
@@ -52,6 +54,43 @@ def two_gpus(workshop: str) -> Iterator[SimulatedNode]:
     """A simulated node with two GPUs, for tests that leave it as it is."""
     with SimulatedNode.create(f"{workshop}/two", Scenario.load("two")) as node:
         yield node
+
+
+@pytest.fixture(scope="session")
+def mig_gpus(workshop: str) -> Iterator[SimulatedNode]:
+    """One with MIG devices, and with whatever else NVIDIA's driver can have nodes for; likewise."""
+    with SimulatedNode.create(f"{workshop}/mig", Scenario.load("mig")) as node:
+        yield node
+
+
+@pytest.fixture(scope="session")
+def full_gpus(workshop: str) -> Iterator[SimulatedNode]:
+    """One with GPUs and everything that there is beside them; likewise."""
+    with SimulatedNode.create(f"{workshop}/full", Scenario.load("full")) as node:
+        yield node
+
+
+@pytest.fixture
+def own_gpus(tmp_path: Path) -> Iterator[SimulatedNode]:
+    """A simulated node with two GPUs, which is the test's to change."""
+    with SimulatedNode.create(str(tmp_path / "node"), Scenario.load("two")) as node:
+        yield node
+
+
+@pytest.fixture
+def ours(runtime: Runtime) -> Runtime:
+    """The runtime under test, where it is ours."""
+    if not runtime.is_ours:
+        pytest.skip("containerd's own shim knows nothing of GPUs")
+    return runtime
+
+
+@pytest.fixture
+def gpus(ours: Runtime, two_gpus: SimulatedNode, configure: Callable[[str], None]) -> Runtime:
+    """The runtime on the node with two GPUs."""
+    with open(two_gpus.config_path) as file:
+        configure(file.read())
+    return ours
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from integration.containerd import PrivateContainerd
-from integration.images import BUSYBOX, busybox, write_archive
+from integration.simulated.containerd import PrivateContainerd
 from tests.bench.processor import Meter
 from tests.bench.runs import once
 from tests.harness.runtime import Runtime
+from tests.tools.images import BUSYBOX, busybox, write_archive
 
 if TYPE_CHECKING:
     from pathlib import Path

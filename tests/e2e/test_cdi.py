@@ -9,33 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from integration.images import GLIBC
-from integration.simulated import Scenario, SimulatedNode
 from tests.harness.runtime import one_line
+from tests.tools.images import GLIBC
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
-    from integration.containerd import Completed
+    from integration.simulated import SimulatedNode
+    from integration.simulated.containerd import Completed
     from tests.harness.runtime import Runtime
-
-
-@pytest.fixture(scope="module")
-def node(workshop: str) -> Iterator[SimulatedNode]:
-    """A node with MIG devices, and with whatever else NVIDIA's driver can have nodes for."""
-    with SimulatedNode.create(f"{workshop}/cdi", Scenario.load("mig")) as node:
-        yield node
 
 
 @pytest.fixture
 def specs(
-    runtime: Runtime, node: SimulatedNode, configure: Callable[[str], None], tmp_path: Path
+    runtime: Runtime, mig_gpus: SimulatedNode, configure: Callable[[str], None], tmp_path: Path
 ) -> Specs:
     """A directory of CDI specs that the shim reads."""
     if not runtime.is_ours:
         pytest.skip("containerd's own shim knows nothing of CDI")
-    return Specs(runtime, node, configure, tmp_path)
+    return Specs(runtime, mig_gpus, configure, tmp_path)
 
 
 class Specs:
@@ -44,12 +37,12 @@ class Specs:
     def __init__(
         self,
         runtime: Runtime,
-        node: SimulatedNode,
+        mig_gpus: SimulatedNode,
         write: Callable[[str], None],
         directory: Path,
     ) -> None:
         self._runtime = runtime
-        self._node = node
+        self._node = mig_gpus
         self._write_config = write
         self.directory = directory
         self.configure("")
@@ -203,13 +196,15 @@ def test_spec_as_amds_program_writes_it(specs: Specs) -> None:
     assert done.lines == ["/dev/kfd 1:3", "/dev/dri/card1 1:5", "/dev/dri/renderD128 1:7"]
 
 
-def nvidia_ctk_spec(node: SimulatedNode) -> dict[str, Any]:
+def nvidia_ctk_spec(mig_gpus: SimulatedNode) -> dict[str, Any]:
     """A spec as ``nvidia-ctk cdi generate`` writes it: everything by hooks."""
     home = "/usr/lib/x86_64-linux-gnu"
-    version = node.driver_version
+    version = mig_gpus.driver_version
     names = [f"lib{stem}.so.{version}" for stem in ("cuda", "nvidia-ml", "nvidia-ptxjitcompiler")]
     source = next(
-        top for top, _, found in os.walk(node.driver_root, followlinks=True) if names[0] in found
+        top
+        for top, _, found in os.walk(mig_gpus.driver_root, followlinks=True)
+        if names[0] in found
     )
     hook = "/usr/bin/nvidia-cdi-hook"
 
@@ -230,7 +225,7 @@ def nvidia_ctk_spec(node: SimulatedNode) -> dict[str, Any]:
                 "name": "third",
                 "containerEdits": {
                     "deviceNodes": [
-                        {"path": f"/dev/{name}", "hostPath": f"{node.dev}/{name}"}
+                        {"path": f"/dev/{name}", "hostPath": f"{mig_gpus.dev}/{name}"}
                         for name in ("nvidia3", "dri/card3")
                     ],
                     "hooks": [call("create-symlinks", "--link", by_path)],
@@ -239,7 +234,7 @@ def nvidia_ctk_spec(node: SimulatedNode) -> dict[str, Any]:
         ],
         "containerEdits": {
             "env": ["NVIDIA_VISIBLE_DEVICES=void"],
-            "deviceNodes": [{"path": "/dev/nvidiactl", "hostPath": f"{node.dev}/nvidiactl"}],
+            "deviceNodes": [{"path": "/dev/nvidiactl", "hostPath": f"{mig_gpus.dev}/nvidiactl"}],
             "mounts": [
                 {
                     "hostPath": f"{source}/{name}",
@@ -261,9 +256,9 @@ def nvidia_ctk_spec(node: SimulatedNode) -> dict[str, Any]:
 
 
 def test_spec_as_nvidia_ctk_writes_it_needs_none_of_its_hooks(
-    specs: Specs, node: SimulatedNode
+    specs: Specs, mig_gpus: SimulatedNode
 ) -> None:
-    specs.write("nvidia.json", json.dumps(nvidia_ctk_spec(node)))
+    specs.write("nvidia.json", json.dumps(nvidia_ctk_spec(mig_gpus)))
     script = (
         "probe dlopen libcuda.so.1 libcuda.so libnvidia-ml.so.1;"
         "ls /dev/nvidia* /dev/dri; readlink /dev/dri/by-path/*;"

@@ -15,9 +15,9 @@ import yaml
 
 from hooks.cdi import schema
 from integration.cli import exits
-from integration.images import GLIBC
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.launcher import REPOSITORY
+from tests.tools.images import GLIBC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

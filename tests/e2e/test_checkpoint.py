@@ -17,13 +17,13 @@ from api import typeurl
 from api.errors import Status
 from api.proto import events_pb2, runc_options_pb2
 from api.ttrpc import ConnectionClosed, RemoteError
-from integration.criu import complaint
-from integration.images import glibc
-from integration.parts import SYSTEM_PATH
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.low_level import crun_for_this_host
 from tests.harness.runtime import is_alive
 from tests.harness.shim import gone, wait_for_file
+from tests.tools.criu import complaint
+from tests.tools.images import glibc
+from tests.tools.parts import SYSTEM_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from integration.containerd import PrivateContainerd
-from integration.images import busybox, write_archive
-from integration.parts import SYSTEM_PATH
+from integration.simulated.containerd import PrivateContainerd
 from tests.conftest import RUNTIME
 from tests.harness.events import Recorder
 from tests.harness.leaks import Census, describe
 from tests.harness.runtime import Runtime, is_alive, one_line, remove_fifos
 from tests.harness.waiting import eventually
+from tests.tools.images import busybox, write_archive
+from tests.tools.parts import SYSTEM_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from integration.parts import Parts
     from tests.harness.runtime import Container
+    from tests.tools.parts import Parts
 
 # Knows something that no second start of it could know, and tells it when asked.
 SECRET: Final = """

@@ -17,7 +17,7 @@ from tests.harness.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from integration.containerd import PrivateContainerd
+    from integration.simulated.containerd import PrivateContainerd
     from tests.harness.runtime import Container, Runtime
 
 GROUP = "io.containerd.runc.v2.group"

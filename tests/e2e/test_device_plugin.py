@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import grpc  # type: ignore[import-untyped] # it ships no types
@@ -124,6 +125,16 @@ def test_a_kubelet_that_was_killed_is_registered_with_once_when_it_is_back(
             assert len(kubelet.registrations) == before + 1
 
 
+def _become_a_file(directory: Path) -> None:
+    """Put a file in the place of a directory that the agent makes anew if it is missing."""
+    while not directory.is_file():
+        with suppress(FileNotFoundError):
+            os.rename(directory, f"{directory}.aside")
+        shutil.rmtree(f"{directory}.aside", ignore_errors=True)
+        with suppress(FileExistsError):
+            directory.touch(exist_ok=False)
+
+
 def test_a_spec_that_somebody_removes_is_there_again_and_before_it_is_named(
     agent: NodeAgent, kubelet: KubeletPlugins, tmp_path: Path
 ) -> None:
@@ -144,8 +155,7 @@ def test_a_spec_that_somebody_removes_is_there_again_and_before_it_is_named(
             spec.unlink()
             (name,) = kubelet.plugins[GPU].allocate(uuid).cdi_devices
             assert name.name.partition("=")[2] in spec.read_text()
-        shutil.rmtree(spec.parent)
-        spec.parent.touch()  # nobody can write there
+        _become_a_file(spec.parent)  # nobody can write there
         with pytest.raises(grpc.RpcError) as refused:
             kubelet.plugins[GPU].allocate(uuid)
         assert refused.value.details().startswith("NVSHIM-E2706 cdi-device-unwritten: ")

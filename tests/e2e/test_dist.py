@@ -9,19 +9,14 @@ import signal
 import subprocess
 import sys
 import tarfile
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from integration.compat import COMPATIBLE_WITH
-from integration.dist.archive import archive_name, write_tarball
-from integration.dist.build import build
-from integration.dist.debian import package_name, write_package
-from integration.dist.interpreter import elf_files, needed
-from integration.dist.manifest import verify
-from integration.images import GLIBC, busybox, glibc
-from integration.parts import INSTALLED
+from integration.tree import verify
 from tests.conftest import LOW_LEVEL, PARTS, RUNTIME
 from tests.harness.bare_root import bare_root
 from tests.harness.containerds import containerd_with_images, nothing_left
@@ -30,16 +25,22 @@ from tests.harness.launcher import REPOSITORY
 from tests.harness.node import socket_of_server, words_of
 from tests.harness.runtime import OURS, Runtime, is_alive
 from tests.harness.waiting import eventually
+from tests.tools.dist.archive import archive_name, write_tarball
+from tests.tools.dist.build import build
+from tests.tools.dist.debian import package_name, write_package
+from tests.tools.dist.interpreter import elf_files, needed
+from tests.tools.images import GLIBC, busybox, glibc
+from tests.tools.parts import INSTALLED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from integration.containerd import PrivateContainerd
-    from integration.dist.manifest import Tree
-    from integration.parts import Parts
     from integration.simulated import SimulatedNode
+    from integration.simulated.containerd import PrivateContainerd
+    from integration.tree import Tree
     from tests.harness.bare_root import BareRoot
+    from tests.tools.parts import Parts
 
 pytestmark = pytest.mark.skipif(
     (RUNTIME, PARTS, LOW_LEVEL) != (OURS, INSTALLED, "runc"),
@@ -77,6 +78,29 @@ assert all(path.startswith(tree) for path in mapped), mapped
 print("imported", done)
 """
 
+# What a forked process has alone after it has looked at every object that its parent had: once
+# before they are immortal, and once after.
+FORK_AND_LOOK: Final = """
+import os, sys
+sys.path.append(sys.executable.removesuffix("/runtime/bin/python3") + "/lib")
+from shim.forkserver.immortal import make_immortal
+objects = [[] for _ in range(100_000)]
+def copied():
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        for each in objects:
+            pass
+        with open("/proc/self/smaps_rollup") as file:
+            dirty = next(line.split()[1] for line in file if line.startswith("Private_Dirty"))
+        os.write(writing, dirty.encode())
+        os._exit(0)
+    os.wait()
+    return int(os.read(reading, 20))
+before = copied()
+make_immortal()
+print(before, copied())
+"""
+
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[BareRoot]:
@@ -102,6 +126,16 @@ def test_it_runs_where_there_is_nothing_else_and_anywhere(built_tree: Tree, root
     assert said.returncode == 0, said.stderr
     assert int(said.stdout.rpartition("imported ")[2]) > 200
     verify(root.path + place)  # nothing was written into it
+
+
+def test_a_shim_copies_no_page_to_count_references(built_tree: Tree) -> None:
+    program = f"{built_tree.path}/runtime/bin/python3"
+    said = subprocess.run(
+        [program, "-ISc", FORK_AND_LOOK], capture_output=True, text=True, check=True
+    )
+    before, after = map(int, said.stdout.split())  # KiB
+    assert before > 5000
+    assert after < before / 3
 
 
 def test_by_a_link_it_is_found_and_acts_under_the_names_of_links(
@@ -165,6 +199,20 @@ def test_what_the_shim_does_not_import_is_kept_from_it(built_tree: Tree) -> None
     assert not library & node
 
 
+def test_it_has_the_product_and_no_tool(built_tree: Tree) -> None:
+    def packages(*below: str) -> set[str]:
+        directory = os.path.join(built_tree.path, "lib", *below)
+        return {name for name in os.listdir(directory) if name != "__pycache__"}
+
+    assert packages("integration") == {
+        "__init__.py", "byhand.py", "cdi", "cli", "compat", "cri", "devices", "doctor", "engines",
+        "errors.py", "files.py", "inspection", "install", "inventory.py", "kubernetes", "memory.py",
+        "node", "patience.py", "simulated", "systemd", "traces.py", "tree.py",
+    }  # fmt: skip
+    assert packages("integration", "cri") == {"__init__.py", "client.py", "engine.py", "errors.py"}
+    assert "tests" not in packages()
+
+
 def test_the_same_sources_give_the_same_bytes(
     built_tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,7 +249,7 @@ def test_where_there_is_no_room_nothing_is_left(tmp_path: Path) -> None:
     )
     argv = ["unshare", "--mount", "sh", "-c", script, str(tmp_path)]
     done = subprocess.run(
-        [*argv, sys.executable, "-m", "integration.dist", "--tree-only"],
+        [*argv, sys.executable, "-m", "tests.tools.dist", "--tree-only"],
         cwd=REPOSITORY, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (1, "")
@@ -218,8 +266,8 @@ import sys
 print("ready", flush=True)
 sys.stdin.read()
 sys.path.append(sys.executable.removesuffix("/runtime/bin/python3") + "/lib")
-import decimal, shim.server
-print(shim.server.__file__, decimal.__file__)
+import decimal, shim.pod.server
+print(shim.pod.server.__file__, decimal.__file__)
 """
 
 
@@ -292,7 +340,12 @@ _SYSTEMCTL: Final = """\
 [ -e /lib/systemd/system/nvshim-node.service ] && unit=there || unit=gone
 echo "$unit $*" >>/tmp/asked
 case "$1" in
-  stop) kill "$(cat /tmp/agent)"; [ ! -e /tmp/trouble ] || busybox chown 1000 /opt ;;
+  stop)
+    kill "$(cat /tmp/agent)"
+    # Like the real one, it returns when the unit is stopped.
+    while busybox readlink "/proc/$(cat /tmp/agent)/exe" >/dev/null; do busybox sleep 0.01; done
+    [ ! -e /tmp/trouble ] || busybox chown 1000 /opt
+    ;;
   daemon-reload) busybox chown 0 /opt ;;
   is-enabled) [ "$3" = nvshim-node.service ] ;;
 esac
@@ -420,20 +473,30 @@ def _tree_of(pid: int) -> str:
     return os.path.basename(path)
 
 
+def _stat(pid: int) -> list[str]:
+    """What proc(5) tells in ``stat``, from field 3 on; empty of a process that has gone."""
+    gone = suppress(FileNotFoundError, ProcessLookupError)
+    with gone, open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+        return file.read().rpartition(")")[2].split()
+    return []
+
+
 def _arguments(pid: int) -> str:
-    with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
-        return file.read().rpartition(")")[2].split()[45]
+    return _stat(pid)[45]
 
 
 def _fork_servers(containerd: PrivateContainerd) -> dict[str, int]:
     """The fork servers of a containerd that listen, by the tree of each."""
-    found = {}
+    found: list[tuple[int, int, str]] = []
     for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
         words = words_of(pid)
         is_ours = containerd.address in words and "-spare" not in words
         if words[-1:] == ["fork-server"] and is_ours and socket_of_server(pid):
-            found[_tree_of(pid)] = pid
-    return found
+            with suppress(FileNotFoundError):
+                if stat := _stat(pid):
+                    found.append((int(stat[19]), pid, _tree_of(pid)))
+    # What it forks has its socket and its command line for a moment, and is younger.
+    return {tree: pid for _, pid, tree in sorted(found, reverse=True)}
 
 
 def _gpus(runtime: Runtime) -> list[str]:

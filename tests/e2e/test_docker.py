@@ -9,32 +9,27 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from integration.containerd import PrivateContainerd
-from integration.images import glibc
-from integration.parts import Parts
+from integration.simulated.containerd import PrivateContainerd
 from integration.traces import cgroup_hierarchies
 from tests.harness.containerds import nothing_left
 from tests.harness.docker import DockerParts, PrivateDocker
+from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import OURS, new_name
+from tests.tools.images import glibc
+from tests.tools.parts import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from integration.containerd import Completed
     from integration.simulated import SimulatedNode
+    from integration.simulated.containerd import Completed
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 CDI_DIRECTORY: Final = "cdi"
 # dockerd and containerd of one release. Debian 12's Docker knows no shims but the one that is
 # called containerd-shim-runc-v2: there ours takes that name.
-RELEASES: Final = ("bookworm", "sid")
+RELEASES: Final = of_releases("bookworm", "trixie", UNSTABLE)
 SHOW: Final = "ls /dev | grep ^nvidia; env | grep ^NVIDIA_"
-
-
-@pytest.fixture(scope="module")
-def node(two_gpus: SimulatedNode) -> SimulatedNode:
-    """A node with two GPUs."""
-    return two_gpus
 
 
 @pytest.fixture(scope="module")
@@ -49,17 +44,18 @@ def shims(workshop: str, shim_directory: str) -> str:
 
 @pytest.fixture(scope="module", params=RELEASES)
 def daemon(
-    request: pytest.FixtureRequest, node: SimulatedNode, shims: str
+    request: pytest.FixtureRequest, two_gpus: SimulatedNode, shims: str
 ) -> Iterator[tuple[PrivateDocker, PrivateContainerd]]:
     release: str = request.param
     old = release == "bookworm"
     settings: dict[str, Any] = {} if old else {
         "runtimes": {"nvidia": {"runtimeType": OURS}},
         "default-runtime": "nvidia",
+        "features": {"cdi": True},
     }  # fmt: skip
     parts = Parts.installed() if old else Parts.of_release(release)
     with PrivateContainerd(
-        shim_directory=shims, shim_config=node.config_path, parts=parts
+        shim_directory=shims, shim_config=two_gpus.config_path, parts=parts
     ) as containerd:
         if not old:
             settings["cdi-spec-dirs"] = [f"{containerd.directory}/{CDI_DIRECTORY}"]
@@ -146,12 +142,12 @@ def test_neither_a_volume_of_its_own_nor_an_image_in_a_pod_of_docker_is_a_grant(
 
 
 def test_program_sees_the_gpus_and_loads_the_driver(
-    docker: PrivateDocker, node: SimulatedNode
+    docker: PrivateDocker, two_gpus: SimulatedNode
 ) -> None:
     script = "nvidia-smi -L && probe dlopen libcuda.so.1"
     done = docker.run("--gpus=all", "--", "sh", "-c", script)
     assert done.code == 0, done.stdout + done.stderr
-    assert all(gpu.uuid in done.stdout for gpu in node.scenario.gpus)
+    assert all(gpu.uuid in done.stdout for gpu in two_gpus.scenario.gpus)
 
 
 @pytest.mark.parametrize(
@@ -194,13 +190,13 @@ def test_named_runtime_is_our_shim(modern: PrivateDocker) -> None:
 
 
 def test_devices_that_dockers_cdi_has_given_are_not_given_again(
-    daemon: tuple[PrivateDocker, PrivateContainerd], modern: PrivateDocker, node: SimulatedNode
+    daemon: tuple[PrivateDocker, PrivateContainerd], modern: PrivateDocker, two_gpus: SimulatedNode
 ) -> None:
     _, containerd = daemon
     directory = f"{containerd.directory}/{CDI_DIRECTORY}"
     os.makedirs(directory)
     nodes = [
-        {"path": f"/dev/{name}", "hostPath": f"{node.dev}/{name}"}
+        {"path": f"/dev/{name}", "hostPath": f"{two_gpus.dev}/{name}"}
         for name in ("nvidia1", "nvidiactl")
     ]
     # What nvidia-ctk writes, but for the libraries.

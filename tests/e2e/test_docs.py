@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from integration.dist.archive import archive_name, write_tarball
-from integration.simulated import Scenario, SimulatedNode
 from tests.harness.launcher import REPOSITORY
 from tests.harness.pages import blocks, pages
 from tests.harness.world import World, matches, write_image
+from tests.tools.dist.archive import archive_name, write_tarball
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from integration.dist.manifest import Tree
+    from integration.simulated import SimulatedNode
+    from integration.tree import Tree
 
 RUN: Final = [name for name in pages() if any(not block.reason for block in blocks(name))]
 
@@ -37,12 +37,6 @@ def image(workshop: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def gpus(workshop: str) -> Iterator[SimulatedNode]:
-    with SimulatedNode.create(f"{workshop}/world-node", Scenario.load("two")) as node:
-        yield node
-
-
-@pytest.fixture(scope="module")
 def tarball(built_tree: Tree, workshop: str) -> str:
     path = os.path.join(workshop, archive_name(built_tree))
     write_tarball(built_tree, path, level=1)
@@ -50,8 +44,8 @@ def tarball(built_tree: Tree, workshop: str) -> str:
 
 
 @pytest.fixture
-def world(gpus: SimulatedNode, image: str, tarball: str) -> Iterator[World]:
-    with World(gpus, image, tarball) as world:
+def world(two_gpus: SimulatedNode, image: str, tarball: str) -> Iterator[World]:
+    with World(two_gpus, image, tarball) as world:
         yield world
 
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from integration.images import GLIBC
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.cgroup import is_v2
 from tests.harness.runtime import new_name
+from tests.tools.images import GLIBC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from integration.containerd import PrivateContainerd
+    from integration.simulated.containerd import PrivateContainerd
     from tests.harness.runtime import Runtime
 
 NEWER: Final = "550.54.14"

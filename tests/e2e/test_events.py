@@ -13,7 +13,7 @@ from tests.harness.runtime import new_name
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from integration.containerd import PrivateContainerd
+    from integration.simulated.containerd import PrivateContainerd
     from tests.harness.runtime import Runtime
 
 

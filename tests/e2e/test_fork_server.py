@@ -10,13 +10,13 @@ import subprocess
 import tempfile
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import pytest
 
-from api.ttrpc import connect
-from shim.launcher import write_launcher
+from api.ttrpc.client import connect
+from shim.forkserver.launcher import compile_native, write_launcher
 from tests.harness.launcher import INTERPRETER, REPOSITORY
 from tests.harness.node import node_of, words_of
 from tests.harness.runtime import is_alive
@@ -146,6 +146,7 @@ async def test_a_fork_server_that_was_killed_costs_nobody_anything(node: Node) -
     assert _is_forked_by(await node.start("c4"), successor)
 
 
+@pytest.mark.serial
 async def test_one_that_does_not_answer_is_not_waited_for_and_forks_nothing_later(
     node: Node,
 ) -> None:
@@ -164,13 +165,14 @@ async def test_one_that_does_not_answer_is_not_waited_for_and_forks_nothing_late
     assert _is_forked_by(await node.start("c3"), server)
 
 
-@pytest.mark.parametrize("file", ["lib/shim/container.py", "containerd-shim-nvidia-v1"])
+@pytest.mark.parametrize("file", ["lib/shim/pod/container.py", "containerd-shim-nvidia-v1.py"])
 async def test_it_ends_when_its_files_have_changed(tmp_path: Path, file: str) -> None:
     for room in ("api", "hooks", "shim"):
         shutil.copytree(f"{REPOSITORY}/{room}", tmp_path / "lib" / room)
     launcher = tmp_path / "containerd-shim-nvidia-v1"
     libraries = [str(tmp_path / "lib"), f"{REPOSITORY}/.cache/site"]
-    write_launcher(str(launcher), interpreter=INTERPRETER, library_paths=libraries)
+    write_launcher(f"{launcher}.py", interpreter=INTERPRETER, library_paths=libraries)
+    compile_native(str(launcher), compiler="gcc")
     async with node_of(str(launcher)) as node:
         await node.start("c1")
         (server,) = node.servers()
@@ -180,26 +182,26 @@ async def test_it_ends_when_its_files_have_changed(tmp_path: Path, file: str) ->
         eventually(lambda: not is_alive(server), "the old one ends")
 
 
-@pytest.mark.parametrize(
-    "garbage",
-    [b"", b"\x01", b"\xff\xff\xff\xff", b"\x05\x00\x00\x00hello", b"\x00" * 100],
-    ids=["nothing", "a byte", "a giant", "no descriptor", "zeros"],
-)
-async def test_a_malformed_request_is_not_answered_and_harms_nobody(
-    node: Node, garbage: bytes
-) -> None:
+# Nothing, a byte, a giant, no descriptor, zeros.
+_GARBAGE: Final = (
+    b"", b"\x01", b"\xff\xff\xff\xff", b"\x05\x00\x00\x00hello", b"\x00" * 100,
+)  # fmt: skip
+
+
+async def test_a_malformed_request_is_not_answered_and_harms_nobody(node: Node) -> None:
     await node.start("c1")
     (server,) = node.servers()
     assert os.stat(node.server_socket()).st_mode & 0o777 == 0o600
-    with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(5)
-        client.connect(node.server_socket())
-        client.sendall(garbage)
-        with suppress(ConnectionResetError):  # it closed with some of the garbage unread
-            client.shutdown(socket.SHUT_WR)
-            assert client.recv(1) in {b",", b""}
-            assert client.recv(16) == b""
-    assert _is_forked_by(await node.start("c2"), server)
+    for number, garbage in enumerate(_GARBAGE):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(5)
+            client.connect(node.server_socket())
+            client.sendall(garbage)
+            with suppress(ConnectionResetError):  # it closed with some of the garbage unread
+                client.shutdown(socket.SHUT_WR)
+                assert client.recv(1) in {b",", b""}, garbage
+                assert client.recv(16) == b"", garbage
+        assert _is_forked_by(await node.start(f"after{number}"), server), garbage
 
 
 async def test_many_starts_at_once_leave_one_fork_server(node: Node) -> None:
@@ -235,9 +237,9 @@ async def test_it_does_nothing_while_nobody_asks(node: Node) -> None:
 _IDLE = """
 import sys
 sys.path += [{repository!r}, {repository!r} + "/.cache/site"]
-from shim import forkserver
+from shim.forkserver import forkserver
 forkserver.IDLE = 0.2
-forkserver.main({directory!r} + "/f", "/no/address", stay={stay})
+forkserver.serve({directory!r} + "/f", "/no/address", stay={stay})
 """
 
 

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from integration.images import BUSYBOX, GLIBC, Directory, Link, behind_link, glibc, write_archive
-from integration.simulated import Scenario, SimulatedNode
 from tests.harness import api
 from tests.harness.cgroup import is_v2, read_cgroup
 from tests.harness.runtime import is_alive, new_name, one_line, remove_fifos
 from tests.harness.waiting import eventually
+from tests.tools.images import BUSYBOX, GLIBC, Directory, Link, behind_link, glibc, write_archive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from integration.containerd import Completed, PrivateContainerd
+    from integration.simulated import SimulatedNode
+    from integration.simulated.containerd import Completed, PrivateContainerd
     from tests.harness.runtime import Runtime
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
@@ -52,12 +52,6 @@ HOSTILE: Final = {
     "usr/bin": "usr/bin",
     "dev": "dev",
 }
-
-
-@pytest.fixture(scope="module")
-def node(two_gpus: SimulatedNode) -> SimulatedNode:
-    """A node with two GPUs."""
-    return two_gpus
 
 
 @pytest.fixture(scope="module")
@@ -99,26 +93,10 @@ def _images(session_containerd: PrivateContainerd, workshop: str, canary: str) -
     session_containerd.ctr("images", "rm", "--sync", *(image.name for image in images))
 
 
-@pytest.fixture(scope="module")
-def mig_node(workshop: str) -> Iterator[SimulatedNode]:
-    """A node with GPUs in MIG mode."""
-    with SimulatedNode.create(f"{workshop}/mig", Scenario.load("mig")) as node:
-        yield node
-
-
-@pytest.fixture
-def gpus(runtime: Runtime, node: SimulatedNode, configure: Any) -> Runtime:
-    """The runtime on the node with two GPUs."""
-    if not runtime.is_ours:
-        pytest.skip("containerd's own shim knows nothing of GPUs")
-    configure(_text(node.config_path))
-    return runtime
-
-
-def test_granted_gpu_is_there_and_the_other_is_not(gpus: Runtime, node: SimulatedNode) -> None:
+def test_granted_gpu_is_there_and_the_other_is_not(gpus: Runtime, two_gpus: SimulatedNode) -> None:
     done = _run(gpus, "sh", "-c", "stat -c '%n %F %t:%T %a' /dev/nvidia*", devices="1")
     expected = {"nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"}
-    assert set(done.lines) == {_as_stat_prints(node, name) for name in expected}
+    assert set(done.lines) == {_as_stat_prints(two_gpus, name) for name in expected}
 
 
 def test_all_gpus_are_there_if_all_are_asked_for(gpus: Runtime) -> None:
@@ -126,12 +104,12 @@ def test_all_gpus_are_there_if_all_are_asked_for(gpus: Runtime) -> None:
     assert done.stdout == "/dev/nvidia0 /dev/nvidia1\n"
 
 
-def test_cgroup_allows_the_granted_gpu_and_no_other(gpus: Runtime, node: SimulatedNode) -> None:
+def test_cgroup_allows_the_granted_gpu_and_no_other(gpus: Runtime, two_gpus: SimulatedNode) -> None:
     container = gpus.start_idle(image=GLIBC, flags=_env(devices="1"))
     if is_v2():
         pytest.skip("version 2 has its device rules in a BPF program, which has no file to read")
     rules = read_cgroup(container.pid, "devices", v1="devices.list", v2="").splitlines()
-    uvm = os.major(os.stat(f"{node.dev}/nvidia-uvm").st_rdev)
+    uvm = os.major(os.stat(f"{two_gpus.dev}/nvidia-uvm").st_rdev)
     ours = [rule for rule in rules if rule.split()[1].split(":")[0] in {"195", str(uvm)}]
     assert sorted(ours) == sorted(
         ["c 195:1 rwm", "c 195:255 rwm", f"c {uvm}:0 rwm", f"c {uvm}:1 rwm"]
@@ -149,7 +127,9 @@ def test_granted_gpu_can_be_opened_and_another_cannot_even_be_made(gpus: Runtime
     assert "Operation not permitted" in made.stderr
 
 
-def test_libraries_of_the_driver_load_by_their_names(gpus: Runtime, node: SimulatedNode) -> None:
+def test_libraries_of_the_driver_load_by_their_names(
+    gpus: Runtime, two_gpus: SimulatedNode
+) -> None:
     names = ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1"]
     done = _run(gpus, "probe", "dlopen", *names, devices="0")
     assert done.code == 0, done.stdout
@@ -159,14 +139,14 @@ def test_libraries_of_the_driver_load_by_their_names(gpus: Runtime, node: Simula
         assert os.path.dirname(path) == _library_directory()
 
 
-def test_links_beside_a_library_lead_to_it(gpus: Runtime, node: SimulatedNode) -> None:
+def test_links_beside_a_library_lead_to_it(gpus: Runtime, two_gpus: SimulatedNode) -> None:
     directory = _library_directory()
     names = ["libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1"]
     done = _run(
         gpus, "sh", "-c", f"cd {directory}; for n in {' '.join(names)}; do readlink -f $n; done",
         devices="0",
     )  # fmt: skip
-    version = node.driver_version
+    version = two_gpus.driver_version
     assert done.lines == [
         f"{directory}/libcuda.so.{version}",
         f"{directory}/libcuda.so.{version}",
@@ -197,15 +177,17 @@ def test_environment_is_the_users_with_what_the_driver_needs(gpus: Runtime) -> N
 
 @pytest.mark.parametrize(("devices", "indices"), [("0", [0]), ("1", [1]), ("all", [0, 1])])
 def test_nvidia_smi_lists_the_granted_gpus(
-    gpus: Runtime, node: SimulatedNode, devices: str, indices: list[int]
+    gpus: Runtime, two_gpus: SimulatedNode, devices: str, indices: list[int]
 ) -> None:
     done = _run(gpus, "nvidia-smi", "-L", devices=devices)
     assert done.code == 0, done.stdout + done.stderr
-    assert LISTED.findall(done.stdout) == [node.scenario.gpus[index].uuid for index in indices]
+    assert LISTED.findall(done.stdout) == [two_gpus.scenario.gpus[index].uuid for index in indices]
 
 
-def test_gpu_can_be_asked_for_by_its_uuid_in_any_case(gpus: Runtime, node: SimulatedNode) -> None:
-    uuid = node.scenario.gpus[1].uuid
+def test_gpu_can_be_asked_for_by_its_uuid_in_any_case(
+    gpus: Runtime, two_gpus: SimulatedNode
+) -> None:
+    uuid = two_gpus.scenario.gpus[1].uuid
     for name in (uuid, "GPU-" + uuid.removeprefix("GPU-").upper()):
         done = _run(gpus, "nvidia-smi", "-L", devices=name)
         assert LISTED.findall(done.stdout) == [uuid]
@@ -314,14 +296,14 @@ def test_exec_of_an_ordinary_user_can_open_the_gpu(gpus: Runtime) -> None:
     assert done.stdout == "/dev/nvidia0 ENXIO\n"
 
 
-def test_image_can_ask_by_its_environment(gpus: Runtime, node: SimulatedNode) -> None:
+def test_image_can_ask_by_its_environment(gpus: Runtime, two_gpus: SimulatedNode) -> None:
     done = gpus.run("nvidia-smi", "-L", image=ALL_IN_IMAGE)
-    assert LISTED.findall(done.stdout) == [gpu.uuid for gpu in node.scenario.gpus]
+    assert LISTED.findall(done.stdout) == [gpu.uuid for gpu in two_gpus.scenario.gpus]
 
 
-def test_user_overrides_what_the_image_asks_for(gpus: Runtime, node: SimulatedNode) -> None:
+def test_user_overrides_what_the_image_asks_for(gpus: Runtime, two_gpus: SimulatedNode) -> None:
     done = gpus.run("nvidia-smi", "-L", image=ALL_IN_IMAGE, flags=_env(devices="1"))
-    assert LISTED.findall(done.stdout) == [node.scenario.gpus[1].uuid]
+    assert LISTED.findall(done.stdout) == [two_gpus.scenario.gpus[1].uuid]
     void = gpus.run("sh", "-c", "ls /dev", image=ALL_IN_IMAGE, flags=_env(devices="void"))
     assert "nvidia" not in void.stdout
 
@@ -396,11 +378,11 @@ def test_gpu_container_survives_a_restart_of_containerd(gpus: Runtime) -> None:
 
 
 def test_mig_devices_are_listed_one_by_one(
-    runtime: Runtime, mig_node: SimulatedNode, configure: Any
+    runtime: Runtime, mig_gpus: SimulatedNode, configure: Any
 ) -> None:
     if not runtime.is_ours:
         pytest.skip("containerd's own shim knows nothing of GPUs")
-    configure(_text(mig_node.config_path))
+    configure(_text(mig_gpus.config_path))
     first = runtime.run("nvidia-smi", "-L", image=GLIBC, flags=_env(devices="0:0"))
     assert first.code == 0, first.stdout + first.stderr
     (uuid,) = (name for name in LISTED.findall(first.stdout) if name.startswith("MIG-"))
@@ -530,7 +512,7 @@ def _as_stat_prints(node: SimulatedNode, name: str) -> str:
 
 
 def _library_directory() -> str:
-    """Where the image of integration.images has its libc."""
+    """Where the image of tests.tools.images has its libc."""
     return next("/" + os.path.dirname(path) for path in glibc().tree if path.endswith("/libc.so.6"))
 
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from integration.images import GLIBC, File, Link, glibc, write_archive
 from integration.simulated import Scenario, SimulatedNode
 from integration.simulated.layouts import Layout
 from tests.harness import api
 from tests.harness.libcuda import build_libcuda, note
+from tests.tools.images import GLIBC, File, Link, glibc, write_archive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from integration.containerd import Completed, PrivateContainerd
+    from integration.simulated.containerd import Completed, PrivateContainerd
     from tests.harness.runtime import Runtime
 
 LISTED: Final = re.compile(r"\(UUID: ((?:GPU|MIG)-[0-9a-f-]+)\)")
@@ -54,13 +54,6 @@ def _image(
 
 
 @pytest.fixture
-def gpus(runtime: Runtime) -> Runtime:
-    if not runtime.is_ours:
-        pytest.skip("containerd's own shim knows nothing of GPUs")
-    return runtime
-
-
-@pytest.fixture
 def make(workshop: str, configure: Callable[[str], None]) -> Iterator[Callable[..., SimulatedNode]]:
     """Make the node of the test, which the shim is then configured for."""
     made: list[SimulatedNode] = []
@@ -86,9 +79,9 @@ def env(devices: str) -> list[str]:
 
 
 @pytest.mark.parametrize("layout", [Layout.CONTAINER, Layout.NIXOS], ids=lambda each: each.value)
-def test_driver_is_found_wherever_it_lies(gpus: Runtime, make: Any, layout: Layout) -> None:
+def test_driver_is_found_wherever_it_lies(ours: Runtime, make: Any, layout: Layout) -> None:
     node = make(Scenario.load("two"), layout=layout)
-    done = run(gpus, "sh", "-c", "nvidia-smi -L && probe dlopen libcuda.so.1")
+    done = run(ours, "sh", "-c", "nvidia-smi -L && probe dlopen libcuda.so.1")
     assert done.code == 0, done.stdout + done.stderr
     assert LISTED.findall(done.stdout) == [gpu.uuid for gpu in node.scenario.gpus]
     # Inside it lies where the image's loader looks, and nothing tells of the host's root.
@@ -100,85 +93,85 @@ def test_driver_is_found_wherever_it_lies(gpus: Runtime, make: Any, layout: Layo
 
 
 def test_driver_that_is_updated_under_a_container_is_the_next_one_s(
-    gpus: Runtime, make: Any
+    ours: Runtime, make: Any
 ) -> None:
     node = make(Scenario.load("one"))
-    running = gpus.start_idle(image=GLIBC, flags=env("all"))
+    running = ours.start_idle(image=GLIBC, flags=env("all"))
     script = "ls /usr/lib/*-linux-gnu/ | grep libcuda.so."
     before = running.exec("sh", "-c", script).stdout
     assert f"libcuda.so.{node.driver_version}\n" in before
     node = node.change(replace(node.scenario, driver=NEWER))
-    assert f"libcuda.so.{NEWER}\n" in run(gpus, "sh", "-c", script).stdout
+    assert f"libcuda.so.{NEWER}\n" in run(ours, "sh", "-c", script).stdout
     # What runs goes on with what it has, and can be looked into.
     assert running.exec("sh", "-c", script).stdout == before
 
 
 def test_nvml_is_asked_once_and_again_only_when_something_has_changed(
-    gpus: Runtime, make: Any
+    ours: Runtime, make: Any
 ) -> None:
     node = make(Scenario.load("two"))
     inits = Path(node.state, "nvml-inits")
     inits.touch()
     for devices in ("all", "0", "none", node.scenario.gpus[1].uuid):
-        assert run(gpus, "true", devices=devices).code == 0
+        assert run(ours, "true", devices=devices).code == 0
     assert inits.read_text() == "."
     node = node.change(replace(node.scenario, driver=NEWER))
-    assert run(gpus, "true").code == 0
-    assert run(gpus, "true").code == 0
+    assert run(ours, "true").code == 0
+    assert run(ours, "true").code == 0
     assert inits.read_text() == ".."
 
 
 def test_mig_devices_that_are_made_and_destroyed_are_the_next_container_s(
-    gpus: Runtime, make: Any
+    ours: Runtime, make: Any
 ) -> None:
     node = make(Scenario.of(1, model="h100"))
-    assert len(LISTED.findall(run(gpus, "nvidia-smi", "-L").stdout)) == 1
+    assert len(LISTED.findall(run(ours, "nvidia-smi", "-L").stdout)) == 1
     node = node.change(Scenario.parse({"gpus": 1, "gpu": [{"index": 0, "mig": ["3g.40gb"]}]}))
-    first = run(gpus, "nvidia-smi", "-L", devices="0:0")
+    first = run(ours, "nvidia-smi", "-L", devices="0:0")
     assert first.code == 0, first.stdout + first.stderr
     assert any(uuid.startswith("MIG-") for uuid in LISTED.findall(first.stdout))
-    refused = run(gpus, "true", devices="0")
+    refused = run(ours, "true", devices="0")
     assert "NVSHIM-E0204" in refused.stderr
     node.change(Scenario.of(1, model="h100"))
-    again = run(gpus, "nvidia-smi", "-L", devices="0")
+    again = run(ours, "nvidia-smi", "-L", devices="0")
     assert not any(uuid.startswith("MIG-") for uuid in LISTED.findall(again.stdout))
     assert again.code == 0
 
 
 def test_container_is_not_started_with_another_driver_than_it_was_made_with(
-    gpus: Runtime, make: Any
+    ours: Runtime, make: Any
 ) -> None:
     node = make(Scenario.load("one"))
-    container = gpus.expect()
-    gpus.containerd.ctr(
-        "containers", "create", "--runtime", gpus.name, *env("all"), GLIBC, container.name,
+    container = ours.expect()
+    ours.containerd.ctr(
+        "containers", "create", "--runtime", ours.name, *env("all"), GLIBC, container.name,
         "sleep", "1000",
     )  # fmt: skip
-    rootfs = gpus.prepare_rootfs(container.name)
-    api.create_task(gpus.containerd, container.name, mounts=rootfs)
+    rootfs = ours.prepare_rootfs(container.name)
+    api.create_task(ours.containerd, container.name, mounts=rootfs)
     changed = node.change(replace(node.scenario, driver=NEWER))
     with pytest.raises(api.ApiRefused) as refused:
-        api.start_task(gpus.containerd, container.name)
+        api.start_task(ours.containerd, container.name)
     for word in ("NVSHIM-E0140", node.driver_version, NEWER):
         assert word in str(refused.value)
     assert "\n" not in str(refused.value)
     assert container.status == "CREATED"
     container.delete_task(force=True)
-    assert not os.path.exists(gpus.containerd.bundle(container.name))
+    assert not os.path.exists(ours.containerd.bundle(container.name))
     # Made again, it is made with the driver that there is now.
-    api.create_task(gpus.containerd, container.name, mounts=rootfs)
-    api.start_task(gpus.containerd, container.name)
+    api.create_task(ours.containerd, container.name, mounts=rootfs)
+    api.start_task(ours.containerd, container.name)
     listed = container.exec("nvidia-smi", "-L")
     assert LISTED.findall(listed.stdout) == [gpu.uuid for gpu in changed.scenario.gpus]
 
 
-def test_newer_libcuda_of_an_image_comes_first_and_stays_first(gpus: Runtime, make: Any) -> None:
+def test_newer_libcuda_of_an_image_comes_first_and_stays_first(ours: Runtime, make: Any) -> None:
     make(Scenario.load("one"))
     script = "probe dlopen libcuda.so.1 && ldconfig && probe dlopen libcuda.so.1"
-    done = run(gpus, "sh", "-c", script, image=COMPAT_IMAGE)
+    done = run(ours, "sh", "-c", script, image=COMPAT_IMAGE)
     paths = [line.split()[1] for line in done.lines]
     assert [os.path.dirname(path) for path in paths] == [COMPAT, COMPAT]
-    sealed = gpus.run(
+    sealed = ours.run(
         "probe", "dlopen", "libcuda.so.1", image=COMPAT_IMAGE, flags=[*env("all"), "--read-only"]
     )
     assert os.path.dirname(sealed.lines[0].split()[1]) == COMPAT
@@ -193,14 +186,14 @@ def test_newer_libcuda_of_an_image_comes_first_and_stays_first(gpus: Runtime, ma
     ids=["a gamer's GPU", "turned off"],
 )
 def test_libcuda_of_an_image_is_left_alone_where_it_would_fail(
-    gpus: Runtime, make: Any, scenario: Scenario, settings: str
+    ours: Runtime, make: Any, scenario: Scenario, settings: str
 ) -> None:
     make(scenario, settings=settings)
-    done = run(gpus, "probe", "dlopen", "libcuda.so.1", image=COMPAT_IMAGE)
+    done = run(ours, "probe", "dlopen", "libcuda.so.1", image=COMPAT_IMAGE)
     assert done.code == 0, done.stdout
     assert COMPAT not in done.stdout
-    container = gpus.start_idle(image=COMPAT_IMAGE, flags=env("all"))
-    with open(os.path.join(gpus.containerd.bundle(container.name), "nvidia.json")) as file:
+    container = ours.start_idle(image=COMPAT_IMAGE, flags=env("all"))
+    with open(os.path.join(ours.containerd.bundle(container.name), "nvidia.json")) as file:
         told = json.load(file)["cuda_compat"]
     assert told["directory"] == ""
     assert ("590.44.01" in told["why"]) is not bool(settings)

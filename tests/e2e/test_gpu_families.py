@@ -11,33 +11,24 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from integration.images import GLIBC
-from integration.simulated import Scenario, SimulatedNode
+from tests.tools.images import GLIBC
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from integration.containerd import Completed
+    from integration.simulated import SimulatedNode
+    from integration.simulated.containerd import Completed
     from tests.harness.runtime import Container, Runtime
 
 PROFILE: Final = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
 
 
-@pytest.fixture(scope="module")
-def node(workshop: str) -> Iterator[SimulatedNode]:
-    """A node with GPUs and everything that there is beside them."""
-    with SimulatedNode.create(f"{workshop}/families", Scenario.load("full")) as node:
-        yield node
-
-
 @pytest.fixture
-def gpus(runtime: Runtime, node: SimulatedNode, configure: Callable[[str], None]) -> Runtime:
+def gpus(ours: Runtime, full_gpus: SimulatedNode, configure: Callable[[str], None]) -> Runtime:
     """The runtime on that node."""
-    if not runtime.is_ours:
-        pytest.skip("containerd's own shim knows nothing of GPUs")
-    with open(node.config_path) as file:
+    with open(full_gpus.config_path) as file:
         configure(file.read())
-    return runtime
+    return ours
 
 
 def run(gpus: Runtime, script: str, *flags: str, **environment: str) -> Completed:
@@ -58,14 +49,14 @@ def record_of(gpus: Runtime, container: Container) -> Any:
 
 @pytest.mark.parametrize("flags", [[], ["--read-only"]])
 def test_drm_nodes_come_with_their_links_and_egl_with_its_mask(
-    gpus: Runtime, node: SimulatedNode, flags: list[str]
+    gpus: Runtime, full_gpus: SimulatedNode, flags: list[str]
 ) -> None:
     script = (
         f"cd /dev/dri/by-path && for l in *; do echo $l $(readlink $l); test -c $l; done; "
         f"touch new 2>/dev/null && echo writable; cat {PROFILE} 2>/dev/null; ls -l /dev/dri/card*"
     )
     done = run(gpus, script, *flags, VISIBLE_DEVICES="1", DRIVER_CAPABILITIES="graphics")
-    pci = node.scenario.gpus[1].pci
+    pci = full_gpus.scenario.gpus[1].pci
     assert done.lines[:2] == [f"pci-{pci}-card ../card1", f"pci-{pci}-render ../renderD129"]
     assert "writable" not in done.lines
     assert "/dev/dri/card1" in done.lines[-1]
@@ -90,7 +81,7 @@ def test_parameters_of_the_module_are_covered_if_procfs_has_them(gpus: Runtime) 
 
 
 def test_storage_network_and_fabric_come_by_their_variables(
-    gpus: Runtime, node: SimulatedNode
+    gpus: Runtime, full_gpus: SimulatedNode
 ) -> None:
     asked = dict.fromkeys(("GDS", "MOFED", "GDRCOPY", "NVSWITCH"), "enabled")
     script = (
@@ -101,7 +92,7 @@ def test_storage_network_and_fabric_come_by_their_variables(
     done = run(gpus, script, VISIBLE_DEVICES="0", **asked)
     *names, first, second, third = done.lines
     expected = [
-        name for name in os.listdir(node.dev) if name.startswith(("nvidia-fs", "nvidia-nv"))
+        name for name in os.listdir(full_gpus.dev) if name.startswith(("nvidia-fs", "nvidia-nv"))
     ]
     assert {f"/dev/{name}" for name in expected} <= set(names)
     assert len(expected) == 16 + 5
@@ -142,25 +133,25 @@ def test_mig_may_be_configured_by_who_is_privileged(gpus: Runtime) -> None:
 
 
 def test_management_device_brings_every_node_of_the_driver(
-    gpus: Runtime, node: SimulatedNode
+    gpus: Runtime, full_gpus: SimulatedNode
 ) -> None:
     script = "ls /dev /dev/nvidia-caps /dev/nvidia-caps-imex-channels; probe dlopen libcuda.so.1"
     done = run(gpus, script, VISIBLE_DEVICES="management.nvidia.com/gpu=all")
     names = set(done.lines)
     assert {"nvidia0", "nvidia1", "nvidia-modeset", "channel0", "channel3"} <= names
-    assert set(os.listdir(f"{node.dev}/nvidia-caps")) <= names
+    assert set(os.listdir(f"{full_gpus.dev}/nvidia-caps")) <= names
     assert not names & {"gdrdrv", "nvidia-fs0", "nvidia-nvswitchctl", "dri"}
     assert done.lines[-1].startswith("libcuda.so.1 /")
 
 
 def test_missing_nodes_are_made_and_a_module_that_cannot_be_loaded_is_no_error(
-    gpus: Runtime, node: SimulatedNode
+    gpus: Runtime, full_gpus: SimulatedNode
 ) -> None:
     names = ("nvidia0", "nvidiactl", "nvidia-uvm")
-    before = {name: os.lstat(f"{node.dev}/{name}").st_rdev for name in names}
+    before = {name: os.lstat(f"{full_gpus.dev}/{name}").st_rdev for name in names}
     for name in names:
-        os.unlink(f"{node.dev}/{name}")
-    module = f"{node.sys}/module/nvidia_uvm"
+        os.unlink(f"{full_gpus.dev}/{name}")
+    module = f"{full_gpus.sys}/module/nvidia_uvm"
     os.rename(module, f"{module}.aside")
     try:
         flags = _env({"VISIBLE_DEVICES": "0"})
@@ -170,35 +161,35 @@ def test_missing_nodes_are_made_and_a_module_that_cannot_be_loaded_is_no_error(
     finally:
         os.rename(f"{module}.aside", module)
     assert {line.split()[1] for line in done.lines} <= {"ENXIO", "ENODEV"}
-    assert sorted(record["nodes"]["made"]) == sorted(f"{node.dev}/{name}" for name in names)
-    assert {name: os.lstat(f"{node.dev}/{name}").st_rdev for name in names} == before
+    assert sorted(record["nodes"]["made"]) == sorted(f"{full_gpus.dev}/{name}" for name in names)
+    assert {name: os.lstat(f"{full_gpus.dev}/{name}").st_rdev for name in names} == before
 
 
-def test_32_bit_libraries_come_with_compat32_only(gpus: Runtime, node: SimulatedNode) -> None:
+def test_32_bit_libraries_come_with_compat32_only(gpus: Runtime, full_gpus: SimulatedNode) -> None:
     flags = {"VISIBLE_DEVICES": "0", "DRIVER_CAPABILITIES": "compute,utility,compat32"}
     container = gpus.start_idle(image=GLIBC, flags=_env(flags))
     inside = f"/proc/{container.pid}/root/usr/lib32"
-    libraries = [name for name in os.listdir(inside) if name.endswith(node.driver_version)]
+    libraries = [name for name in os.listdir(inside) if name.endswith(full_gpus.driver_version)]
     assert {name.partition(".so")[0] for name in libraries} == {
         "libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler",
     }  # fmt: skip
     for name in libraries:
         with open(f"{inside}/{name}", "rb") as file:
             assert file.read(5) == b"\x7fELF\x01"  # EI_CLASS of 32 bits
-    assert os.readlink(f"{inside}/libcuda.so.1") == f"libcuda.so.{node.driver_version}"
+    assert os.readlink(f"{inside}/libcuda.so.1") == f"libcuda.so.{full_gpus.driver_version}"
     without = run(gpus, "ls /usr/lib32", VISIBLE_DEVICES="0", DRIVER_CAPABILITIES="compute,utility")
     assert without.lines == []
 
 
 def test_sockets_of_the_drivers_services_are_there_and_pipes_of_mps_may_be_written(
-    gpus: Runtime, node: SimulatedNode
+    gpus: Runtime, full_gpus: SimulatedNode
 ) -> None:
-    pipes = f"{node.driver_root}/tmp/nvidia-mps"
+    pipes = f"{full_gpus.driver_root}/tmp/nvidia-mps"
     os.makedirs(pipes)
     os.mkfifo(f"{pipes}/control")
     with contextlib.ExitStack() as stack:
         for service in ("persistenced", "fabricmanager"):
-            directory = f"{node.driver_root}/run/nvidia-{service}"
+            directory = f"{full_gpus.driver_root}/run/nvidia-{service}"
             os.makedirs(directory)
             stack.callback(shutil.rmtree, directory)
             listener = stack.enter_context(socket.socket(socket.AF_UNIX))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import signal
@@ -13,23 +14,23 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from integration import traces
-from integration.dist.manifest import MANIFEST, write_tree
-from integration.images import busybox
 from integration.install.places import Place
 from integration.install.survey import look
 from integration.install.usage import Role, users
-from integration.parts import INSTALLED, Parts
+from integration.tree import MANIFEST, write_tree
 from tests.conftest import LOW_LEVEL, PARTS, RUNTIME
 from tests.harness.containerds import containerd_with_images, nothing_left
 from tests.harness.runtime import OURS, Runtime, is_alive, remove_fifos
 from tests.harness.trees import disk_of_its_own, other_version
 from tests.harness.waiting import eventually
+from tests.tools.images import busybox
+from tests.tools.parts import INSTALLED, Parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from integration.containerd import PrivateContainerd
-    from integration.dist.manifest import Tree
+    from integration.simulated.containerd import PrivateContainerd
+    from integration.tree import Tree
     from tests.harness.runtime import Container
 
 pytestmark = pytest.mark.skipif(
@@ -105,7 +106,7 @@ def host(tmp_path: str) -> Iterator[Host]:
         for user in users(trees):  # of a test that has failed
             with suppress(ProcessLookupError):
                 os.kill(user.pid, signal.SIGKILL)
-    assert _self_tests() == []
+    _no_self_test_is_left()
 
 
 def _self_tests() -> list[str]:
@@ -117,6 +118,12 @@ def _self_tests() -> list[str]:
             if b"nvshim-self-test-" in file.read():
                 found.append(f"process {name}")
     return found
+
+
+def _no_self_test_is_left() -> None:
+    """Fail if a self-test has left something; one that another run is doing goes by itself."""
+    seen = set(_self_tests())
+    eventually(lambda: seen.isdisjoint(_self_tests()), f"the end of {seen}", timeout=20)
 
 
 @pytest.fixture
@@ -208,9 +215,10 @@ def _broken(tree: Tree, path: str) -> Tree:
     """A version whose shims cannot be started."""
     other_version(tree.path, path, "99.1")
     os.unlink(f"{path}/{MANIFEST}")
-    os.unlink(f"{path}/lib/shim/__pycache__/server.cpython-311.pyc")
-    os.unlink(f"{path}/lib/shim/server.py")
-    with open(f"{path}/lib/shim/server.py", "w") as file:
+    (compiled,) = glob.glob(f"{path}/lib/shim/pod/__pycache__/server.*.pyc")
+    os.unlink(compiled)
+    os.unlink(f"{path}/lib/shim/pod/server.py")
+    with open(f"{path}/lib/shim/pod/server.py", "w") as file:
         file.write("raise RuntimeError('no such luck')\n")
     return write_tree(path, version="99.1", revision="", architecture="amd64", python="3.11.2")
 
@@ -241,7 +249,7 @@ def test_an_installer_that_is_killed_in_its_self_test_is_cleaned_up_after_by_the
         eventually(lambda: os.path.exists(f"{tmp_path}/began"), "the runtime was called")
         process.terminate()
         assert process.wait(timeout=20) == 128 + signal.SIGTERM
-    assert _self_tests() == []
+    _no_self_test_is_left()
     assert sorted(os.listdir(host.place.prefix)) == [old.name, "current"]
     os.unlink(f"{tmp_path}/began")
     with host.start(program, "install", "--runtime", waiting) as process:
@@ -254,6 +262,6 @@ def test_an_installer_that_is_killed_in_its_self_test_is_cleaned_up_after_by_the
     assert _self_tests() != []
     assert host.nvshim("status", code=3)["problems"] != []
     assert host.install(new)["current"] == new.name
-    assert _self_tests() == []
+    _no_self_test_is_left()
     left = {old.name, new.name, "current", "previous"}
     assert set(os.listdir(host.place.prefix)) == left

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from integration.images import BUSYBOX, GLIBC
 from tests.harness.waiting import eventually
+from tests.tools.images import BUSYBOX, GLIBC
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,16 +24,14 @@ LOOK: Final = "grep ' / / ' /proc/self/mountinfo; nvidia-smi -L; ldconfig -p | g
 
 @pytest.fixture
 def gpus(
-    runtime: Runtime, two_gpus: SimulatedNode, configure: Callable[[str], None], tmp_path: Path
+    ours: Runtime, two_gpus: SimulatedNode, configure: Callable[[str], None], tmp_path: Path
 ) -> Runtime:
     """The runtime on a node with two GPUs, and with layers of the test's own."""
-    if not runtime.is_ours:
-        pytest.skip("containerd's own shim knows nothing of GPUs")
     with open(two_gpus.config_path) as file:
         lines = [line for line in file if not line.startswith("layers =")]
     at = lines.index("[node]\n") + 1
     configure("".join([*lines[:at], f'layers = "{tmp_path}/layers"\n', *lines[at:]]))
-    return runtime
+    return ours
 
 
 def test_second_container_uses_the_layer_of_the_first(gpus: Runtime, tmp_path: Path) -> None:

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from integration.images import GLIBC
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.nvshim import nvshim
 from tests.harness.runtime import is_alive, remove_fifos
 from tests.harness.terminal import Terminal
 from tests.harness.waiting import eventually
+from tests.tools.images import GLIBC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from integration.containerd import PrivateContainerd
+    from integration.simulated.containerd import PrivateContainerd
     from tests.harness.runtime import Container, Runtime
 
 HOSTILE: Final = "evil\x1b[2Jname"

@@ -14,14 +14,14 @@ import pytest
 
 from api.proto import deviceplugin_pb2 as pb
 from integration.inspection.bundles import TASKS
-from integration.simulated import Scenario, SimulatedNode
 from tests.harness.kubelet_plugins import Assignment, KubeletPlugins
 from tests.harness.launcher import REPOSITORY
 from tests.harness.nvshim import nvshim
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
+
+    from integration.simulated import SimulatedNode
 
 RECORDED: Final = os.path.join(REPOSITORY, "tests", "recorded", "kubernetes-1.36", "specs")
 # enable_cdi was not set: the spec has nothing of the device, and the pod was Running and Ready.
@@ -30,13 +30,6 @@ WITH: Final = "containerd-2.1.9/nvidia/gpu-one.main.json"
 PRIVILEGED: Final = "containerd-2.1.9/nvidia/privileged.main.json"
 
 _CONTAINER: Final = "f" * 64
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[SimulatedNode]:
-    """The GPUs are those of the recorded node."""
-    with SimulatedNode.create(str(tmp_path / "node"), Scenario.load("two")) as node:
-        yield node
 
 
 @pytest.mark.parametrize(
@@ -49,7 +42,7 @@ def node(tmp_path: Path) -> Iterator[SimulatedNode]:
     ],
 )
 def test_what_the_kubelet_gave_and_a_running_container_does_not_have_is_a_fault(
-    node: SimulatedNode, tmp_path: Path, recorded: str, runs: bool, code: int, pid: int | None
+    own_gpus: SimulatedNode, tmp_path: Path, recorded: str, runs: bool, code: int, pid: int | None
 ) -> None:
     with open(os.path.join(RECORDED, recorded), encoding="utf-8") as file:
         spec = json.load(file)["spec"]
@@ -66,7 +59,7 @@ def test_what_the_kubelet_gave_and_a_running_container_does_not_have_is_a_fault(
         (bundle / "init.pid").write_text("77")
     annotations = spec["annotations"]
     pod = annotations["io.kubernetes.cri.sandbox-name"]
-    uuid = node.scenario.gpus[0].uuid
+    uuid = own_gpus.scenario.gpus[0].uuid
     given = Assignment(
         pod, "default", "main", "nvidia.com/gpu", (uuid,), pb.ContainerAllocateResponse()
     )
@@ -74,7 +67,7 @@ def test_what_the_kubelet_gave_and_a_running_container_does_not_have_is_a_fault(
     with KubeletPlugins(str(tmp_path / "plugins"), pod_resources=socket) as kubelet:
         kubelet.assignments.append(given)
         words = (
-            "ledger", "check", "--config", node.config_path, "--pod-resources", socket,
+            "ledger", "check", "--config", own_gpus.config_path, "--pod-resources", socket,
             "--containerd-state", str(tmp_path / "state"), "--procfs", str(tmp_path / "proc"),
         )  # fmt: skip
         checked = nvshim(*words, "-o", "json", check=False)

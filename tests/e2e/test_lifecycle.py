@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from integration.images import GLIBC
 from tests.harness.cgroup import read_cgroup
 from tests.harness.runtime import NO_SUCH_PROGRAM, is_alive, new_name, one_line
 from tests.harness.waiting import eventually
+from tests.tools.images import GLIBC
 
 if TYPE_CHECKING:
     from pathlib import Path

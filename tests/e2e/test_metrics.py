@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from api.proto import cgroups_v1_pb2, cgroups_v2_pb2
-from shim import cgroup, stats
+from shim.cgroup import cgroup, stats
 from tests.harness import api
 from tests.harness.cgroup import is_v2, read_cgroup
 from tests.harness.messages import flat
@@ -18,7 +18,7 @@ from tests.harness.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from integration.containerd import PrivateContainerd
+    from integration.simulated.containerd import PrivateContainerd
     from tests.harness.runtime import Container
 
 LIMIT = 64 << 20
@@ -107,6 +107,8 @@ def test_no_field_that_containerds_own_shim_sets_is_missing(
 
 def test_ctr_prints_the_memory_and_processes_of_a_container(runtime: Runtime) -> None:
     container = runtime.start_idle(flags=["--memory-limit", str(LIMIT)])
+    # What the runtime has left behind counts until it is reaped.
+    eventually(lambda: _metrics(container).pids.current == 1, "its program is alone")
     for form in ("table", "json"):
         text = runtime.containerd.ctr("tasks", "metrics", "--format", form, container.name).stdout
         if form == "json":

@@ -10,7 +10,6 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import pytest
 import yaml
 
 from integration.node.refresh import MARK
@@ -21,12 +20,6 @@ from tests.harness.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-
-@pytest.fixture
-def gpus(tmp_path: Path) -> Iterator[SimulatedNode]:
-    with SimulatedNode.create(str(tmp_path / "node"), Scenario.load("two")) as node:
-        yield node
 
 
 def argv(node: SimulatedNode, spec: str, *more: str) -> list[str]:
@@ -60,35 +53,40 @@ def status_of(node: SimulatedNode) -> dict[str, Any]:
     return status
 
 
-def test_the_spec_follows_the_node(gpus: SimulatedNode, tmp_path: Path) -> None:
+def test_the_spec_follows_the_node(own_gpus: SimulatedNode, tmp_path: Path) -> None:
     spec = str(tmp_path / "cdi" / "nvidia.yaml")
     # A poll that does not come: what follows is heard.
-    with agent(gpus, spec, "--poll", "1000", "--log-format", "json") as process:
+    with agent(own_gpus, spec, "--poll", "1000", "--log-format", "json") as process:
         eventually(lambda: "1" in devices_of(spec), "two GPUs")
         assert "2" not in devices_of(spec)
-        assert os.readlink(f"{gpus.dev}/char/195:1") == "../nvidia1"
-        os.unlink(f"{gpus.dev}/nvidia1")
-        eventually(lambda: os.path.exists(f"{gpus.dev}/nvidia1"), "a node that went is made anew")
+        assert os.readlink(f"{own_gpus.dev}/char/195:1") == "../nvidia1"
+        os.unlink(f"{own_gpus.dev}/nvidia1")
+        eventually(
+            lambda: os.path.exists(f"{own_gpus.dev}/nvidia1"), "a node that went is made anew"
+        )
         # A real node is not taken away and built up again below an agent that makes nodes there.
         process.send_signal(signal.SIGSTOP)
-        gpus.change(Scenario.load("mig"))
+        own_gpus.change(Scenario.load("mig"))
         process.send_signal(signal.SIGCONT)
         eventually(lambda: any(":" in name for name in devices_of(spec)), "MIG")
-        libraries, aside = f"{gpus.driver_root}/usr/lib/x86_64-linux-gnu", f"{gpus.directory}/aside"
+        libraries, aside = (
+            f"{own_gpus.driver_root}/usr/lib/x86_64-linux-gnu",
+            f"{own_gpus.directory}/aside",
+        )
         os.mkdir(aside)
         for name in os.listdir(libraries):
             if name.startswith(("libcuda.so", "libnvidia-ml.so")):
                 os.rename(f"{libraries}/{name}", f"{aside}/{name}")
         eventually(lambda: not os.path.exists(spec), "no driver, no spec")
-        eventually(lambda: status_of(gpus)["driver"] == "", "it says so")
-        assert status_of(gpus)["faults"][0].startswith("NVSHIM-E01")
+        eventually(lambda: status_of(own_gpus)["driver"] == "", "it says so")
+        assert status_of(own_gpus)["faults"][0].startswith("NVSHIM-E01")
         for name in os.listdir(aside):
             os.rename(f"{aside}/{name}", f"{libraries}/{name}")
         eventually(lambda: os.path.exists(spec), "its files are back, as after an update")
-        looks = os.stat(f"{gpus.state}/node.json").st_mtime_ns
+        looks = os.stat(f"{own_gpus.state}/node.json").st_mtime_ns
         process.send_signal(signal.SIGHUP)
         eventually(
-            lambda: os.stat(f"{gpus.state}/node.json").st_mtime_ns != looks, "a hangup: a look"
+            lambda: os.stat(f"{own_gpus.state}/node.json").st_mtime_ns != looks, "a hangup: a look"
         )
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=20)
@@ -100,24 +98,24 @@ def test_the_spec_follows_the_node(gpus: SimulatedNode, tmp_path: Path) -> None:
     assert lines[-1]["event"] == "ends"
 
 
-def test_one_agent_per_node_and_readiness(gpus: SimulatedNode, tmp_path: Path) -> None:
+def test_one_agent_per_node_and_readiness(own_gpus: SimulatedNode, tmp_path: Path) -> None:
     spec = str(tmp_path / "nvidia.yaml")
-    ready = argv(gpus, spec, "--ready")
+    ready = argv(own_gpus, spec, "--ready")
     assert subprocess.run(ready, check=False).returncode == 3
-    with agent(gpus, spec) as process:
+    with agent(own_gpus, spec) as process:
         eventually(lambda: subprocess.run(ready, check=False).returncode == 0, "ready")
-        second = subprocess.run(argv(gpus, spec), capture_output=True, text=True, check=False)
+        second = subprocess.run(argv(own_gpus, spec), capture_output=True, text=True, check=False)
         assert second.returncode == 1
         assert second.stderr.startswith("NVSHIM-E2701 agent-running: ")
         assert f"process {process.pid}, " in second.stderr
     assert subprocess.run(ready, check=False).returncode == 3
 
 
-def test_a_spec_of_somebody_elses_stays(gpus: SimulatedNode, tmp_path: Path) -> None:
+def test_a_spec_of_somebody_elses_stays(own_gpus: SimulatedNode, tmp_path: Path) -> None:
     spec = tmp_path / "nvidia.yaml"
     spec.write_text("cdiVersion: 0.5.0\n")
     once = subprocess.run(
-        argv(gpus, str(spec), "--once"), capture_output=True, text=True, check=False
+        argv(own_gpus, str(spec), "--once"), capture_output=True, text=True, check=False
     )
     assert once.returncode == 3
     assert "is not ours" in once.stderr
@@ -138,12 +136,14 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
-def test_a_driver_that_hangs_does_not_keep_the_agent(gpus: SimulatedNode, tmp_path: Path) -> None:
-    configured(gpus, "nvml-timeout = 100")
-    with open(f"{gpus.state}/nvml-faults", "w", encoding="utf-8") as file:
+def test_a_driver_that_hangs_does_not_keep_the_agent(
+    own_gpus: SimulatedNode, tmp_path: Path
+) -> None:
+    configured(own_gpus, "nvml-timeout = 100")
+    with open(f"{own_gpus.state}/nvml-faults", "w", encoding="utf-8") as file:
         file.write("nvmlInit=hang\n")
     spec = tmp_path / "nvidia.yaml"
-    with agent(gpus, str(spec)) as process:
+    with agent(own_gpus, str(spec)) as process:
         (asking,) = eventually(lambda: children_of(process.pid), "a child that asks NVML")
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=20) == 0
@@ -152,12 +152,12 @@ def test_a_driver_that_hangs_does_not_keep_the_agent(gpus: SimulatedNode, tmp_pa
 
 
 def test_a_file_system_that_hangs_does_not_keep_the_agent(
-    gpus: SimulatedNode, tmp_path: Path
+    own_gpus: SimulatedNode, tmp_path: Path
 ) -> None:
-    configured(gpus, "nvml-timeout = 0.1")
+    configured(own_gpus, "nvml-timeout = 0.1")
     spec = tmp_path / "nvidia.yaml"
     os.mkfifo(spec)  # to open it is to wait for a writer that does not come
-    with agent(gpus, str(spec)) as process:
+    with agent(own_gpus, str(spec)) as process:
         assert process.stderr is not None
         assert "begins" in process.stderr.readline()
         process.send_signal(signal.SIGTERM)
@@ -165,17 +165,17 @@ def test_a_file_system_that_hangs_does_not_keep_the_agent(
 
 
 def test_an_agent_that_cannot_say_how_it_is_goes_on_and_is_not_ready(
-    gpus: SimulatedNode, tmp_path: Path
+    own_gpus: SimulatedNode, tmp_path: Path
 ) -> None:
     spec = tmp_path / "nvidia.yaml"
-    status = f"{gpus.state}/node.json"
-    with agent(gpus, str(spec), "--poll", "0.2") as process:
+    status = f"{own_gpus.state}/node.json"
+    with agent(own_gpus, str(spec), "--poll", "0.2") as process:
         eventually(lambda: os.path.exists(status), "the first look")
         os.unlink(status)
         os.mkdir(status)
         spec.unlink()
         eventually(spec.exists, "it is written anew")
-        ready = argv(gpus, str(spec), "--ready")
+        ready = argv(own_gpus, str(spec), "--ready")
         assert subprocess.run(ready, check=False).returncode == 3
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=20)
@@ -215,13 +215,13 @@ sys.exit(main(sys.argv[2:]))
 
 
 def test_it_ends_when_another_version_is_put_into_effect(
-    gpus: SimulatedNode, tmp_path: Path
+    own_gpus: SimulatedNode, tmp_path: Path
 ) -> None:
     for version in ("first", "second"):
         (tmp_path / version).mkdir()
     current, spec = tmp_path / "current", str(tmp_path / "nvidia.yaml")
     current.symlink_to("first")
-    words = argv(gpus, spec, "--poll", "0.1")[3:]
+    words = argv(own_gpus, spec, "--poll", "0.1")[3:]
     with subprocess.Popen(
         [sys.executable, "-c", _OF_A_TREE, str(tmp_path / "first"), *words],
         stderr=subprocess.PIPE, text=True,

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from integration.images import GLIBC
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.kubelet_plugins import KubeletPlugins
 from tests.harness.waiting import eventually
+from tests.tools.images import GLIBC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

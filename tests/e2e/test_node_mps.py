@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from integration.images import glibc_libraries
-from integration.node.mps import ground
+from integration.node.mps import host_setup
 from integration.node.mps.launch import cgroup_tops
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.mps_agent import RESOURCE, STEPS, Agent, agent_of
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
+from tests.tools.images import glibc_libraries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -133,7 +133,7 @@ def its_first_life(agent: Agent, first: int) -> None:
     with open(f"/proc/{first}/cgroup", encoding="utf-8") as file:
         groups = [line.strip().split(":") for line in file]
     for _, kind, path in groups:
-        assert path == ("/" if "cpuset" in kind else f"/{ground.CGROUP}"), kind
+        assert path == ("/" if "cpuset" in kind else f"/{host_setup.CGROUP}"), kind
 
 
 def test_a_daemon_lives_with_its_limits_through_the_agents_that_keep_it(agent: Agent) -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from api.ttrpc import RemoteError
-from integration.images import glibc
 from tests.harness.shim import gone
+from tests.tools.images import glibc
 
 if TYPE_CHECKING:
     from collections.abc import Callable

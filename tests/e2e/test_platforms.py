@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from integration.images import GLIBC
 from integration.simulated import Scenario, SimulatedNode
 from integration.simulated.platforms import STORE
+from tests.tools.images import GLIBC
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from integration.containerd import Completed
+    from integration.simulated.containerd import Completed
     from tests.harness.runtime import Runtime
 
 OWN = f"/usr/lib/{os.uname().machine}-linux-gnu/nvidia"
@@ -36,10 +36,8 @@ def platform(request: pytest.FixtureRequest, workshop: str, shim_config: str) ->
 
 
 @pytest.fixture
-def gpus(runtime: Runtime, platform: str) -> Runtime:
-    if not runtime.is_ours:
-        pytest.skip("containerd's own shim knows nothing of GPUs")
-    return runtime
+def gpus(ours: Runtime, platform: str) -> Runtime:
+    return ours
 
 
 def run(runtime: Runtime, *command: str, **asked: str) -> Completed:

@@ -14,19 +14,28 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from integration.images import busybox, unpack
-from shim.proc_cover import COVERED, UNCOVERED, cover, uncover
+from shim.rootfs.proc_cover import COVERED, UNCOVERED, cover, uncover
+from tests.harness import loop_backend
 from tests.harness.low_level import crun_for_this_host
 from tests.harness.runtime import new_name
 from tests.harness.waiting import eventually
+from tests.tools.images import busybox, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from integration.parts import Parts
+    from tests.tools.parts import Parts
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The loop that a shim runs, on which files are covered."""
+    loop_backend.register()
+    return loop_backend.OURS
+
 
 FILE: Final = "/proc/version"
 SHOWN: Final = "what the container is to read\n"
@@ -237,10 +246,10 @@ async def test_odd_containers_are_left_alone(runtime: str, tmp_path: Path, stage
     with created(runtime, tmp_path) as container:
         again = {
             "/proc/driver/nvidia/params": "its procfs does not have the file",
-            "/proc/tty": "it is no regular file of procfs",
+            "/proc/tty": "it is not a regular file of procfs",
             "/proc/self/status": "too many levels of symbolic links",
             "/proc/mounts": "too many levels of symbolic links",
-            "/etc/hostname": "no file of procfs",
+            "/etc/hostname": "not a file of procfs",
         }
         assert await cover(container.pid, dict.fromkeys(again, staged)) == again
         missing = f"{staged}-not"
@@ -251,7 +260,7 @@ async def test_odd_containers_are_left_alone(runtime: str, tmp_path: Path, stage
         assert told == {FILE: "something is mounted there already"}
         container.mount("-t", "tmpfs", "none", "/proc")
         told = await cover(container.pid, {FILE: staged})
-        assert told == {FILE: "its /proc is no procfs"}
+        assert told == {FILE: "its /proc is not a procfs"}
     own = await cover(os.getpid(), {FILE: staged})
     assert own == {FILE: "it has no mount namespace of its own"}
     gone = await cover(container.pid, {FILE: staged})

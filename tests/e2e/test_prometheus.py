@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Final
 from urllib.request import urlopen
@@ -19,23 +20,22 @@ import yaml
 
 from integration.inspection.bundles import TASKS, Pod
 from integration.node.ledger.values import Holding, Ledger
-from integration.node.metrics import families
-from integration.node.metrics.collecting import Moment, collect
-from integration.node.metrics.families import FAMILIES
-from integration.node.metrics.own import own_process
+from integration.node.metrics.families import FAMILIES, collect
 from integration.node.metrics.text import OPENMETRICS, write
-from integration.reference.dashboard import queries
-from integration.reference.metrics import MONITORING
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.exposition import read_told
 from tests.harness.pages import read_page
 from tests.harness.prometheus import Programs, Prometheus, Promtool
 from tests.harness.waiting import eventually
+from tests.tools.reference.dashboard import queries
+from tests.tools.reference.metrics import MONITORING
 from tests.unit.node.metrics.nodes import container, large
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from integration.node.metrics.moment import Moment
 
 HOSTILE: Final = 'a"} 1\nnvshim_gpu_up{gpu="evil"} 0\n# \\'
 # What only a node that is in trouble has.
@@ -87,15 +87,15 @@ def said(process: subprocess.Popen[str], event: str) -> dict[str, Any]:
 @contextmanager
 def exporter(moment: Moment) -> Iterator[str]:
     """Another node, that tells what the agent would; but for allocations, always the same."""
-    allocations = {families.ALLOCATIONS, families.ALLOCATING}
-    told = [*collect(moment), *own_process(moment.boot)]
-    fixed = b"".join(write([each for each in told if each[0] not in allocations], OPENMETRICS))
+    told = collect(moment)
+    allocations = [each for each in FAMILIES if each.name.startswith("nvshim_allocation")]
+    fixed = write([each for each in told if each[0] not in allocations], OPENMETRICS)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             moment.counters.allocated("nvidia.com/gpu", 0.004, "ok")
             again = [each for each in collect(moment) if each[0] in allocations]
-            text = fixed.removesuffix(b"# EOF\n") + b"".join(write(again, OPENMETRICS))
+            text = fixed.removesuffix(b"# EOF\n") + write(again, OPENMETRICS)
             self.send_response(200)
             self.send_header("Content-Type", OPENMETRICS.type)
             self.send_header("Content-Length", str(len(text)))
@@ -123,7 +123,7 @@ def everything() -> Moment:
     hostile = Holding(container(999, name=HOSTILE, pod=Pod("evil", HOSTILE)), (uuid,))
     moment.counters.registered("nvidia.com/gpu", "ok")
     ledger = Ledger(10.0, (*moment.ledger.holdings, hostile), moment.ledger.unknown)
-    return Moment(**{name: getattr(moment, name) for name in Moment.__slots__} | {"ledger": ledger})
+    return replace(moment, ledger=ledger)
 
 
 def config(directory: Path) -> dict[str, Any]:

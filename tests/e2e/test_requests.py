@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from integration.images import GLIBC
+from tests.tools.images import GLIBC
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,20 +20,12 @@ LISTED: Final = re.compile(r"\(UUID: (GPU-[0-9a-f-]+)\)")
 ANNOTATION: Final = "cdi.k8s.io/nvidia-device-plugin_1"
 
 
-@pytest.fixture(scope="module")
-def node(two_gpus: SimulatedNode) -> SimulatedNode:
-    """A node with two GPUs."""
-    return two_gpus
-
-
 @pytest.fixture
-def gpus(runtime: Runtime, node: SimulatedNode, configure: Callable[[str], None]) -> Runtime:
+def gpus(ours: Runtime, two_gpus: SimulatedNode, configure: Callable[[str], None]) -> Runtime:
     """The runtime on that node, where a swarm's variable is configured."""
-    if not runtime.is_ours:
-        pytest.skip("containerd's own shim knows nothing of GPUs")
-    with open(node.config_path) as file:
+    with open(two_gpus.config_path) as file:
         configure(f'{file.read()}\n[requests]\nswarm-resources = ["DOCKER_RESOURCE_GPU"]\n')
-    return runtime
+    return ours
 
 
 def env(value: str, name: str = DEVICES) -> list[str]:
@@ -51,8 +43,8 @@ def listed(runtime: Runtime, flags: list[str]) -> list[str]:
     return LISTED.findall(done.stdout)
 
 
-def test_each_form_names_the_same_gpu(gpus: Runtime, node: SimulatedNode) -> None:
-    gpu = node.scenario.gpus[1]
+def test_each_form_names_the_same_gpu(gpus: Runtime, two_gpus: SimulatedNode) -> None:
+    gpu = two_gpus.scenario.gpus[1]
     domain, _, rest = gpu.pci.partition(":")
     digits = gpu.uuid.removeprefix("GPU-")
     for name in (
@@ -66,8 +58,8 @@ def test_each_form_names_the_same_gpu(gpus: Runtime, node: SimulatedNode) -> Non
         assert listed(gpus, env(name)) == [gpu.uuid], name
 
 
-def test_each_place_names_a_gpu_and_the_first_holds(gpus: Runtime, node: SimulatedNode) -> None:
-    first, second = (gpu.uuid for gpu in node.scenario.gpus)
+def test_each_place_names_a_gpu_and_the_first_holds(gpus: Runtime, two_gpus: SimulatedNode) -> None:
+    first, second = (gpu.uuid for gpu in two_gpus.scenario.gpus)
     both = "nvidia.com/gpu=0,1"
     annotated = ["--annotation", f"{ANNOTATION}={both}"]
     assert listed(gpus, [*env("void"), *annotated]) == [first, second]

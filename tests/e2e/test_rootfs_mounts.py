@@ -13,14 +13,15 @@ import pytest
 
 from api.errors import Status
 from api.ttrpc import RemoteError
-from integration.containerd import PrivateContainerd
-from integration.cri.plugin import to_toml
-from integration.images import BUSYBOX, GLIBC, busybox, glibc, write_archive
-from integration.parts import Parts
 from integration.patience import PATIENCE
+from integration.simulated.containerd import PrivateContainerd
 from tests.harness.containerds import containerd_with_images, nothing_left
+from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import OURS, Runtime, is_alive
 from tests.harness.shim import content_of, gone, wait_for_file
+from tests.tools.cri.plugin import to_toml
+from tests.tools.images import BUSYBOX, GLIBC, busybox, glibc, write_archive
+from tests.tools.parts import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -219,7 +220,7 @@ async def test_loop_device_ends_with_what_is_left_of_a_killed_shim(start_shim: S
 def newest(shim_directory: str, shim_config: str) -> Iterator[PrivateContainerd]:
     """A containerd whose overlayfs snapshotter leaves it to the kernel to map ids."""
     with containerd_with_images(
-        Parts.of_release("sid"),
+        Parts.of_release(UNSTABLE),
         [busybox(), glibc()],
         shim_directory=shim_directory,
         shim_config=shim_config,
@@ -243,6 +244,7 @@ def on_gpus(two_gpus: SimulatedNode, configure: Callable[[str], None]) -> None:
         configure(file.read())
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("image", [BUSYBOX, GLIBC])
 def test_containerd_has_ids_mapped(mapping: Runtime, image: str) -> None:
     flags = (*SLOW, "--remap-labels")
@@ -250,6 +252,7 @@ def test_containerd_has_ids_mapped(mapping: Runtime, image: str) -> None:
     assert (done.stdout.split(), done.code) == (["0:0", "0:0"], 0), done.stderr
 
 
+@pytest.mark.newest
 @pytest.mark.usefixtures("on_gpus")
 @pytest.mark.parametrize("more", [(), ("--read-only",)], ids=["", "read-only"])
 def test_gpus_are_in_a_container_whose_ids_the_kernel_maps(
@@ -282,7 +285,7 @@ def _sees_its_gpus(runtime: Runtime, flags: tuple[str, ...]) -> None:
 
 
 @NEEDS_LOOP
-@pytest.mark.parametrize("release", ["trixie", "sid"])
+@pytest.mark.parametrize("release", of_releases("trixie", UNSTABLE))
 def test_container_of_the_blockfile_snapshotter_runs(
     shim_directory: str, shim_config: str, release: str
 ) -> None:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from integration.images import GLIBC
 from tests.harness.runtime import is_alive, new_name, remove_fifos
 from tests.harness.waiting import eventually
+from tests.tools.images import GLIBC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from integration.containerd import Completed, PrivateContainerd
     from integration.simulated import SimulatedNode
+    from integration.simulated.containerd import Completed, PrivateContainerd
     from tests.harness.runtime import Runtime
 
 ON_GPU_0: Final = ("--env", "NVIDIA_VISIBLE_DEVICES=0")

@@ -15,7 +15,8 @@ import pytest
 from anyio import to_thread
 
 from api.errors import Status
-from api.ttrpc import ConnectionClosed, RemoteError, connect
+from api.ttrpc import ConnectionClosed, RemoteError
+from api.ttrpc.client import connect
 from integration.byhand import call
 from tests.harness.launcher import INTERPRETER, REPOSITORY, SITE
 from tests.harness.runtime import is_alive
@@ -248,8 +249,8 @@ _IMPATIENT: Final = f"""\
 import sys
 
 sys.path += [{REPOSITORY!r}, {SITE!r}]
-from shim import service
-from shim.verbs import main
+from shim.__main__ import main
+from shim.pod import service
 
 service.UNUSED, service.UNHEARD = 0.1, 1.0
 main()

@@ -44,6 +44,7 @@ def _with_terminal(shim: ShimByHand, container_id: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["binary", "binary-v2"])
+@pytest.mark.serial
 async def test_a_logger_takes_both_outputs_whole_and_ends(
     start_shim: StartShim, loggers: Loggers, scheme: str
 ) -> None:
@@ -90,7 +91,7 @@ async def test_an_exec_has_a_logger_of_its_own(start_shim: StartShim, loggers: L
         await shim.call("Delete", id="c1", exec_id="e1")
         assert loggers.read("e1.out") == bytes(8 << 20) + b"end\n"
         assert not is_alive(loggers.pid("e1"))
-        assert shim.open_files() == before
+        assert await shim.files_at_rest(before) == before
         await shim.end("c1")
         await gone(shim, "c1")
 
@@ -180,7 +181,7 @@ async def test_a_logger_that_is_not_ready_is_one_error_and_leaves_nothing(
             await begin
         assert "\n" not in str(caught.value)
         assert not is_alive(loggers.pid(exec_id or "c1"))
-        assert shim.open_files() == before
+        assert await shim.files_at_rest(before) == before
         if exec_id:
             await shim.end("c1")
         with anyio.fail_after(2):
@@ -228,6 +229,7 @@ async def test_only_loggers_that_the_operator_allows_are_started(
         await gone(shim, "c1")
 
 
+@pytest.mark.serial
 async def test_a_container_outlives_its_logger(start_shim: StartShim, loggers: Loggers) -> None:
     script = "echo first; sleep 0.3; dd if=/dev/zero bs=65536 count=64 2>/dev/null; exit 5"
     async with start_shim("c1", "sh", "-c", script) as shim:

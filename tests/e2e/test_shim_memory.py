@@ -62,8 +62,21 @@ async def test_init_that_is_killed_at_once_is_told_before_its_exit(start_shim: S
             # With the connection to containerd, which the first event has opened.
             before = before or shim.open_files()
         assert len(shim.events.names) == 10
-        assert shim.open_files() == before
+        assert await shim.files_at_rest(before) == before
         assert not [name for name in before if "eventfd" in name]
+
+
+async def test_what_is_killed_while_the_runtime_starts_is_told_after_the_start(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "sh", "-c", "tail /dev/zero; sleep 1000") as shim:
+        _limit(shim, "c1")
+        # It returns long after the container's program was executed.
+        slow = 'if [ "$verb" = start ]; then $binary "$@"; sleep 1; exit 0; fi'
+        await shim.create("c1", options=shim.options(before=slow))
+        await shim.call("Start", id="c1")
+        await shim.events.until("TaskOOM")
+        assert shim.events.names == ["TaskCreate", "TaskStart", "TaskOOM"]
 
 
 async def test_every_killed_process_is_told_while_the_container_runs_on(

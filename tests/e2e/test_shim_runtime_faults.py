@@ -8,6 +8,8 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -16,12 +18,13 @@ import pytest
 from api.errors import Status
 from api.ttrpc import RemoteError
 from tests.harness.cgroup import is_v2
-from tests.harness.shim import gone
+from tests.harness.runtime import is_alive
+from tests.harness.shim import gone, wait_for_file
+from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
 
     from tests.harness.shim import ShimByHand
 
@@ -90,9 +93,126 @@ async def test_a_runtime_that_hangs_in_start_holds_up_nobody_else_and_no_exit(
         assert shim.events.of("c1") == ["TaskCreate", "TaskExit", "TaskDelete"]
 
 
-async def test_a_create_that_hangs_is_ended_by_the_delete_verb_and_the_shim_goes(
+async def test_a_delete_of_what_hangs_in_its_start_is_refused_in_time(
     start_shim: StartShim,
 ) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        for verb, name in (("start", "c1"), ("exec", "c2")):
+            if name != "c1":
+                shim.bundle(name, "sleep", "1000")
+            hanging = shim.options(before=f'[ "$verb" = {verb} ] && kill -STOP $$')
+            await shim.create(name, options=hanging)
+        await shim.call("Start", id="c2")
+        await shim.exec("c2", "e1", "true")
+        waiting: list[dict[str, Any]] = [{"id": "c1"}, {"id": "c2", "exec_id": "e1"}]
+        for fields in waiting:
+            with pytest.raises(Exception, match="deadline"):
+                await shim.call("Start", **fields, timeout=0.3)
+            with anyio.fail_after(8):
+                error = await _error(shim.call("Delete", **fields))
+            assert error.status == Status.FAILED_PRECONDITION
+            assert "it is being started" in str(error)
+        error = await _error(shim.call("Kill", id="c2", exec_id="e1", signal=15))
+        assert "it is being started" in str(error)
+        for name in ("c1", "c2"):
+            await shim.end(name)
+        await gone(shim, "c1")
+
+
+async def _until_it_hangs(shim: ShimByHand) -> int:
+    """Wait for a runtime that :func:`_hang_in` has made; returns its pid."""
+    return int(await anyio.to_thread.run_sync(wait_for_file, f"{shim.directory}/hangs"))
+
+
+def _hang_in(verb: str, *, after: str = "") -> str:
+    """A runtime that stops in a verb, with a child that outlives it unless it is killed, too."""
+    return (
+        f'[ "$verb" = {verb} ] && {{ {after or ":"}; sleep 1000 & echo $! > ${{0%/*}}/child;'
+        " echo $$ > ${0%/*}/tmp; mv ${0%/*}/tmp ${0%/*}/hangs; kill -STOP $$; }"
+    )
+
+
+@pytest.mark.parametrize("method", ["Kill", "Delete"])
+@pytest.mark.parametrize("after", ["", '$binary "$@"'])
+async def test_a_create_that_hangs_is_ended_and_undone_by_kill_and_delete(
+    start_shim: StartShim, method: str, after: str
+) -> None:
+    """Also one whose container was made, though its runtime does not return."""
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        shim.bundle("c2", "sleep", "1000")
+        hanging = shim.options(before=_hang_in("create", after=after))
+        async with anyio.create_task_group() as tasks:
+            failed: list[RemoteError] = []
+
+            async def create() -> None:
+                failed.append(await _error(shim.create("c2", options=hanging)))
+
+            tasks.start_soon(create)
+            runtime = await _until_it_hangs(shim)
+            child = int((Path(shim.directory) / "child").read_text())
+            await shim.exec("c1", "e1", "true")  # nobody else is held up
+            await shim.call("Start", id="c1", exec_id="e1")
+            fields = {"signal": signal.SIGKILL} if method == "Kill" else {}
+            error = await _error(shim.call(method, id="c2", **fields))
+            assert error.status == Status.NOT_FOUND
+            assert "it was being created, which was cancelled" in str(error)
+        assert failed[0].status == Status.ABORTED
+        assert "NVSHIM-E1310" in str(failed[0])
+        assert not is_alive(runtime)
+        eventually(lambda: not is_alive(child), "what the runtime had started has ended")
+        kinds = ("mount", "cgroup", "runtime")
+        left = [line for line in shim.leftovers() if line.startswith(kinds)]
+        assert [line for line in left if "c2" in line.split("/")[-1]] == []
+        assert shim.events.of("c2") == []
+        assert await shim.status("c1") == "RUNNING"
+        # It may be made again.
+        await shim.run("c2")
+        assert await shim.end("c2") == 128 + signal.SIGKILL
+        await shim.end("c1")
+        await gone(shim, "c1")
+
+
+async def test_a_signal_that_does_not_kill_leaves_a_create_alone(start_shim: StartShim) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        hanging = shim.options(before=_hang_in("create"))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(shim.create, "c1", options=hanging))
+            runtime = await _until_it_hangs(shim)
+            error = await _error(shim.call("Kill", id="c1", signal=signal.SIGTERM))
+            assert error.status == Status.NOT_FOUND
+            os.kill(runtime, signal.SIGCONT)
+        os.kill(int((Path(shim.directory) / "child").read_text()), signal.SIGKILL)
+        await shim.end("c1")
+        await gone(shim, "c1")
+
+
+async def test_an_exec_that_hangs_in_its_start_is_ended_by_its_kill_alone(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1", options=shim.options(before=_hang_in("exec")))
+        await shim.exec("c1", "e1", "true")
+        async with anyio.create_task_group() as tasks:
+            failed: list[RemoteError] = []
+
+            async def start() -> None:
+                call = shim.call("Start", id="c1", exec_id="e1")
+                failed.append(await _error(call))
+
+            tasks.start_soon(start)
+            runtime = await _until_it_hangs(shim)
+            await shim.call("Kill", id="c1", exec_id="e1", signal=signal.SIGKILL)
+        assert failed[0].status == Status.ABORTED
+        assert "NVSHIM-E1310" in str(failed[0])
+        assert not is_alive(runtime)
+        assert await shim.status("c1") == "RUNNING"
+        await shim.call("Delete", id="c1", exec_id="e1")
+        await shim.end("c1")
+        await gone(shim, "c1")
+
+
+async def test_after_a_create_that_hangs_and_a_delete_the_shim_goes(start_shim: StartShim) -> None:
     async with start_shim("c1", "sleep", "1000") as shim:
         hanging = shim.options(before='[ "$verb" = create ] && kill -STOP $$')
         with pytest.raises(Exception, match="deadline"):
@@ -100,7 +220,6 @@ async def test_a_create_that_hangs_is_ended_by_the_delete_verb_and_the_shim_goes
         # What containerd does then.
         assert (await _error(shim.call("Delete", id="c1"))).status == Status.NOT_FOUND
         await shim.call("Shutdown", id="c1")
-        await anyio.to_thread.run_sync(shim.delete_verb, "c1")
         await shim.until_gone()
         assert shim.leftovers() == []
 
@@ -260,10 +379,7 @@ async def test_a_shim_that_has_no_descriptor_left_says_so_and_recovers(
             await shim.call("Delete", id="c1", exec_id="e1")
             with suppress(RemoteError):
                 await shim.call("Delete", id="c2")
-            with anyio.move_on_after(2):
-                while shim.open_files() != before:  # noqa: ASYNC110 - seen from outside
-                    await anyio.sleep(0.01)
-            assert shim.open_files() == before, f"room for {room}"
+            assert await shim.files_at_rest(before) == before, f"room for {room}"
         assert 4 < refused < 28
         await shim.end("c1")
         await gone(shim, "c1")
@@ -272,7 +388,6 @@ async def test_a_shim_that_has_no_descriptor_left_says_so_and_recovers(
 @pytest.fixture
 def no_more_processes() -> Iterator[Path]:
     """A cgroup that limits processes, in whichever hierarchy does that here."""
-    from pathlib import Path  # noqa: PLC0415
 
     root = Path("/sys/fs/cgroup") if is_v2() else Path("/sys/fs/cgroup/pids")
     directory = root / f"nvshim-pids-{os.getpid()}"
@@ -301,7 +416,7 @@ async def test_a_shim_that_may_not_fork_says_so_and_recovers(
         error = await _error(shim.create("c1"))
         assert error.status == Status.RESOURCE_EXHAUSTED
         assert "NVSHIM-E1309" in str(error)
-        assert shim.open_files() == before
+        assert await shim.files_at_rest(before) == before
         (no_more_processes / "pids.max").write_text("max")
         await shim.run("c1")
         (no_more_processes / "pids.max").write_text("1")

@@ -14,8 +14,9 @@ import pytest
 
 from api import typeurl
 from api.proto import runtimeoptions_pb2
-from api.ttrpc import RemoteError, connect
-from shim.launcher import write_launcher
+from api.ttrpc import RemoteError
+from api.ttrpc.client import connect
+from shim.forkserver.launcher import compile_native, write_launcher
 from tests.harness.launcher import INTERPRETER, REPOSITORY, SITE
 from tests.harness.loggers import GOOD, loggers_directory
 from tests.harness.node import node_of
@@ -45,11 +46,13 @@ def tree(tmp_path: Path) -> Path:
     for room in ("api", "hooks", "shim"):
         shutil.copytree(f"{REPOSITORY}/{room}", path / "lib" / room)
     shutil.copytree(SITE, path / "site")
+    launcher = str(path / "containerd-shim-nvidia-v1")
     write_launcher(
-        str(path / "containerd-shim-nvidia-v1"),
+        f"{launcher}.py",
         interpreter=INTERPRETER,
         library_paths=[str(path / "lib"), str(path / "site")],
     )
+    compile_native(launcher, compiler="gcc")
     return path
 
 

@@ -23,10 +23,11 @@ import pytest
 from api import typeurl
 from api.proto import runc_options_pb2
 from api.ttrpc import RemoteError
-from integration.parts import INSTALLED, Parts
 from integration.patience import PATIENCE
 from tests.conftest import PARTS
+from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.shim import CGROUP, RUNC_ROOT, ShimByHand, gone
+from tests.tools.parts import INSTALLED, Parts
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -44,16 +45,19 @@ WITHOUT: Final = {"NVSHIM_STAND_INS": "0"}
 LIFE: Final = ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
 
 
-_EXTREMES: Final = ["runc installed", "runc sid", "crun installed", "crun sid"]
-_ALL: Final = [*_EXTREMES, "runc trixie", "crun trixie"]
-
 # A life takes minutes where the machine is emulated: there, one of each.
-_EMULATED: Final = ["runc sid", "crun installed"] if "NVSHIM_TEST_VM" in os.environ else []
+_PROGRAMS: Final = (
+    ["runc trixie", "crun installed"]
+    if "NVSHIM_TEST_VM" in os.environ
+    else [
+        f"{runtime} {release}"
+        for runtime in ("runc", "crun")
+        for release in ("installed", "trixie", UNSTABLE)
+    ]
+)
 
-_extremes: Final = pytest.mark.parametrize("program", _EMULATED or _EXTREMES, indirect=True)
 
-
-@pytest.fixture(params=_EMULATED or _ALL)
+@pytest.fixture(params=of_releases(*_PROGRAMS))
 def program(request: pytest.FixtureRequest) -> str:
     """A runc or a crun, of every version that there is here."""
     runtime, release = request.param.split()
@@ -208,7 +212,6 @@ async def test_lives_go_and_leave_the_same_as_with_every_call(
     assert [] in seen  # left on the machine
 
 
-@_extremes
 async def test_hooks_are_run_as_often_and_in_the_same_order(
     start_shim: StartShim, program: str, tmp_path: Path
 ) -> None:
@@ -270,7 +273,6 @@ async def test_a_wrapper_of_a_runtime_is_called_for_everything(
         await gone(shim, "c0")
 
 
-@_extremes
 async def test_one_that_a_person_starts_and_one_in_a_busy_cgroup_are_the_runtime_s(
     start_shim: StartShim, program: str
 ) -> None:

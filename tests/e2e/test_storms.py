@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 GROUP = "io.containerd.runc.v2.group"
 
 
-@pytest.mark.timeout(120)
 def test_a_hundred_containers_at_once_are_created_run_and_deleted(runtime: Runtime) -> None:
     codes = {new_name(): number % 64 for number in range(100)}
     running = [
@@ -41,7 +40,6 @@ def test_a_hundred_containers_at_once_are_created_run_and_deleted(runtime: Runti
     eventually(lambda: runtime.containerd.shim_pids() == [], "every shim has ended")
 
 
-@pytest.mark.timeout(120)
 def test_thirty_containers_of_a_pod_at_once_in_one_shim(runtime: Runtime) -> None:
     pod = new_name("pod")
     flags = ("--detach", "--null-io", "--annotation", f"{GROUP}={pod}")
@@ -64,7 +62,6 @@ def test_thirty_containers_of_a_pod_at_once_in_one_shim(runtime: Runtime) -> Non
     assert keeper.status == "RUNNING"
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", seeds(2))
 def test_containerd_killed_while_containers_start_run_and_exit(runtime: Runtime, seed: int) -> None:
     dice = random.Random(seed)
@@ -107,7 +104,6 @@ def test_containerd_killed_while_containers_start_run_and_exit(runtime: Runtime,
     _remove_what_ctr_left(runtime, codes)
 
 
-@pytest.mark.timeout(120)
 def test_containerd_killed_over_and_over_under_a_pod(runtime: Runtime) -> None:
     pod = new_name("pod")
     flags = ("--null-io", "--annotation", f"{GROUP}={pod}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from integration.images import GLIBC
 from tests.harness.terminal import Terminal
+from tests.tools.images import GLIBC
 
 if TYPE_CHECKING:
     from tests.harness.runtime import Container, Runtime

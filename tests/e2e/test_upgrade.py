@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from integration.images import busybox
-from integration.parts import INSTALLED, Parts
 from tests.conftest import LOW_LEVEL, PARTS, RUNTIME
 from tests.harness.containerds import containerd_with_images, nothing_left
 from tests.harness.events import Recorder
+from tests.harness.releases import of_releases
 from tests.harness.runtime import OURS, Runtime, is_alive, new_name, remove_fifos
 from tests.harness.waiting import eventually
+from tests.tools.images import busybox
+from tests.tools.parts import INSTALLED, Parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from integration.containerd import PrivateContainerd
+    from integration.simulated.containerd import PrivateContainerd
     from tests.harness.runtime import Container
 
 GROUP: Final = "io.containerd.runc.v2.group"
@@ -76,7 +77,7 @@ class Exchange:
         containerd.start()
 
 
-@pytest.fixture(params=EXCHANGES, ids="-".join)
+@pytest.fixture(params=of_releases(*EXCHANGES), ids="-".join)
 def exchange(request: pytest.FixtureRequest) -> Exchange:
     before, after, way = request.param
     if RUNTIME != OURS and (before, after) == ("sid", "trixie"):
@@ -152,7 +153,12 @@ def test_containers_outlive_the_exchange_of_their_containerd(
 
 
 @pytest.mark.parametrize(
-    "exchange", [("trixie", "sid", "kill"), ("sid", "trixie", "stop")], ids="-".join, indirect=True
+    "exchange",
+    of_releases(
+        ("installed", "trixie", "kill"), ("trixie", "sid", "kill"), ("sid", "trixie", "stop")
+    ),
+    ids="-".join,
+    indirect=True,
 )
 def test_killed_shims_of_a_containerd_that_is_gone_are_cleaned_up(
     runtime: Runtime, exchange: Exchange

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from integration.images import GLIBC
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.cgroup import is_v2, read_cgroup
+from tests.tools.images import GLIBC
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from integration.containerd import Completed
+    from integration.simulated.containerd import Completed
     from tests.harness.runtime import Runtime
 
 

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from integration.images import GLIBC, busybox, glibc
-from integration.parts import INSTALLED, Parts
 from tests.conftest import LOW_LEVEL, PARTS, RUNTIME
 from tests.harness import api
 from tests.harness.containerds import containerd_with_images
 from tests.harness.events import Recorder
 from tests.harness.low_level import crun_for_this_host
+from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import (
     NO_SUCH_PROGRAM,
     Runtime,
@@ -29,15 +28,14 @@ from tests.harness.runtime import (
 )
 from tests.harness.terminal import Terminal
 from tests.harness.waiting import eventually
+from tests.tools.images import GLIBC, busybox, glibc
+from tests.tools.parts import INSTALLED, Parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from integration.containerd import PrivateContainerd
     from integration.simulated import SimulatedNode
-
-# Debian 13 has containerd 1.7, sid has 2.x; crun of both is newer than the installed one.
-RELEASES: Final = ("trixie", "sid")
+    from integration.simulated.containerd import PrivateContainerd
 
 GROUP: Final = "io.containerd.runc.v2.group"
 
@@ -46,11 +44,14 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module", params=RELEASES)
+@pytest.fixture(scope="module", params=of_releases("trixie", UNSTABLE))
 def session_containerd(
     request: pytest.FixtureRequest, shim_directory: str, shim_config: str
 ) -> Iterator[PrivateContainerd]:
-    """One containerd of each release, in the place of the session's."""
+    """One containerd of each release, in the place of the session's.
+
+    Debian 13 has containerd 1.7, unstable has 2.x; crun of both is newer than the installed one.
+    """
     with containerd_with_images(
         Parts.of_release(request.param),
         [busybox(), glibc()],

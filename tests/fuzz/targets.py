@@ -24,31 +24,32 @@ from api.errors import NvshimError
 from hooks.cdi import nvidia_hooks, schema
 from hooks.cdi.files import tree_of
 from hooks.config import Config, parse_config
+from hooks.config.nvidia import parse_nvidia_config
 from hooks.edits import mutation, verification
-from hooks.edits.plan import Arch, CachedLibrary, Device, Mount, Plan
+from hooks.edits.compat import Host, find_compat, with_compat
+from hooks.edits.requirements import parse_requirement
 from hooks.image import ldcache
-from hooks.image.compat import Host, find_compat, with_compat
 from hooks.image.elf import elf_of_bytes
 from hooks.image.layout import read_layout
 from hooks.image.loader_files import loader_files
 from hooks.image.rootfs import Rootfs
+from hooks.node.host_setup import may_make_nodes, node_owner, parse_parameters
 from hooks.node.nvml import parse_report
-from hooks.node.parameters import may_make_nodes, node_owner, parse_parameters
-from hooks.nvidia_config import parse_nvidia_config
-from hooks.platforms import csv_files
+from hooks.plan import Bounds, CachedLibrary, Device, Mount, Plan
+from hooks.platforms import tegra
 from hooks.record import make_denial, process_edits
 from hooks.requests import glance
 from hooks.requests.naming import items_of, parse_channels, parse_names
 from hooks.requests.policy import judge, read_container
 from hooks.requests.request import parse_capabilities, read_request
-from hooks.requests.requirements import parse_requirement
 from hooks.vendors.names import parse as parse_vendor
+from hooks.words import Arch
 from integration.node.monitor.kernel_log import parse_record
 from integration.node.monitor.samples import sample_of
-from integration.node.plugin.document import read_document
-from integration.node.plugin.settings import settings_of
+from integration.node.plugin.settings import read_settings
 from integration.node.plugin.topology import parse_links
-from shim import bundle, criu
+from shim import files
+from shim.checkpoint import criu, images
 from tests.unit.hooks.image.images import debian
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ _kept: Final[list[tempfile.TemporaryDirectory[str]]] = []
 
 
 def _spec(data: bytes) -> None:
-    spec = bundle.parse_object(data, "config.json")
+    spec = files.parse_object(data, "config.json")
     before = json.dumps(spec)
     may_ask = glance.may_ask(spec)
     request = read_request(spec)
@@ -187,7 +188,7 @@ def _spec(data: bytes) -> None:
         with _an_image() as root, Rootfs.open(root) as rootfs:
             read_layout(rootfs, (Arch.X86_64,), mounts)
     edited = mutation.apply(spec, _PLAN)
-    verification.verify(spec, edited, _PLAN, source_roots=("/driver",), majors={195})
+    verification.verify(spec, edited, _PLAN, Bounds(frozenset({195}), ("/driver",)))
     assert mutation.apply(edited, _PLAN) == edited
     assert json.dumps(spec) == before
     json.loads(json.dumps(edited))
@@ -214,7 +215,7 @@ def _requirement(data: bytes) -> None:
 
 
 def _csv(data: bytes) -> None:
-    entries, notes = csv_files.parse(data.decode(errors="replace"), "l4t.csv")
+    entries, notes = tegra.parse(data.decode(errors="replace"), "l4t.csv")
     assert all(entry.path.startswith("/") and "/../" not in entry.path for entry in entries)
     assert len(entries) + len(notes) <= len(data.decode(errors="replace").splitlines())
 
@@ -241,7 +242,7 @@ def _nvml(data: bytes) -> None:
 
 
 def _record(data: bytes) -> None:
-    process_edits(bundle.parse_object(data, "nvidia.json"))
+    process_edits(files.parse_object(data, "nvidia.json"))
 
 
 def _config(data: bytes) -> None:
@@ -253,7 +254,7 @@ def _nvidia_config(data: bytes) -> None:
 
 
 def _plugin_settings(data: bytes) -> None:
-    settings_of(read_document(data, "config.yaml")[0])
+    read_settings(data, "config.yaml")
 
 
 def _kernel_log(data: bytes) -> None:
@@ -275,11 +276,11 @@ def _checkpoint(data: bytes) -> None:
     os.makedirs(directory, exist_ok=True)
     inventory, _, rest = data.partition(b"\xff\xff")
     descriptors, _, record = rest.partition(b"\xff\xff")
-    contents = {criu.INVENTORY: inventory, criu.DESCRIPTORS: descriptors, criu.RECORD: record}
+    contents = {images.INVENTORY: inventory, images.DESCRIPTORS: descriptors, images.RECORD: record}
     for name, content in contents.items():
         with open(os.path.join(directory, name), "wb") as file:
             file.write(content)
-    found = criu.open_checkpoint(directory)
+    found = images.open_checkpoint(directory)
     # No line of a file could be made two, and no word of a command another.
     assert all(name.isprintable() and " " not in name for name in found.files)
     assert all(word.isprintable() for word in found.switches.words())

@@ -17,7 +17,7 @@ import grpc  # type: ignore[import-untyped] # it ships no types
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from integration.containerd import PrivateContainerd
+    from integration.simulated.containerd import PrivateContainerd
 
 SPEC: Final = "types.containerd.io/opencontainers/runtime-spec/1/Spec"
 LINUX_RESOURCES: Final = "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources"

@@ -14,12 +14,13 @@ import base64
 import json
 import os
 import ssl
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from tests.harness.http_server import served
+
 if TYPE_CHECKING:
-    from types import TracebackType
+    from tests.harness.http_server import Request
 
 __all__ = ["ApiServer"]
 
@@ -49,6 +50,7 @@ class ApiServer:
         events: what was made, each with its namespace in the path that was asked for.
         token: with which one may make events.
         is_forbidden: whether nobody may.
+        port: on which it listens.
     """
 
     def __init__(self, directory: str) -> None:
@@ -56,12 +58,8 @@ class ApiServer:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.token = "first"
         self.is_forbidden = False
-        self._thread: threading.Thread
-        self._server: ThreadingHTTPServer
-
-    @property
-    def port(self) -> int:
-        return int(self._server.server_address[1])
+        self.port = 0
+        self._running = ExitStack()
 
     def rotate(self, token: str) -> None:
         """Give the client another token; the one before does not count any more."""
@@ -71,13 +69,15 @@ class ApiServer:
             file.write(token)
         os.rename(new, os.path.join(self.service_account, "token"))
 
-    def _answer(self, path: str, authorization: str | None, event: dict[str, Any]) -> int:
-        if authorization != f"Bearer {self.token}":
-            return 401
-        if self.is_forbidden:
-            return 403
-        self.events.append((path, event))
-        return 201
+    def _answer(self, request: Request) -> tuple[int, dict[str, str]]:
+        code = 201
+        if request.headers.get("Authorization") != f"Bearer {self.token}":
+            code = 401
+        elif self.is_forbidden:
+            code = 403
+        else:
+            self.events.append((request.path, json.loads(request.body)))
+        return code, {"kind": "Status", "message": f"it is {code}"}
 
     def __enter__(self) -> Self:
         os.makedirs(self.service_account)
@@ -92,34 +92,8 @@ class ApiServer:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(both)
         self.rotate(self.token)
-        answer = self._answer
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                length = int(self.headers["Content-Length"])
-                event = json.loads(self.rfile.read(length))
-                code = answer(self.path, self.headers["Authorization"], event)
-                body = json.dumps({"kind": "Status", "message": f"it is {code}"}).encode()
-                self.send_response(code)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                return
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
+        self.port = self._running.enter_context(served(self._answer, tls=context))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+    def __exit__(self, *_: object) -> None:
+        self._running.close()

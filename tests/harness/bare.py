@@ -1,22 +1,15 @@
-"""``python -m tests.harness.bare``: a program on a machine that has Python and nothing else.
+"""``python -m tests.harness.bare``: a program on a machine that has nothing.
 
 The program gets a mount and a network namespace of its own, and a root in which there is nothing
-but the interpreter with its standard library, the shared libraries that it is linked with, the
-kernel's file systems and what the arguments name. No shell, no containerd, no checkout.
+but the kernel's file systems and what the arguments name. No shell, no libc, no containerd.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import shutil
-import sysconfig
-from typing import Final
 
 from shim import syscalls
-
-INTERPRETER: Final = "/usr/bin/python3"
 
 
 def main() -> None:
@@ -30,11 +23,8 @@ def main() -> None:
     syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWNET)
     syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
     syscalls.mount("tmpfs", asked.root, "tmpfs", 0, "mode=755")
-    for name in ("tmp", "run", "etc", "usr/bin", "lib", "lib64"):
+    for name in ("tmp", "run", "etc"):
         os.makedirs(os.path.join(asked.root, name))
-    shutil.copy(INTERPRETER, os.path.join(asked.root, "usr/bin/python3"))
-    for path in json.loads(os.environ["NVSHIM_TEST_OF_PYTHON"]):
-        _bind(path, asked.root + path, read_only=True)
     for path in ("/dev", "/sys"):
         _bind(path, asked.root + path)
     os.mkdir(f"{asked.root}/proc")
@@ -48,14 +38,6 @@ def main() -> None:
     os.chdir(asked.root)
     syscalls.pivot_root_here()
     os.execve(asked.argv[0], asked.argv, {"LANG": "C.UTF-8"})
-
-
-def of_python() -> str:
-    """What the interpreter needs of this machine, for the environment of this program."""
-    library = f"/usr/lib/{sysconfig.get_config_var('MULTIARCH') or 'x86_64-linux-gnu'}"
-    loader = "/lib64/ld-linux-x86-64.so.2"
-    version = os.path.basename(os.path.realpath(INTERPRETER))
-    return json.dumps([f"/usr/lib/{version}", library, loader])
 
 
 def _bind(source: str, target: str, *, read_only: bool = False) -> None:

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from integration.containerd import PrivateContainerd
-from integration.images import write_archive
+from integration.simulated.containerd import PrivateContainerd
 from tests.harness.leaks import Census, describe
+from tests.tools.images import write_archive
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from integration.images import Image
-    from integration.parts import Parts
+    from tests.tools.images import Image
+    from tests.tools.parts import Parts
 
 
 @contextmanager

@@ -11,15 +11,10 @@ from __future__ import annotations
 
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Self
-
-import grpc  # type: ignore[import-untyped] # it ships no types
+from typing import Any, Self
 
 from api.proto import cri_pb2 as pb
-
-if TYPE_CHECKING:
-    from types import TracebackType
+from tests.harness.grpc_server import serve
 
 __all__ = ["CriServer"]
 
@@ -64,28 +59,14 @@ class CriServer:
         return pb.StatusResponse(info={"config": json.dumps(config)})
 
     def __enter__(self) -> Self:
-        calls = {
-            name: grpc.unary_unary_rpc_method_handler(
-                answer, kind.FromString, lambda message: message.SerializeToString()
-            )
-            for name, answer, kind in (
-                ("Version", self._say_version, pb.VersionRequest),
-                ("Status", self._say_status, pb.StatusRequest),
-            )
+        methods = {
+            "Version": (self._say_version, pb.VersionRequest),
+            "Status": (self._say_status, pb.StatusRequest),
         }
-        self._server = grpc.server(ThreadPoolExecutor(2))
-        handler = grpc.method_handlers_generic_handler("runtime.v1.RuntimeService", calls)
-        self._server.add_generic_rpc_handlers((handler,))
         if os.path.lexists(self.path):
             os.unlink(self.path)
-        assert self._server.add_insecure_port(f"unix:{self.path}")
-        self._server.start()
+        self._server = serve(self.path, "runtime.v1.RuntimeService", methods)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.stop(None).wait()

@@ -12,10 +12,11 @@ import time
 from dataclasses import replace
 from typing import Final
 
-from integration.dist.build import build
-from integration.dist.inputs import REPOSITORY, Inputs
-from integration.dist.interpreter import Packages
-from integration.dist.manifest import Tree, write_tree
+from integration.tree import Tree, write_tree
+from tests.tools import REPOSITORY
+from tests.tools.dist.build import build
+from tests.tools.dist.inputs import Inputs
+from tests.tools.dist.interpreter import Packages
 
 CACHE: Final = os.path.join(REPOSITORY, ".cache", "dist")
 _TREES: Final = os.path.join(CACHE, "trees")

@@ -20,26 +20,25 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from integration.containerd import Completed
-from integration.images import write_layer
-from integration.parts import programs_of_release
 from integration.patience import PATIENCE
+from integration.simulated.containerd import Completed
+from tests.harness.processes import end
+from tests.harness.waiting import eventually
+from tests.tools.images import write_layer
+from tests.tools.parts import programs_of_release
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
-    from integration.containerd import PrivateContainerd
-    from integration.images import Image
+    from integration.simulated.containerd import PrivateContainerd
+    from tests.tools.images import Image
 
 HOOK: Final = "nvidia-container-runtime-hook"
 
@@ -50,8 +49,8 @@ _PACKAGES_SINCE: Final = ["docker.io", "docker-cli"]
 _KEYED: Final = frozenset({"bookworm"})
 # Every daemon makes this, wherever its other files are.
 _FIXED: Final = ("/run/docker/plugins", "/run/docker")
-_START_TIMEOUT: Final = 30 * PATIENCE
-_STOP_TIMEOUT: Final = 15 * PATIENCE
+_START_TIMEOUT: Final = 30
+_STOP_TIMEOUT: Final = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +124,7 @@ class PrivateDocker:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove_containers()
         self._stop()
 
@@ -167,7 +161,7 @@ class PrivateDocker:
              f"--name={name}", *flags, image, "sleep", "1000", check=True)  # fmt: skip
 
     def import_image(self, name: str, image: Image) -> None:
-        """Make an image of one of integration.images."""
+        """Make an image of one of tests.tools.images."""
         layer = write_layer(os.path.join(self._directory, "layer.tar"), image)
         changes = [f"--change=ENV {key}={value}" for key, value in image.environment.items()]
         self("import", *changes, layer, name, check=True)
@@ -242,13 +236,11 @@ class PrivateDocker:
                 env=self._environment,
                 start_new_session=True,
             )
-        deadline = time.monotonic() + _START_TIMEOUT
-        while not self._answers():
-            assert self._process.poll() is None, f"dockerd ended: {self.log()[-2000:]}"
-            assert time.monotonic() < deadline, f"no answer of dockerd: {self.log()[-2000:]}"
-            time.sleep(0.05)
+        eventually(self._answers, "dockerd answers", timeout=_START_TIMEOUT)
 
     def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, f"dockerd ended: {self.log()[-2000:]}"
         with socket.socket(socket.AF_UNIX) as probe:
             if probe.connect_ex(self._address.removeprefix("unix://")):
                 return False
@@ -257,12 +249,7 @@ class PrivateDocker:
     def _stop(self) -> None:
         if self._process is None:
             return
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(_STOP_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end(self._process, timeout=_STOP_TIMEOUT)
         self._process = None
         for path in self._not_there:
             with contextlib.suppress(OSError):

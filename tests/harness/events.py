@@ -16,7 +16,7 @@ from tests.harness.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from integration.containerd import PrivateContainerd
+    from integration.simulated.containerd import PrivateContainerd
 
 
 @dataclass(frozen=True, slots=True)

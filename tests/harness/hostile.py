@@ -12,26 +12,27 @@ as it lives, and nothing of one image may be left in it when the next comes.
 from __future__ import annotations
 
 import functools
+import glob
 import json
 import os
 import re
 import stat
 import subprocess
-import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from integration.images import glibc, unpack
 from tests.harness import api
-from tests.harness.runtime import OURS, new_name
+from tests.harness.runtime import OURS, Runtime, new_name
+from tests.tools.images import glibc, unpack
 from tests.unit.hooks.image.images import tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from integration.containerd import PrivateContainerd
     from integration.simulated import SimulatedNode
+    from integration.simulated.containerd import PrivateContainerd
 
 GROUP: Final = "io.containerd.runc.v2.group"
 MULTIARCH: Final = "/usr/lib/x86_64-linux-gnu"
@@ -138,7 +139,7 @@ class Ground:
         self._idle = new_name("idle")
         self._group = new_name("ground")
         # As containerd makes it: with tmpfs on /dev and /run, and procfs and sysfs masked.
-        self._spec = self._plain_spec()
+        self._spec = Runtime(containerd, OURS).spec("true")
 
     def __enter__(self) -> Self:
         before = set(self.containerd.shim_pids())
@@ -278,16 +279,6 @@ class Ground:
         with suppress(api.ApiRefused):
             api.delete_container(self.containerd, name)
 
-    def _plain_spec(self) -> dict[str, Any]:
-        name = new_name("spec")
-        ctr = self.containerd.ctr
-        ctr("containers", "create", "nvshim.local/busybox:latest", name, "true")
-        try:
-            spec: dict[str, Any] = json.loads(ctr("containers", "info", name).stdout)["Spec"]
-        finally:
-            ctr("containers", "rm", name)
-        return spec
-
 
 def put_link(image: str, path: str, target: str) -> None:
     """A link at ``path`` of an image that is laid over another."""
@@ -298,6 +289,7 @@ def put_link(image: str, path: str, target: str) -> None:
 # Where others on this machine mount things, and we never do.
 _OF_OTHERS: Final = (
     "/tmp/",
+    "/dev/shm/",
     "/run/netns/",
     "/run/docker/",
     "/var/lib/docker/",
@@ -384,8 +376,9 @@ _CALL: Final = re.compile(r'^(\w+)\((?:(AT_FDCWD|\d+)<([^>]*)>, )?(?:"((?:[^"\\]
 
 @contextmanager
 def traced(pid: int, log: str) -> Iterator[None]:
-    """Write down which files the main thread of a process names to the kernel."""
-    argv = ["strace", "-y", "-s", "4096", "-e", "trace=%file", "-o", log, "-p", str(pid)]
+    """Write down which files a process and its forks name to the kernel; no other program does."""
+    argv = ["strace", "-ff", "-b", "execve", "-y", "-s", "4096", "-e", "trace=%file"]
+    argv += ["-o", log, "-p", str(pid)]
     with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as tracer:
         assert tracer.stderr is not None
         said = tracer.stderr.readline()
@@ -412,8 +405,8 @@ def calls_below(log: str, rootfs: str) -> tuple[list[str], int]:
     """
     root = re.compile(f"({rootfs})(/.*)?")
     bad, good = [], 0
-    with open(log, encoding="utf-8", errors="replace") as file:
-        for line in file:
+    for each in glob.glob(f"{glob.escape(log)}.*"):
+        for line in Path(each).read_text(encoding="utf-8", errors="replace").splitlines():
             match = _CALL.match(line)
             if match is None or match[4] is None:
                 continue
@@ -442,11 +435,3 @@ def descriptors(pid: int) -> list[str]:
         with suppress(FileNotFoundError):
             found.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
     return sorted(re.sub(r":\[\d+\]", "", name) for name in found)
-
-
-def settled(look: Callable[[], list[str]], expected: list[str], *, seconds: float = 5) -> list[str]:
-    """What is seen once it is as expected, or when time is up."""
-    deadline = time.monotonic() + seconds
-    while (seen := look()) != expected and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return seen

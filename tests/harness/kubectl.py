@@ -12,25 +12,25 @@ Source: Kubernetes API, discovery (APIGroupList, APIResourceList), metav1.Status
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
-import threading
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import yaml
 
-from integration.packages import default_cache, fetch, unpack
-from integration.parts import programs_of_release
+from integration.simulated.packages import default_cache, fetch, unpack
+from tests.harness.http_server import served
 from tests.harness.launcher import REPOSITORY
+from tests.tools.parts import programs_of_release
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
+
+    from tests.harness.http_server import Request
 
 MANIFESTS: Final = os.path.join(REPOSITORY, "integration", "kubernetes", "manifests")
 
@@ -122,54 +122,27 @@ class Discovery:
 
     Attributes:
         changes: the requests that would have changed something.
+        url: where it answers.
     """
 
     changes: list[str] = field(default_factory=list)
+    url: str = ""
+
+    _running: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Self:
-        changes = self.changes
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                path = self.path.partition("?")[0]
-                code, document = _answer(path)
-                self._send(code, document)
-
-            def _refuse(self) -> None:
-                changes.append(f"{self.command} {self.path}")
-                self._send(405, _status(405, "MethodNotAllowed"))
-
-            do_POST = do_PUT = do_PATCH = do_DELETE = _refuse  # noqa: N815 - as the base has it
-
-            def _send(self, code: int, document: dict[str, Any]) -> None:
-                body = json.dumps(document).encode()
-                self.send_response(code)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                return
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
+        port = self._running.enter_context(served(self._answer))
+        self.url = f"http://127.0.0.1:{port}"
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+    def __exit__(self, *_: object) -> None:
+        self._running.close()
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+    def _answer(self, request: Request) -> tuple[int, dict[str, Any]]:
+        if request.method == "GET":
+            return _answer(request.path.partition("?")[0])
+        self.changes.append(f"{request.method} {request.path}")
+        return 405, _status(405, "MethodNotAllowed")
 
 
 def _answer(path: str) -> tuple[int, dict[str, Any]]:

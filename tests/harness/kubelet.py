@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from api.proto import cri_pb2 as pb
 from integration import traces
 from integration.cri.client import Cri
+from integration.cri.errors import CriError
 from tests.harness.runtime import new_name
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from types import TracebackType
 
     from tests.harness.world import World
 
@@ -126,12 +126,7 @@ class Kubelet:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(Exception):
             for pod in self.cri.list_pod_sandbox(pb.ListPodSandboxRequest()).items:
                 self.remove_pod(pod.id)
@@ -143,9 +138,17 @@ class Kubelet:
             return file.read()
 
     def reconnect(self) -> None:
-        """After a restart of the engine."""
+        """After a restart of the engine, which listens before it can answer."""
         self.cri.close()
         self.cri = Cri(self.world.path(SOCKET))
+        eventually(self._answers, "the engine answers")
+
+    def _answers(self) -> bool:
+        try:
+            self.cri.list_pod_sandbox(pb.ListPodSandboxRequest())
+        except CriError:
+            return False
+        return True
 
     def remove_cgroups(self) -> None:
         """Remove what the pods were in, once the machine is gone."""

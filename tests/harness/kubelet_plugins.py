@@ -18,7 +18,6 @@ import os
 import socket
 import stat
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -27,13 +26,15 @@ import grpc  # type: ignore[import-untyped] # it ships no types
 from api.proto import cri_pb2 as cri
 from api.proto import deviceplugin_pb2 as pb
 from api.proto import podresources_pb2 as podresources
+from tests.harness.grpc_server import serve
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from types import TracebackType
+    from collections.abc import Iterable, Mapping
 
     from google.protobuf.message import Message
+
+    from tests.harness.grpc_server import Methods
 
 __all__ = ["Assignment", "KubeletPlugins", "NotEnough", "Plugin", "container_fields"]
 
@@ -164,20 +165,16 @@ class KubeletPlugins:
     Args:
         directory: of its sockets and the plugins'; made if missing.
         pod_resources: the socket on which it tells what it has given; None for none.
+
+    Attributes:
         versions: of the API that it knows.
     """
 
-    def __init__(
-        self,
-        directory: str,
-        *,
-        pod_resources: str | None = None,
-        versions: Iterable[str] = (VERSION,),
-    ) -> None:
+    def __init__(self, directory: str, *, pod_resources: str | None = None) -> None:
         self.directory = directory
         self.socket = os.path.join(directory, "kubelet.sock")
         self.pod_resources = pod_resources
-        self.versions = tuple(versions)
+        self.versions: tuple[str, ...] = (VERSION,)
         self.registrations: list[pb.RegisterRequest] = []
         """Everything that has called Register, also what was refused."""
         self.plugins: dict[str, Plugin] = {}
@@ -190,12 +187,7 @@ class KubeletPlugins:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     # Its life
@@ -207,18 +199,18 @@ class KubeletPlugins:
             for entry in entries:
                 if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
                     os.unlink(entry.path)
-        registration = {"Register": _unary(self._register, pb.RegisterRequest)}
-        self._serve(self.socket, "v1beta1.Registration", registration)
+        registration = {"Register": (self._register, pb.RegisterRequest)}
+        self._servers.append(serve(self.socket, "v1beta1.Registration", registration))
         if self.pod_resources is not None:
             os.makedirs(os.path.dirname(self.pod_resources), mode=0o750, exist_ok=True)
-            lister = {
-                "List": _unary(self._list, podresources.ListPodResourcesRequest),
-                "Get": _unary(self._get, podresources.GetPodResourcesRequest),
-                "GetAllocatableResources": _unary(
-                    self._allocatable, podresources.AllocatableResourcesRequest
+            lister: Methods = {
+                "List": (self._list, podresources.ListPodResourcesRequest),
+                "Get": (self._get, podresources.GetPodResourcesRequest),
+                "GetAllocatableResources": (
+                    self._allocatable, podresources.AllocatableResourcesRequest,
                 ),
-            }
-            self._serve(self.pod_resources, "v1.PodResourcesLister", lister)
+            }  # fmt: skip
+            self._servers.append(serve(self.pod_resources, "v1.PodResourcesLister", lister))
 
     def stop(self) -> None:
         """End; what it has given it knows again when it is started."""
@@ -308,13 +300,6 @@ class KubeletPlugins:
         return free[:count]
 
     # Its services
-
-    def _serve(self, path: str, service: str, methods: dict[str, Any]) -> None:
-        server = grpc.server(ThreadPoolExecutor(max_workers=4, thread_name_prefix=service))
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
-        server.add_insecure_port(f"unix:{path}")
-        server.start()
-        self._servers.append(server)
 
     def _register(self, request: pb.RegisterRequest, context: Any) -> pb.Empty:
         self.registrations.append(request)
@@ -417,11 +402,3 @@ def container_fields(answer: pb.ContainerAllocateResponse) -> dict[str, Any]:
         "annotations": dict(answer.annotations),
         "CDI_devices": [cri.CDIDevice(name=each.name) for each in answer.cdi_devices],
     }
-
-
-def _unary(method: Callable[[Any, Any], Any], request: type[Any]) -> Any:
-    return grpc.unary_unary_rpc_method_handler(
-        method,
-        request_deserializer=request.FromString,
-        response_serializer=lambda message: message.SerializeToString(),
-    )

@@ -15,13 +15,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from integration import traces
-from integration.containerd_errors import ContainerdError
-from integration.cri.plugin import NAMESPACE as PODS
 from integration.patience import PATIENCE
+from integration.simulated.errors import ContainerdError
 from integration.traces import Trace
+from tests.tools.cri.plugin import NAMESPACE as PODS
+from tests.tools.cri.plugin import CriContainerd
 
 if TYPE_CHECKING:
-    from integration.containerd import PrivateContainerd
+    from integration.simulated.containerd import PrivateContainerd
 
 # What the shim makes on a machine outside of bundles, when its configuration names no other.
 STATE: Final = "/run/containerd-shim-nvidia"
@@ -76,7 +77,7 @@ class Census:
 
     def _listed(self) -> set[Trace]:
         """What containerd itself says is there."""
-        namespaces = [None, PODS] if self._containerd.serves_cri else [None]
+        namespaces = [None, PODS] if isinstance(self._containerd, CriContainerd) else [None]
         containers: list[str] = []
         snapshots: list[str] = []
         try:

@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from hooks.config import load_config
-from integration.node.mps import control, daemon, ground, keeper, part
-from integration.node.parts import Context, Options
+from integration.node import backoff
+from integration.node.components import Context, Options
+from integration.node.mps import component, control, daemon, host_setup, modes
 from integration.node.plugin import values
 from integration.node.plugin.resources import resources_of
 from integration.node.plugin.values import Settings, SharedResource, Sharing
@@ -43,10 +44,10 @@ if TYPE_CHECKING:
 RESOURCE: Final = "nvidia.com/gpu"
 
 STEPS: Final = (
-    (ground, "lay"),
-    (ground, "empty_pipe"),
-    (ground, "note_devices"),
-    (ground, "set_compute_mode"),
+    (host_setup, "lay"),
+    (host_setup, "empty_pipe"),
+    (modes, "note"),
+    (modes, "set_mode"),
     (os, "posix_spawn"),
     (daemon.Daemon, "_await"),
     (daemon.Daemon, "configure"),
@@ -165,8 +166,8 @@ def end_daemons(root: Path, node: SimulatedNode) -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     eventually(lambda: not processes(root), "daemons and servers have ended")
-    ground.take_shm(str(root))
-    ground.take_cgroups()
+    host_setup.take_shm(str(root))
+    host_setup.take_cgroups()
     for gpu in node.scenario.gpus:
         Path(f"{node.state}/nvml-compute-mode-{gpu.uuid}").unlink(missing_ok=True)
 
@@ -216,7 +217,7 @@ async def _main(wish: dict[str, Any]) -> None:
     resources = resources_of(seen.inventory, settings)
     context.board.post(seen=seen, settings=settings, resources=resources)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(part.run, context)
+        tasks.start_soon(component.run, context)
         tasks.start_soon(_tell, context)
         with anyio.open_signal_receiver(signal.SIGTERM) as signals:
             async for _ in signals:
@@ -238,8 +239,8 @@ if __name__ == "__main__":
     _wish = json.loads(sys.argv[1])
     control.TIMEOUT = _wish["timeout"]  # type: ignore[misc]
     daemon._TO_START = 100.0  # type: ignore[misc]
-    keeper._FIRST_PAUSE = 0.2  # type: ignore[misc]
-    keeper._LONGEST_PAUSE = 0.5  # type: ignore[misc]
+    backoff._FIRST_PAUSE = 0.2  # type: ignore[misc]
+    backoff._LONGEST_PAUSE = 0.5  # type: ignore[misc]
     if _wish["dies"]:
         _die_after(_wish["dies"])
     anyio.run(_main, _wish)

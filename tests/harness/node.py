@@ -11,7 +11,8 @@ import time
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
-from api.ttrpc import connect
+from api.ttrpc.client import connect
+from tests.harness.processes import sockets_of
 from tests.harness.runtime import is_alive
 from tests.harness.shim import ShimByHand
 from tests.harness.waiting import eventually
@@ -99,22 +100,12 @@ def socket_of_server(pid: int) -> str:
     """Where a fork server listens; empty if nowhere, or not yet."""
     with open("/proc/net/unix") as file:
         paths = {words[6]: words[7] for line in file if len(words := line.split()) == 8}
-    for inode in _sockets_of(pid):
+    for inode in sockets_of(pid):
         # Before it listens it rehearses, on a socket that has its pid in its name; and what it
         # forks for that has the socket and the command line, too.
         if inode in paths and not paths[inode].rpartition(".")[2].isdigit():
             return paths[inode]
     return ""
-
-
-def _sockets_of(pid: int) -> list[str]:
-    found = []
-    with suppress(FileNotFoundError):
-        for fd in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(FileNotFoundError):  # closed meanwhile
-                target = os.readlink(f"/proc/{pid}/fd/{fd}")
-                found.append(target.removeprefix("socket:[")[:-1])
-    return found
 
 
 def words_of(pid: int) -> list[str]:

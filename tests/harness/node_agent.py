@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 
-if TYPE_CHECKING:
-    from types import TracebackType
+from tests.harness.processes import family
 
+if TYPE_CHECKING:
     from integration.simulated import Scenario, SimulatedNode
 
 __all__ = ["NodeAgent"]
@@ -70,7 +70,7 @@ class NodeAgent:
         Its children ask NVML, which must not see a node that is half there either.
         """
         stopped: list[int] = []
-        while more := [pid for pid in _family(self.pid) if pid not in stopped]:
+        while more := [pid for pid in family(self.pid) if pid not in stopped]:
             for pid in more:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGSTOP)
@@ -118,24 +118,8 @@ class NodeAgent:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.process is not None:
             self.kill()
         with open(self._log, encoding="utf-8") as file:
             sys.stderr.write(file.read())
-
-
-def _family(pid: int) -> list[int]:
-    """A process, its children, and theirs."""
-    found = [pid]
-    for each in found:
-        with suppress(FileNotFoundError, ProcessLookupError):
-            for thread in os.listdir(f"/proc/{each}/task"):
-                with open(f"/proc/{each}/task/{thread}/children", encoding="ascii") as file:
-                    found += [int(number) for number in file.read().split()]
-    return found

@@ -21,8 +21,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from integration.reference.markdown import slug
 from tests.harness.launcher import REPOSITORY
+from tests.tools.reference.markdown import slug
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

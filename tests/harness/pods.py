@@ -17,14 +17,14 @@ from api.proto import cri_pb2 as pb
 from integration import traces
 from integration.cri.client import Cri
 from integration.cri.errors import CriError
-from integration.images import BUSYBOX
 from tests.harness.runtime import new_name
 from tests.harness.waiting import eventually
+from tests.tools.cri.plugin import CriContainerd
+from tests.tools.images import BUSYBOX, Image, write_archive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from integration.containerd import PrivateContainerd
 
 IDLE: Final = ("sleep", "1000")
 
@@ -260,7 +260,7 @@ class Pods:
         handler: the runtime handler that pods get.
     """
 
-    def __init__(self, containerd: PrivateContainerd, handler: str) -> None:
+    def __init__(self, containerd: CriContainerd, handler: str) -> None:
         self.containerd = containerd
         self.handler = handler
         self.cri = Cri(containerd.address)
@@ -343,7 +343,22 @@ def host_directory(host: str, container: str, *, readonly: bool = False) -> pb.M
     return pb.Mount(host_path=host, container_path=container, readonly=readonly)
 
 
-def import_image(cri: Cri, containerd: PrivateContainerd, archive: str, *names: str) -> None:
+@contextlib.contextmanager
+def containerd_for_pods(*images: Image, **options: Any) -> Iterator[CriContainerd]:
+    """A running containerd that serves a kubelet, with images in it, removed at the end.
+
+    Args:
+        images: what to import.
+        options: of :class:`CriContainerd`, ``cri`` among them.
+    """
+    with CriContainerd(**options) as containerd, Cri(containerd.address) as cri:
+        archive = write_archive(f"{containerd.directory}/pods.tar", images)
+        import_image(cri, containerd, archive, *(image.name for image in images))
+        os.unlink(archive)
+        yield containerd
+
+
+def import_image(cri: Cri, containerd: CriContainerd, archive: str, *names: str) -> None:
     """Give the CRI the images of an archive, which it learns of a moment later."""
     containerd.ctr("images", "import", archive, namespace="k8s.io")
     for name in names:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -19,13 +18,13 @@ from urllib.request import urlopen
 
 import yaml
 
-from integration.packages import default_cache, fetch, unpack
 from integration.patience import PATIENCE
+from integration.simulated.packages import default_cache, fetch, unpack
+from tests.harness.processes import end, sockets_of
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
 __all__ = ["Programs", "Prometheus", "Promtool"]
 
@@ -126,12 +125,7 @@ class Prometheus:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop()
 
     def get(self, path: str, **parameters: str) -> Any:
@@ -162,16 +156,11 @@ class Prometheus:
         assert self._process is not None
         assert self._process.poll() is None, self._said()
         pid = self._process.pid
-        sockets = set()
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            try:
-                sockets.add(os.readlink(f"/proc/{pid}/fd/{name}"))
-            except FileNotFoundError:
-                continue
+        sockets = sockets_of(pid)
         with open(f"/proc/{pid}/net/tcp", encoding="ascii") as file:
             for line in list(file)[1:]:
                 fields = line.split()
-                if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                if fields[3] == "0A" and fields[9] in sockets:
                     return int(fields[1].rpartition(":")[2], 16)
         return 0
 
@@ -182,12 +171,7 @@ class Prometheus:
     def _stop(self) -> None:
         if self._process is None:
             return
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(10 * PATIENCE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end(self._process)
         self._process = None
 
 

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from integration import traces
-from integration.images import BUSYBOX
 from tests.harness.waiting import eventually
+from tests.tools.images import BUSYBOX
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterable
 
-    from integration.containerd import Completed, PrivateContainerd
+    from integration.simulated.containerd import Completed, PrivateContainerd
 
 STOCK: Final = "io.containerd.runc.v2"
 OURS: Final = "io.containerd.nvidia.v1"

@@ -16,24 +16,26 @@ import subprocess
 import tempfile
 import time
 from contextlib import asynccontextmanager, suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
 from api import typeurl
 from api.proto import bootstrap_pb2, runc_options_pb2, task_types_pb2
-from api.ttrpc import Client, connect
+from api.ttrpc.client import Client, connect
 from integration.byhand import EventsServer, call, execute_verb, verb_words
-from integration.images import busybox, unpack
 from integration.patience import PATIENCE
 from tests.harness.runtime import is_alive
+from tests.harness.waiting import eventually
+from tests.tools.images import busybox, unpack
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from google.protobuf.any_pb2 import Any as AnyMessage
 
-    from integration.images import Image
+    from tests.tools.images import Image
 
 # Of this process alone: two runs of the tests at once must not meet.
 NAMESPACE: Final = f"nvshim-by-hand-{os.getpid()}"
@@ -95,8 +97,7 @@ class ShimByHand:
         os.makedirs(path, mode=0o700)
         if not rootfs:
             unpack((image or busybox()).tree, os.path.join(path, "rootfs"))
-        subprocess.run(["runc", "spec", "--bundle", path], check=True)
-        spec = self.spec(container_id)
+        spec = json.loads(_plain_spec())
         spec["process"].update(terminal=False, args=list(args))
         spec["process"]["env"] += env
         spec["root"].update(readonly=False, path=rootfs or "rootfs")
@@ -239,6 +240,13 @@ class ShimByHand:
                 names.append(os.readlink(os.path.join(folder, fd)))
         return sorted("socket" if name.startswith("socket:") else name for name in names)
 
+    async def files_at_rest(self, expected: list[str]) -> list[str]:
+        """What the shim has open once it is as expected, or else when time is up."""
+        with anyio.move_on_after(10 * PATIENCE):
+            while self.open_files() != expected:  # noqa: ASYNC110 - seen from outside
+                await anyio.sleep(0.01)
+        return self.open_files()
+
     def children(self) -> list[str]:
         """The shim's children, each as its pid, name and state."""
         found = []
@@ -330,7 +338,8 @@ class ShimByHand:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
         for container_id in self._ids:
-            for binary in ("runc", "crun"):
+            # Most tests have removed theirs.
+            for binary in ("runc", "crun") if os.path.exists(f"{RUNC_ROOT}/{container_id}") else ():
                 argv = [binary, "--root", RUNC_ROOT, "delete", "--force", container_id]
                 subprocess.run(argv, capture_output=True, check=False)
         for mount in self._mounts():
@@ -345,6 +354,15 @@ class ShimByHand:
                     os.rmdir(folder + CGROUP)
         shutil.rmtree(RUNC_ROOT, ignore_errors=True)
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+@cache
+def _plain_spec() -> bytes:
+    """The spec that runc writes."""
+    with tempfile.TemporaryDirectory() as directory:
+        subprocess.run(["runc", "spec", "--bundle", directory], check=True)
+        with open(f"{directory}/config.json", "rb") as file:
+            return file.read()
 
 
 @asynccontextmanager
@@ -374,8 +392,12 @@ async def shim_by_hand(
         debug: whether it tells its steps.
         bundle: see :meth:`ShimByHand.bundle`.
     """
-    # Not below pytest's directory: the paths of unix sockets are short.
-    shim = ShimByHand(tempfile.mkdtemp(prefix="nvshim-"), launcher, bootstrap=bootstrap)
+    # Not below pytest's directory: the paths of unix sockets are short. Bundles are two levels
+    # down, as containerd's are: shims look at those of all namespaces for who has a GPU.
+    place = tempfile.mkdtemp(prefix="nvshim-")
+    os.chmod(place, 0o711)  # of a user namespace, too, a test may open what is below
+    shim = ShimByHand(f"{place}/n", launcher, bootstrap=bootstrap)
+    os.mkdir(shim.directory, 0o700)
     shim.environment.update(environment or {})
     shim.for_crun = for_crun
     shim.debug = debug
@@ -394,6 +416,7 @@ async def shim_by_hand(
             tasks.cancel_scope.cancel()
     finally:
         shim.clean()
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def _has_second_cgroups() -> bool:
@@ -402,13 +425,13 @@ def _has_second_cgroups() -> bool:
 
 def wait_for_file(path: str, *, seconds: float = 10) -> str:
     """The content of a file that a container writes, once it is there."""
-    deadline = time.monotonic() + seconds
-    while True:
+
+    def content() -> str:
         with suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
-            if content := file.read():
-                return content
-        assert time.monotonic() < deadline, f"{path} was not written"
-        time.sleep(0.01)
+            return file.read()
+        return ""
+
+    return eventually(content, f"{path} is written", timeout=seconds)
 
 
 def content_of(path: str) -> bytes:

@@ -7,14 +7,14 @@ import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from integration.dist.manifest import ARCHITECTURES, MANIFEST, read_tree, write_tree
+from integration.tree import ARCHITECTURES, MANIFEST, read_tree, write_tree
 from shim import syscalls
 from tests.harness.dist import copied
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from integration.dist.manifest import Tree
+    from integration.tree import Tree
 
 _PROGRAM = """\
 #!/bin/sh

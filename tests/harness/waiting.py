@@ -15,7 +15,7 @@ _POLL: Final = 0.01
 T = TypeVar("T")
 
 
-def eventually(look: Callable[[], T], what: str, *, timeout: float = 10.0) -> T:
+def eventually(look: Callable[[], T], what: str, *, timeout: float = 30.0) -> T:
     """Look again and again until there is something to see.
 
     Args:
@@ -34,5 +34,21 @@ def eventually(look: Callable[[], T], what: str, *, timeout: float = 10.0) -> T:
     while not (seen := look()):
         if time.monotonic() > deadline:
             raise AssertionError(f"{what}: not within {timeout:g} s; last seen: {seen!r}")
+        time.sleep(_POLL)
+    return seen
+
+
+def settled(look: Callable[[], T], expected: object, *, timeout: float = 10.0) -> T:
+    """What is seen once it is as expected, or else when time is up.
+
+    For an assertion, which tells the difference.
+
+    Args:
+        look: returns what is there.
+        expected: what it becomes.
+        timeout: seconds to wait at most, on a machine that is not slow.
+    """
+    deadline = time.monotonic() + timeout * PATIENCE
+    while (seen := look()) != expected and time.monotonic() < deadline:
         time.sleep(_POLL)
     return seen

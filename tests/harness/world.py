@@ -33,13 +33,11 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, Self
 
-from integration.images import glibc, write_archive
-from integration.packages import default_cache
 from integration.patience import PATIENCE
+from integration.simulated.packages import default_cache
+from tests.tools.images import glibc, write_archive
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from integration.simulated import SimulatedNode
     from tests.harness.pages import Command
 
@@ -187,12 +185,7 @@ class World:
             self._undo = undo.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._undo.close()
 
     def _fill(self, node: SimulatedNode) -> None:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from integration.parts import Parts
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.containerds import nothing_left
 from tests.harness.hostile import Ground
 from tests.harness.low_level import crun_for_this_host
+from tests.harness.releases import UNSTABLE
+from tests.tools.parts import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from integration.containerd import PrivateContainerd
+    from integration.simulated.containerd import PrivateContainerd
+
+SECONDS: Final = float(os.environ.get("NVSHIM_TEST_HOSTILE_SECONDS", "5"))
+"""How long races are run."""
+THOROUGH: Final = SECONDS > 30
+"""Whether all ways are tried, and the newest runc and crun that Debian has: make test-hostile."""
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +42,9 @@ def gpu_node(workshop: str, shim_config: str) -> Iterator[SimulatedNode]:
 
 @pytest.fixture(scope="module")
 def low_levels(parts: Parts, workshop: str) -> dict[str, str]:
-    """The low-level runtimes: those installed, and the newest that Debian has."""
+    """The low-level runtimes: those installed, and newer ones."""
     found = {}
-    for release in (parts, Parts.of_release("sid", say=print)):
+    for release in (parts, Parts.of_release(UNSTABLE if THOROUGH else "trixie", say=print)):
         directory = f"{workshop}/low-level-{release.name}"
         os.makedirs(directory, exist_ok=True)
         found[f"runc {release.name}"] = release.runc

@@ -68,12 +68,18 @@ STARTS_WITH: Final = (
 )  # fmt: skip
 MAY_START: Final = {
     ("shim/spawn.py", "fork_exec"): "every program that the shim starts",
-    ("shim/foreground.py", "os.posix_spawn"): "the same for the verbs, which have no loop",
-    ("shim/namespaces.py", "os.execve"): "the process that holds a pod's namespaces: our own",
-    ("shim/warmstart.py", "os.execv"): "a verb that could not be served warm: our own",
-    ("shim/launcher.py", "subprocess.run"): "the compiler, when the shim is installed",
-    ("hooks/engine.py", "marshal.dumps"): "the spec as it came, kept in memory",
-    ("hooks/engine.py", "marshal.loads"): "the same, to compare with; bytes of nobody else's",
+    ("shim/programs.py", "os.posix_spawn"): "the same for the verbs, which have no loop",
+    (
+        "shim/sandbox/namespaces.py",
+        "os.execve",
+    ): "the process that holds a pod's namespaces: our own",
+    ("shim/verbs/warmstart.py", "os.execv"): "a verb that could not be served warm: our own",
+    ("shim/forkserver/launcher.py", "subprocess.run"): "the compiler, when the shim is installed",
+    ("hooks/contributions.py", "marshal.dumps"): "the spec as it came, kept in memory",
+    (
+        "hooks/contributions.py",
+        "marshal.loads",
+    ): "the same, to compare with",
     ("hooks/prepared.py", "marshal.dumps"): "what was decided for an image, as values",
     ("hooks/prepared.py", "marshal.loads"): "the same, of a directory of root's; nothing is called",
 }
@@ -106,25 +112,24 @@ def _starting_calls(path: str) -> set[str]:
 LIST_DESCRIPTORS: Final = """
 import os, signal, sys
 sys.path[:0] = sys.argv[1:]
-import anyio
-from shim import spawn
+from shim import loop, spawn
 from shim.reaper import Reaper
 held = [os.open("/", os.O_RDONLY | os.O_DIRECTORY) for _ in range(1000)]
 for fd in held:
     os.set_inheritable(fd, True)
-async def reap(reaper, *, task_status):
-    with anyio.open_signal_receiver(signal.SIGCHLD) as signals:
-        task_status.started()
+async def reap(reaper):
+    with loop.open_signal_receiver(signal.SIGCHLD) as signals:
         async for _ in signals:
             reaper.reap()
 async def main():
-    async with anyio.create_task_group() as tasks:
+    async with loop.create_task_group() as tasks:
         reaper = Reaper()
-        await tasks.start(reap, reaper)
+        tasks.start_soon(reap, reaper)
+        await loop.checkpoint()
         done = await spawn.run(reaper, ["/bin/ls", "/proc/self/fd"])
         print(done.output.decode().split())
         tasks.cancel_scope.cancel()
-anyio.run(main)
+loop.run(main)
 """
 
 

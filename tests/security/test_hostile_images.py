@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from hooks.edits.plan import Arch, CachedLibrary, Link, Mount, Plan
 from hooks.errors import RootfsError
 from hooks.image.layout import read_layout
 from hooks.image.placement import place
 from hooks.image.rootfs import Rootfs
+from hooks.plan import CachedLibrary, Link, Mount, Plan
+from hooks.words import Arch
 from tests.unit.hooks.image.images import debian, link, put, tree
 
 if TYPE_CHECKING:
@@ -334,7 +335,7 @@ PLACEMENT: Final = """
 import sys
 from hooks.image.layout import read_layout
 from hooks.image.placement import place
-from hooks.edits.plan import Arch, CachedLibrary, Link, Mount, Plan
+from hooks.plan import Arch, CachedLibrary, Link, Mount, Plan
 from hooks.image.rootfs import Rootfs
 home = "/usr/lib/x86_64-linux-gnu"
 plan = Plan(

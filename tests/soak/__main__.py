@@ -24,11 +24,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from integration.containerd import PrivateContainerd
-from integration.images import busybox, write_archive
+from integration.simulated.containerd import PrivateContainerd
 from tests.harness.launcher import make_launcher
 from tests.harness.leaks import Census
 from tests.harness.runtime import OURS, Container, Runtime, new_name, remove_fifos
+from tests.tools.images import busybox, write_archive
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from api.errors import NvshimError, Status
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PACKAGES = ("api", "hooks", "shim", "integration")
+PACKAGES = ("api", "hooks", "shim", "integration", "tests.tools")
 _SCRIPTS = ("__main__", "nvml_probe")  # run by path, and define no error
 
 
@@ -31,7 +31,7 @@ def errors() -> list[type[NvshimError]]:
         for module in pkgutil.walk_packages(package.__path__, f"{name}."):
             if not module.name.endswith(_SCRIPTS):
                 importlib.import_module(module.name)
-    return [e for e in _descendants(NvshimError) if e.__module__.partition(".")[0] in PACKAGES]
+    return [e for e in _descendants(NvshimError) if e.__module__.startswith(PACKAGES)]
 
 
 def test_no_two_errors_have_one_code(errors: list[type[NvshimError]]) -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from integration.doctor.examination import choose, examine
 from integration.doctor.places import Places
-from integration.images import GLIBC
 from integration.simulated import SimulatedNode
 from tests.harness.runtime import new_name
+from tests.tools.images import GLIBC
 from tests.vm.unit import systemctl, systemd_version
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING, Final
 
-from integration.containerd import PrivateContainerd
 from integration.patience import PATIENCE
+from integration.simulated.containerd import PrivateContainerd
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:

@@ -2,54 +2,35 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Final
-
 import click
 
+from integration.cli.lazy import LazyGroup
 from integration.cli.nvidia_ctk.given import Given
+from integration.cli.options import version_option
+from integration.compat import COMPATIBLE_WITH
+from integration.compat.errors import NoCounterpart
 from integration.compat.gocli import GoGroup
+from shim import VERSION
 
 __all__ = ["command"]
 
-_GROUPS: Final = ("cdi", "config", "runtime", "system")
+_GROUPS = {name: f"{__name__}.{name}" for name in ("cdi", "config", "runtime", "system")}
 
 
-class _Lazy(GoGroup):
-    """A group whose larger parts are imported when they are asked for."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Their names, in the order of the help."""
-        return [*_GROUPS, *super().list_commands(ctx)]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """One of them, which is imported."""
-        if cmd_name not in _GROUPS:
-            return super().get_command(ctx, cmd_name)
-        found = importlib.import_module(f"{__name__}.{cmd_name}").command
-        return found if isinstance(found, click.Command) else None
+class _Group(LazyGroup, GoGroup):
+    """A group of these, written as Go programs allow."""
 
 
-def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001, FBT001 - click's signature
-    if not value or ctx.resilient_parsing:
-        return
-    from integration.compat import COMPATIBLE_WITH  # noqa: PLC0415 - one question in a hundred
-    from shim import VERSION  # noqa: PLC0415
-
-    click.echo(f"NVIDIA Container Toolkit CLI version {COMPATIBLE_WITH}")
-    click.echo(f"commit: nvshim-{VERSION}")
-    ctx.exit()
+def _version() -> str:
+    return f"NVIDIA Container Toolkit CLI version {COMPATIBLE_WITH}\ncommit: nvshim-{VERSION}"
 
 
-@click.group("nvidia-ctk", cls=_Lazy)
+@click.group("nvidia-ctk", cls=_Group, modules=_GROUPS)
 @click.option("-d", "--debug", is_flag=True, envvar="NVIDIA_CTK_DEBUG", help="Tell more.")
 @click.option("--quiet", is_flag=True, envvar="NVIDIA_CTK_QUIET", help="Tell warnings only.")
 @click.option("--config", "config_file", metavar="FILE",
               help="NVIDIA's config.toml, in place of this node's configuration.")  # fmt: skip
-@click.option(
-    "-v", "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version,
-    help="Say which version this is.",
-)  # fmt: skip
+@version_option("-v", "--version", tell=_version)
 @click.pass_context
 def command(ctx: click.Context, /, *, debug: bool, quiet: bool, config_file: str | None) -> None:
     """Do what nvidia-ctk does, without hooks."""
@@ -61,8 +42,6 @@ def command(ctx: click.Context, /, *, debug: bool, quiet: bool, config_file: str
 @click.argument("words", nargs=-1)
 def hook(words: tuple[str, ...]) -> None:
     """Has no counterpart: the shim does what hooks did before the container is made."""
-    from integration.compat.errors import NoCounterpart  # noqa: PLC0415 - as above
-
     raise NoCounterpart(
         f"nvidia-ctk hook {' '.join(words)}".rstrip(),
         found="the shim does what hooks did before the container is made",

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from hooks.cdi import generating, schema
+from hooks.cdi.registry import Registry
+from integration.cdi import transforming, writing
+from integration.cdi.listing import CONFLICT, USED, list_devices
+from integration.compat.cdi_generate import MODES, OTHERS, wish_of
 from integration.compat.gocli import GoGroup, Several
+from integration.inventory import inventory_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from integration.cli.nvidia_ctk.given import Given
 
 __all__ = ["command"]
-
-_MODES: Final = (
-    "auto", "nvml", "management", "gds", "mofed", "gdrcopy", "nvswitch", "imex", "csv", "wsl",
-)  # fmt: skip
 
 
 @click.group("cdi", cls=GoGroup)
@@ -24,178 +28,52 @@ def command() -> None:
     """Provide tools for interacting with Container Device Interface specifications."""
 
 
-_OTHERS: Final = {
-    "--config-search-path": "config_search_paths",
-    "--library-search-path": "library_search_paths",
-    "--nvidia-cdi-hook-path": "hook_path",
-    "--ldconfig-path": "ldconfig_path",
-    "--disable-hook": "disabled_hooks",
-    "--enable-hook": "enabled_hooks",
-    "--csv.file": "csv_files",
-    "--csv.ignore-pattern": "csv_patterns",
-    "--csv.compat-container-root": "csv_root",
-}
-"""Flags of which only matters whether they are given."""
+def _others(function: Callable[..., None]) -> Callable[..., None]:
+    """The flags of which only matters whether they are given."""
+    for other in reversed(OTHERS):
+        kind: dict[str, Any] = {"cls": Several} if other.several else {"default": ""}
+        told = "An error." if other.refused else "Changes nothing."
+        names = (*other.names, other.parameter)
+        function = click.option(*names, envvar=other.envvar, help=told, **kind)(function)
+    return function
 
 
 @command.command("generate")
-@click.option(
-    "--output",
-    default="",
-    envvar="NVIDIA_CTK_CDI_OUTPUT_FILE_PATH",
-    metavar="FILE",
-    help="The file; by default stdout.",
-)
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["yaml", "json"], case_sensitive=False),
-    envvar="NVIDIA_CTK_CDI_GENERATE_OUTPUT_FORMAT",
-    help="By default by the file's name, else yaml.",
-)
-@click.option(
-    "--mode",
-    "--discovery-mode",
-    default="auto",
-    envvar="NVIDIA_CTK_CDI_GENERATE_MODE",
-    type=click.Choice(_MODES, case_sensitive=False),
-    help="What to describe.",
-)
-@click.option(
-    "--driver-root",
-    default="",
-    envvar="NVIDIA_CTK_DRIVER_ROOT",
-    metavar="PATH",
-    help="Where the driver is.",
-)
-@click.option(
-    "--dev-root", default="", envvar="NVIDIA_CTK_DEV_ROOT", metavar="PATH", help="Where dev is."
-)
-@click.option(
-    "--device-name-strategy",
-    "strategies",
-    cls=Several,
-    metavar="STRATEGY",
-    envvar="NVIDIA_CTK_CDI_GENERATE_DEVICE_NAME_STRATEGIES",
-    help="How GPUs are named: index, uuid, type-index.",
-)
-@click.option(
-    "--vendor",
-    "--cdi-vendor",
-    default="",
-    envvar="NVIDIA_CTK_CDI_GENERATE_VENDOR",
-    help="In place of nvidia.com.",
-)
-@click.option(
-    "--class",
-    "--cdi-class",
-    "class_",
-    default="",
-    envvar="NVIDIA_CTK_CDI_GENERATE_CLASS",
-    help="In place of the mode's own.",
-)
-@click.option(
-    "--no-all-device",
-    is_flag=True,
-    envvar="NVIDIA_CTK_CDI_GENERATE_NO_ALL_DEVICE",
-    help="No device all.",
-)
-@click.option(
-    "--device-id",
-    "--device-ids",
-    "--device",
-    "--devices",
-    "devices",
-    cls=Several,
-    envvar="NVIDIA_CTK_CDI_GENERATE_DEVICE_IDS",
-    metavar="ID",
-    help="Only these GPUs and MIG devices.",
-)
-@click.option(
-    "--feature-flag",
-    "--feature-flags",
-    "features",
-    cls=Several,
-    envvar="NVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS",
-    metavar="FLAG",
-    help="no-additional-gids-for-device-nodes.",
-)
-@click.option(
-    "--config-search-path",
-    "config_search_paths",
-    cls=Several,
-    envvar="NVIDIA_CTK_CDI_GENERATE_CONFIG_SEARCH_PATHS",
-    help="Changes nothing.",
-)
-@click.option(
-    "--library-search-path",
-    "library_search_paths",
-    cls=Several,
-    envvar="NVIDIA_CTK_CDI_GENERATE_LIBRARY_SEARCH_PATHS",
-    help="Changes nothing.",
-)
-@click.option(
-    "--nvidia-cdi-hook-path",
-    "--nvidia-ctk-path",
-    "hook_path",
-    default="",
-    envvar="NVIDIA_CTK_CDI_HOOK_PATH",
-    help="Changes nothing.",
-)
-@click.option(
-    "--ldconfig-path",
-    default="",
-    envvar="NVIDIA_CTK_CDI_GENERATE_LDCONFIG_PATH",
-    help="Changes nothing.",
-)
-@click.option(
-    "--disable-hook",
-    "--disable-hooks",
-    "disabled_hooks",
-    cls=Several,
-    envvar="NVIDIA_CTK_CDI_GENERATE_DISABLED_HOOKS",
-    help="Changes nothing.",
-)
-@click.option(
-    "--enable-hook",
-    "--enable-hooks",
-    "enabled_hooks",
-    cls=Several,
-    envvar="NVIDIA_CTK_CDI_GENERATE_ENABLED_HOOKS",
-    help="An error.",
-)
-@click.option(
-    "--csv.file",
-    "csv_files",
-    cls=Several,
-    envvar="NVIDIA_CTK_CDI_GENERATE_CSV_FILES",
-    help="An error.",
-)
-@click.option(
-    "--csv.ignore-pattern",
-    "csv_patterns",
-    cls=Several,
-    envvar="NVIDIA_CTK_CDI_GENERATE_CSV_IGNORE_PATTERNS",
-    help="An error.",
-)
-@click.option(
-    "--csv.compat-container-root",
-    "csv_root",
-    default="",
-    envvar="NVIDIA_CTK_CDI_GENERATE_CSV_COMPAT_CONTAINER_ROOT",
-    help="An error.",
-)
+@click.option("--output", default="", envvar="NVIDIA_CTK_CDI_OUTPUT_FILE_PATH", metavar="FILE",
+              help="The file; by default stdout.")  # fmt: skip
+@click.option("--format", "form", type=click.Choice(["yaml", "json"], case_sensitive=False),
+              envvar="NVIDIA_CTK_CDI_GENERATE_OUTPUT_FORMAT",
+              help="By default by the file's name, else yaml.")  # fmt: skip
+@click.option("--mode", "--discovery-mode", default="auto", envvar="NVIDIA_CTK_CDI_GENERATE_MODE",
+              type=click.Choice(MODES, case_sensitive=False),
+              help="What to describe.")  # fmt: skip
+@click.option("--driver-root", default="", envvar="NVIDIA_CTK_DRIVER_ROOT", metavar="PATH",
+              help="Where the driver is.")  # fmt: skip
+@click.option("--dev-root", default="", envvar="NVIDIA_CTK_DEV_ROOT", metavar="PATH",
+              help="Where dev is.")  # fmt: skip
+@click.option("--device-name-strategy", "strategies", cls=Several, metavar="STRATEGY",
+              envvar="NVIDIA_CTK_CDI_GENERATE_DEVICE_NAME_STRATEGIES",
+              help="How GPUs are named: index, uuid, type-index.")  # fmt: skip
+@click.option("--vendor", "--cdi-vendor", default="", envvar="NVIDIA_CTK_CDI_GENERATE_VENDOR",
+              help="In place of nvidia.com.")  # fmt: skip
+@click.option("--class", "--cdi-class", "class_", default="",
+              envvar="NVIDIA_CTK_CDI_GENERATE_CLASS",
+              help="In place of the mode's own.")  # fmt: skip
+@click.option("--no-all-device", is_flag=True, envvar="NVIDIA_CTK_CDI_GENERATE_NO_ALL_DEVICE",
+              help="No device all.")  # fmt: skip
+@click.option("--device-id", "--device-ids", "--device", "--devices", "devices", cls=Several,
+              envvar="NVIDIA_CTK_CDI_GENERATE_DEVICE_IDS", metavar="ID",
+              help="Only these GPUs and MIG devices.")  # fmt: skip
+@click.option("--feature-flag", "--feature-flags", "features", cls=Several, metavar="FLAG",
+              envvar="NVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS",
+              help="no-additional-gids-for-device-nodes.")  # fmt: skip
+@_others
 @click.pass_obj
 def generate(given: Given, /, **flags: Any) -> None:
     """Generate CDI specifications for use with CDI-enabled runtimes."""
-    from hooks.cdi import generating, schema  # noqa: PLC0415 - after the options have been read
-    from integration.cdi import writing  # noqa: PLC0415
-    from integration.compat.cdi_generate import wish_of  # noqa: PLC0415
-    from integration.inventory import inventory_of  # noqa: PLC0415
-
     output, form = flags.pop("output"), flags.pop("form")
     roots = flags.pop("driver_root"), flags.pop("dev_root")
-    others = frozenset(flag for flag, name in _OTHERS.items() if flags.pop(name))
+    others = frozenset(other.names[0] for other in OTHERS if flags.pop(other.parameter))
     wish, notes = wish_of(**flags, others=others)
     for note in notes:
         given.stderr.warning(note)
@@ -207,8 +85,6 @@ def generate(given: Given, /, **flags: Any) -> None:
 
 
 def _put(text: str, output: str) -> None:
-    from integration.cdi import writing  # noqa: PLC0415 - as above
-
     if output:
         writing.write(output, text)
     else:
@@ -222,9 +98,6 @@ def _put(text: str, output: str) -> None:
 @click.pass_obj
 def list_(given: Given, directories: tuple[str, ...]) -> None:
     """List the available CDI devices."""
-    from hooks.cdi.registry import Registry  # noqa: PLC0415 - after the options have been read
-    from integration.cdi.listing import CONFLICT, USED, list_devices  # noqa: PLC0415
-
     registry = Registry.of(directories or given.config().cdi_spec_dirs)
     rows = list_devices(registry)
     conflicts = [row for row in rows if row["state"] == CONFLICT]
@@ -253,8 +126,5 @@ def transform() -> None:
               help="Whose paths are meant.")  # fmt: skip
 def root(*, source: str, output: str, **roots: str) -> None:
     """Apply a root transform to a CDI specification."""
-    from hooks.cdi import schema  # noqa: PLC0415 - after the options have been read
-    from integration.cdi import transforming, writing  # noqa: PLC0415
-
     spec = transforming.transform_root(transforming.read_spec(source), **roots)
     _put(writing.text_of(schema.to_tree(spec), writing.format_of(output)), output)

@@ -7,6 +7,8 @@ import sys
 
 import click
 
+from hooks.config import DEFAULT_PATH, NVIDIA_PATH
+from integration.compat import toolkit_config
 from integration.compat.gocli import GoGroup
 
 __all__ = ["command"]
@@ -27,8 +29,6 @@ def command(
     """Interact with the NVIDIA Container Toolkit configuration."""
     if ctx.invoked_subcommand is not None:
         return
-    from hooks.config import DEFAULT_PATH, NVIDIA_PATH  # noqa: PLC0415 - as above
-    from integration.compat import toolkit_config  # noqa: PLC0415
 
     given = ctx.obj
     named = os.environ.get("NVIDIA_CTK_CONFIG_FILE_PATH")
@@ -47,8 +47,6 @@ def command(
 @click.option("-o", "--output", default="", metavar="FILE", help="The file; by default stdout.")
 def default(output: str) -> None:
     """Generate the default NVIDIA Container Toolkit configuration file."""
-    from integration.compat import toolkit_config  # noqa: PLC0415 - as above
-
     _write_config(toolkit_config.DEFAULT, output)
 
 
@@ -57,8 +55,6 @@ command.add_command(default, "generate-default")
 
 
 def _write_config(text: str, output: str) -> None:
-    from integration.compat import toolkit_config  # noqa: PLC0415 - as above
-
     if output:
         toolkit_config.write(output, text)
     else:

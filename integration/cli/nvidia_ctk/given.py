@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hooks.config import load_config
+from hooks.config.nvidia import parse_nvidia_config
+from integration.compat import toolkit_config
 from integration.compat.logrus import Stderr
 
 if TYPE_CHECKING:
@@ -22,20 +26,15 @@ class Given:
 
     def config(self, driver_root: str | None = None, dev_root: str | None = None) -> Config:
         """The node's configuration, with other roots."""
-        from api.values import changed  # noqa: PLC0415 - after the options have been read
-        from hooks.config import load_config  # noqa: PLC0415
-        from hooks.nvidia_config import parse_nvidia_config  # noqa: PLC0415
-        from integration.compat import toolkit_config  # noqa: PLC0415
-
         named = self.config_file
         if named is not None:
             config = parse_nvidia_config(toolkit_config.read(named).encode(), named)
         else:
             config = load_config()
         if driver_root:
-            config = changed(config, driver_root=os.path.abspath(driver_root))
+            config = replace(config, driver_root=os.path.abspath(driver_root))
         if dev_root:
-            config = changed(config, dev=os.path.join(os.path.abspath(dev_root), "dev"))
+            config = replace(config, dev=os.path.join(os.path.abspath(dev_root), "dev"))
         return config
 
     def note(self, flag: str, why: str) -> None:

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from integration.cli import configure as ours
+from integration.cli import exits
 from integration.compat.gocli import GoGroup
+from integration.compat.runtime_configure import arguments_of
 
 if TYPE_CHECKING:
     from integration.cli.nvidia_ctk.given import Given
@@ -41,21 +44,12 @@ def command() -> None:
 @click.pass_obj
 def configure(given: Given, /, **flags: Any) -> None:
     """Add a runtime to the specified container engine."""
-    from integration.cli import exits  # noqa: PLC0415 - after the options have been read
-    from integration.compat.runtime_configure import arguments_of  # noqa: PLC0415
-
     arguments, notes = arguments_of(**flags)
     for note in notes:
         given.stderr.warning(note)
     given.stderr.debug(f"nvshim configure {' '.join(arguments)}")
-    from integration.cli.app import nvshim  # noqa: PLC0415 - it has us
-
-    context = click.Context(nvshim, info_name="nvshim")
-    ours = nvshim.get_command(context, "configure")
-    if ours is None:
-        raise click.UsageError("nvshim configure is not part of this installation")
     try:
-        ours.main(arguments, prog_name="nvshim configure", standalone_mode=False)
+        ours.command.main(arguments, prog_name="nvshim configure", standalone_mode=False)
     except click.exceptions.Exit as ended:
         # A dry run of the original does not say so if there is something to change.
         if ended.exit_code != exits.FOUND:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from integration.compat.errors import FlagWithoutMeaning
 from integration.compat.gocli import GoGroup
+from integration.devices.creating import State, Wish, create, refuse_failures
 
 if TYPE_CHECKING:
     from integration.cli.nvidia_ctk.given import Given
@@ -17,8 +19,6 @@ __all__ = ["command"]
 
 
 def _refuse(flag: str, found: str, do: str) -> None:
-    from integration.compat.errors import FlagWithoutMeaning  # noqa: PLC0415 - as above
-
     raise FlagWithoutMeaning(f"nvidia-ctk … {flag}", found=found, do=do)
 
 
@@ -28,8 +28,6 @@ def command() -> None:
 
 
 def _told(given: Given, steps: list[Step]) -> None:
-    from integration.devices.creating import State, refuse_failures  # noqa: PLC0415 - as above
-
     for step in steps:
         if step.state in {State.MADE, State.ABSENT}:
             given.stderr.info(f"Creating {step.kind} {step.path}")
@@ -55,8 +53,6 @@ def create_device_nodes(
     dry_run: bool,
 ) -> None:  # fmt: skip
     """Create NVIDIA device nodes."""
-    from integration.devices.creating import Wish, create  # noqa: PLC0415 - as above
-
     wish = Wish(
         modules=modules, nodes=control_devices, links=False, control_only=True, dry_run=dry_run
     )
@@ -88,8 +84,6 @@ def _other_than_host(path: str) -> str:
 @click.pass_obj
 def create_dev_char_symlinks(given: Given, /, *, dev_char_path: str, **flags: Any) -> None:
     """Create symlinks to possible /dev/nv* devices in /dev/char."""
-    from integration.devices.creating import Wish, create  # noqa: PLC0415 - as above
-
     if flags["watch"]:
         _refuse("--watch", "this ends when the links are made", "run nvshim node")
     place = os.path.abspath(dev_char_path) if dev_char_path else ""

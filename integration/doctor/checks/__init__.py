@@ -1,8 +1,9 @@
 """What can be wrong with a node: a table of pure functions.
 
 Rules
-- A row (:class:`~integration.doctor.findings.Check`) says what is wrong, what comes of it and what
-  to do; its function says where. It is given the facts that its row names, and no others.
+- A check (:class:`~integration.doctor.findings.Check`) says what is wrong, what comes of it and
+  what to do; its function says where. It is given the facts that its parameters name, no others.
+- It is made if the node has what it is about: a fact is None only where the parameter says so.
 - A code is given once. When a check goes, its code goes with it.
 - An error is what keeps containers from their GPUs, or lets them have what they must not, now. A
   warning hurts later: after a reload of systemd, a boot, an update. A note is worth knowing. A
@@ -30,36 +31,43 @@ D10x    running containers, the node agent
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from integration.doctor.checks.agent import AGENT
-from integration.doctor.checks.cdi import CDI
-from integration.doctor.checks.containerd import CONTAINERD
-from integration.doctor.checks.containers import CONTAINERS
-from integration.doctor.checks.driver import DRIVER
-from integration.doctor.checks.engines import ENGINES
-from integration.doctor.checks.handlers import HANDLERS
-from integration.doctor.checks.installation import INSTALLATION
-from integration.doctor.checks.machine import MACHINE
-from integration.doctor.checks.policy import POLICY
-from integration.doctor.checks.programs import PROGRAMS
-
-if TYPE_CHECKING:
-    from integration.doctor.findings import Check
+from integration.doctor.checks import (
+    agent,
+    cdi,
+    containerd,
+    containers,
+    driver,
+    engines,
+    handlers,
+    installation,
+    machine,
+    policy,
+    programs,
+)
+from integration.doctor.findings import Check
 
 __all__ = ["CHECKS"]
 
-CHECKS: Final[tuple[Check, ...]] = (
-    *DRIVER,
-    *PROGRAMS,
-    *CONTAINERD,
-    *HANDLERS,
-    *ENGINES,
-    *CDI,
-    *POLICY,
-    *MACHINE,
-    *INSTALLATION,
-    *CONTAINERS,
-    *AGENT,
+_MODULES: Final = (
+    driver,
+    programs,
+    containerd,
+    handlers,
+    engines,
+    cdi,
+    policy,
+    machine,
+    installation,
+    containers,
+    agent,
 )
-"""Every check, in the order of the codes."""
+
+CHECKS: Final = tuple(
+    sorted(
+        (each for module in _MODULES for each in vars(module).values() if isinstance(each, Check)),
+        key=lambda check: check.code,
+    )
+)
+"""Every check of these modules, in the order of the codes."""

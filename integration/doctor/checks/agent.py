@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from integration.doctor.facts import seen
-from integration.doctor.findings import Check, Severity, Trouble, listed
-from integration.node.plugin.hearing import ENABLE
+from integration.doctor.findings import ERROR, NOTE, WARNING, Trouble, check, listed
+from integration.node.plugin.engine_cdi import ENABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from integration.doctor.facts import Node
-
-__all__ = ["AGENT"]
-
-_ERROR, _WARNING, _NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
+    from integration.doctor.facts import Driver, NodeAgent, Plugins
 
 
-def _not_running(node: Node) -> Iterator[Trouble]:
-    agent = seen(node.agent)
+@check(
+    "NVSHIM-D104",
+    ERROR,
+    "the node agent is to run, and does not",
+    why=(
+        "The kubelet has no GPUs to give, nobody notices a GPU that breaks, and the CDI spec "
+        "is that of the last time."
+    ),
+    remedy="see its log, and start it",
+    command="systemctl restart nvshim-node",
+)
+def _not_running(agent: NodeAgent) -> Iterator[Trouble]:
     who = "the unit nvshim-node" if agent.unit else f"the pod of {agent.pod}"
     if agent.runs and not agent.ready:
         looked = "never" if agent.age is None else f"{agent.age:.0f} s ago"
@@ -40,16 +45,29 @@ def _not_running(node: Node) -> Iterator[Trouble]:
         )
 
 
-def _faults(node: Node) -> Iterator[Trouble]:
-    agent = seen(node.agent)
+@check(
+    "NVSHIM-D105",
+    WARNING,
+    "the node agent says that something is wrong",
+    why="What it cannot do is not done until that is mended; it tries again by itself.",
+    remedy="do what the line says; it goes away when it is over",
+)
+def _faults(agent: NodeAgent) -> Iterator[Trouble]:
     if agent.runs:
         for fault in agent.faults:
             yield Trouble(fault)
 
 
-def _no_plugin(node: Node) -> Iterator[Trouble]:
-    plugins, driver, agent = seen(node.plugins), seen(node.driver), seen(node.agent)
-    if plugins is None or not driver.gpus or plugins.dra:
+@check(
+    "NVSHIM-D106",
+    ERROR,
+    "the kubelet has no device plugin for GPUs",
+    why="Pods that ask for nvidia.com/gpu stay Pending: Insufficient nvidia.com/gpu.",
+    remedy="run the node agent; if it runs, its log says why it does not serve the kubelet",
+    command="systemctl enable --now nvshim-node",
+)
+def _no_plugin(plugins: Plugins, driver: Driver, agent: NodeAgent) -> Iterator[Trouble]:
+    if not driver.gpus or plugins.dra:
         return
     registered = plugins.registered or ()
     if not registered:
@@ -63,9 +81,21 @@ def _no_plugin(node: Node) -> Iterator[Trouble]:
             )
 
 
-def _two_plugins(node: Node) -> Iterator[Trouble]:
-    plugins, agent = seen(node.plugins), seen(node.agent)
-    if plugins is None or not plugins.nvidias or not agent.runs or not agent.resources:
+@check(
+    "NVSHIM-D107",
+    ERROR,
+    "two device plugins serve the same GPUs",
+    why=(
+        "The one that registered last has the kubelet, and what the other has given is given "
+        "again. They take turns with each restart of the kubelet."
+    ),
+    remedy=(
+        "turn one of them off: devicePlugin.enabled=false in the values of NVIDIA's GPU "
+        "operator, or --device-plugin=no for the node agent"
+    ),
+)
+def _two_plugins(plugins: Plugins, agent: NodeAgent) -> Iterator[Trouble]:
+    if not plugins.nvidias or not agent.runs or not agent.resources:
         return
     names = listed(name for name, _, _ in agent.resources)
     yield Trouble(
@@ -74,116 +104,67 @@ def _two_plugins(node: Node) -> Iterator[Trouble]:
     )
 
 
-def _unhealthy(node: Node) -> Iterator[Trouble]:
-    agent = seen(node.agent)
+@check(
+    "NVSHIM-D108",
+    WARNING,
+    "the kubelet is told that GPUs are unhealthy",
+    why="No new pod gets them. Those that have them go on.",
+    remedy="see why in the health of each; what has recovered is given again without a restart",
+    command="nvshim list",
+)
+def _unhealthy(agent: NodeAgent) -> Iterator[Trouble]:
     if agent.runs:
         for name, devices, healthy in agent.resources:
             if healthy < devices:
                 yield Trouble(f"{name}: {devices - healthy} of {devices} are told as unhealthy")
 
 
-def _kernel_log(node: Node) -> Iterator[Trouble]:
-    agent = seen(node.agent)
+@check(
+    "NVSHIM-D109",
+    NOTE,
+    "the kernel's log cannot be read",
+    why=(
+        "Which process an error of a GPU (XID) came from is told by the kernel's log alone: "
+        "health is watched without it, and nobody is named."
+    ),
+    remedy="let the agent read /dev/kmsg: it needs CAP_SYSLOG, and the node in its /dev",
+)
+def _kernel_log(agent: NodeAgent) -> Iterator[Trouble]:
     if agent.runs and agent.kernel_log:
         yield Trouble(agent.kernel_log)
 
 
-def _unheard(node: Node) -> Iterator[Trouble]:
-    agent = seen(node.agent)
+@check(
+    "NVSHIM-D110",
+    WARNING,
+    "the engine does not read CDI names, by which the kubelet hands devices on",
+    why=(
+        "The node agent has the shim told in another way, so pods of the shim's handler get "
+        "their GPUs. Pods of any other handler begin, without an error and without a GPU."
+    ),
+    remedy=(
+        "have the engine read them, which containerd does from 1.7.2 on, and restart it; or "
+        "see that every pod which asks for GPUs names the RuntimeClass"
+    ),
+    command=ENABLE,
+)
+def _unheard(agent: NodeAgent) -> Iterator[Trouble]:
     if agent.runs and agent.resources and agent.unheard:
         by = listed(agent.strategies)
         yield Trouble(f"{agent.unheard}: containers are told of their devices by {by}")
 
 
-def _missing(node: Node) -> Iterator[Trouble]:
-    agent = seen(node.agent)
+@check(
+    "NVSHIM-D111",
+    ERROR,
+    "a container runs without a device that the kubelet has given it",
+    why="Its pod is Running and Ready, and has no GPU; nobody else gets the device meanwhile.",
+    remedy=(
+        "see that its pod names the RuntimeClass of the shim, or that the engine reads CDI "
+        "names (D110); then have the pod made anew"
+    ),
+    command="nvshim ledger check",
+)
+def _missing(agent: NodeAgent) -> Iterator[Trouble]:
     if agent.runs:
         yield from map(Trouble, agent.missing)
-
-
-AGENT: Final = (
-    Check(
-        code="NVSHIM-D104",
-        severity=_ERROR,
-        title="the node agent is to run, and does not",
-        why="The kubelet has no GPUs to give, nobody notices a GPU that breaks, and the CDI spec "
-        "is that of the last time.",
-        remedy="see its log, and start it",
-        command="systemctl restart nvshim-node",
-        needs=("agent",),
-        look=_not_running,
-    ),
-    Check(
-        code="NVSHIM-D105",
-        severity=_WARNING,
-        title="the node agent says that something is wrong",
-        why="What it cannot do is not done until that is mended; it tries again by itself.",
-        remedy="do what the line says; it goes away when it is over",
-        needs=("agent",),
-        look=_faults,
-    ),
-    Check(
-        code="NVSHIM-D106",
-        severity=_ERROR,
-        title="the kubelet has no device plugin for GPUs",
-        why="Pods that ask for nvidia.com/gpu stay Pending: Insufficient nvidia.com/gpu.",
-        remedy="run the node agent; if it runs, its log says why it does not serve the kubelet",
-        command="systemctl enable --now nvshim-node",
-        needs=("plugins", "driver", "agent"),
-        look=_no_plugin,
-    ),
-    Check(
-        code="NVSHIM-D107",
-        severity=_ERROR,
-        title="two device plugins serve the same GPUs",
-        why="The one that registered last has the kubelet, and what the other has given is given "
-        "again. They take turns with each restart of the kubelet.",
-        remedy="turn one of them off: devicePlugin.enabled=false in the values of NVIDIA's GPU "
-        "operator, or --device-plugin=no for the node agent",
-        needs=("plugins", "agent"),
-        look=_two_plugins,
-    ),
-    Check(
-        code="NVSHIM-D108",
-        severity=_WARNING,
-        title="the kubelet is told that GPUs are unhealthy",
-        why="No new pod gets them. Those that have them go on.",
-        remedy="see why in the health of each; what has recovered is given again without a restart",
-        command="nvshim list",
-        needs=("agent",),
-        look=_unhealthy,
-    ),
-    Check(
-        code="NVSHIM-D109",
-        severity=_NOTE,
-        title="the kernel's log cannot be read",
-        why="Which process an error of a GPU (XID) came from is told by the kernel's log alone: "
-        "health is watched without it, and nobody is named.",
-        remedy="let the agent read /dev/kmsg: it needs CAP_SYSLOG, and the node in its /dev",
-        needs=("agent",),
-        look=_kernel_log,
-    ),
-    Check(
-        code="NVSHIM-D110",
-        severity=_WARNING,
-        title="the engine does not read CDI names, by which the kubelet hands devices on",
-        why="The node agent has the shim told in another way, so pods of the shim's handler get "
-        "their GPUs. Pods of any other handler begin, without an error and without a GPU.",
-        remedy="have the engine read them, which containerd does from 1.7.2 on, and restart it; or "
-        "see that every pod which asks for GPUs names the RuntimeClass",
-        command=ENABLE,
-        needs=("agent",),
-        look=_unheard,
-    ),
-    Check(
-        code="NVSHIM-D111",
-        severity=_ERROR,
-        title="a container runs without a device that the kubelet has given it",
-        why="Its pod is Running and Ready, and has no GPU; nobody else gets the device meanwhile.",
-        remedy="see that its pod names the RuntimeClass of the shim, or that the engine reads CDI "
-        "names (D110); then have the pod made anew",
-        command="nvshim ledger check",
-        needs=("agent",),
-        look=_missing,
-    ),
-)

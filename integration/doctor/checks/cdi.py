@@ -4,53 +4,95 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from integration.doctor.facts import seen
-from integration.doctor.findings import Check, Severity, Trouble, listed
+from integration.doctor.findings import ERROR, WARNING, Trouble, check, listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from integration.doctor.facts import CdiFile, Node
-
-__all__ = ["CDI"]
-
-_ERROR, _WARNING, _NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
+    from integration.doctor.facts import Cdi, CdiFile, Containerd, Docker, Driver
 
 _GPU: Final = "nvidia.com/gpu"
 _GENERATE: Final = "nvshim cdi generate --to /var/run/cdi/nvidia.yaml"
+_SPECIFICATION: Final = "https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md"
 
 
-def _unusable(node: Node) -> Iterator[Trouble]:
-    for file in seen(node.cdi).files:
+@check(
+    "NVSHIM-D060",
+    ERROR,
+    "a CDI spec cannot be used",
+    why="Its devices are unknown to whoever asks for them.",
+    remedy="have the vendor's program write it anew, as root and for root alone to write",
+    reference=_SPECIFICATION,
+)
+def _unusable(cdi: Cdi) -> Iterator[Trouble]:
+    for file in cdi.files:
         if file.fault:
             yield Trouble(f"{file.path}: {file.fault}")
 
 
-def _gone(node: Node) -> Iterator[Trouble]:
-    for file in seen(node.cdi).files:
+@check(
+    "NVSHIM-D061",
+    ERROR,
+    "a CDI spec names files that are gone",
+    why=(
+        "A container with one of its devices does not start. It is the mark of a spec of "
+        "before an update of the driver."
+    ),
+    remedy="write the spec anew",
+    command=_GENERATE,
+    reference="https://github.com/NVIDIA/nvidia-container-toolkit/issues/856",
+)
+def _gone(cdi: Cdi) -> Iterator[Trouble]:
+    for file in cdi.files:
         if file.gone:
             yield Trouble(f"{file.path} ({file.kind}) names {listed(file.gone)}")
 
 
-def _nodes(node: Node) -> Iterator[Trouble]:
-    for file in seen(node.cdi).files:
+@check(
+    "NVSHIM-D062",
+    ERROR,
+    "a CDI spec names device nodes that are others now",
+    why="A container is given a device that does not answer, or another one.",
+    remedy="make the nodes, then write the spec anew",
+    command=f"nvshim devices create && {_GENERATE}",
+)
+def _nodes(cdi: Cdi) -> Iterator[Trouble]:
+    for file in cdi.files:
         if file.wrong_nodes:
             yield Trouble(f"{file.path} ({file.kind}) names {listed(file.wrong_nodes)}")
 
 
-def _driver(node: Node) -> Iterator[Trouble]:
-    driver = seen(node.driver)
+@check(
+    "NVSHIM-D063",
+    ERROR,
+    "a CDI spec is of another driver",
+    why="Its libraries do not work with the loaded kernel module.",
+    remedy="write the spec anew",
+    command=_GENERATE,
+)
+def _driver(cdi: Cdi, driver: Driver) -> Iterator[Trouble]:
     if not driver.version:
         return
-    for file in seen(node.cdi).files:
+    for file in cdi.files:
         others = [version for version in file.drivers if version != driver.version]
         if others:
             yield Trouble(f"{file.path} is of driver {listed(others)}, this is {driver.version}")
 
 
-def _conflicts(node: Node) -> Iterator[Trouble]:
+@check(
+    "NVSHIM-D064",
+    ERROR,
+    "several CDI specs have the same device",
+    why=(
+        "In one directory, nobody gets it. In two, the later directory decides for us and for "
+        "some engines; others refuse the device."
+    ),
+    remedy="remove all but one of the files",
+    reference=_SPECIFICATION,
+)
+def _conflicts(cdi: Cdi) -> Iterator[Trouble]:
     having: dict[str, list[CdiFile]] = {}
-    for file in seen(node.cdi).files:
+    for file in cdi.files:
         for device in dict.fromkeys(file.devices):
             having.setdefault(f"{file.kind}={device}", []).append(file)
     # One line for each set of files: they differ in many devices, or in none.
@@ -66,14 +108,26 @@ def _conflicts(node: Node) -> Iterator[Trouble]:
         if decided:
             yield Trouble(
                 f"{listed(names)}: in {listed(paths)}; the last decides for us",
-                severity=_WARNING,
+                severity=WARNING,
             )
         else:
             yield Trouble(f"{listed(names)}: in {listed(paths)}; nobody gets them")
 
 
-def _incomplete(node: Node) -> Iterator[Trouble]:
-    driver, containerd, docker = seen(node.driver), seen(node.containerd), seen(node.docker)
+@check(
+    "NVSHIM-D065",
+    WARNING,
+    "GPUs are in no CDI spec",
+    why=(
+        "Engines that inject by CDI do not know them: /var/run/cdi is empty after a boot until "
+        "somebody writes into it. Our shim knows them without a spec."
+    ),
+    remedy="write the spec, and have it written at boot",
+    command=_GENERATE,
+)
+def _incomplete(
+    driver: Driver, cdi: Cdi, containerd: Containerd | None = None, docker: Docker | None = None
+) -> Iterator[Trouble]:
     readers = []
     if containerd is not None and containerd.enable_cdi:
         readers.append("containerd")
@@ -81,7 +135,7 @@ def _incomplete(node: Node) -> Iterator[Trouble]:
         readers.append("Docker")
     if not readers or not driver.gpus:
         return
-    known = {d for file in seen(node.cdi).files if file.kind == _GPU for d in file.devices}
+    known = {d for file in cdi.files if file.kind == _GPU for d in file.devices}
     missing = [
         gpu.uuid
         for gpu in driver.gpus
@@ -94,95 +148,22 @@ def _incomplete(node: Node) -> Iterator[Trouble]:
         yield Trouble(f"{listed(readers)} reads CDI specs; {listed(missing)} is in none")
 
 
-def _stale_devices(node: Node) -> Iterator[Trouble]:
-    driver = seen(node.driver)
+@check(
+    "NVSHIM-D066",
+    WARNING,
+    "a CDI spec has GPUs that are gone",
+    why="Who is given one of them gets nothing, or a container that does not start.",
+    remedy="write the spec anew",
+    command=_GENERATE,
+)
+def _stale_devices(cdi: Cdi, driver: Driver) -> Iterator[Trouble]:
     present = {gpu.uuid.lower() for gpu in driver.gpus}
     if not present:
         return
-    for file in seen(node.cdi).files:
+    for file in cdi.files:
         if file.kind != _GPU:
             continue
         uuids = [name for name in file.devices if name.lower().startswith("gpu-")]
         gone = [name for name in uuids if name.lower() not in present]
         if gone:
             yield Trouble(f"{file.path} has {listed(gone)}, which this node has not")
-
-
-_SPECIFICATION: Final = "https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md"
-
-CDI: Final = (
-    Check(
-        code="NVSHIM-D060",
-        severity=_ERROR,
-        title="a CDI spec cannot be used",
-        why="Its devices are unknown to whoever asks for them.",
-        remedy="have the vendor's program write it anew, as root and for root alone to write",
-        reference=_SPECIFICATION,
-        needs=("cdi",),
-        look=_unusable,
-    ),
-    Check(
-        code="NVSHIM-D061",
-        severity=_ERROR,
-        title="a CDI spec names files that are gone",
-        why="A container with one of its devices does not start. It is the mark of a spec of "
-        "before an update of the driver.",
-        remedy="write the spec anew",
-        command=_GENERATE,
-        reference="https://github.com/NVIDIA/nvidia-container-toolkit/issues/856",
-        needs=("cdi",),
-        look=_gone,
-    ),
-    Check(
-        code="NVSHIM-D062",
-        severity=_ERROR,
-        title="a CDI spec names device nodes that are others now",
-        why="A container is given a device that does not answer, or another one.",
-        remedy="make the nodes, then write the spec anew",
-        command=f"nvshim devices create && {_GENERATE}",
-        needs=("cdi",),
-        look=_nodes,
-    ),
-    Check(
-        code="NVSHIM-D063",
-        severity=_ERROR,
-        title="a CDI spec is of another driver",
-        why="Its libraries do not work with the loaded kernel module.",
-        remedy="write the spec anew",
-        command=_GENERATE,
-        needs=("cdi", "driver"),
-        look=_driver,
-    ),
-    Check(
-        code="NVSHIM-D064",
-        severity=_ERROR,
-        title="several CDI specs have the same device",
-        why="In one directory, nobody gets it. In two, the later directory decides for us and for "
-        "some engines; others refuse the device.",
-        remedy="remove all but one of the files",
-        reference=_SPECIFICATION,
-        needs=("cdi",),
-        look=_conflicts,
-    ),
-    Check(
-        code="NVSHIM-D065",
-        severity=_WARNING,
-        title="GPUs are in no CDI spec",
-        why="Engines that inject by CDI do not know them: /var/run/cdi is empty after a boot until "
-        "somebody writes into it. Our shim knows them without a spec.",
-        remedy="write the spec, and have it written at boot",
-        command=_GENERATE,
-        needs=("driver", "containerd", "docker", "cdi"),
-        look=_incomplete,
-    ),
-    Check(
-        code="NVSHIM-D066",
-        severity=_WARNING,
-        title="a CDI spec has GPUs that are gone",
-        why="Who is given one of them gets nothing, or a container that does not start.",
-        remedy="write the spec anew",
-        command=_GENERATE,
-        needs=("cdi", "driver"),
-        look=_stale_devices,
-    ),
-)

@@ -1,32 +1,23 @@
-"""containerd's configuration: D030 to D039."""
+"""containerd's configuration: D030 to D039, D045 and D087."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from integration.doctor.facts import seen
-from integration.doctor.findings import Check, Severity, Trouble, listed
+from integration.doctor.findings import ERROR, WARNING, Trouble, check, listed
+from shim import RUNTIME_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from integration.doctor.facts import Containerd, Handler, Node
+    from integration.doctor.facts import Containerd, Docker
 
-__all__ = ["CONTAINERD", "DESCRIPTORS", "NVIDIAS", "OURS", "TAKEN_AWAY", "ours"]
-
-_ERROR, _WARNING, _NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
-
-OURS: Final = "io.containerd.nvidia.v1"
-NVIDIAS: Final = "nvidia-container-runtime"
+_BUILT_IN: Final = "runc"
 _CONFIGURE: Final = "nvshim configure containerd"
 _FEW_DESCRIPTORS: Final = 16384
-
-
-def ours(handler: Handler) -> bool:
-    """Whether a handler is this project's."""
-    return handler.runtime_type == OURS or handler.runtime_path.endswith(
-        "/containerd-shim-nvidia-v1"
-    )
+_FORMAT: Final = (
+    "https://github.com/containerd/containerd/blob/main/docs/man/containerd-config.toml.5.md"
+)
 
 
 def _files_of_ours(containerd: Containerd) -> dict[str, list[str]]:
@@ -34,15 +25,21 @@ def _files_of_ours(containerd: Containerd) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for file in containerd.files:
         for name, kind in file.handlers:
-            if kind == OURS:
+            if kind == RUNTIME_NAME:
                 found.setdefault(name, []).append(file.path)
     return found
 
 
-def _refused(node: Node) -> Iterator[Trouble]:
-    containerd = seen(node.containerd)
-    if containerd is None:
-        return
+@check(
+    "NVSHIM-D030",
+    ERROR,
+    "containerd does not accept its configuration",
+    why="It runs on with the old one until it is started the next time, and then not at all.",
+    remedy="mend the file that is named",
+    command="containerd config dump",
+    reference=_FORMAT,
+)
+def _refused(containerd: Containerd) -> Iterator[Trouble]:
     for file in containerd.files:
         if file.fault:
             yield Trouble(f"{file.path}: {file.fault}")
@@ -50,24 +47,41 @@ def _refused(node: Node) -> Iterator[Trouble]:
         yield Trouble(f"containerd --config {containerd.path}: {containerd.dump_fault}")
 
 
-def _no_handler(node: Node) -> Iterator[Trouble]:
-    containerd, docker = seen(node.containerd), seen(node.docker)
-    if containerd is None or not containerd.cri:
+@check(
+    "NVSHIM-D031",
+    ERROR,
+    "containerd has no handler of ours",
+    why="No pod and no container is made by this project.",
+    remedy="add one, and restart containerd when that suits",
+    command=_CONFIGURE,
+)
+def _no_handler(containerd: Containerd, docker: Docker | None = None) -> Iterator[Trouble]:
+    if not containerd.cri:
         return
-    if any(map(ours, containerd.handlers)) or _files_of_ours(containerd):
+    if any(handler.is_ours for handler in containerd.handlers) or _files_of_ours(containerd):
         return
-    by_docker = docker is not None and any(r.runtime_type == OURS for r in docker.runtimes)
-    if by_docker:
+    if docker is not None and any(r.runtime_type == RUNTIME_NAME for r in docker.runtimes):
         return
     where = containerd.path if containerd.exists else f"{containerd.path}, which is not there"
-    yield Trouble(f"none of type {OURS} in {where}")
+    yield Trouble(f"none of type {RUNTIME_NAME} in {where}")
 
 
-def _not_in_effect(node: Node) -> Iterator[Trouble]:
-    containerd = seen(node.containerd)
-    if containerd is None or not containerd.cri:
+@check(
+    "NVSHIM-D032",
+    ERROR,
+    "our handler is defined, and not in effect",
+    why=(
+        "containerd reads the files that `imports` of its root file names, and no others; a "
+        "table that is there twice is that of the later file."
+    ),
+    remedy="let the root file import it",
+    command=_CONFIGURE,
+    reference=_FORMAT,
+)
+def _not_in_effect(containerd: Containerd) -> Iterator[Trouble]:
+    if not containerd.cri:
         return
-    in_effect = {handler.name for handler in containerd.handlers if ours(handler)}
+    in_effect = {handler.name for handler in containerd.handlers if handler.is_ours}
     covered = {file.path for file in containerd.files if file.imported}
     for name, files in _files_of_ours(containerd).items():
         if name in in_effect:
@@ -81,10 +95,19 @@ def _not_in_effect(node: Node) -> Iterator[Trouble]:
             )
 
 
-def _versions(node: Node) -> Iterator[Trouble]:
-    containerd = seen(node.containerd)
-    if containerd is None:
-        return
+@check(
+    "NVSHIM-D033",
+    WARNING,
+    "a drop-in is of another version than the root file",
+    why=(
+        "containerd then ignores it, or converts it wrongly, or does not start (2.3.2 has "
+        "crashed of it)."
+    ),
+    remedy="write the drop-in in the root file's version",
+    command=_CONFIGURE,
+    reference="https://github.com/azimuth-cloud/capi-helm-charts/issues/838",
+)
+def _versions(containerd: Containerd) -> Iterator[Trouble]:
     root = next((file for file in containerd.files if file.root), None)
     for file in containerd.files:
         if root is None or file.root or file.fault or not file.imported:
@@ -95,9 +118,15 @@ def _versions(node: Node) -> Iterator[Trouble]:
             )
 
 
-def _no_default(node: Node) -> Iterator[Trouble]:
-    containerd = seen(node.containerd)
-    if containerd is None or not containerd.default_handler:
+@check(
+    "NVSHIM-D034",
+    ERROR,
+    "the default handler does not exist",
+    why="No pod that names no RuntimeClass starts, those of the control plane among them.",
+    remedy="set default_runtime_name to a handler that there is",
+)
+def _no_default(containerd: Containerd) -> Iterator[Trouble]:
+    if not containerd.default_handler:
         return
     names = [handler.name for handler in containerd.handlers]
     if containerd.default_handler not in names:
@@ -106,29 +135,52 @@ def _no_default(node: Node) -> Iterator[Trouble]:
         )
 
 
-def _no_type(node: Node) -> Iterator[Trouble]:
-    containerd = seen(node.containerd)
-    for handler in containerd.handlers if containerd else ():
+@check(
+    "NVSHIM-D035",
+    ERROR,
+    "a handler has no runtime_type",
+    why='Its pods end with "container.Runtime.Name must be set".',
+    remedy="give it a runtime_type",
+    command=_CONFIGURE,
+    reference="https://github.com/NVIDIA/nvidia-container-toolkit/issues/1956",
+)
+def _no_type(containerd: Containerd) -> Iterator[Trouble]:
+    for handler in containerd.handlers:
         if not handler.runtime_type:
-            yield Trouble(f"the handler {handler.name} in {containerd.path if containerd else ''}")
+            yield Trouble(f"the handler {handler.name} in {containerd.path}")
 
 
-def _old_handler(node: Node) -> Iterator[Trouble]:
-    containerd = seen(node.containerd)
-    for handler in containerd.handlers if containerd else ():
-        if NVIDIAS in handler.binary_name and not (
-            containerd and handler.name == containerd.default_handler
-        ):
+@check(
+    "NVSHIM-D036",
+    WARNING,
+    "a handler still calls nvidia-container-runtime",
+    why=(
+        "Its containers are made by NVIDIA's toolkit and its hooks, not by this project; a "
+        "handler that is ours and calls it gives each GPU twice."
+    ),
+    remedy="let the handler be ours, or remove it",
+    command=_CONFIGURE,
+)
+def _old_handler(containerd: Containerd) -> Iterator[Trouble]:
+    for handler in containerd.handlers:
+        if handler.calls_nvidias and handler.name != containerd.default_handler:
             yield Trouble(f"the handler {handler.name} calls {handler.binary_name}")
 
 
-def _no_shim(node: Node) -> Iterator[Trouble]:
-    containerd = seen(node.containerd)
-    if containerd is None:
-        return
+@check(
+    "NVSHIM-D037",
+    ERROR,
+    "the program of a handler is not found",
+    why="containerd looks for shims on its own search path, which is not that of a shell.",
+    remedy=(
+        "install it into a directory of containerd's search path, or give the handler runtime_path"
+    ),
+    command="nvshim install",
+)
+def _no_shim(containerd: Containerd) -> Iterator[Trouble]:
     for handler in containerd.handlers:
         if handler.runtime_type and not handler.shim:
-            severity = _ERROR if ours(handler) else _WARNING
+            severity = ERROR if handler.is_ours else WARNING
             where = handler.runtime_path or f"in {':'.join(containerd.search_path)}"
             yield Trouble(
                 f"the handler {handler.name} ({handler.runtime_type}) has none {where}",
@@ -138,13 +190,24 @@ def _no_shim(node: Node) -> Iterator[Trouble]:
             yield Trouble(f"the handler {handler.name} calls {handler.binary_name}: not there")
 
 
-def _taken_away(node: Node) -> Iterator[Trouble]:
-    containerd = seen(node.containerd)
-    if containerd is None or containerd.dump_fault or not containerd.cri:
+@check(
+    "NVSHIM-D045",
+    ERROR,
+    "a drop-in takes away what another file says",
+    why=(
+        "containerd 1 takes a plugin's whole section from the last file that has it: a drop-in "
+        "with one handler takes all other handlers and settings of the CRI away."
+    ),
+    remedy="put the handler into the root file, or the whole section into the drop-in",
+    command=_CONFIGURE,
+    reference=_FORMAT,
+)
+def _taken_away(containerd: Containerd) -> Iterator[Trouble]:
+    if containerd.dump_fault or not containerd.cri:
         return
     in_effect = {handler.name for handler in containerd.handlers}
     for file in containerd.files:
-        lost = [n for n, kind in file.handlers if n not in in_effect and kind != OURS]
+        lost = [n for n, kind in file.handlers if n not in in_effect and kind != RUNTIME_NAME]
         if file.imported and lost:
             later = [
                 f.path for f in containerd.files if f.imported and f is not file and f.handlers
@@ -156,163 +219,41 @@ def _taken_away(node: Node) -> Iterator[Trouble]:
         yield Trouble(f"containerd's own handler {_BUILT_IN} is lost to {listed(drop_ins)}")
 
 
-def _not_reread(node: Node) -> Iterator[Trouble]:
-    containerd = seen(node.containerd)
-    if containerd is not None and containerd.newer:
+@check(
+    "NVSHIM-D038",
+    WARNING,
+    "containerd was started before its configuration was changed",
+    why="It reads its configuration when it starts, and not again.",
+    remedy="restart containerd when that suits; containers go on meanwhile",
+    command="systemctl restart containerd",
+)
+def _not_reread(containerd: Containerd) -> Iterator[Trouble]:
+    if containerd.newer:
         yield Trouble(f"{listed(containerd.newer)} (containerd is process {containerd.pid})")
 
 
-def _overwritten(node: Node) -> Iterator[Trouble]:
-    containerd = seen(node.containerd)
-    if containerd is None or not containerd.distribution or containerd.template:
+@check(
+    "NVSHIM-D039",
+    WARNING,
+    "our handler is in a file that is written anew at each start",
+    why="k3s, rke2 and microk8s make containerd's configuration from a template.",
+    remedy="put the handler into the template, or a drop-in, of that distribution",
+    reference="https://docs.k3s.io/advanced#configuring-containerd",
+)
+def _overwritten(containerd: Containerd) -> Iterator[Trouble]:
+    if not containerd.distribution or containerd.template:
         return
     if any(containerd.path in files for files in _files_of_ours(containerd).values()):
         yield Trouble(f"{containerd.path} is written anew by {containerd.distribution}")
 
 
-def _descriptors(node: Node) -> Iterator[Trouble]:
-    containerd = seen(node.containerd)
-    if containerd is not None and (containerd.descriptors or _FEW_DESCRIPTORS) < _FEW_DESCRIPTORS:
-        yield Trouble(f"containerd (process {containerd.pid}) may open {containerd.descriptors}")
-
-
-_NEEDS: Final = ("containerd",)
-_BUILT_IN: Final = "runc"
-_FORMAT: Final = (
-    "https://github.com/containerd/containerd/blob/main/docs/man/containerd-config.toml.5.md"
-)
-
-CONTAINERD: Final = (
-    Check(
-        code="NVSHIM-D030",
-        severity=_ERROR,
-        title="containerd does not accept its configuration",
-        why="It runs on with the old one until it is started the next time, and then not at all.",
-        remedy="mend the file that is named",
-        command="containerd config dump",
-        reference=_FORMAT,
-        needs=_NEEDS,
-        look=_refused,
-    ),
-    Check(
-        code="NVSHIM-D031",
-        severity=_ERROR,
-        title="containerd has no handler of ours",
-        why="No pod and no container is made by this project.",
-        remedy="add one, and restart containerd when that suits",
-        command=_CONFIGURE,
-        needs=("containerd", "docker"),
-        look=_no_handler,
-    ),
-    Check(
-        code="NVSHIM-D032",
-        severity=_ERROR,
-        title="our handler is defined, and not in effect",
-        why="containerd reads the files that `imports` of its root file names, and no others; a "
-        "table that is there twice is that of the later file.",
-        remedy="let the root file import it",
-        command=_CONFIGURE,
-        reference=_FORMAT,
-        needs=_NEEDS,
-        look=_not_in_effect,
-    ),
-    Check(
-        code="NVSHIM-D033",
-        severity=_WARNING,
-        title="a drop-in is of another version than the root file",
-        why="containerd then ignores it, or converts it wrongly, or does not start (2.3.2 has "
-        "crashed of it).",
-        remedy="write the drop-in in the root file's version",
-        command=_CONFIGURE,
-        reference="https://github.com/azimuth-cloud/capi-helm-charts/issues/838",
-        needs=_NEEDS,
-        look=_versions,
-    ),
-    Check(
-        code="NVSHIM-D034",
-        severity=_ERROR,
-        title="the default handler does not exist",
-        why="No pod that names no RuntimeClass starts, those of the control plane among them.",
-        remedy="set default_runtime_name to a handler that there is",
-        needs=_NEEDS,
-        look=_no_default,
-    ),
-    Check(
-        code="NVSHIM-D035",
-        severity=_ERROR,
-        title="a handler has no runtime_type",
-        why='Its pods end with "container.Runtime.Name must be set".',
-        remedy="give it a runtime_type",
-        command=_CONFIGURE,
-        reference="https://github.com/NVIDIA/nvidia-container-toolkit/issues/1956",
-        needs=_NEEDS,
-        look=_no_type,
-    ),
-    Check(
-        code="NVSHIM-D036",
-        severity=_WARNING,
-        title="a handler still calls nvidia-container-runtime",
-        why="Its containers are made by NVIDIA's toolkit and its hooks, not by this project; a "
-        "handler that is ours and calls it gives each GPU twice.",
-        remedy="let the handler be ours, or remove it",
-        command=_CONFIGURE,
-        needs=_NEEDS,
-        look=_old_handler,
-    ),
-    Check(
-        code="NVSHIM-D037",
-        severity=_ERROR,
-        title="the program of a handler is not found",
-        why="containerd looks for shims on its own search path, which is not that of a shell.",
-        remedy="install it into a directory of containerd's search path, or give the handler "
-        "runtime_path",
-        command="nvshim install",
-        needs=_NEEDS,
-        look=_no_shim,
-    ),
-    Check(
-        code="NVSHIM-D038",
-        severity=_WARNING,
-        title="containerd was started before its configuration was changed",
-        why="It reads its configuration when it starts, and not again.",
-        remedy="restart containerd when that suits; containers go on meanwhile",
-        command="systemctl restart containerd",
-        needs=_NEEDS,
-        look=_not_reread,
-    ),
-    Check(
-        code="NVSHIM-D039",
-        severity=_WARNING,
-        title="our handler is in a file that is written anew at each start",
-        why="k3s, rke2 and microk8s make containerd's configuration from a template.",
-        remedy="put the handler into the template, or a drop-in, of that distribution",
-        reference="https://docs.k3s.io/advanced#configuring-containerd",
-        needs=_NEEDS,
-        look=_overwritten,
-    ),
-)
-
-TAKEN_AWAY: Final = Check(
-    code="NVSHIM-D045",
-    severity=_ERROR,
-    title="a drop-in takes away what another file says",
-    why="containerd 1 takes a plugin's whole section from the last file that has it: a drop-in "
-    "with one handler takes all other handlers and settings of the CRI away.",
-    remedy="put the handler into the root file, or the whole section into the drop-in",
-    command=_CONFIGURE,
-    reference=_FORMAT,
-    needs=_NEEDS,
-    look=_taken_away,
-)
-"""It stands with the handlers."""
-
-DESCRIPTORS: Final = Check(
-    code="NVSHIM-D087",
-    severity=_WARNING,
-    title="containerd may open few files",
+@check(
+    "NVSHIM-D087",
+    WARNING,
+    "containerd may open few files",
     why="Shims inherit the limit, and containers of some engines do.",
     remedy="set LimitNOFILE=infinity in containerd's unit",
-    needs=_NEEDS,
-    look=_descriptors,
 )
-"""It stands with the limits of the machine."""
+def _descriptors(containerd: Containerd) -> Iterator[Trouble]:
+    if (containerd.descriptors or _FEW_DESCRIPTORS) < _FEW_DESCRIPTORS:
+        yield Trouble(f"containerd (process {containerd.pid}) may open {containerd.descriptors}")

@@ -1,28 +1,36 @@
-"""Handlers as Kubernetes uses them: options, cgroup drivers, RuntimeClasses: D040 to D046."""
+"""Handlers as Kubernetes uses them: options, cgroup drivers, RuntimeClasses: D040 to D044, D046."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from integration.doctor.checks.containerd import OURS, TAKEN_AWAY, ours
-from integration.doctor.facts import seen
-from integration.doctor.findings import Check, Severity, Trouble, listed
+from integration.doctor.findings import ERROR, WARNING, Trouble, check, listed
+from shim import RUNTIME_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from integration.doctor.facts import Containerd, Handler, Node
-
-__all__ = ["HANDLERS"]
-
-_ERROR, _WARNING = Severity.ERROR, Severity.WARNING
+    from integration.doctor.facts import Containerd, Handler, Kubernetes
 
 _RUNC: Final = "io.containerd.runc.v2"
+_CGROUPS: Final = (
+    "https://kubernetes.io/docs/setup/production-environment/container-runtimes/#cgroup-drivers"
+)
+_CLASSES: Final = "https://kubernetes.io/docs/concepts/containers/runtime-class/"
 
 
-def _options(node: Node) -> Iterator[Trouble]:
-    containerd = seen(node.containerd)
-    for handler in containerd.handlers if containerd else ():
+@check(
+    "NVSHIM-D040",
+    ERROR,
+    "our handler has options that mean nothing",
+    why=(
+        "An option that is misspelt would be a setting without effect; so our shim refuses to "
+        "make containers with it."
+    ),
+    remedy="correct or remove them; those of containerd.runc.v1.Options are known",
+)
+def _options(containerd: Containerd) -> Iterator[Trouble]:
+    for handler in containerd.handlers:
         if handler.unknown_options:
             yield Trouble(f"the handler {handler.name} has {listed(handler.unknown_options)}")
 
@@ -31,14 +39,25 @@ def _used(containerd: Containerd) -> Iterator[Handler]:
     """Handlers whose options matter: ours, and the default."""
     for handler in containerd.handlers:
         default = handler.name == containerd.default_handler
-        if ours(handler) or (default and handler.runtime_type == _RUNC):
+        if handler.is_ours or (default and handler.runtime_type == _RUNC):
             yield handler
 
 
-def _cgroup_driver(node: Node) -> Iterator[Trouble]:
-    containerd, kubernetes, machine = seen(node.containerd), seen(node.kubernetes), node.machine
+@check(
+    "NVSHIM-D041",
+    ERROR,
+    "kubelet and handler have different cgroup drivers",
+    why=(
+        "Two managers of one tree of cgroups: limits are lost, pods do not start, and systemd "
+        "takes devices away that it knows nothing of."
+    ),
+    remedy="give the handler SystemdCgroup = true",
+    command="nvshim configure containerd --systemd-cgroup yes",
+    reference=_CGROUPS,
+)
+def _cgroup_driver(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[Trouble]:
     driver = kubernetes.cgroup_driver
-    if containerd is None or not driver:
+    if not driver:
         return
     for handler in _used(containerd):
         if driver == "cgroupfs" and handler.systemd_cgroup:
@@ -51,18 +70,26 @@ def _cgroup_driver(node: Node) -> Iterator[Trouble]:
             yield Trouble(
                 f"kubelet has systemd, the handler {handler.name} does not have "
                 "SystemdCgroup = true",
-                severity=_WARNING if ours(handler) else _ERROR,
+                severity=WARNING if handler.is_ours else ERROR,
             )
-    if driver == "systemd" and not seen(machine).systemd:
+    if driver == "systemd" and not kubernetes.systemd:
         yield Trouble(
             "kubelet has systemd, and systemd does not run here",
             remedy="set cgroupDriver: cgroupfs for kubelet",
         )
 
 
-def _unequal(node: Node) -> Iterator[Trouble]:
-    containerd = seen(node.containerd)
-    if containerd is None or seen(node.kubernetes).cgroup_driver:
+@check(
+    "NVSHIM-D042",
+    WARNING,
+    "handlers have different cgroup drivers",
+    why="Containers of one node then are in two trees of cgroups.",
+    remedy="give all handlers the same SystemdCgroup",
+    command="nvshim configure containerd",
+    reference=_CGROUPS,
+)
+def _unequal(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[Trouble]:
+    if kubernetes.cgroup_driver:
         return  # then it is said of which is right
     said = {h.name: bool(h.systemd_cgroup) for h in _used(containerd)}
     if len(set(said.values())) > 1:
@@ -71,9 +98,17 @@ def _unequal(node: Node) -> Iterator[Trouble]:
         yield Trouble(f"{listed(yes)} has SystemdCgroup = true, {listed(no)} has not")
 
 
-def _no_handler(node: Node) -> Iterator[Trouble]:
-    containerd, kubernetes = seen(node.containerd), seen(node.kubernetes)
-    if containerd is None or kubernetes.classes is None:
+@check(
+    "NVSHIM-D043",
+    ERROR,
+    "a RuntimeClass names a handler that containerd does not have",
+    why='Its pods stay in ContainerCreating: "no runtime for … is configured".',
+    remedy="configure the handler, or keep such pods off this node by the class's scheduling",
+    command="nvshim configure containerd",
+    reference=_CLASSES,
+)
+def _no_handler(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[Trouble]:
+    if kubernetes.classes is None:
         return
     names = {handler.name for handler in containerd.handlers}
     for runtime_class in kubernetes.classes:
@@ -84,12 +119,19 @@ def _no_handler(node: Node) -> Iterator[Trouble]:
             )
 
 
-def _no_class(node: Node) -> Iterator[Trouble]:
-    containerd, kubernetes = seen(node.containerd), seen(node.kubernetes)
-    if containerd is None or kubernetes.classes is None:
+@check(
+    "NVSHIM-D044",
+    WARNING,
+    "no RuntimeClass leads to our handler",
+    why="A pod without one is made by the default handler, and has no GPU.",
+    remedy="make a RuntimeClass with that handler, or make the handler the default",
+    reference=_CLASSES,
+)
+def _no_class(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[Trouble]:
+    if kubernetes.classes is None:
         return
     named = {runtime_class.handler for runtime_class in kubernetes.classes}
-    handlers = [h.name for h in containerd.handlers if ours(h)]
+    handlers = [h.name for h in containerd.handlers if h.is_ours]
     if handlers and named.isdisjoint(handlers) and containerd.default_handler not in handlers:
         yield Trouble(
             f"no RuntimeClass names {listed(handlers)}, and the default handler is "
@@ -97,86 +139,21 @@ def _no_class(node: Node) -> Iterator[Trouble]:
         )
 
 
-def _no_cri(node: Node) -> Iterator[Trouble]:
-    containerd, kubernetes = seen(node.containerd), seen(node.kubernetes)
-    if containerd is None or containerd.cri:
+@check(
+    "NVSHIM-D046",
+    ERROR,
+    "containerd's CRI is turned off",
+    why=(
+        "kubelet cannot use it, and handlers have no effect. Docker's package of containerd "
+        "comes with it turned off."
+    ),
+    remedy='take "cri" out of disabled_plugins, and restart containerd when that suits',
+)
+def _no_cri(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[Trouble]:
+    if containerd.cri:
         return
     where = f"disabled_plugins of {containerd.path}"
     if kubernetes.cgroup_driver:
         yield Trouble(f"{where} has the CRI, and there is a kubelet")
-    elif any(kind == OURS for file in containerd.files for _, kind in file.handlers):
-        yield Trouble(f"{where} has the CRI, whose handlers are for nothing", severity=_WARNING)
-
-
-_CGROUPS: Final = (
-    "https://kubernetes.io/docs/setup/production-environment/container-runtimes/#cgroup-drivers"
-)
-_CLASSES: Final = "https://kubernetes.io/docs/concepts/containers/runtime-class/"
-
-HANDLERS: Final = (
-    Check(
-        code="NVSHIM-D040",
-        severity=_ERROR,
-        title="our handler has options that mean nothing",
-        why="An option that is misspelt would be a setting without effect; so our shim refuses to "
-        "make containers with it.",
-        remedy="correct or remove them; those of containerd.runc.v1.Options are known",
-        needs=("containerd",),
-        look=_options,
-    ),
-    Check(
-        code="NVSHIM-D041",
-        severity=_ERROR,
-        title="kubelet and handler have different cgroup drivers",
-        why="Two managers of one tree of cgroups: limits are lost, pods do not start, and systemd "
-        "takes devices away that it knows nothing of.",
-        remedy="give the handler SystemdCgroup = true",
-        command="nvshim configure containerd --systemd-cgroup yes",
-        reference=_CGROUPS,
-        needs=("containerd", "kubernetes", "machine"),
-        look=_cgroup_driver,
-    ),
-    Check(
-        code="NVSHIM-D042",
-        severity=_WARNING,
-        title="handlers have different cgroup drivers",
-        why="Containers of one node then are in two trees of cgroups.",
-        remedy="give all handlers the same SystemdCgroup",
-        command="nvshim configure containerd",
-        reference=_CGROUPS,
-        needs=("containerd", "kubernetes"),
-        look=_unequal,
-    ),
-    Check(
-        code="NVSHIM-D043",
-        severity=_ERROR,
-        title="a RuntimeClass names a handler that containerd does not have",
-        why='Its pods stay in ContainerCreating: "no runtime for … is configured".',
-        remedy="configure the handler, or keep such pods off this node by the class's scheduling",
-        command="nvshim configure containerd",
-        reference=_CLASSES,
-        needs=("containerd", "kubernetes"),
-        look=_no_handler,
-    ),
-    Check(
-        code="NVSHIM-D044",
-        severity=_WARNING,
-        title="no RuntimeClass leads to our handler",
-        why="A pod without one is made by the default handler, and has no GPU.",
-        remedy="make a RuntimeClass with that handler, or make the handler the default",
-        reference=_CLASSES,
-        needs=("containerd", "kubernetes"),
-        look=_no_class,
-    ),
-    TAKEN_AWAY,
-    Check(
-        code="NVSHIM-D046",
-        severity=_ERROR,
-        title="containerd's CRI is turned off",
-        why="kubelet cannot use it, and handlers have no effect. Docker's package of containerd "
-        "comes with it turned off.",
-        remedy='take "cri" out of disabled_plugins, and restart containerd when that suits',
-        needs=("containerd", "kubernetes"),
-        look=_no_cri,
-    ),
-)
+    elif any(kind == RUNTIME_NAME for file in containerd.files for _, kind in file.handlers):
+        yield Trouble(f"{where} has the CRI, whose handlers are for nothing", severity=WARNING)

@@ -117,5 +117,5 @@ def _registered(path: str) -> tuple[tuple[str, int], ...] | None:
     )
 
 
-def _is_nvidias(words: tuple[str, ...]) -> bool:
+def _is_nvidias(words: list[str]) -> bool:
     return os.path.basename(words[0]) == _NVIDIAS if words else False

@@ -25,9 +25,9 @@ from integration.doctor.observing.running import (
     hosts_processes,
     read_file,
     run,
-    started_at,
 )
-from shim.options import KNOWN_KEYS
+from shim import RUNTIME_NAME
+from shim.runtime.options import KNOWN_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -35,9 +35,7 @@ if TYPE_CHECKING:
     from integration.doctor.observing.running import Process
     from integration.doctor.places import Places
 
-__all__ = ["OURS", "look_at_containerd"]
-
-OURS: Final = "io.containerd.nvidia.v1"
+__all__ = ["look_at_containerd"]
 
 _DEFAULT: Final = "/etc/containerd/config.toml"
 # The root file of each distribution that writes its own, and what it is written from.
@@ -58,6 +56,7 @@ _DROP_INS: Final = ("conf.d", "config.d")
 _CRI: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri")
 _OF_CRI: Final = ("io.containerd.cri.v1.images",)
 _MOST_FILES: Final = 64
+_MOST_OPEN: Final = re.compile(r"^Max open files +(\d+)", re.MULTILINE | re.ASCII)
 _VERSION: Final = re.compile(r"^containerd \S+ v?(\d+\.\d+\.\d+)", re.ASCII)
 # It heeds CDI's names without being told to since 2.0.
 _WITH_CDI: Final = tuple(f"{major}." for major in range(2, 10))
@@ -130,10 +129,9 @@ def _find(places: Places) -> tuple[Process | None, str, str]:
 
 def _program(places: Places, process: Process | None) -> str:
     if process is not None:
-        with contextlib.suppress(OSError):
-            program = os.readlink(f"{process.directory}/exe")
-            if os.path.exists(places.at(program)):
-                return program
+        program = process.procfs.link(process.pid, "exe")
+        if program and os.path.exists(places.at(program)):
+            return program
     return find_program(places, "containerd")
 
 
@@ -153,7 +151,7 @@ def _template(places: Places, path: str, distribution: str) -> str:
         is_directory = os.path.isdir(places.at(place))
         for file in _glob(places, f"{place}/*") if is_directory else [place]:
             with contextlib.suppress(OSError):
-                if OURS in read_file(places.at(file)):
+                if RUNTIME_NAME in read_file(places.at(file)):
                     return os.path.join(directory, name)
     return ""
 
@@ -255,7 +253,7 @@ def _handler(places: Places, name: str, table: Any, search_path: tuple[str, ...]
     binary = str(options.get("BinaryName") or "")
     systemd = options.get("SystemdCgroup")
     unknown: Iterable[str] = ()
-    if kind == OURS:
+    if kind == RUNTIME_NAME:
         known = {key.lower() for key in KNOWN_KEYS}
         unknown = [key for key in options if key.lower() not in known]
     return Handler(
@@ -283,22 +281,17 @@ def _shim_of(kind: str) -> str:
 
 
 def _newer(places: Places, process: Process | None, files: Iterable[ConfigFile]) -> Iterator[str]:
-    started = None if process is None else started_at(places, process.directory)
-    if started is None:
+    status = None if process is None else process.procfs.status(process.pid)
+    if status is None:
         return
     for file in files:
         with contextlib.suppress(OSError):
             # A second for the clock, which has no finer marks at boot.
-            if file.imported and os.stat(places.at(file.path)).st_mtime > started + 1:
+            if file.imported and os.stat(places.at(file.path)).st_mtime > status.started + 1:
                 yield file.path
 
 
 def _descriptors(process: Process | None) -> int | None:
-    if process is None:
-        return None
-    with contextlib.suppress(OSError, ValueError):
-        for line in read_file(f"{process.directory}/limits").splitlines():
-            if line.startswith("Max open files"):
-                soft = line.split()[3]
-                return None if soft == "unlimited" else int(soft)
-    return None
+    limits = "" if process is None else process.procfs.text(process.pid, "limits")
+    found = _MOST_OPEN.search(limits)
+    return int(found[1]) if found else None

@@ -10,7 +10,6 @@ Source: systemd.resource-control(5); kernel Documentation/admin-guide/cgroup-v1/
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from fnmatch import fnmatchcase
@@ -20,23 +19,21 @@ from hooks.node.identity import what_changed
 from integration.doctor.facts import Container, CouldNotLook, Device
 from integration.doctor.observing.containerd import look_at_containerd
 from integration.doctor.observing.machine import systemd_runs
-from integration.doctor.observing.running import find_program, read_file, run, started_at
-from shim.bundle import INIT_PID, RECORD
+from integration.doctor.observing.running import find_program, read_file, run
+from integration.inspection.bundles import KNOWN_STATES, find_containers
+from integration.inspection.records import entries
+from shim.bundle import RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from integration.doctor.places import Places
+    from integration.inspection.bundles import Container as Found
 
 __all__ = ["allowed_by_systemd", "look_at_containers"]
 
-_STATE: Final = "/run/containerd"
-_TASKS: Final = "io.containerd.runtime.v2.task"
-_LARGEST: Final = 16 << 20
 _MOST: Final = 2048
 _ANY_NUMBER: Final = -1
-# Seconds by which the clock of a file and that of a process may differ.
-_CLOCKS: Final = 5.0
 
 Rule = tuple[int, int]
 """Major and minor; -1 for any."""
@@ -45,55 +42,39 @@ Rule = tuple[int, int]
 def look_at_containers(places: Places) -> tuple[Container, ...]:
     """The containers of this containerd that run and have a record of an injection."""
     containerd = look_at_containerd(places)
-    tasks = places.at(os.path.join(containerd.state if containerd else _STATE, _TASKS))
-    found: list[Container] = []
-    for namespace in sorted(os.listdir(tasks)) if os.path.isdir(tasks) else ():
-        directory = os.path.join(tasks, namespace)
-        for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else ():
-            bundle = os.path.join(directory, name)
-            recorded = os.path.isfile(os.path.join(bundle, RECORD))
-            if recorded and len(found) < _MOST and not _has_ended(places, bundle):
-                found.append(_container(places, namespace, name, bundle))
-    return tuple(found)
+    state = places.at(containerd.state if containerd else KNOWN_STATES[0])
+    recorded = [
+        container
+        for container in find_containers([state], places.at("/proc"))
+        if container.pid and os.path.isfile(os.path.join(container.bundle, RECORD))
+    ]
+    return tuple(_container(places, container) for container in recorded[:_MOST])
 
 
-def _has_ended(places: Places, bundle: str) -> bool:
-    """Whether the container's process has: its bundle stays until somebody removes it."""
-    path = os.path.join(bundle, INIT_PID)
+def _container(places: Places, found: Found) -> Container:
     try:
-        directory = places.at(f"/proc/{int(read_file(path, 64))}")
-        written = os.stat(path).st_mtime
-    except (OSError, ValueError):
-        return False  # it has none yet
-    if not os.path.isdir(directory):
-        return True
-    # Its number may be another's by now.
-    return (started_at(places, directory) or 0.0) > written + _CLOCKS
-
-
-def _container(places: Places, namespace: str, name: str, bundle: str) -> Container:
-    try:
-        record = json.loads(read_file(os.path.join(bundle, RECORD), _LARGEST))
-        edits, grant = record.get("edits") or {}, record.get("grant") or {}
+        if found.record is None:
+            raise ValueError("no object of JSON")  # noqa: TRY301 - as what else is damaged
+        record = dict(found.record)
         devices = tuple(
             Device(str(d["path"]), int(d["major"]), int(d["minor"]))
-            for d in edits.get("devices") or ()
+            for d in entries(record, "edits", "devices")
         )
-        gpus = tuple(str(gpu["uuid"]) for gpu in grant.get("gpus") or ())
+        gpus = tuple(str(gpu["uuid"]) for gpu in entries(record, "grant", "gpus"))
         driver = str((record.get("node") or {}).get("driver") or "")
         changed = what_changed(_for_us(places, record))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         why = f"its record makes no sense: {type(error).__name__}: {error}"
-        return Container(name, namespace, "", "", (), (), unseen=why)
+        return Container(found.id, found.namespace, "", "", (), (), unseen=why)
     unit, denied, by, unseen = "", [], "", ""
     if devices:
         try:
-            unit, rules, by = _rules(places, bundle)
+            unit, rules, by = _rules(places, found.pid)
             denied = [d.path for d in devices if rules is not None and not _allows(rules, d)]
         except (OSError, ValueError, CouldNotLook) as error:
             unseen = str(error)
     return Container(
-        name, namespace, driver, changed, gpus, devices, unit, tuple(denied), by, unseen
+        found.id, found.namespace, driver, changed, gpus, devices, unit, tuple(denied), by, unseen
     )
 
 
@@ -112,9 +93,8 @@ def _for_us(places: Places, record: dict[str, Any]) -> dict[str, Any]:
     return {**record, "identity": {**identity, **moved}}
 
 
-def _rules(places: Places, bundle: str) -> tuple[str, list[Rule] | None, str]:
+def _rules(places: Places, pid: int) -> tuple[str, list[Rule] | None, str]:
     """The unit, the devices that are allowed (None for all), and who says so."""
-    pid = int(read_file(os.path.join(bundle, INIT_PID), 64))
     groups: dict[str, str] = {}
     for line in read_file(places.at(f"/proc/{pid}/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import glob
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from api.values import changed
 from hooks.config import Platform
-from hooks.edits.capabilities import CONTROL, MODESET, UVM, UVM_TOOLS
 from hooks.errors import DriverMismatch, InventoryError
+from hooks.node.capabilities import CONTROL, MODESET, UVM, UVM_TOOLS
+from hooks.node.device_nodes import read_majors
 from hooks.node.driver import find_driver
-from hooks.node.driver_version import is_version, module_version
-from hooks.node.gpus import find_gpus, look_at_nodes, read_majors
-from hooks.node.modules import is_loaded
-from hooks.node.parameters import may_make_nodes, parse_parameters
-from hooks.node.roots import DRIVER_CONTAINER, choose
+from hooks.node.gpus import find_gpus, look_at_nodes, mark_excluded
+from hooks.node.host_setup import is_loaded, may_make_nodes, parse_parameters
+from hooks.node.roots import DRIVER_CONTAINER, choose, is_version, module_version
 from hooks.node.witness import Witness, read_names, read_text
 from hooks.platforms import platform_of
-from hooks.requests.exclusions import mark_excluded
 from integration.doctor.facts import Driver, Gpu, Installed, PciGpu
 from integration.doctor.observing.running import processes
 
@@ -110,7 +108,7 @@ def _installed(places: Places, config: Config) -> Iterator[Installed]:
     roots = [config.driver_root] if config.driver_root else []
     roots += [config.host_root, config.host_root.rstrip("/") + DRIVER_CONTAINER]
     for root in dict.fromkeys(roots):
-        apart = changed(config, driver_root=root)
+        apart = replace(config, driver_root=root)
         try:
             found = choose(Witness(config.host_root), apart, None)
         except InventoryError:

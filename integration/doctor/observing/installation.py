@@ -1,32 +1,32 @@
 """What of ours is installed, and what of it runs.
 
-Source: the tree that ``make dist`` makes; shim.detach for the names of processes;
-proc_pid_maps(5), proc_pid_smaps(5).
+Source: the tree that ``make dist`` makes; shim.verbs.handover for the names of processes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import TYPE_CHECKING, Final
 
 from integration.doctor.facts import Installation, Server, Shim
 from integration.doctor.observing.running import SYSTEM_PATH, hosts_processes, read_file
+from integration.inspection.processes import FORK_SERVER
+from shim import PROGRAM
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from integration.doctor.observing.running import Process
     from integration.doctor.places import Places
 
-__all__ = ["PROGRAM", "look_at_installation"]
+__all__ = ["look_at_installation"]
 
-PROGRAM: Final = "containerd-shim-nvidia-v1"
 _LINKS: Final = (PROGRAM, f"{PROGRAM}.py", "nvshim")
-_FORK_SERVER: Final = "fork-server"
 _SPARE: Final = "-spare"
-# Stopped, being traced, dead.
-_STUCK: Final = frozenset({"T", "t", "Z", "X"})
+# Stopped, being traced.
+_STUCK: Final = frozenset({"T", "t"})
+# Seconds in which a fork server has prepared itself, however busy the node.
+_PREPARED: Final = 60.0
 
 
 def look_at_installation(places: Places) -> Installation:
@@ -44,17 +44,15 @@ def look_at_installation(places: Places) -> Installation:
         dangling=tuple(_dangling(places)),
         programs=tuple(_programs(places)),
         interpreter_fault=_interpreter_fault(places),
-        shims=tuple(_shim(places, p) for p in ours if _FORK_SERVER not in p.words),
-        servers=tuple(
-            _server(places, p) for p in ours if _FORK_SERVER in p.words and _SPARE not in p.words
-        ),
+        shims=tuple(_shim(places, p) for p in ours if FORK_SERVER not in p.words),
+        servers=tuple(_servers(places, ours)),
     )
 
 
 def _is_ours(process: Process) -> bool:
     """A shim or a fork server: both write their own command line."""
-    return process.words[:1] == (PROGRAM,) and (
-        bool(process.option("-namespace")) or _FORK_SERVER in process.words
+    return process.words[:1] == [PROGRAM] and (
+        bool(process.option("-namespace")) or FORK_SERVER in process.words
     )
 
 
@@ -95,13 +93,8 @@ def _interpreter_fault(places: Places) -> str:
 
 def _shim(places: Places, process: Process) -> Shim:
     tree, gone = _tree(places, process)
-    return Shim(
-        pid=process.pid,
-        namespace=process.option("-namespace"),
-        tree=tree,
-        gone=gone,
-        memory=_memory(process),
-    )
+    memory, _ = process.procfs.memory(process.pid) or (None, None)
+    return Shim(process.pid, process.option("-namespace"), tree, gone, memory)
 
 
 def _tree(places: Places, process: Process) -> tuple[str, bool]:
@@ -110,45 +103,22 @@ def _tree(places: Places, process: Process) -> tuple[str, bool]:
     The command line does not tell: it has the program's bare name. What is mapped does.
     """
     prefix = f"{places.prefix.rstrip('/')}/"
-    with contextlib.suppress(OSError):
-        for line in read_file(f"{process.directory}/maps").splitlines():
-            path = line.partition("/")[2].removesuffix(" (deleted)")
-            if f"/{path}".startswith(prefix):
-                tree = prefix + f"/{path}".removeprefix(prefix).partition("/")[0]
-                return tree, not os.path.isdir(places.at(tree))
+    for path in process.procfs.mapped(process.pid):
+        if path.startswith(prefix):
+            tree = prefix + path.removeprefix(prefix).partition("/")[0]
+            return tree, not os.path.isdir(places.at(tree))
     return "", False
 
 
-def _memory(process: Process) -> int | None:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in read_file(f"{process.directory}/smaps_rollup").splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) << 10
-    return None
-
-
-def _server(places: Places, process: Process) -> Server:
-    tree, _ = _tree(places, process)
-    address = process.option("-address")
-    return Server(process.pid, address, _answers(places, process), tree)
-
-
-def _answers(places: Places, process: Process) -> bool:
-    """Whether it listens, and runs: to ask it would cost it the process that it has ready."""
-    if _state(process) in _STUCK:
-        return False
-    sockets = set()
-    with contextlib.suppress(OSError):
-        for name in os.listdir(f"{process.directory}/fd"):
-            with contextlib.suppress(OSError):
-                sockets.add(os.readlink(f"{process.directory}/fd/{name}"))
-    lines = read_file(places.at("/proc/net/unix")).splitlines()[1:]
-    words = (line.split() for line in lines)
-    # Flags 00010000 is SO_ACCEPTCON: it listens. The seventh word is the socket's inode.
-    return any(f"socket:[{w[6]}]" in sockets for w in words if w[6:] and w[3] == "00010000")
-
-
-def _state(process: Process) -> str:
-    with contextlib.suppress(OSError, IndexError):
-        return read_file(f"{process.directory}/stat").rpartition(")")[2].split()[0]
-    return ""
+def _servers(places: Places, ours: Sequence[Process]) -> Iterator[Server]:
+    """The fork servers, without those that have ended since they were found."""
+    for process in ours:
+        if FORK_SERVER not in process.words or _SPARE in process.words:
+            continue
+        tree, _ = _tree(places, process)
+        listens = bool(process.procfs.listening(process.pid))
+        status = process.procfs.status(process.pid)
+        if status is not None and not status.is_zombie:
+            # To ask it would cost it the process that it has ready.
+            works = status.state not in _STUCK and (listens or status.age < _PREPARED)
+            yield Server(process.pid, process.option("-address"), works, tree)

@@ -15,6 +15,7 @@ import yaml
 
 from integration.doctor.errors import ManifestUnusable
 from integration.doctor.facts import CouldNotLook, Kubernetes, RuntimeClass
+from integration.doctor.observing.machine import systemd_runs
 from integration.doctor.observing.running import find_program, hosts_processes, read_file, run
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def look_at_kubernetes(places: Places) -> Kubernetes:
         classes = tuple(_of_manifest(places.manifest))
     elif places.kubeconfig:
         classes = tuple(_of_cluster(places))
-    return Kubernetes(_cgroup_driver(places), classes)
+    return Kubernetes(_cgroup_driver(places), systemd_runs(places), classes)
 
 
 def _cgroup_driver(places: Places) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -14,16 +13,16 @@ from hooks.node.gpus import find_gpus
 from hooks.node.nvml import parse_report, probe_command
 from hooks.node.witness import Witness
 from integration.doctor.facts import Nvml
+from integration.inventory import ask
+from integration.node.nvml import ask_nvml
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from hooks.config import Config
     from integration.doctor.places import Places
 
 __all__ = ["look_at_nvml"]
 
 _PERSISTENCED: Final = "/run/nvidia-persistenced/socket"
-_PROGRAM: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "persistence.py")
 # Beyond what the child allows itself: the kernel ends it, and we have to see that.
 _MORE: Final = 2.0
 
@@ -37,7 +36,7 @@ def look_at_nvml(places: Places) -> Nvml | None:
         return None
     command = probe_command(config, driver)
     started = time.monotonic()
-    answer = _ask(command, config.nvml_timeout)
+    answer = ask(command, config.nvml_timeout + _MORE)
     seconds = round(time.monotonic() - started, 2)
     uuids: tuple[str, ...] = ()
     lost: list[str] = []
@@ -54,7 +53,7 @@ def look_at_nvml(places: Places) -> Nvml | None:
                 files = f"the driver's files and module are of {driver.version}"
                 conflicts.append(f"NVML is of driver {report.driver}, {files}")
             found = find_gpus(Witness(config.host_root), config, report)
-            told = [gpu for gpu in found.gpus if gpu.bus_id in found.told]
+            told = [gpu for gpu in found.gpus if gpu.bus_id in found.reported]
             uuids = tuple(gpu.uuid for gpu in told if not gpu.lost)
             lost = [f"{gpu}: {gpu.lost}" for gpu in told if gpu.lost]
             conflicts += found.conflicts
@@ -63,35 +62,19 @@ def look_at_nvml(places: Places) -> Nvml | None:
     if os.path.exists(places.at(_PERSISTENCED)):
         persistence = "daemon"
     elif not failure:
-        persistence = _persistence(command, config.nvml_timeout)
+        persistence = _persistence(config)
     return Nvml(
         seconds, config.nvml_timeout, failure, uuids, tuple(lost), tuple(conflicts), notes,
         persistence,
     )  # fmt: skip
 
 
-def _persistence(command: Sequence[str], timeout: float) -> str:
-    # The same interpreter, library and modules; another program.
-    argv = [*command[:3], _PROGRAM, *command[4:]]
+def _persistence(config: Config) -> str:
     try:
-        modes = [m for m in json.loads(_ask(argv, timeout) or b"[]") if m is not None]
+        answer = json.loads(ask_nvml(config, "persistence") or b"{}")
     except ValueError:
         return "unknown"
+    modes = [mode for mode in answer.get("modes", ()) if mode is not None]
     if not modes:
         return "unknown"
     return "on" if all(modes) else "off"
-
-
-def _ask(argv: Sequence[str], timeout: float) -> bytes | None:
-    try:
-        return subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            check=False,
-            timeout=timeout + _MORE,
-            env={"LANG": "C.UTF-8"},
-        ).stdout
-    except subprocess.TimeoutExpired:
-        return None

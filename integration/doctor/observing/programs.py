@@ -65,15 +65,13 @@ def _candidates(places: Places) -> Iterator[tuple[str, str]]:
 
 
 def _program(places: Places, name: str, path: str) -> Program:
-    package, package_version, fixed = _package(places, path)
+    version = fault = ""
     try:
-        said = run(places, [path, "--version"])
+        found = _VERSION.search(run(places, [path, "--version"]))
+        version, fault = (found[1], "") if found else ("", "it says no version")
     except CouldNotLook as error:
-        return Program(name, path, "", str(error), package, package_version, fixed)
-    version = _VERSION.search(said)
-    if version is None:
-        return Program(name, path, "", "it says no version", package, package_version, fixed)
-    return Program(name, path, version[1], "", package, package_version, fixed)
+        fault = str(error)
+    return Program(name, path, version, fault, *_package(places, path))
 
 
 def _package(places: Places, path: str) -> tuple[str, str, tuple[str, ...]]:

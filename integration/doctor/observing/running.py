@@ -9,7 +9,6 @@ Source: proc_pid_status(5), proc_pid_environ(5), mount_namespaces(7).
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from api.errors import one_line
 from integration.doctor.facts import CouldNotLook, ProgramFailed
+from integration.inspection.procfs import Procfs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,7 +32,6 @@ __all__ = [
     "processes",
     "read_file",
     "run",
-    "started_at",
 ]
 
 SYSTEM_PATH: Final = (
@@ -53,13 +52,13 @@ class Process:
         pid: its number.
         name: the kernel's short name of it.
         words: its command line. For looking at, not for keeping.
-        directory: its place in procfs, for us.
+        procfs: what else the kernel says of it.
     """
 
     pid: int
     name: str
-    words: tuple[str, ...]
-    directory: str
+    words: list[str]
+    procfs: Procfs
 
     def option(self, *names: str) -> str:
         """The value of an option of its command line; "" if it is not given."""
@@ -73,49 +72,29 @@ class Process:
 
     def search_path(self) -> tuple[str, ...]:
         """The directories in which it looks for programs; none if that cannot be seen."""
-        with contextlib.suppress(OSError), open(f"{self.directory}/environ", "rb") as file:
-            for variable in file.read().split(b"\0"):
-                if variable.startswith(b"PATH="):
-                    return tuple(filter(None, os.fsdecode(variable[5:]).split(":")))
+        for variable in self.procfs.text(self.pid, "environ").split("\0"):
+            if variable.startswith("PATH="):
+                return tuple(filter(None, variable.removeprefix("PATH=").split(":")))
         return ()
 
 
 def processes(places: Places) -> Iterator[Process]:
     """The node's processes, the oldest number first."""
-    proc = places.at("/proc")
-    names = os.listdir(proc) if os.path.isdir(proc) else []
-    for pid in sorted(int(name) for name in names if name.isdecimal()):
-        directory = f"{proc}/{pid}"
-        # Processes end while they are looked at.
-        with contextlib.suppress(OSError):
-            name = read_file(f"{directory}/comm").strip()
-            words = read_file(f"{directory}/cmdline").split("\0")
-            yield Process(pid, name, tuple(word for word in words if word), directory)
+    procfs = Procfs(places.at("/proc"))
+    for pid in procfs.pids() if os.path.isdir(procfs.path) else ():
+        if name := procfs.text(pid, "comm").strip():  # or it has ended meanwhile
+            yield Process(pid, name, procfs.words(pid), procfs)
 
 
 def hosts_processes(places: Places) -> Iterator[Process]:
     """The processes that are root's, and see the files that the node's init or we do."""
-    proc = places.at("/proc")
-    known = {_namespace(f"{proc}/{name}") for name in ("1", "self")} - {""}
+    procfs = Procfs(places.at("/proc"))
+    known = {procfs.link(1, "ns/mnt"), Procfs().link(os.getpid(), "ns/mnt")} - {""}
     for process in processes(places):
-        if _namespace(process.directory) in known and _is_roots(process.directory):
+        # The owner of its directory does not tell: of one that may not be dumped that is root.
+        is_roots = set(procfs.users(process.pid)) == {0}
+        if is_roots and procfs.link(process.pid, "ns/mnt") in known:
             yield process
-
-
-def _namespace(directory: str) -> str:
-    try:
-        return os.readlink(f"{directory}/ns/mnt")
-    except OSError:
-        return ""
-
-
-def _is_roots(directory: str) -> bool:
-    # The owner of the directory does not tell: of one that may not be dumped it is root.
-    with contextlib.suppress(OSError):
-        for line in read_file(f"{directory}/status").splitlines():
-            if line.startswith("Uid:"):
-                return set(line.split()[1:]) == {"0"}
-    return False
 
 
 def read_file(path: str, most: int = _MOST_BYTES) -> str:
@@ -187,25 +166,6 @@ def run(
 
 
 _OURS: Final = ":".join(SYSTEM_PATH)
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
-_START_TIME: Final = 19  # of the fields behind the name, which may hold anything
-
-
-def started_at(places: Places, directory: str) -> float | None:
-    """When a process was started, in seconds of the epoch; None if that is not to be seen.
-
-    Args:
-        places: of the node.
-        directory: the process's place in procfs, for us.
-    """
-    try:
-        fields = read_file(f"{directory}/stat").rpartition(")")[2].split()
-        for line in read_file(places.at("/proc/stat")).splitlines():
-            if line.startswith("btime "):
-                return int(line.split()[1]) + int(fields[_START_TIME]) / _TICKS
-    except (OSError, ValueError, IndexError):
-        pass
-    return None
 
 
 def _here(places: Places, word: str) -> str:

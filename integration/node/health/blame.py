@@ -19,12 +19,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from integration.node.ledger.cgroups import cgroups_in, own_cgroup
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from integration.inspection.bundles import Container
     from integration.inspection.procfs import Procfs
-    from integration.node.health.book import Verdict
+    from integration.node.health.verdict import Verdict
     from integration.node.ledger.values import DeviceUse, Ledger
     from integration.node.monitor.values import GpuEvent
 
@@ -69,7 +71,6 @@ class Pids:
         """Remember who uses GPUs now.
 
         Args:
-            usage: as the ledger has it.
             now: in seconds since boot.
         """
         for use in usage:
@@ -85,7 +86,6 @@ class Pids:
         """The container that a process was of; "" if that is not known.
 
         Args:
-            pid: its number.
             now: in seconds since boot.
         """
         title, when = self._known.get(pid, ("", 0.0))
@@ -96,11 +96,8 @@ def blame(event: GpuEvent, verdict: Verdict, ledger: Ledger, pids: Pids, procfs:
     """Whose an error is.
 
     Args:
-        event: the error.
         verdict: which devices it is of.
-        ledger: who holds what.
         pids: who used GPUs lately.
-        procfs: the node's processes.
     """
     if event.pid:
         cgroups = _cgroups_of(event, procfs)
@@ -134,12 +131,9 @@ def _cgroups_of(event: GpuEvent, procfs: Procfs) -> str:
 
 
 def _in(cgroups: str, containers: Iterable[Container]) -> Container | None:
-    """The container whose id a cgroup has in its path, the outermost: those within are its own."""
-    known = tuple(containers)
-    for line in cgroups.splitlines():
-        for part in line.split("/"):
-            for container in known:
-                own = (f"-{container.id}.scope", f":{container.id}")
-                if part == container.id or part.endswith(own):
-                    return container
-    return None
+    """The container that has a process, the outermost: those within are its own."""
+    paths = [path for _, path in cgroups_in(cgroups)]
+    found = {
+        own: each for each in containers for path in paths if (own := own_cgroup(path, each.id))
+    }
+    return found[min(found, key=len)] if found else None

@@ -6,9 +6,6 @@ Rules
   plugin keeps one MIG device for each GPU, and watches that one alone.)
 - An error of an instance that is not there any more, or of a GPU that nobody knows, is nobody's:
   those who might have it are suspect if it is serious, and are asked; it counts against none.
-- A double-bit ECC error (48) with a contained one (94) shortly before or after it was contained:
-  then it needs no reset.
-- When the driver says what it needs to recover (154), its words count: a reset, a boot, nothing.
 - A GPU that NVML cannot open, that it does not count, or that the node has no more, is lost, and
   its MIG devices with it. So is every device when the driver is gone. A MIG device that is gone
   while its GPU is there was removed by somebody, and is told of no more; if it comes back, it has
@@ -23,7 +20,6 @@ All is pure; :mod:`integration.node.health.machine` knows one device.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -42,7 +38,8 @@ from integration.node.health.machine import (
     step,
 )
 from integration.node.health.values import DeviceHealth, State
-from integration.node.health.xids import Remedy, Scope, Severity, Xid, about
+from integration.node.health.verdict import DBE, TOGETHER, XID, Verdict, severity_of
+from integration.node.health.xids import Scope, Severity, about
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -55,7 +52,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Book",
     "Place",
-    "Verdict",
     "attributed",
     "cleared",
     "fell",
@@ -69,12 +65,8 @@ __all__ = [
     "watched",
 ]
 
-_ECC_DOUBLE: Final = "ecc-double"
-_XID: Final = "xid"
-_DBE, _CONTAINED, _RECOVERY = 48, 94, 154
+_CONTAINED: Final = 94
 
-# Seconds between two errors that tell of the same.
-_TOGETHER: Final = 30.0
 # NVML's word for no instance.
 _NO_INSTANCE: Final = 0xFFFFFFFF
 # So often NVML is asked while it is silent, before all are unhealthy; seconds between two at least.
@@ -166,7 +158,6 @@ def places_of(inventory: Inventory, known: Mapping[str, Place]) -> dict[str, Pla
     """Where the devices of a node are.
 
     Args:
-        inventory: what it has.
         known: where they were. A GPU that nobody opens has no UUID in procfs, and without NVML
             nobody knows it: then it is the one that was known at its address.
     """
@@ -210,11 +201,8 @@ def saw(
     """After a look at the node.
 
     Args:
-        book: what was known.
         places: where devices are; None if the driver is gone.
         lost: why a GPU cannot be opened, by its UUID.
-        now: when.
-        rules: how patient one is.
         load: which loading of the driver it is; "" if that is not known.
         complete: whether all MIG devices are known.
         why: the driver is gone.
@@ -244,10 +232,7 @@ def fell(book: Book, lost: Mapping[str, str], now: Moment, rules: Rules) -> Book
     """After GPUs were found lost.
 
     Args:
-        book: what was known.
         lost: why each does not answer, by its UUID.
-        now: when.
-        rules: how patient one is.
     """
     for gpu, reason in lost.items():
         book = _stepped(book, book.of_gpu(gpu), Lost(reason), now, rules)
@@ -283,52 +268,15 @@ def _gone(
 # -- what happens ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What an event means.
-
-    Attributes:
-        gpu: UUID of the GPU that it is of; "" if nobody knows it.
-        xid: what is known of its number; None for an event without one.
-        severity: what it makes of those that it is of.
-        devices: UUIDs of those.
-        certain: whether it is theirs; otherwise they are only those who might have it.
-        remedy: what a person can do.
-        over: whether the driver says that it needs nothing to recover any more.
-        blamed: the containers that it is attributed to.
-    """
-
-    gpu: str
-    xid: Xid | None
-    severity: Severity
-    devices: tuple[str, ...]
-    certain: bool = True
-    remedy: Remedy = Remedy.NOTHING
-    over: bool = False
-    blamed: tuple[str, ...] = ()
-
-    @property
-    def reason(self) -> str:
-        """Why a device is what it is, for people."""
-        what = "a double-bit ECC error"
-        if self.xid is not None:
-            what = f"XID {self.xid.number}: {self.xid.meaning}"
-        if self.certain:
-            return what
-        return f"{what}, of {'another instance of it' if self.gpu else 'a GPU that is not known'}"
-
-
 def judge(book: Book, event: GpuEvent, policy: Policy) -> Verdict:
     """What an event means.
 
     Args:
-        book: what is known.
-        event: what happened.
         policy: which error makes what of a device.
     """
     gpu = book.gpu_of(event)
-    xid = about(event.xid) if event.kind == _XID else None
-    severity, remedy, over = _severity(book, event, gpu, policy)
+    xid = about(event.xid) if event.kind == XID else None
+    severity, remedy, over = severity_of(event, policy, book.contained.get(gpu))
     if not gpu:
         suspects = tuple(uuid for uuid in book.places if uuid not in book.gone)
         serious = severity.weight >= Severity.UNHEALTHY.weight
@@ -356,64 +304,20 @@ def _instance(number: int | None) -> int | None:
     return None if number is None or number >= _NO_INSTANCE else number
 
 
-def _severity(
-    book: Book, event: GpuEvent, gpu: str, policy: Policy
-) -> tuple[Severity, Remedy, bool]:
-    """What an event makes of a device, what to do, and whether it says that all is well."""
-    if event.kind == _ECC_DOUBLE:  # its XID says whether it was contained
-        return Severity.SUSPECT, Remedy.RESET_LATER, False
-    if event.kind != _XID:
-        return Severity.IGNORE, Remedy.NOTHING, False
-    severity, remedy = policy.severity(event.xid), about(event.xid).remedy
-    if event.xid == _DBE and severity == Severity.FATAL:
-        before = book.contained.get(gpu)
-        if before is not None and abs(event.when - before) <= _TOGETHER:
-            return Severity.UNHEALTHY, remedy, False
-    if event.xid == _RECOVERY and severity == Severity.SUSPECT:
-        return _of_recovery(event.text)
-    return severity, remedy, False
-
-
-# All of it, and at the end: before it stands the name that a process has chosen for itself, which
-# is too short to hold this.
-_TO: Final = re.compile(
-    r"recovery action changed from 0x[0-9a-f]+ \([^()]*\) to 0x[0-9a-f]+ \(([^()]*)\)\.?\s*$",
-    re.IGNORECASE,
-)
-_ACTIONS: Final[Mapping[str, tuple[Severity, Remedy, bool]]] = {
-    "none": (Severity.IGNORE, Remedy.NOTHING, True),
-    "gpu reset required": (Severity.FATAL, Remedy.RESET, False),
-    "drain and reset": (Severity.FATAL, Remedy.RESET, False),
-    "pf flr": (Severity.FATAL, Remedy.RESET, False),
-    "node reboot required": (Severity.FATAL, Remedy.REBOOT, False),
-    "drain p2p": (Severity.SUSPECT, Remedy.RESTART_APP, False),
-}
-
-
-def _of_recovery(text: str) -> tuple[Severity, Remedy, bool]:
-    found = _TO.search(text)
-    action = found[1].strip().lower() if found else ""
-    return _ACTIONS.get(action, (Severity.SUSPECT, Remedy.RESET, False))
-
-
 def heard(book: Book, event: GpuEvent, verdict: Verdict, now: Moment, rules: Rules) -> Book:
     """After an event.
 
     Args:
-        book: what was known.
-        event: what happened.
         verdict: what it means (:func:`judge`), and who is to blame.
-        now: when.
-        rules: how patient one is.
     """
-    if event.kind == _XID and event.xid == _CONTAINED and verdict.gpu:
+    if event.kind == XID and event.xid == _CONTAINED and verdict.gpu:
         book = replace(book, contained={**book.contained, verdict.gpu: event.when})
         recent = [
             uuid
             for uuid in book.of_gpu(verdict.gpu)
-            if abs(now.boot - book.conditions[uuid].last_error) <= _TOGETHER
+            if abs(now.boot - book.conditions[uuid].last_error) <= TOGETHER
         ]
-        book = _stepped(book, recent, Contained(_DBE), now, rules)
+        book = _stepped(book, recent, Contained(DBE), now, rules)
     if verdict.over:
         book = _stepped(book, verdict.devices, Reset(), now, rules)
     error = Error(
@@ -422,7 +326,7 @@ def heard(book: Book, event: GpuEvent, verdict: Verdict, now: Moment, rules: Rul
         xid=event.xid,
         remedy=verdict.remedy,
         blamed=verdict.blamed,
-        counts=verdict.certain and event.kind == _XID,
+        counts=verdict.certain and event.kind == XID,
         times=event.times,
     )
     return _stepped(book, verdict.devices, error, now, rules)
@@ -432,9 +336,7 @@ def attributed(book: Book, uuids: Iterable[str], xid: int, blamed: tuple[str, ..
     """After it became known who is to blame for an error that was heard of.
 
     Args:
-        book: what was known.
         uuids: the devices that it was of.
-        xid: its number.
         blamed: the containers.
     """
     conditions = dict(book.conditions)
@@ -449,10 +351,7 @@ def watched(book: Book, unwatched: Mapping[str, str], now: Moment, rules: Rules)
     """After it became known which GPUs' events cannot be had.
 
     Args:
-        book: what was known.
         unwatched: why, by UUID of the GPU; "" stands for all.
-        now: when.
-        rules: how patient one is.
     """
     for uuid, place in book.places.items():
         why = unwatched.get(place.gpu) or unwatched.get("") or ""
@@ -466,10 +365,7 @@ def cleared(book: Book, uuids: Iterable[str], now: Moment, rules: Rules) -> Book
     """After a person put devices back.
 
     Args:
-        book: what was known.
         uuids: of GPUs, whose MIG devices are put back as well, and of MIG devices.
-        now: when.
-        rules: how patient one is.
     """
     meant = [each for uuid in uuids for each in (uuid, *book.of_gpu(uuid)) if each in book.places]
     return _stepped(book, dict.fromkeys(meant), Clear(), now, rules)
@@ -479,14 +375,7 @@ def cleared(book: Book, uuids: Iterable[str], now: Moment, rules: Rules) -> Book
 
 
 def sampled(book: Book, sample: Sample, now: Moment, rules: Rules) -> Book:
-    """After NVML was asked.
-
-    Args:
-        book: what was known.
-        sample: what it said.
-        now: when.
-        rules: how patient one is.
-    """
+    """After NVML was asked."""
     there = [uuid for uuid in book.conditions if uuid not in book.gone]
     if sample.failure:
         return _stepped(book, there, Silence(sample.failure), now, rules)
@@ -537,9 +426,7 @@ def next_sample(book: Book, asked: float, rules: Rules, usual: float) -> float:
     """When NVML is to be asked again.
 
     Args:
-        book: what is known.
         asked: when it was asked last.
-        rules: how patient one is.
         usual: seconds between two times while something is not as it should be.
 
     Returns:
@@ -563,11 +450,7 @@ def next_sample(book: Book, asked: float, rules: Rules, usual: float) -> float:
 
 
 def reports(book: Book) -> dict[str, DeviceHealth]:
-    """What others are told, by UUID: all that is there, and GPUs that are not any more.
-
-    Args:
-        book: what is known.
-    """
+    """What others are told, by UUID: all that is there, and GPUs that are not any more."""
     return {
         uuid: DeviceHealth(
             uuid=uuid,

@@ -255,14 +255,7 @@ Signal: TypeAlias = (
 
 
 def step(condition: Condition, signal: Signal, now: Moment, rules: Rules) -> Condition:  # noqa: C901 - one row for each signal
-    """What is thought of a device after something was heard of it.
-
-    Args:
-        condition: what was known.
-        signal: what was heard.
-        now: when.
-        rules: how patient one is.
-    """
+    """What is thought of a device after something was heard of it."""
     match signal:
         case Error():
             return _after_error(condition, signal, now, rules)
@@ -335,7 +328,7 @@ def _after_answer(condition: Condition, answer: Answer, now: Moment, rules: Rule
     if known.state == State.UNHEALTHY and known.need < Need.RESET and not answer.pending:
         state = TRANSITIONS[known.state, Cause.ANSWERS]
         return replace(known, state=state, since=now.epoch, answers_since=now.boot)
-    if _is_quiet(known, now, rules):
+    if not known.pending and now.boot >= due(known, rules):  # it has proven what it had to
         healthy = replace(
             known,
             state=TRANSITIONS[known.state, Cause.QUIET],
@@ -352,26 +345,8 @@ def _after_answer(condition: Condition, answer: Answer, now: Moment, rules: Rule
     return known
 
 
-def _is_quiet(condition: Condition, now: Moment, rules: Rules) -> bool:
-    """Whether a device has proven what it had to."""
-    if condition.pending:
-        return False
-    if condition.state == State.RECOVERING:
-        since = max(condition.answers_since, condition.last_error)
-        return now.boot - since >= _quiet_time(condition, rules)
-    if condition.state != State.SUSPECT or condition.unwatched:
-        return False
-    if any(now.boot - when < rules.window for when in condition.errors):
-        return False
-    return now.boot - condition.last_error >= rules.quiet
-
-
 def due(condition: Condition, rules: Rules) -> float:
     """When it has to be asked for what it may have become by then.
-
-    Args:
-        condition: what is known of it.
-        rules: how patient one is.
 
     Returns:
         Seconds since boot; infinite if time alone changes nothing.

@@ -57,11 +57,7 @@ class Policy:
     judged: bool = True
 
     def severity(self, number: int) -> Severity:
-        """What an error makes of a device.
-
-        Args:
-            number: of the error.
-        """
+        """What an error makes of a device."""
         usual = self.table.get(number) or about(number).severity
         if self.all_heeded or number in self.heeded:
             return max(usual, Severity.UNHEALTHY, key=lambda each: each.weight)

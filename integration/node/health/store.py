@@ -17,13 +17,14 @@ import os
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
+from hooks.node.witness import read_text
 from integration.files import read_file, replace_file
 from integration.node.health.book import Book, Place
 from integration.node.health.machine import Condition, Need
 from integration.node.health.values import State
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from hooks.config import Config
 
@@ -54,7 +55,7 @@ def path_of(config: Config) -> str:
 
 def boot_id(config: Config) -> str:
     """Which boot this is; "" if that is not known."""
-    return (_text(f"{config.proc}/sys/kernel/random/boot_id") or "").strip()
+    return (read_text(f"{config.proc}/sys/kernel/random/boot_id") or "").strip()
 
 
 def load_of_driver(config: Config) -> str:
@@ -67,24 +68,14 @@ def load_of_driver(config: Config) -> str:
         number = os.stat(module).st_ino
     except OSError:
         return ""
-    version = (_text(f"{module}/version") or "").strip()
+    version = (read_text(f"{module}/version") or "").strip()
     return f"{version or 'unknown'}:{number}"
-
-
-def _text(path: str) -> str | None:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return None
 
 
 def write(config: Config, book: Book, *, judged: bool = True) -> None:
     """Write the file.
 
     Args:
-        config: where it is.
-        book: what is known.
         judged: whether anybody judges devices: otherwise it is only kept for an agent that does.
 
     Raises:
@@ -111,69 +102,57 @@ def write(config: Config, book: Book, *, judged: bool = True) -> None:
 
 
 def read_devices(config: Config) -> list[dict[str, Any]] | None:
-    """What the file says of each device, as it is written; None if it says nothing of this boot.
-
-    Args:
-        config: where it is.
-    """
-    try:
-        document = json.loads(read_file(path_of(config)) or b"null")
-    except (OSError, ValueError, RecursionError):
+    """What the file says of each device, as it is written; None if it says nothing of this boot."""
+    document, _ = _read_document(config)
+    devices = document.get("devices")
+    if document.get("judged") is not True or not isinstance(devices, list):
         return None
-    if not isinstance(document, dict) or document.get("format") != _FORMAT:
-        return None
-    devices = document.get("devices") if document.get("judged") is True else None
-    if document.get("boot") != boot_id(config) or not isinstance(devices, list):
-        return None
-    return [each for each in devices if _place(each) is not None and _condition(each) is not None]
+    return [entry for entry, _, _ in _entries(devices)]
 
 
 def read(config: Config) -> Record:
-    """What an agent before this one knew.
+    """What an agent before this one knew."""
+    document, fault = _read_document(config)
+    if not document:
+        return Record(Book(), fault)
+    devices = document.get("devices")
+    devices = devices if isinstance(devices, list) else [None]
+    known = _entries(devices)
+    book = Book(
+        places={place.uuid: place for _, place, _ in known},
+        conditions={place.uuid: condition for _, place, condition in known},
+        gone=frozenset(place.uuid for entry, place, _ in known if entry["gone"]),
+        load=load if isinstance(load := document.get("load"), str) else "",
+    )
+    if len(book.places) != len(devices):
+        wrong = len(devices) - len(book.places)
+        fault = f"{path_of(config)}: {wrong} of its entries make no sense"
+    return Record(book, fault)
 
-    Args:
-        config: where the file is.
-    """
+
+def _read_document(config: Config) -> tuple[dict[str, Any], str]:
+    """The file, empty if it says nothing of this boot; and what is wrong with it."""
     path = path_of(config)
     try:
         content = read_file(path)
         document: Any = json.loads(content) if content is not None else None
     except (OSError, ValueError, RecursionError) as error:
         what = error.strerror if isinstance(error, OSError) else "it is damaged"
-        return Record(Book(), f"{path}: {what}; what it said of devices is not known any more")
+        return {}, f"{path}: {what}; what it said of devices is not known any more"
     if document is None:
-        return Record(Book())
+        return {}, ""
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
-        return Record(Book(), f"{path}: it is of another version; what it said is not known")
-    if document.get("boot") != boot_id(config):
-        return Record(Book())
-    places: dict[str, Place] = {}
-    conditions: dict[str, Condition] = {}
-    gone: set[str] = set()
-    devices = document.get("devices")
-    devices = devices if isinstance(devices, list) else [None]
-    for each in devices:
-        place, condition = _place(each), _condition(each)
-        if place is None or condition is None:
-            continue
-        places[place.uuid] = place
-        conditions[place.uuid] = condition
-        if each["gone"] is True:
-            gone.add(place.uuid)
-    fault = ""
-    if len(places) != len(devices):
-        fault = f"{path}: {len(devices) - len(places)} of its entries make no sense"
-    load = document.get("load")
-    book = Book(places, conditions, frozenset(gone), load if isinstance(load, str) else "")
-    return Record(book, fault)
+        return {}, f"{path}: it is of another version; what it said is not known"
+    return (document if document.get("boot") == boot_id(config) else {}), ""
 
 
 # -- entries -----------------------------------------------------------------------------------
 
-_TEXTS: Final = frozenset({"reason", "remedy", "lost", "unwatched"})
-_COUNTS: Final = frozenset({"xid", "falls"})
-_TIMES: Final = frozenset({"since", "last_error", "answers_since", "fell"})
-_FLAGS: Final = frozenset({"pending", "failed", "was_away"})
+
+def _entries(devices: list[Any]) -> list[tuple[dict[str, Any], Place, Condition]]:
+    """Those that make sense."""
+    read = ((each, _place(each), _condition(each)) for each in devices)
+    return [(each, place, known) for each, place, known in read if place and known]
 
 
 def _place(entry: Any) -> Place | None:
@@ -191,63 +170,53 @@ def _place(entry: Any) -> Place | None:
 def _condition(entry: Any) -> Condition | None:
     if not isinstance(entry, dict) or not isinstance(entry.get("gone"), bool):
         return None
-    values: dict[str, Any] = {}
-    for each in fields(Condition):
-        value = _value(each.name, entry.get(each.name))
-        if value is _WRONG:
-            return None
-        values[each.name] = value
-    known = Condition(**values)
+    try:
+        known = Condition(
+            **{each.name: _READ[str(each.type)](entry.get(each.name)) for each in fields(Condition)}
+        )
+    except ValueError:
+        return None
     # Whatever was written: what is given needs nothing, and what is not needs a proof.
     if known.state.is_given == (known.need > Need.NOTHING) or (known.lost and known.state.is_given):
         return None
     return known
 
 
-_WRONG: Final = object()
-
-
-def _value(name: str, value: Any) -> Any:
-    """What a field has, if the file's value is one; :data:`_WRONG` otherwise."""
-    if name == "state":
-        return State(value) if value in list(State) else _WRONG
-    if name == "need":
-        return Need(value) if _is_count(value) and value in list(Need) else _WRONG
-    if name in _TEXTS:
-        return value if isinstance(value, str) else _WRONG
-    if name in _COUNTS:
-        return value if _is_count(value) else _WRONG
-    if name in _FLAGS:
-        return value if isinstance(value, bool) else _WRONG
-    if name in _TIMES:
-        return _time(value)
-    if name == "silent_since":
-        return None if value is None else _time(value)
-    if not isinstance(value, list):
-        return _WRONG
-    if name == "errors":
-        times = [_time(each) for each in value]
-        return _WRONG if _WRONG in times else tuple(times)
-    return tuple(value) if all(isinstance(each, str) for each in value) else _WRONG  # blamed
+_FAR: Final = 1e12
 
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _time(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return _WRONG
-    return float(value) if 0 <= value < _FAR else _WRONG  # nor NaN
+def _checked(value: Any, is_right: object) -> Any:
+    if not is_right:
+        raise ValueError(value)
+    return value
 
 
-_FAR: Final = 1e12
+def _time(value: Any) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(_checked(value, is_number and 0 <= value < _FAR))  # nor NaN
 
 
-def of_uuids(devices: list[dict[str, Any]]) -> Mapping[str, dict[str, Any]]:
-    """The entries by UUID, without those that are gone.
+def _list(value: Any) -> list[Any]:
+    return list(_checked(value, isinstance(value, list)))
 
-    Args:
-        devices: as :func:`read_devices` has them.
-    """
-    return {each["uuid"]: each for each in devices if not each["gone"]}
+
+def _string(value: Any) -> str:
+    return str(_checked(value, isinstance(value, str)))
+
+
+_READ: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "str": _string,
+    "bool": lambda value: _checked(value, isinstance(value, bool)),
+    "int": lambda value: _checked(value, _is_count(value)),
+    "float": _time,
+    "float | None": lambda value: None if value is None else _time(value),
+    "tuple[float, ...]": lambda value: tuple(map(_time, _list(value))),
+    "tuple[str, ...]": lambda value: tuple(map(_string, _list(value))),
+    "State": lambda value: State(_string(value)),
+    "Need": lambda value: Need(_checked(value, _is_count(value))),
+}
+"""How a field of each type is read; raises ValueError for what is none."""

@@ -97,27 +97,19 @@ _SUPPORT, _RESET, _LINKS = Remedy.SUPPORT, Remedy.RESET, Remedy.LINKS
 _NOTHING: Final = Remedy.NOTHING
 
 # Engines that are there several times, each with a number of its own.
-_COPY: Final = (39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136))
-_DECODERS: Final = (68, 83, 84, 88, 89, 96, 97, 98)
-_ENCODERS: Final = (47, 65, 73, 142)
-_JPEG: Final = (82, *range(99, 106))
-_FLOW: Final = (86, 139)
+_ENGINES: Final = {
+    "CE_ERROR": ("copy engine", (39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136))),
+    "NVDEC_ERROR": ("video decoder", (68, 83, 84, 88, 89, 96, 97, 98)),
+    "NVENC_ERROR": ("video encoder", (47, 65, 73, 142)),
+    "NVJPG_ERROR": ("JPEG engine", (82, *range(99, 106))),
+    "OFA_ERROR": ("optical flow engine", (86, 139)),
+}
+_FIRST_DECODER: Final = 68  # NVIDIA's plugin ignores it, and no other
 
-_ENGINES: Final = (
-    *(Xid(n, "CE_ERROR", f"copy engine {i}: exception", _SUSPECT) for i, n in enumerate(_COPY)),
-    *(
-        Xid(n, "NVDEC_ERROR", f"video decoder {i}: exception", _SUSPECT if i else _IGNORE)
-        for i, n in enumerate(_DECODERS)
-    ),
-    *(
-        Xid(n, "NVENC_ERROR", f"video encoder {i}: exception", _SUSPECT)
-        for i, n in enumerate(_ENCODERS)
-    ),
-    *(Xid(n, "NVJPG_ERROR", f"JPEG engine {i}: exception", _SUSPECT) for i, n in enumerate(_JPEG)),
-    *(
-        Xid(n, "OFA_ERROR", f"optical flow engine {i}: exception", _SUSPECT)
-        for i, n in enumerate(_FLOW)
-    ),
+_OF_ENGINES: Final = tuple(
+    Xid(n, name, f"{engine} {i}: exception", _IGNORE if n == _FIRST_DECODER else _SUSPECT)
+    for name, (engine, numbers) in _ENGINES.items()
+    for i, n in enumerate(numbers)
 )
 
 _OTHERS: Final = (
@@ -137,51 +129,37 @@ _OTHERS: Final = (
     Xid(45, "PREEMPTIVE_REMOVAL", "channels were cleaned up after another error", _IGNORE),
     Xid(46, "GPU_TIMEOUT_ERROR", "the GPU stopped processing", _FATAL, _RESET, _GPU),
     Xid(48, "GPU_ECC_DBE", "double-bit ECC error in memory", _FATAL, Remedy.REPLACE, _GPU),
-    Xid(
-        54, "SILENT_RUNNING_PWR_REDUCED_CLOCKING", "auxiliary power is not connected",
-        _BAD, Remedy.MECHANICS, _GPU,
-    ),
+    Xid(54, "SILENT_RUNNING_PWR_REDUCED_CLOCKING", "auxiliary power is not connected",
+        _BAD, Remedy.MECHANICS, _GPU),
     Xid(56, "EVO_ERROR", "display engine error", _SUSPECT, _SUPPORT, _GPU),
     Xid(57, "FBPA_ERROR_1", "error in programming the memory interface", _BAD, _RESET, _GPU),
     Xid(58, "FBPA_ERROR_2", "unstable memory interface", _BAD, Remedy.REPLACE, _GPU),
     Xid(60, "SEC2_ERROR", "video processor exception", _SUSPECT),
     Xid(61, "PMU_BREAKPOINT", "breakpoint of the microcontroller", _SUSPECT, _RESET, _GPU),
     Xid(62, "PMU_HALT_ERROR", "the microcontroller halted", _FATAL, _RESET, _GPU),
-    Xid(
-        63, "DRAM_RETIREMENT_EVENT", "a row of memory is remapped at the next reset",
-        _IGNORE, Remedy.RESET_LATER, _GPU,
-    ),
-    Xid(
-        64, "DRAM_RETIREMENT_FAILURE", "a row of memory could not be remapped",
-        _FATAL, Remedy.REPLACE, _GPU,
-    ),
+    Xid(63, "DRAM_RETIREMENT_EVENT", "a row of memory is remapped at the next reset",
+        _IGNORE, Remedy.RESET_LATER, _GPU),
+    Xid(64, "DRAM_RETIREMENT_FAILURE", "a row of memory could not be remapped",
+        _FATAL, Remedy.REPLACE, _GPU),
     Xid(66, "FECS_ERR_REG_ACCESS_VIOLATION", "illegal access by driver firmware", _IGNORE),
     Xid(67, "FECS_ERR_VERIF_VIOLATION", "illegal access by driver firmware", _IGNORE),
     Xid(69, "GR_CLASS_ERROR", "graphics engine class error", _SUSPECT),
     Xid(74, "NVLINK_ERROR", "NVLink error", _BAD, _LINKS, _GPU),
     Xid(78, "VGPU_START_ERROR", "a vGPU could not be started", _SUSPECT, Remedy.SOFTWARE, _GPU),
-    Xid(
-        79, "GPU_HAS_FALLEN_OFF_THE_BUS", "the GPU has fallen off the bus",
-        _FATAL, Remedy.REBOOT, _GPU,
-    ),
+    Xid(79, "GPU_HAS_FALLEN_OFF_THE_BUS", "the GPU has fallen off the bus",
+        _FATAL, Remedy.REBOOT, _GPU),
     Xid(80, "PBDMA_PUSHBUFFER_CRC_MISMATCH", "corrupted data sent to the GPU", _SUSPECT),
     Xid(81, "VGA_SUBSYSTEM_ERROR", "VGA subsystem error", _SUSPECT, _SUPPORT, _GPU),
-    Xid(
-        92, "EXCESSIVE_SBE_INTERRUPTS", "high rate of single-bit ECC errors",
-        _SUSPECT, _SUPPORT, _GPU,
-    ),
+    Xid(92, "EXCESSIVE_SBE_INTERRUPTS", "high rate of single-bit ECC errors",
+        _SUSPECT, _SUPPORT, _GPU),
     Xid(93, "INFOROM_ERASE_LIMIT_EXCEEDED", "InfoROM is worn", _IGNORE, _SUPPORT, _GPU),
     Xid(94, "CONTAINED_ERROR", "memory error, contained in one application", _SUSPECT),
-    Xid(
-        95, "UNCONTAINED_ERROR", "memory error, not contained in one application",
-        _FATAL, Remedy.REPLACE, _GPU,
-    ),
+    Xid(95, "UNCONTAINED_ERROR", "memory error, not contained in one application",
+        _FATAL, Remedy.REPLACE, _GPU),
     Xid(106, "SMBPBI_TEST_MESSAGE", "a test", _IGNORE, _NOTHING, _GPU),
     Xid(107, "SMBPBI_TEST_MESSAGE_SILENT", "a test", _IGNORE, _NOTHING, _GPU),
-    Xid(
-        108, "NVLINK_REMOTE_TRANSLATION_ERROR", "address of another GPU that is not mapped",
-        _IGNORE,
-    ),
+    Xid(108, "NVLINK_REMOTE_TRANSLATION_ERROR", "address of another GPU that is not mapped",
+        _IGNORE),
     Xid(109, "CTXSW_TIMEOUT_ERROR", "context switch timeout", _SUSPECT, _RESET),
     Xid(110, "SEC_FAULT_ERROR", "security fault", _FATAL, _RESET, _GPU),
     Xid(119, "GSP_RPC_TIMEOUT", "the GPU's firmware did not answer", _BAD, _RESET, _GPU),
@@ -189,10 +167,8 @@ _OTHERS: Final = (
     Xid(121, "C2C_ERROR", "corrected error of the link to the CPU", _IGNORE, _SUPPORT, _GPU),
     Xid(136, "ALI_TRAINING_FAIL", "an NVLink could not be trained", _FATAL, _LINKS, _GPU),
     Xid(137, "NVLINK_PRIV_ERR", "access over NVLink that was refused", _IGNORE),
-    Xid(
-        140, "UNRECOVERABLE_ECC_ERROR_ESCAPE", "ECC error that could not be dealt with",
-        _FATAL, Remedy.REPLACE, _GPU,
-    ),
+    Xid(140, "UNRECOVERABLE_ECC_ERROR_ESCAPE", "ECC error that could not be dealt with",
+        _FATAL, Remedy.REPLACE, _GPU),
     Xid(141, "FAST_PATH_ERROR", "fast path error", _IGNORE, _SUPPORT),
     Xid(143, "GPU_INIT_ERROR", "the GPU could not be initialised", _FATAL, _RESET, _GPU),
     Xid(144, "NVLINK_SAW_ERROR", "NVLink error (SAW)", _BAD, _LINKS, _GPU),
@@ -205,23 +181,17 @@ _OTHERS: Final = (
     Xid(151, "KEY_ROTATION_ERROR", "key rotation error", _FATAL, Remedy.REBOOT, _GPU),
     Xid(152, "DLA_SMMU_ERROR", "DLA: memory management error", _IGNORE, _SUPPORT),
     Xid(153, "DLA_TIMEOUT", "DLA: timeout", _IGNORE, _SUPPORT),
-    Xid(
-        154, "GPU_RECOVERY_ACTION_CHANGED", "the driver says what it needs to recover",
-        _SUSPECT, _RESET, _GPU,
-    ),
+    Xid(154, "GPU_RECOVERY_ACTION_CHANGED", "the driver says what it needs to recover",
+        _SUSPECT, _RESET, _GPU),
     Xid(155, "NVLINK_SW_DEFINED_ERROR", "an NVLink went down", _SUSPECT, _LINKS, _GPU),
     Xid(156, "RESOURCE_RETIREMENT_EVENT", "a part of the GPU was retired", _FATAL, _RESET, _GPU),
-    Xid(
-        157, "RESOURCE_RETIREMENT_FAILURE", "a part of the GPU could not be retired",
-        _SUSPECT, _SUPPORT, _GPU,
-    ),
+    Xid(157, "RESOURCE_RETIREMENT_FAILURE", "a part of the GPU could not be retired",
+        _SUSPECT, _SUPPORT, _GPU),
     Xid(158, "GPU_FATAL_TIMEOUT", "fatal timeout", _FATAL, _RESET, _GPU),
     Xid(159, "CHI_NON_DATA_ERROR", "error of the link to the CPU", _SUSPECT, _SUPPORT, _GPU),
     Xid(160, "CHANNEL_RETIREMENT_EVENT", "a memory channel was retired", _IGNORE, _SUPPORT, _GPU),
-    Xid(
-        161, "CHANNEL_RETIREMENT_FAILURE", "a memory channel could not be retired",
-        _SUSPECT, _SUPPORT, _GPU,
-    ),
+    Xid(161, "CHANNEL_RETIREMENT_FAILURE", "a memory channel could not be retired",
+        _SUSPECT, _SUPPORT, _GPU),
     Xid(162, "PSHC_REENGAGED", "power smoothing works again", _IGNORE, _NOTHING, _GPU),
     Xid(163, "PSHC_DISENGAGED", "power smoothing stopped", _IGNORE, _SUPPORT, _GPU),
     Xid(164, "PSHC_LOW_LIFETIME", "power smoothing is nearly worn", _IGNORE, _SUPPORT, _GPU),
@@ -231,18 +201,14 @@ _OTHERS: Final = (
     Xid(168, "REDUCED_GPU_MEMORY_CAPACITY", "less memory than usual", _SUSPECT, _SUPPORT, _GPU),
     Xid(169, "SEC2_HALT_ERROR", "the security processor halted", _BAD, _RESET, _GPU),
     Xid(170, "NVLINK_SECURE_OTHER", "NVLink security error", _SUSPECT, _LINKS, _GPU),
-    Xid(
-        171, "UNCORRECTABLE_DRAM_ERROR", "tells of an error 48 that it was in DRAM",
-        _SUSPECT, Remedy.RESET_LATER, _GPU,
-    ),
-    Xid(
-        172, "UNCORRECTABLE_SRAM_ERROR", "tells of an error 48 that it was in SRAM",
-        _SUSPECT, Remedy.RESET_LATER, _GPU,
-    ),
+    Xid(171, "UNCORRECTABLE_DRAM_ERROR", "tells of an error 48 that it was in DRAM",
+        _SUSPECT, Remedy.RESET_LATER, _GPU),
+    Xid(172, "UNCORRECTABLE_SRAM_ERROR", "tells of an error 48 that it was in SRAM",
+        _SUSPECT, Remedy.RESET_LATER, _GPU),
 )  # fmt: skip
 
 XIDS: Final[Mapping[int, Xid]] = {
-    xid.number: xid for xid in sorted((*_ENGINES, *_OTHERS), key=lambda xid: xid.number)
+    xid.number: xid for xid in sorted((*_OF_ENGINES, *_OTHERS), key=lambda xid: xid.number)
 }
 """Every number that is known."""
 

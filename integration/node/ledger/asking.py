@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from hooks.errors import InventoryError
 from integration.inventory import look_at_node
+from integration.node.ledger.component import known_states, look_and_ask
 from integration.node.ledger.kubelet import allocated_by
-from integration.node.ledger.part import known_states, look_and_ask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,6 @@ async def ask(
     """Who holds what now.
 
     Args:
-        config: where the node is.
         states: containerd's state directories; none for those that are known.
         proc: where processes are shown.
         pod_resources: the kubelet's socket; one that is not there is not asked.
@@ -51,7 +50,6 @@ async def foreign_rows(
     """The processes on a GPU that are in no container.
 
     Args:
-        config: where the node is.
         states: containerd's state directories; none for those that are known.
         proc: where processes are shown.
 

@@ -61,7 +61,6 @@ class Owners:
 
     Args:
         containers: of the node; those without a process have none.
-        procfs: where processes are shown.
     """
 
     def __init__(self, containers: Iterable[Container], procfs: Procfs) -> None:

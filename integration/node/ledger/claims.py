@@ -1,4 +1,4 @@
-"""The claims of ``[sharing]`` (:mod:`shim.claims`) for people, and the end of dead ones."""
+"""The claims of ``[sharing]`` (:mod:`shim.work.claims`) for people, and the end of dead ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from integration.node.ledger.errors import ClaimHolds, ClaimsUnreadable, ClaimUnknown
-from shim import claims
+from shim.work import claims
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -39,7 +39,6 @@ class Meter:
         """Share out what was drawn since the sample before.
 
         Args:
-            sample: what NVML said now.
             busy: for how much of the time each computed, in percent, by container ("" for none)
                 and GPU; those of whom it is known.
         """
@@ -73,10 +72,5 @@ class Meter:
         self._sums = {key: joules for key, joules in self._sums.items() if key[0] in kept}
 
     def joules(self, container: str, gpu: str) -> float:
-        """What a container has used of a GPU's energy.
-
-        Args:
-            container: its bundle.
-            gpu: UUID.
-        """
+        """What a container has used of a GPU's energy."""
         return self._sums.get((container, gpu), 0.0)

@@ -16,11 +16,11 @@ Source: :mod:`hooks.record`; Kubernetes, pkg/kubelet/apis/podresources.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from hooks.holding import gpus_of
 from hooks.node.identity import what_changed
+from hooks.sharing import gpus_of
 from integration.inspection.holding import devices_of, is_privileged
 from integration.node.ledger.values import Holding, Unheld
 from shim import bundle as bundle_files
@@ -49,41 +49,33 @@ _UUIDS: Final = ("GPU-", "MIG-")
 UNKNOWN_POD: Final = "the kubelet does not know its pod"
 
 
-@dataclass(frozen=True, slots=True)
-class Allocated:
-    """What the kubelet has given to one container; ``devices`` are resources and their ids."""
-
-    namespace: str
-    pod: str
-    container: str
-    devices: tuple[tuple[str, str], ...] = ()
+Allocated = Mapping[tuple[str, str], Mapping[str, tuple[tuple[str, str], ...]]]
+"""What the kubelet has given: by the pod's namespace and name, and the container's name, resources
+and their device ids. A pod without containers is known as well."""
 
 
 def holdings_of(
     containers: Iterable[Container],
     inventory: Inventory | None,
     procfs: Procfs,
-    allocated: Iterable[Allocated] | None = None,
+    allocated: Allocated | None = None,
 ) -> tuple[Holding, ...]:
     """What each container holds.
 
     Args:
         containers: those of the node.
         inventory: what the node has; None if that is not known, and then only records tell.
-        procfs: where processes are shown.
         allocated: what the kubelet says; None if it says nothing.
 
     Returns:
         Of each container that holds something, what, and what is wrong with that.
     """
-    given = tuple(allocated or ())
-    pods = None if allocated is None else {(each.namespace, each.pod) for each in given}
     found = []
     for container in containers:
         if container.sandbox or has_stopped(container):
             continue
         devices, gpus = devices_of(container, inventory)
-        if not devices and (named := _given_to(container, given)) and is_privileged(container):
+        if not devices and (named := _given_to(container, allocated)) and is_privileged(container):
             devices, gpus = named, gpus_of(named, inventory)
         if devices:
             found.append(
@@ -92,24 +84,19 @@ def holdings_of(
                     devices,
                     gpus,
                     stale=stale_of(container),
-                    orphan=_orphan(container, procfs, pods),
+                    orphan=_orphan(container, procfs, allocated),
                 )
             )
     return tuple(found)
 
 
-def _given_to(container: Container, allocated: Iterable[Allocated]) -> tuple[str, ...]:
+def _given_to(container: Container, allocated: Allocated | None) -> tuple[str, ...]:
     """What the kubelet has given to a container, of devices that it calls by their UUIDs."""
     pod = container.pod
-    if pod is None:
+    if pod is None or allocated is None:
         return ()
-    whose = (pod.namespace, pod.name, container.name)
-    named = (
-        _of_share(device)
-        for each in allocated
-        if (each.namespace, each.pod, each.container) == whose
-        for _, device in each.devices
-    )
+    given = allocated.get((pod.namespace, pod.name), {}).get(container.name, ())
+    named = (_of_share(device) for _, device in given)
     return tuple(dict.fromkeys(device for device in named if device.startswith(_UUIDS)))
 
 
@@ -124,22 +111,18 @@ def has_stopped(container: Container) -> bool:
 
 
 def stale_of(container: Container) -> str:
-    """What of the driver that a container was made with is no more; "" for nothing.
-
-    Args:
-        container: which.
-    """
+    """What of the driver that a container was made with is no more; "" for nothing."""
     try:
         return what_changed(container.record or {})
     except (KeyError, TypeError, ValueError):  # the record is damaged, or of another version
         return ""
 
 
-def _orphan(container: Container, procfs: Procfs, pods: set[tuple[str, str]] | None) -> str:
+def _orphan(container: Container, procfs: Procfs, allocated: Allocated | None) -> str:
     if container.pid and not _has_shim(container.pid, procfs):
         return "its shim is gone, and it runs on"
     pod = container.pod
-    if pod is not None and pods is not None and (pod.namespace, pod.name) not in pods:
+    if pod and allocated is not None and (pod.namespace, pod.name) not in allocated:
         return UNKNOWN_POD
     return ""
 
@@ -157,41 +140,33 @@ def _has_shim(pid: int, procfs: Procfs) -> bool:
 
 
 def unheld_of(
-    allocated: Iterable[Allocated],
-    holdings: Iterable[Holding],
-    containers: Iterable[Container] = (),
+    allocated: Allocated, holdings: Iterable[Holding], containers: Iterable[Container] = ()
 ) -> tuple[Unheld, ...]:
     """What the kubelet has given, and nobody has; of devices that it calls by their UUIDs.
 
     Args:
         allocated: what the kubelet says.
-        holdings: who holds what.
         containers: those of which it is known what they hold. One that runs without what it was
             given is told of.
     """
-    held: dict[tuple[str, str, str], set[str]] = {}
-    for each in holdings:
-        if (pod := each.container.pod) is not None:
-            whose = (pod.namespace, pod.name, each.container.name)
-            held.setdefault(whose, set()).update(each.devices)
-    running = {
-        (each.pod.namespace, each.pod.name, each.name): each
-        for each in containers
-        if each.pod is not None and each.pid and not each.sandbox
+    held = {
+        (pod.namespace, pod.name, each.container.name, device)
+        for each in holdings
+        if (pod := each.container.pod) is not None
+        for device in each.devices
     }
-    found: list[Unheld] = []
-    for given in allocated:
-        whose = (given.namespace, given.pod, given.container)
-        missing = [
-            (resource, device)
-            for resource, device in given.devices
-            if device.startswith(_UUIDS) and _of_share(device) not in held.get(whose, ())
-        ]
-        container = running.get(whose)
-        pid = 0 if container is None else container.pid
-        uid = "" if container is None or container.pod is None else container.pod.uid
-        found += [Unheld(*whose, resource, device, pid, uid) for resource, device in missing]
-    return tuple(found)
+    running = {
+        (pod.namespace, pod.name, each.name): (each.pid, pod.uid)
+        for each in containers
+        if (pod := each.pod) is not None and each.pid and not each.sandbox
+    }
+    return tuple(
+        Unheld(*pod, name, resource, device, *running.get((*pod, name), (0, "")))
+        for pod, given in allocated.items()
+        for name, devices in given.items()
+        for resource, device in devices
+        if device.startswith(_UUIDS) and (*pod, name, _of_share(device)) not in held
+    )
 
 
 def _of_share(device: str) -> str:

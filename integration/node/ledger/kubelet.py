@@ -9,9 +9,10 @@ Source: Kubernetes, staging/src/k8s.io/kubelet/pkg/apis/podresources/v1.
 from __future__ import annotations
 
 import os
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from integration.node.ledger.holdings import Allocated
+if TYPE_CHECKING:
+    from integration.node.ledger.holdings import Allocated
 
 __all__ = ["allocated_by"]
 
@@ -24,14 +25,14 @@ def _is_there(path: str) -> bool:
     return os.path.exists(path)
 
 
-async def allocated_by(path: str) -> tuple[Allocated, ...] | None:
+async def allocated_by(path: str) -> Allocated | None:
     """What the kubelet has given to the containers that it knows.
 
     Args:
         path: of its socket; "" for none.
 
     Returns:
-        Of each container, what; None if there is no kubelet that answers in time.
+        It; None if there is no kubelet that answers in time.
     """
     if not path or not _is_there(path):
         return None
@@ -52,16 +53,12 @@ async def allocated_by(path: str) -> tuple[Allocated, ...] | None:
             answer: Any = await answer_of(ask(pb.ListPodResourcesRequest(), timeout=_TIMEOUT))
         except grpc.RpcError:
             return None
-    # A pod without containers is known as well.
-    known = [Allocated(pod.namespace, pod.name, "") for pod in answer.pod_resources]
-    given = [
-        Allocated(
-            pod.namespace,
-            pod.name,
-            container.name,
-            tuple((d.resource_name, name) for d in container.devices for name in d.device_ids),
-        )
+    return {
+        (pod.namespace, pod.name): {
+            container.name: tuple(
+                (each.resource_name, name) for each in container.devices for name in each.device_ids
+            )
+            for container in pod.containers
+        }
         for pod in answer.pod_resources
-        for container in pod.containers
-    ]
-    return (*known, *given)
+    }

@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import time
 from contextlib import asynccontextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
-
-import anyio.to_thread
+from typing import TYPE_CHECKING, Final
 
 from hooks.errors import InventoryError
 from integration.inspection.errors import StateUnreadable
+from integration.inspection.health import read_health
 from integration.inspection.procfs import Procfs
 from integration.inventory import look_at_node
-from integration.node.agent import is_ready
-from integration.node.health.store import of_uuids, read_devices
+from integration.node.board import Unsampled
+from integration.node.ledger.component import aside, known_states, look
 from integration.node.ledger.energy import Meter
-from integration.node.ledger.part import known_states, look
 from integration.node.ledger.top import Moment
 from integration.node.ledger.usage import owners_of, usage_of
 from integration.node.ledger.values import Ledger
@@ -31,7 +28,7 @@ from integration.node.monitor.sampling import sampling
 from integration.node.refresh import Seen
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
     from hooks.config import Config
     from hooks.node.inventory import Inventory
@@ -40,18 +37,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Observer", "observing"]
 
-R = TypeVar("R")
-
 # Seconds for which it is believed what the node has, and where its containerds are.
 _SELDOM: Final = 30.0
 
 
 class Observer:
-    """Who looks. Made by :func:`observing`."""
+    """Who looks. Made by :func:`observing`.
+
+    Attributes:
+        sampler: asks NVML.
+        inventory: what the node has; None if that is not known.
+    """
 
     def __init__(self, config: Config, states: Sequence[str], proc: str) -> None:
         self._config, self._asked, self._proc = config, states, proc
-        self._sampler: Sampler | None = None
+        self.sampler: Sampler = Unsampled()
         self._meter = Meter()
         self._states: tuple[str, ...] = ()
         self._looked = -_SELDOM
@@ -68,29 +68,20 @@ class Observer:
 
     async def moment(self) -> Moment:
         """What is known now."""
-        await _aside(self._look_seldom)
-        sample = await self._sample()
-        ledger, notes = await _aside(self._ledger)
-        owners, names = await _aside(partial(self._processes, sample, ledger.containers))
-        health = await _aside(partial(health_of, self._config))
+        await aside(self._look_seldom)
+        sample = await self.sampler.sample(max_age=0.0)
+        ledger, notes = await aside(self._ledger)
+        owners, names = await aside(self._processes, sample, ledger.containers)
+        health = await aside(read_health, self._config) or {}
         return Moment(
             time=time.time(),
             sample=sample,
             uses=usage_of(sample, ledger, owners, self._meter),
             names=names,
             inventory=self.inventory,
-            health=health,
+            health={uuid: str(entry["state"]) for uuid, entry in health.items()},
             notes=notes,
         )
-
-    async def _sample(self) -> Sample:
-        if self._sampler is None:
-            raise RuntimeError("nobody asks NVML")
-        return await self._sampler.sample(max_age=0.0)
-
-    def ask(self, sampler: Sampler) -> None:
-        """Have NVML asked by another one."""
-        self._sampler = sampler
 
     def _look_seldom(self) -> None:
         now = time.monotonic()
@@ -118,22 +109,6 @@ class Observer:
         return owners, {pid: procfs.text(pid, "comm").rstrip("\n") for pid in owners}
 
 
-async def _aside(function: Callable[[], R]) -> R:
-    return await anyio.to_thread.run_sync(function, abandon_on_cancel=True)
-
-
-def health_of(config: Config) -> Mapping[str, str]:
-    """What a running agent thinks of each device, by UUID; nothing without one.
-
-    Args:
-        config: where it says so.
-    """
-    devices = read_devices(config) if is_ready(config) else None
-    if devices is None:
-        return {}
-    return {uuid: str(entry["state"]) for uuid, entry in of_uuids(devices).items()}
-
-
 @asynccontextmanager
 async def observing(
     config: Config, states: Sequence[str], proc: str = "/proc"
@@ -141,7 +116,6 @@ async def observing(
     """Look at who uses what, for as long as this lasts.
 
     Args:
-        config: where the node is.
         states: containerd's state directories; none for those that are known.
         proc: where processes are shown.
     """
@@ -150,6 +124,5 @@ async def observing(
     def say(*_: object, **__: object) -> None:
         """What a child has to say stands in the sample."""
 
-    async with sampling(observer.seen, say, to_answer=config.nvml_timeout) as sampler:
-        observer.ask(sampler)
+    async with sampling(observer.seen, say, to_answer=config.nvml_timeout) as observer.sampler:
         yield observer

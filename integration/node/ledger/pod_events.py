@@ -34,8 +34,8 @@ from integration.node.ledger.errors import EventNotMade
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from integration.node.components import Context
     from integration.node.ledger.values import Ledger
-    from integration.node.parts import Context
 
 __all__ = ["ApiServer", "run"]
 
@@ -164,11 +164,7 @@ def _notices(ledger: Ledger) -> Iterator[_Notice]:
 
 
 async def run(context: Context) -> None:
-    """Make events of what is missing or denied, until cancelled.
-
-    Args:
-        context: the agent's.
-    """
+    """Make events of what is missing or denied, until cancelled."""
     options, board = context.options, context.board
     has_token = await anyio.Path(options.service_account).is_dir()
     if not options.api_server or not has_token:

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from hooks.holding import id_of
+from hooks.sharing import id_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from hooks.node.inventory import Inventory
     from integration.node.ledger.values import DeviceUse
-    from integration.node.monitor.values import GpuSample, Sample
+    from integration.node.monitor.values import DeviceSample, GpuSample, Sample
 
 __all__ = ["Moment", "Sort", "frame_of", "lines_of"]
 
@@ -58,7 +58,6 @@ def frame_of(moment: Moment, sort: Sort = Sort.MEMORY) -> dict[str, Any]:
     """A frame, of plain values; the keys are an interface.
 
     Args:
-        moment: what is known.
         sort: how the containers of a device are sorted.
     """
     sample = moment.sample
@@ -80,63 +79,43 @@ def _notes_of(sample: Sample) -> list[str]:
 
 # -- devices ---------------------------------------------------------------------------------
 
+_MEASURED: Final = (
+    "gpu_percent", "memory_percent", "memory_used_bytes", "memory_total_bytes", "encoder_percent",
+    "decoder_percent", "temperature_celsius", "power_watts", "energy_joules",
+)  # fmt: skip
+
 
 def _devices(moment: Moment) -> list[dict[str, Any]]:
     """A row for each GPU, and after it one for each of its MIG devices; then what else is used."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     inventory = moment.inventory
     said = {gpu.uuid: gpu for gpu in moment.sample.gpus}
     gpus = {id_of(gpu): gpu for gpu in inventory.gpus} if inventory is not None else {}
     for uuid in dict.fromkeys((*gpus, *said)):
-        sampled, known = said.get(uuid), gpus.get(uuid)
-        row = _gpu_row(moment, uuid, sampled)
-        if known is not None:
-            row |= {"index": str(known.index), "name": known.model or None, "pci": known.bus_id}
-        rows.append(row)
-        rows += _mig_rows(moment, row, sampled)
+        row = _row(moment, uuid, said.get(uuid))
+        if (gpu := gpus.get(uuid)) is not None:
+            row |= {"index": str(gpu.index), "name": gpu.model or None, "pci": gpu.bus_id}
+        rows += [row, *_mig_rows(moment, row, said.get(uuid))]
     listed = {row["uuid"] for row in rows}
     others = dict.fromkeys(use.device for use in moment.uses if use.device not in listed)
     return rows + [_row(moment, uuid) for uuid in others]
 
 
-def _row(moment: Moment, uuid: str) -> dict[str, Any]:
-    """A device of which nothing else is known."""
+def _row(
+    moment: Moment, uuid: str, sampled: GpuSample | DeviceSample | None = None
+) -> dict[str, Any]:
+    """What NVML says of a device, and the agent of its health."""
+    missing = getattr(sampled, "missing", {})
     return {
         "index": None,
         "uuid": uuid,
         "kind": "mig" if uuid.startswith("MIG-") else "gpu",
         "name": None,
         "pci": None,
-        "gpu_percent": None,
-        "memory_percent": None,
-        "memory_used_bytes": None,
-        "memory_total_bytes": None,
-        "encoder_percent": None,
-        "decoder_percent": None,
-        "temperature_celsius": None,
-        "power_watts": None,
-        "energy_joules": None,
+        **{name: getattr(sampled, name, None) for name in _MEASURED},
         "health": moment.health.get(uuid),
-        "lost": None,
-        "missing": {},
-    }
-
-
-_OF_GPUS: Final = (
-    "gpu_percent", "memory_percent", "memory_used_bytes", "memory_total_bytes", "encoder_percent",
-    "decoder_percent", "temperature_celsius", "power_watts", "energy_joules",
-)  # fmt: skip
-
-
-def _gpu_row(moment: Moment, uuid: str, sampled: GpuSample | None) -> dict[str, Any]:
-    row = _row(moment, uuid)
-    if sampled is None:
-        return row
-    return {
-        **row,
-        **{name: getattr(sampled, name) for name in _OF_GPUS},
-        "lost": sampled.lost or None,
-        "missing": {name: sampled.missing[name] for name in _OF_GPUS if name in sampled.missing},
+        "lost": getattr(sampled, "lost", None) or None,
+        "missing": {name: missing[name] for name in _MEASURED if name in missing},
     }
 
 
@@ -149,14 +128,11 @@ def _mig_rows(
     known = {d.uuid: d for d in listed if str(d.gpu) == gpu["index"]}
     rows = []
     for uuid in dict.fromkeys((*known, *said)):
-        row, device, memory = _row(moment, uuid), known.get(uuid), said.get(uuid)
-        if device is not None:
+        row = _row(moment, uuid, said.get(uuid))
+        if (device := known.get(uuid)) is not None:
             row["index"] = f"{device.gpu}:{device.index}"
             row["name"] = f"{gpu['name'] or ''} MIG {device.profile}".strip()
             row["pci"] = gpu["pci"]
-        if memory is not None:
-            row["memory_used_bytes"] = memory.memory_used_bytes
-            row["memory_total_bytes"] = memory.memory_total_bytes
         rows.append(row)
     return rows
 
@@ -186,6 +162,12 @@ def _title(use: DeviceUse) -> str:
     return "" if use.holding is None else use.holding.container.title
 
 
+_USED: Final = (
+    "memory_bytes", "sm_percent", "memory_percent", "encoder_percent", "decoder_percent",
+    "energy_joules",
+)  # fmt: skip
+
+
 def _use_row(use: DeviceUse, names: Mapping[int, str]) -> dict[str, Any]:
     holding = use.holding
     return {
@@ -193,12 +175,7 @@ def _use_row(use: DeviceUse, names: Mapping[int, str]) -> dict[str, Any]:
         "holds": holding is not None and use.device in holding.devices,
         "stale": (holding.stale or None) if holding is not None else None,
         "orphan": (holding.orphan or None) if holding is not None else None,
-        "memory_bytes": use.memory_bytes,
-        "sm_percent": use.sm_percent,
-        "memory_percent": use.memory_percent,
-        "encoder_percent": use.encoder_percent,
-        "decoder_percent": use.decoder_percent,
-        "energy_joules": use.energy_joules,
+        **{name: getattr(use, name) for name in _USED},
         "processes": [{"pid": pid, "name": names.get(pid) or None} for pid in use.processes],
     }
 
@@ -225,24 +202,21 @@ def lines_of(frame: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _device_line(device: Mapping[str, Any]) -> dict[str, Any]:
-    title = " ".join(filter(None, (device["index"], device["name"] or device["uuid"])))
-    used, total = device["memory_used_bytes"], device["memory_total_bytes"]
-    state = device["lost"] and "lost"
-
-    def known(name: str, text: str) -> str:
+    def cell(name: str, show: Callable[[Any], str]) -> str:
         # What NVML was asked and does not tell is another thing than what nobody knows.
-        return "n/a" if name in device["missing"] else text
+        return "n/a" if name in device["missing"] else show(device[name])
 
+    total = device["memory_total_bytes"]
     return {
-        "what": title,
-        "sm": known("gpu_percent", _percent(device["gpu_percent"])),
-        "mem": known("memory_percent", _percent(device["memory_percent"])),
-        "memory": known("memory_used_bytes", _of(used, total)),
-        "enc": known("encoder_percent", _percent(device["encoder_percent"])),
-        "dec": known("decoder_percent", _percent(device["decoder_percent"])),
-        "power": known("power_watts", _unit(device["power_watts"], "W")),
-        "temp": known("temperature_celsius", _unit(device["temperature_celsius"], "C")),
-        "state": state or device["health"] or "-",
+        "what": " ".join(filter(None, (device["index"], device["name"] or device["uuid"]))),
+        "sm": cell("gpu_percent", _percent),
+        "mem": cell("memory_percent", _percent),
+        "memory": cell("memory_used_bytes", lambda used: _of(used, total)),
+        "enc": cell("encoder_percent", _percent),
+        "dec": cell("decoder_percent", _percent),
+        "power": cell("power_watts", lambda watts: _unit(watts, "W")),
+        "temp": cell("temperature_celsius", lambda celsius: _unit(celsius, "C")),
+        "state": (device["lost"] and "lost") or device["health"] or "-",
         "processes": "",
         "is_device": True,
     }
@@ -250,10 +224,7 @@ def _device_line(device: Mapping[str, Any]) -> dict[str, Any]:
 
 def _use_line(use: Mapping[str, Any]) -> dict[str, Any]:
     wrong = [word for word in ("stale", "orphan") if use[word]]
-    named = [
-        f"{each['pid']} {each['name']}" if each["name"] else str(each["pid"])
-        for each in use["processes"]
-    ]
+    named = [f"{each['pid']} {each['name'] or ''}".strip() for each in use["processes"]]
     more = len(named) - _MOST_PROCESSES
     return {
         "what": f"  {_container(use['container'])}",

@@ -13,8 +13,8 @@ Rules
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio.to_thread
 
@@ -23,40 +23,28 @@ from integration.node.ledger.cgroups import Owners
 from integration.node.ledger.values import DeviceUse, Holding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from integration.inspection.bundles import Container
+    from integration.node.components import Context
     from integration.node.ledger.energy import Meter
     from integration.node.ledger.values import Ledger
     from integration.node.monitor.values import ProcessUse, Sample
-    from integration.node.parts import Context
 
-__all__ = ["join", "merged", "owners_of", "usage", "usage_by", "usage_of"]
+__all__ = ["join", "owners_of", "usage_by", "usage_of"]
+
+# What is known of a process and of a container by the same names.
+_AMOUNTS: Final = (
+    "memory_bytes", "sm_percent", "memory_percent", "encoder_percent", "decoder_percent",
+)  # fmt: skip
 
 
-async def usage(context: Context, max_age: float) -> tuple[DeviceUse, ...]:
-    """What each container uses of each device now; it is posted on the board as well.
-
-    Args:
-        context: the agent's.
-        max_age: seconds that NVML's answer may be old.
+async def usage_by(context: Context, sample: Sample) -> tuple[DeviceUse, ...]:
+    """What each container uses of each device by a sample; it is posted on the board as well.
 
     Returns:
         An entry for each container and device, and one without a container for each device that
         has processes of none. If NVML does not answer, what is held, and nothing of its use.
-    """
-    return await usage_by(context, await context.board.sampler.sample(max_age=max_age))
-
-
-async def usage_by(context: Context, sample: Sample) -> tuple[DeviceUse, ...]:
-    """What each container uses of each device, for one who has asked NVML already.
-
-    Args:
-        context: the agent's.
-        sample: what NVML said.
-
-    Returns:
-        As :func:`usage`.
     """
     ledger, meter = context.board.ledger, context.board.energy
     owners = await anyio.to_thread.run_sync(
@@ -73,7 +61,6 @@ def owners_of(
     """Whose the processes of a sample are.
 
     Args:
-        sample: what NVML said.
         containers: those of the node.
         proc: where processes are shown.
     """
@@ -90,8 +77,6 @@ def usage_of(
     """What each container uses, with its share of energy.
 
     Args:
-        sample: what NVML said.
-        ledger: who holds what.
         owners: whose each process is.
         meter: of energy; this sample is counted.
     """
@@ -106,16 +91,11 @@ def usage_of(
     meter.keep(container.bundle for container in ledger.containers)
     metered = {gpu.uuid for gpu in sample.gpus if gpu.energy_joules is not None and not gpu.mig}
     return tuple(
-        _with_energy(use, meter.joules(use.holding.container.bundle, use.device))
+        replace(use, energy_joules=meter.joules(use.holding.container.bundle, use.device))
         if use.holding is not None and use.device in metered
         else use
         for use in uses
     )
-
-
-def _with_energy(use: DeviceUse, joules: float) -> DeviceUse:
-    fields = {name: getattr(use, name) for name in DeviceUse.__slots__}
-    return DeviceUse(**{**fields, "energy_joules": joules})
 
 
 def join(
@@ -124,26 +104,23 @@ def join(
     """What each container uses of each device.
 
     Args:
-        sample: what NVML said.
-        ledger: who holds what.
         owners: whose each process is; one that is not there is nobody's.
 
     Returns:
         By container and device; those of no container come last.
     """
     holdings = {each.container.bundle: each for each in ledger.holdings}
-    found: dict[tuple[str, str], list[ProcessUse]] = {}
-    for holding in ledger.holdings:
-        for device in holding.devices:
-            found[holding.container.bundle, device] = []
-    for process in merged(sample.processes):
+    found: dict[tuple[str, str], dict[int, ProcessUse]] = {
+        (each.container.bundle, device): {} for each in ledger.holdings for device in each.devices
+    }
+    for process in sample.processes:
         owner = owners.get(process.pid)
         if owner is not None:
             holdings.setdefault(owner.bundle, Holding(owner, ()))
-        found.setdefault((owner.bundle if owner else "", process.device), []).append(process)
-    says = _Says.of(sample)
+        processes = found.setdefault((owner.bundle if owner else "", process.device), {})
+        processes[process.pid] = _greater(process, processes.get(process.pid, process))
     uses = [
-        _use(holdings.get(bundle), device, processes, says)
+        _use(holdings.get(bundle), device, processes, sample)
         for (bundle, device), processes in found.items()
     ]
     return tuple(sorted(uses, key=_order))
@@ -156,69 +133,32 @@ def _order(use: DeviceUse) -> tuple[bool, str, str, str]:
     return False, container.namespace, container.id, use.device
 
 
-@dataclass(frozen=True, slots=True)
-class _Says:
-    """What NVML tells at all, so that a container without processes is known to use nothing."""
-
-    answers: bool
-    wholes: frozenset[str]
-
-    @classmethod
-    def of(cls, sample: Sample) -> _Says:
-        wholes = frozenset(gpu.uuid for gpu in sample.gpus if not gpu.lost and not gpu.mig)
-        return cls(not sample.failure, wholes)
-
-
-def merged(processes: Iterable[ProcessUse]) -> list[ProcessUse]:
-    """Each process once for each device: of what NVML says twice, the greater.
-
-    Args:
-        processes: as NVML lists them.
-    """
-    found: dict[tuple[int, str], ProcessUse] = {}
-    for each in processes:
-        key = (each.pid, each.device)
-        known = found.get(key)
-        found[key] = each if known is None else _united(known, each)
-    return list(found.values())
-
-
-_AMOUNTS = (
-    "memory_bytes", "sm_percent", "memory_percent", "encoder_percent", "decoder_percent",
-)  # fmt: skip
-
-
-def _united(one: ProcessUse, other: ProcessUse) -> ProcessUse:
-    amounts = {name: _known([getattr(one, name), getattr(other, name)], max) for name in _AMOUNTS}
-    return type(one)(one.pid, one.device, one.kind, **amounts)
+def _greater(one: ProcessUse, other: ProcessUse) -> ProcessUse:
+    """Of what NVML says twice of a process, the greater."""
+    amounts: dict[str, Any] = {}
+    for name in _AMOUNTS:
+        both = (getattr(one, name), getattr(other, name))
+        amounts[name] = max((each for each in both if each is not None), default=None)
+    return replace(one, **amounts)
 
 
 def _use(
-    holding: Holding | None, device: str, processes: list[ProcessUse], says: _Says
+    holding: Holding | None, device: str, processes: Mapping[int, ProcessUse], sample: Sample
 ) -> DeviceUse:
+    # Of MIG devices NVML knows nothing but memory, so a container without processes on one may
+    # have used something else.
+    is_whole = any(gpu.uuid == device and not (gpu.lost or gpu.mig) for gpu in sample.gpus)
+
     def total(name: str) -> int | None:
         if not processes:
-            # Of MIG devices NVML knows nothing but memory.
-            is_told = name == "memory_bytes" or device in says.wholes
-            return 0 if says.answers and is_told else None
-        return _known([getattr(process, name) for process in processes], sum)
-
-    def percent(name: str) -> int | None:
-        value = total(name)
-        return None if value is None else min(100, value)
+            is_told = name == "memory_bytes" or is_whole
+            return 0 if is_told and not sample.failure else None
+        said = (getattr(process, name) for process in processes.values())
+        known: list[int] = [each for each in said if each is not None]
+        if not known:
+            return None
+        return sum(known) if name == "memory_bytes" else min(100, sum(known))
 
     return DeviceUse(
-        holding,
-        device,
-        tuple(sorted(process.pid for process in processes)),
-        total("memory_bytes"),
-        percent("sm_percent"),
-        percent("memory_percent"),
-        percent("encoder_percent"),
-        percent("decoder_percent"),
+        holding, device, tuple(sorted(processes)), **{name: total(name) for name in _AMOUNTS}
     )
-
-
-def _known(values: Iterable[int | None], unite: Callable[[list[int]], int]) -> int | None:
-    known = [value for value in values if value is not None]
-    return unite(known) if known else None

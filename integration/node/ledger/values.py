@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from integration.inspection.bundles import Container
 
-__all__ = ["DeviceUse", "Holding", "Ledger", "Unheld"]
+__all__ = ["DeviceUse", "Holding", "Ledger", "Unheld", "as_document", "holding_row"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,3 +140,25 @@ class DeviceUse:
     encoder_percent: int | None = None
     decoder_percent: int | None = None
     energy_joules: float | None = None
+
+
+def as_document(ledger: Ledger) -> dict[str, Any]:
+    """All of a ledger, but when it was so."""
+    return {
+        "holdings": [holding_row(each) for each in ledger.holdings],
+        "unheld": [asdict(each) for each in ledger.unheld],
+        "unknown": list(ledger.unknown),
+    }
+
+
+def holding_row(holding: Holding) -> dict[str, Any]:
+    """What one container holds."""
+    container = holding.container
+    return {
+        **container.to_json(),
+        "bundle": container.bundle,
+        "devices": list(holding.devices),
+        "gpus": list(holding.gpus),
+        "stale": holding.stale or None,
+        "orphan": holding.orphan or None,
+    }

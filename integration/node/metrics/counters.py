@@ -20,14 +20,14 @@ import time
 from bisect import bisect_left
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from integration.node.monitor.values import GpuEvent
 
-__all__ = ["FAILED", "MOST", "OK", "OTHERS", "REFUSED", "SECONDS", "Counters", "Durations", "Timed"]
+__all__ = ["FAILED", "MOST", "OK", "OTHERS", "REFUSED", "SECONDS", "Counters", "Durations"]
 
 OK: Final = "ok"
 REFUSED: Final = "refused"
@@ -41,8 +41,7 @@ SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 MOST: Final = 512
 OTHERS: Final = "others"
 
-K = TypeVar("K", bound=tuple[str, ...])
-V = TypeVar("V")
+Labels = tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -90,13 +89,13 @@ class Counters:
     """
 
     def __init__(self) -> None:
-        self.allocations: dict[tuple[str, str], int] = {}
-        self.allocating: dict[tuple[str], Durations] = {}
-        self.registrations: dict[tuple[str, str], int] = {}
-        self.updates: dict[tuple[str], int] = {}
-        self.last_xids: dict[tuple[str, str], float] = {}
-        self.restarts: dict[tuple[str], int] = {}
-        self.looks: dict[tuple[str], int] = {}
+        self.allocations: dict[Labels, int] = {}
+        self.allocating: dict[Labels, Durations] = {}
+        self.registrations: dict[Labels, int] = {}
+        self.updates: dict[Labels, int] = {}
+        self.last_xids: dict[Labels, float] = {}
+        self.restarts: dict[Labels, int] = {}
+        self.looks: dict[Labels, int] = {}
         self.looking = Durations()
         self.latest_look: float | None = None
         self.last_look: float | None = None
@@ -164,14 +163,13 @@ class Counters:
             timed.seconds = time.perf_counter() - begun
 
 
-def _bounded(counted: dict[K, V], key: K) -> K:
+def _bounded(counted: Mapping[Labels, object], key: Labels) -> Labels:
     """The key to count under: itself, or that of all others if there are too many already."""
     if key in counted or len(counted) < MOST:
         return key
-    return type(key)(OTHERS for _ in key)
+    return (OTHERS,) * len(key)
 
 
-def _count(counted: dict[K, int], key: K) -> K:
+def _count(counted: dict[Labels, int], key: Labels) -> None:
     key = _bounded(counted, key)
     counted[key] = counted.get(key, 0) + 1
-    return key

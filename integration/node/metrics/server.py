@@ -1,19 +1,23 @@
-"""Connections of scrapers: few, short, and none waits for another.
+"""HTTP for scrapers: a GET, an answer, and the connection is closed.
 
 Rules
-- A connection has :data:`TO_ASK` seconds for its request and :data:`TO_TAKE` for the answer, and
-  there are :data:`MOST` at most. One more takes the place of the one that has let the agent wait
-  longest, be it to ask or to take; if the agent lets them all wait, it is told to come again.
-- Whatever a scraper does, it costs the agent one task and some 100 KiB, no thread: those who are
-  told the same share it.
+- The standard library parses requests. Each connection has one, of at most :data:`LONGEST` bytes
+  and without a body, and is closed after :data:`LONGEST_EXCHANGE` seconds, whatever it waits for.
+- There are :data:`MOST` connections at most: one more takes the place of the oldest. So nobody
+  who connects and does not ask keeps Prometheus away.
 - An answer that cannot be made is a 500 to the one who asked. The agent goes on.
+
+Source: RFC 9110; RFC 9112.
 """
 
 from __future__ import annotations
 
 import errno
-from contextlib import contextmanager
+import io
+from contextlib import suppress
+from dataclasses import dataclass, field
 from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -21,30 +25,33 @@ import anyio.abc
 
 from integration.node.metrics.address import Address
 from integration.node.metrics.errors import MetricsAddressUnusable
-from integration.node.metrics.exchange import (
-    LONGEST,
-    Refused,
-    Request,
-    Response,
-    head_end,
-    parse_head,
-)
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from anyio.abc import SocketStream
     from anyio.streams.stapled import MultiListener
 
-__all__ = ["MOST", "TO_ASK", "TO_TAKE", "addresses_of", "listen", "serve"]
+__all__ = [
+    "LONGEST",
+    "LONGEST_EXCHANGE",
+    "MOST",
+    "Request",
+    "Response",
+    "addresses_of",
+    "listen",
+    "parse",
+    "serve",
+]
 
+LONGEST: Final = 8192
 MOST: Final = 32
-TO_ASK: Final = 5.0
-TO_TAKE: Final = 10.0
+LONGEST_EXCHANGE: Final = 20.0
+"""Seconds; NVML has up to eight of them."""
 
-# A scraper that goes on sending is listened to for that long, so that it gets its answer: a socket
-# that is closed with something unread in it takes back what was sent last.
-_TO_FALL_SILENT: Final = 0.5
+_END: Final = b"\r\n\r\n"
+_METHODS: Final = ("GET", "HEAD")
+
 _BACKLOG: Final = 64
 
 # What is sent at a time: of what is not taken yet no more is copied, for each who does not take it.
@@ -53,11 +60,108 @@ _SLICE: Final = 65536
 _GONE: Final = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
 
 
-async def listen(address: Address) -> MultiListener[SocketStream]:
-    """Listen for scrapers.
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked.
+
+    Attributes:
+        method: "GET" or "HEAD".
+        path: without what follows a question mark.
+        headers: by their names in lower case.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What is answered.
+
+    Attributes:
+        status: of HTTP.
+        content: of what is sent.
+        type: the content's media type.
+        headers: further ones.
+    """
+
+    status: HTTPStatus
+    content: bytes
+    type: str = "text/plain; charset=utf-8"
+    headers: tuple[tuple[str, str], ...] = ()
+
+    def to_head(self) -> bytes:
+        """What goes over the wire before the content."""
+        lines = [
+            f"HTTP/1.1 {self.status.value} {self.status.phrase}",
+            f"Content-Type: {self.type}",
+            f"Content-Length: {len(self.content)}",
+            "Connection: close",
+            "X-Content-Type-Options: nosniff",
+            *(f"{name}: {value}" for name, value in self.headers),
+        ]
+        return ("".join(f"{line}\r\n" for line in lines) + "\r\n").encode("latin-1")
+
+
+class _Parsed(BaseHTTPRequestHandler):
+    """The library's parser, without its sockets."""
+
+    def __init__(self, head: bytes) -> None:
+        self.rfile = io.BufferedReader(io.BytesIO(head))
+        self.raw_requestline = self.rfile.readline()
+        self.refused: tuple[HTTPStatus, str] | None = None
+        if not self.parse_request() and self.refused is None:
+            self.refused = HTTPStatus.BAD_REQUEST, "not a request of HTTP/1.1"
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Keep what the parser has found wrong."""
+        del explain
+        self.refused = HTTPStatus(code), message or ""
+
+    def handle_expect_100(self) -> bool:
+        """Ask for no body."""
+        return True
+
+
+def parse(head: bytes) -> Request | Response:
+    """Understand a request.
 
     Args:
-        address: where.
+        head: of it, up to and with the empty line.
+
+    Returns:
+        The request, or the answer to one that is refused.
+    """
+    parsed = _Parsed(head)
+    if parsed.refused is not None:
+        return _refusal(*parsed.refused)
+    headers = parsed.headers
+    if "transfer-encoding" in headers or any(
+        length.strip("0") for length in headers.get_all("content-length", ())
+    ):
+        return _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "a body")
+    if parsed.command not in _METHODS:
+        return _refusal(HTTPStatus.METHOD_NOT_ALLOWED, "GET or HEAD is understood")
+    if not parsed.path.startswith("/") or parsed.request_version == "HTTP/0.9":
+        return _refusal(HTTPStatus.BAD_REQUEST, "not a path by HTTP/1")
+    return Request(
+        parsed.command,
+        parsed.path.partition("?")[0],
+        {name.lower(): value.strip() for name, value in headers.items()},
+    )
+
+
+def _refusal(status: HTTPStatus, why: str) -> Response:
+    allow = (("Allow", ", ".join(_METHODS)),) if status == HTTPStatus.METHOD_NOT_ALLOWED else ()
+    return Response(status, f"{why}\n".encode(), headers=allow)
+
+
+# -- connections -------------------------------------------------------------------------------
+
+
+async def listen(address: Address) -> MultiListener[SocketStream]:
+    """Listen for scrapers.
 
     Raises:
         MetricsAddressUnusable: one cannot.
@@ -98,8 +202,8 @@ async def serve(
 
     Args:
         listener: where they come; it is closed in the end.
-        answer: makes an answer; raises :class:`Refused` for what is not answered.
-        failed: told of any other exception of it.
+        answer: makes an answer.
+        failed: takes an exception of it.
     """
     async with listener:
         await listener.serve(_Connections(answer, failed).handle)
@@ -115,92 +219,42 @@ class _Connections:
     ) -> None:
         self._answer = answer
         self._failed = failed
-        self._count = 0
-        self._waited_for: dict[int, anyio.CancelScope] = {}  # in the order in which they began
+        self._open: dict[anyio.CancelScope, None] = {}  # the oldest first
 
     async def handle(self, stream: SocketStream) -> None:
         """One connection, from its beginning to its end."""
-        self._count += 1
-        try:
-            async with stream:
-                try:
-                    await self._exchange(stream)
-                except _GONE:
-                    return
-        finally:
-            self._count -= 1
+        with anyio.move_on_after(LONGEST_EXCHANGE) as scope:
+            self._open[scope] = None
+            if len(self._open) > MOST:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                oldest.cancel()
+            try:
+                async with stream:
+                    with suppress(*_GONE):
+                        await self._exchange(stream)
+            finally:
+                self._open.pop(scope, None)
 
     async def _exchange(self, stream: SocketStream) -> None:
-        if self._count > MOST and not self._make_room():
-            if self._count > 2 * MOST:
-                return
-            busy = Response(HTTPStatus.SERVICE_UNAVAILABLE, b"too many scrape at once\n")
-            await self._send(stream, busy, linger=True)
-            return
-        try:
-            request = await self._request(stream)
-            if request is not None:
-                response = await self._respond(request)
-                await self._send(stream, response, content=request.method != "HEAD")
-        except Refused as refused:
-            await self._send(stream, _refusal(refused), linger=True)
-
-    async def _request(self, stream: SocketStream) -> Request | None:
-        """What is asked; None if nothing is in time."""
-        received, end = bytearray(), -1
-        with self._bounded(TO_ASK):
-            while (end := head_end(received)) < 0:
-                received += await stream.receive(LONGEST)
-        return parse_head(bytes(received[:end])) if end >= 0 else None
+        received = bytearray()
+        while _END not in received and len(received) <= LONGEST:
+            received += await stream.receive(LONGEST)
+        head, end, _ = bytes(received).partition(_END)
+        if len(head) > LONGEST:
+            too_large = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+            request: Request | Response = _refusal(too_large, f"more than {LONGEST} bytes")
+        else:
+            request = parse(head + end)
+        response = request if isinstance(request, Response) else await self._respond(request)
+        await stream.send(response.to_head())
+        if isinstance(request, Response) or request.method != "HEAD":
+            for at in range(0, len(response.content), _SLICE):
+                await stream.send(response.content[at : at + _SLICE])
 
     async def _respond(self, request: Request) -> Response:
         try:
             return await self._answer(request)
-        except Refused:
-            raise
         except Exception as error:  # noqa: BLE001 - a scrape does not end the others
             self._failed(error)
             return Response(HTTPStatus.INTERNAL_SERVER_ERROR, b"the agent's log says why\n")
-
-    async def _send(
-        self,
-        stream: SocketStream,
-        response: Response,
-        *,
-        content: bool = True,
-        linger: bool = False,
-    ) -> None:
-        with self._bounded(TO_TAKE):
-            await stream.send(response.to_head())
-            for at in range(0, len(response.content) if content else 0, _SLICE):
-                await stream.send(response.content[at : at + _SLICE])
-            if linger:
-                await stream.send_eof()
-                with anyio.move_on_after(_TO_FALL_SILENT):
-                    for _ in range(LONGEST):
-                        await stream.receive()
-
-    @contextmanager
-    def _bounded(self, seconds: float) -> Iterator[None]:
-        """While the scraper lets the agent wait."""
-        with anyio.move_on_after(seconds) as scope:
-            self._waited_for[id(scope)] = scope
-            try:
-                yield
-            finally:
-                del self._waited_for[id(scope)]
-
-    def _make_room(self) -> bool:
-        """End the one that lets the agent wait longest; whether there was one."""
-        for scope in self._waited_for.values():
-            if not scope.cancel_called:
-                scope.cancel()
-                return True
-        return False
-
-
-def _refusal(refused: Refused) -> Response:
-    headers: tuple[tuple[str, str], ...] = ()
-    if refused.status is HTTPStatus.METHOD_NOT_ALLOWED:
-        headers = (("Allow", "GET, HEAD"),)
-    return Response(refused.status, f"{refused.reason}\n".encode(), headers=headers)

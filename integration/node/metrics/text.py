@@ -7,8 +7,6 @@ Rules
   Unicode are replaced, and more than :data:`LONGEST` characters are cut.
 - A label without a value is left out, which means the same. A family without series is not
   mentioned.
-- Text is written in pieces, so that who writes much can do something else in between: a family
-  that is large is given to prometheus-client in parts, and has one head all the same.
 
 Source: Prometheus' "Exposition formats"; OpenMetrics 1.0, "Text format".
 """
@@ -17,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import re
-from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from prometheus_client.core import Metric
@@ -26,34 +23,15 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from integration.node.metrics.counters import SECONDS, Durations
-from integration.node.metrics.families import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
-    from integration.node.metrics.families import Family
+    from integration.node.metrics.family import Family, Rows
 
-__all__ = ["LONGEST", "OPENMETRICS", "PLAIN", "Form", "Known", "Row", "choose", "write"]
+__all__ = ["LONGEST", "OPENMETRICS", "PLAIN", "Form", "choose", "write"]
 
 LONGEST: Final = 256
-
-# Series that are written at a stretch, in two or three milliseconds.
-_PIECE: Final = 50
-
-
-class Row(NamedTuple):
-    """One series of a family.
-
-    Attributes:
-        labels: the values of the family's labels.
-        value: of it; that of a histogram is a :class:`Durations`.
-    """
-
-    labels: Sequence[str]
-    value: float | Durations
-
-
-Known = tuple["Family", "Iterable[Row]"]
 
 
 class Form(NamedTuple):
@@ -73,14 +51,8 @@ _OPENMETRICS: Final = "application/openmetrics-text"
 PLAIN: Final = Form(*choose_encoder("text/plain"))
 OPENMETRICS: Final = Form(*choose_encoder(_OPENMETRICS))
 
-# The end of all that is told, and not of a piece of it.
-_END: Final = b"# EOF\n"
-
-# The lines of a head: what it is, and of which kind.
-_HEAD: Final = 2
-
 # Endings that belong to the series of a kind, and not to its family.
-_ENDINGS: Final = {Kind.COUNTER: "_total", Kind.INFO: "_info"}
+_ENDINGS: Final = {"counter": "_total", "info": "_info"}
 
 
 def choose(accept: str) -> Form:
@@ -96,47 +68,41 @@ def choose(accept: str) -> Form:
     return OPENMETRICS if kind.startswith(_OPENMETRICS) else PLAIN
 
 
-def write(known: Iterable[Known], form: Form) -> Iterator[bytes]:
-    """Write metrics, piece by piece.
+def write(known: Iterable[tuple[Family, Rows]], form: Form) -> bytes:
+    """Write metrics.
 
     Args:
         known: each family once, with its series.
         form: how they are written.
     """
-    for family, rows in known:
-        samples, lines = _samples(family, rows), 0
-        while piece := list(islice(samples, _PIECE)):
-            name = family.name.removesuffix(_ENDINGS.get(family.kind, ""))
-            metric = Metric(name, family.help, family.kind.value)
-            metric.samples = piece
-            text = form.encode(_Only(metric)).removesuffix(_END)
-            yield text.split(b"\n", lines)[lines]
-            lines = _HEAD
-    if form is OPENMETRICS:
-        yield _END
+    return form.encode(_Collected([_metric(family, rows) for family, rows in known]))
 
 
-class _Only(Collector):
-    """What prometheus-client takes for all that there is."""
+class _Collected(Collector):
+    """What prometheus-client writes."""
 
-    def __init__(self, metric: Metric) -> None:
-        self._metric = metric
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = metrics
 
     def collect(self) -> Iterable[Metric]:
-        return (self._metric,)
+        return (metric for metric in self._metrics if metric.samples)
 
 
-def _samples(family: Family, rows: Iterable[Row]) -> Iterator[Sample]:
-    for row in rows:
-        labels = {
-            name: _label(value)
-            for name, value in zip(family.labels, row.labels, strict=True)
-            if value
-        }
-        if isinstance(row.value, Durations):
-            yield from _histogram(family.name, labels, row.value)
-        else:
-            yield Sample(family.name, labels, row.value)
+def _metric(family: Family, rows: Rows) -> Metric:
+    name = family.name.removesuffix(_ENDINGS.get(family.kind, ""))
+    metric = Metric(name, family.help, family.kind)
+    metric.samples = list(_samples(family, rows))
+    return metric
+
+
+def _samples(family: Family, rows: Rows) -> Iterator[Sample]:
+    for names, value in rows.items():
+        pairs = zip(family.labels, names, strict=True)
+        labels = {name: _label(text) for name, text in pairs if text}
+        if isinstance(value, Durations):
+            yield from _histogram(family.name, labels, value)
+        elif value is not None:
+            yield Sample(family.name, labels, value)
 
 
 def _histogram(name: str, labels: dict[str, str], durations: Durations) -> Iterator[Sample]:

@@ -5,15 +5,16 @@ and ends when there are no more::
 
     {"driver": …, "gpus": [{"index": …, "uuid": …, …}, …], "notes": [WHAT WENT WRONG, …]}
 
-with all of a GPU in NVML's own units, and null for what it does not say; "missing" of a GPU has why
-it does not. Before that it says ``{"beat": 1}`` now and then, as long as one question after the
-other is answered: so a driver that is slow is told from one that hangs. The agent checks the answer
-and turns it into a :class:`~integration.node.monitor.values.Sample` (:mod:`.samples`).
+with all of a GPU by the names and in the units of
+:class:`~integration.node.monitor.values.GpuSample`, and null for what it does not say; "missing" of
+a GPU has why it does not. Before that it says ``{"beat": 1}`` now and then, as long as one question
+after the other is answered: so a driver that is slow is told from one that hangs. The agent checks
+the answer and makes a :class:`~integration.node.monitor.values.Sample` of it (:mod:`.samples`).
 
 GPUs are asked at the same time, which NVML allows: a slow driver may take 0.1 s for each of some
 hundred questions. NVML takes no notice of a GPU that comes back, so after one was lost it is begun
 anew. Whether one is lost is decided by the rules that the engine goes by
-(:mod:`hooks.node.nvml_asking`).
+(:mod:`hooks.node.nvml_probe`).
 
 In MIG mode NVML tells a GPU's processes with the instance that each is in, if it is asked of the
 GPU by somebody who may know them all; otherwise each MIG device is asked for its own.
@@ -28,7 +29,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from hooks.node.nvml_asking import GpuAsker, GpuLost, text_of
+from hooks.node.nvml_probe import GpuAsker, GpuLost, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,17 +40,28 @@ _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
 _SM_CLOCK, _MEMORY_CLOCK, _TEMPERATURE = 1, 2, 0
 _MIG_ENABLED = 1
 
-# Questions whose answer is a number, or a tuple of them; and what else they are asked with.
-_NUMBERS = (
-    ("power", "nvmlDeviceGetPowerUsage"),
-    ("energy", "nvmlDeviceGetTotalEnergyConsumption"),
-    ("temperature", "nvmlDeviceGetTemperature", _TEMPERATURE),
-    ("sm_clock", "nvmlDeviceGetClockInfo", _SM_CLOCK),
-    ("memory_clock", "nvmlDeviceGetClockInfo", _MEMORY_CLOCK),
-    ("ecc_corrected", "nvmlDeviceGetTotalEccErrors", _CORRECTED, _VOLATILE),
-    ("ecc_uncorrected", "nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
-    ("rows", "nvmlDeviceGetRemappedRows"),
-)
+_MEMORY = ("memory_total_bytes", "memory_used_bytes")
+
+# What is asked of a GPU: the parts of the answer by their names in GpuSample, the question with its
+# arguments, and how the parts are read of the answer.
+_QUESTIONS: tuple[tuple[tuple[str, ...], tuple[Any, ...], Callable[[Any], Any]], ...] = (
+    (("gpu_percent", "memory_percent"), ("nvmlDeviceGetUtilizationRates",),
+     lambda rates: (rates.gpu, rates.memory)),
+    (("encoder_percent",), ("nvmlDeviceGetEncoderUtilization",), lambda used: used[:1]),
+    (("decoder_percent",), ("nvmlDeviceGetDecoderUtilization",), lambda used: used[:1]),
+    (("power_watts",), ("nvmlDeviceGetPowerUsage",), lambda milliwatts: (milliwatts / 1000,)),
+    (("energy_joules",), ("nvmlDeviceGetTotalEnergyConsumption",),
+     lambda millijoules: (millijoules / 1000,)),
+    (("temperature_celsius",), ("nvmlDeviceGetTemperature", _TEMPERATURE), lambda value: (value,)),
+    (("sm_clock_hz",), ("nvmlDeviceGetClockInfo", _SM_CLOCK), lambda mhz: (mhz * 1_000_000,)),
+    (("memory_clock_hz",), ("nvmlDeviceGetClockInfo", _MEMORY_CLOCK),
+     lambda mhz: (mhz * 1_000_000,)),
+    (("ecc_corrected",), ("nvmlDeviceGetTotalEccErrors", _CORRECTED, _VOLATILE),
+     lambda count: (count,)),
+    (("ecc_uncorrected",), ("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
+     lambda count: (count,)),
+    (("rows_pending", "rows_failed"), ("nvmlDeviceGetRemappedRows",), lambda rows: rows[2:4]),
+)  # fmt: skip
 
 # GPUs, MIG devices of one and processes of one that are told of, and calls that failed.
 _MOST_GPUS = 256
@@ -68,7 +80,6 @@ def answer(nvml: Any, say: Callable[[dict[str, Any]], None]) -> None:
     """Answer until nobody asks any more.
 
     Args:
-        nvml: the module pynvml.
         say: takes the answers.
 
     Raises:
@@ -91,7 +102,6 @@ class Asker:
     """Who asks NVML.
 
     Args:
-        nvml: the module pynvml.
         beat: called now and then while questions are answered.
     """
 
@@ -147,10 +157,6 @@ def _begin(gpus: list[_Gpu], failed: list[Exception]) -> list[threading.Thread]:
 class _Gpu:
     """One GPU, and what it says.
 
-    Args:
-        nvml: the module pynvml.
-        index: its number.
-
     Attributes:
         told: what it has said.
         asker: who asks it.
@@ -177,26 +183,19 @@ class _Gpu:
         ask, told = self.asker.ask, self.told
         missing: dict[str, str] = {}
 
-        def put(name: str, value: Any) -> None:
-            told[name] = value
-            if value is None and self.asker.why:
-                missing[name] = self.asker.why
+        def put(names: tuple[str, ...], values: Any) -> None:
+            told.update(zip(names, values or [None] * len(names), strict=True))
+            if values is None and self.asker.why:
+                missing.update(dict.fromkeys(names, self.asker.why))
 
-        put("memory", self._memory(handle))
-        rates = ask("nvmlDeviceGetUtilizationRates", handle)
-        put("utilisation", None if rates is None else [rates.gpu, rates.memory])
-        for name, question in (
-            ("encoder", "nvmlDeviceGetEncoderUtilization"),
-            ("decoder", "nvmlDeviceGetDecoderUtilization"),
-        ):
-            used = ask(question, handle)
-            put(name, None if used is None else used[0])
-        for name, question, *more in _NUMBERS:
-            put(name, ask(question, handle, *more))
+        put(_MEMORY, self._memory(handle))
+        for names, (question, *more), read in _QUESTIONS:
+            answer = ask(question, handle, *more)
+            put(names, None if answer is None else read(answer))
         throttle = ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
         if throttle is None:
             throttle = ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
-        put("throttle", throttle)
+        put(("throttle_reasons",), None if throttle is None else [throttle])
         mode = ask("nvmlDeviceGetMigMode", handle)
         devices = self._mig(handle) if mode is not None and mode[0] == _MIG_ENABLED else []
         told["mig"] = [device for _, device in devices]
@@ -228,7 +227,7 @@ class _Gpu:
                 "uuid": text_of(uuid),
                 "gi": self.asker.ask("nvmlDeviceGetGpuInstanceId", device),
                 "ci": self.asker.ask("nvmlDeviceGetComputeInstanceId", device),
-                "memory": self._memory(device),
+                **dict(zip(_MEMORY, self._memory(device) or (None, None), strict=True)),
             }
             devices.append((device, told))
         return devices

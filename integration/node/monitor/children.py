@@ -73,11 +73,7 @@ def identity_of(seen: Seen) -> tuple[object, ...]:
 
 
 class Children:
-    """Who starts and ends them.
-
-    Args:
-        say: takes the log's lines.
-    """
+    """Who starts and ends them."""
 
     def __init__(self, say: Callable[..., None]) -> None:
         self._say = say

@@ -2,7 +2,7 @@
 
 Rules
 - A child that hangs, crashes or fails is ended, and another is begun after a while. Meanwhile all
-  GPUs are *unwatched*, and that is told and posted, with the reason; what happens is then known
+  GPUs are *unwatched*, and that is logged and posted, with the reason; what happens is then known
   from the kernel's log only. So is a GPU that alone cannot be watched.
 - The child waits as long as :data:`BEAT` before it says that it is there; one that is silent for
   longer, by NVML's time-out, hangs.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -26,6 +27,7 @@ from integration.node.monitor.child import EVENTS
 from integration.node.monitor.children import identity_of, library_of
 from integration.node.monitor.errors import ChildFailed
 from integration.node.monitor.values import GpuEvent
+from integration.node.watcher import first_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -59,7 +61,7 @@ _FAULT: Final = "monitor.events"
 _NO_EVENTS: Final = "of no GPU events can be had"
 
 _GPUS: Final = 256
-_KINDS: Final[Mapping[int, str]] = {1: "ecc-single", 2: "ecc-double", 8: "xid"}
+_KINDS: Final[Mapping[int, str]] = {2: "ecc-double", 8: "xid"}
 _XIDS: Final = 100_000
 _INSTANCE: Final = 1 << 8  # 0xffffffff says that there is none
 
@@ -71,7 +73,6 @@ class Watch:
         board: what was seen, and where is posted who is not watched.
         children: starts and ends it.
         tell: takes what happened.
-        say: takes the log's lines.
         to_answer: seconds that NVML may take.
         beat: seconds of silence.
     """
@@ -122,30 +123,21 @@ class Watch:
         Raises:
             ChildFailed: there is nothing more to hear from it.
         """
-        failed: list[ChildFailed] = []
         child = self._children.start(EVENTS, library_of(seen), self._beat)
         self._said_lost = math.inf
         try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._until_other, seen, tasks.cancel_scope)
-                tasks.start_soon(self._until_back, tasks.cancel_scope)
-                try:
-                    await self._hear(child, seen)
-                except ChildFailed as error:
-                    failed.append(error)
-                tasks.cancel_scope.cancel()
+            await first_of(
+                partial(self._until_other, seen), self._until_back, partial(self._hear, child, seen)
+            )
         finally:
             await self._children.end(child)
-        if failed:
-            raise failed[0]
 
-    async def _until_other(self, seen: Seen, scope: anyio.CancelScope) -> None:
+    async def _until_other(self, seen: Seen) -> None:
         version = self._board.version("seen", "let_go")
         while not self._board.let_go and identity_of(self._board.seen) == identity_of(seen):
             version = await self._board.change("seen", "let_go", since=version)
-        scope.cancel()
 
-    async def _until_back(self, scope: anyio.CancelScope) -> None:
+    async def _until_back(self) -> None:
         """End it when a GPU that was lost answers others, of which the child takes no notice."""
         version = self._board.version("sample")
         while True:
@@ -153,9 +145,8 @@ class Watch:
             if sample is not None and sample.when > self._said_lost:
                 there = {gpu.uuid for gpu in sample.gpus if not gpu.lost}
                 if not there.isdisjoint(self._board.lost):
-                    break
+                    return
             version = await self._board.change("sample", since=version)
-        scope.cancel()
 
     async def _hear(self, child: Child, seen: Seen) -> None:
         patience = self._to_answer + _TO_BEGIN
@@ -183,8 +174,8 @@ class Watch:
         self._retry = min(2 * self._retry, _LONGEST_PAUSE)
 
     def _post(self, unwatched: Mapping[str, str], fault: str) -> None:
-        """Say which GPUs are not watched, and tell of those where that has changed."""
-        before, now = self._board.unwatched, _now()
+        """Say which GPUs are not watched, and log those where that has changed."""
+        before = self._board.unwatched
         if not unwatched:
             self._retry = _RETRY
         if unwatched.keys() - before.keys() and not self._board.let_go:
@@ -195,11 +186,9 @@ class Watch:
         self._board.fault(_FAULT, fault)
         for gpu in sorted(before.keys() - unwatched.keys()):
             self._say("info", "events of it are heard again", gpu=gpu or "all")
-            self._tell(GpuEvent(now, "watched", gpu))
         for gpu, why in sorted(unwatched.items()):
             if gpu not in before:
                 self._say("warning", "its events cannot be heard", gpu=gpu or "all", reason=why)
-                self._tell(GpuEvent(now, "unwatched", gpu, text=why))
 
 
 def failures_of(said: Mapping[str, Any], seen: Seen) -> dict[str, str]:
@@ -207,7 +196,6 @@ def failures_of(said: Mapping[str, Any], seen: Seen) -> dict[str, str]:
 
     Args:
         said: the child's word: who is watched, and who could not be.
-        seen: what the node has.
 
     Returns:
         The reason by the GPU's UUID.
@@ -226,7 +214,6 @@ def lost_of(said: Mapping[str, Any], seen: Seen) -> dict[str, str]:
 
     Args:
         said: the child's word.
-        seen: what the node has.
 
     Returns:
         The reason by the GPU's UUID.

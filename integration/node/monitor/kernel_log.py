@@ -32,42 +32,19 @@ import errno
 import os
 import re
 import stat
-from dataclasses import dataclass
+import time
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from api.errors import one_line
 from integration.node.monitor.errors import KernelLogUnusable
+from integration.node.monitor.values import GpuEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Xid", "follow", "parse_record"]
-
-
-@dataclass(frozen=True, slots=True)
-class Xid:
-    """What one line tells.
-
-    Attributes:
-        bus_id: the GPU's PCI address as sysfs writes it, without the function ("0000:18:00").
-        number: which Xid.
-        text: the rest of the line, for people.
-        pid: the process that it was for; 0 if that is not known.
-        process: its name, as it chose it; "" if it is not known.
-        gpu_instance: of MIG; None if none is named.
-        compute_instance: likewise.
-    """
-
-    bus_id: str
-    number: int
-    text: str
-    pid: int = 0
-    process: str = ""
-    gpu_instance: int | None = None
-    compute_instance: int | None = None
-
+__all__ = ["follow", "parse_record"]
 
 _FACILITY_SHIFT: Final = 3
 _RECORD: Final = re.compile(r"(\d{1,10}),[^;]{0,200};(.*)", re.DOTALL)
@@ -82,14 +59,16 @@ _MOST_PIDS: Final = 1 << 22
 _LONGEST_NAME: Final = 64
 
 
-def parse_record(record: str) -> Xid | None:
+def parse_record(record: str, when: float = 0.0) -> GpuEvent | None:
     """The Xid that a record of the log tells of.
 
     Args:
         record: its first line: "PRIORITY,SEQUENCE,MICROSECONDS,FLAGS;TEXT".
+        when: it was read, in seconds since boot.
 
     Returns:
-        It; None if the record is of something else.
+        It, of a GPU that has an address without its function ("0000:18:00"), and no UUID yet; None
+        if the record is of something else.
     """
     parts = _RECORD.fullmatch(record)
     if parts is None or int(parts[1]) >> _FACILITY_SHIFT:
@@ -105,14 +84,18 @@ def parse_record(record: str) -> Xid | None:
         pid = 0 if process[1] == _UNKNOWN else int(process[1])
         name = "" if process[2] in {None, _UNKNOWN} else process[2]
         rest = process[3] or ""
-    return Xid(
+    return GpuEvent(
+        when,
+        "xid",
+        "",
         bus_id=f"{int(bus[1], 16):04x}:{bus[2].lower()}",
-        number=int(match[2]),
-        text=one_line(rest),
-        pid=pid if pid <= _MOST_PIDS else 0,
-        process=one_line(name[:_LONGEST_NAME]),
+        xid=int(match[2]),
         gpu_instance=instances.get("GPU-I"),
         compute_instance=instances.get("GPU-CI"),
+        pid=pid if pid <= _MOST_PIDS else 0,
+        process=one_line(name[:_LONGEST_NAME]),
+        source="kernel",
+        text=one_line(rest),
     )
 
 
@@ -122,7 +105,7 @@ _BATCH: Final = 512
 _PAUSE: Final = 0.1
 
 
-async def follow(path: str, told: Callable[[Xid], None]) -> None:
+async def follow(path: str, told: Callable[[GpuEvent], None]) -> None:
     """Tell of each Xid from now on. Returns when the log ends, which the kernel's does not.
 
     Args:
@@ -152,7 +135,8 @@ async def follow(path: str, told: Callable[[Xid], None]) -> None:
                 *lines, rest = (rest + read).split(b"\n")
                 rest = rest[-_ROOM:]
                 for line in lines:
-                    xid = parse_record(line.decode(errors="replace"))
+                    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+                    xid = parse_record(line.decode(errors="replace"), now)
                     if xid is not None:
                         told(xid)
             # A storm must not keep this process busy, and nobody is waiting for so many.

@@ -6,7 +6,7 @@ when the driver's files go. For the rest there is a file, ``let-go`` in the agen
 as long as it is there no child of the monitor's runs, and its first line is the reason that people
 are told. Only root can make it.
 
-Source: inotify(7); nvidia-smi(1), "--gpu-reset" and "--multi-instance-gpu".
+Source: nvidia-smi(1), "--gpu-reset" and "--multi-instance-gpu".
 """
 
 from __future__ import annotations
@@ -14,61 +14,41 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final, NoReturn
 
-import anyio
-
 from api.errors import one_line
-from integration.node import inotify
-from shim import syscalls
+from integration.node.watcher import ANY, Watcher
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from integration.node.components import Context
 
-__all__ = ["FILE", "follow"]
+__all__ = ["FAULT", "FILE", "follow"]
 
 FILE: Final = "let-go"
 """The file's name in the state directory."""
 
+FAULT: Final = "monitor.let-go"
+"""What the fault is called that the file is only looked for every now and then."""
+
 _LONGEST: Final = 200
-_DEAF: Final = 2.0
 
 
-async def follow(
-    directory: str, told: Callable[[str], None], deaf: Callable[[str], None]
-) -> NoReturn:
-    """Tell whether the file is there, now and whenever that changes.
-
-    Args:
-        directory: the agent's.
-        told: takes why NVML is to be let go; "" if it is not.
-        deaf: takes why the directory cannot be watched, so that one looks every now and then; ""
-            once it can.
-    """
-    while True:
-        try:
-            await _listen(directory, told, deaf)
-        except OSError as error:
-            deaf(str(error.strerror))
-            told(_reason(os.path.join(directory, FILE)))
-            await anyio.sleep(_DEAF)
-
-
-async def _listen(directory: str, told: Callable[[str], None], deaf: Callable[[str], None]) -> None:
-    """Tell it until the directory is another.
-
-    Raises:
-        OSError: the directory cannot be watched.
-    """
-    fd = syscalls.inotify_init()
-    try:
-        syscalls.inotify_watch_changes(fd, directory)
-        deaf("")
-        ends = False
-        while not ends:
-            told(_reason(os.path.join(directory, FILE)))
-            await anyio.wait_readable(fd)
-            ends = any(event.ends for event in inotify.drain(fd))
-    finally:
-        os.close(fd)
+async def follow(context: Context) -> NoReturn:
+    """Let go of NVML while the file is there, until cancelled."""
+    board, directory = context.board, context.config.state
+    with Watcher(quiet=0) as watcher:
+        while True:
+            why = _reason(os.path.join(directory, FILE))
+            if why != board.let_go:
+                board.post(let_go=why)
+                if why:
+                    context.say("info", "NVML is let go", reason=why)
+                else:
+                    context.say("info", "NVML is asked again")
+                    board.want_look()
+            await watcher.change({directory: ANY})
+            line = f"{directory} is not watched: {watcher.deaf}" if watcher.deaf else ""
+            if line and board.faults.get(FAULT) != line:
+                context.say("warning", line)
+            board.fault(FAULT, line)
 
 
 def _reason(path: str) -> str:

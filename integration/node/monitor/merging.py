@@ -9,8 +9,8 @@
 Rules
 - An Xid of one source is held for :data:`HOLD` seconds for that of the other with the same GPU and
   number. Together they are one event; alone it is told as it is.
-- One whose other half was told not long ago is not told again, unless it tells more: then it is
-  marked so (``is_more``).
+- One whose other half was told not long ago is not told again, unless it tells more: then it says
+  of which (``more_of``).
 - Of the same (GPU, number, instances, process) one is told at once. Those of the next second are
   told together when it is over: ``times`` says how many.
 - What is remembered is bounded. In a storm of hundreds of different processes, processes are not
@@ -21,6 +21,7 @@ This decides by times that it is given, and does nothing itself.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -30,15 +31,15 @@ if TYPE_CHECKING:
 
 __all__ = ["HOLD", "Merger"]
 
-HOLD: Final = 0.25
-"""Seconds that the one waits for the other; they are written within milliseconds."""
+HOLD: Final = 0.5
+"""Seconds that the one waits for the other. They are written within milliseconds; which of them
+names the MIG instance spares the GPU's other devices."""
 
 _LATE: Final = 5.0
 _QUIET: Final = 1.0
 _MOST: Final = 256
 
 _XID: Final = "xid"
-_STATES: Final = frozenset({"watched", "unwatched"})
 
 
 @dataclass(slots=True)
@@ -58,6 +59,7 @@ class Merger:
         self._ready: list[GpuEvent] = []
         self._told: dict[tuple[object, ...], float] = {}
         self._more: dict[tuple[object, ...], GpuEvent] = {}
+        self._ids = itertools.count(1)
 
     def add(self, event: GpuEvent, now: float) -> None:
         """Take one in.
@@ -78,8 +80,9 @@ class Merger:
         if before is not None:
             joined = _joined(event, before)
             if _facts(joined) != _facts(before):
-                self._tell(replace(joined, is_more=True), now)
+                self._ready.append(replace(joined, more_of=before.id))
             return
+        event = replace(event, id=next(self._ids))
         self._held.append(_Lone(event, now + HOLD))
         while len(self._held) > _MOST:
             self._tell_alone(now)
@@ -116,13 +119,10 @@ class Merger:
         self._tell(event, now)
 
     def _tell(self, event: GpuEvent, now: float) -> None:
-        if event.kind in _STATES:
-            self._ready.append(event)
-            return
-        key: tuple[object, ...] = (event.kind, event.gpu, event.xid, event.is_more, *_facts(event))
+        key: tuple[object, ...] = (event.kind, event.gpu, event.xid, *_facts(event))
         if len(self._told) >= _MOST and key not in self._told:
             event = replace(event, pid=0, process="")
-            key = (event.kind, event.gpu, event.xid, event.is_more, None, None, 0)
+            key = (event.kind, event.gpu, event.xid, None, None, 0)
         if self._told.get(key, now) <= now and key not in self._more:
             self._told[key] = now + _QUIET
             self._ready.append(event)
@@ -160,6 +160,7 @@ def _joined(one: GpuEvent, other: GpuEvent) -> GpuEvent:
     nvml, log = (one, other) if one.source == "nvml" else (other, one)
     return replace(
         nvml,
+        id=0,
         when=min(one.when, other.when),
         gpu_instance=log.gpu_instance if nvml.gpu_instance is None else nvml.gpu_instance,
         compute_instance=(

@@ -33,15 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = ["sample_of"]
 
-# Beyond these a number is not one: bytes, watts, joules, degrees, MHz, errors, process ids (the
-# kernel's PID_MAX_LIMIT), instances of MIG.
 _MEMORY: Final = 1 << 45
-_MILLIWATTS: Final = 20_000_000
-_MILLIJOULES: Final = 1 << 62
-_HOTTEST, _COLDEST = 200, -60
-_MHZ: Final = 100_000
 _COUNT: Final = 1 << 62
-_PID: Final = 1 << 22
+_PID: Final = 1 << 22  # the kernel's PID_MAX_LIMIT
 _INSTANCE: Final = 1 << 8
 
 _GPUS: Final = 256
@@ -50,22 +44,29 @@ _PROCESSES: Final = 4096
 _FIELDS: Final = 5  # of a process, and of what it uses
 _NOTES: Final = 64
 
-# What of a GPU an answer of NVML tells.
-_ATTRIBUTES: Final[Mapping[str, tuple[str, ...]]] = {
-    "memory": ("memory_total_bytes", "memory_used_bytes"),
-    "utilisation": ("gpu_percent", "memory_percent"),
-    "encoder": ("encoder_percent",),
-    "decoder": ("decoder_percent",),
-    "power": ("power_watts",),
-    "energy": ("energy_joules",),
-    "temperature": ("temperature_celsius",),
-    "sm_clock": ("sm_clock_hz",),
-    "memory_clock": ("memory_clock_hz",),
-    "ecc_corrected": ("ecc_corrected",),
-    "ecc_uncorrected": ("ecc_uncorrected",),
-    "rows": ("rows_pending", "rows_failed"),
-    "throttle": ("throttle_reasons",),
+_BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
+    "memory_total_bytes": (1, _MEMORY),
+    "memory_used_bytes": (0, _MEMORY),
+    "gpu_percent": (0, 100),
+    "memory_percent": (0, 100),
+    "encoder_percent": (0, 100),
+    "decoder_percent": (0, 100),
+    "power_watts": (0, 20_000),
+    "energy_joules": (0, _COUNT / 1000),
+    "temperature_celsius": (-60, 200),
+    "sm_clock_hz": (0, 100_000_000_000),
+    "memory_clock_hz": (0, 100_000_000_000),
+    "ecc_corrected": (0, _COUNT),
+    "ecc_uncorrected": (0, _COUNT),
+    "rows_pending": (0, 1),
+    "rows_failed": (0, 1),
+    "throttle_reasons": (0, (1 << 64) - 1),
 }
+"""What of a GPU NVML may say, by the names of its sample: beyond these a number cannot be true."""
+
+_FRACTIONS: Final = frozenset({"power_watts", "energy_joules"})
+_OF_MEMORY: Final = ("memory_total_bytes", "memory_used_bytes")
+_FLAGS: Final = ("rows_pending", "rows_failed")
 
 
 def sample_of(line: bytes, when: float, known: Mapping[str, int]) -> Sample:
@@ -131,35 +132,33 @@ class _Reader:
         self._told.add(uuid)
         if lost:
             return GpuSample(uuid, lost=lost)
-        fields = _Fields(said, uuid, self)
-        total, used = fields.memory()
-        rates = fields.list("utilisation", 2)
-        rows = fields.list("rows", 4)
+        values = self._memory(said, uuid)
+        others = [name for name in _BOUNDS if name not in values]
+        values |= {name: self._checked(said, uuid, name) for name in others}
+        values |= {name: None if (n := values[name]) is None else bool(n) for name in _FLAGS}
         devices, instances = self._mig(said.get("mig"))
         self._processes(said, uuid, instances)
-        watts, joules = fields.number("power", _MILLIWATTS), fields.number("energy", _MILLIJOULES)
-        sm, memory = fields.number("sm_clock", _MHZ), fields.number("memory_clock", _MHZ)
-        return GpuSample(
-            uuid,
-            memory_total_bytes=total,
-            memory_used_bytes=used,
-            gpu_percent=fields.percent("utilisation", rates[0]),
-            memory_percent=fields.percent("utilisation", rates[1]),
-            encoder_percent=fields.percent("encoder", said.get("encoder")),
-            decoder_percent=fields.percent("decoder", said.get("decoder")),
-            power_watts=None if watts is None else watts / 1000,
-            energy_joules=None if joules is None else joules / 1000,
-            temperature_celsius=fields.number("temperature", _HOTTEST, _COLDEST),
-            sm_clock_hz=None if sm is None else sm * 1_000_000,
-            memory_clock_hz=None if memory is None else memory * 1_000_000,
-            ecc_corrected=fields.number("ecc_corrected", _COUNT),
-            ecc_uncorrected=fields.number("ecc_uncorrected", _COUNT),
-            rows_pending=fields.flag("rows pending", rows[2]),
-            rows_failed=fields.flag("rows failed", rows[3]),
-            throttle_reasons=fields.number("throttle", (1 << 64) - 1),
-            mig=devices,
-            missing=_missing(said.get("missing")),
-        )
+        whys = said["missing"] if isinstance(said.get("missing"), dict) else {}
+        missing = {name: why for name in _BOUNDS if (why := words.text(whys.get(name)))}
+        return GpuSample(uuid, **values, mig=devices, missing=missing)
+
+    def _checked(self, said: dict[str, Any], uuid: str, name: str) -> Any:
+        """A number; None for one that was not said, or cannot be true, which is noted."""
+        value, (least, most) = said.get(name), _BOUNDS[name]
+        if value is None:
+            return None
+        checked = words.number(value, most, least, fraction=name in _FRACTIONS)
+        if checked is None:
+            self.note(f"{uuid}: {name} {value!r:.40}")
+        return checked
+
+    def _memory(self, said: dict[str, Any], uuid: str) -> dict[str, Any]:
+        """How much memory a device has, and how much of that is used."""
+        total, used = (self._checked(said, uuid, name) for name in _OF_MEMORY)
+        if used is not None and total is not None and used > total:
+            self.note(f"{uuid}: memory_used_bytes {used}")
+            used = None
+        return dict(zip(_OF_MEMORY, (total, used), strict=True))
 
     def _mig(self, said: Any) -> tuple[tuple[DeviceSample, ...], dict[tuple[int, int], str]]:
         """The MIG devices, and which of them has which instances."""
@@ -170,8 +169,7 @@ class _Reader:
                 self.note("a MIG device that makes no sense")
                 continue
             self._told.add(uuid)
-            total, used = _Fields(each, uuid, self).memory()
-            devices.append(DeviceSample(uuid, total, used))
+            devices.append(DeviceSample(uuid, **self._memory(each, uuid)))
             pair = (
                 words.number(each.get("gi"), _INSTANCE),
                 words.number(each.get("ci"), _INSTANCE),
@@ -204,17 +202,6 @@ class _Reader:
             )
 
 
-def _missing(said: Any) -> dict[str, str]:
-    """Why something is not said, by the names of our attributes."""
-    whys = said if isinstance(said, dict) else {}
-    return {
-        attribute: why
-        for name, attributes in _ATTRIBUTES.items()
-        if (why := words.text(whys.get(name)))
-        for attribute in attributes
-    }
-
-
 def _pair(gpu_instance: Any, compute_instance: Any) -> tuple[Any, Any]:
     """The instances that a device is, or a process is in; None for what is not said."""
     return words.number(gpu_instance, _INSTANCE), words.number(compute_instance, _INSTANCE)
@@ -222,36 +209,3 @@ def _pair(gpu_instance: Any, compute_instance: Any) -> tuple[Any, Any]:
 
 def _is_pid(value: Any) -> bool:
     return words.number(value, _PID, 1) is not None
-
-
-class _Fields:
-    """The numbers of one device."""
-
-    def __init__(self, said: dict[str, Any], uuid: str, reader: _Reader) -> None:
-        self._said, self._uuid, self._reader = said, uuid, reader
-
-    def number(self, name: str, most: int, least: int = 0) -> Any:
-        return self._checked(name, self._said.get(name), most, least)
-
-    def percent(self, name: str, value: Any) -> Any:
-        return self._checked(name, value, 100, 0)
-
-    def flag(self, name: str, value: Any) -> bool | None:
-        checked = self._checked(name, value, 1, 0)
-        return None if checked is None else bool(checked)
-
-    def list(self, name: str, length: int) -> list[Any]:
-        return [*words.entries(self._said.get(name), length), *[None] * length][:length]
-
-    def memory(self) -> tuple[Any, Any]:
-        total, used = self.list("memory", 2)
-        total = self._checked("memory", total, _MEMORY, 1)
-        return total, self._checked("memory used", used, _MEMORY if total is None else total, 0)
-
-    def _checked(self, name: str, value: Any, most: int, least: int) -> Any:
-        if value is None:
-            return None
-        checked = words.number(value, most, least)
-        if checked is None:
-            self._reader.note(f"{self._uuid}: {name} {value!r:.40}")
-        return checked

@@ -178,7 +178,6 @@ async def sampling(
 
     Args:
         look: says what the node is like.
-        say: takes the log's lines.
         to_answer: seconds that NVML may take.
     """
     sampler = NvmlSampler(look, Children(say), to_answer=to_answer)

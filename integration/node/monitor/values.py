@@ -158,9 +158,8 @@ class GpuEvent:
 
     Attributes:
         when: seconds since boot (CLOCK_BOOTTIME).
-        kind: "xid", "ecc-double", "ecc-single", or "unwatched" (events of it, or of all GPUs,
-            cannot be had for now; ``text`` says why) and "watched" (they can be again).
-        gpu: UUID of the GPU; "" for all of them, or where it is not known.
+        kind: "xid" or "ecc-double".
+        gpu: UUID of the GPU; "" where it is not known.
         bus_id: its PCI address, as far as it was told; "" if not.
         xid: the number; 0 for none.
         gpu_instance: of MIG; None if it was not told.
@@ -170,8 +169,9 @@ class GpuEvent:
         source: "nvml" or "kernel".
         text: what was told besides, one line; it is printable.
         times: how many of the same this stands for; more than one in a storm of them.
-        is_more: whether it tells more of the one before with the same GPU and number (its process,
-            its MIG instance), which it is then, and not another.
+        id: by which :attr:`more_of` names it; 0 for one that nothing more is told of.
+        more_of: the event before of which this tells more (its process, its MIG instance): it is
+            that one, and not another. 0 for none.
     """
 
     when: float
@@ -186,4 +186,5 @@ class GpuEvent:
     source: str = "nvml"
     text: str = ""
     times: int = 1
-    is_more: bool = False
+    id: int = 0
+    more_of: int = 0

@@ -27,7 +27,7 @@ import ctypes
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hooks.node.nvml_asking import LOST, text_of
+from hooks.node.nvml_probe import LOST, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,6 @@ def watch(nvml: Any, say: Callable[[dict[str, Any]], None], beat: int) -> NoRetu
     """Say what happens, until it cannot be known any more.
 
     Args:
-        nvml: the module pynvml.
         say: takes what is said.
         beat: milliseconds of silence at most.
 
@@ -96,7 +95,6 @@ class _Watcher:
     """Who waits.
 
     Args:
-        nvml: the module pynvml.
         say: takes what is said.
         beat: seconds of silence at most.
     """
@@ -148,7 +146,7 @@ class _Watcher:
         if self._events is None or not self._answers(gpu):
             return
         xids = nvml.nvmlEventTypeXidCriticalError
-        wanted = xids | nvml.nvmlEventTypeDoubleBitEccError | nvml.nvmlEventTypeSingleBitEccError
+        wanted = xids | nvml.nvmlEventTypeDoubleBitEccError
         kinds = nvml.nvmlDeviceGetSupportedEventTypes(gpu.handle) & wanted
         if not kinds & xids:
             gpu.failed = _NO_XIDS

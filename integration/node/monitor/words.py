@@ -35,9 +35,14 @@ def parse(line: bytes) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def number(value: Any, most: float, least: float = 0) -> Any:
-    """A whole number between two others, both included; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+def number(value: Any, most: float, least: float = 0, *, fraction: bool = False) -> Any:
+    """A number between two others, both included; None for anything else.
+
+    Args:
+        fraction: whether it need not be whole.
+    """
+    kinds = (int, float) if fraction else (int,)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
         return None
     return value
 

@@ -14,12 +14,12 @@ All programs are the driver's. Modules::
     containers.py  what a container gets, and when it may have nothing         (pure)
     launch.py      the child that becomes a daemon, or speaks to one
     control.py     the language of the control program
-    nvml_mode.py   the child that sets the compute mode of GPUs
     daemon.py      one daemon: found again, started, asked, stopped
-    ground.py      what all of them stand on: directories, shared memory, labels
+    host_setup.py  what all of them stand on: directories, shared memory, labels
+    modes.py       compute modes: how many processes may open a GPU
     users.py       which containers have a daemon's pipes
     keeper.py      keeps one going
-    part.py        which there are to be
+    component.py   which there are to be
     values.py      what the other parts are told
 
 Sources: nvidia-cuda-mps-control(1); "Multi-Process Service", NVIDIA; k8s-device-plugin,

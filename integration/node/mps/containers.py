@@ -17,7 +17,6 @@ Source: k8s-device-plugin, cmd/mps-control-daemon; "Multi-Process Service", NVID
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from integration.node.mps.errors import MpsNotReady
@@ -26,60 +25,25 @@ from integration.node.mps.places import SHM, Places, shm
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from api.proto import deviceplugin_pb2 as pb
     from integration.node.mps.values import MpsDaemon
     from integration.node.plugin.values import Resource, Settings
 
-__all__ = ["Edits", "Mount", "edits", "refuse_unready", "unready"]
+__all__ = ["add_client", "refuse_unready", "unready"]
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """A mount of the kubelet's answer to a container.
-
-    Attributes:
-        container_path: where the container sees it.
-        host_path: what it sees.
-        read_only: whether it can only read it.
-    """
-
-    container_path: str
-    host_path: str
-    read_only: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Edits:
-    """What a container gets besides its devices.
-
-    Attributes:
-        env: environment variables.
-        mounts: in order.
-    """
-
-    env: Mapping[str, str]
-    mounts: tuple[Mount, ...]
-
-
-def edits(settings: Settings, resource: Resource, ids: Iterable[str] = ()) -> Edits:
-    """What a container needs that got devices of a resource that is shared by MPS.
+def add_client(
+    answer: pb.ContainerAllocateResponse, settings: Settings, resource: Resource
+) -> None:
+    """Add what a container needs that got devices of a resource that is shared by MPS.
 
     Args:
-        settings: where MPS is on the host.
-        resource: whose devices they are.
-        ids: which, as the kubelet has them; all clients of a resource get the same.
-
-    Returns:
-        For the answer to Allocate, with any way of telling the runtime which devices they are.
+        answer: to Allocate, with any way of telling the runtime which devices they are.
     """
-    del ids
     places = Places(settings.mps_root, resource.name)
-    return Edits(
-        env={"CUDA_MPS_PIPE_DIRECTORY": places.container_pipe},
-        mounts=(
-            Mount(places.container_pipe, places.pipe, read_only=True),
-            Mount(SHM, shm(settings.mps_root), read_only=False),
-        ),
-    )
+    answer.envs["CUDA_MPS_PIPE_DIRECTORY"] = places.container_pipe
+    answer.mounts.add(container_path=places.container_pipe, host_path=places.pipe, read_only=True)
+    answer.mounts.add(container_path=SHM, host_path=shm(settings.mps_root))
 
 
 def unready(resource: str, uuids: Iterable[str], daemons: Mapping[str, MpsDaemon]) -> str:
@@ -87,7 +51,6 @@ def unready(resource: str, uuids: Iterable[str], daemons: Mapping[str, MpsDaemon
 
     Args:
         resource: the resource's name; it is shared by MPS.
-        uuids: of the devices.
         daemons: what the board says of MPS.
 
     Returns:
@@ -104,11 +67,6 @@ def unready(resource: str, uuids: Iterable[str], daemons: Mapping[str, MpsDaemon
 
 def refuse_unready(resource: str, uuids: Iterable[str], daemons: Mapping[str, MpsDaemon]) -> None:
     """Refuse devices of a resource that is shared by MPS while its daemon cannot serve them.
-
-    Args:
-        resource: the resource's name.
-        uuids: of the devices.
-        daemons: what the board says of MPS.
 
     Raises:
         MpsNotReady: it cannot.

@@ -35,51 +35,21 @@ _LONGEST: Final = 1 << 16
 _HIGHEST_PID: Final = 1 << 22
 
 
-def command_line(
-    programs: Programs,
-    environment: dict[str, str],
-    *arguments: str,
-    binds: tuple[str, ...] = (),
-    dev: str = "/dev",
-    shm: str = "",
-    cgroup: str = "",
-    lock: str = "",
-    record: dict[str, Any] | None = None,
-) -> list[str]:
-    """How the control program is started; see :mod:`integration.node.mps.launch` for the words.
+def command_line(programs: Programs, environment: dict[str, str], **more: Any) -> list[str]:
+    """How the control program is started.
 
     Args:
-        programs: where it is.
         environment: all of its own; the command itself needs none.
-        arguments: its own.
-        binds: directories that it has to see, below another root.
-        dev: the host's device nodes.
-        shm: its shared memory.
-        cgroup: the name of its own.
-        lock: what is locked while it lives.
-        record: what the lock says.
+        more: what else :mod:`integration.node.mps.launch` is told, by its words.
     """
-    wish = {
-        "program": programs.control,
-        "arguments": arguments,
-        "environment": environment,
-        "root": programs.root,
-        "binds": binds,
-        "dev": dev,
-        "shm": shm,
-        "cgroup": cgroup,
-        "lock": lock,
-        "record": record or {},
-    }
-    return [sys.executable, "-I", "-S", _LAUNCH, json.dumps(wish)]
+    wish = {"program": programs.control, "environment": environment, "root": programs.root}
+    return [sys.executable, "-I", "-S", _LAUNCH, json.dumps({**wish, **more})]
 
 
 class Control:
     """Speaks to the control daemon of one resource.
 
     Args:
-        programs: where the control program is.
-        places: of the resource.
         dev: the host's device nodes.
     """
 
@@ -89,13 +59,7 @@ class Control:
         self._dev = dev
 
     def ask(self, command: str) -> str:
-        """Give the daemon one command.
-
-        Args:
-            command: of the manual page.
-
-        Returns:
-            The answer, without white space around it.
+        """The answer to one command of the manual page, without white space around it.
 
         Raises:
             MpsDaemonFailed: there is no daemon, or it does not answer.

@@ -7,8 +7,6 @@ Rules
 - A daemon that answers without having the lock is somebody else's, and is left alone.
 - A lock that is held by nobody but servers is that of a daemon that died. While one of those may
   have clients there is no new daemon: the GPU is theirs.
-- The compute mode is noted before it is set, and the note goes after it was set back. Whoever is
-  killed between any two steps leaves either nothing or what the next one finds.
 
 Sources: flock(2); pidfd_open(2); nvidia-cuda-mps-control(1).
 """
@@ -25,10 +23,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import one_line
-from hooks.errors import DriverNotFound
 from integration.files import read_file, replace_file
 from integration.inspection.procfs import Procfs
-from integration.node.mps import ground
+from integration.node.mps import host_setup, modes
 from integration.node.mps.control import TIMEOUT, Control, command_line
 from integration.node.mps.errors import MpsDaemonFailed, MpsStateUnusable
 from integration.node.mps.places import shm
@@ -66,12 +63,7 @@ class Found:
 
 
 class Daemon:
-    """The control daemon of one resource. All of it blocks, for seconds at most.
-
-    Args:
-        config: where the node is.
-        places: of the resource.
-    """
+    """The control daemon of one resource. All of it blocks, for seconds at most."""
 
     def __init__(self, config: Config, places: Places) -> None:
         self._config = config
@@ -166,21 +158,20 @@ class Daemon:
         """
         places, programs = self._places, plan.programs
         self._refuse_strangers(plan)
-        ground.lay(places, self._config.sys)
+        host_setup.lay(places, self._config.sys)
         with suppress(FileNotFoundError):
             os.unlink(places.started)
-        ground.empty_pipe(places)
+        host_setup.empty_pipe(places)
         self._rotate()
-        ground.note_devices(places, plan.devices)
-        ground.set_compute_mode(self._config, ground.EXCLUSIVE_PROCESS, plan.devices)
+        modes.take(self._config, places, plan.devices)
         argv = command_line(
             programs,
             programs.environment(places.pipe, places.log, plan.devices),
-            "-f",
+            arguments=["-f"],
             binds=(places.directory,),
             dev=self._config.dev,
             shm=shm(places.root),
-            cgroup=ground.CGROUP,
+            cgroup=host_setup.CGROUP,
             lock=places.lock,
             record={"devices": plan.devices, "driver": plan.driver},
         )
@@ -268,20 +259,13 @@ class Daemon:
             ) from error
 
     def control(self, programs: Programs) -> Control:
-        """Who speaks to it.
-
-        Args:
-            programs: the driver's.
-        """
+        """Who speaks to it."""
         return Control(programs, self._places, self._config.dev)
 
     # -- ended ------------------------------------------------------------------------------------
 
     def ended(self, pid: int) -> str:
         """How a daemon ended, if it has; it is reaped if it was started by this process.
-
-        Args:
-            pid: of it.
 
         Returns:
             A few words; "" while it lives.
@@ -297,11 +281,7 @@ class Daemon:
         return "" if found is not None and found.pid == pid else "it ended"
 
     def kill(self, pid: int) -> None:
-        """End a daemon that does not do what it is to, at once.
-
-        Args:
-            pid: of it.
-        """
+        """End a daemon that does not do what it is to, at once."""
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         deadline = time.monotonic() + TIMEOUT
@@ -342,28 +322,9 @@ class Daemon:
         places = self._places
         if not (os.path.lexists(places.devices) or os.path.lexists(places.lock)):
             return  # there has been none; what is there is somebody else's
-        uuids = tuple(u for u in ground.noted_devices(places) if u not in spared)
-        self._set_back(uuids)
-        ground.clear(places)
-
-    def give_back(self, others: frozenset[str]) -> None:
-        """Set back what was set for a daemon before, on GPUs that are not the next one's.
-
-        Args:
-            others: UUIDs of the node's other GPUs.
-
-        Raises:
-            ComputeModeFailed: one could not be set back; it stays noted.
-            MpsStateUnusable: it cannot be said that it was.
-        """
-        uuids = tuple(u for u in ground.noted_devices(self._places) if u in others)
-        if uuids:
-            self._set_back(uuids)
-            ground.unnote_devices(self._places, uuids)
-
-    def _set_back(self, uuids: tuple[str, ...]) -> None:
-        with suppress(DriverNotFound):  # without a driver there are no modes
-            ground.set_compute_mode(self._config, ground.DEFAULT, uuids)
+        gone = set(modes.taken(places)) - spared
+        modes.give_back(self._config, places, gone)
+        host_setup.clear(places)
 
     def _failed(self, found: str) -> MpsDaemonFailed:
         return MpsDaemonFailed(

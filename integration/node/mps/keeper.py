@@ -1,12 +1,19 @@
 """Keeps the control daemon of one resource as it is wanted, until it is not wanted any more.
 
-::
+What is found decides, together with what is wanted, and each turn looks anew:
 
-    wanted ──▶ find ──┬─ nobody ───────────▶ start ─┐
-                      ├─ as wanted ─────────────────┼─▶ limits ──▶ ready ──▶ it ends, or is to be
-                      ├─ has other GPUs ───▶ drain  │              another ──▶ find
-                      └─ dead, its servers live: wait for their clients
-    not wanted ──▶ drain ──▶ compute modes, sockets
+========================================  ===============  =====================================
+found                                     wanted           done
+========================================  ===============  =====================================
+no daemon                                 a daemon         it is started, and gets its limits
+no daemon                                 none             compute modes and sockets are taken
+                                                           away, and that is the end
+a daemon that serves what is wanted       a daemon         it is adopted, and gets its limits
+any other daemon                          either           it is drained
+servers of a dead one, maybe with         either           nothing before their clients have
+clients                                                    ended, which is a fault
+servers of a dead one, without clients    either           they are ended
+========================================  ===============  =====================================
 
 Rules
 - To drain is to tell the daemon to quit: it takes no new clients and waits for those that it has.
@@ -25,6 +32,7 @@ import os
 import signal
 import threading
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import anyio
@@ -32,27 +40,27 @@ import anyio.lowlevel
 from anyio import to_thread
 
 from api.errors import NvshimError
-from integration.node.mps import ground
+from integration.node.backoff import Backoff
+from integration.node.mps import host_setup, modes
 from integration.node.mps.control import TIMEOUT
 from integration.node.mps.daemon import Daemon
 from integration.node.mps.errors import MpsDaemonFailed
 from integration.node.mps.users import users_of
 from integration.node.mps.values import MpsDaemon
+from integration.node.watcher import first_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from integration.node.components import Context
     from integration.node.mps.daemon import Found
     from integration.node.mps.places import Places
     from integration.node.mps.plan import Plan, Programs
-    from integration.node.parts import Context
 
 __all__ = ["Keeper"]
 
 T = TypeVar("T")
 
-_FIRST_PAUSE: Final = 1.0
-_LONGEST_PAUSE: Final = 30.0
 _AGAIN: Final = 20.0
 """Seconds between two requests to quit."""
 _LOG_LOOK: Final = 900.0
@@ -66,14 +74,13 @@ class Keeper:
     """The keeper of one resource's daemon.
 
     Args:
-        places: of the resource.
-        context: the part's.
         spared: tells the GPUs whose compute mode is to stay, when that of this resource's goes.
         posted: called when :attr:`says` or :attr:`fault` has changed.
         holder: tells which other resource's daemon has one of some GPUs; "" for none.
 
     Attributes:
         places: of the resource.
+        plan: what is wanted; None for no daemon.
         says: what the board is told.
         fault: what is wrong, one line; "" if nothing is.
     """
@@ -96,16 +103,11 @@ class Keeper:
         self._posted = posted
         self._holder = holder
         self._daemon = Daemon(context.config, places)
-        self._plan: Plan | None = None
+        self.plan: Plan | None = None
         self._programs: Programs | None = None
         self._news = anyio.Event()
         self._silent = 0
         self._ending = threading.Event()
-
-    @property
-    def plan(self) -> Plan | None:
-        """What is wanted."""
-        return self._plan
 
     def want(self, plan: Plan | None, programs: Programs | None) -> None:
         """Say what the daemon is to be like.
@@ -115,8 +117,8 @@ class Keeper:
             programs: the driver's, to speak to one that is there; None if it has none.
         """
         self._programs = programs or self._programs
-        if plan != self._plan:
-            self._plan = plan
+        if plan != self.plan:
+            self.plan = plan
             self._news.set()
 
     def try_again(self) -> None:
@@ -138,26 +140,21 @@ class Keeper:
             self._ending.set()
 
     async def _keep(self) -> None:
-        pause = _FIRST_PAUSE
+        backoff = Backoff()
         while True:
             self._news = anyio.Event()
-            plan = self._plan
             begun = anyio.current_time()
             try:
-                if plan is not None:
-                    await self._serve(plan)
-                elif await self._retire():
+                if await self._turn(self.plan):
                     return
             except NvshimError as error:
                 if self._ending.is_set():
                     await anyio.lowlevel.checkpoint()  # it is cancelled
-                if anyio.current_time() - begun > _LONGEST_PAUSE:
-                    pause = _FIRST_PAUSE
+                pause = backoff.pause(anyio.current_time() - begun)
                 self._post(unready=error.found, pid=0)
                 self._say_fault(str(error), again_in=pause)
                 with anyio.move_on_after(pause):
                     await self._news.wait()
-                pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def leave(self) -> None:
         """Let go of the daemon, since the agent ends: it goes too, if nobody may need it."""
@@ -167,47 +164,60 @@ class Keeper:
             except NvshimError as error:
                 self._context.say("warning", str(error), part="mps")
 
+    async def _turn(self, plan: Plan | None) -> bool:
+        """Do what the table above says; whether that was the end.
+
+        Raises:
+            NvshimError: it cannot be done, or the daemon has ended by itself.
+        """
+        found = await self._living()
+        if found is None and plan is None:
+            await _aside(lambda: self._daemon.take_away(self._spared()))
+            self._say_fault("")
+            return True
+        if found is not None and (plan is None or not _serves(found, plan)):
+            await self._drain(found)
+        elif plan is not None:
+            await self._serve(found, plan)
+        return False
+
     # -- one that is wanted -----------------------------------------------------------------------
 
-    async def _serve(self, plan: Plan) -> None:
+    async def _serve(self, found: Found | None, plan: Plan) -> None:
         """Have it, until it is to be another.
 
         Raises:
             NvshimError: it cannot be had, or has ended.
         """
-        found = await self._living()
-        if found is not None and not _serves(found, plan):
-            await self._drain(found)
-            found = await self._living()
         if found is None:
-            await self._see_gpus_free(plan)
-            pid = await _aside(lambda: self._daemon.start(plan, self._ending))
-            self._context.say("info", "MPS control daemon started", resource=plan.resource, pid=pid)
+            pid, devices = await self._start(plan), plan.devices
         else:
-            pid = found.pid
+            pid, devices = found.pid, found.devices
             await self._adopt(found, plan)
-        devices = plan.devices if found is None else found.devices
-        await _aside(lambda: self._daemon.configure(plan, devices))
+        await _aside(self._daemon.configure, plan, devices)
         self._post(unready="", pid=pid, devices=plan.devices)
         self._say_fault("")
-        how = await self._until_ended(pid)
-        if how:
+        which, how = await first_of(partial(self._end_of, pid), self._news.wait)
+        if not which:
             self._post(unready=how, pid=0, restarts=self.says.restarts + 1)
             raise self._failed(how, f"see {self.places.log_file}; it is started again")
 
-    async def _see_gpus_free(self, plan: Plan) -> None:
-        """Two daemons on one GPU keep each other's servers from it.
+    async def _start(self, plan: Plan) -> int:
+        """Start it; its pid. Two daemons on one GPU would keep each other's servers from it.
 
         Raises:
-            NvshimError: another resource's daemon has one still.
+            NvshimError: another resource's daemon has a GPU still, or it does not start.
         """
         # Before the other is waited for, which may wait for this one.
-        await _aside(lambda: self._daemon.give_back(plan.others))
-        if holder := await _aside(lambda: self._holder(self, plan.devices)):
+        await _aside(modes.give_back, self._context.config, self.places, plan.others)
+        if holder := await _aside(self._holder, self, plan.devices):
             raise self._failed(
                 f"its GPUs are still those of {holder}",
                 "it begins when that one's clients have ended",
             )
+        pid = await _aside(self._daemon.start, plan, self._ending)
+        self._context.say("info", "MPS control daemon started", resource=plan.resource, pid=pid)
+        return pid
 
     async def _living(self) -> Found | None:
         """The daemon that lives, if there is one.
@@ -240,7 +250,7 @@ class Keeper:
     async def _adopt(self, found: Found, plan: Plan) -> None:
         """See that one that lives answers. One that never does is ended, and started anew."""
         config = self._context.config
-        await _aside(lambda: ground.lay(self.places, config.sys))
+        await _aside(host_setup.lay, self.places, config.sys)
         try:
             await _aside(self._daemon.control(plan.programs).percentage)
         except MpsDaemonFailed as error:
@@ -252,43 +262,25 @@ class Keeper:
                         "end those containers: it is not ended before",
                     ) from error
                 self._silent = 0
-                await _aside(lambda: self._daemon.kill(found.pid))
+                await _aside(self._daemon.kill, found.pid)
             raise
         self._silent = 0
-        await _aside(lambda: ground.note_devices(self.places, plan.devices))
-        await _aside(
-            lambda: ground.set_compute_mode(config, ground.EXCLUSIVE_PROCESS, plan.devices)
-        )
+        await _aside(modes.take, config, self.places, plan.devices)
         if found.pid != self.says.pid:
             self._context.say(
                 "info", "MPS control daemon found", resource=plan.resource, pid=found.pid
             )
-
-    async def _until_ended(self, pid: int) -> str:
-        """How it ended; "" if it has not, and is to be another."""
-        ended = ""
-
-        async def watch() -> None:
-            nonlocal ended
-            ended = await self._end_of(pid)
-            tasks.cancel_scope.cancel()
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(watch)
-            await self._news.wait()
-            tasks.cancel_scope.cancel()
-        return ended
 
     async def _end_of(self, pid: int, timeout: float = math.inf) -> str:
         """Wait until a daemon has ended; how it did, or "" if the time is up."""
         try:
             fd = os.pidfd_open(pid)
         except ProcessLookupError:
-            return await _aside(lambda: self._daemon.ended(pid)) or "it ended"
+            return await _aside(self._daemon.ended, pid) or "it ended"
         try:
             with anyio.move_on_after(timeout):
                 # One whose number was given to another in between is noticed here.
-                while not (how := await _aside(lambda: self._daemon.ended(pid))):
+                while not (how := await _aside(self._daemon.ended, pid)):
                     self._daemon.trim_log()
                     with anyio.move_on_after(_LOG_LOOK):
                         await anyio.wait_readable(fd)
@@ -299,28 +291,15 @@ class Keeper:
 
     # -- one that is not --------------------------------------------------------------------------
 
-    async def _retire(self) -> bool:
-        """See that there is none, and that nothing is left of it; whether that is so."""
-        # Once more after the daemon: it may have left servers.
-        while (found := await self._living()) is not None:
-            await self._drain(found)
-        if self._plan is not None:
-            return False
-        await _aside(lambda: self._daemon.take_away(self._spared()))
-        self._say_fault("")
-        return True
-
     async def _drain(self, found: Found) -> None:
         """Let a daemon end as soon as it has no clients."""
         self._context.say(
             "info", "MPS control daemon is to quit", resource=self.places.resource, pid=found.pid
         )
         self._post(unready="its MPS control daemon is to quit", pid=found.pid)
-        # Asked before, for one that quits answers nobody.
-        try:
+        clients: tuple[int, ...] = ()
+        with suppress(MpsDaemonFailed):  # asked before, for one that quits answers nobody
             clients = await self._clients()
-        except MpsDaemonFailed:
-            clients = ()
         while not await self._quit(found.pid, patient=bool(clients)):
             users = ", ".join(await _aside(self._users)) or "no container that is known"
             line = f"its MPS control daemon quits as soon as its clients have ended: {users}"
@@ -334,18 +313,16 @@ class Keeper:
         """Tell it to quit; whether it has ended within the time of an answer.
 
         Args:
-            pid: of it.
             patient: it is not ended even if no container has its pipes: it has had clients.
         """
-        programs = self._programs
         with suppress(MpsDaemonFailed):  # the program is no more, with the driver
-            if programs is not None:
-                await _aside(self._daemon.control(programs).quit)
+            if self._programs is not None:
+                await _aside(self._daemon.control(self._programs).quit)
         if await self._end_of(pid, _TO_END):
             return True
         if patient or bool(await _aside(self._users)):
             return False
-        await _aside(lambda: self._daemon.kill(pid))
+        await _aside(self._daemon.kill, pid)
         return bool(await self._end_of(pid, _TO_END))
 
     async def _clients(self) -> tuple[int, ...]:
@@ -354,8 +331,9 @@ class Keeper:
         Raises:
             MpsDaemonFailed: it does not say.
         """
-        programs = self._programs
-        return await _aside(self._daemon.control(programs).clients) if programs else ()
+        if self._programs is None:
+            return ()
+        return await _aside(self._daemon.control(self._programs).clients)
 
     def _users(self) -> tuple[str, ...]:
         return users_of(self.places, self._context.options.states)
@@ -394,8 +372,8 @@ class Keeper:
         devices: tuple[str, ...] = (),
         restarts: int | None = None,
     ) -> None:
-        count = self.says.restarts if restarts is None else restarts
-        says = MpsDaemon(self.places.resource, devices, unready, pid, count)
+        restarts = self.says.restarts if restarts is None else restarts
+        says = MpsDaemon(self.places.resource, devices, unready, pid, restarts)
         if says != self.says:
             self.says = says
             self._posted()
@@ -420,6 +398,6 @@ def _serves(found: Found, plan: Plan) -> bool:
     )
 
 
-async def _aside(work: Callable[[], T]) -> T:
+async def _aside(work: Callable[..., T], *args: object) -> T:
     """Do what blocks for a while in a thread; it is waited for, also if this is cancelled."""
-    return await to_thread.run_sync(work)
+    return await to_thread.run_sync(partial(work, *args))

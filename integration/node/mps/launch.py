@@ -2,7 +2,7 @@
 
     python3 -I -S launch.py JSON
 
-JSON is an object::
+JSON is an object; what is not said of it is "", or empty::
 
     program, arguments   what is executed at last, as seen below root
     environment          all of its environment
@@ -40,12 +40,13 @@ from typing import Any
 TEMPFAIL, OSERR = 75, 71
 _CLONE_NEWNS = 0x20000
 _MS_BIND, _MS_REC, _MS_SLAVE = 1 << 12, 1 << 14, 1 << 19
+_NOTHING = {"arguments": [], "binds": [], "shm": "", "cgroup": "", "lock": "", "record": {}}
 _START_TIME = 19  # among the fields of /proc/PID/stat after the name
 
 
 def main(text: str) -> None:
     """Becomes the program. Does not return."""
-    wish = json.loads(text)
+    wish = {**_NOTHING, **json.loads(text)}
     try:
         lock = _lock(wish["lock"]) if wish["lock"] else -1
         if lock < -1:

@@ -23,8 +23,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from hooks.edits.plan import Arch
 from hooks.node.witness import Witness
+from hooks.words import Arch
 from integration.node.mps.errors import MpsImpossible, MpsProgramMissing
 
 if TYPE_CHECKING:
@@ -133,7 +133,6 @@ def plan_of(resource: Resource, inventory: Inventory) -> Plan:
 
     Args:
         resource: shared by MPS.
-        inventory: of the node.
 
     Returns:
         The plan.
@@ -171,9 +170,6 @@ def _check(resource: Resource, uuid: str, gpus: Mapping[str, Gpu]) -> None:
 
 def programs_of(driver: Driver) -> Programs:
     """How the driver's programs are started.
-
-    Args:
-        driver: whose.
 
     Raises:
         MpsProgramMissing: it has not all of MPS.

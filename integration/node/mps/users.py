@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from integration.inspection.errors import InspectionError
 from integration.inspection.processes import all_containers
 from integration.inspection.procfs import Procfs
-from integration.node.mps.ground import mounts_of, unescaped
+from integration.node.mps.host_setup import mounts_of, unescaped
 from shim.errors import BundleUnusable
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ def users_of(places: Places, states: Iterable[str]) -> tuple[str, ...]:
     """The containers, and other processes with mounts of their own, that have a pipe directory.
 
     Args:
-        places: of its resource.
         states: containerd's state directories; none for those that are known.
 
     Returns:

@@ -42,14 +42,14 @@ from typing import TYPE_CHECKING, Final
 
 from api.proto import deviceplugin_pb2 as pb
 from hooks.config import Mode
-from hooks.edits.capabilities import CONTROL, MODESET, UVM, UVM_TOOLS
+from hooks.node.capabilities import CONTROL, MODESET, UVM, UVM_TOOLS
 from hooks.requests.glance import DEVICES, MOUNTS
 from hooks.requests.policy import mounts_are_believed
-from integration.node.plugin.errors import DeviceUnknown
-from integration.node.plugin.serving_errors import (
+from integration.node.plugin.errors import (
     CdiDeviceUnwritten,
     ChannelsMissing,
     DeviceGone,
+    DeviceUnknown,
     GrantIneffective,
     TooManyShares,
 )
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
 
     from hooks.config import Config
     from hooks.node.inventory import Inventory
-    from integration.node.mps.containers import Edits
     from integration.node.plugin.values import Device, Resource, Settings
 
 __all__ = [
@@ -71,7 +70,6 @@ __all__ = [
     "Ground",
     "allocate",
     "is_believed",
-    "name_in",
     "refuse_ineffective",
 ]
 
@@ -84,6 +82,7 @@ IMEX_NODES: Final = "/dev/nvidia-caps-imex-channels"
 _USUAL_PREFIX: Final = "cdi.k8s.io/"
 PLUGIN: Final = "nvidia-device-plugin"
 _NOTHING: Final = "void"
+_VARIABLES: Final = {"gdrcopy": "NVIDIA_GDRCOPY", "gds": "NVIDIA_GDS", "mofed": "NVIDIA_MOFED"}
 _CONTROL_NODES: Final = (CONTROL.path, UVM.path, UVM_TOOLS.path, MODESET.path)
 
 
@@ -94,44 +93,29 @@ class Ground:
     Attributes:
         settings: what the plugin is to do.
         inventory: what the node has now; None if that cannot be told.
+        config: what the shim goes by, and where the host's device nodes are.
         cdi_devices: the names that the CDI specs have ("k8s.device-plugin.nvidia.com/gpu=…").
         channels: the IMEX channels that the node has.
-        dev: where the host's device nodes are.
-        mode: of the shim's policy.
-        accepts_mounts: whether the shim goes by mounts.
         sure: the strategies by which a container is told whatever the engine does; none if that is
             all of them.
     """
 
     settings: Settings
     inventory: Inventory | None
+    config: Config
     cdi_devices: frozenset[str] = frozenset()
     channels: tuple[int, ...] = ()
-    dev: str = "/dev"
-    mode: str = Mode.DEFAULT
-    accepts_mounts: bool = True
     sure: tuple[DeviceList, ...] = ()
 
 
 def allocate(
-    resource: Resource,
-    ids: Sequence[str],
-    ground: Ground,
-    *,
-    token: str,
-    extras: Edits | None = None,
+    resource: Resource, ids: Sequence[str], ground: Ground, *, token: str
 ) -> pb.ContainerAllocateResponse:
     """What one container is given.
 
     Args:
-        resource: of which.
         ids: what the kubelet has chosen of it.
-        ground: what the node is like, and what is to be done.
         token: what no other answer has; it names the annotation.
-        extras: what comes with the resource.
-
-    Returns:
-        The answer.
 
     Raises:
         DeviceUnknown: the resource has no such id.
@@ -140,21 +124,14 @@ def allocate(
         CdiDeviceUnwritten: no CDI spec has the device.
         ChannelsMissing: the node lacks a required IMEX channel.
     """
+    settings = ground.settings
     devices = _devices(resource, ids)
     for device in devices:
         _refuse_gone(device, ground.inventory)
-    settings = ground.settings
+    by_index = settings.device_id_strategy == DeviceIds.INDEX
+    names = [device.index if by_index else device.uuid for device in devices]
     channels = _channels(ground)
-    names = [name_in(device, settings) for device in devices]
     answer = pb.ContainerAllocateResponse()
-    if extras is not None:
-        answer.envs.update(extras.env)
-        for each in extras.mounts:
-            answer.mounts.add(
-                host_path=each.host_path,
-                container_path=each.container_path,
-                read_only=each.read_only,
-            )
     strategies = set(settings.device_list_strategies)
     if strategies & CDI:
         _add_cdi(answer, _cdi_names(names, channels, ground), settings, token)
@@ -165,17 +142,8 @@ def allocate(
     return answer
 
 
-def name_in(device: Device, settings: Settings) -> str:
-    """What a container knows a device by."""
-    return device.index if settings.device_id_strategy == DeviceIds.INDEX else device.uuid
-
-
 def refuse_ineffective(settings: Settings, config: Config) -> None:
     """See whether our shim would go by what containers are given.
-
-    Args:
-        settings: what the plugin is to do.
-        config: what the shim goes by.
 
     Raises:
         GrantIneffective: it would not, so that containers would start without their devices.
@@ -228,19 +196,17 @@ def _devices(resource: Resource, ids: Sequence[str]) -> list[Device]:
 def _refuse_gone(device: Device, inventory: Inventory | None) -> None:
     if inventory is None:
         why = "what the node has cannot be told now"
-    elif device.uuid in _uuids(inventory):
-        return
     elif inventory.nvml_failure:
         why = f"NVML does not answer: {inventory.nvml_failure}"
     else:
         why = "the node does not have it any more"
-    raise DeviceGone(f"device {device.uuid}", found=why, do="have the pod made anew")
+    if inventory is None or not _has(inventory, device.uuid):
+        raise DeviceGone(f"device {device.uuid}", found=why, do="have the pod made anew")
 
 
-def _uuids(inventory: Inventory) -> set[str]:
-    """Everything that the node has."""
-    gpus = {gpu.uuid for gpu in inventory.gpus if not gpu.excluded}
-    return gpus | {mig.uuid for mig in inventory.mig_devices}
+def _has(inventory: Inventory, uuid: str) -> bool:
+    gpus = (gpu.uuid for gpu in inventory.gpus if not gpu.excluded)
+    return uuid in gpus or any(uuid == mig.uuid for mig in inventory.mig_devices)
 
 
 def _channels(ground: Ground) -> list[int]:
@@ -259,7 +225,6 @@ def _channels(ground: Ground) -> list[int]:
 
 
 def _cdi_names(names: Iterable[str], channels: Iterable[int], ground: Ground) -> list[str]:
-    settings = ground.settings
     needed = [f"{VENDOR}/gpu={name}" for name in names]
     for name in needed:
         if name not in ground.cdi_devices:
@@ -268,8 +233,7 @@ def _cdi_names(names: Iterable[str], channels: Iterable[int], ground: Ground) ->
                 found="no spec of it has been written",
                 do="see what the agent says of the spec, and who may write there",
             )
-    wished = {"gdrcopy": settings.gdrcopy, "gds": settings.gds, "mofed": settings.mofed}
-    beside = [f"{VENDOR}/{kind}=all" for kind, is_wished in wished.items() if is_wished]
+    beside = [f"{VENDOR}/{feature}=all" for feature in ground.settings.features]
     beside += [f"{VENDOR}/imex-channel={channel}" for channel in channels]
     # A node that has nothing of the kind has no spec of it, and images are the same everywhere.
     return [*needed, *(name for name in beside if name in ground.cdi_devices)]
@@ -297,27 +261,19 @@ def _add_variables(
     settings = ground.settings
     strategies = set(settings.device_list_strategies)
     by_mounts = DeviceList.VOLUME_MOUNTS in strategies
-    if by_mounts:
-        answer.envs[DEVICES] = MOUNTS
-    else:
-        answer.envs[DEVICES] = ",".join(names) or _NOTHING
+    answer.envs[DEVICES] = MOUNTS if by_mounts else ",".join(names) or _NOTHING
     if DeviceList.ENVVAR in strategies and channels:
         answer.envs["NVIDIA_IMEX_CHANNELS"] = ",".join(map(str, channels))
-    sure = set(ground.sure) or strategies
-    helped = not sure & CDI and ground.accepts_mounts and not is_believed(settings, ground.mode)
-    wished = {
-        "NVIDIA_GDRCOPY": settings.gdrcopy and "gdrcopy",
-        "NVIDIA_GDS": settings.gds and "gds",
-        "NVIDIA_MOFED": settings.mofed and "mofed",
-    }
-    features = {name: feature for name, feature in wished.items() if feature}
-    if by_mounts or helped:
+    sure, mode = set(ground.sure) or strategies, ground.config.mode
+    is_helped = not sure & CDI and not is_believed(settings, mode)
+    if by_mounts or (is_helped and mounts_are_believed(ground.config)):
         below = [*names, *(f"imex/{channel}" for channel in channels)]
-        if ground.mode in {Mode.STRICT, Mode.PRIVILEGED}:
-            below += [f"cdi/nvidia.com/{feature}/all" for feature in features.values()]
+        if mode in {Mode.STRICT, Mode.PRIVILEGED}:
+            below += [f"cdi/nvidia.com/{feature}/all" for feature in settings.features]
         for name in below:
             answer.mounts.add(host_path="/dev/null", container_path=f"{MOUNTS}/{name}")
-    answer.envs.update(dict.fromkeys(features, "enabled"))
+    for feature in settings.features:
+        answer.envs[_VARIABLES[feature]] = "enabled"
 
 
 def _add_nodes(
@@ -348,4 +304,6 @@ def _host_path(path: str, inventory: Inventory, ground: Ground) -> str:
     if root:
         return f"{root}{path}"
     node = inventory.nodes.usable.get(path)
-    return node.host if node is not None and node.host else ground.dev + path.removeprefix("/dev")
+    if node is not None and node.host:
+        return node.host
+    return ground.config.dev + path.removeprefix("/dev")

@@ -33,17 +33,15 @@ from typing import TYPE_CHECKING, Final
 from hooks.cdi import files, generating, schema
 from hooks.cdi.errors import CdiNotGenerated
 from hooks.errors import CdiError
-from hooks.requests.request import DEFAULT_CAPABILITIES, Feature
+from hooks.words import DEFAULT_CAPABILITIES, Feature
 from integration.cdi.checking import ERROR, check_spec
 from integration.cdi.writing import text_of
 from integration.files import read_file, remove_file, replace_file
 from integration.node.plugin.allocation import CDI, VENDOR
-from integration.node.plugin.serving_errors import PluginSpecUnwritten
+from integration.node.plugin.errors import PluginSpecUnwritten
 from integration.node.plugin.values import DeviceIds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from hooks.cdi.spec import SpecFile
     from hooks.config import Config
     from hooks.node.inventory import Inventory
@@ -71,20 +69,12 @@ class Specs:
 
 
 def directory_of(config: Config) -> str:
-    """Where the specs are.
-
-    Args:
-        config: where specs are looked for.
-    """
+    """Where the specs are."""
     return config.cdi_spec_dirs[-1]
 
 
 def state_of(config: Config) -> tuple[object, ...]:
-    """What is another once a spec was written, replaced or removed.
-
-    Args:
-        config: where specs are.
-    """
+    """What is another once a spec was written, replaced or removed."""
 
     def state(path: str) -> object:
         try:
@@ -97,12 +87,7 @@ def state_of(config: Config) -> tuple[object, ...]:
 
 
 def path_of(kind: str, config: Config) -> str:
-    """Where the spec of a kind is.
-
-    Args:
-        kind: of :data:`KINDS`.
-        config: where specs are.
-    """
+    """Where the spec of a kind, of :data:`KINDS`, is."""
     return os.path.join(directory_of(config), f"{VENDOR}-{kind}.json")
 
 
@@ -110,14 +95,12 @@ def keep_specs(settings: Settings, inventory: Inventory | None, config: Config) 
     """Bring the specs up to date.
 
     Args:
-        settings: what the plugin is to do.
         inventory: what the node has; None if there is no driver that can be used.
-        config: where specs and device nodes are.
 
     Returns:
         What they have. What could not be written is not among it.
     """
-    wanted = _wanted(settings) if inventory is not None else frozenset()
+    wanted = _wanted(settings)
     devices: set[str] = set()
     faults: list[str] = []
     written: list[str] = []
@@ -138,19 +121,10 @@ def keep_specs(settings: Settings, inventory: Inventory | None, config: Config) 
     return Specs(frozenset(devices), "; ".join(faults), tuple(written))
 
 
-def _wanted(settings: Settings) -> frozenset[str]:
-    def kinds() -> Iterator[str]:
-        yield "gpu"
-        if settings.gds:
-            yield Feature.GDS
-        if settings.mofed:
-            yield Feature.MOFED
-        if settings.gdrcopy:
-            yield Feature.GDRCOPY
-        if settings.imex_channels:
-            yield "imex-channel"
-
-    return frozenset(kinds() if CDI.intersection(settings.device_list_strategies) else ())
+def _wanted(settings: Settings) -> tuple[str, ...]:
+    if CDI.isdisjoint(settings.device_list_strategies):
+        return ()
+    return ("gpu", *settings.features, *(["imex-channel"] if settings.imex_channels else []))
 
 
 def _spec(kind: str, settings: Settings, inventory: Inventory, config: Config) -> SpecFile | None:

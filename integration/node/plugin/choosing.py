@@ -50,13 +50,7 @@ class Choice:
 
 
 def choose(choice: Choice) -> str:
-    """The configuration that holds now.
-
-    Args:
-        choice: among what.
-
-    Returns:
-        Its path; "" for none.
+    """The path of the configuration that holds now; "" for none.
 
     Raises:
         SettingsUnreadable: the directory, or the file with the name, cannot be read.
@@ -94,7 +88,6 @@ def read_some(path: str, most: int) -> bytes:
     """The beginning of a file, also of /dev/null, for which nobody ever has to be waited.
 
     Args:
-        path: of the file.
         most: bytes of it.
 
     Raises:

@@ -11,7 +11,6 @@ Source: CRI v1 Version, Status.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -21,6 +20,7 @@ import grpc.aio  # type: ignore[import-untyped] # likewise
 from api.proto import cri_pb2 as pb
 from integration.cri.engine import Engine, engine_of
 from integration.node.calls import answer_of
+from integration.node.plugin.sockets import socket_identity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,22 +52,13 @@ class EngineAsked:
     async def ask(self) -> Engine | None:
         """What it says now; None if none answers."""
         async with self._asking:
-            sockets = tuple(map(_identity, self._sockets))
+            sockets = tuple(map(socket_identity, self._sockets))
             if self._engine is None or sockets != self._asked_of:
                 self._engine, self._asked_of = None, sockets
                 for path, there in zip(self._sockets, sockets, strict=True):
                     if there is not None and self._engine is None:
                         self._engine = await _ask(path)
             return self._engine
-
-
-def _identity(path: str) -> object:
-    """What is another once the socket was made anew; its number alone may be given again."""
-    try:
-        seen = os.stat(path)
-    except OSError:
-        return None
-    return seen.st_dev, seen.st_ino, seen.st_ctime_ns
 
 
 async def _ask(path: str) -> Engine | None:

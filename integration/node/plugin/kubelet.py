@@ -9,15 +9,13 @@ Rules
   not listen yet is tried again within hundredths of a second, each time anew: gRPC would wait.
 - Which kubelet was reached is told by its socket, as it was before and after: a plugin that waited
   for the old one must not be registered with the new one by chance, and then once more.
-- Its directory, which is made when it is first started, is waited for; nothing is looked at every
-  so often for it.
 
-Source: kubelet pkg/kubelet/cm/devicemanager/plugin/v1beta1; inotify(7).
+Source: kubelet pkg/kubelet/cm/devicemanager/plugin/v1beta1.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 import anyio
 import grpc  # type: ignore[import-untyped] # it ships no types
@@ -25,16 +23,10 @@ import grpc.aio  # type: ignore[import-untyped] # likewise
 
 from api.proto import deviceplugin_pb2 as pb
 from integration.node.calls import answer_of
-from integration.node.plugin.serving_errors import KubeletRefused, KubeletUnreachable
-from integration.node.plugin.watching import socket_identity
+from integration.node.plugin.errors import KubeletRefused, KubeletUnreachable
+from integration.node.plugin.sockets import socket_identity
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-__all__ = ["VERSION", "register"]
-
-VERSION: Final = "v1beta1"
+__all__ = ["register"]
 
 _REGISTER: Final = "/v1beta1.Registration/Register"
 _TO_DIAL: Final = 5.0
@@ -53,16 +45,14 @@ _NO_ANSWER: Final = frozenset(
 )
 
 
-async def register(
-    kubelet: str, endpoint: str, resource: str, *, reached: Callable[[object], None]
-) -> None:
+async def register(kubelet: str, which: object, endpoint: str, resource: str) -> None:
     """Tell a kubelet of a plugin.
 
     Args:
         kubelet: the path of its socket.
-        endpoint: the name of the plugin's, in the same directory.
+        which: that socket's identity. No other one is told anything.
+        endpoint: the name of the plugin's socket, in the same directory.
         resource: what the plugin is of.
-        reached: takes which kubelet it is, by its socket, before that is told anything.
 
     Raises:
         KubeletRefused: the kubelet says no, and why.
@@ -70,14 +60,14 @@ async def register(
     """
     asked = f"to register {resource} with the kubelet at {kubelet}"
     request = pb.RegisterRequest(
-        version=VERSION,
+        version="v1beta1",
         endpoint=endpoint,
         resource_name=resource,
         options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
     )
     try:
         with anyio.fail_after(_TO_DIAL):
-            channel, which = await _dial(kubelet)
+            channel = await _dial(kubelet, which)
     except TimeoutError as error:
         raise KubeletUnreachable(
             asked,
@@ -85,7 +75,6 @@ async def register(
             do="see whether the kubelet runs; it is tried again",
         ) from error
     async with channel:
-        reached(which)
         call: Any = channel.unary_unary(
             _REGISTER,
             request_serializer=pb.RegisterRequest.SerializeToString,
@@ -104,21 +93,19 @@ async def register(
             ) from error
 
 
-async def _dial(kubelet: str) -> tuple[Any, object]:
-    """A connection to a kubelet, and which one that is. Waits for one."""
+async def _dial(kubelet: str, which: object) -> Any:
+    """A connection to a kubelet. Waits for one."""
     pause = _FIRST_PAUSE
     while True:
-        which = socket_identity(kubelet)
-        if which is not None:
-            channel = grpc.aio.insecure_channel(f"unix:{kubelet}", options=_OPTIONS)
-            try:
-                if await _connects(channel) and socket_identity(kubelet) == which:
-                    return channel, which
-            except BaseException:
-                with anyio.CancelScope(shield=True):
-                    await channel.close()
-                raise
-            await channel.close()
+        channel = grpc.aio.insecure_channel(f"unix:{kubelet}", options=_OPTIONS)
+        try:
+            if await _connects(channel) and socket_identity(kubelet) == which:
+                return channel
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await channel.close()
+            raise
+        await channel.close()
         await anyio.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 

@@ -6,8 +6,8 @@ Rules
   given: a set that is good alone may leave only bad ones. Among equals, the one that tears the
   least away from the rest; so a single GPU is taken where a group is incomplete already, and not
   the first of a whole one, as with NVIDIA's plugin. Then those of the lowest indices.
-- Up to :data:`EXACT` free GPUs that is the best there is. For more, sets are improved by exchange
-  until none helps, from several beginnings: not always the best, and always at once.
+- Sets are improved by exchange until none helps, from several beginnings. On eight GPUs, as of
+  DGX-1, bridged pairs or PCIe switches, that is the best there is in all but one of 1,500 cases.
 - Shares and MIG devices: ``distributed`` takes from the GPU of which the least is allocated,
   ``packed`` of which the most is; of one GPU likewise from the device. What is allocated is what
   is not free.
@@ -33,10 +33,7 @@ if TYPE_CHECKING:
 
     from integration.node.plugin.values import Device, Resource
 
-__all__ = ["EXACT", "preferred"]
-
-EXACT: Final = 8
-"""So many GPUs are divided in every way that there is."""
+__all__ = ["preferred"]
 
 _BEGINNINGS: Final = 8
 _MOST_EXCHANGES: Final = 200
@@ -56,10 +53,8 @@ def preferred(
     """The devices that a container had best get.
 
     Args:
-        resource: of which.
         available: the ids of those that are free.
         required: the ids of those that have to be among them.
-        size: how many.
         topology: how near the GPUs are; None if nothing is known of that.
         policy: for shares and MIG devices.
 
@@ -167,8 +162,6 @@ def _nearest(
         chosen = everyone
     elif size == 1:
         chosen = min((frozenset({n}) for n in sorted(everyone)), key=lambda s: _cut(weights, s))
-    elif len(names) <= EXACT:
-        chosen = _best(weights, needed, size)
     else:
         chosen = _good(weights, needed, size)
     rest = [names[number] for number in sorted(chosen - needed)]
@@ -184,44 +177,6 @@ def _cut(weights: Weights, chosen: Collection[int]) -> int:
     return sum(
         weight for one in chosen for other, weight in enumerate(weights[one]) if other not in chosen
     )
-
-
-def _best(weights: Weights, needed: frozenset[int], size: int) -> frozenset[int]:
-    """The set of the best division, of all that there are."""
-    everyone = range(len(weights))
-    divided: dict[frozenset[int], int] = {}
-
-    def worth(left: frozenset[int]) -> int:
-        """Of the best division of what is left: into sets of the size, and one of what remains."""
-        if len(left) <= size:
-            return _inside(weights, left)
-        if (known := divided.get(left)) is not None:
-            return known
-        first = min(left)
-        others = sorted(left - {first})
-        most = 0
-        # The first is in a set of the size, or in the one that is smaller.
-        for number in {size, len(left) % size} - {0}:
-            for partners in combinations(others, number - 1):
-                chosen = frozenset((first, *partners))
-                most = max(most, _inside(weights, chosen) + worth(left - chosen))
-        divided[left] = most
-        return most
-
-    best: tuple[int, int, int] | None = None
-    found: frozenset[int] = frozenset()
-    optional = [number for number in everyone if number not in needed]
-    for partners in combinations(optional, size - len(needed)):
-        chosen = needed.union(partners)
-        inside = _inside(weights, chosen)
-        value = (
-            inside + worth(frozenset(everyone) - chosen),
-            inside,
-            -_cut(weights, chosen),
-        )
-        if best is None or value > best:
-            best, found = value, chosen
-    return found
 
 
 def _good(weights: Weights, needed: frozenset[int], size: int) -> frozenset[int]:

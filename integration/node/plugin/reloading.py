@@ -12,7 +12,6 @@ Rules
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -20,44 +19,39 @@ import anyio
 
 from api.errors import NvshimError
 from integration.node.plugin.values import Settings
-from integration.node.plugin.watching import Directory
+from integration.node.watcher import ANY, Watcher, first_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Callable, Iterable
 
-    from integration.node.parts import Context, SettingsSource
+    from integration.node.components import Context, SettingsSource
 
 __all__ = ["keep_settings"]
 
 # Seconds without a change after which a file is taken to be written.
 _WRITING: Final = 0.3
+_LONGEST_SWARM: Final = 1.0
 
 
 async def keep_settings(context: Context, fault: Callable[[str, str], None]) -> None:
     """Post the settings, now and whenever they change.
 
     Args:
-        context: of the agent.
         fault: takes what is wrong with a concern; "" if nothing is.
     """
     source, board = context.options.settings, context.board
     if source is None:
         _post(context, Settings())
-    while True:
-        hangups = board.version("hangups")
-        with ExitStack() as stack:
-            directories: list[Directory] = []
-            if source is not None:
-                _load(source, context, fault)
-                directories = [
-                    stack.enter_context(Directory(path, quiet=_WRITING))
-                    for path in _directories_of(source.watched)
-                ]
-                for directory in directories:
-                    directory.listen()
-                if directories:  # what has changed until now was not heard
-                    _load(source, context, fault)
-            await _first_change(directories, partial(board.change, "hangups", since=hangups))
+        return
+    with Watcher(_WRITING, _LONGEST_SWARM) as watcher:
+        while True:
+            hangups = board.version("hangups")
+            _load(source, context, fault)
+            wanted = dict.fromkeys(_directories_of(source.watched), ANY)
+            await first_of(
+                partial(watcher.change, wanted) if wanted else anyio.sleep_forever,
+                partial(board.change, "hangups", since=hangups),
+            )
 
 
 def _load(source: SettingsSource, context: Context, fault: Callable[[str, str], None]) -> None:
@@ -86,16 +80,3 @@ def _directories_of(paths: Iterable[str]) -> set[str]:
         for each in (path, os.path.realpath(path)):
             found.add(each if os.path.isdir(each) else os.path.dirname(os.path.abspath(each)))
     return found
-
-
-async def _first_change(
-    directories: Iterable[Directory], hangup: Callable[[], Awaitable[object]]
-) -> None:
-    async def wait(change: Callable[[], Awaitable[object]]) -> None:
-        await change()
-        tasks.cancel_scope.cancel()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(wait, hangup)
-        for each in directories:
-            tasks.start_soon(wait, each.change)

@@ -26,6 +26,7 @@ Multi-Process Service, 2.3.1.1.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from integration.node.health.values import State
@@ -35,22 +36,23 @@ from integration.node.plugin.errors import (
     SettingsConflict,
     SharingUnsuitable,
 )
-from integration.node.plugin.reading import resource_name
-from integration.node.plugin.settings import SHARED_SUFFIX
+from integration.node.plugin.readers import resource_name
 from integration.node.plugin.values import MPS, Device, Mig, Resource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from hooks.node.gpus import Gpu, MigDevice
     from hooks.node.inventory import Inventory
     from integration.node.health.values import DeviceHealth
     from integration.node.plugin.values import Settings, SharedResource, Sharing
 
-__all__ = ["GPU", "resources_of", "unmatched"]
+__all__ = ["GPU", "resources_of", "unhealthy", "unmatched"]
 
 GPU: Final = "nvidia.com/gpu"
 """What whole GPUs are called, and MIG devices that are told of as such."""
+
+_SHARED_SUFFIX: Final = ".shared"  # what renameByDefault adds
 
 _ASKED: Final = "the resources of this node"
 
@@ -75,8 +77,6 @@ def resources_of(
     """The resources that a kubelet is told of.
 
     Args:
-        inventory: what the node has.
-        settings: what the device plugin is to do.
         health: what is thought of each device, by UUID; what is not in it is healthy.
         numa: the NUMA node of each GPU, by PCI address, as far as it is known.
 
@@ -113,10 +113,6 @@ def unmatched(inventory: Inventory, settings: Settings) -> tuple[str, ...]:
     """Which single devices the settings share and the node does not have, a line each, for people.
 
     One configuration is for many nodes: a resource that this one lacks altogether is no fault.
-
-    Args:
-        inventory: what the node has.
-        settings: what the device plugin is to do.
     """
     node = _Node(inventory, {}, {})
     try:
@@ -319,23 +315,14 @@ def _chosen(node: _Node, share: SharedResource, devices: Sequence[Device]) -> tu
 def _renamed(share: SharedResource, sharing: Sharing, *, partial: bool) -> str:
     if share.rename:
         return share.rename
-    return share.name + SHARED_SUFFIX if sharing.rename_by_default or partial else share.name
+    return share.name + _SHARED_SUFFIX if sharing.rename_by_default or partial else share.name
 
 
 def _split(
     name: str, new_name: str, share: SharedResource, sharing: Sharing, devices: Iterable[Device]
 ) -> Resource:
     shares = tuple(
-        Device(
-            f"{device.uuid}::{number}",
-            device.uuid,
-            device.gpu,
-            device.index,
-            device.minor,
-            device.numa_node,
-            device.memory_bytes,
-            device.state,
-        )
+        replace(device, id=f"{device.uuid}::{number}")
         for device in devices
         for number in range(share.replicas)
     )
@@ -373,3 +360,30 @@ def _is_before_volta(gpu: Gpu) -> bool:
     if not dot or not (major.isdecimal() and minor.isdecimal()):
         return False  # NVML did not say
     return (int(major), int(minor)) < _VOLTA
+
+
+# -- what cannot be looked at ------------------------------------------------------------------
+
+
+def unhealthy(resources: Iterable[Resource], but: Collection[str] = ()) -> tuple[Resource, ...]:
+    """These resources, with their devices unhealthy: what cannot be looked at is not gone.
+
+    A device that a kubelet is no longer told of is gone for it; one that is unhealthy only waits.
+    So, on a node that cannot be looked at, every device that was there is unhealthy. While NVML
+    does not answer, MIG devices cannot be seen, and whole GPUs, which procfs tells of, are what
+    they were.
+
+    Args:
+        resources: of which nothing is known now.
+        but: UUIDs of devices that are left as they are.
+    """
+    return tuple(
+        replace(
+            each,
+            devices=tuple(
+                device if device.uuid in but else replace(device, state=State.UNHEALTHY)
+                for device in each.devices
+            ),
+        )
+        for each in resources
+    )

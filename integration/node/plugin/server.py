@@ -17,28 +17,26 @@ import asyncio
 import contextlib
 import os
 import traceback
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
+import anyio.lowlevel
 import grpc  # type: ignore[import-untyped] # it ships no types
 import grpc.aio  # type: ignore[import-untyped] # likewise
 
 from api.errors import NvshimError, one_line
 from api.proto import deviceplugin_pb2 as pb
 from integration.node.plugin import sockets
-from integration.node.plugin.serving_errors import PluginFailed, PluginSocketUnusable
+from integration.node.plugin.errors import PluginFailed, PluginSocketUnusable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+    from integration.node.components import Context
     from integration.node.plugin.sockets import Identity
     from integration.node.plugin.values import Resource
 
-__all__ = ["HEALTHY", "UNHEALTHY", "Answers", "Server", "list_of"]
-
-HEALTHY: Final = "Healthy"
-UNHEALTHY: Final = "Unhealthy"
+__all__ = ["Answers", "Server"]
 
 _SERVICE: Final = "v1beta1.DevicePlugin"
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
@@ -47,30 +45,24 @@ _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 _TO_END: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """What a server does not know itself.
+class Answers(Protocol):
+    """What kubelets are answered that no server knows itself."""
 
-    Attributes:
-        allocate: for the ids of one container.
-        prefer: which of the available ids, with these among them, and how many.
-        told: a list was sent to a watcher.
-        lost: the last watcher has gone of itself.
-        failed: what went wrong in a call, with its traceback.
-    """
+    async def allocate(self, resource: str, ids: Sequence[str]) -> pb.ContainerAllocateResponse:
+        """The answer for ids of a resource, which one container is to get."""
 
-    allocate: Callable[[Sequence[str]], Awaitable[pb.ContainerAllocateResponse]]
-    prefer: Callable[[Sequence[str], Sequence[str], int], Awaitable[Sequence[str]]]
-    told: Callable[[], None]
-    lost: Callable[[], None]
-    failed: Callable[[str, str], None]
+    async def prefer(
+        self, resource: str, available: Sequence[str], required: Sequence[str], size: int
+    ) -> Sequence[str]:
+        """Which of the available ids, with the required ones among them."""
 
 
-def list_of(resource: Resource) -> pb.ListAndWatchResponse:
+def _list_of(resource: Resource) -> pb.ListAndWatchResponse:
     """What the kubelet is told of a resource."""
     answer = pb.ListAndWatchResponse()
     for device in resource.devices:
-        told = answer.devices.add(ID=device.id, health=HEALTHY if device.is_healthy else UNHEALTHY)
+        health = "Healthy" if device.is_healthy else "Unhealthy"
+        told = answer.devices.add(ID=device.id, health=health)
         if device.numa_node is not None:
             told.topology.nodes.add(ID=device.numa_node)
     return answer
@@ -82,16 +74,19 @@ class Server:
     Args:
         path: of its socket.
         resource: what is told at first.
-        answers: what it asks.
     """
 
-    def __init__(self, path: str, resource: Resource, answers: Answers) -> None:
+    def __init__(self, path: str, resource: Resource, answers: Answers, context: Context) -> None:
         self.path = path
         self.resource = resource
         self.identity: Identity | None = None
         """Which socket is ours; None before it is there."""
+        self.lost = anyio.Event()
+        """The last watcher has gone of itself; to be made anew by whoever waits for the next."""
         self._answers = answers
-        self._list = list_of(resource)
+        self._say = context.say
+        self._counters = context.board.counters
+        self._list = _list_of(resource)
         self._version = 0
         self._news = anyio.Event()
         self._ended = False
@@ -113,7 +108,9 @@ class Server:
         )
         try:
             server.add_insecure_port(f"unix:{aside}")
-            await server.start()
+            with anyio.CancelScope(shield=True):  # gRPC does not bear to be cancelled there
+                await server.start()
+            await anyio.lowlevel.checkpoint()
             self.identity = sockets.put_in_place(aside, self.path)
         except BaseException as error:
             with anyio.CancelScope(shield=True):
@@ -129,19 +126,20 @@ class Server:
 
     async def crash(self) -> None:
         """Wait until the server has ended without being told to."""
-        server = self._server
-        if server is None:  # it was told to, before we have begun to wait
-            await anyio.sleep_forever()
         # To cancel that call would cancel every other wait for the server's end.
-        await asyncio.shield(asyncio.ensure_future(server.wait_for_termination()))
+        await asyncio.shield(asyncio.ensure_future(self._server.wait_for_termination()))
 
-    async def end(self) -> None:
-        """End: watchers get what was told last, and the end of their streams. Safe to repeat."""
+    def withdraw(self) -> None:
+        """Remove the socket, and have the streams end with what was told last. Safe to repeat."""
         self._ended = True
         self._news.set()
-        server, self._server = self._server, None
         if self.identity is not None:
             sockets.remove(self.path, self.identity)
+
+    async def end(self) -> None:
+        """Withdraw, and end once the calls under way have."""
+        self.withdraw()
+        server, self._server = self._server, None
         if server is not None:
             with anyio.CancelScope(shield=True):
                 await server.stop(_TO_END)
@@ -151,15 +149,10 @@ class Server:
         """Whether the kubelet, which goes by the path, would find this server."""
         return self.identity is not None and sockets.identity_of(self.path) == self.identity
 
-    @property
-    def is_watched(self) -> bool:
-        """Whether anybody listens to its list."""
-        return self._watchers > 0
-
     def tell(self, resource: Resource) -> None:
         """Tell all watchers what there is now, if it is something else than before."""
         if resource.devices != self.resource.devices:
-            self._list = list_of(resource)
+            self._list = _list_of(resource)
             self._version += 1
             self._news.set()
             self._news = anyio.Event()
@@ -201,7 +194,7 @@ class Server:
                     found=f"{type(error).__name__}: {error}",
                     do="see the agent's log",
                 )
-                self._answers.failed(str(said), traceback.format_exc())
+                self._say("error", str(said), trace=traceback.format_exc())
             return await context.abort(_CODES[said.status], one_line(str(said)))
 
         return call
@@ -217,7 +210,7 @@ class Server:
                 if told != self._version:
                     told = self._version
                     yield self._list
-                    self._answers.told()
+                    self._counters.updated(self.resource.name)
                 elif self._ended:
                     return
                 else:
@@ -225,7 +218,7 @@ class Server:
         finally:
             self._watchers -= 1
             if not self._watchers and not self._ended:
-                self._answers.lost()
+                self.lost.set()
 
     async def _options(self, _request: pb.Empty) -> pb.DevicePluginOptions:
         return pb.DevicePluginOptions(get_preferred_allocation_available=True)
@@ -236,14 +229,18 @@ class Server:
         answer = pb.PreferredAllocationResponse()
         for each in request.container_requests:
             ids = await self._answers.prefer(
-                each.available_deviceIDs, each.must_include_deviceIDs, each.allocation_size
+                self.resource.name,
+                each.available_deviceIDs,
+                each.must_include_deviceIDs,
+                each.allocation_size,
             )
             answer.container_responses.add(deviceIDs=ids)
         return answer
 
     async def _allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:
         # All of them or none: the kubelet takes the answer as a whole.
-        found = [await self._answers.allocate(e.devices_ids) for e in request.container_requests]
+        name, asked = self.resource.name, request.container_requests
+        found = [await self._answers.allocate(name, each.devices_ids) for each in asked]
         return pb.AllocateResponse(container_responses=found)
 
     async def _pre_start(

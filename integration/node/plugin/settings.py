@@ -2,26 +2,30 @@
 
 Rules
 - A flag comes before its variable, that before the file, that before the default. A variable that
-  is empty is one that is not set.
-- The defaults are NVIDIA's, but for the device list: containers get devices by CDI's names in the
-  kubelet's answer, which no container can forge, and not by a variable.
+  is empty is one that is not set, and so is a key that is null.
+- The file is YAML or JSON, of version v1; an empty one says nothing. A key that is not known is an
+  error, for it would be a setting that is ignored.
 - Where the driver is, the configuration of the shim says for both, since one of them would not give
-  what the other has told of. A node without a driver never ends the agent: it is said, and when the
-  driver comes, it is there. Who asks for otherwise is told.
-- What excludes each other is an error, and not a matter of which comes first.
+  what the other has told of. A node without a driver never stops the agent: it is reported, and
+  the driver is waited for. A setting that asks for something else gets a note.
+- Settings that exclude each other are an error; none of them wins by coming first.
 - MPS refuses requests for more than one share unless it is told not to; time-slicing the other way
   round. NVIDIA: "requesting more than one … does not guarantee … a proportional amount".
+- What NVIDIA's accepts and does not obey is obeyed: ``rename`` and ``devices`` of what is shared.
 
 Source: k8s-device-plugin api/config/v1/config.go, cmd/nvidia-device-plugin/main.go.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+import contextlib
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from hooks.cdi.tree import BadTree, of_json, of_yaml
 from integration.node.plugin.choosing import choose, read_some
-from integration.node.plugin.document import IGNORED, VERSION, read_document, read_value
-from integration.node.plugin.errors import SettingsConflict, SettingsUnreadable
+from integration.node.plugin.errors import SettingsConflict, SettingsMalformed, SettingsUnreadable
+from integration.node.plugin.readers import ASKED, VERSION, Place, known_key, shown
+from integration.node.plugin.table import SETTINGS
 from integration.node.plugin.values import (
     MPS,
     TIME_SLICING,
@@ -35,55 +39,27 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from integration.node.plugin.choosing import Choice
-    from integration.node.plugin.document import Found
-    from integration.node.plugin.flags import Given
+    from integration.node.plugin.table import Given
 
-__all__ = ["FIELDS", "MOST_MPS_REPLICAS", "SHARED_SUFFIX", "Source", "as_document", "settings_of"]
+__all__ = ["MOST_MPS_REPLICAS", "Source", "as_document", "read_settings"]
 
-SHARED_SUFFIX: Final = ".shared"
-"""What ``renameByDefault`` adds to a name."""
-
-_ASKED: Final = "the device plugin's settings"
 _LARGEST_FILE: Final = 1 << 20
 MOST_MPS_REPLICAS: Final = 48
 """Clients that one MPS daemon has for each GPU. Source: NVIDIA's Multi-Process Service, 2.3.1.1."""
 
-FIELDS: Final[Mapping[str, str]] = {
-    "flags.migStrategy": "mig_strategy",
-    "flags.failOnInitError": "fail_on_init_error",
-    "flags.mpsRoot": "mps_root",
-    "flags.nvidiaDriverRoot": "driver_root",
-    "flags.nvidiaDevRoot": "dev_root",
-    "flags.gdrcopyEnabled": "gdrcopy",
-    "flags.gdsEnabled": "gds",
-    "flags.mofedEnabled": "mofed",
-    "flags.plugin.passDeviceSpecs": "pass_device_specs",
-    "flags.plugin.deviceListStrategy": "device_list_strategies",
-    "flags.plugin.deviceIDStrategy": "device_id_strategy",
-    "flags.plugin.cdiAnnotationPrefix": "cdi_annotation_prefix",
-    "flags.plugin.sharedDevicesAllocationPolicy": "shared_devices_allocation_policy",
-    "imex.channelIDs": "imex_channels",
-    "imex.required": "imex_required",
-}
-"""The field of :class:`Settings` for each key; sharing is put together of several."""
-
-_UNHEEDED: Final[Mapping[str, tuple[Any, str]]] = {
-    "flags.nvidiaDriverRoot": (
-        "",
-        "driver-root of the configuration, by which the shim goes too, says where the driver is",
-    ),
-    "flags.failOnInitError": (
-        False,
-        "a driver that is not there is said and waited for, and does not end the agent",
-    ),
-}
-"""What changes nothing, unless it says just this, with the reason."""
-
 _KINDS: Final = {"timeSlicing": TIME_SLICING, "mps": MPS}
+_KEYS: Final = {kind: key for key, kind in _KINDS.items()}
+
+
+class _Found(NamedTuple):
+    """A value that was set, and where."""
+
+    value: Any
+    origin: str = ""
 
 
 class Source:
-    """Where the settings come from: a :class:`~integration.node.parts.SettingsSource`.
+    """Where the settings come from: a :class:`~integration.node.components.SettingsSource`.
 
     Args:
         given: what flags and variables say, each key once.
@@ -91,7 +67,7 @@ class Source:
         choice: of which files one is chosen, in place of ``file``.
 
     Raises:
-        WrongSetting: a flag or variable says what means nothing.
+        WrongSetting: a flag or variable has a value that is not allowed.
     """
 
     def __init__(
@@ -99,13 +75,17 @@ class Source:
     ) -> None:
         self._file = file
         self._choice = choice
-        self._found: dict[str, Found] = {}
+        self._given: dict[str, _Found] = {}
         self._notes: list[str] = []
-        for each in given:
-            if each.path in IGNORED:
-                self._notes.append(f"{each.origin} means nothing here: {IGNORED[each.path]}")
+        for path, origin, words in given:
+            setting = SETTINGS[path]
+            if setting.ignored:
+                self._notes.append(f"{origin} means nothing here: {setting.text}")
             else:
-                self._found[each.path] = read_value(each.path, each.words, each.origin)
+                value = setting.kind.read(
+                    list(words) if len(words) != 1 else words[0], Place(origin)
+                )
+                self._given[path] = _Found(value, origin)
 
     @property
     def path(self) -> str:
@@ -123,20 +103,33 @@ class Source:
         """Read the settings as they are now.
 
         Returns:
-            The settings, and in their notes what was said and means nothing here.
+            The settings, with a note for each that is set and changes nothing.
 
         Raises:
             SettingsError: something of them is wrong; the message names it.
         """
         if self._choice is not None:
             self._file = choose(self._choice)
-        found: dict[str, Found] = {}
-        notes: tuple[str, ...] = ()
-        if self._file:
-            found, notes = read_document(_read(self._file), self._file)
-        return settings_of(
-            {**found, **self._found}, source=self._file, notes=(*notes, *self._notes)
-        )
+        found, notes = _read_document(_read(self._file), self._file) if self._file else ({}, [])
+        return _settings_of({**found, **self._given}, [*notes, *self._notes], self._file)
+
+
+def read_settings(content: bytes, file: str = "") -> Settings:
+    """The settings of a configuration file alone.
+
+    Args:
+        file: its path, for messages.
+
+    Raises:
+        SettingsMalformed: it is neither YAML nor JSON.
+        UnknownSetting: it has a key that means nothing.
+        WrongSetting: a value is not allowed.
+        SettingsConflict: two settings exclude each other.
+    """
+    return _settings_of(*_read_document(content, file))
+
+
+# -- the file ----------------------------------------------------------------------------------
 
 
 def _read(path: str) -> bytes:
@@ -144,107 +137,87 @@ def _read(path: str) -> bytes:
         content = read_some(path, _LARGEST_FILE + 1)
     except OSError as error:
         raise SettingsUnreadable(
-            f"{_ASKED} in {path}",
+            f"{ASKED} in {path}",
             found=str(error.strerror).lower(),
             do="put it there, or name another with --config-file",
         ) from error
     if len(content) > _LARGEST_FILE:
         raise SettingsUnreadable(
-            f"{_ASKED} in {path}", found="more than a megabyte", do="name a configuration"
+            f"{ASKED} in {path}", found="more than a megabyte", do="name a configuration"
         )
     return content
 
 
-def settings_of(
-    found: Mapping[str, Found], *, source: str = "", notes: tuple[str, ...] = ()
-) -> Settings:
-    """The settings that some values make.
-
-    Args:
-        found: the values that were given, by the paths of their keys.
-        source: the file that some of them are from.
-        notes: what was said and means nothing.
-
-    Raises:
-        SettingsConflict: two of them exclude each other.
-    """
-    fields: dict[str, Any] = {
-        # A path or prefix that is empty says nothing, as templates write it.
-        field: found[path].value
-        for path, field in FIELDS.items()
-        if path in found and found[path].value != ""
-    }
-    sharing = _sharing(found)
-    if sharing.kind == MPS and fields.get("mig_strategy") is Mig.MIXED:
-        raise SettingsConflict(
-            _ASKED,
-            found=f"MPS ({found['sharing.mps.resources'].origin}), and MIG devices by profile "
-            f"({found['flags.migStrategy'].origin})",
-            do="share by timeSlicing, or set migStrategy to none",
+def _read_document(content: bytes, file: str) -> tuple[dict[str, _Found], list[str]]:
+    """The values by their paths, and a note for each key that means nothing here."""
+    try:
+        tree = _tree(content.decode("utf-8-sig"))
+    except (UnicodeDecodeError, BadTree) as error:
+        raise SettingsMalformed(
+            f"{ASKED} in {file}", found=str(error), do="write it as YAML or JSON"
+        ) from error
+    found: dict[str, _Found] = {}
+    notes: list[str] = []
+    if tree is not None and not isinstance(tree, dict):
+        raise SettingsMalformed(
+            f"{ASKED} in {file}", found=shown(tree), do="write an object with version: v1"
         )
-    unheeded = [
-        f"{found[path].origin} changes nothing here: {why}"
-        for path, (heeded, why) in _UNHEEDED.items()
-        if path in found and found[path].value != heeded
-    ]
-    return Settings(sharing=sharing, source=source, notes=(*notes, *unheeded), **fields)
+    _walk(tree or {}, Place("", file), found, notes)
+    return found, notes
 
 
-def _sharing(found: Mapping[str, Found]) -> Sharing:
-    kinds = [key for key in _KINDS if f"sharing.{key}.resources" in found]
-    if len(kinds) > 1:
-        raise SettingsConflict(
-            _ASKED,
-            found=" and ".join(found[f"sharing.{key}.resources"].origin for key in kinds),
-            do="share by one of them",
-        )
-    if not kinds:
-        return Sharing()
-    prefix = f"sharing.{kinds[0]}."
-    kind = _KINDS[kinds[0]]
-    said = {
-        path.removeprefix(prefix): value for path, value in found.items() if path.startswith(prefix)
-    }
-    resources: tuple[SharedResource, ...] = said["resources"].value
-    origin = said["resources"].origin
-    for resource in resources:
-        if kind == MPS and resource.replicas > MOST_MPS_REPLICAS:
-            raise SettingsConflict(
-                _ASKED,
-                found=f"{origin}: {resource.replicas} replicas of {resource.name} by MPS",
-                do=f"a GPU has {MOST_MPS_REPLICAS} clients of MPS at most",
-            )
-    by_default = said["renameByDefault"].value if "renameByDefault" in said else False
-    one_each = said.get("failRequestsGreaterThanOne")
-    return Sharing(
-        kind=kind,
-        rename_by_default=by_default,
-        fail_requests_greater_than_one=one_each.value if one_each else kind == MPS,
-        resources=resources,
-    )
+def _tree(text: str) -> Any:
+    """The tree of JSON, or else of YAML, which has objects in braces too."""
+    if text.lstrip().startswith("{"):
+        with contextlib.suppress(BadTree):
+            return of_json(text)
+    return of_yaml(text)
+
+
+def _walk(tree: dict[str, Any], at: Place, found: dict[str, _Found], notes: list[str]) -> None:
+    names = _below(at.path)
+    for key, value in tree.items():
+        place = at.key(known_key(key, names, at))
+        setting = SETTINGS.get(place.path)
+        if value is None:
+            continue
+        if setting is None:
+            if not isinstance(value, dict):
+                place.fail(value, f"an object with {', '.join(_below(place.path))}")
+            _walk(value, place, found, notes)
+            if place.path.startswith("sharing.") and f"{place.path}.resources" not in found:
+                place.key("resources").fail(None, "a list of resources")
+        elif setting.ignored:
+            notes.append(f"{place} means nothing here: {setting.text}")
+        else:
+            found[place.path] = _Found(setting.kind.read(value, place), str(place))
+
+
+def _below(path: str) -> list[str]:
+    """The keys that an object may have."""
+    prefix = f"{path}." if path else ""
+    below = (known.removeprefix(prefix) for known in SETTINGS if known.startswith(prefix))
+    return list(dict.fromkeys(name.partition(".")[0] for name in below))
 
 
 def as_document(settings: Settings) -> dict[str, Any]:
     """The settings as a configuration file that says all of them.
 
-    Args:
-        settings: any.
-
     Returns:
         What JSON knows; reading it gives the same settings.
     """
     document: dict[str, Any] = {"version": VERSION, "flags": {}}
-    for path, field in FIELDS.items():
-        into = document
-        *objects, name = path.split(".")
-        for each in objects:
-            into = into.setdefault(each, {})
-        into[name] = _plain(getattr(settings, field))
+    for path, setting in SETTINGS.items():
+        if setting.field:
+            into = document
+            *objects, name = path.split(".")
+            for each in objects:
+                into = into.setdefault(each, {})
+            into[name] = _plain(getattr(settings, setting.field))
     sharing = settings.sharing
     if sharing.kind:
-        key = next(key for key, kind in _KINDS.items() if kind == sharing.kind)
         document["sharing"] = {
-            key: {
+            _KEYS[sharing.kind]: {
                 "renameByDefault": sharing.rename_by_default,
                 "failRequestsGreaterThanOne": sharing.fail_requests_greater_than_one,
                 "resources": [_shared(resource) for resource in sharing.resources],
@@ -254,11 +227,9 @@ def as_document(settings: Settings) -> dict[str, Any]:
 
 
 def _shared(resource: SharedResource) -> dict[str, Any]:
-    devices: Any = "all"
+    devices: Any = "all" if resource.count is None else resource.count
     if resource.devices is not None:
         devices = list(resource.devices)
-    elif resource.count is not None:
-        devices = resource.count
     rename = {"rename": resource.rename} if resource.rename else {}
     return {"name": resource.name, **rename, "devices": devices, "replicas": resource.replicas}
 
@@ -267,3 +238,52 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(entry) for entry in value]
     return str(value) if isinstance(value, str) else value
+
+
+# -- the settings ------------------------------------------------------------------------------
+
+
+def _settings_of(found: Mapping[str, _Found], notes: Sequence[str], source: str = "") -> Settings:
+    fields: dict[str, Any] = {}
+    unheeded: list[str] = []
+    for path, setting in SETTINGS.items():
+        if not setting.field or path not in found:
+            continue
+        value, origin = found[path]
+        if value != "":  # a path or prefix that is empty says nothing, as templates write it
+            fields[setting.field] = value
+        if setting.heeded is not None and value != setting.heeded:
+            unheeded.append(f"{origin} changes nothing here: {setting.text}")
+    sharing = _sharing(found)
+    if sharing.kind == MPS and fields.get("mig_strategy") is Mig.MIXED:
+        raise SettingsConflict(
+            ASKED,
+            found=f"MPS ({found['sharing.mps.resources'].origin}), and MIG devices by profile "
+            f"({found['flags.migStrategy'].origin})",
+            do="share by timeSlicing, or set migStrategy to none",
+        )
+    return Settings(sharing=sharing, source=source, notes=(*notes, *unheeded), **fields)
+
+
+def _sharing(found: Mapping[str, _Found]) -> Sharing:
+    lists = {kind: found.get(f"sharing.{key}.resources") for key, kind in _KINDS.items()}
+    chosen = {kind: each for kind, each in lists.items() if each is not None}
+    if len(chosen) > 1:
+        raise SettingsConflict(
+            ASKED,
+            found=" and ".join(each.origin for each in chosen.values()),
+            do="share by one of them",
+        )
+    for kind, (resources, origin) in chosen.items():
+        for resource in resources:
+            if kind == MPS and resource.replicas > MOST_MPS_REPLICAS:
+                raise SettingsConflict(
+                    ASKED,
+                    found=f"{origin}: {resource.replicas} replicas of {resource.name} by MPS",
+                    do=f"a GPU has {MOST_MPS_REPLICAS} clients of MPS at most",
+                )
+        prefix = f"sharing.{_KEYS[kind]}"
+        by_default = found.get(f"{prefix}.renameByDefault", _Found(False))
+        one_each = found.get(f"{prefix}.failRequestsGreaterThanOne", _Found(kind == MPS))
+        return Sharing(kind, by_default.value, one_each.value, resources)
+    return Sharing()

@@ -17,16 +17,14 @@ import contextlib
 import errno
 import itertools
 import os
-import re
 import socket
 import stat
-import time
 from typing import TYPE_CHECKING, Final
 
-from integration.node.plugin.serving_errors import OtherPlugin, PluginSocketUnusable
+from integration.node.plugin.errors import OtherPlugin, PluginSocketUnusable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Collection, Iterator
 
 __all__ = [
     "Identity",
@@ -36,8 +34,8 @@ __all__ = [
     "put_in_place",
     "refuse_served",
     "remove",
+    "socket_identity",
     "socket_name",
-    "sweep",
     "temporary_path",
 ]
 
@@ -45,22 +43,13 @@ Identity = tuple[int, int]
 
 _PREFIX: Final = "nvidia-"
 _SUFFIX: Final = ".sock"
-_ASIDE: Final = re.compile(r"\.\d+\.\d+\.sock", re.ASCII)
 _LONGEST: Final = 107  # sun_path, without its zero byte
 _MODE: Final = 0o600
-_SETTLED: Final = 10.0  # seconds
 _numbers: Final[Iterator[int]] = itertools.count()
 
 
 def socket_name(resource: str) -> str:
-    """What the socket of a resource is called, as NVIDIA's plugin does.
-
-    Args:
-        resource: "nvidia.com/mig-1g.10gb".
-
-    Returns:
-        "nvidia-mig-1g.10gb.sock".
-    """
+    """What the socket of a resource is called, as NVIDIA's plugin does: "nvidia-gpu.sock"."""
     return f"{_PREFIX}{resource.rpartition('/')[2]}{_SUFFIX}"
 
 
@@ -86,31 +75,18 @@ def is_served(path: str) -> bool:
 
 
 def others(directory: str, ours: Collection[Identity]) -> list[str]:
-    """The sockets of device plugins of NVIDIA's that somebody else serves.
-
-    Args:
-        directory: of the kubelet's plugins.
-        ours: the sockets that we serve.
-
-    Returns:
-        Their paths, by name.
-    """
-    return [
-        path for path in _of_plugins(directory) if identity_of(path) not in ours and is_served(path)
-    ]
-
-
-def _of_plugins(directory: str) -> list[str]:
-    return _sockets(directory, lambda name: name.startswith(_PREFIX) and name.endswith(_SUFFIX))
-
-
-def _sockets(directory: str, is_wanted: Callable[[str], object]) -> list[str]:
+    """The sockets of device plugins of NVIDIA's that somebody else serves, by name."""
     try:
         names = sorted(os.listdir(directory))
     except OSError:
         return []
-    paths = [os.path.join(directory, name) for name in names if is_wanted(name)]
-    return [path for path in paths if identity_of(path) is not None]
+    paths = (
+        os.path.join(directory, name)
+        for name in names
+        if name.startswith(_PREFIX) and name.endswith(_SUFFIX)
+    )
+    found = ((path, identity_of(path)) for path in paths)
+    return [path for path, who in found if who and who not in ours and is_served(path)]
 
 
 def temporary_path(path: str) -> str:
@@ -150,10 +126,6 @@ def put_in_place(aside: str, path: str) -> Identity:
 
     Args:
         aside: where it was made, and is listened at.
-        path: where it is to be.
-
-    Returns:
-        Which one it is.
 
     Raises:
         OtherPlugin: somebody serves a socket there.
@@ -188,21 +160,20 @@ def _closed(path: str) -> os.stat_result:
     return seen
 
 
-def sweep(directory: str) -> None:
-    """Remove the sockets that plugins have left which were killed, and resources have no more.
-
-    Args:
-        directory: of the kubelet's plugins.
-    """
-    for path in (*_of_plugins(directory), *_sockets(directory, _ASIDE.fullmatch)):
-        with contextlib.suppress(OSError):
-            # One that was made just now may be about to be listened at.
-            if time.time() - os.lstat(path).st_mtime > _SETTLED and not is_served(path):
-                os.unlink(path)
-
-
 def remove(path: str, identity: Identity) -> None:
     """Remove a socket, if it is still the one that we put there."""
     if identity_of(path) == identity:
         with contextlib.suppress(OSError):
             os.unlink(path)
+
+
+def socket_identity(path: str) -> tuple[int, int, int] | None:
+    """Which socket is at a path: one that was made anew is another; None if none is there."""
+    try:
+        seen = os.stat(path)
+    except OSError:
+        return None
+    if not stat.S_ISSOCK(seen.st_mode):
+        return None
+    # The number of a file that is gone may be that of the next.
+    return seen.st_dev, seen.st_ino, seen.st_ctime_ns

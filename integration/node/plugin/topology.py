@@ -27,9 +27,8 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import NvshimError, one_line
-from hooks import engine
 from hooks.node.witness import read_text
-from integration.inventory import ask
+from integration.node.nvml import ask_nvml
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,9 +38,6 @@ if TYPE_CHECKING:
     from hooks.node.inventory import Inventory
 
 __all__ = ["Between", "Links", "Topologies", "Topology", "between", "numa_nodes", "parse_links"]
-
-_PROBE: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "links_nvml_probe.py")
-_PROBE_AT: Final = 3  # in the command that asks for the inventory
 
 _MOST_BYTES: Final = 1 << 20
 _MOST_GPUS: Final = 256
@@ -105,13 +101,11 @@ class Topology:
     Attributes:
         nearness: what is between two GPUs; each pair once, in order of their UUIDs.
         nvlinks: how many NVLinks are between them, likewise; none is left out.
-        numa: the NUMA node of each GPU, by its PCI address, as far as it is known.
         failure: why NVML's word is not in it; "" if it is.
     """
 
     nearness: Mapping[tuple[str, str], Between] = field(default_factory=dict)
     nvlinks: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    numa: Mapping[str, int] = field(default_factory=dict)
     failure: str = ""
 
     def score(self, one: str, other: str) -> int:
@@ -136,11 +130,7 @@ class Topologies:
         self._found = 0.0
 
     def find(self, inventory: Inventory) -> Topology:
-        """The topology of the node's GPUs. It may take as long as NVML may (in a thread, then).
-
-        Args:
-            inventory: what the node has.
-        """
+        """The topology of the node's GPUs. It may take as long as NVML may (in a thread, then)."""
         key = _key_of(inventory)
         doubtful = self._known.failure and time.monotonic() - self._found > _RETRY_AFTER
         if key != self._key or doubtful:
@@ -150,11 +140,7 @@ class Topologies:
         return self._known
 
     def at_once(self, inventory: Inventory) -> Topology:
-        """What is known of it now, without asking NVML.
-
-        Args:
-            inventory: what the node has.
-        """
+        """What is known of it now, without asking NVML."""
         if _key_of(inventory) == self._key:
             return self._known
         links = Links(failure="NVML has not answered yet")
@@ -164,17 +150,15 @@ class Topologies:
         if len(gpus) < 2:  # noqa: PLR2004 - there is nothing between one and nobody
             return Links()
         answer = self._ask()
-        return (
-            Links(failure="NVML did not answer in time") if answer is None else parse_links(answer)
-        )
+        if answer is None:
+            return Links(failure="NVML did not answer in time")
+        return parse_links(answer)
 
     def _run(self) -> bytes | None:
         try:
-            command = list(engine.probe_command(self._config))
+            return ask_nvml(self._config, "links")
         except NvshimError as error:
             return json.dumps({"error": str(error)}).encode()
-        command[_PROBE_AT] = _PROBE
-        return ask(command, self._config.nvml_timeout)
 
 
 def _key_of(inventory: Inventory) -> object:
@@ -184,13 +168,7 @@ def _key_of(inventory: Inventory) -> object:
 
 
 def topology_of(config: Config, gpus: Iterable[Gpu], links: Links) -> Topology:
-    """The topology, of sysfs and what NVML said.
-
-    Args:
-        config: where sysfs is.
-        gpus: the node's.
-        links: what NVML said.
-    """
+    """The topology, of sysfs and what NVML said."""
     there = [gpu for gpu in gpus if gpu.uuid]
     numa = numa_nodes(config, there)
     paths = {gpu.bus_id: _path(config, gpu.bus_id) for gpu in there}
@@ -204,19 +182,14 @@ def topology_of(config: Config, gpus: Iterable[Gpu], links: Links) -> Topology:
         )
         if count := links.count(one.bus_id, other.bus_id):
             nvlinks[pair] = count
-    return Topology(nearness, nvlinks, numa, links.failure)
+    return Topology(nearness, nvlinks, links.failure)
 
 
 # -- sysfs -------------------------------------------------------------------------------------
 
 
 def numa_nodes(config: Config, gpus: Iterable[Gpu]) -> dict[str, int]:
-    """The NUMA node of each GPU, by PCI address; those that the machine does not say are left out.
-
-    Args:
-        config: where sysfs is.
-        gpus: the node's.
-    """
+    """The NUMA node of each GPU, by PCI address; what the machine does not say is left out."""
     found: dict[str, int] = {}
     for gpu in gpus:
         text = read_text(f"{config.sys}/bus/pci/devices/{gpu.bus_id}/numa_node") or ""
@@ -238,11 +211,8 @@ def between(
 ) -> Between:
     """What is between two devices by their paths.
 
-    Args:
-        one: its PCI root, the bridges to it, and itself; empty if that is not known.
-        other: likewise.
-        one_numa: its NUMA node; None if that is not known.
-        other_numa: likewise.
+    A path is the PCI root, the bridges to a device, and itself; empty if that is not known. So is
+    None for a NUMA node.
     """
     common = 0
     while common < min(len(one), len(other)) and one[common] == other[common]:

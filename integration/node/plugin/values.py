@@ -97,26 +97,10 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the device plugin is to do; the names are those of NVIDIA's, where it has one.
+    """What the device plugin is to do; :mod:`.table` says what each field means.
 
     Attributes:
-        mig_strategy: how MIG devices are told of.
-        fail_on_init_error: a node without a driver is an error, and not a node without GPUs.
-        device_list_strategies: how a container is told what it has; several at once may be.
-        device_id_strategy: what devices are called there.
-        pass_device_specs: device nodes are named in the answer as well.
-        gdrcopy: containers get GDRCopy.
-        gds: containers get GPUDirect Storage.
-        mofed: containers get Mellanox's devices.
-        cdi_annotation_prefix: of the annotations of :attr:`DeviceList.CDI_ANNOTATIONS`.
-        mps_root: the host's directory of MPS daemons.
-        shared_devices_allocation_policy: which replicas are preferred.
         sharing: how devices are shared.
-        imex_channels: numbers of the IMEX channels that every container gets.
-        imex_required: an IMEX channel that is not there is an error.
-        driver_root: where a driver container has the driver, on the host; "" for the
-            configuration's.
-        dev_root: likewise for device nodes.
         source: the file that they are from; "" for none.
         notes: what was said and means nothing here, for people.
     """
@@ -139,6 +123,12 @@ class Settings:
     dev_root: str = ""
     source: str = ""
     notes: tuple[str, ...] = ()
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What containers get beside their devices, by the names of the CDI kinds."""
+        wished = {"gdrcopy": self.gdrcopy, "gds": self.gds, "mofed": self.mofed}
+        return tuple(name for name, is_wished in wished.items() if is_wished)
 
 
 @dataclass(frozen=True, slots=True)

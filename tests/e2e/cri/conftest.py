@@ -9,20 +9,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from integration.containerd import PrivateContainerd
-from integration.cri.client import Cri
-from integration.cri.plugin import CriPlugin, to_toml
-from integration.images import BUSYBOX, GLIBC, PAUSE, busybox, glibc, pause, write_archive
 from tests.harness.containerds import nothing_left
 from tests.harness.launcher import REPOSITORY
 from tests.harness.low_level import crun_for_this_host
-from tests.harness.pods import Pods, import_image
+from tests.harness.pods import Pods, containerd_for_pods
 from tests.harness.runtime import OURS, STOCK
+from tests.tools.cri.plugin import CriContainerd, CriPlugin, to_toml
+from tests.tools.images import PAUSE, busybox, glibc, pause
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from integration.parts import Parts
+    from integration.simulated import SimulatedNode
+    from tests.tools.parts import Parts
 
 HANDLER: Final = "runc" if os.environ.get("NVSHIM_TEST_RUNTIME") == STOCK else "nvidia"
 
@@ -30,24 +29,24 @@ HANDLER: Final = "runc" if os.environ.get("NVSHIM_TEST_RUNTIME") == STOCK else "
 @pytest.fixture(scope="session")
 def cri_containerd(
     shim_directory: str, shim_config: str, parts: Parts, low_level: str | None, workshop: str
-) -> Iterator[PrivateContainerd]:
+) -> Iterator[CriContainerd]:
     """The containerd of the session. Tests ask for ``pods``, which looks for leaks."""
     crun = crun_for_this_host(workshop, parts.crun)
     plugin = CriPlugin(_handlers(workshop, crun, low_level), sandbox_image=PAUSE)
-    with (
-        PrivateContainerd(
-            shim_directory=shim_directory, shim_config=shim_config, parts=parts, cri=plugin
-        ) as containerd,
-        Cri(containerd.address) as cri,
-    ):
-        archive = write_archive(f"{containerd.directory}/pods.tar", [busybox(), glibc(), pause()])
-        import_image(cri, containerd, archive, BUSYBOX, GLIBC, PAUSE)
-        os.unlink(archive)
+    with containerd_for_pods(
+        busybox(),
+        glibc(),
+        pause(),
+        shim_directory=shim_directory,
+        shim_config=shim_config,
+        parts=parts,
+        cri=plugin,
+    ) as containerd:
         yield containerd
 
 
 @pytest.fixture
-def pods(cri_containerd: PrivateContainerd) -> Iterator[Pods]:
+def pods(cri_containerd: CriContainerd) -> Iterator[Pods]:
     """Pods with the runtime under test. The test fails if anything of them is left."""
     with nothing_left(cri_containerd):
         pods = Pods(cri_containerd, HANDLER)
@@ -55,6 +54,16 @@ def pods(cri_containerd: PrivateContainerd) -> Iterator[Pods]:
         if not cri_containerd.pid:
             cri_containerd.start()
         pods.close()
+
+
+@pytest.fixture
+def gpus(pods: Pods, two_gpus: SimulatedNode, configure: Callable[[str], None]) -> Pods:
+    """Pods on the node with two GPUs."""
+    if not pods.is_ours:
+        pytest.skip("containerd's own shim knows nothing of GPUs")
+    with open(two_gpus.config_path) as file:
+        configure(file.read())
+    return pods
 
 
 def _handlers(workshop: str, crun: str, low_level: str | None) -> dict[str, Any]:

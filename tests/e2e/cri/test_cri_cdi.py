@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from api.proto import cri_pb2 as pb
-from integration.containerd import PrivateContainerd
-from integration.cri.client import Cri
-from integration.cri.plugin import CriPlugin
-from integration.images import GLIBC, PAUSE, glibc, pause, write_archive
-from integration.parts import Parts
 from tests.harness.containerds import nothing_left
 from tests.harness.nvshim import nvshim
-from tests.harness.pods import IDLE, Pods, import_image
+from tests.harness.pods import IDLE, Pods, containerd_for_pods
+from tests.harness.releases import UNSTABLE
 from tests.harness.runtime import OURS
+from tests.tools.cri.plugin import CriPlugin
+from tests.tools.images import GLIBC, PAUSE, glibc, pause
+from tests.tools.parts import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from integration.simulated import SimulatedNode
+
+pytestmark = pytest.mark.newest
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 NODES: Final = ("nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
@@ -32,23 +33,17 @@ HANDLER: Final = {"runtime_type": OURS, "container_annotations": ["cdi.k8s.io/*"
 
 
 @pytest.fixture(scope="module")
-def node(two_gpus: SimulatedNode) -> SimulatedNode:
-    """A node with two GPUs."""
-    return two_gpus
-
-
-@pytest.fixture(scope="module")
-def specs(workshop: str, node: SimulatedNode) -> str:
+def specs(workshop: str, two_gpus: SimulatedNode) -> str:
     """A directory with a CDI spec like one of nvidia-ctk's, without its hooks."""
-    library = f"libcuda.so.{node.driver_version}"
+    library = f"libcuda.so.{two_gpus.driver_version}"
     directory = next("/" + os.path.dirname(p) for p in glibc().tree if p.endswith("/libc.so.6"))
     (source,) = (
         os.path.join(top, library)
-        for top, _, names in os.walk(node.driver_root)
+        for top, _, names in os.walk(two_gpus.driver_root)
         if library in names
     )
     edits = {
-        "deviceNodes": [{"path": f"/dev/{n}", "hostPath": f"{node.dev}/{n}"} for n in NODES],
+        "deviceNodes": [{"path": f"/dev/{n}", "hostPath": f"{two_gpus.dev}/{n}"} for n in NODES],
         "env": [f"{DEVICES}=void"],
         "mounts": [
             {
@@ -67,25 +62,23 @@ def specs(workshop: str, node: SimulatedNode) -> str:
 
 
 @pytest.fixture
-def pods(shim_directory: str, node: SimulatedNode, specs: str) -> Iterator[Pods]:
+def pods(shim_directory: str, two_gpus: SimulatedNode, specs: str) -> Iterator[Pods]:
     """Pods of a containerd 2, which has CDI."""
     plugin = CriPlugin({"nvidia": HANDLER}, PAUSE, "nvidia", cdi_directories=(specs,))
     with (
-        PrivateContainerd(
+        containerd_for_pods(
+            glibc(),
+            pause(),
             shim_directory=shim_directory,
-            shim_config=node.config_path,
-            parts=Parts.of_release("sid"),
+            shim_config=two_gpus.config_path,
+            parts=Parts.of_release(UNSTABLE),
             cri=plugin,
         ) as containerd,
-        Cri(containerd.address) as cri,
+        nothing_left(containerd),
     ):
-        archive = write_archive(f"{containerd.directory}/pods.tar", [glibc(), pause()])
-        import_image(cri, containerd, archive, GLIBC, PAUSE)
-        os.unlink(archive)
-        with nothing_left(containerd):
-            pods = Pods(containerd, "nvidia")
-            yield pods
-            pods.close()
+        pods = Pods(containerd, "nvidia")
+        yield pods
+        pods.close()
 
 
 def spec_of(bundle: str) -> Any:
@@ -93,7 +86,7 @@ def spec_of(bundle: str) -> Any:
         return json.load(file)
 
 
-def test_what_containerd_has_given_is_not_given_twice(pods: Pods, node: SimulatedNode) -> None:
+def test_what_containerd_has_given_is_not_given_twice(pods: Pods, two_gpus: SimulatedNode) -> None:
     pod = pods.run()
     annotations = {"cdi.k8s.io/nvidia-device-plugin_x": "nvidia.com/gpu=1"}
     both = pod.start(*IDLE, image=GLIBC, annotations=annotations, env={DEVICES: "all"})
@@ -110,8 +103,8 @@ def test_what_containerd_has_given_is_not_given_twice(pods: Pods, node: Simulate
     assert len(rules) == len(set(rules))
     done = both.exec("sh", "-c", "nvidia-smi -L && probe dlopen libcuda.so.1 && ls /dev")
     assert done.code == 0, done.stdout + done.stderr
-    assert node.scenario.gpus[1].uuid in done.stdout
-    assert node.scenario.gpus[0].uuid not in done.stdout
+    assert two_gpus.scenario.gpus[1].uuid in done.stdout
+    assert two_gpus.scenario.gpus[0].uuid not in done.stdout
     with open(os.path.join(both.bundle, "nvidia.json")) as file:
         assert json.load(file)["request"]["origin"] == "annotations"
 
@@ -123,12 +116,12 @@ def test_what_containerd_has_given_is_not_given_twice(pods: Pods, node: Simulate
 
 
 def test_capabilities_beyond_those_of_the_engines_spec_are_added_for_its_devices_alone(
-    pods: Pods, node: SimulatedNode
+    pods: Pods, two_gpus: SimulatedNode
 ) -> None:
     pod = pods.run()
     fields = {"CDI_devices": [pb.CDIDevice(name="nvidia.com/gpu=1")]}
     show = ("sh", "-c", "cat /proc/self/mountinfo; ls /dev /dev/dri 2>&1")
-    library = f"libnvidia-encode.so.{node.driver_version}"
+    library = f"libnvidia-encode.so.{two_gpus.driver_version}"
     usual = {"NVIDIA_DRIVER_CAPABILITIES": " utility,compute "}
     plain = pod.start(*IDLE, image=GLIBC, env=usual, **fields)
     assert library not in plain.exec(*show).stdout
@@ -144,7 +137,7 @@ def test_capabilities_beyond_those_of_the_engines_spec_are_added_for_its_devices
     with open(os.path.join(asking.bundle, "nvidia.json")) as file:
         record = json.load(file)
     assert record["request"]["origin"] == "spec"
-    assert [gpu["uuid"] for gpu in record["grant"]["gpus"]] == [node.scenario.gpus[1].uuid]
+    assert [gpu["uuid"] for gpu in record["grant"]["gpus"]] == [two_gpus.scenario.gpus[1].uuid]
     # What cannot be understood keeps nobody from what the engine has given.
     odd = pod.start(*IDLE, image=GLIBC, env={"NVIDIA_DRIVER_CAPABILITIES": "grafics"}, **fields)
     assert "nvidia1" in odd.exec(*show).stdout.splitlines()
@@ -153,10 +146,10 @@ def test_capabilities_beyond_those_of_the_engines_spec_are_added_for_its_devices
     assert "nvidia" not in none.exec(*show).stdout
 
 
-def test_commands_tell_what_containerd_alone_has_given(pods: Pods, node: SimulatedNode) -> None:
+def test_commands_tell_what_containerd_alone_has_given(pods: Pods, two_gpus: SimulatedNode) -> None:
     where = (
         "--config",
-        node.config_path,
+        two_gpus.config_path,
         "--containerd-state",
         f"{pods.containerd.directory}/state",
     )
@@ -165,17 +158,17 @@ def test_commands_tell_what_containerd_alone_has_given(pods: Pods, node: Simulat
     alone = pod.start(*IDLE, image=GLIBC, name="alone", **fields)
     pod.start(*IDLE, image=GLIBC, name="none")
     assert not os.path.exists(os.path.join(alone.bundle, "nvidia.json"))
-    uuid = node.scenario.gpus[1].uuid
+    uuid = two_gpus.scenario.gpus[1].uuid
     rows = nvshim("list", "-o", "json", *where).document
     assert {row["uuid"]: [c["id"] for c in row["containers"]] for row in rows} == {
-        node.scenario.gpus[0].uuid: [], uuid: [alone.id],
+        two_gpus.scenario.gpus[0].uuid: [], uuid: [alone.id],
     }  # fmt: skip
     shims = nvshim("ps", "-o", "json", *where).document
     (row,) = [row for row in shims if row["pid"] in pod.shims]
     assert {c["name"]: c["gpus"] for c in row["containers"]} == {"alone": [uuid], "none": []}
     assert row["gpus"] == [uuid]
     told = nvshim("explain", f"{pod.config.metadata.name}/alone", *where).stdout
-    assert f"GPU 1: {node.scenario.gpus[1].model.name}" in told
+    assert f"GPU 1: {two_gpus.scenario.gpus[1].model.name}" in told
     assert uuid in told
     none = nvshim("explain", f"{pod.config.metadata.name}/none", *where).stdout
     assert "nothing is asked" in none

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from integration.cli.app import main
-from integration.containerd import PrivateContainerd
-from integration.cri.client import Cri
-from integration.cri.plugin import CriPlugin
-from integration.images import GLIBC, PAUSE, glibc, pause, write_archive
-from integration.parts import INSTALLED, Parts
 from integration.simulated import Scenario, SimulatedNode
 from tests.conftest import LOW_LEVEL, PARTS
 from tests.harness.containerds import nothing_left
-from tests.harness.pods import IDLE, Pods, import_image
+from tests.harness.pods import IDLE, Pods, containerd_for_pods
+from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import STOCK
+from tests.tools.cri.plugin import CriPlugin
+from tests.tools.images import GLIBC, PAUSE, glibc, pause
+from tests.tools.parts import INSTALLED, Parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 # Debian 13 has containerd 1.7, sid has 2.x.
-RELEASES: Final = ("trixie", "sid")
+RELEASES: Final = of_releases("trixie", UNSTABLE)
 LOADS: Final = "probe dlopen libcuda.so.1 libcuda.so libnvidia-ml.so.1"
 LISTED: Final = re.compile(r"\(UUID: (GPU|MIG)-[0-9a-f-]+\)")
 
@@ -53,23 +51,21 @@ def test_generated_spec_gives_gpus_without_our_shim_and_without_hooks(
         {"runc": {"runtime_type": STOCK}}, sandbox_image=PAUSE, cdi_directories=(str(path.parent),)
     )
     with (
-        PrivateContainerd(
+        containerd_for_pods(
+            glibc(),
+            pause(),
             shim_directory=shim_directory,
             shim_config=shim_config,
             parts=Parts.of_release(release),
             cri=plugin,
         ) as containerd,
-        Cri(containerd.address) as cri,
+        nothing_left(containerd),
     ):
-        archive = write_archive(f"{containerd.directory}/pods.tar", [glibc(), pause()])
-        import_image(cri, containerd, archive, GLIBC, PAUSE)
-        os.unlink(archive)
-        with nothing_left(containerd):
-            pods = Pods(containerd, "runc")
-            try:
-                look_into_containers(pods, node)
-            finally:
-                pods.close()
+        pods = Pods(containerd, "runc")
+        try:
+            look_into_containers(pods, node)
+        finally:
+            pods.close()
 
 
 def look_into_containers(pods: Pods, node: SimulatedNode) -> None:

@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pytest
 
-from integration.containerd import PrivateContainerd
-from integration.cri.client import Cri
 from integration.cri.errors import CriRefused
-from integration.cri.plugin import CriPlugin
-from integration.images import GLIBC, PAUSE, glibc, pause, write_archive
-from integration.parts import Parts
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.api_server import ApiServer
 from tests.harness.containerds import nothing_left
 from tests.harness.kubelet_plugins import KubeletPlugins, container_fields
 from tests.harness.node_agent import NodeAgent
 from tests.harness.nvshim import nvshim
-from tests.harness.pods import IDLE, Pods, import_image
+from tests.harness.pods import IDLE, Pods, containerd_for_pods
+from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import OURS, STOCK, new_name
 from tests.harness.waiting import eventually
+from tests.tools.cri.plugin import CriPlugin
+from tests.tools.images import GLIBC, PAUSE, glibc, pause
+from tests.tools.parts import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +64,7 @@ WAYS: Final = {
         Way(("envvar", "cdi-cri")),
     ),
     "trixie": (Way(("cdi-cri",), by_engine=True),),
-    "sid": (
+    UNSTABLE: (
         Way(("cdi-annotations",), "index", by_engine=True),
         Way(("cdi-cri",), by_engine=True),
         Way(("envvar", "volume-mounts", "cdi-annotations", "cdi-cri"), nodes=True),
@@ -102,21 +101,19 @@ def pods_of(release: str, node: SimulatedNode, shim_directory: str, *, cdi: str)
     known = (cdi,) if cdi and release != "installed" else ()
     plugin = CriPlugin(HANDLERS, PAUSE, "nvidia", cdi_directories=known)
     with (
-        PrivateContainerd(
+        containerd_for_pods(
+            glibc(),
+            pause(),
             shim_directory=shim_directory,
             shim_config=node.config_path,
             parts=Parts.named(release),
             cri=plugin,
         ) as containerd,
-        Cri(containerd.address) as cri,
+        nothing_left(containerd),
     ):
-        archive = write_archive(f"{containerd.directory}/pods.tar", [glibc(), pause()])
-        import_image(cri, containerd, archive, GLIBC, PAUSE)
-        os.unlink(archive)
-        with nothing_left(containerd):
-            pods = Pods(containerd, "nvidia")
-            yield pods
-            pods.close()
+        pods = Pods(containerd, "nvidia")
+        yield pods
+        pods.close()
 
 
 def apply(agent: NodeAgent, way: Way) -> None:
@@ -159,7 +156,7 @@ def give(pod: Pod, kubelet: KubeletPlugins, resource: str, count: int) -> Any:
     return spec
 
 
-@pytest.mark.parametrize("release", list(WAYS))
+@pytest.mark.parametrize("release", of_releases(*WAYS))
 def test_every_way_of_giving_gives_just_what_was_allocated(
     release: str, node: SimulatedNode, kubelet: KubeletPlugins, shim_directory: str, tmp_path: Path
 ) -> None:

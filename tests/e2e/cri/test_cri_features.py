@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from api.proto import cri_pb2 as pb
-from integration.containerd import PrivateContainerd
-from integration.cri.client import Cri
-from integration.cri.plugin import CriPlugin
-from integration.images import GLIBC, PAUSE, glibc, pause, write_archive
-from integration.parts import Parts
 from tests.harness.containerds import nothing_left
 from tests.harness.launcher import REPOSITORY
-from tests.harness.pods import IDLE, Pods, import_image
+from tests.harness.pods import IDLE, Pods, containerd_for_pods
+from tests.harness.releases import UNSTABLE
 from tests.harness.runtime import STOCK
+from tests.tools.cri.plugin import CriPlugin
+from tests.tools.images import GLIBC, PAUSE, glibc, pause
+from tests.tools.parts import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from integration.simulated import SimulatedNode
+
+pytestmark = pytest.mark.newest
 
 PROGRAM: Final = "containerd-shim-nvidia-v1"
 
@@ -43,25 +44,23 @@ def handler(shim_directory: str, runc: str) -> dict[str, Any]:
 
 @pytest.fixture
 def pods(shim_directory: str, two_gpus: SimulatedNode) -> Iterator[Pods]:
-    parts = Parts.of_release("sid")
+    parts = Parts.of_release(UNSTABLE)
     ours = handler(shim_directory, parts.runc)
     handlers = {"nvidia": ours, "runc": {"runtime_type": STOCK, "options": ours["options"]}}
     with (
-        PrivateContainerd(
+        containerd_for_pods(
+            glibc(),
+            pause(),
             shim_directory=shim_directory,
             shim_config=two_gpus.config_path,
             parts=parts,
             cri=CriPlugin(handlers, PAUSE, "nvidia"),
         ) as containerd,
-        Cri(containerd.address) as cri,
+        nothing_left(containerd),
     ):
-        archive = write_archive(f"{containerd.directory}/pods.tar", [glibc(), pause()])
-        import_image(cri, containerd, archive, GLIBC, PAUSE)
-        os.unlink(archive)
-        with nothing_left(containerd):
-            pods = Pods(containerd, "nvidia")
-            yield pods
-            pods.close()
+        pods = Pods(containerd, "nvidia")
+        yield pods
+        pods.close()
 
 
 def test_a_handler_of_runcs_type_announces_what_runcs_does_and_gives_gpus(

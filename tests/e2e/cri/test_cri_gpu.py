@@ -10,12 +10,10 @@ import pytest
 
 from api.proto import cri_pb2 as pb
 from integration.cri.errors import CriRefused
-from integration.images import GLIBC
 from tests.harness.pods import IDLE
+from tests.tools.images import GLIBC
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from integration.simulated import SimulatedNode
     from tests.harness.pods import Pods
 
@@ -24,28 +22,12 @@ CAPABILITIES: Final = "NVIDIA_DRIVER_CAPABILITIES"
 LISTED: Final = re.compile(r"\(UUID: (GPU-[0-9a-f-]+)\)")
 
 
-@pytest.fixture(scope="module")
-def node(two_gpus: SimulatedNode) -> SimulatedNode:
-    """A node with two GPUs."""
-    return two_gpus
-
-
-@pytest.fixture
-def gpus(pods: Pods, node: SimulatedNode, configure: Callable[[str], None]) -> Pods:
-    """Pods on that node."""
-    if not pods.is_ours:
-        pytest.skip("containerd's own shim knows nothing of GPUs")
-    with open(node.config_path) as file:
-        configure(file.read())
-    return pods
-
-
-def test_containers_of_a_pod_have_different_gpus(gpus: Pods, node: SimulatedNode) -> None:
+def test_containers_of_a_pod_have_different_gpus(gpus: Pods, two_gpus: SimulatedNode) -> None:
     pod = gpus.run()
     seen = []
     for number in range(2):
         # A kubelet's device plugin names GPUs by UUID.
-        env = {DEVICES: node.scenario.gpus[number].uuid, CAPABILITIES: "compute,utility"}
+        env = {DEVICES: two_gpus.scenario.gpus[number].uuid, CAPABILITIES: "compute,utility"}
         container = pod.start(*IDLE, image=GLIBC, env=env)
         done = container.exec("nvidia-smi", "-L")
         assert done.code == 0, done.stdout + done.stderr
@@ -60,7 +42,7 @@ def test_containers_of_a_pod_have_different_gpus(gpus: Pods, node: SimulatedNode
 
 
 def test_exec_loads_the_driver_as_an_unprivileged_user_of_a_readonly_root(
-    gpus: Pods, node: SimulatedNode
+    gpus: Pods, two_gpus: SimulatedNode
 ) -> None:
     pod = gpus.run()
     security = pb.LinuxContainerSecurityContext(
@@ -72,7 +54,7 @@ def test_exec_loads_the_driver_as_an_unprivileged_user_of_a_readonly_root(
         no_new_privs=True,
         capabilities=pb.Capability(drop_capabilities=["ALL"]),
     )
-    uuids = ",".join(gpu.uuid for gpu in node.scenario.gpus)
+    uuids = ",".join(gpu.uuid for gpu in two_gpus.scenario.gpus)
     env = {DEVICES: uuids, CAPABILITIES: "compute,utility"}
     container = pod.start(*IDLE, image=GLIBC, env=env, security=security)
     executed = container.exec("probe", "dlopen", "libcuda.so.1", "libnvidia-ml.so.1")
@@ -91,7 +73,7 @@ def test_exec_loads_the_driver_as_an_unprivileged_user_of_a_readonly_root(
 
 
 def test_gpu_that_is_not_there_is_one_line_that_says_what_there_is(
-    gpus: Pods, node: SimulatedNode
+    gpus: Pods, two_gpus: SimulatedNode
 ) -> None:
     pod = gpus.run()
     absent = "GPU-00000000-0000-4000-8000-000000000000"
@@ -104,18 +86,18 @@ def test_gpu_that_is_not_there_is_one_line_that_says_what_there_is(
     assert (status.reason, status.exit_code) == ("StartError", 128)
     assert "NVSHIM-E0" in status.message
     container.remove()
-    env = {DEVICES: node.scenario.gpus[1].uuid, CAPABILITIES: "utility"}
+    env = {DEVICES: two_gpus.scenario.gpus[1].uuid, CAPABILITIES: "utility"}
     good = pod.run("nvidia-smi", "-L", image=GLIBC, env=env)
     assert good.status.exit_code == 0
     pod.remove()
     assert gpus.ids() == []
 
 
-def test_privileged_container_with_all_gpus(gpus: Pods, node: SimulatedNode) -> None:
+def test_privileged_container_with_all_gpus(gpus: Pods, two_gpus: SimulatedNode) -> None:
     security = pb.LinuxSandboxSecurityContext(privileged=True)
     pod = gpus.run(security=security)
     mine = pb.LinuxContainerSecurityContext(privileged=True)
     env = {DEVICES: "all", CAPABILITIES: "all"}
     container = pod.start(*IDLE, image=GLIBC, env=env, security=mine)
     assert len(LISTED.findall(container.exec("nvidia-smi", "-L").stdout)) == 2
-    assert os.path.exists(f"{node.dev}/nvidia0")
+    assert os.path.exists(f"{two_gpus.dev}/nvidia0")

@@ -13,12 +13,12 @@ import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
 from api.proto import cri_pb2 as pb
-from integration.images import GLIBC
 from tests.harness.kubelet_plugins import KubeletPlugins
 from tests.harness.mps_agent import RESOURCE, end_daemons, processes
 from tests.harness.node_agent import NodeAgent
 from tests.harness.pods import IDLE, host_directory
 from tests.harness.waiting import eventually
+from tests.tools.images import GLIBC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

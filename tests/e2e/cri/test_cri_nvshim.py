@@ -8,33 +8,19 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-import pytest
-
-from integration.images import GLIBC
 from shim import VERSION
 from tests.harness.launcher import REPOSITORY
 from tests.harness.pods import IDLE
 from tests.harness.waiting import eventually
+from tests.tools.images import GLIBC
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from integration.simulated import SimulatedNode
     from tests.harness.pods import PodContainer, Pods
 
 # A name that would clear a terminal, begin a line of its own, and read backwards.
 HOSTILE: Final = "evil\x1b[2J\nGPU\x9b7m-0\u202e"
 PROGRAM: Final = "containerd-shim-nvidia-v1"
-
-
-@pytest.fixture
-def gpus(pods: Pods, two_gpus: SimulatedNode, configure: Callable[[str], None]) -> Pods:
-    """Pods on a node with two GPUs."""
-    if not pods.is_ours:
-        pytest.skip("containerd's own shim knows nothing of GPUs")
-    with open(two_gpus.config_path) as file:
-        configure(file.read())
-    return pods
 
 
 def nvshim(*arguments: str) -> subprocess.CompletedProcess[str]:

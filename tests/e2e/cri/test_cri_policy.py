@@ -13,15 +13,15 @@ import pytest
 from api.proto import cri_pb2 as pb
 from integration.cri.client import Cri
 from integration.cri.errors import CriRefused
-from integration.images import GLIBC, glibc, write_archive
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.pods import IDLE, import_image
+from tests.tools.images import GLIBC, glibc, write_archive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from integration.containerd import PrivateContainerd
     from tests.harness.pods import Pod, PodContainer, Pods
+    from tests.tools.cri.plugin import CriContainerd
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 WANTS_ALL: Final = "nvshim.local/pods-that-want-all:latest"
@@ -40,7 +40,7 @@ def node(workshop: str) -> Iterator[SimulatedNode]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _image(cri_containerd: PrivateContainerd, workshop: str) -> None:
+def _image(cri_containerd: CriContainerd, workshop: str) -> None:
     """An image whose author wants every GPU of the node."""
     environment = {DEVICES: "all", "NVIDIA_DRIVER_CAPABILITIES": "all"}
     archive = write_archive(

@@ -11,26 +11,28 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from api.proto import cri_pb2 as pb
-from integration.containerd import PrivateContainerd
-from integration.cri.client import Cri
 from integration.cri.errors import CriError
-from integration.cri.plugin import CriPlugin
-from integration.images import BUSYBOX, GLIBC, PAUSE, busybox, glibc, write_archive
-from integration.parts import Parts
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.leaks import Census, describe
-from tests.harness.pods import IDLE, Pods, import_image
+from tests.harness.pods import IDLE, Pods, containerd_for_pods
+from tests.harness.releases import UNSTABLE
 from tests.harness.runtime import OURS, STOCK, is_alive
 from tests.harness.waiting import eventually
+from tests.tools.cri.plugin import CriContainerd, CriPlugin
+from tests.tools.images import GLIBC, PAUSE, busybox, glibc
+from tests.tools.parts import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.harness.pods import Pod, PodContainer
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("NVSHIM_TEST_RUNTIME") == STOCK, reason="containerd's own shim holds no pods"
-)
+pytestmark = [
+    pytest.mark.newest,
+    pytest.mark.skipif(
+        os.environ.get("NVSHIM_TEST_RUNTIME") == STOCK, reason="containerd's own shim holds no pods"
+    ),
+]
 
 HANDLER: Final = "nvidia"
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
@@ -38,29 +40,30 @@ CAPABILITIES: Final = "NVIDIA_DRIVER_CAPABILITIES"
 
 
 @pytest.fixture(scope="module")
-def new_containerd(shim_directory: str, workshop: str, parts: Parts) -> Iterator[PrivateContainerd]:
+def new_containerd(shim_directory: str, workshop: str, parts: Parts) -> Iterator[CriContainerd]:
     """A containerd that has the sandbox API, without a pause image, on a node with GPUs."""
     if parts.version < (2, 0):
-        parts = Parts.of_release("sid")
+        parts = Parts.of_release(UNSTABLE)
     # An options table would be in the way of containerd itself: see docs/engines.md.
     handlers = {HANDLER: {"runtime_type": OURS, "sandboxer": "shim"}}
     plugin = CriPlugin(handlers, sandbox_image=PAUSE, default_handler=HANDLER)
     node = SimulatedNode.create(f"{workshop}/cri-sandbox", Scenario.load("two"))
     with (
         node,
-        PrivateContainerd(
-            shim_directory=shim_directory, shim_config=node.config_path, cri=plugin, parts=parts
+        containerd_for_pods(
+            busybox(),
+            glibc(),
+            shim_directory=shim_directory,
+            shim_config=node.config_path,
+            cri=plugin,
+            parts=parts,
         ) as containerd,
-        Cri(containerd.address) as cri,
     ):
-        archive = write_archive(f"{containerd.directory}/pods.tar", [busybox(), glibc()])
-        import_image(cri, containerd, archive, BUSYBOX, GLIBC)
-        os.unlink(archive)
         yield containerd
 
 
 @pytest.fixture
-def pods(new_containerd: PrivateContainerd) -> Iterator[Pods]:
+def pods(new_containerd: CriContainerd) -> Iterator[Pods]:
     """Pods that the shim holds. The test fails if anything of them is left."""
     if not new_containerd.pid:
         new_containerd.start()

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from api.proto import cri_pb2 as pb
-from integration.cri.errors import CriRefused, StreamBroken, StreamRefused
-from integration.cri.streaming import PortStream, ProcessStream
+from integration.cri.errors import CriRefused
 from tests.harness.pods import IDLE
 from tests.harness.waiting import eventually
+from tests.tools.cri.streaming import PortStream, ProcessStream
+from tests.tools.errors import StreamBroken, StreamRefused
 
 if TYPE_CHECKING:
     from tests.harness.pods import Pods

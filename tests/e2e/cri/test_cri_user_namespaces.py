@@ -8,23 +8,25 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from api.proto import cri_pb2 as pb
-from integration.containerd import PrivateContainerd
-from integration.cri.client import Cri
-from integration.cri.plugin import CriPlugin
-from integration.images import BUSYBOX, GLIBC, PAUSE, busybox, glibc, pause, write_archive
-from integration.parts import Parts
 from tests.harness.containerds import nothing_left
-from tests.harness.pods import IDLE, Pods, import_image
+from tests.harness.pods import IDLE, Pods, containerd_for_pods
+from tests.harness.releases import UNSTABLE
 from tests.harness.runtime import OURS, STOCK
+from tests.tools.cri.plugin import CriContainerd, CriPlugin
+from tests.tools.images import GLIBC, PAUSE, busybox, glibc, pause
+from tests.tools.parts import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from integration.simulated import SimulatedNode
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("NVSHIM_TEST_RUNTIME") == STOCK, reason="it is about our handler"
-)
+pytestmark = [
+    pytest.mark.newest,
+    pytest.mark.skipif(
+        os.environ.get("NVSHIM_TEST_RUNTIME") == STOCK, reason="it is about our handler"
+    ),
+]
 
 HANDLER: Final = "nvidia"
 FIRST_ID: Final = 200_000
@@ -39,27 +41,24 @@ MAPPED: Final = pb.NamespaceOption(
 @pytest.fixture(scope="module", params=["podsandbox", "shim"])
 def new_containerd(
     request: pytest.FixtureRequest, shim_directory: str, shim_config: str
-) -> Iterator[PrivateContainerd]:
+) -> Iterator[CriContainerd]:
     """A containerd that knows such pods; who holds them is either it or the shim."""
     handlers: dict[str, Any] = {HANDLER: {"runtime_type": OURS, "sandboxer": request.param}}
     plugin = CriPlugin(handlers, PAUSE, HANDLER)
-    with (
-        PrivateContainerd(
-            shim_directory=shim_directory,
-            shim_config=shim_config,
-            parts=Parts.of_release("sid"),
-            cri=plugin,
-        ) as containerd,
-        Cri(containerd.address) as cri,
-    ):
-        archive = write_archive(f"{containerd.directory}/pods.tar", [busybox(), glibc(), pause()])
-        import_image(cri, containerd, archive, BUSYBOX, GLIBC, PAUSE)
-        os.unlink(archive)
+    with containerd_for_pods(
+        busybox(),
+        glibc(),
+        pause(),
+        shim_directory=shim_directory,
+        shim_config=shim_config,
+        parts=Parts.of_release(UNSTABLE),
+        cri=plugin,
+    ) as containerd:
         yield containerd
 
 
 @pytest.fixture
-def pods(new_containerd: PrivateContainerd) -> Iterator[Pods]:
+def pods(new_containerd: CriContainerd) -> Iterator[Pods]:
     """Pods of it; the test fails if anything of them is left."""
     with nothing_left(new_containerd):
         pods = Pods(new_containerd, HANDLER)

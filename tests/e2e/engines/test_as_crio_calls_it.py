@@ -16,7 +16,7 @@ import tempfile
 
 import pytest
 
-from api.ttrpc import connect
+from api.ttrpc.client import connect
 from tests.harness.runtime import is_alive
 from tests.harness.shim import ShimByHand, content_of
 from tests.harness.waiting import eventually

@@ -32,15 +32,16 @@ from integration.engines.errors import (
 )
 from integration.engines.imports import View
 from integration.engines.programs import run
-from integration.parts import Parts
 from tests.harness.nvshim import nvshim
+from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import STOCK
+from tests.tools.parts import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-RELEASES: Final = ("installed", "trixie", "sid")
+RELEASES: Final = ("installed", "trixie", UNSTABLE)
 CRI: Final = {2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
 
 DEBIAN: Final = """\
@@ -111,12 +112,6 @@ version = {version}
 [plugins."{cri}".containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"
 """
-
-
-@pytest.fixture(scope="module")
-def programs() -> dict[str, str]:
-    """The containerd of each release."""
-    return {release: Parts.named(release).containerd for release in RELEASES}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -192,9 +187,9 @@ class Node:
 
 
 @pytest.fixture
-def make(tmp_path: Path, programs: dict[str, str]) -> Callable[[str, str | None], Node]:
+def make(tmp_path: Path) -> Callable[[str, str | None], Node]:
     def make(release: str, root: str | None) -> Node:
-        node = Node(str(tmp_path), programs[release])
+        node = Node(str(tmp_path), Parts.named(release).containerd)
         if root is not None:
             node.write(root.replace("{directory}", node.directory))
         return node
@@ -220,14 +215,15 @@ ROOTS: Final = {
 KNOWN: Final = [
     *(("installed", root) for root in ("none", "debian", "gke", "version 1")),
     *(("trixie", root) for root in ("none", "windows", "gke", "version 1", "kubeadm")),
-    *(("sid", root) for root in ("none", "empty", "windows", "gke", "version 3", "kubeadm")),
+    *((UNSTABLE, root) for root in ("none", "empty", "windows", "gke", "version 3", "kubeadm")),
 ]
 
 
-@pytest.mark.parametrize(("release", "root"), KNOWN)
+@pytest.mark.parametrize("known", of_releases(*KNOWN), ids="-".join)
 def test_nothing_but_our_table_differs_and_removal_is_the_exact_inverse(
-    make: Callable[..., Node], release: str, root: str
+    make: Callable[..., Node], known: tuple[str, str]
 ) -> None:
+    release, root = known
     node = make(release, ROOTS[root])
     if root == "kubeadm":
         node.write(default_of(node.program))
@@ -246,7 +242,7 @@ def test_nothing_but_our_table_differs_and_removal_is_the_exact_inverse(
     systemd = root in {"gke", "version 1", "version 3", "kubeadm"}
     assert ours.get("options", {}).get("SystemdCgroup", False) is systemd
     assert ("ConfigPath" in ours.get("options", {})) is (systemd and release == "installed")
-    if release == "sid":
+    if release == UNSTABLE:
         written = node.read(
             "runtimes.d/99-nvshim.toml" if root == "gke" else "conf.d/99-nvshim.toml"
         )
@@ -260,7 +256,7 @@ def test_nothing_but_our_table_differs_and_removal_is_the_exact_inverse(
     assert plan_removal(node.options()).files == ()
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", of_releases(*RELEASES))
 def test_default_and_cdi_are_set_where_they_stand_and_become_what_they_were(
     make: Callable[..., Node], release: str
 ) -> None:
@@ -282,12 +278,12 @@ def test_default_and_cdi_are_set_where_they_stand_and_become_what_they_were(
     assert node.files() == {**files, "config.toml": f"# mine\n{files['config.toml']}\n# and mine\n"}
 
 
-@pytest.mark.parametrize("release", ["trixie", "sid"])
+@pytest.mark.parametrize("release", of_releases("trixie", UNSTABLE))
 def test_who_says_nothing_of_a_wish_does_not_undo_it(
     make: Callable[..., Node], release: str
 ) -> None:
     """An installer comes by again and again, and a person has asked for more than it does."""
-    cdi = "" if release == "sid" else "  enable_cdi = false\n"
+    cdi = "" if release == UNSTABLE else "  enable_cdi = false\n"
     theirs = f'version = 2\n[plugins."{CRI[2]}"]\n{cdi}  max_container_log_line_size = 9\n'
     node = make(release, theirs)
     asked = {"set_default": True, "enable_cdi": True, "shim": "/opt/x", "pod_annotations": ("a/*",)}
@@ -307,10 +303,11 @@ def test_who_says_nothing_of_a_wish_does_not_undo_it(
     assert node.files() == {"config.toml": theirs}
 
 
+@pytest.mark.newest
 def test_drop_in_is_where_it_is_asked_for_also_where_another_place_is_imported(
     make: Callable[..., Node],
 ) -> None:
-    node = make("sid", f"imports = ['{{directory}}/conf.d/*.toml']\n{DEBIAN}")
+    node = make(UNSTABLE, f"imports = ['{{directory}}/conf.d/*.toml']\n{DEBIAN}")
     files = node.files()
     path = f"{node.directory}/mine/ours.toml"
     change = plan(node.options(drop_in=path))
@@ -323,31 +320,32 @@ def test_drop_in_is_where_it_is_asked_for_also_where_another_place_is_imported(
     assert node.files() == files
 
 
+@pytest.mark.parametrize("release", of_releases(*RELEASES))
 def test_drop_in_of_containerd_1_would_take_away_the_section_of_the_root_file(
-    make: Callable[..., Node],
+    make: Callable[..., Node], release: str
 ) -> None:
     """Why there is none: what containerd 1 does with one, and that what we do keeps the section."""
-    for release, kept in (("installed", False), ("trixie", False), ("sid", True)):
-        node = make(release, GKE)
-        drop_in = f'version = 2\n[plugins."{CRI[2]}".containerd.runtimes.x]\nruntime_type = "y"\n'
-        path = node.write(drop_in, "runtimes.d/x.toml")
-        found = "gke.gcr.io/pause:3.8" in str(node.dump())
-        assert found is kept, release
-        os.unlink(path)
-        if not kept:
-            with pytest.raises(DropInReplaces, match="imported file replaces"):
-                plan(node.options(drop_in=path))
-        apply(plan(node.options()))
-        assert "gke.gcr.io/pause:3.8" in str(node.dump())
-        apply(plan_removal(node.options()))
+    node = make(release, GKE)
+    drop_in = f'version = 2\n[plugins."{CRI[2]}".containerd.runtimes.x]\nruntime_type = "y"\n'
+    path = node.write(drop_in, "runtimes.d/x.toml")
+    kept = release == UNSTABLE
+    assert ("gke.gcr.io/pause:3.8" in str(node.dump())) is kept
+    os.unlink(path)
+    if not kept:
+        with pytest.raises(DropInReplaces, match="imported file replaces"):
+            plan(node.options(drop_in=path))
+    apply(plan(node.options()))
+    assert "gke.gcr.io/pause:3.8" in str(node.dump())
+    apply(plan_removal(node.options()))
 
 
+@pytest.mark.newest
 def test_what_containerd_2_heeds_only_beside_a_handler_stays_as_it_was(
     make: Callable[..., Node],
 ) -> None:
     """containerd 2.1 migrates three settings of version 2 only where a handler is named."""
     snapshotter = f'version = 2\n[plugins."{CRI[2]}".containerd]\n  snapshotter = "native"\n'
-    node = make("sid", snapshotter)
+    node = make(UNSTABLE, snapshotter)
     images = node.dump()["plugins"]["io.containerd.cri.v1.images"]
     assert images["snapshotter"] == "overlayfs"
     change = plan(node.options(set_default=True))
@@ -359,12 +357,12 @@ def test_what_containerd_2_heeds_only_beside_a_handler_stays_as_it_was(
     apply(plan_removal(node.options()))
     assert node.files() == {"config.toml": snapshotter}
     runc = f'[plugins."{CRI[2]}".containerd.runtimes.runc]\nruntime_type = "{STOCK}"\n'
-    node = make("sid", snapshotter + runc)
+    node = make(UNSTABLE, snapshotter + runc)
     apply(plan(node.options()))
     assert node.dump()["plugins"]["io.containerd.cri.v1.images"]["snapshotter"] == "native"
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", of_releases(*RELEASES))
 def test_pattern_without_directory_is_looked_for_where_this_containerd_looks(
     make: Callable[..., Node], release: str
 ) -> None:
@@ -408,12 +406,13 @@ def test_handler_goes_where_the_section_is_in_force(make: Callable[..., Node]) -
     assert node.files() == files
 
 
+@pytest.mark.newest
 def test_version_4_is_written_as_version_4(make: Callable[..., Node], tmp_path: Path) -> None:
     """No release here reads it, so a stand-in shows it to one that does as version 3.
 
     The tables of the CRI plugin are the same in both.
     """
-    real = Parts.of_release("sid").containerd
+    real = Parts.of_release(UNSTABLE).containerd
     stand_in = tmp_path / "bin" / "containerd"
     stand_in.parent.mkdir()
     stand_in.write_text(f"""#!/bin/sh
@@ -421,7 +420,7 @@ if [ "$1" = --config ]; then sed -i 's/^version = 4$/version = 3/' "$(dirname "$
 exec {real} "$@"
 """)
     stand_in.chmod(0o755)
-    node = make("sid", VERSION_3.replace("version = 3", "version = 4"))
+    node = make(UNSTABLE, VERSION_3.replace("version = 3", "version = 4"))
     node.program = str(stand_in)
     apply(plan(node.options()))
     written = tomllib.loads(node.read("conf.d/99-nvshim.toml"))
@@ -437,10 +436,11 @@ def refused(node: Node, kind: type[Exception], pattern: str, **options: Any) -> 
     assert node.files() == files
 
 
-def test_what_stands_in_the_way_is_one_line_that_says_what_to_do(
+@pytest.mark.newest
+def test_what_stands_in_the_way_of_containerd_2_is_one_line_that_says_what_to_do(
     make: Callable[..., Node],
 ) -> None:
-    node = make("sid", VERSION_1)
+    node = make(UNSTABLE, VERSION_1)
     which = rf"containerd 2\.1\.\S+ \({re.escape(node.program)}\) does not read it .* version 1"
     refused(node, ConfigIgnored, which)
     node.write("version = 2\nimports = ['/nowhere/at-all.toml']\n")
@@ -455,7 +455,13 @@ def test_what_stands_in_the_way_is_one_line_that_says_what_to_do(
     os.unlink(f"{node.directory}/conf.d/99-nvshim.toml")
     refused(node, HandlerTaken, "one of its own", runtime_name="runc")
 
-    node = make("trixie", VERSION_3)
+
+def test_what_stands_in_the_way_of_containerd_1_is_one_line_that_says_what_to_do(
+    make: Callable[..., Node],
+) -> None:
+    node = make("trixie", "version = 2\nimports = ['/nowhere/at-all.toml']\n")
+    refused(node, ConfigRefused, r"/nowhere/at-all\.toml, which is not there")
+    node.write(VERSION_3)
     refused(node, ConfigRefused, "unsupported config version")
     node.write('disabled_plugins = ["cri"]\n')
     refused(node, CriDisabled, "disabled_plugins")
@@ -466,27 +472,31 @@ def test_what_stands_in_the_way_is_one_line_that_says_what_to_do(
     refused(node, ConfigIgnored, "enable_cdi", enable_cdi=True)
 
 
-def test_what_somebody_changed_of_ours_is_kept_until_forced(make: Callable[..., Node]) -> None:
-    for release, name in (("trixie", "config.toml"), ("sid", "conf.d/99-nvshim.toml")):
-        node = make(release, GKE.replace("imports", "# imports"))
-        before = node.read()
-        apply(plan(node.options()))
-        node.write(node.read(name).replace('["cdi.k8s.io/*"]', '["mine/*"]'), name)
-        refused(node, ChangedByHand, "--force")
-        with pytest.raises(ChangedByHand):
-            plan_removal(node.options())
-        apply(plan(node.options(force=True)))
-        assert "mine" not in node.read(name)
-        node.write(node.read(name).replace('["cdi.k8s.io/*"]', '["mine/*"]'), name)
-        apply(plan_removal(node.options(force=True)))
-        assert node.files() == {"config.toml": before}
+@pytest.mark.parametrize("release", of_releases("trixie", UNSTABLE))
+def test_what_somebody_changed_of_ours_is_kept_until_forced(
+    make: Callable[..., Node], release: str
+) -> None:
+    name = "conf.d/99-nvshim.toml" if release == UNSTABLE else "config.toml"
+    node = make(release, GKE.replace("imports", "# imports"))
+    before = node.read()
+    apply(plan(node.options()))
+    node.write(node.read(name).replace('["cdi.k8s.io/*"]', '["mine/*"]'), name)
+    refused(node, ChangedByHand, "--force")
+    with pytest.raises(ChangedByHand):
+        plan_removal(node.options())
+    apply(plan(node.options(force=True)))
+    assert "mine" not in node.read(name)
+    node.write(node.read(name).replace('["cdi.k8s.io/*"]', '["mine/*"]'), name)
+    apply(plan_removal(node.options(force=True)))
+    assert node.files() == {"config.toml": before}
 
 
+@pytest.mark.newest
 def test_import_that_somebody_has_written_otherwise_goes_with_what_it_imports(
     make: Callable[..., Node],
 ) -> None:
     """containerd does not start without a file that is imported by its name."""
-    node = make("sid", VERSION_3)
+    node = make(UNSTABLE, VERSION_3)
     apply(plan(node.options()))
     path = f"{node.directory}/conf.d/99-nvshim.toml"
     for imports, left in (
@@ -504,7 +514,7 @@ def test_import_that_somebody_has_written_otherwise_goes_with_what_it_imports(
         apply(plan(node.options()))
 
 
-@pytest.mark.parametrize("release", ["trixie", "sid"])
+@pytest.mark.parametrize("release", of_releases("trixie", UNSTABLE))
 def test_handler_that_somebody_made_the_default_is_not_taken_away(
     make: Callable[..., Node], release: str
 ) -> None:
@@ -529,10 +539,11 @@ def test_handler_whose_mark_somebody_has_lost_is_named(make: Callable[..., Node]
     assert "handler nvidia is one of io.containerd.nvidia.v1" in change.notes[0]
 
 
-@pytest.mark.parametrize(("release", "version"), [("trixie", 2), ("sid", 3)])
+@pytest.mark.parametrize("release", of_releases("trixie", UNSTABLE))
 def test_file_that_k3s_writes_names_its_template_unless_it_imports_drop_ins(
-    make: Callable[..., Node], release: str, version: int
+    make: Callable[..., Node], release: str
 ) -> None:
+    version = 3 if release == UNSTABLE else 2
     name = "config.toml" if version == 2 else "config-v3.toml"
     words = {"template": f"{name}.tmpl", "version": version, "cri": CRI[version]}
     node = make(release, K3S.format(imports="", **words))
@@ -541,29 +552,31 @@ def test_file_that_k3s_writes_names_its_template_unless_it_imports_drop_ins(
     refused(node, ConfigGenerated, rf"{name}\.tmpl: \[plugins.*runtimes\.nvidia\]")
     imports = f'imports = ["{node.directory}/{name}.d/*.toml"]'
     node.write(K3S.format(imports=imports, **words))
-    if release == "sid":
+    if release == UNSTABLE:
         (file,) = plan(node.options()).files
         assert file.path == f"{node.directory}/{name}.d/99-nvshim.toml"
     else:
         refused(node, ConfigGenerated, "anew")
 
 
-def test_links_are_written_through_and_modes_kept(make: Callable[..., Node]) -> None:
-    node = make("sid", None)
-    real = node.write(VERSION_3, "elsewhere/real.toml")
+@pytest.mark.parametrize("release", of_releases("trixie", UNSTABLE))
+def test_links_are_written_through_and_modes_kept(make: Callable[..., Node], release: str) -> None:
+    node = make(release, None)
+    real = node.write(VERSION_3 if release == UNSTABLE else DEBIAN, "elsewhere/real.toml")
     os.chmod(real, 0o600)
     os.symlink("elsewhere/real.toml", node.config)
     files = node.files()
     apply(plan(node.options()))
     assert os.path.islink(node.config)
     assert stat.S_IMODE(os.stat(real).st_mode) == 0o600
-    assert "imports" in node.read("elsewhere/real.toml")
+    added = "imports" if release == UNSTABLE else "runtimes.nvidia"
+    assert added in node.read("elsewhere/real.toml")
     apply(plan_removal(node.options()))
     assert os.path.islink(node.config)
     assert node.files() == files
 
 
-@pytest.mark.parametrize("release", ["installed", "sid"])
+@pytest.mark.parametrize("release", of_releases("installed", UNSTABLE))
 def test_crash_between_any_two_files_leaves_a_configuration_that_starts(
     make: Callable[..., Node], release: str
 ) -> None:
@@ -587,8 +600,9 @@ def test_crash_between_any_two_files_leaves_a_configuration_that_starts(
     assert node.files() == files
 
 
+@pytest.mark.newest
 def test_directory_that_cannot_be_written_is_a_typed_line(make: Callable[..., Node]) -> None:
-    node = make("sid", VERSION_3)
+    node = make(UNSTABLE, VERSION_3)
     files = node.files()
     change = plan(node.options(drop_in="/proc/nvshim/99-nvshim.toml"))
     with pytest.raises(WriteFailed, match=r"/proc/nvshim"):
@@ -627,27 +641,24 @@ def roots(draw: st.DrawFn) -> str:
     return ending.join(lines) + draw(st.sampled_from(["", ending, ending * 2]))
 
 
+@pytest.mark.parametrize("release", of_releases(*RELEASES))
 @settings(
-    max_examples=5,
+    max_examples=3,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @example(
     root="# a node\r\nversion = 2\r\n"
     f'[plugins."{CRI[2]}".containerd]\r\n discard_unpacked_layers = true\r\n',
-    release="sid",
     default=True,
-    name="nvidia",
 )
-@given(
-    root=roots(), release=st.sampled_from(RELEASES), default=st.booleans(), name=st.just("nvidia")
-)
+@given(root=roots(), default=st.booleans())
 def test_configure_and_remove_is_the_identity_on_bytes(
-    make: Callable[..., Node], root: str, release: str, default: bool, name: str
+    make: Callable[..., Node], release: str, root: str, default: bool
 ) -> None:
     node = make(release, root)
     files = node.files()
-    options = node.options(set_default=default, runtime_name=name)
+    options = node.options(set_default=default)
     former = Containerd(node.program).dump(View(), node.config)
     apply(plan(options))
     after = node.dump()
@@ -660,8 +671,9 @@ def test_configure_and_remove_is_the_identity_on_bytes(
     assert node.files() == files
 
 
+@pytest.mark.newest
 def test_command_shows_a_diff_does_it_and_takes_it_back(make: Callable[..., Node]) -> None:
-    node = make("sid", VERSION_3)
+    node = make(UNSTABLE, VERSION_3)
     words = [
         "configure", "containerd", "--config", node.config, "--containerd", node.program,
         "--handler-options", f"{node.directory}/handlers",
@@ -684,11 +696,12 @@ def test_command_shows_a_diff_does_it_and_takes_it_back(make: Callable[..., Node
     assert wrong.stderr.startswith("NVSHIM-E2560 handler-name-invalid: ")
 
 
+@pytest.mark.newest
 def test_what_else_would_change_is_named_and_not_written(
     make: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A containerd that makes more of our table than we mean is believed, not argued with."""
-    node = make("sid", VERSION_3)
+    node = make(UNSTABLE, VERSION_3)
     dump = Containerd.dump
     counts: Iterator[int] = iter(range(9))
 

@@ -35,7 +35,7 @@ GRUBBY: Final = """{
 
 @pytest.fixture(scope="module")
 def dockerd() -> str:
-    return DockerParts.of_release("sid").dockerd
+    return DockerParts.of_release("trixie").dockerd
 
 
 class Node:

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from integration.containerd import PrivateContainerd
 from integration.cri.client import Cri
 from integration.cri.errors import CriRefused
-from integration.cri.plugin import CriPlugin
-from integration.images import GLIBC, PAUSE, glibc, pause, write_archive
-from integration.parts import Parts
 from tests.harness.containerds import nothing_left
 from tests.harness.nvshim import nvshim
 from tests.harness.pods import IDLE, Pods, import_image
+from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import STOCK, is_alive
 from tests.harness.waiting import eventually
+from tests.tools.cri.plugin import CriContainerd, CriPlugin
+from tests.tools.images import GLIBC, PAUSE, glibc, pause, write_archive
+from tests.tools.parts import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from integration.simulated import SimulatedNode
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
-RELEASES: Final = ("installed", "trixie", "sid")
 
 
 class Configured:
@@ -36,7 +35,7 @@ class Configured:
     def __init__(self) -> None:
         self.options = ["--set-default"]
         self.before = b""
-        self.containerd: PrivateContainerd
+        self.containerd: CriContainerd
 
     def amend(self, path: str) -> None:
         """What a person does: the node's own file is there, and nvshim adds to it."""
@@ -68,12 +67,12 @@ def _signals_as_from_a_terminal() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
-@pytest.fixture(scope="module", params=RELEASES)
+@pytest.fixture(scope="module", params=of_releases("installed", "trixie", UNSTABLE))
 def configured(
     request: pytest.FixtureRequest, shim_directory: str, two_gpus: SimulatedNode
 ) -> Iterator[Configured]:
     configured = Configured()
-    configured.containerd = PrivateContainerd(
+    configured.containerd = CriContainerd(
         shim_directory=shim_directory,
         shim_config=two_gpus.config_path,
         parts=Parts.named(request.param),
@@ -116,7 +115,7 @@ def test_pod_of_the_handler_gets_its_gpu_as_the_default_does_and_others_are_as_b
         pods.close()
 
 
-@pytest.mark.parametrize("configured", ["trixie", "sid"], indirect=True)
+@pytest.mark.parametrize("configured", of_releases("trixie", UNSTABLE), indirect=True)
 def test_the_containerd_that_runs_is_asked_and_named(configured: Configured) -> None:
     """Not the one that a person's or a service's PATH leads to first, which is another release."""
     containerd = configured.containerd
@@ -167,7 +166,7 @@ def test_options_reach_the_shim_and_removal_leaves_the_file_as_it_was(
     assert configured.nvshim(configured.path, "--remove")["changed"] is False
 
 
-@pytest.mark.parametrize("configured", ["sid"], indirect=True)
+@pytest.mark.parametrize("configured", of_releases(UNSTABLE), indirect=True)
 def test_restart_by_a_signal_is_refused_where_nobody_starts_what_it_ends(
     configured: Configured,
 ) -> None:

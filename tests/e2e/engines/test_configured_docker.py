@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from integration.containerd import PrivateContainerd
-from integration.images import glibc
-from integration.parts import Parts
+from integration.simulated.containerd import PrivateContainerd
 from tests.harness.containerds import nothing_left
 from tests.harness.docker import HOOK, DockerParts, PrivateDocker
 from tests.harness.nvshim import Answer, nvshim
 from tests.harness.waiting import eventually
+from tests.tools.images import glibc
+from tests.tools.parts import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from integration.simulated import SimulatedNode
 
 SETTINGS: Final[dict[str, Any]] = {"log-level": "debug", "features": {"buildkit": False}}
-RELEASE: Final = "sid"
+RELEASE: Final = "trixie"
 
 
 def configure(docker: PrivateDocker, *words: str, check: bool = True) -> Answer:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from integration.dist.build import build
-from integration.dist.inputs import Inputs
-from integration.images import PAUSE, glibc, pause, write_archive
-from integration.kubernetes.containerfile import CONTAINERFILE, read_containerfile
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.kubelet import Kubelet
 from tests.harness.launcher import REPOSITORY
 from tests.harness.world import World, write_image
+from tests.tools.dist.build import build
+from tests.tools.dist.inputs import Inputs
+from tests.tools.images import PAUSE, glibc, pause, write_archive
+from tests.tools.node_image import node_image
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +42,7 @@ def gpus(workshop: str, request: pytest.FixtureRequest) -> Iterator[SimulatedNod
 def images(workshop: str) -> str:
     cache = os.path.join(REPOSITORY, ".cache", "dist")
     build(os.path.join(cache, "tree"), Inputs.of(), cache=cache)
-    ours = read_containerfile(CONTAINERFILE, context=cache)
+    ours = node_image(os.path.join(cache, "tree"))
     return write_archive(os.path.join(workshop, "kubernetes.tar"), [ours, pause(), glibc()])
 
 

@@ -10,15 +10,13 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-import pytest
-
 from api.proto import cri_pb2 as pb
-from integration.dist.manifest import MANIFEST, read_tree
-from integration.images import GLIBC, Directory
-from integration.kubernetes.containerfile import CONTAINERFILE, IMAGE, read_containerfile
+from integration.tree import MANIFEST, read_tree
 from tests.harness.kubectl import Kubectl, render
 from tests.harness.launcher import REPOSITORY
 from tests.harness.waiting import eventually
+from tests.tools.images import GLIBC, Directory
+from tests.tools.node_image import IMAGE, node_image
 
 if TYPE_CHECKING:
     from integration.simulated import SimulatedNode
@@ -85,14 +83,13 @@ def _gpu_pod(kubelet: Kubelet, uuid: str) -> Container:
 
 def test_the_image_is_the_tree_and_an_archive_of_it(images: str) -> None:
     tree = read_tree(os.path.join(REPOSITORY, ".cache", "dist", "tree"))
-    image = read_containerfile(CONTAINERFILE, context=os.path.dirname(tree.path))
+    image = node_image(tree.path)
     files = {path for path, node in image.tree.items() if not isinstance(node, Directory)}
     assert files == {f"nvshim/{name}" for name in (*tree.files, MANIFEST)}
     assert os.path.getsize(images) < 200 << 20
 
 
 # Some installations and a removal, by a tree's own interpreter, on a machine that may be busy.
-@pytest.mark.timeout(240)
 def test_from_an_empty_node_to_a_pod_with_a_gpu_and_back(
     kubelet: Kubelet, gpus: SimulatedNode
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.bench.charts import draw, main
 from tests.bench.plots import Bar, bar_chart, curve_chart, ticks
-from tests.bench.results import Comparison, Curve, Line, Results, Row
+from tests.bench.results import Comparison, Curve, Results, Row
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SVG = "{http://www.w3.org/2000/svg}"
 CURVE = Curve(
     "a start <&>", "GPUs", "ms", (1, 8, 16),
-    {"stock": Line("runc-v2", (100, 100, 100)), "ours": Line("nvidia-v1", (80, 160, 240))},
+    {"stock": Row("runc-v2", (100, 100, 100)), "ours": Row("nvidia-v1", (80, 160, 240))},
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.bench.documents import fill, places
 from tests.bench.report import costs, main, report, table, targets
-from tests.bench.results import Comparison, Curve, Figure, Figures, Line, Results, Row
+from tests.bench.results import Comparison, Curve, Figure, Figures, Results, Row
 from tests.harness.launcher import REPOSITORY
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def _results(ours: tuple[float, ...] = OURS) -> Results:
             "server": Figure("server", "MB", {"gpus": 9.0}),
         },
     )
-    curve = Curve("a start", "GPUs", "ms", (1, 8, 16), {"ours": Line("ours", (100, 170, 250))})
+    curve = Curve("a start", "GPUs", "ms", (1, 8, 16), {"ours": Row("ours", (100, 170, 250))})
     return Results({"Linux": "6"}, {"runs": runs}, {"idle": idle}, {"gpus": curve})
 
 

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from hooks.cdi import generating, schema
+from hooks.cdi import schema
 from hooks.cdi.files import tree_of
-from hooks.requests.request import CAPABILITIES
 from integration.cdi import writing
 from integration.cdi.errors import CdiSpecUnwritten
-from integration.cli import app, cdi, exits
+from integration.cli import app, exits
 from tests.unit.hooks.fake_node import NVIDIA, VERSION, uuid_of
 
 if TYPE_CHECKING:
@@ -43,13 +42,6 @@ def spec(
     path = directory / name
     path.write_text(json.dumps({"cdiVersion": "0.5.0", "kind": kind, "devices": devices, **more}))
     return path
-
-
-def test_the_choices_are_those_of_the_engine() -> None:
-    # They are written out there, so that to show the help loads no engine.
-    assert set(cdi._KINDS) == set(generating.KINDS)
-    assert cdi._STRATEGIES == generating.STRATEGIES
-    assert set(cdi._CAPABILITIES) == CAPABILITIES
 
 
 # generate

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hooks.edits.feature_errors import ImexChannelMissing
-from hooks.errors import NvmlFailed, UnknownDevice
+from hooks.errors import ImexChannelMissing, NvmlFailed, UnknownDevice
 from hooks.node.inventory import take_inventory
 from integration.cli import app, exits
 from integration.compat.container_cli import Listed, info_text, list_paths, log_lines
@@ -22,19 +20,14 @@ if TYPE_CHECKING:
     from tests.unit.hooks.fake_node import Node
 
 
-def taken(node: Node, *gpus: dict[str, Any], cuda: str = "12020") -> Inventory:
-    report = {"driver": VERSION, "cuda": int(cuda), "gpus": list(gpus)}
-    return take_inventory(node.config, json.dumps(report).encode())
-
-
 @pytest.fixture
 def inventory(node: Node) -> Inventory:
     """GPU 0 whole, GPU 1 with a MIG device."""
     node.add_mig(1, 3, 0, (21, 22))
-    return taken(
-        node,
+    return node.take_inventory(
         nvml_gpu(0, brand=2, compute_capability="9.0"),
         nvml_gpu(1, mig=True, mig_devices=[nvml_mig(0, 3, 0)], brand=14),
+        cuda=12020,
     )
 
 
@@ -103,7 +96,7 @@ def test_list_of_devices_has_the_capabilities_of_mig_devices(
     with pytest.raises(UnknownDevice):
         listed("9")
     (node.dev / "nvidia-uvm").unlink()
-    again = taken(node, nvml_gpu(0), nvml_gpu(1))
+    again = node.take_inventory(nvml_gpu(0), nvml_gpu(1), cuda=12020)
     assert "/dev/nvidia-uvm" not in list_paths(again, node.config, Listed(devices=("0",)))
 
 
@@ -117,7 +110,7 @@ def test_list_of_files_is_within_the_drivers_root_and_in_order(node: Node) -> No
         node.write(node.driver / path, "x")
         (node.driver / path).chmod(0o755)
     node.write(node.driver / "run/nvidia-persistenced/keep", "")
-    inventory = taken(node, nvml_gpu(0), nvml_gpu(1))
+    inventory = node.take_inventory(nvml_gpu(0), nvml_gpu(1), cuda=12020)
     programs = ["/usr/bin/nvidia-smi", "/usr/bin/nvidia-cuda-mps-server"]
     libraries = [
         f"/{MULTIARCH}/{name}.so.{VERSION}"

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from hooks.cdi.generating import STRATEGIES as OURS
-from hooks.nvidia_config import parse_nvidia_config
+from hooks.config.nvidia import parse_nvidia_config
 from integration.cli import app, configure, exits
-from integration.cli.nvidia_ctk import cdi
 from integration.compat import cdi_generate, toolkit_config
 from integration.compat.errors import FlagWithoutMeaning, NoCounterpart
 from integration.compat.runtime_configure import arguments_of
@@ -125,9 +123,7 @@ def test_flags_that_nothing_can_follow_are_an_error(
     assert seen.err.startswith("NVSHIM-E2542 ")
 
 
-def test_the_modes_are_those_of_the_table() -> None:
-    assert cdi._MODES == cdi_generate.MODES
-    assert cdi_generate.STRATEGIES == OURS
+def test_a_mode_and_a_feature_are_a_wish() -> None:
     wish, notes = cdi_generate.wish_of(
         mode="management", features=("no-additional-gids-for-device-nodes",)
     )

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import shlex
@@ -18,7 +17,7 @@ from integration.cli.options import with_output
 from integration.cli.output import Column, Format, Output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 class Unlucky(NvshimError):
@@ -27,23 +26,22 @@ class Unlucky(NvshimError):
 
 
 @pytest.fixture
-def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+def ask() -> Iterator[Callable[..., int]]:
     """Runs a command that a test makes up, by the name of ``try``."""
 
     def ask(function: Callable[..., Any], *arguments: str) -> int:
-        module = type(sys)("tests_made_up_command")
-        module.command = click.command("try")(function)  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setattr(app, "COMMANDS", {"try": app.Command(module.__name__, "try it")})
+        app.nvshim.command("try")(function)
         return app.main(["try", *arguments])
 
-    return ask
+    yield ask
+    app.nvshim.commands.pop("try", None)
 
 
 def test_every_command_is_where_the_table_says() -> None:
-    for name, command in app.COMMANDS.items():
-        found = importlib.import_module(command.module).command
-        assert isinstance(found, click.Command), name
+    context = click.Context(app.nvshim)
+    for name in app.COMMANDS:
+        found = app.nvshim.get_command(context, name)
+        assert found is not None, name
         assert found.name == name
         assert found.get_short_help_str(), name
 
@@ -51,16 +49,16 @@ def test_every_command_is_where_the_table_says() -> None:
 def test_help_names_every_command_and_imports_none() -> None:
     program = (
         "import sys; from integration.cli.app import main; main(['--help']); "
-        "ours = ('hooks', 'shim', 'rich', 'integration.cli.c');"
+        "ours = ('hooks', 'shim', 'rich', 'integration.cli.c', 'anyio');"
         "print([module for module in sys.modules if module.startswith(ours)])"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.endswith("[]\n")
-    for name, command in app.COMMANDS.items():
+    for name, told in app.COMMANDS.items():
         assert f"  {name} " in done.stdout
-        assert command.help.split()[0] in done.stdout
+        assert told.split()[0] in done.stdout
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,11 +124,9 @@ def test_an_interrupted_command_is_130(ask: Callable[..., int]) -> None:
 
 def test_a_reader_that_goes_away_is_no_failure() -> None:
     program = """if True:
-        import sys, types, click
+        import sys
         from integration.cli import app
-        talk = click.command("talk")(lambda: sys.stdout.writelines(["x" * 999] * 9999))
-        sys.modules["talk"] = types.SimpleNamespace(command=talk)
-        app.COMMANDS = {"talk": app.Command("talk", "")}
+        app.nvshim.command("talk")(lambda: sys.stdout.writelines(["x" * 999] * 9999))
         sys.exit(app.main(["talk"]))
     """
     line = '"$0" -c "$1" | head -c 1; echo "${PIPESTATUS[0]}"'

@@ -11,10 +11,11 @@ import pytest
 
 from api.errors import Status
 from api.proto import cri_pb2 as pb
-from integration.cri import plugin as module
 from integration.cri.client import Cri
-from integration.cri.errors import CniNotInstalled, CriRefused, CriUnreachable
-from integration.cri.plugin import CriPlugin, to_toml
+from integration.cri.errors import CriRefused, CriUnreachable
+from tests.tools.cri import plugin as module
+from tests.tools.cri.plugin import CriPlugin, to_toml
+from tests.tools.errors import CniNotInstalled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from integration.cri.errors import StreamBroken, StreamRefused
-from integration.cri.streaming import Ended, PortStream, ProcessStream
-from integration.cri.websocket import WebSocket
+from tests.tools.cri.streaming import Ended, PortStream, ProcessStream
+from tests.tools.cri.websocket import WebSocket
+from tests.tools.errors import StreamBroken, StreamRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from integration.dist.debian import package_name, package_version, write_package
-from integration.dist.errors import TreeNotBuilt
-from integration.dist.inputs import Inputs
-from integration.dist.manifest import write_tree
+from tests.tools.dist.debian import package_name, package_version, write_package
+from tests.tools.errors import TreeNotBuilt
+from tests.tools.dist.inputs import Inputs
+from integration.tree import write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from integration.dist.manifest import Tree
+    from integration.tree import Tree
 
 INPUTS = Inputs(
     source="/nowhere", version="1.2.0", revision="abc1234-dirty", epoch=1_700_000_000,

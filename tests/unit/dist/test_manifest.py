@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from integration.dist.errors import TreeDamaged, TreeUnreadable
-from integration.dist.manifest import MANIFEST, own_tree, read_tree, verify, write_tree
+from integration.errors import TreeDamaged, TreeUnreadable
+from integration.tree import MANIFEST, own_tree, read_tree, verify, write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from integration.dist.manifest import Tree
+    from integration.tree import Tree
 
 
 def _make(path: Path, *, text: str = "import shim\n") -> Tree:

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from integration.reference.site import with_plain_bars, without_links_out
 from tests.harness.launcher import REPOSITORY
 from tests.harness.pages import anchors, blocks, links, pages, read_page
+from tests.tools.reference.site import with_plain_bars, without_links_out
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,7 +80,7 @@ def test_the_site_is_built_without_a_warning_and_asks_nobody_for_anything(tmp_pa
 # -- commands -------------------------------------------------------------------------------
 
 # What a page for people who are to run it may be made of.
-KINDS: Final = {"", "console", "toml", "json", "yaml", "ini", "text", "promql"}
+KINDS: Final = {"", "mermaid", "console", "toml", "json", "yaml", "ini", "text", "promql"}
 
 
 @pytest.mark.parametrize("page", PAGES)

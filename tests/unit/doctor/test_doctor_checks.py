@@ -15,10 +15,11 @@ import pytest
 
 from integration.cli.app import nvshim
 from integration.doctor.checks import CHECKS
-from integration.doctor.examination import choose, examine, judge
+from integration.doctor.examination import Examination, choose, examine, judge
 from integration.doctor.facts import Node, Unseen
 from integration.doctor.findings import Severity
 from integration.doctor.observing import GROUPS
+from tests.harness.waiting import eventually
 from tests.unit.doctor.trees import (
     BUNDLE,
     CDI,
@@ -313,7 +314,7 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
         changed(CONTAINERD, "/usr/bin/runc", "/usr/bin/youki"), "D037", ERROR, "youki",
     ),
     "configured after the start": (
-        text("/proc/stat", "btime 1600000000\n"), "D038", WARNING, CONTAINERD,
+        lambda tree: tree.began(CONTAINERD_PID, -3600), "D038", WARNING, CONTAINERD,
     ),
     "k3s writes it anew": (in_k3s, "D039", WARNING, "k3s"),
     "a drop-in that takes a section away": (
@@ -486,13 +487,13 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
     ),
     "shims of a version that is gone": (removed_version, "D094", ERROR, "0.0.9"),
     "a fat shim": (
-        text(f"/proc/{SHIM_PID}/smaps_rollup", "Pss: 99000 kB\n"), "D095", WARNING, "96 MiB",
+        changed(f"/proc/{SHIM_PID}/smaps_rollup", "3000", "99000"), "D095", WARNING, "96 MiB",
     ),
     "a fork server that is deaf": (
         without(f"/proc/{SERVER_PID}/fd/4"), "D096", WARNING, "accepts nobody",
     ),
     "a fork server that is stopped": (
-        text(f"/proc/{SERVER_PID}/stat", f"{SERVER_PID} (python3) T 1"),
+        lambda tree: tree.began(SERVER_PID, -3600, "T"),
         "D096", WARNING, "accepts nobody",
     ),
     "a fork server of another version": (
@@ -560,7 +561,12 @@ def test_what_is_wrong_is_found(tree: Tree, name: str) -> None:
 
 
 def test_on_a_healthy_node_no_check_says_anything(healthy: Healthy) -> None:
-    examination = examine(healthy.tree.places())
+    def look() -> list[Examination]:
+        seen = examine(healthy.tree.places())
+        # While the machine is busy, programs are slow, NVML's among them.
+        return [] if {found.code for found in seen.findings} == {"NVSHIM-D005"} else [seen]
+
+    (examination,) = eventually(look, "NVML answers at once", timeout=30)
     assert examination.findings == ()
     assert not any(isinstance(getattr(examination.node, group), Unseen) for group in GROUPS)
 
@@ -580,12 +586,25 @@ def test_a_container_that_has_ended_is_nobody_s_trouble(tree: Tree) -> None:
     in_version_1("")(tree)
     codes = ["D100", "D101", "D102", "D103"]
     assert {f.code[-4:] for f in examine(tree.places(), choose(codes)).findings} == {"D100", "D101"}
-    stat = " ".join(["S", *["0"] * 18, str(3600 * os.sysconf("SC_CLK_TCK"))])
-    # Its number is that of a younger process; and nobody's.
-    tree.write("/proc/970/stat", f"970 (a) b) {stat}\n")
+    # Its number is that of another process; and nobody's.
+    tree.write("/proc/970/cgroup", "5:devices:/user\n0::/user.slice\n")
     assert examine(tree.places(), choose(codes)).findings == ()
     tree.remove("/proc/970")
     assert examine(tree.places(), choose(codes)).findings == ()
+
+
+def test_a_fork_server_that_prepares_itself_or_has_just_ended_is_nobody_s_trouble(
+    tree: Tree,
+) -> None:
+    tree.remove(f"/proc/{SERVER_PID}/fd/4")
+
+    def look(state: str, begun: int) -> list[str]:
+        tree.began(SERVER_PID, begun, state)
+        return [f.found for f in examine(tree.places(), choose(["D096"])).findings]
+
+    assert look("S", 3600) == []
+    assert len(look("S", -3600)) == len(look("T", 3600)) == 1
+    assert look("Z", -3600) == []
 
 
 def test_every_check_has_a_node_that_is_sick_of_it() -> None:
@@ -618,7 +637,7 @@ def test_nvml_that_fails_and_one_that_is_slow(healthy: Healthy) -> None:
     faults = os.path.join(healthy.simulated.state, "nvml-faults")
     cases = {
         "nvmlInit=error:999": (ERROR, "NVMLError"),
-        "nvmlInit=sleep:2200": (WARNING, "it answered after 2."),
+        "nvmlInit=sleep:2200": (WARNING, "it answered after "),
         "gpu1=error:15": (ERROR, "GPU is lost"),
         "gpu1.nvmlDeviceGetBrand=error:999": (WARNING, "nvmlDeviceGetBrand: Unknown Error"),
     }
@@ -631,7 +650,7 @@ def test_nvml_that_fails_and_one_that_is_slow(healthy: Healthy) -> None:
             os.unlink(faults)
         assert finding.severity is severity
         assert words in finding.found
-    assert found(healthy.tree, "D005") == []
+    eventually(lambda: not found(healthy.tree, "D005"), "NVML answers at once", timeout=30)
 
 
 def test_a_driver_that_is_shut_down_when_nobody_uses_it(tree: Tree) -> None:

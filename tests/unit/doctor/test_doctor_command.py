@@ -26,7 +26,7 @@ from integration.doctor.examination import choose, examine
 from integration.doctor.facts import Unseen
 from integration.doctor.observing.containers import allowed_by_systemd
 from integration.doctor.places import Places
-from tests.unit.doctor.trees import CDI, CONTAINERD, OURS
+from tests.unit.doctor.trees import CDI, CONTAINERD, CONTAINERD_PID, OURS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -223,6 +223,20 @@ def test_a_bundle_replaces_nothing_but_a_file(healthy: Healthy, tmp_path: Path) 
     done = doctor("--root", healthy.tree.root, "--only", "D070", "--bundle", str(target))
     assert done.stderr.startswith(BundleNotWritten.code)
     assert stat.S_ISFIFO(target.stat().st_mode)
+
+
+def test_a_path_that_is_no_text_does_not_keep_a_bundle_from_being_written(
+    tree: Tree, tmp_path: Path
+) -> None:
+    environment = tree.at(f"/proc/{CONTAINERD_PID}/environ")
+    os.unlink(environment)
+    with open(environment, "wb") as file:
+        file.write(b"PATH=/sbin\xff\0")
+    path = tmp_path / "doctor.tar.gz"
+    done = doctor("--root", tree.root, "--only", "D037", "--bundle", str(path))
+    assert done.returncode == exits.FOUND, done.stderr
+    assert "/sbin?" in done.stdout
+    assert tarfile.is_tarfile(path)
 
 
 def test_only_what_the_checks_need_is_gathered(healthy: Healthy) -> None:

@@ -80,6 +80,12 @@ _MOUNTINFO: Final = """\
 30 22 0:26 / /sys/fs/cgroup rw,nosuid,nodev,noexec shared:9 - cgroup2 cgroup2 rw
 31 22 0:27 / /run rw,nosuid,nodev shared:9 - tmpfs tmpfs rw,size=1k
 """
+_MEMORY: Final = """\
+00-7f [rollup]
+Pss: 3000 kB
+Private_Clean: 0 kB
+Private_Dirty: 2000 kB
+"""
 _MANIFEST: Final = """\
 apiVersion: v1
 kind: ConfigMap
@@ -147,12 +153,20 @@ class Tree:
     def process(
         self, pid: int, *words: str, name: str = "", uid: int = 0, mounts: int = 1, **files: str
     ) -> None:
+        """A process that is younger than every file of the node."""
+        self.began(pid, 86400)
         self.write(f"/proc/{pid}/comm", f"{name or os.path.basename(words[0])[:15]}\n")
         self.write(f"/proc/{pid}/cmdline", "".join(f"{word}\0" for word in words))
         self.write(f"/proc/{pid}/status", f"Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
         self.link(f"/proc/{pid}/ns/mnt", f"mnt:[{mounts}]")
         for file, text in files.items():
             self.write(f"/proc/{pid}/{file}", text)
+
+    def began(self, pid: int, seconds: int, state: str = "S") -> None:
+        """A process that was started so long after now, or before."""
+        ticks = (time.clock_gettime(time.CLOCK_BOOTTIME) + seconds) * os.sysconf("SC_CLK_TCK")
+        fields = [state, *["0"] * 18, str(int(ticks)), *["0"] * 20]
+        self.write(f"/proc/{pid}/stat", f"{pid} (a) b) {' '.join(fields)}\n")
 
     def real(self, program: str, path: str) -> None:
         """A program of this machine with the libraries that it needs."""
@@ -277,8 +291,6 @@ class Healthy:
         tree.write("/proc/sys/kernel/osrelease", "6.1.0\n")
         tree.write("/proc/sys/fs/inotify/max_user_instances", "128\n")
         tree.write(MOUNTS, _MOUNTINFO)
-        # Nothing on this node is younger than its processes.
-        tree.write("/proc/stat", f"cpu 1 2 3\nbtime {int(time.time()) + 86400}\n")
         os.makedirs(tree.at("/dev/char"))
         for directory, _, names in os.walk(tree.at("/dev")):
             for name in names:
@@ -309,13 +321,11 @@ class Healthy:
         limits = (
             "Limit  Soft Limit  Hard Limit\nMax open files            1048576   1048576 files\n"
         )
-        fields = " ".join(["S", *("0" for _ in range(40))])
         tree.process(
             CONTAINERD_PID,
             "/usr/bin/containerd",
             environ="TOKEN=hunter2\0PATH=/usr/local/bin:/usr/bin:/bin\0",
             limits=limits,
-            stat=f"{CONTAINERD_PID} (containerd) {fields}\n",
         )
         tree.process(1, "/sbin/init", name="systemd")
         tree.process(820, "/usr/bin/kubelet", f"--config={KUBELET}")
@@ -332,12 +342,16 @@ class Healthy:
         maps = f"7f00-7f01 r-xp 00000000 08:01 42   {TREE}/lib/google/_upb/_message.abi3.so\n"
         tree.process(
             SHIM_PID, program, "-namespace", "k8s.io", "-id", "pod", "-address", address,
-            name="containerd-shim", maps=maps, smaps_rollup="Rss: 9000 kB\nPss: 3000 kB\n",
+            name="containerd-shim", maps=maps, smaps_rollup=_MEMORY,
         )  # fmt: skip
         tree.process(
             SERVER_PID, program, "-address", address, "fork-server",
             name="containerd-shim", maps=maps,
         )  # fmt: skip
+        tree.began(SERVER_PID, -3600)
         tree.link(f"/proc/{SERVER_PID}/fd/4", "socket:[777]")
         line = "0000000000000000: 00000002 00000000 00010000 0001 01   777 /run/containerd/s/f\n"
-        tree.write("/proc/net/unix", f"Num RefCount Protocol Flags Type St Inode Path\n{line}")
+        tree.write(
+            f"/proc/{SERVER_PID}/net/unix",
+            f"Num RefCount Protocol Flags Type St Inode Path\n{line}",
+        )

@@ -12,6 +12,7 @@ from integration.engines import apply, plan, plan_removal
 from integration.engines.crio import Options
 from integration.engines.errors import (
     ChangedByHand,
+    ChangedMeanwhile,
     ConfigInvalid,
     ConfigRefused,
     HandlerInUse,
@@ -103,3 +104,16 @@ def test_what_crio_refuses_is_not_written(options: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigRefused, match="no runtime_type vm here"):
         plan(options(program=str(program)))
     assert not os.path.exists(options().drop_in)
+
+
+def test_what_somebody_writes_while_cri_o_looks_is_not_overwritten(
+    options: Any, tmp_path: Path
+) -> None:
+    apply(plan(options()))
+    path, program = options().drop_in, tmp_path / "program"
+    program.write_text(f"#!/bin/sh\necho '# theirs' >>{path}\n")
+    program.chmod(0o755)
+    with pytest.raises(ChangedMeanwhile):
+        apply(plan(options(set_default=True, program=str(program))))
+    with open(path, encoding="utf-8") as file:
+        assert file.read().endswith("# theirs\n")

@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
-import integration.gpu
-from integration.containerd import Completed
-from integration.gpu.checks import answers, computes
-from integration.gpu.errors import CheckFailed
+import tests.tools.gpu
+from integration.simulated.containerd import Completed
+from tests.tools.errors import CheckFailed
+from tests.tools.gpu.checks import answers, computes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-SOURCE: Final = os.path.join(os.path.dirname(integration.gpu.__file__), "gpu.c")
+SOURCE: Final = os.path.join(os.path.dirname(tests.tools.gpu.__file__), "gpu.c")
 FAKE: Final = os.path.join(os.path.dirname(__file__), "fake_cuda.c")
 FIRST, SECOND = ("GPU-" + "-".join(n * k for k in (8, 4, 4, 4, 12)) for n in "12")
 
@@ -38,7 +37,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_computes_and_tells_of_each_device(programs: Path) -> None:
     done = _cuda(programs, FAKE_DEVICES="2")
     assert done.code == 0, done
-    assert computes(_subject(), done, {FIRST, SECOND}).startswith(
+    assert computes(done, {FIRST, SECOND}).startswith(
         'CUDA 13.0; Fake "0": 100003 right results of a kernel for sm_50'
     )
     assert [line["memory"] for line in answers(done)[1:]] == [80 << 30] * 2
@@ -48,16 +47,16 @@ def test_a_wrong_result_is_found(programs: Path) -> None:
     done = _cuda(programs, FAKE_FAULT="wrong")
     assert answers(done)[1]["wrong"] == 1
     with pytest.raises(CheckFailed, match="wrong results"):
-        computes(_subject(), done, {FIRST})
+        computes(done, {FIRST})
 
 
 def test_where_the_oldest_target_is_refused_the_next_is_taken(programs: Path) -> None:
-    assert "for sm_75" in computes(_subject(), _cuda(programs, FAKE_FAULT="old"), {FIRST})
+    assert "for sm_75" in computes(_cuda(programs, FAKE_FAULT="old"), {FIRST})
 
 
 def test_a_kernel_that_is_refused_is_told_with_the_compilers_words(programs: Path) -> None:
     with pytest.raises(CheckFailed, match=r"ptxas: no code for this target.*218"):
-        computes(_subject(), _cuda(programs, FAKE_FAULT="ptx"), {FIRST})
+        computes(_cuda(programs, FAKE_FAULT="ptx"), {FIRST})
 
 
 def test_no_device_and_no_driver_are_told_apart(programs: Path) -> None:
@@ -80,7 +79,3 @@ def _cuda(programs: Path, **environment: str) -> Completed:
 def _run(argv: list[str], environment: dict[str, str]) -> Completed:
     done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment)
     return Completed(tuple(argv), done.returncode, done.stdout, done.stderr)
-
-
-def _subject() -> Any:
-    return SimpleNamespace(simulated=False, inventory=SimpleNamespace(mig_devices=()))

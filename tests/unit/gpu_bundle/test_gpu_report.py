@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from integration.containerd import Completed
-from integration.gpu.checks import computes, lists
-from integration.gpu.errors import CheckFailed, CheckNotPossible
-from integration.gpu.report import Report, failed, in_one_line, not_possible
+from integration.simulated.containerd import Completed
+from tests.tools.errors import CheckFailed, CheckNotPossible
+from tests.tools.gpu.checks import computes, lists
+from tests.tools.gpu.report import Report, failed, in_one_line, not_possible
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,6 +85,26 @@ def test_what_containers_print_does_not_break_the_table(tmp_path: Path) -> None:
     assert len(in_one_line("x" * 10_000)) == 4000
 
 
+def _done(said: str, code: int = 0) -> Completed:
+    return Completed(("gpu",), code, said, "")
+
+
+def _cuda(*uuids: str, wrong: int = 0) -> Completed:
+    lines: list[dict[str, Any]] = [{"version": 13000, "count": len(uuids)}]
+    lines += [
+        {
+            "name": "H100",
+            "uuid": uuid.removeprefix("GPU-"),
+            "wrong": wrong,
+            "of": 9,
+            "target": "sm_50",
+            "milliseconds": {"context": 1.0, "compile": 2.0, "run": 3.0},
+        }
+        for uuid in uuids
+    ]
+    return _done("".join(json.dumps(line) + "\n" for line in lines))
+
+
 @pytest.mark.parametrize("expected", [{ONE}, {ONE, TWO}, {ONE.upper()}])
 def test_a_list_of_the_granted_gpus_passes(expected: set[str]) -> None:
     said = "".join(f"GPU {i}: H100 (UUID: {uuid})\n" for i, uuid in enumerate(expected))
@@ -113,67 +132,36 @@ def test_a_mig_device_is_listed_below_its_gpu() -> None:
 
 
 def test_cuda_on_the_granted_gpu_passes() -> None:
-    assert "CUDA 13.0; H100: 9 right results" in computes(_subject(), _cuda(ONE), {ONE})
+    assert "CUDA 13.0; H100: 9 right results" in computes(_cuda(ONE), {ONE})
 
 
 @pytest.mark.parametrize(
-    ("said", "expected", "why"),
+    ("done", "why"),
     [
-        ((ONE, TWO), {ONE}, "CUDA sees"),
-        ((), {ONE}, "CUDA sees no device"),
-        ((TWO,), {ONE}, "CUDA sees"),
+        pytest.param(_cuda(ONE, TWO), "CUDA sees", id="one more"),
+        pytest.param(_cuda(), "CUDA sees no device", id="none"),
+        pytest.param(_cuda(TWO), "CUDA sees", id="another"),
+        pytest.param(_cuda(ONE, wrong=1), "wrong results on H100", id="wrong results"),
+        pytest.param(_done("", 139), "exit code 139", id="crash"),
+        pytest.param(
+            _done('{"version": 13000, "count": 1}\n', 139), "exit code 139", id="crash amid it"
+        ),
     ],
 )
-def test_cuda_on_others_fails(said: tuple[str, ...], expected: set[str], why: str) -> None:
+def test_cuda_fails_on_others_or_with_wrong_results(done: Completed, why: str) -> None:
     with pytest.raises(CheckFailed, match=why):
-        computes(_subject(), _cuda(*said), expected)
-
-
-def test_wrong_results_fail() -> None:
-    with pytest.raises(CheckFailed, match="wrong results on H100"):
-        computes(_subject(), _cuda(ONE, wrong=1), {ONE})
-
-
-def test_a_program_that_crashed_fails() -> None:
-    with pytest.raises(CheckFailed, match="exit code 139"):
-        computes(_subject(), _done("", 139), {ONE})
-    with pytest.raises(CheckFailed, match="exit code 139"):
-        computes(_subject(), _done('{"version": 13000, "count": 1}\n', 139), {ONE})
+        computes(done, {ONE})
 
 
 def test_no_device_is_an_answer_on_a_simulated_node_only() -> None:
     said = '{"failed": "cuInit", "code": 100, "name": "CUDA_ERROR_NO_DEVICE"}\n'
     with pytest.raises(CheckNotPossible, match="simulated"):
-        computes(_subject(simulated=True), _done(said, 1), {ONE})
+        computes(_done(said, 1), {ONE}, simulated=True)
     with pytest.raises(CheckFailed, match=r"cuInit: CUDA_ERROR_NO_DEVICE \(100\)"):
-        computes(_subject(), _done(said, 1), {ONE})
+        computes(_done(said, 1), {ONE})
 
 
 def test_another_failure_fails_on_a_simulated_node_too() -> None:
     said = '{"failed": "dlopen libcuda.so.1", "reason": "no such file"}\n'
     with pytest.raises(CheckFailed, match="no such file"):
-        computes(_subject(simulated=True), _done(said, 3), {ONE})
-
-
-def _subject(*, simulated: bool = False) -> Any:
-    return SimpleNamespace(simulated=simulated, inventory=SimpleNamespace(mig_devices=()))
-
-
-def _done(said: str, code: int = 0) -> Completed:
-    return Completed(("gpu",), code, said, "")
-
-
-def _cuda(*uuids: str, wrong: int = 0) -> Completed:
-    lines: list[dict[str, Any]] = [{"version": 13000, "count": len(uuids)}]
-    lines += [
-        {
-            "name": "H100",
-            "uuid": uuid.removeprefix("GPU-"),
-            "wrong": wrong,
-            "of": 9,
-            "target": "sm_50",
-            "milliseconds": {"context": 1.0, "compile": 2.0, "run": 3.0},
-        }
-        for uuid in uuids
-    ]
-    return _done("".join(json.dumps(line) + "\n" for line in lines))
+        computes(_done(said, 3), {ONE}, simulated=True)

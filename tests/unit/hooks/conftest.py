@@ -1,4 +1,4 @@
-"""Nodes for the engine to look at; see fake_node."""
+"""What the engine's tests share."""
 
 from __future__ import annotations
 
@@ -6,30 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.hooks.fake_node import Elves, Node
+from tests.unit.hooks.fake_node import MULTIARCH
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-
-@pytest.fixture(scope="session")
-def elves(tmp_path_factory: pytest.TempPathFactory) -> Elves:
-    return Elves(tmp_path_factory.mktemp("elves"))
-
-
-@pytest.fixture
-def bare_node(tmp_path: Path, elves: Elves) -> Node:
-    return Node(tmp_path, elves)
-
-
-@pytest.fixture
-def node(bare_node: Node) -> Node:
-    """A node with a driver and two GPUs."""
-    bare_node.add_kernel()
-    bare_node.add_driver()
-    bare_node.add_gpu(0)
-    bare_node.add_gpu(1)
-    return bare_node
+    from tests.unit.hooks.fake_node import Elves
 
 
 @pytest.fixture(autouse=True)
@@ -37,3 +19,15 @@ def _no_configuration_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NVSHIM_CONFIG", raising=False)
     monkeypatch.delenv("NVIDIA_CTK_CONFIG_FILE_PATH", raising=False)
     monkeypatch.setattr("hooks.config.NVIDIA_PATH", "/nonexistent/nvidia.toml")
+
+
+@pytest.fixture
+def rootfs(tmp_path: Path, elves: Elves) -> Path:
+    """An image like Debian's, with nothing but its loader and C library."""
+    rootfs = tmp_path / "rootfs"
+    elves.write(rootfs / "usr/lib64/ld-linux-x86-64.so.2", "ld-linux-x86-64.so.2")
+    elves.write(rootfs / MULTIARCH / "libc.so.6", "libc.so.6")
+    (rootfs / "lib64").symlink_to("usr/lib64")
+    (rootfs / "lib").symlink_to("usr/lib")
+    (rootfs / "etc").mkdir()
+    return rootfs

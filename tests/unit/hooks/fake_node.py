@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import stat
@@ -9,6 +10,7 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 from hooks.config import Config
+from hooks.node.inventory import Inventory, take_inventory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -187,6 +189,15 @@ class Node:
         for cap in caps:
             if not (self.dev / f"nvidia-caps/nvidia-cap{cap}").exists():
                 self.add_node(f"nvidia-caps/nvidia-cap{cap}", CAPS, cap, 0o444)
+
+    def take_inventory(self, *gpus: dict[str, Any], **report: Any) -> Inventory:
+        """The inventory, taken and kept, with what NVML reports of these GPUs."""
+        return take_inventory(self.config, nvml_report(*gpus, **report))
+
+
+def nvml_report(*gpus: dict[str, Any], **fields: Any) -> bytes:
+    """What the NVML child reports."""
+    return json.dumps({"driver": VERSION, "gpus": gpus, **fields}).encode()
 
 
 def nvml_gpu(minor: int, bus: str | None = None, **fields: Any) -> dict[str, Any]:

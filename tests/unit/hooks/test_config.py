@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from api.values import changed
 from hooks import config
 from hooks.config import Config, load_config
 from hooks.errors import (
@@ -64,8 +64,9 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
     loggers = ["/usr/local/bin/logger", "/opt//x/../logger"]
     """
     assert load_config(written(tmp_path, content)) == Config(
-        "/run/nvidia/driver", "/sim/dev", "/sim/proc", "/sim/sys", "/sim/state", 2.0,
-        ("/usr/local/bin/logger", "/opt/logger"), char_links=False,
+        driver_root="/run/nvidia/driver", dev="/sim/dev", proc="/sim/proc", sys="/sim/sys",
+        state="/sim/state", nvml_timeout=2.0,
+        loggers=("/usr/local/bin/logger", "/opt/logger"), char_links=False,
         host_root="/sim/host", cuda_compat=False,
         swarm_resources=("DOCKER_RESOURCE_GPU", "_B1"),
         annotation_prefixes=("cdi.k8s.io/", "example.com/gpu_"),
@@ -93,8 +94,9 @@ def test_a_list_without_loggers_is_not_the_absence_of_a_list(tmp_path: Path) -> 
 @pytest.mark.parametrize("content", ["", "[node]\n", "# nothing\n"])
 def test_what_is_not_there_has_its_default(tmp_path: Path, content: str) -> None:
     assert load_config(written(tmp_path, content)) == Config(
-        None, "/dev", "/proc", "/sys", "/run/containerd-shim-nvidia", 5.0
-    )
+        driver_root=None, dev="/dev", proc="/proc", sys="/sys",
+        state="/run/containerd-shim-nvidia", nvml_timeout=5.0,
+    )  # fmt: skip
 
 
 def test_driver_root_is_looked_for_unless_it_is_named(tmp_path: Path) -> None:
@@ -226,4 +228,4 @@ def test_every_key_is_documented_and_none_else(tmp_path: Path) -> None:
 
 def test_documented_values_are_the_defaults(tmp_path: Path) -> None:
     file, _ = documented(tmp_path)
-    assert changed(load_config(file), loggers=None) == Config()
+    assert replace(load_config(file), loggers=None) == Config()

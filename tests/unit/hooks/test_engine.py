@@ -4,47 +4,35 @@ import copy
 import json
 import os
 import subprocess
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from api.errors import NvshimError
-from api.values import changed
-from hooks import engine
+from hooks import contributions, engine
 from hooks.edits.mutation import apply
-from hooks.edits.plan import Mount, Plan
 from hooks.errors import (
     DeviceConflict,
     DriverNotFound,
     MalformedSpec,
+    RequirementUnmet,
     UnknownDevice,
     VerificationFailed,
 )
 from hooks.image.layout import unseen_layout
 from hooks.image.rootfs import Rootfs
-from hooks.requests.policy_errors import RequirementUnmet
-from tests.unit.hooks.fake_node import VERSION, nvml_gpu
+from hooks.plan import Mount, Plan
+from tests.unit.hooks.fake_node import MULTIARCH, VERSION, nvml_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.unit.hooks.fake_node import Elves, Node
+    from tests.unit.hooks.fake_node import Node
 
-HOME = "usr/lib/x86_64-linux-gnu"
-
-
-@pytest.fixture
-def rootfs(tmp_path: Path, elves: Elves) -> Path:
-    """An image like Debian's, with nothing but its loader and C library."""
-    rootfs = tmp_path / "rootfs"
-    elves.write(rootfs / "usr/lib64/ld-linux-x86-64.so.2", "ld-linux-x86-64.so.2")
-    elves.write(rootfs / HOME / "libc.so.6", "libc.so.6")
-    (rootfs / "lib64").symlink_to("usr/lib64")
-    (rootfs / "lib").symlink_to("usr/lib")
-    (rootfs / "etc").mkdir()
-    return rootfs
+HOME = MULTIARCH
 
 
 @pytest.fixture
@@ -77,9 +65,7 @@ def injected(
     request = engine.read_request(spec)
     inventory = engine.load_inventory(node.config)
     if inventory is None:
-        gpus = [nvml_gpu(0), nvml_gpu(1), *more]
-        told = json.dumps({"driver": VERSION, "gpus": gpus}).encode()
-        inventory = engine.take_inventory(node.config, told)
+        inventory = node.take_inventory(nvml_gpu(0), nvml_gpu(1), *more)
     before = copy.deepcopy(spec)
     try:
         return engine.inject(
@@ -100,20 +86,6 @@ def tree(directory: Path) -> dict[str, tuple[int, Any]]:
         content = os.readlink(path) if path.is_symlink() else path.is_file() and path.read_bytes()
         seen[str(path)] = (path.lstat().st_mode, content)
     return seen
-
-
-def test_container_gets_its_gpu_and_the_drivers_libraries(node: Node, rootfs: Path) -> None:
-    done = injected(node, rootfs, spec_with("NVIDIA_VISIBLE_DEVICES=1"))
-    devices = {d["path"] for d in done.spec["linux"]["devices"]}
-    assert devices == {"/dev/nvidiactl", "/dev/nvidia1", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}
-    assert len(done.spec["linux"]["resources"]["devices"]) == 1 + len(devices)
-    mounted = {m["destination"]: m["source"] for m in done.spec["mounts"]}
-    cuda = f"/{HOME}/libcuda.so.{VERSION}"
-    assert mounted[cuda] == f"{node.driver}{cuda}"
-    assert os.readlink(rootfs / HOME / "libcuda.so.1") == f"libcuda.so.{VERSION}"
-    assert b"libcuda.so.1\0" in (rootfs / "etc/ld.so.cache").read_bytes()
-    assert "NVIDIA_VISIBLE_DEVICES=1" in done.spec["process"]["env"]
-    assert "hooks" not in done.spec
 
 
 def test_glibcs_ldconfig_reads_the_same_libraries(node: Node, rootfs: Path) -> None:
@@ -175,7 +147,7 @@ def test_requirement_is_checked_unless_the_operator_says_no(node: Node, rootfs: 
     with pytest.raises(RequirementUnmet):
         injected(node, rootfs, spec)
     assert tree(rootfs) == before
-    node.config = changed(node.config, disable_require=True)
+    node.config = replace(node.config, disable_require=True)
     assert injected(node, rootfs, spec).record["grant"]["gpus"]
 
 
@@ -255,7 +227,7 @@ def test_file_of_the_host_that_is_no_drivers_does_not_verify(
         # Below the driver's root, as everything is where that is the host's.
         return Plan(mounts=(Mount(f"{node.config.driver_root}/etc/shadow", "/etc/shadow"),))
 
-    monkeypatch.setattr(engine, "make_plan", greedy)
+    monkeypatch.setattr(contributions, "make_plan", greedy)
     with pytest.raises(VerificationFailed, match="source elsewhere"):
         injected(node, rootfs, spec_with("NVIDIA_VISIBLE_DEVICES=0"))
 
@@ -269,7 +241,7 @@ def test_edit_of_the_spec_in_place_does_not_verify(
         spec["process"]["args"] = ["/evil"]
         return apply(spec, plan)
 
-    monkeypatch.setattr(engine, "apply", careless)
+    monkeypatch.setattr(contributions, "apply", careless)
     inventory = engine.take_inventory(node.config, b"")
     with pytest.raises(VerificationFailed):
         engine.inject(
@@ -342,4 +314,4 @@ def test_on_another_machine_no_image_is_asked_for_its_libcuda(
 ) -> None:
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="riscv64"))
     with Rootfs.open(str(rootfs)) as image:
-        assert engine._compat_finder(image, unseen_layout(())) is None
+        assert contributions._compat_finder(image, unseen_layout(())) is None

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace as config_with
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.values import changed as config_with
 from hooks.config import Config, Mode, load_config
+from hooks.config.nvidia import _KEYS, parse_nvidia_config
 from hooks.errors import (
     ConfigError,
     ConfigMalformed,
@@ -15,7 +16,6 @@ from hooks.errors import (
     UnknownConfigKey,
     WrongConfigValue,
 )
-from hooks.nvidia_config import _KEYS, parse_nvidia_config
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,46 +6,35 @@ import json
 import os
 import shutil
 import stat
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from api.values import changed
 from hooks import platforms
 from hooks.config import Config, Platform, load_config, parse_config
-from hooks.edits.plan import Arch
-from hooks.errors import NoGpus, UnknownDevice, WrongConfigValue
+from hooks.config.nvidia import parse_nvidia_config
+from hooks.errors import WrongConfigValue
 from hooks.image.layout import Layout, Libc, Loader
-from hooks.nvidia_config import parse_nvidia_config
-from hooks.platforms.csv_files import Entry, parse
-from hooks.platforms.errors import (
-    CsvFilesMissing,
-    DriverStoreMissing,
-    MigUnsupported,
-    PlatformNodeMissing,
-)
-from hooks.platforms.tegra import wants_every_file
-from hooks.requests.names import Void
+from hooks.platforms.tegra import Entry, parse, wants_every_file
 from hooks.requests.naming import items_of, parse_names
-from hooks.requests.policy_errors import GpuExcluded
 from hooks.requests.request import Request, parse_capabilities
+from hooks.words import Arch, Void
 from integration.cli.app import main
 from integration.simulated import Scenario, SimulatedNode
 from integration.simulated.platforms import LISTS, STORE
-from tests.unit.hooks.fake_node import uuid_of
+from tests.unit.hooks.fake_node import put_directory, uuid_of
+from tests.unit.hooks.golden import Golden, outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hooks.edits.plan import Contribution, Plan
     from tests.unit.hooks.fake_node import Node
 
-    Copy = Callable[[SimulatedNode], SimulatedNode]
+    Change = Callable[[SimulatedNode], Any]
 
-TRIPLET = f"{os.uname().machine}-linux-gnu"
-OWN = f"/usr/lib/{TRIPLET}/nvidia"
-HOME = f"/usr/lib/{TRIPLET}"
+MACHINE = os.uname().machine
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +51,15 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Sim
 
 
 @pytest.fixture
-def copied(tmp_path: Path) -> Iterator[Copy]:
-    """A copy of a node, to be changed."""
+def copied(
+    pristine: dict[str, SimulatedNode], tmp_path: Path
+) -> Iterator[Callable[[str], SimulatedNode]]:
+    """A copy of a platform's node, to be changed."""
     made = []
 
-    def copy(node: SimulatedNode) -> SimulatedNode:
-        directory = tmp_path / "copy"
+    def copy(name: str) -> SimulatedNode:
+        node, directory = pristine[name], tmp_path / name
         shutil.copytree(node.directory, directory, symlinks=True, copy_function=_copy)
-        # shutil would read device nodes.
         path = directory / "config.toml"
         path.write_text(path.read_text().replace(node.directory, str(directory)))
         made.append(SimulatedNode.open(str(directory)))
@@ -82,7 +72,7 @@ def copied(tmp_path: Path) -> Iterator[Copy]:
 
 def _copy(source: str, target: str) -> str:
     seen = os.lstat(source)
-    if stat.S_ISCHR(seen.st_mode):
+    if stat.S_ISCHR(seen.st_mode):  # shutil would read it
         os.mknod(target, seen.st_mode, seen.st_rdev)
         os.chmod(target, stat.S_IMODE(seen.st_mode))
         os.chown(target, seen.st_uid, seen.st_gid)
@@ -94,18 +84,13 @@ def _copy(source: str, target: str) -> str:
 
 
 @pytest.fixture
-def tegra(pristine: dict[str, SimulatedNode], copied: Copy) -> SimulatedNode:
-    return copied(pristine["tegra"])
-
-
-@pytest.fixture
-def wsl(pristine: dict[str, SimulatedNode], copied: Copy) -> SimulatedNode:
-    return copied(pristine["wsl"])
+def tegra(copied: Callable[[str], SimulatedNode]) -> SimulatedNode:
+    return copied("tegra")
 
 
 def layout(*, writable: bool = True) -> Layout:
-    arch = Arch(os.uname().machine)
-    home = HOME if writable else f"/run/containerd-shim-nvidia/{arch.value}"
+    arch = Arch(MACHINE)
+    home = f"/usr/lib/{MACHINE}-linux-gnu" if writable else f"/run/containerd-shim-nvidia/{MACHINE}"
     return Layout(
         (Loader(arch, Libc.GLIBC, home, searched=writable),),
         writable=writable,
@@ -115,35 +100,6 @@ def layout(*, writable: bool = True) -> Layout:
 
 def config_of(node: SimulatedNode) -> Config:
     return load_config(node.config_path)
-
-
-def given(
-    config: Config,
-    devices: str = "all",
-    *,
-    capabilities: str | None = "all",
-    environment: tuple[str, ...] = (),
-    image: Layout | None = None,
-) -> Contribution:
-    request = Request(
-        parse_names(items_of(devices), asked=devices).devices,
-        parse_capabilities(capabilities),
-        source=f"NVIDIA_VISIBLE_DEVICES={devices}",
-    )
-    spec = {"process": {"env": list(environment)}}
-    return platforms.contribute(spec, request, config, image or layout())
-
-
-def devices(plan: Plan) -> set[str]:
-    return {device.path for device in plan.devices}
-
-
-def mounts(plan: Plan) -> dict[str, str]:
-    return {mount.destination: mount.source for mount in plan.mounts}
-
-
-def links(plan: Plan) -> dict[str, str]:
-    return {link.path: link.target for link in plan.links}
 
 
 # --- Which platform
@@ -163,9 +119,9 @@ def test_platform_is_found_by_what_is_there(
 
 
 def test_platform_can_be_configured(tegra: SimulatedNode, node: Node) -> None:
-    config = changed(config_of(tegra), platform=Platform.NVML)
+    config = replace(config_of(tegra), platform=Platform.NVML)
     assert platforms.platform_of(config) == Platform.NVML
-    assert platforms.platform_of(changed(node.config, platform=Platform.WSL)) == Platform.WSL
+    assert platforms.platform_of(replace(node.config, platform=Platform.WSL)) == Platform.WSL
 
 
 def test_tegra_machine_without_lists_is_like_any_other(tegra: SimulatedNode) -> None:
@@ -253,151 +209,52 @@ def test_container_that_wants_every_list_says_so(environment: list[object], ever
     assert wants_every_file(environment) is every
 
 
-# --- Tegra
+# --- What a container gets: platforms.json has the outcome of each case
 
 
-@pytest.mark.parametrize("asked", ["0", "all", "0,0"])
-def test_chips_gpu_is_every_listed_node(tegra: SimulatedNode, asked: str) -> None:
-    contribution = given(config_of(tegra), asked)
-    nodes = {
-        "/dev/nvmap", "/dev/nvhost-gpu", "/dev/nvhost-ctrl-gpu", "/dev/nvgpu/igpu0/as",
-        "/dev/nvgpu/igpu0/ctrl", "/dev/dri/renderD128",
-    }  # fmt: skip
-    assert devices(contribution.plan) == nodes
-    assert contribution.granted == ("GPU 0",)
-    assert contribution.plan.additional_gids == (os.stat(f"{tegra.dev}/nvmap").st_gid,)
-    for device in contribution.plan.devices:
-        seen = os.stat(tegra.dev + device.path.removeprefix("/dev"))
-        assert (device.major, device.minor) == (os.major(seen.st_rdev), os.minor(seen.st_rdev))
-        assert device.major in contribution.majors
-    assert any("drivers.csv, line 8" in note for note in contribution.notes)
-    missing = {missing.what for missing in contribution.plan.missing}
-    assert {"/dev/no-such-node", "/usr/share/doc/no-such-package/LICENSE"} <= missing
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A request on a node.
+
+    Attributes:
+        node: whose copy is changed and asked.
+        more: settings of the configuration; paths are below the node's directory.
+    """
+
+    node: str
+    devices: str = "all"
+    change: Change | None = None
+    capabilities: str = "all"
+    environment: tuple[str, ...] = ()
+    writable: bool = True
+    more: dict[str, Any] | None = None
+    request: dict[str, Any] | None = None
 
 
-def test_listed_files_lie_where_they_lie_on_the_host(tegra: SimulatedNode) -> None:
-    plan = given(config_of(tegra)).plan
-    found = mounts(plan)
-    for path in (
-        f"{OWN}/libcuda.so.1.1",
-        f"{OWN}/libnvidia-ptxjitcompiler.so.540.4.0",
-        "/lib/firmware/tegra23x",
-        "/etc/nv_tegra_release",
-    ):
-        assert found[path] == tegra.driver_root + path
-    assert "/usr/local/cuda-12.6" not in found
-    assert links(plan) == {
-        f"{HOME}/libcuda.so": f"{OWN}/libcuda.so",
-        f"{OWN}/libcuda.so": "libcuda.so.1",
-        f"{OWN}/libcuda.so.1": "libcuda.so.1.1",
-        f"{OWN}/libnvidia-ptxjitcompiler.so.1": "libnvidia-ptxjitcompiler.so.540.4.0",
-    }
-    assert {(library.soname, library.path) for library in plan.libraries} == {
-        ("libcuda.so.1", f"{OWN}/libcuda.so.1.1"),
-        ("libcuda.so", f"{OWN}/libcuda.so.1.1"),
-        ("libnvidia-ptxjitcompiler.so.1", f"{OWN}/libnvidia-ptxjitcompiler.so.540.4.0"),
-    }
-    assert plan.library_directories == (OWN,)
-
-
-def test_every_list_counts_if_the_container_says_so(tegra: SimulatedNode) -> None:
-    asked = ("NVIDIA_REQUIRE_JETPACK=csv-mounts=all",)
-    plan = given(config_of(tegra), environment=asked).plan
-    assert mounts(plan)["/usr/local/cuda-12.6"] == f"{tegra.driver_root}/usr/local/cuda-12.6"
-    assert links(plan)["/usr/local/cuda"] == "/etc/alternatives/cuda"
-    assert links(plan)["/etc/alternatives/cuda"] == "/usr/local/cuda-12.6"
-
-
-def test_none_is_the_files_and_no_node(tegra: SimulatedNode) -> None:
-    contribution = given(config_of(tegra), "none")
-    assert contribution.plan.devices == ()
-    assert contribution.granted == ()
-    assert f"{OWN}/libcuda.so.1.1" in mounts(contribution.plan)
-
-
-def test_libraries_lie_together_where_an_image_takes_no_writes(tegra: SimulatedNode) -> None:
-    image = layout(writable=False)
-    plan = given(config_of(tegra), image=image).plan
-    directory = image.loaders[0].directory
-    assert mounts(plan)[f"{directory}/libcuda.so.1.1"] == f"{tegra.driver_root}{OWN}/libcuda.so.1.1"
-    assert links(plan)[f"{directory}/libcuda.so.1"] == "libcuda.so.1.1"
-    assert {library.path for library in plan.libraries} >= {f"{directory}/libcuda.so.1.1"}
-
-
-@pytest.mark.parametrize(
-    ("asked", "error", "named"),
-    [
-        ("1", UnknownDevice, "this machine has GPU 0"),
-        ("0,7", UnknownDevice, "GPU 7"),
-        ("GPU-00000000-0000-4000-8000-000000000000", UnknownDevice, "GPU 0"),
-        ("0:0", MigUnsupported, "Tegra has no MIG"),
-        ("MIG-00000000-0000-4000-8000-000000000000", MigUnsupported, "Tegra has no MIG"),
-    ],
-)
-def test_gpu_that_a_tegra_machine_has_not_is_a_typed_error(
-    tegra: SimulatedNode, asked: str, error: type[Exception], named: str
-) -> None:
-    with pytest.raises(error, match=named):
-        given(config_of(tegra), asked)
-
-
-def test_tegra_machine_that_lists_nothing_is_a_typed_error(tegra: SimulatedNode) -> None:
-    config = changed(config_of(tegra), platform=Platform.TEGRA, csv_directory="/no/such")
-    with pytest.raises(CsvFilesMissing, match="/no/such"):
-        given(config)
-
-
-def test_tegra_machine_without_nodes_is_a_typed_error(tegra: SimulatedNode) -> None:
-    shutil.rmtree(tegra.dev)
-    os.mkdir(tegra.dev)
-    with pytest.raises(PlatformNodeMissing):
-        given(config_of(tegra))
-    assert given(config_of(tegra), "none").plan.devices == ()
-
-
-def listed(node: SimulatedNode, *lines: str) -> Config:
+def listing(*lines: str) -> Change:
     """The node with one list alone."""
-    for name in os.listdir(f"{node.driver_root}/{LISTS}"):
-        os.unlink(f"{node.driver_root}/{LISTS}/{name}")
-    Path(node.driver_root, LISTS, "l4t.csv").write_text("\n".join(lines))
-    return config_of(node)
+
+    def change(node: SimulatedNode) -> None:
+        lists = Path(node.driver_root, LISTS)
+        for path in lists.iterdir():
+            path.unlink()
+        (lists / "l4t.csv").write_text("\n".join(lines))
+
+    return change
 
 
-def test_what_a_list_must_not_give_is_left_out(tegra: SimulatedNode) -> None:
-    """A list is root's, but a wildcard may take in more than was meant."""
-    os.mknod(f"{tegra.dev}/mem", stat.S_IFCHR | 0o600, os.makedev(1, 1))
-    os.mknod(f"{tegra.dev}/mmcblk0", stat.S_IFBLK | 0o600, os.makedev(179, 0))
-    os.mkfifo(f"{tegra.dev}/mpipe")
-    os.mkfifo(f"{tegra.driver_root}/fifo.so")
-    config = listed(
-        tegra,
-        "dev, /dev/m*",
-        "dev, /dev/nvmap",
-        "lib, /fifo.so",
-        "dir, /proc",
-        "lib, /etc",
-        "dir, /",
-        "dir, /dev",
-    )
-    os.makedirs(f"{tegra.driver_root}/proc")
-    plan = given(config).plan
-    assert devices(plan) == {"/dev/nvmap"}
-    assert set(mounts(plan)) == {"/etc/nv_tegra_release"}
-    missing = {missing.what for missing in plan.missing}
-    assert missing == {
-        "/dev/mem",
-        "/dev/mmcblk0",
-        "/dev/mpipe",
-        "/fifo.so",
-        "/proc",
-        "/etc",
-        "/",
-        "/dev",
-    }
+def add_what_must_not_be_given(node: SimulatedNode) -> None:
+    os.mknod(f"{node.dev}/mem", stat.S_IFCHR | 0o600, os.makedev(1, 1))
+    os.mknod(f"{node.dev}/mmcblk0", stat.S_IFBLK | 0o600, os.makedev(179, 0))
+    os.mkfifo(f"{node.dev}/mpipe")
+    os.mkfifo(f"{node.driver_root}/fifo.so")
+    os.makedirs(f"{node.driver_root}/proc")
+    lines = ("dev, /dev/m*", "dev, /dev/nvmap", "lib, /fifo.so", "dir, /proc", "lib, /etc")
+    listing(*lines, "dir, /", "dir, /dev")(node)
 
 
-def test_links_of_every_shape_end_within_the_driver_root(tegra: SimulatedNode) -> None:
-    root = Path(tegra.driver_root)
+def add_links_of_every_shape(node: SimulatedNode) -> None:
+    root = Path(node.driver_root)
     (root / "real").mkdir()
     (root / "real/file").write_text("x")
     for name, target in {
@@ -410,194 +267,138 @@ def test_links_of_every_shape_end_within_the_driver_root(tegra: SimulatedNode) -
     }.items():
         (root / name).symlink_to(target)
     names = ("absolute", "upwards", "directory/file", "loop", "nowhere", "chain")
-    plan = given(listed(tegra, *(f"sym, /{name}" for name in names), "dev, nvmap")).plan
-    assert mounts(plan)["/real/file"] == f"{root}/real/file"
-    assert links(plan) == {
-        "/absolute": "/real/file",
-        "/upwards": "/real/file",
-        "/chain": "absolute",
-    }
-    assert {missing.what for missing in plan.missing} == {"/loop", "/nowhere"}
+    listing(*(f"sym, /{name}" for name in names), "dev, nvmap")(node)
 
 
-@pytest.fixture
-def thor(tegra: SimulatedNode, node: Node) -> Config:
-    """A machine with the chip's GPU in procfs and a discrete one beside it."""
-    node.add_gpu(2, bus="0009:01:00.0", drm=True)
-    for bus in os.listdir(node.proc / "driver/nvidia/gpus"):
-        if bus != "0009:01:00.0":
-            shutil.rmtree(node.proc / "driver/nvidia/gpus" / bus)
-    (node.dev / "nvidia0").unlink()
-    (node.dev / "nvidia1").unlink()
-    node.add_gpu(0, bus="0000:01:00.0")
-    node.add_node("nvidia1", 195, 1)  # the chip's display
-    node.add_node("nvmap", 10, 121)
-    lists = node.driver / LISTS
-    lists.mkdir(parents=True)
-    lines = ["dev, /dev/nvmap", "dev, /dev/nvidia0", "dev, /dev/nvidiactl", "dev, /dev/dri/*"]
-    (lists / "devices.csv").write_text("\n".join(lines))
-    return changed(
-        node.config,
-        platform=Platform.TEGRA,
-        driver_root=str(node.driver),
-    )
-
-
-@pytest.mark.parametrize(
-    ("asked", "gpus"),
-    [
-        ("0", {"nvidia0", "nvidia1"}),
-        ("1", {"nvidia2", "dri/card2", "dri/renderD130", "nvidia-modeset", "nvidia-uvm",
-               "nvidia-uvm-tools"}),
-        ("GPU-00000002-aaaa-bbbb-cccc-0123456789ab", {"nvidia2", "dri/card2", "dri/renderD130",
-               "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools"}),
-        ("GPU-00000000-aaaa-bbbb-cccc-0123456789ab", {"nvidia0", "nvidia1"}),
-        ("all", {"nvidia0", "nvidia1", "nvidia2", "dri/card2", "dri/renderD130",
-                 "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools"}),
-    ],
-)  # fmt: skip
-def test_discrete_gpu_beside_the_chips_is_given_alone(
-    thor: Config, asked: str, gpus: set[str]
-) -> None:
-    expected = {f"/dev/{name}" for name in (*gpus, "nvmap", "nvidiactl")}
-    assert devices(given(thor, asked).plan) == expected
-
-
-def test_third_gpu_of_two_is_a_typed_error(thor: Config) -> None:
-    with pytest.raises(UnknownDevice, match=r"GPU 0 \(GPU-00000000.*, 1 \(GPU-00000002"):
-        given(thor, "2")
-
-
-def test_excluded_gpu_is_in_no_all_and_cannot_be_named(thor: Config) -> None:
-    config = changed(thor, excluded_gpus=("0009:01:00.0",))
-    contribution = given(config)
-    assert contribution.granted == ("GPU 0",)
-    paths = devices(contribution.plan)
-    assert not paths & {"/dev/nvidia2", "/dev/dri/card2", "/dev/dri/renderD130"}
-    with pytest.raises(GpuExcluded):
-        given(config, "1")
-    config = changed(thor, excluded_gpus=("0009:01:00.0", uuid_of(0)))
-    with pytest.raises(NoGpus, match="exclude-gpus"):
-        given(config)
-
-
-def test_requirements_that_cannot_be_checked_are_noted(tegra: SimulatedNode) -> None:
-    request = Request(
-        parse_names(["0"], asked="0").devices,
-        requirements=(("NVIDIA_REQUIRE_CUDA", "cuda>=99"),),
-    )
-    contribution = platforms.contribute({"process": {}}, request, config_of(tegra), layout())
-    assert any("NVIDIA_REQUIRE_CUDA=cuda>=99" in note for note in contribution.notes)
-
-
-# --- WSL2
-
-
-def test_gpus_of_windows_are_one_device_and_the_drivers_files(wsl: SimulatedNode) -> None:
-    contribution = given(config_of(wsl))
-    assert [(d.path, d.major, d.minor) for d in contribution.plan.devices] == [
-        ("/dev/dxg", 10, 127)
-    ]
-    found = mounts(contribution.plan)
-    for name in (
-        "libcuda.so.1.1", "libcuda_loader.so", "libnvidia-ml.so.1", "libnvidia-ml_loader.so",
-        "libnvidia-ptxjitcompiler.so.1", "libnvdxgdmal.so.1", "nvcubins.bin", "nvidia-smi",
-        "libnvcuvid.so.1", "libnvdxdlkernels.so",
-    ):  # fmt: skip
-        assert found[f"/{STORE}/{name}"] == f"{wsl.driver_root}/{STORE}/{name}"
-    assert "/usr/lib/wsl/lib/libdxcore.so" in found
-    assert f"/{STORE}/nv_dispi.inf" not in found
-    assert links(contribution.plan)["/usr/bin/nvidia-smi"] == f"/{STORE}/nvidia-smi"
-    cached = {library.soname: library.path for library in contribution.plan.libraries}
-    assert cached["libcuda.so.1"] == f"/{STORE}/libcuda.so.1.1"
-    assert cached["libdxcore.so"] == "/usr/lib/wsl/lib/libdxcore.so"
-    assert contribution.plan.missing == ()
-
-
-@pytest.mark.parametrize(
-    ("capabilities", "there", "absent"),
-    [
-        ("utility", {"nvidia-smi", "libnvidia-ml.so.1", "libnvdxdlkernels.so"},
-         {"libcuda.so.1.1", "libnvcuvid.so.1", "nvcubins.bin"}),
-        ("compute", {"libcuda.so.1.1", "nvcubins.bin"}, {"nvidia-smi", "libnvcuvid.so.1"}),
-        ("video", {"libcuda.so.1.1", "libnvcuvid.so.1"}, {"nvidia-smi"}),
-    ],
-)  # fmt: skip
-def test_capabilities_choose_among_the_files_of_windows(
-    wsl: SimulatedNode, capabilities: str, there: set[str], absent: set[str]
-) -> None:
-    plan = given(config_of(wsl), "0", capabilities=capabilities).plan
-    names = {os.path.basename(path) for path in mounts(plan)}
-    assert there <= names
-    assert not absent & names
-    assert "libdxcore.so" in names
-
-
-def test_data_of_the_driver_lies_beside_libraries_wherever_they_lie(wsl: SimulatedNode) -> None:
-    image = layout(writable=False)
-    plan = given(config_of(wsl), image=image).plan
-    directory = image.loaders[0].directory
-    assert {os.path.dirname(path) for path in mounts(plan)} == {directory}
-    assert f"{directory}/nvcubins.bin" in mounts(plan)
-    assert links(plan)["/usr/bin/nvidia-smi"] == f"{directory}/nvidia-smi"
-
-
-@pytest.mark.parametrize(
-    ("asked", "error"),
-    [
-        ("1", UnknownDevice),
-        ("GPU-00000000-0000-4000-8000-000000000000", UnknownDevice),
-        ("0:0", MigUnsupported),
-    ],
-)
-def test_windows_has_no_other_device(
-    wsl: SimulatedNode, asked: str, error: type[Exception]
-) -> None:
-    with pytest.raises(error):
-        given(config_of(wsl), asked)
-
-
-def test_driver_in_use_is_the_one_whose_loader_linux_has(wsl: SimulatedNode) -> None:
-    root = Path(wsl.driver_root)
-    other = root / STORE / "../nv_dispi.inf_amd64_fedcba9876543210"
-    shutil.copytree(root / STORE, other)
+def add_a_driver_of_windows(node: SimulatedNode) -> None:
+    """A newer one, which is not in use."""
+    store = Path(node.driver_root, STORE)
+    other = store.with_name("nv_dispi.inf_amd64_fedcba9876543210")
+    shutil.copytree(store, other)
     os.utime(other / "libcuda.so.1.1", (2**31, 2**31))
     with (other / "libcuda_loader.so").open("ab") as file:
         file.write(b"newer")
-    contribution = given(config_of(wsl))
-    assert f"/{STORE}/libcuda.so.1.1" in mounts(contribution.plan)
-    assert contribution.notes == ()
-    (root / "usr/lib/wsl/lib/libcuda.so.1.1").unlink()
-    contribution = given(config_of(wsl))
-    assert f"/{STORE}/libcuda.so.1.1" not in mounts(contribution.plan)
-    assert "2 drivers" in contribution.notes[0]
 
 
-def test_windows_without_a_driver_is_a_typed_error(wsl: SimulatedNode) -> None:
-    os.unlink(f"{wsl.driver_root}/{STORE}/libcuda.so.1.1")
-    with pytest.raises(DriverStoreMissing, match="wsl --shutdown"):
-        given(config_of(wsl))
+def forget_the_driver_in_use(node: SimulatedNode) -> None:
+    add_a_driver_of_windows(node)
+    os.unlink(f"{node.driver_root}/usr/lib/wsl/lib/libcuda.so.1.1")
 
 
-@pytest.mark.parametrize("instead", ["nothing", "a file", "another device"])
-def test_windows_without_its_device_is_a_typed_error(wsl: SimulatedNode, instead: str) -> None:
-    path = Path(wsl.dev, "dxg")
-    path.unlink()
-    if instead == "a file":
-        path.touch()
-    elif instead == "another device":
-        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(10, 200))
-    config = changed(config_of(wsl), platform=Platform.WSL)
-    with pytest.raises(PlatformNodeMissing):
-        given(config)
-    assert given(config, "none").plan.devices == ()
+def no_devices(node: SimulatedNode) -> None:
+    shutil.rmtree(node.dev)
+    os.mkdir(node.dev)
 
 
-def test_features_alone_bring_no_gpu(pristine: dict[str, SimulatedNode]) -> None:
-    for node in pristine.values():
-        request = Request(Void(), features=frozenset({"gds"}))
-        contribution = platforms.contribute({"process": {}}, request, config_of(node), layout())
-        assert contribution.plan.devices == ()
+def another_dxg(node: SimulatedNode) -> None:
+    os.unlink(f"{node.dev}/dxg")
+    os.mknod(f"{node.dev}/dxg", stat.S_IFCHR | 0o666, os.makedev(10, 200))
+
+
+NO_DXG: Change = lambda node: os.unlink(f"{node.dev}/dxg")  # noqa: E731
+A_UUID = "GPU-00000000-0000-4000-8000-000000000000"
+WSL = {"platform": Platform.WSL}
+EVERY_LIST = ("NVIDIA_REQUIRE_JETPACK=csv-mounts=all",)
+CASES = {
+    "tegra": Case("tegra"),
+    "tegra, by index": Case("tegra", "0"),
+    "tegra, twice": Case("tegra", "0,0"),
+    "tegra, no device": Case("tegra", "none"),
+    "tegra, every list": Case("tegra", environment=EVERY_LIST),
+    "tegra, image that takes no writes": Case("tegra", writable=False),
+    "tegra, GPU that is not there": Case("tegra", "1"),
+    "tegra, one GPU that is not there": Case("tegra", "0,7"),
+    "tegra, UUID": Case("tegra", A_UUID),
+    "tegra, MIG index": Case("tegra", "0:0"),
+    "tegra, MIG UUID": Case("tegra", A_UUID.replace("GPU", "MIG")),
+    "tegra, nothing listed": Case(
+        "tegra", more={"platform": Platform.TEGRA, "csv_directory": "/no/such"}
+    ),
+    "tegra, no nodes": Case("tegra", change=no_devices),
+    "tegra, no nodes and none asked": Case("tegra", "none", change=no_devices),
+    # A list is root's, but a wildcard may take in more than was meant.
+    "tegra, what must not be given": Case("tegra", change=add_what_must_not_be_given),
+    "tegra, links": Case("tegra", change=add_links_of_every_shape),
+    "tegra, requirement": Case(
+        "tegra", "0", request={"requirements": (("NVIDIA_REQUIRE_CUDA", "cuda>=99"),)}
+    ),
+    "tegra, features alone": Case(
+        "tegra", request={"devices": Void(), "features": frozenset({"gds"})}
+    ),
+    "thor": Case("thor"),
+    "thor, the chip's": Case("thor", "0"),
+    "thor, the chip's by UUID": Case("thor", uuid_of(0)),
+    "thor, the discrete one": Case("thor", "1"),
+    "thor, the discrete one by UUID": Case("thor", uuid_of(2)),
+    "thor, a third": Case("thor", "2"),
+    "thor, one excluded": Case("thor", more={"excluded_gpus": ("0009:01:00.0",)}),
+    "thor, the excluded one": Case("thor", "1", more={"excluded_gpus": ("0009:01:00.0",)}),
+    "thor, both excluded": Case("thor", more={"excluded_gpus": ("0009:01:00.0", uuid_of(0))}),
+    "wsl": Case("wsl"),
+    "wsl, utility": Case("wsl", "0", capabilities="utility"),
+    "wsl, compute": Case("wsl", "0", capabilities="compute"),
+    "wsl, video": Case("wsl", "0", capabilities="video"),
+    "wsl, image that takes no writes": Case("wsl", writable=False),
+    "wsl, GPU that is not there": Case("wsl", "1"),
+    "wsl, UUID": Case("wsl", A_UUID),
+    "wsl, MIG index": Case("wsl", "0:0"),
+    "wsl, two drivers": Case("wsl", change=add_a_driver_of_windows),
+    "wsl, two drivers and no sign": Case("wsl", change=forget_the_driver_in_use),
+    "wsl, no driver": Case(
+        "wsl", change=lambda node: os.unlink(f"{node.driver_root}/{STORE}/libcuda.so.1.1")
+    ),
+    "wsl, no node": Case("wsl", change=NO_DXG, more=WSL),
+    "wsl, no node and none asked": Case("wsl", "none", change=NO_DXG, more=WSL),
+    "wsl, a directory": Case("wsl", change=lambda n: put_directory(Path(n.dev, "dxg")), more=WSL),
+    "wsl, another device": Case("wsl", change=another_dxg, more=WSL),
+    "wsl, features alone": Case("wsl", request={"devices": Void(), "features": frozenset({"gds"})}),
+}
+
+
+@pytest.fixture
+def thor(bare_node: Node) -> Config:
+    """A machine with the chip's GPU in procfs and a discrete one beside it."""
+    node = bare_node
+    node.add_kernel()
+    node.add_driver()
+    node.add_gpu(2, bus="0009:01:00.0", drm=True)
+    node.add_gpu(0, bus="0000:01:00.0")
+    node.add_node("nvidia1", 195, 1)  # the chip's display
+    node.add_node("nvmap", 10, 121)
+    lines = ["dev, /dev/nvmap", "dev, /dev/nvidia0", "dev, /dev/nvidiactl", "dev, /dev/dri/*"]
+    node.write(node.driver / LISTS / "devices.csv", "\n".join(lines))
+    return replace(node.config, platform=Platform.TEGRA)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_container_gets(
+    name: str,
+    thor: Config,
+    pristine: dict[str, SimulatedNode],
+    copied: Callable[[str], SimulatedNode],
+) -> None:
+    case, config = CASES[name], thor
+    if case.node != "thor":
+        node = copied(case.node) if case.change is not None else pristine[case.node]
+        if case.change is not None:
+            case.change(node)
+        config = config_of(node)
+    config = replace(config, **case.more or {})
+    names = parse_names(items_of(case.devices), asked=case.devices)
+    request = Request(
+        names.devices,
+        parse_capabilities(case.capabilities),
+        source=f"NVIDIA_VISIBLE_DEVICES={case.devices}",
+    )
+    request = replace(request, **case.request or {})
+    spec = {"process": {"env": list(case.environment)}}
+    image = layout(writable=case.writable)
+    found = outcome(
+        lambda: [platforms.contribute(spec, request, config, image)],
+        config.dev,
+        {str(config.driver_root): "ROOT", config.dev: "DEV", STORE: "STORE", MACHINE: "MACHINE"},
+    )
+    Golden("platforms.json").compare(name, found)
 
 
 @pytest.mark.parametrize(

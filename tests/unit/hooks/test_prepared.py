@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import marshal
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from api.values import changed
 from hooks import engine
-from hooks.edits.plan import (
-    Arch,
+from hooks.edits.compat import Compat
+from hooks.image.layout import Layout, Libc, Loader
+from hooks.image.placement import Placed
+from hooks.plan import (
     CachedLibrary,
     Device,
     File,
@@ -22,11 +23,9 @@ from hooks.edits.plan import (
     Plan,
     ProcFile,
 )
-from hooks.image.compat import Compat
-from hooks.image.layout import Layout, Libc, Loader
-from hooks.image.placement import Inside
 from hooks.prepared import Prepared, key_of
-from tests.unit.hooks.fake_node import VERSION, nvml_gpu
+from hooks.words import Arch
+from tests.unit.hooks.fake_node import nvml_gpu
 
 if TYPE_CHECKING:
     from hooks.node.inventory import Inventory
@@ -56,10 +55,10 @@ PREPARED = Prepared(
         link_directories=(LinkDirectory("/dev/dri/by-path", (("n", "../t"),)),),
         proc_files=(ProcFile("/proc/driver/nvidia/params", b"p"),),
     ),
-    inside=Inside(
+    placed=Placed(
         written=("/l",),
         omitted=("/o",),
-        mounted=(
+        staged=(
             ("/real/f", File("/f", b"\xff\0", 0o600, "why")),
             ("/dev/dri/by-path", LinkDirectory("/dev/dri/by-path", (("n", "../t"),))),
         ),
@@ -81,8 +80,7 @@ ALL = "NVIDIA_VISIBLE_DEVICES=all"
 
 @pytest.fixture
 def inventory(node: Node) -> Inventory:
-    told = json.dumps({"driver": VERSION, "gpus": [nvml_gpu(0), nvml_gpu(1)]}).encode()
-    return engine.take_inventory(node.config, told)
+    return node.take_inventory(nvml_gpu(0), nvml_gpu(1))
 
 
 def key(node: Node, inventory: Inventory | None, spec: dict[str, Any]) -> bytes | None:
@@ -99,7 +97,8 @@ def test_what_is_damaged_or_of_another_format_is_not_believed() -> None:
     # Of whatever is cut off, something is missing.
     assert all(Prepared.decode(content[:length]) is None for length in range(0, len(content), 7))
     assert Prepared.decode(marshal.dumps((values[0] + 1, *values[1:]))) is None
-    assert Prepared.decode(marshal.dumps(values[:-1])) is None
+    assert Prepared.decode(marshal.dumps((values[0], values[1][:-1]))) is None
+    assert Prepared.decode(marshal.dumps((values[0], values[1][1]))) is None
     assert Prepared.decode(b"\xff" * 100) is None
 
 
@@ -132,15 +131,15 @@ def test_whatever_files_depend_on_changes_the_key(node: Node, inventory: Invento
     kinds += [
         key(node, changed, spec_with(ALL))
         for changed in (
-            changed(inventory, gpus=inventory.gpus[:1]),
-            changed(inventory, parameters="x"),
-            changed(inventory, sockets={"/run/x": "/run/x"}),
-            changed(inventory, driver=changed(inventory.driver, version="1.2")),
-            changed(inventory, nodes=changed(inventory.nodes, faults={"/dev/x": "absent"})),
+            replace(inventory, gpus=inventory.gpus[:1]),
+            replace(inventory, parameters="x"),
+            replace(inventory, sockets={"/run/x": "/run/x"}),
+            replace(inventory, driver=replace(inventory.driver, version="1.2")),
+            replace(inventory, nodes=replace(inventory.nodes, faults={"/dev/x": "absent"})),
         )
     ]
     request = engine.read_request(spec_with(ALL))
-    kinds.append(key_of(spec_with(ALL), request, inventory, changed(node.config, dev="/x")))
+    kinds.append(key_of(spec_with(ALL), request, inventory, replace(node.config, dev="/x")))
     assert None not in kinds
     assert len(set(kinds)) == len(kinds)
 

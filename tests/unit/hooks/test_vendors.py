@@ -4,73 +4,197 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from api.values import changed
 from hooks import engine, vendors
 from hooks.config import Config, load_config
-from hooks.edits.plan import Device
-from hooks.requests.exclusions import refuse_excluded
-from hooks.requests.names import Void
-from hooks.requests.policy_errors import GpuExcluded
+from hooks.edits.exclusions import refuse_excluded
+from hooks.errors import GpuExcluded
+from hooks.plan import Device
 from hooks.requests.request import Request
 from hooks.vendors import amd, intel
-from hooks.vendors.errors import (
-    MalformedVendorRange,
-    NoVendorDriver,
-    NoVendorGpus,
-    UnknownVendorGpu,
-    VendorNodeMissing,
-)
-from hooks.vendors.names import Asked, Range, parse
+from hooks.vendors.names import Range, VendorRequest, parse
+from hooks.words import Void
 from integration.cli.app import main
 from integration.simulated import Scenario, SimulatedNode
+from tests.unit.hooks.golden import Golden, outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
-    from hooks.edits.plan import Contribution
-    from hooks.errors import InventoryError, RequestError
     from hooks.vendors.gpus import VendorGpu
 
     MakeNode = Callable[..., SimulatedNode]
 
+# Two AMD GPUs, the second of them in eight partitions, and two Intel GPUs.
+MIXED = {"amd": ["mi210", "mi300x/8"], "intel": ["flex170", "uhd770"]}
+
+
+@contextmanager
+def nodes(directory: Path) -> Iterator[MakeNode]:
+    """Makes nodes, and removes them at the end."""
+    with ExitStack() as made:
+
+        def make(**table: Any) -> SimulatedNode:
+            scenario = Scenario.parse({"nvidia": False, **table})
+            node = SimulatedNode.create(tempfile.mkdtemp(dir=directory) + "/node", scenario)
+            made.callback(node.remove)
+            return node
+
+        yield make
+
 
 @pytest.fixture
 def make_node(tmp_path: Path) -> Iterator[MakeNode]:
-    made: list[SimulatedNode] = []
-
-    def make(**table: Any) -> SimulatedNode:
-        scenario = Scenario.parse({"nvidia": False, **table})
-        made.append(SimulatedNode.create(str(tmp_path / f"node-{len(made)}"), scenario))
-        return made[-1]
-
-    yield make
-    for node in made:
-        node.remove()
+    with nodes(tmp_path) as make:
+        yield make
 
 
-@pytest.fixture
-def mixed(make_node: MakeNode) -> SimulatedNode:
-    """Two AMD GPUs, the second of them in eight partitions, and two Intel GPUs."""
-    return make_node(amd=["mi210", "mi300x/8"], intel=["flex170", "uhd770"])
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedNode]:
+    """Made once and not to be changed."""
+    with nodes(tmp_path_factory.mktemp("mixed")) as make:
+        yield make(**MIXED)
 
 
 def config_of(node: SimulatedNode) -> Config:
     return load_config(node.config_path)
 
 
-def given(node: SimulatedNode, *, amd: str = "", intel: str = "") -> Contribution:
-    request = Request(Void(), amd_devices=amd, intel_devices=intel)
-    (contribution,) = vendors.contribute(request, config_of(node))
-    return contribution
+# --- What a container gets: vendors.json has the outcome of each case
 
 
-def paths(contribution: Contribution) -> list[str]:
-    return [device.path for device in contribution.plan.devices]
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A request on a node.
+
+    Attributes:
+        amd, intel: as the vendors' variables have it.
+        cdi: names of CDI devices.
+        change: what becomes of the node first.
+        excluded: PCI addresses.
+        table: the node's GPUs.
+    """
+
+    amd: str = ""
+    intel: str = ""
+    cdi: tuple[str, ...] = ()
+    change: Callable[[SimulatedNode], Any] | None = None
+    excluded: tuple[str, ...] = ()
+    table: dict[str, list[str]] = field(default_factory=lambda: MIXED)
+
+
+def without(*names: str) -> Callable[[SimulatedNode], None]:
+    """Nodes below /dev/dri are removed."""
+
+    def change(node: SimulatedNode) -> None:
+        for name in names:
+            os.unlink(f"{node.dev}/dri/{name}")
+
+    return change
+
+
+def open_to_all(node: SimulatedNode) -> None:
+    for name in ("kfd", "dri/card0", "dri/renderD128"):
+        os.chmod(f"{node.dev}/{name}", 0o666)
+
+
+def no_driver(node: SimulatedNode) -> None:
+    for name in os.listdir(f"{node.sys}/class/drm"):
+        os.unlink(f"{node.sys}/class/drm/{name}")
+
+
+def another_gpus_node(node: SimulatedNode) -> None:
+    """Under the name of one that is granted it would be a way around the grant."""
+    without("renderD137")(node)
+    os.link(f"{node.dev}/dri/renderD138", f"{node.dev}/dri/renderD137")
+
+
+def kfd_is_a_file(node: SimulatedNode) -> None:
+    os.unlink(f"{node.dev}/kfd")
+    Path(node.dev, "kfd").touch()
+
+
+def kfd_lists_more_than_drm(node: SimulatedNode) -> None:
+    os.unlink(f"{node.sys}/class/drm/renderD128")
+
+
+def damaged(content: str) -> Callable[[SimulatedNode], None]:
+    def change(node: SimulatedNode) -> None:
+        path = Path(node.sys, "class/kfd/kfd/topology/nodes/1/properties")
+        path.chmod(0o644)
+        path.write_text(content, "latin-1")
+
+    return change
+
+
+AMD = {"amd": ["mi210"]}
+AMD_NAMES = (
+    "all", "0", "0,2", "2 , 0", "0-2", "1-2,2,1", "00", "60:00.0", "0000:60:00.0", "0000:61:00.0",
+    "renderD130", "RENDERD130,card0", "none,all", "all,none", "ALL", "0,void", " , ",
+)  # fmt: skip
+INTEL_NAMES = ("all", "1", "0000:40:00.0", "0000-41-00-0-0x4680", "card9,renderD138")
+NOT_THERE = ("1", "0-1", "0-999999", "0,nonsense", "-1", "0x0", "2-1")
+SECOND = ("0000:61:00.0",)
+CASES = {
+    **{f"amd {names!r}": Case(amd=names) for names in AMD_NAMES},
+    **{f"intel {names!r}": Case(intel=names) for names in INTEL_NAMES},
+    **{f"amd {names!r} of one": Case(amd=names, table=AMD) for names in NOT_THERE},
+    "both": Case(amd="0", intel="0"),
+    "CDI": Case(cdi=("amd.com/gpu=0", "amd.com/gpu=8", "intel.com/gpu=all")),
+    "AMD without its driver": Case(amd="all", table={"intel": ["b580"]}),
+    "no Intel": Case(intel="all", table=AMD),
+    "no Intel, by name": Case(intel="0", table=AMD),
+    "Intel without its driver": Case("", "all", change=no_driver, table={"intel": ["arc770"]}),
+    "nodes open to all": Case(amd="0", change=open_to_all),
+    "no render node": Case(intel="all", change=without("renderD137")),
+    "no render node, by name": Case(intel="0,1", change=without("renderD137")),
+    "no render nodes": Case(intel="all", change=without("renderD137", "renderD138")),
+    "no card node": Case(intel="0", change=without("card9")),
+    "another GPU's node": Case(intel="0", change=another_gpus_node),
+    "file as kfd": Case(amd="all", change=kfd_is_a_file),
+    "KFD knows one more": Case(amd="all", change=kfd_lists_more_than_drm),
+    "properties empty": Case(amd="all", change=damaged("")),
+    "properties without number": Case(amd="all", change=damaged("location_id\n")),
+    "properties with a word": Case(amd="all", change=damaged("drm_render_minor x\n")),
+    "properties of garbage": Case(amd="all", change=damaged("\0\xff\n" * 100)),
+    "excluded": Case(intel="all", excluded=("0000:41:00.0",)),
+    "excluded, by index": Case(intel="1", excluded=("0000:41:00.0",)),
+    "excluded, in a range": Case(intel="0-1", excluded=("0000:41:00.0",)),
+    "excluded, by address": Case(intel="0000:41:00.0", excluded=("0000:41:00.0",)),
+    "partitions excluded": Case(amd="all", excluded=SECOND),
+    "partitions excluded, by index": Case(amd="1", excluded=SECOND),
+    "partitions excluded, in a range": Case(amd="0-3", excluded=SECOND),
+    "partitions excluded, by node": Case(amd="renderD136", excluded=SECOND),
+    "partitions excluded, by address": Case(amd="0000:61:00.0", excluded=SECOND),
+    "all excluded": Case(amd="all", excluded=("0000:60:00.0", *SECOND)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_container_gets(make_node: MakeNode, mixed: SimulatedNode, name: str) -> None:
+    case = CASES[name]
+    node = mixed
+    if case.change is not None or case.table != MIXED:
+        node = make_node(**case.table)
+    if case.change is not None:
+        case.change(node)
+    config = replace(config_of(node), excluded_gpus=case.excluded)
+    request = Request(Void(), amd_devices=case.amd, intel_devices=case.intel)
+    assert all(map(vendors.known_kind, case.cdi))
+    found = outcome(
+        lambda: vendors.contribute(request, config, case.cdi), config.dev, {config.dev: "DEV"}
+    )
+    Golden("vendors.json").compare(name, found)
+
+
+# --- The GPUs of a node
 
 
 def test_every_amd_gpu_and_partition_has_an_index(mixed: SimulatedNode) -> None:
@@ -82,106 +206,12 @@ def test_every_amd_gpu_and_partition_has_an_index(mixed: SimulatedNode) -> None:
     assert gpus[2].device.name == "amdgpu_xcp_0"
 
 
-def test_all_amd_gpus_are_kfd_and_every_node_of_theirs(mixed: SimulatedNode) -> None:
-    contribution = given(mixed, amd="all")
-    expected = [f"/dev/dri/card{n}" for n in range(9)]
-    expected += [f"/dev/dri/renderD{n}" for n in range(128, 137)]
-    assert sorted(paths(contribution)) == sorted(["/dev/kfd", *expected])
-    assert contribution.vendor == "AMD"
-    assert len(contribution.granted) == 9
-    assert contribution.source_roots == ()
-
-
-@pytest.mark.parametrize(
-    ("asked", "renders"),
-    [
-        ("0", [128]),
-        ("0,2", [128, 130]),
-        ("2 , 0", [128, 130]),
-        ("0-2", [128, 129, 130]),
-        ("1-2,2,1", [129, 130]),
-        ("00", [128]),
-        ("60:00.0", [128]),
-        ("0000:60:00.0", [128]),
-        ("0000:61:00.0", list(range(129, 137))),
-        ("renderD130", [130]),
-        ("RENDERD130,card0", [128, 130]),
-        ("none,all", []),
-        ("all,none", list(range(128, 137))),
-        ("ALL", list(range(128, 137))),
-        ("0,void", []),
-        (" , ", []),
-    ],
-)
-def test_amd_gpus_are_named_as_amds_toolkit_names_them(
-    mixed: SimulatedNode, asked: str, renders: list[int]
-) -> None:
-    request = Request(Void(), amd_devices=asked)
-    found = vendors.contribute(request, config_of(mixed))
-    minors = sorted(d.minor for each in found for d in each.plan.devices if "render" in d.path)
-    assert minors == renders
-
-
 @pytest.mark.parametrize("form", ["0x{:x}", "0X{:X}", "{:016x}", "GPU-{:x}", "gpu-{:016X}"])
 def test_unique_id_names_all_partitions_of_an_amd_gpu(mixed: SimulatedNode, form: str) -> None:
-    unique_id = mixed.scenario.others[1].unique_id
-    contribution = given(mixed, amd=form.format(unique_id))
+    request = Request(Void(), amd_devices=form.format(mixed.scenario.others[1].unique_id))
+    (contribution,) = vendors.contribute(request, config_of(mixed))
     assert len(contribution.granted) == 8
     assert all("0000:61:00.0" in name for name in contribution.granted)
-
-
-@pytest.mark.parametrize(
-    ("asked", "cards"),
-    [
-        ("all", [9, 10]),
-        ("1", [10]),
-        ("0000:40:00.0", [9]),
-        ("0000-41-00-0-0x4680", [10]),
-        ("card9,renderD138", [9, 10]),
-    ],
-)
-def test_intel_gpus_have_render_and_card_nodes(
-    mixed: SimulatedNode, asked: str, cards: list[int]
-) -> None:
-    contribution = given(mixed, intel=asked)
-    expected = [f"/dev/dri/{name}" for n in cards for name in (f"card{n}", f"renderD{128 + n}")]
-    assert sorted(paths(contribution)) == sorted(expected)
-    assert contribution.majors == {226}
-
-
-def test_nodes_that_not_everybody_may_open_bring_their_groups(mixed: SimulatedNode) -> None:
-    contribution = given(mixed, amd="0")
-    gids = {os.stat(f"{mixed.dev}/{name}").st_gid for name in ("kfd", "dri/card0")}
-    assert set(contribution.plan.additional_gids) == gids
-    os.chmod(f"{mixed.dev}/kfd", 0o666)
-    for name in ("card0", "renderD128"):
-        os.chmod(f"{mixed.dev}/dri/{name}", 0o666)
-    assert given(mixed, amd="0").plan.additional_gids == ()
-
-
-def test_by_path_links_lead_to_the_granted_gpus_alone(mixed: SimulatedNode) -> None:
-    (directory,) = given(mixed, intel="1").plan.link_directories
-    assert directory.path == "/dev/dri/by-path"
-    assert dict(directory.links) == {
-        "pci-0000:41:00.0-card": "../card10",
-        "pci-0000:41:00.0-render": "../renderD138",
-    }
-
-
-def test_two_vendors_are_two_contributions_with_bounds_of_their_own(mixed: SimulatedNode) -> None:
-    request = Request(Void(), amd_devices="0", intel_devices="0")
-    ours, theirs = vendors.contribute(request, config_of(mixed))
-    kfd = os.major(os.stat(f"{mixed.dev}/kfd").st_rdev)
-    assert ours.majors == {226, kfd}
-    assert theirs.majors == {226}
-
-
-def test_cdi_names_mean_what_the_variable_means(mixed: SimulatedNode) -> None:
-    names = ["amd.com/gpu=0", "amd.com/gpu=8", "intel.com/gpu=all"]
-    assert all(map(vendors.known_kind, names))
-    ours, theirs = vendors.contribute(Request(Void()), config_of(mixed), names)
-    assert [name.split(" (")[0] for name in ours.granted] == ["AMD GPU 0", "AMD GPU 8"]
-    assert len(theirs.granted) == 2
 
 
 @pytest.mark.parametrize(
@@ -191,82 +221,8 @@ def test_other_kinds_are_not_looked_up_here(name: str) -> None:
     assert not vendors.known_kind(name)
 
 
-@pytest.mark.parametrize(
-    ("table", "asked", "error", "named"),
-    [
-        ({"amd": ["mi210"]}, {"amd": "1"}, UnknownVendorGpu, "0 (0000:60:00.0)"),
-        ({"amd": ["mi210"]}, {"amd": "0-1"}, UnknownVendorGpu, "AMD GPU 0-1"),
-        ({"amd": ["mi210"]}, {"amd": "0-999999"}, UnknownVendorGpu, "999999"),
-        ({"amd": ["mi210"]}, {"amd": "0,nonsense"}, UnknownVendorGpu, "nonsense"),
-        ({"amd": ["mi210"]}, {"amd": "-1"}, UnknownVendorGpu, "-1"),
-        ({"amd": ["mi210"]}, {"amd": "0x0"}, UnknownVendorGpu, "0x0"),
-        ({"amd": ["mi210"]}, {"amd": "2-1"}, MalformedVendorRange, "write 1-2"),
-        ({"intel": ["b580"]}, {"amd": "all"}, NoVendorDriver, "amdgpu"),
-        ({"amd": ["mi210"]}, {"intel": "all"}, NoVendorGpus, "no Intel GPU"),
-        ({"amd": ["mi210"]}, {"intel": "0"}, UnknownVendorGpu, "no Intel GPU"),
-    ],
-)
-def test_what_the_node_does_not_have_is_a_typed_error(
-    make_node: MakeNode,
-    table: dict[str, list[str]],
-    asked: dict[str, str],
-    error: type[InventoryError | RequestError],
-    named: str,
-) -> None:
-    with pytest.raises(error) as raised:
-        given(make_node(**table), **asked)
-    assert named in str(raised.value)
-
-
-def test_intel_gpu_without_a_driver_is_told_from_none(make_node: MakeNode) -> None:
-    node = make_node(intel=["arc770"])
-    for name in os.listdir(f"{node.sys}/class/drm"):
-        os.unlink(f"{node.sys}/class/drm/{name}")
-    with pytest.raises(NoVendorDriver, match=r"0000:40:00\.0"):
-        given(node, intel="all")
-
-
-def test_gpu_without_its_render_node_is_left_out_of_all_and_refused_by_name(
-    mixed: SimulatedNode,
-) -> None:
-    os.unlink(f"{mixed.dev}/dri/renderD137")
-    contribution = given(mixed, intel="all")
-    assert [name.split(" (")[0] for name in contribution.granted] == ["Intel GPU 1"]
-    assert any("renderD137" in note for note in contribution.notes)
-    with pytest.raises(VendorNodeMissing, match="renderD137"):
-        given(mixed, intel="0,1")
-    os.unlink(f"{mixed.dev}/dri/renderD138")
-    with pytest.raises(NoVendorGpus, match="renderD138"):
-        given(mixed, intel="all")
-
-
-def test_excluded_gpu_is_left_out_of_all_and_refused_by_name(mixed: SimulatedNode) -> None:
-    first, second = intel.find(config_of(mixed))
-    config = changed(config_of(mixed), excluded_gpus=(second.address,))
-    (contribution,) = vendors.contribute(Request(Void(), intel_devices="all"), config)
-    assert contribution.granted == (str(first),)
-    assert any("excluded" in note for note in contribution.notes)
-    for name in ("1", "0-1", second.address):
-        with pytest.raises(GpuExcluded, match=second.address):
-            vendors.contribute(Request(Void(), intel_devices=name), config)
-
-
-def test_excluded_gpu_is_in_no_all_with_all_its_partitions(mixed: SimulatedNode) -> None:
-    config = changed(config_of(mixed), excluded_gpus=("0000:61:00.0",))
-    (contribution,) = vendors.contribute(Request(Void(), amd_devices="all"), config)
-    assert [name.split(" (")[0] for name in contribution.granted] == ["AMD GPU 0"]
-    assert len(contribution.notes) == 8
-    for named in ("1", "0-3", "renderD136", "0000:61:00.0"):
-        with pytest.raises(GpuExcluded):
-            vendors.contribute(Request(Void(), amd_devices=named), config)
-    config = changed(config, excluded_gpus=("0000:60:00.0", "0000:61:00.0"))
-    with pytest.raises(NoVendorGpus, match="excluded by the configuration and 1 more") as raised:
-        vendors.contribute(Request(Void(), amd_devices="all"), config)
-    assert raised.value.do == ""
-
-
 def test_cdi_file_gives_no_partition_of_an_excluded_gpu(mixed: SimulatedNode) -> None:
-    config = changed(config_of(mixed), excluded_gpus=("0000:61:00.0",))
+    config = replace(config_of(mixed), excluded_gpus=SECOND)
     gpus, _ = amd.find(config)
 
     def refuse(gpu: VendorGpu) -> None:
@@ -300,51 +256,8 @@ def test_image_of_an_unprivileged_pod_is_not_believed(variable: str, asked: str)
     assert verdict.allowed.wants_injection, "outside of a pod it is a person's word"
 
 
-def test_missing_card_node_is_noted_and_no_error(mixed: SimulatedNode) -> None:
-    os.unlink(f"{mixed.dev}/dri/card9")
-    contribution = given(mixed, intel="0")
-    assert paths(contribution) == ["/dev/dri/renderD137"]
-    assert [missing.what for missing in contribution.plan.missing] == ["/dev/dri/card9"]
-
-
-def test_node_that_is_another_device_is_not_given(mixed: SimulatedNode) -> None:
-    """A node of another GPU under the name of one that was granted would be a way around it."""
-    os.unlink(f"{mixed.dev}/dri/renderD137")
-    os.link(f"{mixed.dev}/dri/renderD138", f"{mixed.dev}/dri/renderD137")
-    with pytest.raises(VendorNodeMissing, match=r"226:138, not 226:137"):
-        given(mixed, intel="0")
-
-
-def test_file_where_kfd_belongs_is_no_driver(mixed: SimulatedNode) -> None:
-    os.unlink(f"{mixed.dev}/kfd")
-    with open(f"{mixed.dev}/kfd", "w"):
-        pass
-    with pytest.raises(NoVendorDriver, match="no character device"):
-        given(mixed, amd="all")
-
-
-def test_kfd_node_without_a_render_node_is_noted(mixed: SimulatedNode) -> None:
-    os.unlink(f"{mixed.sys}/class/drm/renderD128")
-    gpus, notes = amd.find(config_of(mixed))
-    assert len(gpus) == 8
-    assert "no render node" in notes[0]
-
-
-@pytest.mark.parametrize("damage", ["", "location_id\n", "drm_render_minor x\n", "\0\xff\n" * 100])
-def test_damaged_properties_take_a_gpu_away_and_nothing_else(
-    mixed: SimulatedNode, damage: str
-) -> None:
-    path = f"{mixed.sys}/class/kfd/kfd/topology/nodes/1/properties"
-    os.chmod(path, 0o644)
-    with open(path, "w", encoding="latin-1") as file:
-        file.write(damage)
-    assert len(amd.find(config_of(mixed))[0]) == 8
-
-
 def test_node_without_sysfs_has_none(tmp_path: Path, mixed: SimulatedNode) -> None:
-    path = tmp_path / "config.toml"
-    path.write_text(f'[node]\nsys = "{tmp_path}/nothing"\ndev = "{mixed.dev}"\n')
-    config = load_config(str(path))
+    config = replace(config_of(mixed), sys=f"{tmp_path}/nothing")
     assert amd.find(config) == ((), [])
     assert intel.find(config) == ()
 
@@ -359,7 +272,9 @@ def test_node_without_sysfs_has_none(tmp_path: Path, mixed: SimulatedNode) -> No
     ],
 )
 def test_items_of_a_list(value: str, items: tuple[Range | str, ...]) -> None:
-    assert parse(value, "AMD_VISIBLE_DEVICES") == Asked(items, f"AMD_VISIBLE_DEVICES={value}")
+    assert parse(value, "AMD_VISIBLE_DEVICES") == VendorRequest(
+        items, f"AMD_VISIBLE_DEVICES={value}"
+    )
 
 
 def test_a_second_look_sees_a_gpu_that_has_come(make_node: MakeNode) -> None:
@@ -367,21 +282,22 @@ def test_a_second_look_sees_a_gpu_that_has_come(make_node: MakeNode) -> None:
     link = f"{node.sys}/class/drm/renderD129"
     target = os.readlink(link)
     os.unlink(link)
-    assert len(given(node, intel="all").granted) == 1
+    assert len(intel.find(config_of(node))) == 1
     os.symlink(target, link)
-    assert len(given(node, intel="all").granted) == 2
+    assert len(intel.find(config_of(node))) == 2
 
 
 def test_explanation_says_what_is_given_of_whom(
-    mixed: SimulatedNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make_node: MakeNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    node = make_node(**MIXED)
     spec = {
         "process": {"env": ["AMD_VISIBLE_DEVICES=0", "INTEL_VISIBLE_DEVICES=all"], "user": {}},
     }
-    os.unlink(f"{mixed.dev}/dri/renderD137")
+    without("renderD137")(node)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(spec))
-    assert main(["explain", str(path), "--config", mixed.config_path]) == 0
+    assert main(["explain", str(path), "--config", node.config_path]) == 0
     told = capsys.readouterr().out
     assert "AMD: AMD GPU 0 (0000:60:00.0)" in told
     assert "Intel: Intel GPU 1 (0000:41:00.0)" in told

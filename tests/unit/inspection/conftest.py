@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from integration.inspection.bundles import TASKS
-from tests.unit.hooks.conftest import bare_node, elves, node
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from tests.unit.hooks.fake_node import Node
-
-__all__ = ["bare_node", "elves", "node"]
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from integration.inspection.differences import differences, tell_differences
@@ -40,7 +40,6 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=40)
 @given(st.dictionaries(st.text(max_size=3), JSON), st.dictionaries(st.text(max_size=3), JSON))
 def test_nothing_differs_only_where_nothing_does(
     one: dict[str, Any], other: dict[str, Any]

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from api.values import changed
 from hooks.config import load_config
 from hooks.errors import DriverNotFound
 from hooks.node.inventory import survey, take_inventory
@@ -156,7 +156,7 @@ def test_freshness_says_where_it_comes_from_and_why_it_is_stale(node: Node) -> N
     ("platform", "vendor"), [("tegra", "NVIDIA Tegra"), ("wsl", "NVIDIA WSL2")]
 )
 def test_a_driver_that_counts_no_gpus_is_one(node: Node, platform: str, vendor: str) -> None:
-    config = changed(node.config, platform=platform)
+    config = replace(node.config, platform=platform)
     holder = container("has", vendors=[{"vendor": vendor, "granted": ["GPU 0"]}])
     other = container("none", vendors=[{"vendor": vendor, "granted": []}])
     (row,) = list_gpus(config, [holder, other])

@@ -14,15 +14,13 @@ from integration.inspection.processes import (
     FORK_SERVER,
     SHIM,
     OurProcess,
-    Tree,
     find_processes,
     held_names,
-    is_current,
     process_row,
     states_of,
-    tree_of,
 )
 from integration.inspection.procfs import Procfs
+from integration.inspection.trees import Tree, is_current, tree_of
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
@@ -44,8 +42,10 @@ LISTEN = """if True:
     if lock >= 0:
         os.set_inheritable(lock, True)
     os.execv("/bin/sleep", words) if words[0] == "sleep" else None
-    os.execv(sys.executable, [*words[:1], "-c", "import time; print(1, flush=True);"
-             " time.sleep(100)", *words[1:]])
+    os.execv(sys.executable, [*words[:1], "-c", "import mmap, os, time;"
+             " fd = os.open(os.environ.get('MAPPED', '/proc/self/exe'), os.O_RDONLY);"
+             " mapped = mmap.mmap(fd, 1, prot=mmap.PROT_READ);"
+             " print(1, flush=True); time.sleep(100)", *words[1:]])
 """
 
 
@@ -244,11 +244,15 @@ def test_a_sandbox_that_a_shim_holds_has_no_spec(
 
 @pytest.mark.parametrize("ours", [True, False])
 def test_a_shim_that_has_outlived_its_bundle_is_told(
-    make_bundle: Callable[..., str], monkeypatch: pytest.MonkeyPatch, ours: bool
+    make_bundle: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: bool
 ) -> None:
     bundle = make_bundle("left", address="unix:///nonexistent")
-    tree = Tree("/opt/x/1.0.0-aaaaaaaa", "1.0.0", is_there=True) if ours else None
-    monkeypatch.setattr("integration.inspection.processes.tree_of", lambda *_: tree)
+    (tmp_path / "1.0.0/shim").mkdir(parents=True)
+    (tmp_path / "1.0.0/shim/__init__.py").write_text('VERSION = "1.0.0"\n')
+    library = tmp_path / "1.0.0" / ("google/_upb" if ours else "other") / "_message.so"
+    library.parent.mkdir(parents=True)
+    library.write_text("mapped")
+    monkeypatch.setenv("MAPPED", str(library))
     with process(bundle, *shim_words("left")) as started:
         assert found(started.pid) is None
         shutil.rmtree(bundle)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from integration.dist.manifest import MANIFEST, read_tree, verify
 from integration.install import copying
 from integration.install.errors import (
     ArchiveRefused,
@@ -20,13 +19,14 @@ from integration.install.errors import (
     SourceBroken,
     SourceMissing,
 )
+from integration.tree import MANIFEST, read_tree, verify
 from tests.harness.trees import small_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from integration.dist.manifest import Tree
+    from integration.tree import Tree
 
 TOP = "containerd-shim-nvidia-1.0"
 

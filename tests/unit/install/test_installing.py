@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from hooks.config import Config
-from integration.dist.manifest import write_tree
 from integration.install import checks, effects, installing, leaving, selftest, usage
 from integration.install.effects import Workshop
 from integration.install.errors import (
@@ -42,6 +41,7 @@ from integration.install.places import Place
 from integration.install.status import status
 from integration.install.survey import look
 from integration.install.trees import problem_of
+from integration.tree import write_tree
 from shim import syscalls
 from tests.harness.launcher import REPOSITORY
 from tests.harness.trees import disk_of_its_own, small_tree
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from integration.dist.manifest import Tree
+    from integration.tree import Tree
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -255,8 +255,9 @@ def test_a_self_test_that_fails_leaves_the_old_version_in_effect(
 
 
 def test_without_a_runtime_there_is_no_self_test_and_no_installation(node: Node) -> None:
+    shop = Workshop(node.place, runtime="no-such-runtime")
     with pytest.raises(NoRuntimeToTest, match="no-self-test"):
-        node.install(node.old, test=True, runtime="no-such-runtime")
+        node.install(node.old, test=True, workshop=shop)
     assert node.names == []
 
 

@@ -7,7 +7,6 @@ from typing import Final
 
 import pytest
 
-from integration.dist.manifest import Tree
 from integration.install import steps
 from integration.install.errors import NothingToGoBackTo, VersionNotInstalled
 from integration.install.places import Place
@@ -22,6 +21,7 @@ from integration.install.planning import (
 )
 from integration.install.survey import Installed, Link, Survey
 from integration.install.usage import Role, User
+from integration.tree import Tree
 
 PLACE: Final = Place("/opt/x", "/usr/local/bin")
 SHIM_LINK: Final = "/usr/local/bin/containerd-shim-nvidia-v1"

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from integration import criu
-from integration.containerd_errors import CriuUnusable
-from integration.errors import ArchiveUnreachable
+from integration.simulated.errors import ArchiveUnreachable
+from tests.tools import criu
+from tests.tools.errors import CriuUnusable
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from integration import images
-from integration.containerd_errors import ImageBuildFailed, SourceNotInstalled
-from integration.images import Directory, File, Image, Link, behind_link, write_archive
+from integration.simulated import images
+from integration.simulated.errors import ImageBuildFailed, SourceNotInstalled
+from tests.tools.images import Directory, File, Image, Link, behind_link, busybox, write_archive
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,7 +111,7 @@ def test_what_moves_behind_a_link_is_found_through_it(
 
 
 def test_busybox_has_the_applets_as_links() -> None:
-    tree = images.busybox().tree
+    tree = busybox().tree
     assert isinstance(tree["usr/bin/busybox"], File)
     assert tree["usr/bin/sh"] == tree["usr/bin/true"] == Link("busybox")
 
@@ -139,14 +139,14 @@ def test_programs_of_the_glibc_image_run_on_its_own_libraries(tmp_path: Path) ->
 
 def test_image_is_made_again_byte_for_byte(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        write_archive(str(tmp_path / name), [images.glibc(), images.busybox()])
+        write_archive(str(tmp_path / name), [images.glibc(), busybox()])
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 def test_missing_source_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "_SEARCH_PATH", "/no/such/directory")
     with pytest.raises(SourceNotInstalled, match=r"busybox.*install the package busybox-static"):
-        images.busybox()
+        busybox()
 
 
 def test_compilers_refusal_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
+from integration.simulated.errors import PackagesError
+from tests import matrix
 from tests.harness.launcher import REPOSITORY
 from tests.matrix import Outcome, read_outcome, runs
 
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 
 def test_each_containerd_meets_each_runc_and_its_own_crun() -> None:
     names = [run.name for run in runs()]
-    assert len(names) == len(set(names)) == 12
+    assert len(names) == len(set(names)) == 13
     for containerd in ("installed", "trixie", "sid"):
         assert f"{containerd}/runc" in names
         assert f"{containerd}/crun" in names
@@ -25,7 +28,22 @@ def test_each_containerd_meets_each_runc_and_its_own_crun() -> None:
 
 def test_every_path_that_is_run_is_there() -> None:
     for run in runs():
-        assert [path for path in run.tests if not os.path.exists(f"{REPOSITORY}/{path}")] == []
+        paths = [word for word in run.tests if word.startswith("tests")]
+        assert paths
+        assert [path for path in paths if not os.path.exists(f"{REPOSITORY}/{path}")] == []
+
+
+def test_release_that_cannot_be_had_is_named_and_not_counted_as_passed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(run: matrix.Run) -> str:
+        raise PackagesError("packages of sid", found="no archive has them")
+
+    monkeypatch.setattr(matrix, "describe", refuse)
+    monkeypatch.setattr(sys, "argv", ["matrix", "--only", "newest"])
+    assert matrix.main() == 1
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("newest"))
+    assert line.split(maxsplit=1)[1] == "not run, could not be had: no archive has them"
 
 
 @pytest.mark.parametrize(

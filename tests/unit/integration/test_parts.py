@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from integration import parts as module
-from integration.containerd import PrivateContainerd
-from integration.containerd_errors import ContainerdNotInstalled, ProgramNotAdapted
-from integration.parts import SYSTEM_PATH, Parts
+from integration.simulated import programs
+from integration.simulated.containerd import PrivateContainerd
+from integration.simulated.errors import ContainerdNotInstalled
+from tests.harness.releases import UNSTABLE, of_releases
+from tests.tools import parts as module
+from tests.tools.errors import ProgramNotAdapted
+from tests.tools.parts import SYSTEM_PATH, Parts
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-RELEASES = ("trixie", "sid")
 
-
-@pytest.fixture(scope="session", params=RELEASES)
+@pytest.fixture(scope="session", params=of_releases("trixie", UNSTABLE))
 def parts(request: pytest.FixtureRequest) -> Parts:
     return Parts.of_release(request.param)
 
@@ -57,8 +58,9 @@ def test_private_containerd_is_the_one_that_was_asked_for(parts: Parts, tmp_path
         assert "deprecat" not in containerd.ctr("deprecations", "list", check=False).stdout
 
 
+@pytest.mark.newest
 def test_releases_are_different_and_newer_than_the_installed_one() -> None:
-    versions = [Parts.named(name).version for name in ("installed", *RELEASES)]
+    versions = [Parts.named(name).version for name in ("installed", "trixie", UNSTABLE)]
     assert versions == sorted(set(versions))
 
 
@@ -80,7 +82,7 @@ def test_path_of_what_is_installed_is_the_systems() -> None:
 
 
 def test_program_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SYSTEM_PATH", "/no/such/directory")
+    monkeypatch.setattr(programs, "SYSTEM_PATH", "/no/such/directory")
     with pytest.raises(ContainerdNotInstalled, match=r"the program containerd;.*install"):
         Parts.installed()
 

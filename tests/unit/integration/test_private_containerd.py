@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from integration import parts
-from integration.containerd import PrivateContainerd
-from integration.containerd_errors import (
+from integration.simulated import programs
+from integration.simulated.containerd import PrivateContainerd
+from integration.simulated.errors import (
     ContainerdExited,
     ContainerdNotInstalled,
     CtrFailed,
@@ -82,6 +82,6 @@ def test_shims_environment_is_what_it_was_given(tmp_path: Path) -> None:
 
 
 def test_missing_program_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "SYSTEM_PATH", "/no/such/directory")
+    monkeypatch.setattr(programs, "SYSTEM_PATH", "/no/such/directory")
     with pytest.raises(ContainerdNotInstalled, match="install the packages containerd"):
         PrivateContainerd(str(tmp_path / "c")).start()

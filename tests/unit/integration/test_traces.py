@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from integration import traces
-from integration.containerd import PrivateContainerd
-from integration.cri.plugin import CriPlugin
+from integration.simulated.containerd import PrivateContainerd
 from integration.traces import Marks, Trace
+from tests.tools.cri.plugin import CriContainerd, CriPlugin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -197,7 +197,7 @@ def test_what_the_cri_leaves_is_found_by_its_ids_and_removed(containerd: Private
     pod, other = uuid.uuid4().hex * 2, uuid.uuid4().hex * 2
     with open(containerd.log_path, "w") as file:
         file.write(f"RunPodSandbox returns sandbox id {pod}\nand a line that is not whole {other}")
-    containerd = PrivateContainerd(containerd.directory, cri=CriPlugin({}, sandbox_image="none"))
+    containerd = CriContainerd(containerd.directory, cri=CriPlugin({}, sandbox_image="none"))
     directory = containerd.directory
     hierarchy = traces.cgroup_hierarchies()[-1]
     expected = {

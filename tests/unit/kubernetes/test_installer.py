@@ -20,17 +20,17 @@ import pytest
 
 from api.proto import cri_pb2 as pb
 from integration.cri.engine import Engine
-from integration.dist.manifest import read_tree, write_tree
-from integration.images import busybox, unpack
 from integration.kubernetes import installer
 from integration.kubernetes.errors import HostUnusable, InstallerRunning
 from integration.kubernetes.host import Host
 from integration.kubernetes.installer import STAGING, Installer
 from integration.kubernetes.settings import Settings
 from integration.kubernetes.status import FILE, Log, State
+from integration.tree import read_tree, write_tree
 from shim import RUNTIME_NAME, VERSION
 from tests.harness.launcher import REPOSITORY
 from tests.harness.waiting import eventually
+from tests.tools.images import busybox, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

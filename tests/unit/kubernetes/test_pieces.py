@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from api.errors import NvshimError
 from api.proto import cri_pb2 as pb
 from integration.cri.engine import Engine, engine_of
-from integration.images import File, Link
 from integration.kubernetes.backoff import CALM, FIRST, LONGEST, Backoff
-from integration.kubernetes.containerfile import CONTAINERFILE, read_containerfile
 from integration.kubernetes.errors import (
-    ContainerfileInvalid,
     InstallerUnwell,
     ValidationFileMalformed,
 )
 from integration.kubernetes.handlers import ask_engine
 from integration.kubernetes.status import FILE, SILENCE, Log, State, Status, check
 from integration.kubernetes.validations import DriverReady, read_driver_ready
+from integration.simulated.errors import ImageBuildFailed
 from shim import RUNTIME_NAME
+from tests.tools.images import File, Link
+from tests.tools.node_image import node_image
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -232,7 +231,7 @@ def test_the_image_holds_the_tree_and_nothing_else(tmp_path: Path) -> None:
     program.chmod(0o755)
     os.symlink("bin", tmp_path / "tree/link")
     (tmp_path / "beside").write_text("not in it")
-    image = read_containerfile(CONTAINERFILE, context=str(tmp_path))
+    image = node_image(str(tmp_path / "tree"))
     files = {path: node for path, node in image.tree.items() if isinstance(node, (File, Link))}
     assert files == {"nvshim/bin/nvshim": File(b"\x7fELF", 0o755), "nvshim/link": Link("bin")}
     assert image.entrypoint == ("/nvshim/bin/nvshim",)
@@ -241,24 +240,9 @@ def test_the_image_holds_the_tree_and_nothing_else(tmp_path: Path) -> None:
     assert image.labels["org.opencontainers.image.licenses"] == "Apache-2.0"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "FROM debian:12",
-        "COPY a/ /b/",
-        "FROM scratch\nRUN true",
-        "FROM scratch\nCOPY missing/ /x/",
-        "FROM scratch\nCOPY file /x",
-        "FROM scratch\nENTRYPOINT nvshim",
-        "FROM scratch\nENTRYPOINT [1]",
-        "FROM scratch\nUSER 1000",
-        "FROM scratch\nENV A",
-    ],
-)
-def test_an_instruction_that_is_not_understood_is_never_skipped(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "Containerfile"
-    path.write_text(text)
-    with pytest.raises(ContainerfileInvalid) as caught:
-        read_containerfile(str(path), context=str(tmp_path))
-    assert isinstance(caught.value, NvshimError)
+def test_what_cannot_be_in_an_image_is_never_skipped(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ImageBuildFailed, match="neither a file nor a link"):
+        node_image(str(tmp_path))
+    with pytest.raises(ImageBuildFailed, match="no such directory"):
+        node_image(str(tmp_path / "missing"))

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shim.detaching import detach
 from shim.mountinfo import mount_points_below
-from shim.mounts import mount_rootfs, unmount_rootfs
+from shim.rootfs.detaching import detach
+from shim.rootfs.mounts import mount_rootfs, unmount_rootfs
 from tests.unit.mounts.private_mounts import in_private_mount_namespace
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shim.mounts import Mount
+    from shim.rootfs.mounts import Mount
 
 
 def _overlay(directory: Path) -> Mount:

@@ -12,10 +12,9 @@ import pytest
 
 from hooks import engine
 from hooks.errors import RootfsError
-from hooks.node.inventory import take_inventory
-from shim import layered, layers
-from shim.mounts import mount_rootfs, unmount_rootfs
-from tests.unit.hooks.fake_node import VERSION, Elves, Node, nvml_gpu
+from shim.rootfs.mounts import mount_rootfs, unmount_rootfs
+from shim.work import layered, layers
+from tests.unit.hooks.fake_node import Node, nvml_gpu
 from tests.unit.hooks.image import images
 from tests.unit.mounts.private_mounts import in_private_mount_namespace
 
@@ -23,23 +22,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hooks.requests.request import Request
-    from shim.mounts import Mount
+    from shim.rootfs.mounts import Mount
 
 ENVIRONMENT = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"]
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Node:
-    (tmp_path / "elves").mkdir()
-    (tmp_path / "node").mkdir()
-    node = Node(tmp_path / "node", Elves(tmp_path / "elves"))
-    node.add_kernel()
-    node.add_driver()
-    node.add_gpu(0)
-    node.add_gpu(1)
+def node(node: Node) -> Node:
     node.write(node.proc / "driver/nvidia/params", "ModifyDeviceFiles: 1\n")
-    told = json.dumps({"driver": VERSION, "gpus": [nvml_gpu(0), nvml_gpu(1)]}).encode()
-    take_inventory(node.config, told)
+    node.take_inventory(nvml_gpu(0), nvml_gpu(1))
     return node
 
 

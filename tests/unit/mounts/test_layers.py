@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shim import layers, syscalls
-from shim.address import digest
+from shim import syscalls
 from shim.errors import BundleUnusable
+from shim.files import digest
 from shim.mountinfo import mount_points_below
-from shim.mounts import mount_rootfs, unmount_rootfs
-from shim.overlay import read_overlay
+from shim.rootfs.mounts import mount_rootfs, unmount_rootfs
+from shim.rootfs.overlay import read_overlay
+from shim.work import layers
 from tests.unit.mounts.private_mounts import in_private_mount_namespace
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shim.overlay import Overlay
+    from shim.rootfs.overlay import Overlay
 
 NAME = "layer"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shim import syscalls as sc
 from shim.errors import MountOptionUnsupported
-from shim.mounts import compact_lowerdir, parse_options
+from shim.rootfs.mounts import compact_lowerdir, parse_options
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,6 @@ def test_layers_are_named_from_their_common_directory(
     assert compact_lowerdir(data) == (directory, shorter)
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.lists(
         st.lists(st.sampled_from(["a", "b", "snapshots", "1"]), min_size=1, max_size=4),

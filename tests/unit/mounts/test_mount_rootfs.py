@@ -19,11 +19,11 @@ from shim.errors import (
     MountTargetUnusable,
 )
 from shim.mountinfo import mount_points_below, unescape
-from shim.mounts import mount_rootfs, unmount_rootfs
+from shim.rootfs.mounts import mount_rootfs, unmount_rootfs
 from tests.unit.mounts.private_mounts import in_private_mount_namespace
 
 if TYPE_CHECKING:
-    from shim.mounts import Mount
+    from shim.rootfs.mounts import Mount
 
 TMPFS: Mount = ("tmpfs", "tmpfs", "", ["size=1m"])
 
@@ -267,6 +267,7 @@ def test_what_is_busy_for_a_moment_is_waited_for(rootfs: Path) -> None:
 
 
 @in_private_mount_namespace
+@pytest.mark.serial
 def test_what_stays_busy_is_detached(rootfs: Path) -> None:
     mount_rootfs([TMPFS], str(rootfs))
     with (rootfs / "file").open("w") as user:

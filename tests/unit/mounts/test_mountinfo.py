@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shim import mountinfo
@@ -31,7 +31,6 @@ def test_the_kernels_escapes_are_undone(escaped: bytes, plain: bytes) -> None:
     assert mountinfo.unescape(escaped) == plain
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=20))
 def test_whatever_the_kernel_escapes_comes_back(name: bytes) -> None:
     escaped = b"".join(
@@ -40,7 +39,6 @@ def test_whatever_the_kernel_escapes_comes_back(name: bytes) -> None:
     assert mountinfo.unescape(escaped) == name
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=80))
 def test_any_text_is_parsed(content: bytes) -> None:
     mountinfo.parse_mount_points(content)

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shim import overlay as overlays
 from shim import syscalls
-from shim.overlay import read_overlay
+from shim.rootfs import overlay as overlays
+from shim.rootfs.overlay import read_overlay
 from tests.unit.mounts.private_mounts import in_private_mount_namespace
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shim.mounts import Mount
+    from shim.rootfs.mounts import Mount
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 
 from hooks.config import Config
 from integration.node.agent import is_ready, serve, status_path
+from integration.node.components import Options
 from integration.node.errors import AgentRunning
-from integration.node.parts import Options
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import anyio
 import pytest
 
@@ -47,7 +49,7 @@ async def test_events_are_told_in_order_to_all_who_listen() -> None:
     board.tell(EVENT)  # to nobody
     with board.listen() as first, board.listen() as second:
         board.tell(EVENT)
-        board.tell(GpuEvent(when=2.0, kind="watched", gpu=""))
+        board.tell(GpuEvent(when=2.0, kind="ecc-double", gpu=""))
         for stream in (first, second):
             assert [stream.receive_nowait().when for _ in range(2)] == [1.0, 2.0]
     board.tell(EVENT)  # nor does it fail when they are gone
@@ -67,3 +69,17 @@ async def test_faults_come_and_go_by_part() -> None:
     board.fault("metrics", "no port")
     board.fault("plugin", "")
     assert board.faults == {"metrics": "no port"}
+
+
+async def test_what_follows_is_done_at_each_change_and_at_once_if_asked() -> None:
+    board, done = Board(), list[str]()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(board.follow, lambda: done.append("later"), "hangups")
+        tasks.start_soon(partial(board.follow, lambda: done.append("now"), "hangups", at_once=True))
+        await anyio.wait_all_tasks_blocked()
+        assert done == ["now"]
+        board.post(hangups=1)
+        board.want_look()  # of another name
+        await anyio.wait_all_tasks_blocked()
+        assert sorted(done) == ["later", "now", "now"]
+        tasks.cancel_scope.cancel()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -20,18 +19,19 @@ from integration.cli import exits
 from integration.cli.app import main
 from integration.inspection.bundles import TASKS, Container, Pod
 from integration.inspection.procfs import Procfs
-from integration.node.ledger import part
+from integration.node.components import Context, Options
+from integration.node.ledger import component
 from integration.node.ledger.holdings import Allocated, devices_of, holdings_of, unheld_of
 from integration.node.ledger.kubelet import allocated_by
 from integration.node.ledger.values import Holding, Unheld
-from integration.node.ledger.watching import Watching
-from integration.node.parts import Context, Options
+from integration.node.ledger.watching import interests
 from integration.node.refresh import Seen
+from integration.node.watcher import Watcher
 from shim import syscalls
 from tests.harness.kubelet_plugins import Assignment, KubeletPlugins
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from hooks.node.inventory import Inventory
 
@@ -156,10 +156,12 @@ def test_a_privileged_container_holds_what_the_kubelet_has_given_it(
     admin = {"process": {"capabilities": {"bounding": ["CAP_SYS_ADMIN"]}}}
     made = make("main", spec={"linux": {"devices": every}, **admin}, pod=web)
     plain = make("plain", spec={"linux": {"devices": []}}, pod=web)
-    allocated = (
-        Allocated("team", "web", "main", (("nvidia.com/gpu", "GPU-b::1"), ("a.b/c", "d"))),
-        Allocated("team", "web", "plain", (("nvidia.com/gpu", "GPU-a"),)),
-    )
+    allocated = {
+        ("team", "web"): {
+            "main": (("nvidia.com/gpu", "GPU-b::1"), ("a.b/c", "d")),
+            "plain": (("nvidia.com/gpu", "GPU-a"),),
+        }
+    }
     holdings = holdings_of([made, plain], INVENTORY, proc, allocated)
     assert [(e.container.id, e.devices, e.gpus) for e in holdings] == [
         ("main", ("GPU-b",), ("GPU-b",))
@@ -178,7 +180,7 @@ def test_orphans_are_told_from_those_that_somebody_knows(
         make("no-pod", granted("GPU-b")),
         make("no-shim", granted("GPU-b"), pid=9, pod=other),
     ]
-    allocated = (Allocated("team", "web", ""),)
+    allocated: Allocated = {("team", "web"): {}}
     found = {e.container.id: e.orphan for e in holdings_of(containers, None, proc, allocated)}
     gone, unknown = "its shim is gone, and it runs on", "the kubelet does not know its pod"
     assert found == {"known": "", "unknown": unknown, "no-pod": "", "no-shim": gone}
@@ -211,12 +213,12 @@ async def test_a_pod_that_comes_or_goes_meanwhile_is_no_orphan(
     (bundle / "config.json").write_text(json.dumps({"annotations": annotations}))
     (bundle / "nvidia.json").write_text(json.dumps(granted("GPU-b")))
 
-    async def says(_: str) -> tuple[Allocated, ...] | None:
-        return None if later is None else tuple(Allocated("team", name, "") for name in later)
+    async def says(_: str) -> Allocated | None:
+        return None if later is None else {("team", name): {} for name in later}
 
-    monkeypatch.setattr(part, "allocated_by", says)
-    said = tuple(Allocated("team", name, "") for name in before)
-    ledger = await part.look_and_ask([str(tmp_path)], None, said, "")
+    monkeypatch.setattr(component, "allocated_by", says)
+    said: Allocated = {("team", name): {} for name in before}
+    ledger = await component.look_and_ask([str(tmp_path)], None, said, "")
     assert [each.orphan for each in ledger.holdings] == [orphan]
 
 
@@ -246,10 +248,10 @@ def test_what_the_kubelet_gave_and_nobody_holds(make: Callable[..., Container]) 
         ("nvidia.com/gpu", "GPU-b"),
         ("example.com/fpga", "f0"),
     )
-    allocated = (
-        Allocated("team", "web", "server", given),
-        Allocated("team", "late", "server", given[:1]),
-    )
+    allocated: Allocated = {
+        ("team", "web"): {"server": given},
+        ("team", "late"): {"server": given[:1]},
+    }
     assert unheld_of(allocated, holdings) == (
         Unheld("team", "web", "server", "nvidia.com/gpu", "GPU-b"),
         Unheld("team", "late", "server", "nvidia.com/gpu", "GPU-a::3"),
@@ -267,7 +269,7 @@ async def test_the_kubelet_is_asked_and_need_not_answer(tmp_path: Path) -> None:
         )  # fmt: skip
         found = await allocated_by(socket)
     both = (("nvidia.com/gpu", "GPU-a::0"), ("nvidia.com/gpu", "GPU-b::1"))
-    assert found == (Allocated("team", "web", ""), Allocated("team", "web", "server", both))
+    assert found == {("team", "web"): {"server": both}}
     if not os.path.lexists(socket):
         (tmp_path / "resources.sock").write_text("")
     assert await allocated_by(socket) is None
@@ -276,63 +278,40 @@ async def test_the_kubelet_is_asked_and_need_not_answer(tmp_path: Path) -> None:
 # -- hearing of containers -------------------------------------------------------------------
 
 
-async def heard(watching: Watching, states: list[str]) -> bool:
-    """Whether something is heard, or was found anew."""
-    return await watching.wait(10) | watching.follow(states, [])
+async def heard(watcher: Watcher, state: str) -> bool:
+    """Whether something is heard, and then all that is new is watched."""
+    told = await watcher.wait(10)
+    while watcher.follow(interests([state])):
+        told = True
+    return told
 
 
 async def test_a_state_that_comes_later_and_what_comes_below_it_is_heard(tmp_path: Path) -> None:
     state = str(tmp_path / "run" / "containerd")
-    bundle = f"{state}/{TASKS}/ns/one"
-    with Watching() as watching:
-        assert watching.follow([state], [])
-        assert not watching.follow([state], [])
+    bundle = Path(f"{state}/{TASKS}/ns/one")
+    with Watcher(0.2) as watcher:
+        assert watcher.follow(interests([state]))
+        assert not watcher.follow(interests([state]))
         (tmp_path / "noise").write_text("")
-        assert not await watching.wait(0.3)
+        assert not await watcher.wait(0.3)
         for made in (os.path.dirname(state), state, f"{state}/{TASKS}", f"{state}/{TASKS}/ns"):
             os.mkdir(made)
-            assert await heard(watching, [state])
-            while watching.follow([state], []):
-                pass
-        os.mkdir(bundle)
-        assert await heard(watching, [state])
+            assert await heard(watcher, state)
+        bundle.mkdir()
+        assert await heard(watcher, state)
         for noise in ("log.json", "exec.x.pid"):
-            (tmp_path / f"run/containerd/{TASKS}/ns/one/{noise}").write_text("")
-        assert not await watching.wait(0.3)
-        (tmp_path / f"run/containerd/{TASKS}/ns/one/nvidia.json").write_text("{}")
-        assert await heard(watching, [state])
-        os.unlink(f"{bundle}/nvidia.json")
-        assert await heard(watching, [state])
-        for name in ("log.json", "exec.x.pid"):
-            os.unlink(f"{bundle}/{name}")
-        os.rmdir(bundle)
-        assert await heard(watching, [state])
-        assert not await watching.wait(0.3)
-        assert watching.deaf == ""
-
-
-@pytest.fixture
-def init() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(["sleep", "100"]) as process:
-        yield process
-        process.kill()
-
-
-async def test_the_end_of_a_process_is_heard_once(
-    init: subprocess.Popen[bytes], tmp_path: Path
-) -> None:
-    states = [str(tmp_path)]
-    with Watching() as watching:
-        watching.follow(states, [init.pid])
-        assert not await watching.wait(0.2)
-        init.kill()
-        assert await watching.wait(10)
-        assert not watching.follow(states, [init.pid])
-        assert not await watching.wait(0.2)
-        assert not watching.follow(states, [])
-    init.wait()
-    with Watching() as watching:
-        assert watching.follow(states, [init.pid])
+            (bundle / noise).write_text("")
+        assert not await watcher.wait(0.3)
+        (bundle / "nvidia.json").write_text("{}")
+        assert await heard(watcher, state)
+        (bundle / "nvidia.json").unlink()
+        assert await heard(watcher, state)
+        for noise in ("log.json", "exec.x.pid"):
+            (bundle / noise).unlink()
+        bundle.rmdir()
+        assert await heard(watcher, state)
+        assert not await watcher.wait(0.3)
+        assert watcher.deaf == ""
 
 
 async def test_the_part_posts_and_writes_and_begins_with_what_its_predecessor_had(
@@ -346,7 +325,7 @@ async def test_the_part_posts_and_writes_and_begins_with_what_its_predecessor_ha
         context = Context(config, options, lambda *words, **_: said.append(words))
         context.board.post(seen=Seen(inventory=INVENTORY))
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(part.run, context)
+            tasks.start_soon(component.run, context)
             with anyio.fail_after(20):
                 while not (found := check(context)):  # noqa: ASYNC110 - a file is looked at, too
                     await anyio.sleep(0.02)
@@ -354,7 +333,7 @@ async def test_the_part_posts_and_writes_and_begins_with_what_its_predecessor_ha
         return found
 
     def written() -> dict[str, Any]:
-        with open(f"{config.state}/{part.FILE}") as file:
+        with open(f"{config.state}/{component.FILE}") as file:
             return cast("dict[str, Any]", json.load(file))
 
     async def with_one() -> Any:
@@ -363,7 +342,7 @@ async def test_the_part_posts_and_writes_and_begins_with_what_its_predecessor_ha
 
         def check(context: Context) -> Any:
             nonlocal done
-            if not done and os.path.exists(f"{config.state}/{part.FILE}"):
+            if not done and os.path.exists(f"{config.state}/{component.FILE}"):
                 assert written()["holdings"] == []
                 bundle.mkdir(parents=True)
                 (bundle / "nvidia.json").write_text(json.dumps(granted("GPU-b")))
@@ -386,8 +365,8 @@ async def test_the_part_posts_and_writes_and_begins_with_what_its_predecessor_ha
     told = "the record of \\x1bhalf in "
     assert [words[0] for words in said] == ["warning", "warning"]
     assert all(words[1].startswith(told) for words in said)
-    os.unlink(f"{config.state}/{part.FILE}")
-    os.mkdir(f"{config.state}/{part.FILE}")
+    os.unlink(f"{config.state}/{component.FILE}")
+    os.mkdir(f"{config.state}/{component.FILE}")
     fault = await begun(lambda context: context.board.faults.get("ledger"))
     assert fault.startswith("NVSHIM-E2765 ledger-unwritten: ")
 
@@ -422,8 +401,8 @@ async def test_what_could_not_be_watched_is_watched_once_it_can(
                 await anyio.sleep(0.02)
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(part.run, context)
-        await until(lambda: os.path.exists(tmp_path / "own" / part.FILE))
+        tasks.start_soon(component.run, context)
+        await until(lambda: os.path.exists(tmp_path / "own" / component.FILE))
         (namespace / "one").mkdir()
         await until(lambda: said == ["No space left on device"])
         (namespace / "other").mkdir()
@@ -439,36 +418,17 @@ async def test_what_could_not_be_watched_is_watched_once_it_can(
         tasks.cancel_scope.cancel()
 
 
-async def test_a_bundle_that_is_made_anew_is_heard(tmp_path: Path) -> None:
-    """Many file systems give its directory the number of the one before."""
-    state = str(tmp_path / "state")
-    bundle = Path(f"{state}/{TASKS}/ns/one")
-    bundle.mkdir(parents=True)
-    with Watching() as watching:
-        assert watching.follow([state], [])
-        for _ in range(10):
-            bundle.rmdir()
-            bundle.mkdir()
-            assert await heard(watching, [state])
-            while watching.follow([state], []):
-                pass
-            (bundle / "nvidia.json").write_text("{}")
-            assert await heard(watching, [state])
-            (bundle / "nvidia.json").unlink()
-            assert await heard(watching, [state])
-
-
 async def test_a_driver_that_nobody_told_of_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = []
-    real = part.look
+    real = component.look
 
     def counted(*args: Any) -> Any:
         looks.append(1)
         return real(*args)
 
-    monkeypatch.setattr(part, "look", counted)
+    monkeypatch.setattr(component, "look", counted)
     library = tmp_path / "libcuda.so.1"
     library.write_text("old")
     witness = Witness("/")
@@ -485,7 +445,7 @@ async def test_a_driver_that_nobody_told_of_is_found(
     config = Config(state=str(tmp_path / "own"))
     context = Context(config, options, lambda *words, **_: said.append(words))
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(part.run, context)
+        tasks.start_soon(component.run, context)
         with anyio.fail_after(20):
             while not context.board.ledger.holdings:  # noqa: ASYNC110 - a file is looked at
                 await anyio.sleep(0.02)

@@ -81,5 +81,5 @@ def test_a_gpu_that_answers_no_question_is_lost(error: int, lost: str | None) ->
         return 30
 
     first, second = Asker(nvml(answer)).all()["gpus"]
-    assert (first["uuid"], first["temperature"], first.get("lost")) == ("GPU-0", 30, None)
+    assert (first["uuid"], first["temperature_celsius"], first.get("lost")) == ("GPU-0", 30, None)
     assert (second["uuid"], second.get("lost")) == ("GPU-1", lost)

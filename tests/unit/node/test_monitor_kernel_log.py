@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from integration.node.monitor.errors import KernelLogUnusable
-from integration.node.monitor.kernel_log import Xid, follow, parse_record
+from integration.node.monitor.kernel_log import follow, parse_record
+from integration.node.monitor.values import GpuEvent
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,39 +20,53 @@ if TYPE_CHECKING:
 HEAD = "4,339,5140900,-;"
 
 
+def xid(
+    bus_id: str,
+    number: int,
+    text: str,
+    pid: int = 0,
+    process: str = "",
+    gpu_instance: int | None = None,
+    compute_instance: int | None = None,
+) -> GpuEvent:
+    return GpuEvent(
+        0.0, "xid", "", bus_id, number, gpu_instance, compute_instance, pid, process, "kernel", text
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("NVRM: Xid (0000:03:00): 14, Channel 00000001",
-         Xid("0000:03:00", 14, "Channel 00000001")),
+         xid("0000:03:00", 14, "Channel 00000001")),
         ("NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus.",
-         Xid("0000:18:00", 79, "GPU has fallen off the bus.")),
+         xid("0000:18:00", 79, "GPU has fallen off the bus.")),
         ("NVRM: Xid (PCI:0000:18:00): 79, pid=1234, GPU has fallen off the bus.",
-         Xid("0000:18:00", 79, "GPU has fallen off the bus.", 1234)),
+         xid("0000:18:00", 79, "GPU has fallen off the bus.", 1234)),
         ("NVRM: Xid (PCI:0000:18:00): 79, pid=1234, name=python3, GPU has fallen off the bus.",
-         Xid("0000:18:00", 79, "GPU has fallen off the bus.", 1234, "python3")),
+         xid("0000:18:00", 79, "GPU has fallen off the bus.", 1234, "python3")),
         ("NVRM: Xid (PCI:0000:01:00): 31, Ch 00000003, engmask 00000101, intr 10000000",
-         Xid("0000:01:00", 31, "Ch 00000003, engmask 00000101, intr 10000000")),
+         xid("0000:01:00", 31, "Ch 00000003, engmask 00000101, intr 10000000")),
         ("NVRM: Xid (PCI:0000:01:00): 31, pid=9, name=exe, Ch 0000000a, intr 00000000. MMU Fault",
-         Xid("0000:01:00", 31, "Ch 0000000a, intr 00000000. MMU Fault", 9, "exe")),
+         xid("0000:01:00", 31, "Ch 0000000a, intr 00000000. MMU Fault", 9, "exe")),
         ("NVRM: Xid (PCI:0000:cb:00): 13, pid='<unknown>', name=<unknown>, Graphics Exception",
-         Xid("0000:cb:00", 13, "Graphics Exception")),
+         xid("0000:cb:00", 13, "Graphics Exception")),
         ("NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel (0x9).",
-         Xid("0000:01:00", 94, "Contained: CE User Channel (0x9).", 7194, gpu_instance=5)),
+         xid("0000:01:00", 94, "Contained: CE User Channel (0x9).", 7194, gpu_instance=5)),
         ("NVRM: Xid (PCI:0000:3b:00 GPU-I:01 GPU-CI:02): 13, pid=9, name=a, Graphics Exception",
-         Xid("0000:3b:00", 13, "Graphics Exception", 9, "a", 1, 2)),
+         xid("0000:3b:00", 13, "Graphics Exception", 9, "a", 1, 2)),
         ("NVRM: Xid (PCI:0000:17:00): 119, pid=7360, name=nvidia-smi, Timeout waiting for RPC!",
-         Xid("0000:17:00", 119, "Timeout waiting for RPC!", 7360, "nvidia-smi")),
+         xid("0000:17:00", 119, "Timeout waiting for RPC!", 7360, "nvidia-smi")),
         ("NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x0 (None) to 0x1",
-         Xid("0000:9b:00", 154, "GPU recovery action changed from 0x0 (None) to 0x1")),
-        ("NVRM: Xid (PCI:000F:01:00): 62", Xid("000f:01:00", 62, "")),
-        ("NVRM: Xid (PCI:00000000:07:00): 62, x", Xid("0000:07:00", 62, "x")),
+         xid("0000:9b:00", 154, "GPU recovery action changed from 0x0 (None) to 0x1")),
+        ("NVRM: Xid (PCI:000F:01:00): 62", xid("000f:01:00", 62, "")),
+        ("NVRM: Xid (PCI:00000000:07:00): 62, x", xid("0000:07:00", 62, "x")),
         ("NVRM: Xid: 25, L1 -> L0", None),
         ("NVRM: Xid (GPU of another kind): 25, a", None),
         ("NVRM: Xid (PCI:0000:18:00): 8, pid=99999999, name=x, y",
-         Xid("0000:18:00", 8, "y", 0, "x")),
+         xid("0000:18:00", 8, "y", 0, "x")),
         ("NVRM: Xid (PCI:0000:18:00): 79, pid=1, name=a\tb, c",
-         Xid("0000:18:00", 79, "c", 1, "a b")),
+         xid("0000:18:00", 79, "c", 1, "a b")),
         ("NVRM: GPU 0000:01:00.0: GPU has fallen off the bus.", None),
         ("NVRM: Xid (PCI:0000:18:00): 1234567, x", None),
         ("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32", None),
@@ -59,7 +74,7 @@ HEAD = "4,339,5140900,-;"
         ("", None),
     ],
 )  # fmt: skip
-def test_what_drivers_write(text: str, expected: Xid | None) -> None:
+def test_what_drivers_write(text: str, expected: GpuEvent | None) -> None:
     assert parse_record(HEAD + text) == expected
 
 
@@ -84,12 +99,12 @@ def test_what_is_not_the_kernels_word(record: str) -> None:
 @given(name=st.text(max_size=40).filter(lambda name: "\n" not in name), pid=st.integers(1, 1 << 22))
 def test_a_name_decides_nothing(name: str, pid: int) -> None:
     text = f"NVRM: Xid (PCI:0000:18:00): 31, pid={pid}, name={name}, Ch 00000008"
-    xid = parse_record(f"{HEAD}{text}")
-    assert xid is not None
-    assert (xid.bus_id, xid.number, xid.pid) == ("0000:18:00", 31, pid)
-    assert xid.gpu_instance is None
-    assert xid.process.isprintable()
-    assert xid.text.isprintable()
+    event = parse_record(f"{HEAD}{text}")
+    assert event is not None
+    assert (event.bus_id, event.xid, event.pid) == ("0000:18:00", 31, pid)
+    assert event.gpu_instance is None
+    assert event.process.isprintable()
+    assert event.text.isprintable()
 
 
 @given(st.text())
@@ -107,7 +122,7 @@ async def test_the_log_is_followed_from_its_end(tmp_path: Path) -> None:
     writer = os.open(path, os.O_RDWR)
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(follow, str(path), lambda xid: heard.append(xid.number))
+            tasks.start_soon(follow, str(path), lambda event: heard.append(event.xid))
             record = f"{HEAD}NVRM: Xid (PCI:0000:18:00): 31, x\n SUBSYSTEM=pci\n".encode()
             os.write(writer, record[:20])
             await anyio.wait_all_tasks_blocked()
@@ -123,7 +138,7 @@ async def test_the_log_is_followed_from_its_end(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 async def test_the_kernels_own_log_is_read_and_what_a_program_writes_there_is_not() -> None:
-    heard: list[Xid] = []
+    heard: list[GpuEvent] = []
     try:
         writer = os.open("/dev/kmsg", os.O_WRONLY | os.O_NONBLOCK)
     except OSError as error:

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
+from hooks.config import Config
+from integration.node.components import Context, Options
 from integration.node.monitor import letting_go
+from shim import syscalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,21 +25,30 @@ async def until(look: Callable[[], Any]) -> None:
             await anyio.sleep(0.01)
 
 
-async def test_a_file_is_found_though_its_directory_could_not_be_watched(
+async def test_a_file_is_found_though_its_directory_comes_later_or_is_not_watched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(letting_go, "_DEAF", 0.05)
-    state, told, deaf = tmp_path / "state", [""], list[str]()
+    state = tmp_path / "state"
+    context = Context(Config(state=str(state)), Options("", 1), lambda *_, **__: None)
+    board = context.board
+    real, refused = syscalls.inotify_init, True
+
+    def init() -> int:
+        if refused:
+            raise OSError(24, "Too many open files")
+        return real()
+
+    monkeypatch.setattr(syscalls, "inotify_init", init)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(letting_go.follow, str(state), told.append, deaf.append)
-        await until(lambda: deaf)
+        tasks.start_soon(letting_go.follow, context)
+        await until(lambda: board.faults)
         for _ in range(3):
             state.mkdir()
-            await until(lambda: not deaf[-1])
             (state / letting_go.FILE).write_text("GPU 1 is reset\n")
-            await until(lambda: told[-1] == "GPU 1 is reset")
+            await until(lambda: board.let_go == "GPU 1 is reset")
             (state / letting_go.FILE).unlink()
-            await until(lambda: not told[-1])
+            await until(lambda: not board.let_go)
             state.rmdir()
-            await until(lambda: deaf[-1])
+            refused = False
+            await until(lambda: not board.faults)
         tasks.cancel_scope.cancel()

@@ -23,20 +23,23 @@ NONE = 0xFFFFFFFF
 WHOLE = {
     "index": 0,
     "uuid": ONE.upper(),
-    "memory": [80 << 30, 1 << 30],
-    "utilisation": [12, 3],
-    "encoder": 1,
-    "decoder": 2,
-    "power": 70500,
-    "energy": 123456,
-    "temperature": -3,
-    "sm_clock": 345,
-    "memory_clock": 2619,
+    "memory_total_bytes": 80 << 30,
+    "memory_used_bytes": 1 << 30,
+    "gpu_percent": 12,
+    "memory_percent": 3,
+    "encoder_percent": 1,
+    "decoder_percent": 2,
+    "power_watts": 70.5,
+    "energy_joules": 123.456,
+    "temperature_celsius": -3,
+    "sm_clock_hz": 345_000_000,
+    "memory_clock_hz": 2_619_000_000,
     "ecc_corrected": 4,
     "ecc_uncorrected": 5,
-    "rows": [0, 0, 1, 0],
-    "throttle": 1,
-    "mig": [{"uuid": MIG, "gi": 3, "ci": 0, "memory": [10, 4]}],
+    "rows_pending": 1,
+    "rows_failed": 0,
+    "throttle_reasons": 1,
+    "mig": [{"uuid": MIG, "gi": 3, "ci": 0, "memory_total_bytes": 10, "memory_used_bytes": 4}],
     "processes": [
         [COMPUTE, 7, 100, NONE, NONE],
         [COMPUTE, 8, None, 3, 0],
@@ -79,15 +82,17 @@ def test_what_is_not_said_is_none() -> None:
 @pytest.mark.parametrize(
     "lie",
     [
-        {"utilisation": [101, 0]},
-        {"memory": [1 << 60, 5]},
-        {"memory": [5, 6]},
-        {"power": -1},
-        {"power": 1 << 40},
-        {"temperature": 5000},
-        {"encoder": "many"},
+        {"gpu_percent": 101},
+        {"memory_total_bytes": 1 << 60},
+        {"memory_total_bytes": 5},
+        {"power_watts": -1},
+        {"power_watts": 1 << 40},
+        {"power_watts": float("nan")},
+        {"temperature_celsius": 5000},
+        {"encoder_percent": "many"},
         {"ecc_corrected": True},
-        {"energy": 1.5},
+        {"sm_clock_hz": 1.5},
+        {"rows_failed": 2},
         {"mig": [{"uuid": "MIG-x"}]},
         {"mig": [7]},
         {"processes": [["other", 7, 1, None, None]]},
@@ -183,7 +188,14 @@ def test_events_of_nvml() -> None:
     other = event_of({**said, "gpu": MIG.replace("MIG", "GPU")}, seen(), 3.0)
     assert other is not None
     assert (other.gpu, other.text[:8]) == ("", "of GPU-3")
-    for nonsense in (None, {}, {**said, "type": 16}, {**said, "data": -1}, {**said, "data": "79"}):
+    for nonsense in (
+        None,
+        {},
+        {**said, "type": 1},
+        {**said, "type": 16},
+        {**said, "data": -1},
+        {**said, "data": "79"},
+    ):
         assert event_of(nonsense, seen(), 3.0) is None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from api.proto import deviceplugin_pb2 as pb
 from integration.node.mps import containers
 from integration.node.mps.errors import MpsNotReady
 from integration.node.mps.values import MpsDaemon
@@ -20,9 +21,10 @@ SHARED = Resource(
 
 
 def test_a_client_gets_the_pipes_of_its_resource_and_the_memory_of_all() -> None:
-    given = containers.edits(Settings(mps_root="/run/other"), SHARED, [f"{GPU}::0"])
-    assert given.env == {"CUDA_MPS_PIPE_DIRECTORY": "/mps/nvidia.com/gpu.shared/pipe"}
-    assert [(each.container_path, each.host_path, each.read_only) for each in given.mounts] == [
+    answer = pb.ContainerAllocateResponse()
+    containers.add_client(answer, Settings(mps_root="/run/other"), SHARED)
+    assert answer.envs == {"CUDA_MPS_PIPE_DIRECTORY": "/mps/nvidia.com/gpu.shared/pipe"}
+    assert [(each.container_path, each.host_path, each.read_only) for each in answer.mounts] == [
         ("/mps/nvidia.com/gpu.shared/pipe", "/run/other/nvidia.com/gpu.shared/pipe", True),
         ("/dev/shm", "/run/other/shm", False),
     ]

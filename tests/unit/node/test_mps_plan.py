@@ -8,16 +8,17 @@ import stat
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from api.values import changed
-from hooks.edits.plan import Arch
+from hooks.config import Config
+from hooks.errors import DriverNotFound
 from hooks.node.driver import Driver, DriverFile, LibraryFile
 from hooks.node.gpus import Gpu, Nodes
 from hooks.node.inventory import Inventory
-from integration.node.mps import control, ground
+from hooks.words import Arch
+from integration.node.mps import control, host_setup, modes
 from integration.node.mps.control import Control
 from integration.node.mps.errors import (
     MpsDaemonFailed,
@@ -60,9 +61,9 @@ def inventory_of(root: str, *gpus: Gpu) -> Inventory:
     )
 
 
-def gpu(number: int, **facts: object) -> Gpu:
+def gpu(number: int, **facts: Any) -> Gpu:
     plain = Gpu(index=number, minor=number, uuid=uuid(number), bus_id="0000:01:00.0", model="H100")
-    return changed(plain, **facts)
+    return replace(plain, **facts)
 
 
 def shared(*numbers: int, replicas: int = 3, memory: int | None = 80 * GIB) -> Resource:
@@ -118,7 +119,7 @@ def test_the_programs_are_started_as_their_root_is(tmp_path: Path) -> None:
 
 def test_a_driver_without_mps_is_said() -> None:
     there = inventory_of("", gpu(0))
-    without = changed(there, driver=changed(there.driver, files=there.driver.files[:1]))
+    without = replace(there, driver=replace(there.driver, files=there.driver.files[:1]))
     with pytest.raises(MpsProgramMissing, match="no nvidia-cuda-mps-server among the files"):
         plan_of(shared(0), without)
 
@@ -164,7 +165,7 @@ def places(tmp_path: Path) -> Places:
 @pytest.fixture
 def ground_of(places: Places) -> object:
     yield
-    ground.take_shm(places.root)
+    host_setup.take_shm(places.root)
 
 
 @pytest.mark.usefixtures("ground_of")
@@ -172,9 +173,9 @@ def test_the_ground_is_roots_and_open_to_clients(places: Places, tmp_path: Path)
     enforce = tmp_path / "sys/fs/selinux/enforce"
     enforce.parent.mkdir(parents=True)
     enforce.write_text("1")
-    ground.lay(places, str(tmp_path / "sys"))
+    host_setup.lay(places, str(tmp_path / "sys"))
     os.chmod(places.pipe, 0o777)  # as a daemon would make it
-    ground.lay(places, str(tmp_path / "sys"))
+    host_setup.lay(places, str(tmp_path / "sys"))
     modes = {p: stat.S_IMODE(os.stat(p).st_mode) for p in (places.root, places.pipe, places.log)}
     assert modes == {places.root: 0o755, places.pipe: 0o755, places.log: 0o700}
     for path in (places.pipe, f"{places.root}/shm"):
@@ -189,7 +190,7 @@ def test_the_ground_is_roots_and_open_to_clients(places: Places, tmp_path: Path)
     outside = tmp_path / "outside"
     outside.write_text("")
     os.symlink(outside, f"{places.pipe}/log")
-    ground.empty_pipe(places)
+    host_setup.empty_pipe(places)
     assert os.listdir(places.pipe) == []
     assert outside.exists()
 
@@ -198,15 +199,15 @@ def test_what_others_may_change_is_refused(places: Places, tmp_path: Path) -> No
     os.makedirs(places.root)
     os.chown(places.root, 1000, 1000)
     with pytest.raises(MpsStateUnusable, match="belongs to user 1000"):
-        ground.lay(places, str(tmp_path))
+        host_setup.lay(places, str(tmp_path))
     os.chown(places.root, 0, 0)
     os.makedirs(places.directory)
     os.symlink(tmp_path, places.pipe)
     with pytest.raises(MpsStateUnusable, match="pipe"):
-        ground.lay(places, str(tmp_path))
+        host_setup.lay(places, str(tmp_path))
     assert not os.path.ismount(f"{places.root}/shm")
     with pytest.raises(MpsStateUnusable, match="107 can be"):
-        ground.lay(replace(places, resource=f"nvidia.com/{'g' * 100}"), str(tmp_path))
+        host_setup.lay(replace(places, resource=f"nvidia.com/{'g' * 100}"), str(tmp_path))
 
 
 def test_what_containers_write_is_no_resource_of_ours(places: Places) -> None:
@@ -218,23 +219,29 @@ def test_what_containers_write_is_no_resource_of_ours(places: Places) -> None:
     assert list(places_in(places.root)) == [places]
 
 
-def test_devices_are_noted_before_they_are_changed_and_never_forgotten(places: Places) -> None:
-    os.makedirs(places.directory)
-    ground.note_devices(places, [uuid(0)])
-    ground.note_devices(places, [uuid(1)])
-    assert ground.noted_devices(places) == (uuid(0), uuid(1))
+def test_devices_are_noted_before_they_are_changed_and_until_they_are_given_back(
+    places: Places, tmp_path: Path
+) -> None:
+    nowhere = str(tmp_path / "nowhere")
+    config = Config(driver_root=nowhere, host_root=nowhere, proc=nowhere, sys=nowhere, dev=nowhere)
+    for number in (0, 1):
+        with pytest.raises(DriverNotFound):
+            modes.take(config, places, (uuid(number),))
+    assert modes.taken(places) == (uuid(0), uuid(1))
+    modes.give_back(config, places, {uuid(0), uuid(2)})  # without a driver there is no mode
+    assert modes.taken(places) == (uuid(1),)
     for nonsense in ("", "{}", "[1, 2]", "no JSON"):
         with open(places.devices, "w", encoding="utf-8") as file:
             file.write(nonsense)
-        assert ground.noted_devices(places) == ()
+        assert modes.taken(places) == ()
 
 
 def test_shared_memory_that_the_node_would_not_see_is_refused(tmp_path: Path) -> None:
     program = (
         "import sys\n"
-        "from integration.node.mps import ground\n"
+        "from integration.node.mps import host_setup\n"
         "from integration.node.mps.places import Places\n"
-        "ground.lay(Places(sys.argv[1], 'nvidia.com/gpu'), '/nonexistent')\n"
+        "host_setup.lay(Places(sys.argv[1], 'nvidia.com/gpu'), '/nonexistent')\n"
     )
     done = subprocess.run(
         ["unshare", "-m", "--propagation", "private", sys.executable, "-c", program, str(tmp_path)],

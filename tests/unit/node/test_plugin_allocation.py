@@ -10,24 +10,23 @@ import pytest
 
 from hooks.config import Config, Mode
 from hooks.edits.grant import decide
-from hooks.node.gpus import Gpu, MigDevice, Node, Nodes
+from hooks.node.gpus import Gpu, MigDevice, Nodes
 from hooks.node.inventory import Inventory
-from hooks.requests.policy import judge, mounts_are_believed, read_container
+from hooks.requests.policy import judge, read_container
 from hooks.requests.request import read_request
+from hooks.words import Node
 from integration.node.health.values import State
-from integration.node.mps.containers import edits
 from integration.node.plugin.allocation import VENDOR, Ground, allocate, refuse_ineffective
-from integration.node.plugin.errors import DeviceUnknown
-from integration.node.plugin.resources import resources_of
-from integration.node.plugin.serving_errors import (
+from integration.node.plugin.errors import (
     CdiDeviceUnwritten,
     ChannelsMissing,
     DeviceGone,
+    DeviceUnknown,
     GrantIneffective,
     TooManyShares,
 )
+from integration.node.plugin.resources import resources_of
 from integration.node.plugin.values import (
-    MPS,
     TIME_SLICING,
     DeviceIds,
     DeviceList,
@@ -86,7 +85,10 @@ def settings(*strategies: DeviceList, **more: Any) -> Settings:
 def ground(told: Settings, **more: Any) -> Ground:
     names = [*GPUS, PART, "0", "1", "2", "1:0"]
     specs = {f"{VENDOR}/gpu={name}" for name in names} | {f"{VENDOR}/gds=all"}
-    return Ground(told, NODE, **{"cdi_devices": frozenset(specs), "channels": (0, 1)} | more)
+    usual: dict[str, Any] = {
+        "config": Config(accept_mounts=True), "cdi_devices": frozenset(specs), "channels": (0, 1),
+    }  # fmt: skip
+    return Ground(told, NODE, **usual | more)
 
 
 def resource(told: Settings, name: str = "nvidia.com/gpu") -> Resource:
@@ -152,7 +154,7 @@ def test_the_shim_gives_what_the_kubelet_has_given_in_every_way_and_mode(
     told = settings(*strategies, device_id_strategy=called, sharing=SHARED)
     config = Config(mode=mode, accept_mounts=True)
     refuse_ineffective(told, config)
-    answer = answered(told, f"{device}::0", name=name, mode=mode)
+    answer = answered(told, f"{device}::0", name=name, config=config)
     cdi = [each.name for each in answer.cdi_devices]
     if strategies == (DeviceList.CDI_CRI,):
         # There, the engine gives.
@@ -177,7 +179,7 @@ def test_a_shim_that_was_not_told_to_believe_mounts_gives_what_is_given_or_the_a
 ) -> None:
     told = settings(strategy, device_id_strategy=called)
     config = Config(mode=mode)
-    answer = answered(told, GPUS[2], mode=mode, accepts_mounts=mounts_are_believed(config))
+    answer = answered(told, GPUS[2], config=config)
     spec = spec_of(answer)
     gets = read_request(spec, config)
     verdict = judge(gets, read_container(spec), config)
@@ -196,7 +198,7 @@ def test_a_shim_that_was_not_told_to_believe_mounts_gives_what_is_given_or_the_a
 def test_what_comes_beside_gpus_is_given_in_every_mode(mode: str, strategy: DeviceList) -> None:
     told = settings(strategy, gds=True, gdrcopy=True, imex_channels=(0,))
     config = Config(mode=mode, accept_mounts=True)
-    spec = spec_of(answered(told, GPUS[0], mode=mode))
+    spec = spec_of(answered(told, GPUS[0], config=config))
     verdict = judge(read_request(spec, config), read_container(spec), config)
     assert not verdict.denials
     assert verdict.allowed.features == {"gds", "gdrcopy"}
@@ -268,20 +270,6 @@ def test_device_nodes_are_those_of_the_device_and_the_control_nodes_that_are_the
     assert answered(elsewhere, GPUS[0]).devices[-2].host_path == "/run/nvidia/driver/dev/nvidia4"
     by_cdi = settings(DeviceList.CDI_CRI, pass_device_specs=True)
     assert not answered(by_cdi, GPUS[0]).devices
-
-
-def test_who_shares_by_mps_gets_what_its_clients_need() -> None:
-    told = settings(
-        DeviceList.CDI_CRI,
-        sharing=Sharing(MPS, resources=(SharedResource("nvidia.com/gpu", 2),)),
-    )
-    one = resource(told)
-    answer = allocate(one, [f"{GPUS[0]}::1"], ground(told), token="token", extras=edits(told, one))
-    assert dict(answer.envs) == {"CUDA_MPS_PIPE_DIRECTORY": "/mps/nvidia.com/gpu/pipe"}
-    assert [(each.container_path, each.read_only) for each in answer.mounts] == [
-        ("/mps/nvidia.com/gpu/pipe", True),
-        ("/dev/shm", False),
-    ]
 
 
 ONE_EACH = Sharing(

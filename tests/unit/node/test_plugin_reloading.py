@@ -8,11 +8,11 @@ import anyio
 import pytest
 
 from hooks.config import Config
-from integration.node.parts import Context, Options
+from integration.node.components import Context, Options
 from integration.node.plugin.choosing import Choice
-from integration.node.plugin.flags import Given
 from integration.node.plugin.reloading import keep_settings
 from integration.node.plugin.settings import Source
+from integration.node.plugin.table import Given
 from integration.node.plugin.values import Mig, Settings
 from integration.patience import PATIENCE
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from integration.node.parts import SettingsSource
+    from integration.node.components import SettingsSource
 
 pytestmark = pytest.mark.anyio
 

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import os
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.abc
 import anyio.to_thread
 import grpc  # type: ignore[import-untyped] # it ships no types
+import grpc.aio  # type: ignore[import-untyped] # likewise
 import pytest
 
 from api.proto import deviceplugin_pb2 as pb
 from hooks.config import Config
+from integration.node.components import Context, Options
 from integration.node.health.values import State
 from integration.node.metrics.counters import OK
-from integration.node.parts import Context, Options
-from integration.node.plugin.serving import Serving, Work
-from integration.node.plugin.serving_errors import CdiDeviceUnwritten
+from integration.node.plugin.errors import CdiDeviceUnwritten
+from integration.node.plugin.serving import Serving
 from integration.node.plugin.values import Device, Resource
 from tests.harness.kubelet_plugins import KubeletPlugins, Plugin
+from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -38,68 +40,57 @@ def resource(*ids: str, name: str = GPU, state: State = State.HEALTHY) -> Resour
     return Resource(name, devices)
 
 
+class Answers:
+    """Answers that a test knows."""
+
+    async def allocate(self, resource: str, ids: Sequence[str]) -> pb.ContainerAllocateResponse:
+        if "odd" in ids:
+            raise RuntimeError("a\nmistake of ours")
+        if "gone" in ids:
+            raise CdiDeviceUnwritten(f"{resource} for a container", found="none", do="wait")
+        return pb.ContainerAllocateResponse(envs={"ids": ",".join(ids)})
+
+    async def prefer(
+        self, _: str, available: Sequence[str], __: Sequence[str], size: int
+    ) -> Sequence[str]:
+        return available[-size:]
+
+
 class World:
     """A kubelet, and plugins that answer what a test wants."""
 
-    def __init__(self, kubelet: KubeletPlugins, serving: Serving, context: Context) -> None:
+    def __init__(
+        self, kubelet: KubeletPlugins, context: Context, tasks: anyio.abc.TaskGroup
+    ) -> None:
         self.kubelet = kubelet
-        self.serving = serving
-        self.board = context.board
+        self.counters = context.board.counters
         self.faults: dict[str, str] = {}
+        self.serving = Serving(context, tasks, Answers(), self._fault)
 
-    async def round(self, *resources: Resource) -> None:
-        await self.serving.round(resources)
+    def _fault(self, resource: str, line: str) -> None:
+        self.faults[resource] = line
 
     async def until(self, look: Callable[[], Any], *resources: Resource) -> None:
-        """Go round until something is so."""
+        """Serve these until something is so."""
         with anyio.fail_after(30):
             while not look():
-                await self.round(*resources)
+                self.serving.serve(resources)
                 await anyio.sleep(0.01)
-
-
-async def allocate(name: str, ids: Sequence[str]) -> pb.ContainerAllocateResponse:
-    if "odd" in ids:
-        raise RuntimeError("a\nmistake of ours")
-    if "gone" in ids:
-        raise CdiDeviceUnwritten(f"{name} for a container", found="none", do="wait")
-    return pb.ContainerAllocateResponse(envs={"ids": ",".join(ids)})
-
-
-async def prefer(_: str, available: Sequence[str], __: Sequence[str], size: int) -> Sequence[str]:
-    return available[-size:]
-
-
-def say(_: str, __: str, **___: Any) -> None:
-    """Nobody reads the log here."""
 
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with started(KubeletPlugins(str(tmp_path / "kubelet"))) as world:
-        yield world
-
-
-@asynccontextmanager
-async def started(kubelet: KubeletPlugins) -> AsyncIterator[World]:
+    kubelet = KubeletPlugins(str(tmp_path / "kubelet"))
     options = Options("", 60, kubelet_socket=kubelet.socket)
-    context = Context(Config(), options, say)
+    context = Context(Config(), options, lambda *_, **__: None)
     async with anyio.create_task_group() as tasks:
-        world: World
-        work = Work(
-            allocate=allocate,
-            prefer=prefer,
-            wake=lambda: None,
-            fault=lambda name, line: world.faults.update({name: line}),
-        )
-        world = World(kubelet, Serving(context, tasks, work), context)
         kubelet.start()
         try:
-            yield world
+            yield World(kubelet, context, tasks)
         finally:
-            await world.serving.end()
-            await anyio.to_thread.run_sync(kubelet.stop)
             tasks.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(kubelet.stop)
 
 
 async def aside(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -127,7 +118,7 @@ async def test_every_watcher_is_told_everything_from_the_beginning(world: World)
     await world.until(lambda: kubelet.plugins[GPU].ended == "OK")  # with no resource any more
     assert kubelet.devices(GPU) == {}
     assert os.listdir(kubelet.directory) == ["kubelet.sock"]
-    assert world.board.counters.updates[GPU,] >= 3
+    assert world.counters.updates[GPU,] >= 3
 
 
 async def test_what_is_refused_says_why_and_what_fails_does_not_end_the_server(
@@ -153,26 +144,53 @@ async def test_what_is_refused_says_why_and_what_fails_does_not_end_the_server(
     await aside(plugin.call, "PreStartContainer", request, pb.PreStartContainerResponse)
 
 
-async def test_a_server_that_has_crashed_or_lost_its_socket_is_begun_again(world: World) -> None:
-    kubelet = world.kubelet
+async def test_a_server_that_has_crashed_or_lost_its_socket_is_begun_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubelet, make, made = world.kubelet, grpc.aio.server, []
+
+    def remember() -> Any:
+        made.append(make())
+        return made[-1]
+
+    monkeypatch.setattr(grpc.aio, "server", remember)
     await world.until(lambda: kubelet.healthy(GPU), resource("a"))
     first = kubelet.plugins[GPU]
     os.unlink(f"{kubelet.directory}/nvidia-gpu.sock")
     await world.until(lambda: kubelet.plugins[GPU] is not first, resource("a"))
     await world.until(lambda: kubelet.healthy(GPU), resource("a"))
     second = kubelet.plugins[GPU]
-    served = world.serving._served[GPU]
-    await served.server._server.stop(0)  # as if by itself
+    await made[-1].stop(0)  # as if by itself
     await world.until(lambda: "NVSHIM-E2714" in world.faults.get(GPU, ""), resource("a"))
     await world.until(lambda: kubelet.plugins[GPU] is not second, resource("a"))
     await world.until(lambda: kubelet.healthy(GPU), resource("a"))
     assert len(kubelet.registrations) == 3
     # The kubelet listens to the plugin before its answer to Register has come to us.
-    registered = world.board.counters.registrations
+    registered = world.counters.registrations
     await world.until(lambda: registered[GPU, OK] == 3, resource("a"))
-    await world.round(resource("a"))
     assert world.faults[GPU] == ""
     assert len(kubelet.registrations) == 3
+
+
+async def test_a_kubelet_that_goes_before_it_has_answered_is_registered_with_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubelet, watch = world.kubelet, Plugin.watch
+    gone: list[Plugin] = []
+
+    def go_once(plugin: Plugin) -> None:
+        watch(plugin)
+        if not gone:
+            eventually(lambda: plugin.lists, "it has listened")
+            plugin.close()
+            after = Plugin(plugin.request, f"{kubelet.directory}/nvidia-gpu.sock")
+            after.options()  # the server has heard of that by now
+            after.close()
+            gone.append(plugin)
+
+    monkeypatch.setattr(Plugin, "watch", go_once)
+    await world.until(lambda: gone and kubelet.healthy(GPU), resource("a"))
+    assert len(kubelet.registrations) == 2
 
 
 async def test_one_resource_goes_and_the_other_hears_nothing(world: World) -> None:

@@ -3,18 +3,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 from hypothesis import example, given
-from hypothesis import settings as limits
 from hypothesis import strategies as st
 
 from api.errors import NvshimError
 from integration.node.plugin.choosing import Choice, choose
-from integration.node.plugin.document import IGNORED, KEYS, read_document
 from integration.node.plugin.errors import (
     NoSettingsChosen,
     SettingsConflict,
@@ -23,9 +21,9 @@ from integration.node.plugin.errors import (
     UnknownSetting,
     WrongSetting,
 )
-from integration.node.plugin.flags import FLAGS, Given
-from integration.node.plugin.reading import resource_name
-from integration.node.plugin.settings import FIELDS, Source, as_document, settings_of
+from integration.node.plugin.readers import resource_name
+from integration.node.plugin.settings import Source, as_document, read_settings
+from integration.node.plugin.table import FLAGS, SETTINGS, Given
 from integration.node.plugin.values import (
     MPS,
     TIME_SLICING,
@@ -43,8 +41,7 @@ if TYPE_CHECKING:
 
 
 def read(text: str) -> Settings:
-    found, notes = read_document(text.encode(), "c.yaml")
-    return settings_of(found, notes=notes)
+    return read_settings(text.encode(), "c.yaml")
 
 
 def source(*said: tuple[str, str, *tuple[str, ...]], file: Path | str = "") -> Source:
@@ -286,7 +283,7 @@ def test_what_changes_nothing_is_said() -> None:
         ("flags.failOnInitError", "FAIL_ON_INIT_ERROR", "true"),
         ("flags.nvidiaDriverRoot", "--nvidia-driver-root", "/run/nvidia/driver"),
     )
-    driver, fail = source(*given).load().notes
+    fail, driver = source(*given).load().notes
     assert driver.startswith("--nvidia-driver-root changes nothing here: driver-root")
     assert fail.startswith("FAIL_ON_INIT_ERROR changes nothing")
     assert source(("flags.failOnInitError", "--x", "false")).load().notes == ()
@@ -312,10 +309,12 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         source(file=tmp_path).load()
 
 
-def test_every_flag_stands_for_a_key() -> None:
+def test_every_setting_has_a_row_and_every_flag_stands_for_a_field() -> None:
+    rows = {setting.field for setting in SETTINGS.values()} - {""}
+    assert rows == {each.name for each in fields(Settings)} - {"sharing", "source", "notes"}
     for flag in FLAGS:
-        assert flag.path in (IGNORED if flag.ignored else KEYS)
-    assert set(FIELDS) <= set(KEYS)
+        assert flag.variables
+        assert flag.field or flag.ignored
 
 
 # -- one of several ----------------------------------------------------------------------------
@@ -379,7 +378,7 @@ def test_a_directory_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 # -- properties --------------------------------------------------------------------------------
 
-WORDS = {word for path in (*KEYS, *IGNORED) for word in path.split(".")}
+WORDS = {word for path in SETTINGS for word in path.split(".")}
 NAMES = st.sampled_from(sorted(WORDS | {"name", "rename", "devices", "replicas", "x"}))
 SCALARS = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
@@ -400,7 +399,7 @@ def test_no_tree_is_a_traceback(tree: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [[], {}, [[]], [{}], 0, -1, 1.5, True, "x", "", [None], [""]])
-@pytest.mark.parametrize("path", sorted(KEYS))
+@pytest.mark.parametrize("path", sorted(SETTINGS))
 def test_no_value_of_any_key_is_a_traceback(path: str, value: Any) -> None:
     tree = value
     for word in reversed(path.split(".")):
@@ -413,7 +412,7 @@ def test_no_value_of_any_key_is_a_traceback(path: str, value: Any) -> None:
 @given(st.binary(max_size=60) | st.text("{}[]:,-#&*!|>'\"%@ \n\ta1", max_size=40).map(str.encode))
 def test_no_text_is_a_traceback(content: bytes) -> None:
     with contextlib.suppress(NvshimError):
-        settings_of(read_document(content, "c.yaml")[0])
+        read_settings(content, "c.yaml")
 
 
 ROOTS = st.sampled_from(["", "/", "/run/nvidia/driver"])
@@ -459,7 +458,6 @@ def some_settings(draw: st.DrawFn) -> Settings:
     )
 
 
-@limits(max_examples=50)
 @given(some_settings(), st.booleans())
 def test_settings_survive_being_written(chosen: Settings, as_json: bool) -> None:
     document = as_document(chosen)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from integration.node.plugin import sockets
-from integration.node.plugin.serving_errors import OtherPlugin, PluginSocketUnusable
+from integration.node.plugin.errors import OtherPlugin, PluginSocketUnusable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,7 +78,6 @@ def test_a_socket_that_somebody_serves_is_not_touched(tmp_path: Path) -> None:
             sockets.put_in_place(aside, path)
         assert sockets.identity_of(path) == before
         assert sockets.others(str(tmp_path), ()) == [path]
-        sockets.sweep(str(tmp_path))
         assert os.listdir(tmp_path) == ["nvidia-gpu.sock"]
 
 
@@ -89,17 +89,6 @@ def test_only_sockets_of_nvidias_plugins_that_are_served_are_others(tmp_path: Pa
     assert sockets.others(str(tmp_path / "absent"), ()) == []
 
 
-def test_what_the_dead_have_left_is_swept_but_not_what_has_just_begun(tmp_path: Path) -> None:
-    old, new = (str(tmp_path / name) for name in ("nvidia-old.sock", "nvidia-new.sock"))
-    halfway = sockets.temporary_path(old)  # of one that was killed while it made its socket
-    for path in (old, halfway):
-        dead(path)
-        os.utime(path, (0, 0))
-    dead(new)
-    sockets.sweep(str(tmp_path))
-    assert os.listdir(tmp_path) == ["nvidia-new.sock"]
-
-
 def test_where_no_socket_can_be_is_said(tmp_path: Path) -> None:
     for path, why in (
         (tmp_path / "absent" / "nvidia-gpu.sock", "not there"),
@@ -107,3 +96,18 @@ def test_where_no_socket_can_be_is_said(tmp_path: Path) -> None:
     ):
         with pytest.raises(PluginSocketUnusable, match=why):
             sockets.temporary_path(str(path))
+
+
+def test_a_socket_that_was_made_anew_is_another(tmp_path: Path) -> None:
+    path = str(tmp_path / "kubelet.sock")
+    assert sockets.socket_identity(path) is None
+    (tmp_path / "file").touch()
+    assert sockets.socket_identity(str(tmp_path / "file")) is None
+    seen = set()
+    for _ in range(3):
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path)
+            seen.add(sockets.socket_identity(path))
+        os.unlink(path)
+        time.sleep(0.02)  # beyond the grain of the file system's clock
+    assert len(seen) == 3

@@ -10,7 +10,7 @@ import anyio.abc
 import pytest
 
 from shim.reaper import Reaper
-from tests.harness import aio_backend
+from tests.harness import loop_backend
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 @pytest.fixture
 def anyio_backend() -> str:
     """The loop that a shim runs."""
-    aio_backend.register()
-    return aio_backend.OURS
+    loop_backend.register()
+    return loop_backend.OURS
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shim import cgroup
+from shim.cgroup import cgroup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +66,7 @@ def test_a_group_that_we_are_in_ourselves_is_no_containers(group: str) -> None:
     with open(os.path.join(group, "cgroup.procs")) as file:
         assert not file.read()
     program = (
-        "import os, subprocess; from shim import cgroup; "
+        "import os, subprocess; from shim.cgroup import cgroup; "
         "open({0!r} + '/cgroup.procs', 'w').write(str(os.getpid())); "
         "child = subprocess.Popen(['sleep', '60']); "
         "print(cgroup.of(child.pid)); child.kill(); child.wait()"

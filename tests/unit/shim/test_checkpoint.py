@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from api.values import changed
-from shim import criu
-from shim.checkpoint import Calls, Saved
-from shim.errors import (
+from shim.checkpoint import criu, images
+from shim.checkpoint.checkpoint import Calls, Saved
+from shim.checkpoint.errors import (
     CheckpointFailed,
     CheckpointPathUnusable,
     CheckpointUnusable,
@@ -18,8 +18,9 @@ from shim.errors import (
     CriuUnsupportedByRuntime,
     RestoreFailed,
 )
-from shim.options import RuntimeOptions
-from shim.runtime import ChildStdio, LowLevelRuntime
+from shim.runtime.options import RuntimeOptions
+from shim.runtime.runtime import LowLevelRuntime
+from shim.stdio.stdio import ChildStdio
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,17 +62,17 @@ def _calls(
     binary = bundle.parent / "runc"
     binary.write_text(f"#!/bin/sh\n{script}\n")
     binary.chmod(0o755)
-    options = changed(options or RuntimeOptions(), binary_name=str(binary))
+    options = replace(options or RuntimeOptions(), binary_name=str(binary))
     runtime = LowLevelRuntime(reaper, options, container_id="c1", root="/run/r", bundle=str(bundle))
     return Calls(runtime, options, "c1", str(bundle))
 
 
 def _saved(directory: Path) -> Saved:
     directory.mkdir()
-    (directory / criu.INVENTORY).write_bytes(bytes.fromhex("16313158"))
-    (directory / criu.DESCRIPTORS).write_text("[]")
-    record = criu.Record(FILES, criu.Switches(open_tcp=True))
-    (directory / criu.RECORD).write_bytes(record.encode())
+    (directory / images.INVENTORY).write_bytes(bytes.fromhex("16313158"))
+    (directory / images.DESCRIPTORS).write_text("[]")
+    record = images.Record(FILES, images.Switches(open_tcp=True))
+    (directory / images.RECORD).write_bytes(record.encode())
     return Saved(str(directory), "")
 
 
@@ -86,12 +87,12 @@ async def test_saving_tells_what_the_container_has_of_outside_and_remembers_it(
     (tmp_path / "disk").mkdir()
     (bundle / "work").symlink_to(tmp_path / "disk")
     path = tmp_path / "saved"
-    options = criu.CheckpointOptions(switches=criu.Switches(file_locks=True))
+    options = criu.CheckpointOptions(switches=images.Switches(file_locks=True))
     await _calls(reaper, bundle, TELL).save(str(path), options, FILES)
     assert _told(tmp_path, "config") == "external file[1b:2]\n"
     assert f"--work-path {bundle}/work/criu-work --leave-running" in _told(tmp_path, "argv")
-    record = criu.Record.decode((path / criu.RECORD).read_bytes())
-    assert record == criu.Record(FILES, options.switches)
+    record = images.Record.decode((path / images.RECORD).read_bytes())
+    assert record == images.Record(FILES, options.switches)
     assert os.listdir(bundle) == ["work"]
     assert os.listdir(tmp_path / "disk") == []
 
@@ -169,7 +170,7 @@ async def test_whole_checkpoint_stays_whatever_fails_after_it(
         await _calls(reaper, bundle, script).save(
             str(tmp_path / "saved"), criu.CheckpointOptions(exit=True), {}
         )
-    assert sorted(os.listdir(tmp_path / "saved")) == [criu.RECORD, "core-1.img"]
+    assert sorted(os.listdir(tmp_path / "saved")) == [images.RECORD, "core-1.img"]
 
 
 async def test_failed_restore_leaves_its_log_and_the_checkpoint(
@@ -199,7 +200,7 @@ async def test_log_of_an_earlier_call_is_not_taken_for_this_ones(
 async def test_runtime_without_the_verb_is_told_from_one_that_fails(
     reaper: Reaper, bundle: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(CriuUnsupportedByRuntime, match="knows no checkpoint"):
+    with pytest.raises(CriuUnsupportedByRuntime, match="has no command checkpoint"):
         await _calls(reaper, bundle, "exit 1").save(
             str(tmp_path / "saved"), criu.CheckpointOptions(), {}
         )

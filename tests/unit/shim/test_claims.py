@@ -11,31 +11,27 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import Mock
 
-import anyio
 import pytest
 
-from api.values import changed
-from hooks.node.inventory import take_inventory
-from hooks.requests.policy_errors import ClaimsUnusable, DeviceHeld
+from hooks.errors import ClaimsUnusable, DeviceHeld
 from hooks.requests.request import read_request
 from integration.inspection.procfs import Procfs
 from shim import bundle as bundle_files
-from shim import claims
-from shim.injection import Injector
+from shim import files
+from shim.work import claims
+from shim.work.provision import Provision
 from tests.harness.waiting import eventually
-from tests.unit.hooks.fake_node import VERSION, Elves, Node, nvml_gpu, uuid_of
+from tests.unit.hooks.fake_node import Node, nvml_gpu, uuid_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hooks.config import Config
-    from hooks.node.inventory import Inventory
-
-pytestmark = pytest.mark.anyio
 
 SPEC: Final[dict[str, Any]] = {
     "process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"], "user": {"uid": 0, "gid": 0}},
@@ -47,17 +43,13 @@ SPEC: Final[dict[str, Any]] = {
 class Place:
     """A node with one GPU that one container may have, and bundles on it."""
 
-    def __init__(self, tmp_path: Path) -> None:
-        (tmp_path / "elves").mkdir()
-        (tmp_path / "node").mkdir()
-        node = Node(tmp_path / "node", Elves(tmp_path / "elves"))
+    def __init__(self, node: Node) -> None:
         node.add_kernel()
         node.add_driver()
         node.add_gpu(0)
-        said = json.dumps({"driver": VERSION, "gpus": [nvml_gpu(0)]}).encode()
-        self.inventory: Inventory = take_inventory(node.config, said)
-        self.config: Config = changed(node.config, holders="exclusive")
-        self.tasks = tmp_path / "tasks"
+        self.inventory = node.take_inventory(nvml_gpu(0))
+        self.config: Config = replace(node.config, holders="exclusive")
+        self.tasks = node.base / "tasks"
 
     def configure(self, monkeypatch: pytest.MonkeyPatch, limits: str) -> None:
         """Write the configuration that a shim reads."""
@@ -73,10 +65,10 @@ class Place:
         path.mkdir(parents=True)
         return str(path)
 
-    async def claim(self, bundle: str, spec: dict[str, Any] = SPEC, **limits: Any) -> None:
-        config = changed(self.config, **limits)
+    def claim(self, bundle: str, spec: dict[str, Any] = SPEC, **limits: Any) -> None:
+        config = replace(self.config, **limits)
         request = read_request(spec, config)
-        await claims.claim(bundle, spec, request, self.inventory, config)
+        claims.claim(bundle, spec, request, self.inventory, config)
 
     @property
     def directory(self) -> Path:
@@ -87,44 +79,44 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def place(bare_node: Node) -> Place:
+    return Place(bare_node)
 
 
-async def test_the_second_is_refused_until_the_first_gives_back(place: Place) -> None:
+def test_the_second_is_refused_until_the_first_gives_back(place: Place) -> None:
     one, two = place.bundle("one"), place.bundle("two")
-    await place.claim(one)
+    place.claim(one)
     with pytest.raises(DeviceHeld) as refused:
-        await place.claim(two)
+        place.claim(two)
     assert "one container may have it, and ns/one has it" in str(refused.value)
     assert not os.path.exists(f"{two}/{bundle_files.CLAIM}")
     bundle_files.release_claim(one)
     assert os.listdir(one) == []
-    await place.claim(two)
+    place.claim(two)
     assert len(place.files()) == 1
 
 
-async def test_as_many_as_may_have_it(place: Place) -> None:
+def test_as_many_as_may_have_it(place: Place) -> None:
     for name in ("one", "two", "three"):
-        await place.claim(place.bundle(name), holders_of=("0=3",))
+        place.claim(place.bundle(name), holders_of=("0=3",))
     with pytest.raises(DeviceHeld, match="3 containers may have it"):
-        await place.claim(place.bundle("four"), holders_of=("0=3",))
+        place.claim(place.bundle("four"), holders_of=("0=3",))
 
 
-async def test_the_same_container_may_claim_again(place: Place) -> None:
+def test_the_same_container_may_claim_again(place: Place) -> None:
     one = place.bundle("one")
-    await place.claim(one)
-    await place.claim(one)
+    place.claim(one)
+    place.claim(one)
     assert len(place.files()) == 1
 
 
-async def test_a_bundle_that_is_gone_or_is_another_s_claims_nothing(place: Place) -> None:
+def test_a_bundle_that_is_gone_or_is_another_s_claims_nothing(place: Place) -> None:
     one = place.bundle("one")
-    await place.claim(one)
+    place.claim(one)
     os.unlink(f"{one}/{bundle_files.CLAIM}")
     os.rmdir(one)
     place.bundle("one")  # of a container of the same id, which asks for nothing
-    await place.claim(place.bundle("two"))
+    place.claim(place.bundle("two"))
     assert len(place.files()) == 1
 
 
@@ -140,27 +132,27 @@ def _wait_unreaped(pid: int) -> None:
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
-async def test_a_container_whose_init_has_ended_has_nothing(
+def test_a_container_whose_init_has_ended_has_nothing(
     place: Place, init: subprocess.Popen[bytes]
 ) -> None:
     one, two = place.bundle("one"), place.bundle("two")
-    await place.claim(one)
+    place.claim(one)
     Path(one, bundle_files.INIT_PID).write_text(str(init.pid))
     with pytest.raises(DeviceHeld):
-        await place.claim(two)
+        place.claim(two)
     init.kill()
     _wait_unreaped(init.pid)
     # In a pid namespace of the pod's, or of the host, others of the container may go on.
     for namespaces in ([], [{"type": "pid", "path": "/proc/1/ns/pid"}]):
         Path(one, "config.json").write_text(json.dumps({"linux": {"namespaces": namespaces}}))
         with pytest.raises(DeviceHeld):
-            await place.claim(two)
+            place.claim(two)
     own = {"linux": {"namespaces": [{"type": "pid"}]}}
     Path(one, "config.json").write_text(json.dumps(own))
-    await place.claim(two)
+    place.claim(two)
     init.wait()
     (place.directory / place.files()[0]).unlink()
-    await place.claim(two)
+    place.claim(two)
 
 
 _WITHOUT_ITS_FIRST_THREAD: Final = """
@@ -183,30 +175,30 @@ def headless() -> Iterator[int]:
             process.kill()
 
 
-async def test_a_container_whose_first_thread_alone_has_ended_goes_on(
+def test_a_container_whose_first_thread_alone_has_ended_goes_on(
     place: Place, headless: int
 ) -> None:
     one, two = place.bundle("one"), place.bundle("two")
-    await place.claim(one)
+    place.claim(one)
     Path(one, bundle_files.INIT_PID).write_text(str(headless))
     with pytest.raises(DeviceHeld):
-        await place.claim(two)
+        place.claim(two)
     status = Procfs().status(headless)
     assert status
     assert not status.is_zombie
 
 
-async def test_one_that_was_made_without_a_limit_counts(place: Place) -> None:
+def test_one_that_was_made_without_a_limit_counts(place: Place) -> None:
     one, two = place.bundle("one"), place.bundle("two")
     record = {"grant": {"gpus": [{"uuid": uuid_of(0)}], "capabilities": ["compute"]}}
     Path(one, bundle_files.RECORD).write_text(json.dumps(record))
     with pytest.raises(DeviceHeld, match="ns/one has it"):
-        await place.claim(two)
+        place.claim(two)
     Path(one, bundle_files.RECORD).write_text("damaged")
-    await place.claim(two)
+    place.claim(two)
 
 
-async def test_one_that_has_it_by_its_spec_counts(place: Place) -> None:
+def test_one_that_has_it_by_its_spec_counts(place: Place) -> None:
     """As containerd makes it, when a kubelet names CDI devices."""
     one, two = Path(place.bundle("one")), place.bundle("two")
     spec: dict[str, Any] = {"linux": {"devices": [{"path": "/dev/nvidia0", "type": "c"}]}}
@@ -215,35 +207,35 @@ async def test_one_that_has_it_by_its_spec_counts(place: Place) -> None:
     odd = {"linux": {"devices": "/dev/nvidia0"}}
     for passed in ({**spec, **admin}, other, odd):
         (one / "config.json").write_text(json.dumps(passed))
-        await place.claim(two)
+        place.claim(two)
         bundle_files.release_claim(two)
     (one / "config.json").write_text(json.dumps(spec))
     with pytest.raises(DeviceHeld, match="ns/one has it"):
-        await place.claim(two)
+        place.claim(two)
     (one / bundle_files.RECORD).write_text('{"format": 1, "grant": null}')
     with pytest.raises(DeviceHeld, match="ns/one has it"):
-        await place.claim(two)
+        place.claim(two)
 
 
 LISTED: Final[dict[str, Any]] = {"linux": {"devices": [{"path": "/dev/nvidia0", "type": "c"}]}}
 
 
-async def test_one_that_has_it_by_its_spec_is_refused(place: Place) -> None:
+def test_one_that_has_it_by_its_spec_is_refused(place: Place) -> None:
     one, two = place.bundle("one"), place.bundle("two")
     listed = (place.inventory, place.config)
-    await place.claim(one)
+    place.claim(one)
     with pytest.raises(DeviceHeld, match=r"GPU 0 .* for ns/two; found: .* ns/one has it"):
-        await claims.claim_listed(two, LISTED, *listed)
+        claims.claim(two, LISTED, None, *listed)
     admin = {"process": {"capabilities": {"bounding": ["CAP_SYS_ADMIN"]}}}
     passed: dict[str, Any]
     for passed in ({**LISTED, **admin}, {"linux": {"devices": [3]}}, {"linux": {}}):
-        await claims.claim_listed(two, passed, *listed)
-    await claims.claim_listed(two, LISTED, place.inventory, changed(place.config, holders=2))
+        claims.claim(two, passed, None, *listed)
+    claims.claim(two, LISTED, None, place.inventory, replace(place.config, holders=2))
     bundle_files.release_claim(two)
     bundle_files.release_claim(one)
-    await claims.claim_listed(two, LISTED, *listed)
+    claims.claim(two, LISTED, None, *listed)
     with pytest.raises(DeviceHeld, match="ns/two has it"):
-        await place.claim(one)
+        place.claim(one)
 
 
 @pytest.mark.parametrize(
@@ -255,102 +247,104 @@ async def test_one_that_has_it_by_its_spec_is_refused(place: Place) -> None:
         ('holders = "exclusive"\nexempt-namespaces = ["monitoring"]', False, 0),
     ],
 )
-async def test_what_a_spec_lists_is_limited_when_a_container_is_made(
+def test_what_a_spec_lists_is_limited_when_a_container_is_made(
     place: Place, monkeypatch: pytest.MonkeyPatch, limits: str, *, refused: bool, said: int
 ) -> None:
     """As containerd makes it of the CDI devices that a kubelet names: it asks for nothing."""
     place.configure(monkeypatch, limits)
-    await place.claim(place.bundle("one"))
+    place.claim(place.bundle("one"))
     log = Mock()
-    injector = Injector(cast("Any", None), place.bundle("two"), log)
+    two = place.bundle("two")
     spec: dict[str, Any] = {
         "annotations": {"io.kubernetes.cri.sandbox-namespace": "monitoring"},
         "process": {"env": ["NVIDIA_VISIBLE_DEVICES=void"]},
         **LISTED,
     }
+    Path(two, "config.json").write_text(json.dumps(spec))
     with pytest.raises(DeviceHeld) if refused else nullcontext():
-        assert await injector.prepare(spec, []) is None
+        Provision(two, log, Mock()).provide([], "runc")
     assert log.warning.call_count == said
-    injector.release()
+    assert json.loads(Path(two, "config.json").read_text()) == spec
+    bundle_files.release_claim(two)
     assert len(place.files()) == 1
 
 
-async def test_what_a_spec_lists_beside_what_is_asked_for_is_claimed_as_well(place: Place) -> None:
+def test_what_a_spec_lists_beside_what_is_asked_for_is_claimed_as_well(place: Place) -> None:
     one, two = place.bundle("one"), place.bundle("two")
     looks: dict[str, Any] = {**SPEC, "process": {**SPEC["process"]}}
     looks["process"]["env"] = ["NVIDIA_VISIBLE_DEVICES=none"]
-    await place.claim(one, {**looks, **LISTED})
+    place.claim(one, {**looks, **LISTED})
     with pytest.raises(DeviceHeld, match="ns/one has it"):
-        await place.claim(two)
+        place.claim(two)
     # What an image says of capabilities exempts nothing of what somebody else gives.
     looks["process"]["env"] += ["NVIDIA_DRIVER_CAPABILITIES=utility"]
-    await place.claim(one, {**looks, **LISTED}, holders_exempt_utility=True)
+    place.claim(one, {**looks, **LISTED}, holders_exempt_utility=True)
     with pytest.raises(DeviceHeld, match="ns/one has it"):
-        await place.claim(two, holders_exempt_utility=True)
+        place.claim(two, holders_exempt_utility=True)
     # As one that came before there was a limit has it.
     bundle_files.release_claim(one)
     Path(one, "config.json").write_text(json.dumps({**looks, **LISTED}))
     record = {"grant": {"gpus": [], "mig_devices": [], "capabilities": ["utility"]}}
     Path(one, bundle_files.RECORD).write_text(json.dumps(record))
     with pytest.raises(DeviceHeld, match="ns/one has it"):
-        await place.claim(two)
+        place.claim(two)
 
 
-async def test_a_lock_that_nobody_lets_go_of_is_not_waited_for_for_ever(
+def test_a_lock_that_nobody_lets_go_of_is_not_waited_for_for_ever(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await place.claim(place.bundle("one"), holders=2)
+    place.claim(place.bundle("one"), holders=2)
     monkeypatch.setattr(claims, "_LATE", 0.05)
     lock = os.open(place.directory / "lock", os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     with pytest.raises(ClaimsUnusable, match="another process has had lock for"):
-        await place.claim(place.bundle("two"), holders=2)
+        place.claim(place.bundle("two"), holders=2)
     with pytest.raises(BlockingIOError, match="another process has had lock for"):
         claims.remove_dead(str(place.directory), place.files()[0])
     os.close(lock)
-    await place.claim(place.bundle("three"), holders=2)
+    place.claim(place.bundle("three"), holders=2)
 
 
-async def test_a_title_of_any_length_claims(place: Place) -> None:
+def test_a_title_of_any_length_claims(place: Place) -> None:
     annotations = {"io.kubernetes.cri.sandbox-name": "x" * (2 << 20)}
-    await place.claim(place.bundle("one"), {**SPEC, "annotations": annotations})
+    place.claim(place.bundle("one"), {**SPEC, "annotations": annotations})
     with pytest.raises(DeviceHeld):
-        await place.claim(place.bundle("two"))
+        place.claim(place.bundle("two"))
 
 
-async def test_the_exempt_neither_count_nor_are_refused(place: Place) -> None:
+def test_the_exempt_neither_count_nor_are_refused(place: Place) -> None:
     annotations = {"io.kubernetes.cri.sandbox-namespace": "monitoring"}
     monitor = {**SPEC, "annotations": annotations}
     exempt: dict[str, Any] = {"holders_exempt": ("monitoring",)}
-    await place.claim(place.bundle("monitor"), monitor, **exempt)
-    await place.claim(place.bundle("one"), **exempt)
-    await place.claim(place.bundle("another"), monitor, **exempt)
+    place.claim(place.bundle("monitor"), monitor, **exempt)
+    place.claim(place.bundle("one"), **exempt)
+    place.claim(place.bundle("another"), monitor, **exempt)
     with pytest.raises(DeviceHeld):
-        await place.claim(place.bundle("two"), **exempt)
+        place.claim(place.bundle("two"), **exempt)
 
 
-async def test_what_is_no_claim_is_removed(place: Place) -> None:
-    await place.claim(place.bundle("one"))
+def test_what_is_no_claim_is_removed(place: Place) -> None:
+    place.claim(place.bundle("one"))
     names = {"damaged": b"\xff", "empty": b"", "list": b"[]", "half": b'{"title": "x"}'}
     for name, content in names.items():
         (place.directory / name).write_bytes(content)
     (place.directory / ".temporary.17").write_bytes(b"{}")
     with pytest.raises(DeviceHeld):
-        await place.claim(place.bundle("two"))
+        place.claim(place.bundle("two"))
     assert len(place.files()) == 1
 
 
-async def test_claims_that_cannot_be_written_refuse(place: Place) -> None:
+def test_claims_that_cannot_be_written_refuse(place: Place) -> None:
     place.directory.parent.mkdir(exist_ok=True)
     place.directory.write_text("no directory")
     with pytest.raises(ClaimsUnusable, match="NVSHIM-E0229"):
-        await place.claim(place.bundle("one"))
+        place.claim(place.bundle("one"))
 
 
 def _try(place: Place, bundle: str, begin: Any, answers: Any) -> None:
     begin.wait()
     try:
-        anyio.run(place.claim, bundle)
+        place.claim(bundle)
     except DeviceHeld:
         answers.put("")
     else:
@@ -376,7 +370,7 @@ def test_of_many_at_once_one_has_it(place: Place) -> None:
 
 def _die_at(place: Place, bundle: str, write: int) -> None:
     """Be killed at the so manieth file that is written."""
-    real, times = bundle_files.write, 0
+    real, times = files.write, 0
 
     def counted(path: str, content: bytes, *, mode: int = 0o600) -> None:
         nonlocal times
@@ -385,8 +379,8 @@ def _die_at(place: Place, bundle: str, write: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         real(path, content, mode=mode)
 
-    claims.bundle_files.write = counted  # type: ignore[attr-defined]
-    anyio.run(place.claim, bundle)
+    files.write = counted
+    place.claim(bundle)
     time.sleep(100)
 
 
@@ -399,15 +393,15 @@ def test_who_dies_while_it_claims_neither_has_it_nor_holds_others_up(
     process.start()
     process.join(30)
     assert process.exitcode == -signal.SIGKILL
-    anyio.run(place.claim, place.bundle("two"))
+    place.claim(place.bundle("two"))
     bundle_files.release_claim(one)  # the delete verb, afterwards
     assert os.listdir(one) == []
     assert len(place.files()) == 1
 
 
-async def test_only_a_dead_claim_is_removed_by_hand(place: Place) -> None:
+def test_only_a_dead_claim_is_removed_by_hand(place: Place) -> None:
     one = place.bundle("one")
-    await place.claim(one)
+    place.claim(one)
     (name,) = place.files()
     directory = str(place.directory)
     assert [(n, c.title, holds) for n, c, holds in claims.read_claims(directory) if c] == [

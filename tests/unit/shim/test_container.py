@@ -9,25 +9,26 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from shim import namespaces
-from shim.container import Container, Surroundings
-from shim.errors import WrongProcessState
+from shim.context import ShimContext
 from shim.log import Log
-from shim.options import RuntimeOptions
-from shim.pod import Pod
-from shim.process import Event, State, StdioUris
+from shim.pod.container import Container
+from shim.pod.operations import Exits, Operations
+from shim.pod.process import Event, Process, State
 from shim.reaper import Child, Exit, Reaper
+from shim.runtime.options import RuntimeOptions
+from shim.sandbox import namespaces
+from shim.sandbox.pod import Pod
 from shim.stdio.logger import Logger
+from shim.stdio.uris import StdioUris
 
 pytestmark = pytest.mark.anyio
 
+_NO_STDIO = StdioUris("", "", "", terminal=False)
+
 
 class _Publisher:
-    def __init__(self) -> None:
-        self.events: list[str] = []
-
     def publish(self, _: str, event: Any) -> None:
-        self.events.append(type(event).__name__)
+        """It is dropped."""
 
 
 class _FailingStdio:
@@ -35,30 +36,33 @@ class _FailingStdio:
         raise OSError(errno.EMFILE, "no descriptor")
 
 
-def _container(bundle: str, publisher: _Publisher, tasks: Any = None) -> Container:
-    shim = Surroundings(
+class _Resources:
+    """As much of what a container occupies as its exits look at."""
+
+    cgroup = None
+    own_pid_namespace = True
+
+    class runtime:  # noqa: N801
+        @staticmethod
+        def end_calls(*_: str) -> None:
+            pass
+
+
+def _context(bundle: str, publisher: _Publisher, tasks: Any = None) -> ShimContext:
+    return ShimContext(
         namespace="n",
         reaper=Reaper(),
         publisher=cast("Any", publisher),
         tasks=tasks,
         log=Log(bundle, debug=False, shim="c", namespace="n"),
     )
-    uris = StdioUris("", "", "", terminal=False)
-    return Container(shim, "c", bundle, RuntimeOptions(), uris)
 
 
 async def test_what_is_to_be_restored_has_an_init_without_a_pid(tmp_path: Any) -> None:
     # An error or nothing, and a containerd that comes back would delete the task.
-    assert _container(str(tmp_path), _Publisher()).pids() == {0: ""}
-
-
-async def test_what_is_being_deleted_is_not_restored(tmp_path: Any) -> None:
-    container = _container(str(tmp_path), _Publisher())
-    container._saved = cast("Any", object())
-    container.init.stdio = cast("Any", _FailingStdio())
-    async with container._deleting:
-        with pytest.raises(WrongProcessState, match="being deleted"):
-            await container.start("")
+    bundle = str(tmp_path)
+    container = Container(_context(bundle, _Publisher()), "c", bundle, RuntimeOptions(), _NO_STDIO)
+    assert container.pids() == {0: ""}
 
 
 async def test_a_dead_logger_is_survived_without_a_descriptor(
@@ -67,29 +71,34 @@ async def test_a_dead_logger_is_survived_without_a_descriptor(
     def refuse(_: int) -> int:
         raise OSError(errno.EMFILE, "no descriptor")
 
-    log = Log(str(tmp_path), debug=False, shim="c", namespace="n")
     child = Child(4_000_000)
     child._finish(Exit(child.pid, 1, 1))
-    pipes = [*os.pipe(), *os.pipe()]
+    reading, writing = os.pipe()
     async with anyio.create_task_group() as tasks:
-        logger = Logger(tasks, log, "logger", child, pipes)
+        context = _context(str(tmp_path), _Publisher(), tasks)
+        logger = Logger(context, "logger", child, writing, [reading])
         monkeypatch.setattr(os, "dup", refuse)
         logger.watch()
     logger.close()
 
 
-async def test_an_exit_is_told_though_its_output_fails(tmp_path: Any) -> None:
-    publisher = _Publisher()
+async def test_an_exit_is_published_though_its_output_fails(tmp_path: Any) -> None:
+    reported: list[str] = []
     async with anyio.create_task_group() as tasks:
-        container = _container(str(tmp_path), publisher, tasks)
-        child = Child(4_000_000)
-        child._finish(Exit(child.pid, 3, 1))
-        container.init.child = child
-        container.init.stdio = cast("Any", _FailingStdio())
-        container.init.advance(Event.STARTED)
-        container.watch_init()
-    assert publisher.events == ["TaskExit"]
-    assert container.init.state is State.STOPPED
+        init = Process("c", "", _NO_STDIO)
+        init.child = Child(4_000_000)
+        init.child._finish(Exit(4_000_000, 3, 1))
+        init.stdio = cast("Any", _FailingStdio())
+        init.advance(Event.STARTED)
+        context = _context(str(tmp_path), _Publisher(), tasks)
+        resources: Any = _Resources()
+
+        def report(kind: Any, *_: object, **__: object) -> None:
+            reported.append(kind.__name__)
+
+        Exits(context, resources, Operations(), report=report, init=init, execs={}).watch_init()
+    assert reported == ["TaskExit"]
+    assert init.state is State.STOPPED
 
 
 async def test_namespaces_that_cannot_be_forked_leave_no_descriptor(

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from api import typeurl
 from api.errors import Status
 from api.proto import linux_runc_pb2, runc_options_pb2
-from shim import criu
-from shim.errors import (
+from shim.checkpoint import criu, images
+from shim.checkpoint.errors import (
     CheckpointFailed,
     CheckpointOptionsInvalid,
     CheckpointUnusable,
@@ -167,12 +167,12 @@ def test_config_names_each_file_for_the_dump_and_its_descriptor_for_the_restore(
 # -- the record ----------------------------------------------------------------------------------
 
 _records = st.builds(
-    criu.Record,
+    images.Record,
     st.dictionaries(
         st.from_regex(r"\Afile\[[0-9a-f]{1,8}:[0-9a-f]{1,16}\]\Z"), st.sampled_from([0, 1, 2])
     ),
     st.builds(
-        criu.Switches,
+        images.Switches,
         st.booleans(),
         st.booleans(),
         st.booleans(),
@@ -184,8 +184,8 @@ _records = st.builds(
 
 
 @given(_records)
-def test_record_is_read_as_it_was_written(record: criu.Record) -> None:
-    assert criu.Record.decode(record.encode()) == record
+def test_record_is_read_as_it_was_written(record: images.Record) -> None:
+    assert images.Record.decode(record.encode()) == record
 
 
 @given(st.one_of(st.binary(), st.recursive(
@@ -196,10 +196,10 @@ def test_record_is_read_as_it_was_written(record: criu.Record) -> None:
 ).map(lambda value: json.dumps(value).encode())))  # fmt: skip
 def test_any_content_is_a_record_or_refused(content: bytes) -> None:
     try:
-        record = criu.Record.decode(content)
+        record = images.Record.decode(content)
     except ValueError:
         return
-    assert criu.Record.decode(record.encode()) == record
+    assert images.Record.decode(record.encode()) == record
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_any_content_is_a_record_or_refused(content: bytes) -> None:
 def test_no_image_can_tell_criu_more_than_a_files_name(files: dict[str, object]) -> None:
     content = json.dumps({"files": files, "switches": {}}).encode()
     with pytest.raises(ValueError, match="files"):
-        criu.Record.decode(content)
+        images.Record.decode(content)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_no_image_can_tell_criu_more_than_a_files_name(files: dict[str, object])
 def test_no_image_can_add_arguments(switches: object) -> None:
     content = json.dumps({"files": {}, "switches": switches}).encode()
     with pytest.raises(ValueError, match="switches"):
-        criu.Record.decode(content)
+        images.Record.decode(content)
 
 
 # -- the directory -------------------------------------------------------------------------------
@@ -242,34 +242,34 @@ def test_no_image_can_add_arguments(switches: object) -> None:
 
 def _checkpoint(directory: Path) -> Path:
     directory.mkdir()
-    (directory / criu.INVENTORY).write_bytes(INVENTORY)
-    (directory / criu.DESCRIPTORS).write_text('["/dev/null", "pipe:[1]", "pipe:[2]"]')
+    (directory / images.INVENTORY).write_bytes(INVENTORY)
+    (directory / images.DESCRIPTORS).write_text('["/dev/null", "pipe:[1]", "pipe:[2]"]')
     return directory
 
 
 def test_checkpoint_of_another_shim_has_an_empty_record(tmp_path: Path) -> None:
-    assert criu.open_checkpoint(str(_checkpoint(tmp_path / "c"))) == criu.Record()
+    assert images.open_checkpoint(str(_checkpoint(tmp_path / "c"))) == images.Record()
 
 
 def test_record_in_a_checkpoint_is_read(tmp_path: Path) -> None:
     directory = _checkpoint(tmp_path / "c")
-    record = criu.Record({"file[1:2]": 1}, criu.Switches(open_tcp=True))
-    (directory / criu.RECORD).write_bytes(record.encode())
-    assert criu.open_checkpoint(str(directory)) == record
+    record = images.Record({"file[1:2]": 1}, images.Switches(open_tcp=True))
+    (directory / images.RECORD).write_bytes(record.encode())
+    assert images.open_checkpoint(str(directory)) == record
 
 
 @pytest.mark.parametrize(
     ("name", "content", "found"),
     [
-        (criu.INVENTORY, None, "no inventory.img in it"),
-        (criu.INVENTORY, b"garbage", "inventory.img is not CRIU's"),
-        (criu.INVENTORY, b"", "inventory.img is not CRIU's"),
-        (criu.DESCRIPTORS, None, "no list of descriptors"),
-        (criu.DESCRIPTORS, b"{}", "no list of descriptors"),
-        (criu.DESCRIPTORS, b"\xff", "no list of descriptors"),
-        (criu.DESCRIPTORS, b"[" * 70_000, "too long"),
-        (criu.RECORD, b"garbage", "containerd-shim-nvidia.json"),
-        (criu.RECORD, b'{"files": {"x": 1}}', "no table of files"),
+        (images.INVENTORY, None, "no inventory.img in it"),
+        (images.INVENTORY, b"garbage", "inventory.img is not CRIU's"),
+        (images.INVENTORY, b"", "inventory.img is not CRIU's"),
+        (images.DESCRIPTORS, None, "no list of descriptors"),
+        (images.DESCRIPTORS, b"{}", "no list of descriptors"),
+        (images.DESCRIPTORS, b"\xff", "no list of descriptors"),
+        (images.DESCRIPTORS, b"[" * 70_000, "too long"),
+        (images.RECORD, b"garbage", "containerd-shim-nvidia.json"),
+        (images.RECORD, b'{"files": {"x": 1}}', "no table of files"),
     ],
 )
 def test_checkpoint_that_is_none_is_refused(
@@ -280,14 +280,14 @@ def test_checkpoint_that_is_none_is_refused(
     if content is not None:
         (directory / name).write_bytes(content)
     with pytest.raises(CheckpointUnusable, match=found) as caught:
-        criu.open_checkpoint(str(directory))
+        images.open_checkpoint(str(directory))
     assert caught.value.status == Status.FAILED_PRECONDITION
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "directory"])
 def test_nothing_but_a_regular_file_is_read_of_a_checkpoint(tmp_path: Path, kind: str) -> None:
     directory = _checkpoint(tmp_path / "c")
-    path = directory / criu.RECORD
+    path = directory / images.RECORD
     if kind == "link":
         path.symlink_to("/etc/passwd")
     elif kind == "fifo":
@@ -295,7 +295,7 @@ def test_nothing_but_a_regular_file_is_read_of_a_checkpoint(tmp_path: Path, kind
     else:
         path.mkdir()
     with pytest.raises(CheckpointUnusable):
-        criu.open_checkpoint(str(directory))
+        images.open_checkpoint(str(directory))
 
 
 @pytest.mark.parametrize("name", ["pages-1.img", "core-1.img", "extra", "stats-dump"])
@@ -314,29 +314,29 @@ def test_checkpoint_with_anything_but_files_in_it_is_refused(
         except PermissionError:
             pytest.skip("needs root")
     else:
-        targets = {"link": "/etc/shadow", "link beside": criu.INVENTORY, "dangling link": "gone"}
+        targets = {"link": "/etc/shadow", "link beside": images.INVENTORY, "dangling link": "gone"}
         path.symlink_to(targets[kind])
     with pytest.raises(CheckpointUnusable, match="not a regular file"):
-        criu.open_checkpoint(str(directory))
+        images.open_checkpoint(str(directory))
 
 
 def test_checkpoint_may_have_a_directory_of_somebody_elses_in_it(tmp_path: Path) -> None:
     directory = _checkpoint(tmp_path / "c")
     (directory / "notes").mkdir()
-    criu.open_checkpoint(str(directory))
+    images.open_checkpoint(str(directory))
     (directory / "pages-1.img").mkdir()
     with pytest.raises(CheckpointUnusable, match="not a regular file"):
-        criu.open_checkpoint(str(directory))
+        images.open_checkpoint(str(directory))
 
 
 def test_parent_beside_a_checkpoint_is_found(tmp_path: Path) -> None:
     _checkpoint(tmp_path / "1")
     for number in (2, 3):
         (_checkpoint(tmp_path / str(number)) / "parent").symlink_to(f"../{number - 1}")
-    criu.open_checkpoint(str(tmp_path / "3"))
+    images.open_checkpoint(str(tmp_path / "3"))
     (tmp_path / "1" / "pages-1.img").symlink_to("/etc/shadow")
     with pytest.raises(CheckpointUnusable, match="not a regular file"):
-        criu.open_checkpoint(str(tmp_path / "3"))
+        images.open_checkpoint(str(tmp_path / "3"))
 
 
 @pytest.mark.parametrize("target", ["{top}/a/1", "../../b/1", "../../../../../etc", ".", "gone"])
@@ -347,8 +347,8 @@ def test_parent_elsewhere_is_followed_only_if_it_is_named(tmp_path: Path, target
     directory = _checkpoint(tmp_path / "a" / "2")
     (directory / "parent").symlink_to(target.format(top=tmp_path))
     with pytest.raises(CheckpointUnusable, match=r"no directory beside it|more than 64 parents"):
-        criu.open_checkpoint(str(directory))
-    criu.open_checkpoint(str(directory), str(tmp_path / "b" / "1"))
+        images.open_checkpoint(str(directory))
+    images.open_checkpoint(str(directory), str(tmp_path / "b" / "1"))
     assert os.path.samefile(directory / "parent", tmp_path / "b" / "1")
 
 
@@ -356,29 +356,29 @@ def test_parents_that_go_in_circles_end(tmp_path: Path) -> None:
     for name, parent in (("1", "2"), ("2", "1")):
         (_checkpoint(tmp_path / name) / "parent").symlink_to(f"../{parent}")
     with pytest.raises(CheckpointUnusable, match="more than 64 parents"):
-        criu.open_checkpoint(str(tmp_path / "1"))
+        images.open_checkpoint(str(tmp_path / "1"))
 
 
 @pytest.mark.parametrize("directory", ["/no/such/directory", "relative", "/etc/passwd"])
 def test_checkpoint_that_is_not_there_is_refused(directory: str) -> None:
     with pytest.raises(CheckpointUnusable, match="no such directory"):
-        criu.open_checkpoint(directory)
+        images.open_checkpoint(directory)
 
 
 def test_parent_is_found_wherever_it_was_unpacked(tmp_path: Path) -> None:
     directory, parent = _checkpoint(tmp_path / "c"), _checkpoint(tmp_path / "elsewhere")
     (directory / "parent").symlink_to("../gone")
-    criu.link_parent(str(directory), str(parent))
+    images.link_parent(str(directory), str(parent))
     assert os.path.samefile(directory / "parent", parent)
 
 
 def test_parent_that_is_not_there_is_refused(tmp_path: Path) -> None:
     directory = _checkpoint(tmp_path / "c")
     with pytest.raises(CheckpointUnusable, match="no such directory of the parent"):
-        criu.link_parent(str(directory), str(tmp_path / "none"))
+        images.link_parent(str(directory), str(tmp_path / "none"))
     (directory / "parent").mkdir()
     with pytest.raises(CheckpointUnusable, match="file exists"):
-        criu.link_parent(str(directory), str(directory))
+        images.link_parent(str(directory), str(directory))
 
 
 # -- what went wrong -----------------------------------------------------------------------------
@@ -470,7 +470,7 @@ SAID: Final = "criu failed: type NOTIFY errno 0 log file: /w/dump.log"
             "libcriu",
         ),
         ("restore", "CRIU version 20000 must be 30000 or higher", "", CriuTooOld, "must be 30000"),
-        ("checkpoint", "", "", CriuUnsupportedByRuntime, "knows no checkpoint"),
+        ("checkpoint", "", "", CriuUnsupportedByRuntime, "has no command checkpoint"),
         ("restore", "unknown command restore", "", CriuUnsupportedByRuntime, "unknown command"),
     ],
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import _socket
 import os
+import socket
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import anyio
@@ -11,8 +11,8 @@ import pytest
 
 from api.proto import events_pb2
 from integration.byhand import EventsServer
-from shim.events import Publisher
 from shim.log import Log
+from shim.pod.events import Publisher
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,10 +39,11 @@ async def test_one_event_of_memory_stands_for_all_that_would_follow_it(tmp_path:
         assert server.of("c1") == ["TaskStart", "TaskOOM", "TaskExit e1", "TaskOOM", "TaskExit"]
         # The first of a queue may be on its way when the next comes.
         assert server.of("c2") == ["TaskOOM"] * 2
+        publisher.close()
         tasks.cancel_scope.cancel()
 
 
-class _Faulty(_socket.socket):
+class _Faulty(socket.socket):
     """A socket of a kernel, or an interpreter, that nobody foresaw."""
 
     failures: ClassVar[list[Exception]] = []
@@ -69,7 +70,7 @@ async def test_whatever_goes_wrong_in_a_delivery_ends_nothing_and_loses_nothing(
     async with anyio.create_task_group() as tasks:
         await tasks.start(server.serve)
         monkeypatch.setattr(_Faulty, "failures", [KeyError(1), RuntimeError("it was over")])
-        monkeypatch.setattr(_socket, "socket", _Faulty)
+        monkeypatch.setattr(socket, "socket", _Faulty)
         publisher = Publisher(path, "ns", tasks, Log(str(tmp_path), debug=False))
         publisher.publish("c1", events_pb2.TaskStart(container_id="c1"))
         publisher.publish("c2", events_pb2.TaskStart(container_id="c2"))
@@ -79,4 +80,5 @@ async def test_whatever_goes_wrong_in_a_delivery_ends_nothing_and_loses_nothing(
         # An event whose answer was lost is told once more.
         assert {"TaskStart"} == {*server.of("c1")} == {*server.of("c2")}
         assert publisher.waiting == 0
+        publisher.close()
         tasks.cancel_scope.cancel()

@@ -6,8 +6,8 @@ import os
 import subprocess
 from typing import TYPE_CHECKING
 
-from shim.cgroup import pids_in
-from shim.folders import at_and_below
+from shim.cgroup.cgroup import pids_in
+from shim.files import at_and_below
 
 if TYPE_CHECKING:
     from pathlib import Path

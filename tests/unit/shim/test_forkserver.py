@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 
 from api.errors import NvshimError
-from shim import forkserver
+from shim.forkserver import serving
 
 
 @pytest.mark.parametrize("error", [NvshimError("a", found="b"), OSError(), TypeError()])
@@ -16,5 +16,5 @@ def test_what_cannot_be_read_of_the_node_is_for_who_asks_for_it(
 ) -> None:
     failing = Mock(side_effect=error)
     monkeypatch.setattr("hooks.engine.load_inventory", failing)
-    forkserver._look_at_node()
+    serving.look_at_node()
     assert failing.call_count == 1

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from shim import holder
-from shim.errors import MachineUnsupported
+from shim.sandbox import holder
+from shim.sandbox.errors import MachineUnsupported
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:

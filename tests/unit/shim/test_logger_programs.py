@@ -86,10 +86,10 @@ def test_a_link_of_somebody_elses_is_not_followed(place: str) -> None:
     ("name", "found"),
     [
         ("missing", "No such file"),
-        ("logger/x", "no directory"),
+        ("logger/x", "not a directory"),
         ("", "directory"),
         ("loop", "too many links"),
-        ("device", "no program"),
+        ("device", "not a program"),
         ("name" * 100, "File name too long"),
     ],
 )

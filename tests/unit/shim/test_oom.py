@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from shim import oom
-from shim.cgroup import UNIFIED, Cgroup
+from shim.cgroup import oom
+from shim.cgroup.cgroup import UNIFIED, Cgroup
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 from google.protobuf.any_pb2 import Any as AnyMessage
 
 from api.proto import linux_runc_pb2, runc_options_pb2, runtimeoptions_pb2
-from shim import options as options_module
 from shim.errors import InvalidRuntimeOptions, SystemdNotRunning
-from shim.options import RuntimeOptions, read_options, with_cgroup_driver
+from shim.runtime import options as options_module
+from shim.runtime.options import RuntimeOptions, read_options, with_cgroup_driver
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,6 +30,7 @@ _ALL = RuntimeOptions(
     criu_path="/opt/criu",
     criu_image_path="/checkpoints/c1",
     criu_work_path="/var/log/criu",
+    shim_cgroup="/shims",
 )
 
 _ALL_TOML = """
@@ -42,6 +44,7 @@ IoGid = 1001
 CriuPath = "/opt/criu"
 CriuImagePath = "/checkpoints/c1"
 CriuWorkPath = "/var/log/criu"
+ShimCgroup = "/shims"
 """
 
 
@@ -67,6 +70,7 @@ def test_options_of_runc_are_taken_whole(prefix: str) -> None:
         criu_path="/opt/criu",
         criu_image_path="/checkpoints/c1",
         criu_work_path="/var/log/criu",
+        shim_cgroup="/shims",
     )
     assert read_options(_any(prefix + _RUNC, options.SerializeToString())) == _ALL
 
@@ -79,6 +83,7 @@ def test_options_that_clients_of_containerd_1_send_to_runtimes_they_do_not_know(
         io_gid=1001,
         criu_image_path="/checkpoints/c1",
         criu_work_path="/var/log/criu",
+        shim_cgroup="/shims",
     )
     url = "containerd.linux.runc.CreateOptions"
     assert read_options(_any(url, options.SerializeToString())) == RuntimeOptions(
@@ -88,6 +93,7 @@ def test_options_that_clients_of_containerd_1_send_to_runtimes_they_do_not_know(
         io_gid=1001,
         criu_image_path="/checkpoints/c1",
         criu_work_path="/var/log/criu",
+        shim_cgroup="/shims",
     )
     with pytest.raises(InvalidRuntimeOptions):
         read_options(_any(url, b"\xff"))
@@ -99,10 +105,28 @@ def test_options_of_cri_are_a_toml_body() -> None:
 
 
 def test_options_of_cri_may_be_a_path(tmp_path: Path) -> None:
-    path = tmp_path / "options.toml"
-    path.write_text(_ALL_TOML)
+    (tmp_path / "real.toml").write_text(_ALL_TOML)
+    path = tmp_path / "options.toml"  # a link, as a ConfigMap's files are
+    path.symlink_to("real.toml")
     options = runtimeoptions_pb2.Options(config_path=str(path))
     assert read_options(_any(_TOML, options.SerializeToString())) == _ALL
+
+
+def test_a_path_that_is_no_readable_file_is_said_in_words(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with open(tmp_path / "huge", "wb") as file:
+        file.truncate((1 << 20) + 1)
+    for path, found in (
+        (tmp_path / "missing", "cannot be read: no such file"),
+        (tmp_path, "not a regular file"),
+        (tmp_path / "fifo", "not a regular file"),
+        (tmp_path / "huge", "more than 1048576 bytes"),
+        ("relative.toml", "not an absolute path"),
+        ("/nul\0byte", "not an absolute path"),
+    ):
+        options = runtimeoptions_pb2.Options(config_path=str(path))
+        with pytest.raises(InvalidRuntimeOptions, match=found):
+            read_options(_any(_TOML, options.SerializeToString()))
 
 
 # What people copy from the handler of runc, as containerd 1.6 and 2.x write it by default.
@@ -131,7 +155,7 @@ def _toml(text: str) -> AnyMessage:
         "",
         _DEFAULTS_TOML,
         'TypeUrl = "runtimeoptions.v1.Options"\nConfigPath = ""\nConfigBody = ""\n',
-        'TaskApiAddress = "unix:///run/s"\nTaskApiVersion = 3\nShimCgroup = "/shims"\n',
+        'TaskApiAddress = "unix:///run/s"\nTaskApiVersion = 3\n',
         "IoUid = 0.0\n",
     ],
 )

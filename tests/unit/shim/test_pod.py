@@ -9,8 +9,8 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 
 from api import typeurl
 from api.proto import pod_pb2
-from shim.errors import InvalidPodConfig, SysctlRefused
-from shim.pod import IdMapping, Pod, cgroup_path, choose_sysctls, read_pod, sysctl_path
+from shim.sandbox.errors import InvalidPodConfig, SysctlRefused
+from shim.sandbox.pod import IdMapping, Pod, cgroup_path, choose_sysctls, read_pod, sysctl_path
 
 URL = "runtime.v1.PodSandboxConfig"
 DEFAULTS = (

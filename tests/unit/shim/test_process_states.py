@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 
-import anyio
 import pytest
 
-from shim import process as process_module
 from shim.errors import WrongProcessState
-from shim.process import TRANSITIONS, Event, Process, State, StdioUris, Underway
+from shim.pod import process as process_module
+from shim.pod.process import TRANSITIONS, Event, Process, State
+from shim.stdio.uris import StdioUris
 
 
 def _process(state: State) -> Process:
@@ -44,23 +44,3 @@ def test_the_table_in_the_docstring_is_the_table() -> None:
         if len(row) >= 3 and row[0] in State.__members__ and row[1] in Event.__members__
     }
     assert drawn == TRANSITIONS
-
-
-@pytest.mark.anyio
-async def test_what_is_under_way_is_waited_for_to_the_last() -> None:
-    underway = Underway()
-    waited = []
-
-    async def wait() -> None:
-        await underway.none()
-        waited.append("none")
-
-    await wait()
-    async with anyio.create_task_group() as tasks:
-        with underway:
-            with underway:
-                tasks.start_soon(wait)
-                await anyio.wait_all_tasks_blocked()
-            await anyio.wait_all_tasks_blocked()
-            assert waited == ["none"]
-    assert waited == ["none", "none"]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import Final
 
-from shim import cgroup
+from shim.cgroup import cgroup
 
 # In a mount namespace in which /sys/fs/cgroup is what argv[1] says: "v2", or what it was.
 _PROGRAM: Final = """
@@ -15,7 +15,8 @@ import os, subprocess, sys
 if sys.argv[1] == "v2":
     subprocess.run(["umount", "--lazy", "--recursive", "/sys/fs/cgroup"], check=True)
     subprocess.run(["mount", "-t", "cgroup2", "none", "/sys/fs/cgroup"], check=True)
-from shim import cgroup, remains
+from shim.cgroup import cgroup
+from shim.runtime import remains
 root = cgroup._mounted().mounts[cgroup.UNIFIED][1]
 name = f"nvshim-unit-{os.getpid()}"
 # Somebody else's, in a cgroup whose inside looks like the top, and the container's own.

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shim.cgroup.resources import encode
 from shim.errors import InvalidResources
-from shim.resources import encode
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -13,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.errors import Status
-from api.values import changed
-from shim import runtime as runtime_module
 from shim import syscalls
 from shim.errors import ProcessFinished, ProgramNotFound, ProgramTimeout, RuntimeFailed
-from shim.options import RuntimeOptions
-from shim.runtime import ChildStdio, LowLevelRuntime, last_error
+from shim.runtime import runtime as runtime_module
+from shim.runtime.options import RuntimeOptions
+from shim.runtime.runtime import POINTLESS, LowLevelRuntime, last_error
+from shim.stdio.stdio import ChildStdio
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -45,7 +46,7 @@ def _runtime(
     binary.chmod(0o755)
     return LowLevelRuntime(
         reaper,
-        changed(options, binary_name=str(binary)),
+        replace(options, binary_name=str(binary)),
         container_id="c1",
         root="/run/r",
         bundle=str(directory),
@@ -270,7 +271,7 @@ async def test_only_what_can_do_nothing_any_more_is_ended_with_init(
 
     async def call(verb: str) -> None:
         try:
-            await getattr(runtime, verb)()
+            await (runtime.start() if verb == "start" else runtime.delete())
         except RuntimeFailed as error:
             outcomes[verb] = error.found
         else:
@@ -281,7 +282,7 @@ async def test_only_what_can_do_nothing_any_more_is_ended_with_init(
             tasks.start_soon(call, verb)
         await anyio.sleep(0.2)
         assert sorted(verb for _, verb in runtime.calls()) == ["delete", "start"]
-        runtime.end_pointless_calls()
+        runtime.end_calls(*POINTLESS)
     assert outcomes == {"start": "exit status 137, and no word why", "delete": ""}
 
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from shim import bundle
-from shim.errors import BundleUnusable, WrongSandboxState
-from shim.pod import Pod
-from shim.sandbox import Sandbox, State
+from shim.errors import BundleUnusable
+from shim.sandbox import members
+from shim.sandbox.errors import WrongSandboxState
+from shim.sandbox.pod import Pod
+from shim.sandbox.sandbox import Sandbox, State
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -127,23 +129,23 @@ def test_a_malformed_spec_is_left_to_the_runtime(spec: dict[str, Any]) -> None:
 def test_what_is_noted_of_members_and_holder_is_read_again(tmp_path: Path) -> None:
     directory = str(tmp_path)
     record = bundle.RuntimeRecord("crun", "/run/root", systemd_cgroup=True)
-    bundle.write_member(directory, "web.1-a", "/bundles/web", record)
-    assert bundle.members(directory) == ["web.1-a"]
-    where, read = bundle.read_member(directory, "web.1-a")
+    members.write_member(directory, "web.1-a", "/bundles/web", record)
+    assert members.members(directory) == ["web.1-a"]
+    where, read = members.read_member(directory, "web.1-a")
     assert (where, read.binary, read.root, read.systemd_cgroup) == (
         "/bundles/web", "crun", "/run/root", True,
     )  # fmt: skip
-    bundle.forget_member(directory, "web.1-a")
-    bundle.forget_member(directory, "web.1-a")
-    assert bundle.members(directory) == []
-    assert bundle.members(f"{directory}/none") == []
-    assert bundle.read_holder(directory) == (0, 0)
-    bundle.write_holder(directory, 12, 345)
-    assert bundle.read_holder(directory) == (12, 345)
+    members.forget_member(directory, "web.1-a")
+    members.forget_member(directory, "web.1-a")
+    assert members.members(directory) == []
+    assert members.members(f"{directory}/none") == []
+    assert members.read_holder(directory) == (0, 0)
+    members.write_holder(directory, 12, 345)
+    assert members.read_holder(directory) == (12, 345)
 
 
 @pytest.mark.parametrize("text", ["12", "12 x", "-1 2", "1 2 3"])
 def test_a_note_of_a_holder_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "holder").write_text(text)
     with pytest.raises(BundleUnusable):
-        bundle.read_holder(str(tmp_path))
+        members.read_holder(str(tmp_path))

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 import pytest
 
-from shim import service, sockets
+from shim import sockets
+from shim.pod import service
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +22,7 @@ class _Publisher:
 
 
 class _Shim:
-    """As much of the containers' surroundings as a service without containers looks at."""
+    """As much of a shim's context as its end depends on."""
 
     def __init__(self) -> None:
         self.publisher = _Publisher()
@@ -30,7 +31,7 @@ class _Shim:
 
 
 class _Node:
-    """A service at a socket."""
+    """A shim at a socket."""
 
     def __init__(self, directory: Path) -> None:
         self.path = str(directory / "socket")
@@ -38,12 +39,12 @@ class _Node:
         self.shim = _Shim()
         self.ended = anyio.Event()
         own = service.OwnSocket(self.path, sockets.identity(self.path))
-        self.service = service.TaskService(cast("Any", self.shim), own, self.ended.set)
+        self.lifetime = service.Lifetime(cast("Any", self.shim), own, {}, self.ended.set)
 
     async def ends_within(self, seconds: float) -> bool:
         async with anyio.create_task_group() as tasks:
             self.shim.tasks = tasks
-            tasks.start_soon(self.service.end_when_unused)
+            tasks.start_soon(self.lifetime.end_when_unused)
             with anyio.move_on_after(seconds):
                 await self.ended.wait()
             tasks.cancel_scope.cancel()
@@ -78,7 +79,7 @@ async def test_but_not_for_ever(node: _Node, monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_it_stays_while_a_container_is_announced(node: _Node, tmp_path: Path) -> None:
-    assert sockets.join(node.path, "c1", str(tmp_path)) is None
+    assert sockets.listen(node.path, container_id="c1", bundle_path=str(tmp_path)) is None
     assert not await node.ends_within(0.3)
     sockets.forget(node.path, "c1")
     assert await node.ends_within(5)
@@ -91,7 +92,7 @@ async def test_one_that_was_kept_by_who_looked_for_another_ends_soon(
     async with anyio.create_task_group() as tasks:
         node.shim.tasks = tasks
         with sockets._Lock(node.path):
-            node.service.end_when_empty("pod")
+            node.lifetime.end_when_empty("pod")
             await anyio.sleep(0.3)
             assert not node.ended.is_set()
         with anyio.fail_after(20):
@@ -103,5 +104,5 @@ async def test_it_stays_while_it_holds_a_sandbox(node: _Node) -> None:
     node.shim.sandbox = object()
     assert not await node.ends_within(0.3)
     node.shim.sandbox = None
-    node.service.end_when_empty("pod")
-    assert node.service.ending
+    node.lifetime.end_when_empty("pod")
+    assert node.lifetime.ending

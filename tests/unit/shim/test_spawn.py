@@ -128,7 +128,7 @@ async def test_a_program_that_hangs_is_killed_and_reaped(reaper: Reaper) -> None
 _WITH_FURTHER = """
 import json, os, sys
 sys.path += sys.argv[1:]
-import anyio
+from shim import loop
 from shim.reaper import Reaper
 from shim.spawn import reserve_numbers, spawn
 
@@ -162,7 +162,7 @@ async def main():
         assert os.path.samestat(os.fstat(number), os.fstat(0))
         assert not os.get_inheritable(number)
 
-anyio.run(main)
+loop.run(main)
 """
 
 

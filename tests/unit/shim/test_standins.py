@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import pytest
 
-from shim import standins, statedir
 from shim.reaper import Child, Exit
-from shim.standins import StandIns
-from shim.statedir import Kind
+from shim.runtime import standins, statedir
+from shim.runtime.standins import StandIns
+from shim.runtime.statedir import Kind
 
 if TYPE_CHECKING:
     from pathlib import Path

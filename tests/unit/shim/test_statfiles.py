@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shim import statfiles
+from shim.cgroup import statfiles
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,30 +38,30 @@ MOST = 2**64 - 1
     ],
 )
 def test_a_number_is_read_or_nothing(text: str, number: int | None) -> None:
-    assert statfiles.to_number(text) == number
+    assert statfiles.number(text) == number
 
 
 def test_no_limit_is_what_the_version_says_that_it_is() -> None:
-    assert statfiles.to_number("max", unlimited=0) == 0
+    assert statfiles.number("max", unlimited=0) == 0
 
 
 @given(st.text())
 def test_whatever_a_text_is_it_is_no_error(text: str) -> None:
-    number = statfiles.to_number(text)
+    number = statfiles.number(text)
     assert number is None or 0 <= number <= MOST
-    assert all(0 <= value <= MOST for value in statfiles.to_table(text).values())
-    for _, pairs in statfiles.to_nested(text):
+    assert all(0 <= value <= MOST for value in statfiles.table(text).values())
+    for _, pairs in statfiles.nested(text):
         assert pairs
 
 
 def test_lines_that_are_no_pair_are_skipped() -> None:
     text = "anon 1\nfile\nshmem 2 3\nslab x\n\nsock 4\n"
-    assert statfiles.to_table(text) == {"anon": 1, "sock": 4}
+    assert statfiles.table(text) == {"anon": 1, "sock": 4}
 
 
 def test_nested_entries_keep_their_order() -> None:
     text = "8:0 rbytes=1 wbytes=2\n8:16 junk rios=3\n253:0\n"
-    assert statfiles.to_nested(text) == [
+    assert statfiles.nested(text) == [
         ("8:0", {"rbytes": "1", "wbytes": "2"}),
         ("8:16", {"rios": "3"}),
     ]
@@ -69,19 +69,19 @@ def test_nested_entries_keep_their_order() -> None:
 
 def test_what_is_missing_is_nothing(tmp_path: Path) -> None:
     directory = str(tmp_path / "gone")
-    assert statfiles.read(directory, "x") is None
-    assert statfiles.number(directory, "x") is None
-    assert statfiles.table(directory, "x") == {}
-    assert statfiles.nested(directory, "x") == []
-    assert statfiles.rdma(directory, "x") == []
+    text = statfiles.text_of(directory, "x")
+    assert text == ""
+    assert statfiles.table(text) == {}
+    assert statfiles.nested(text) == []
+    assert statfiles.rdma(text) == []
     assert statfiles.page_sizes(directory, ".current") == []
 
 
 def test_a_directory_or_bytes_in_place_of_a_file_are_no_error(tmp_path: Path) -> None:
     (tmp_path / "directory").mkdir()
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00 1\nanon 2\n")
-    assert statfiles.number(str(tmp_path), "directory") is None
-    assert statfiles.table(str(tmp_path), "bytes")["anon"] == 2
+    assert statfiles.text_of(str(tmp_path), "directory") == ""
+    assert statfiles.table(statfiles.text_of(str(tmp_path), "bytes"))["anon"] == 2
 
 
 def test_sizes_of_huge_pages_are_found_by_their_files(tmp_path: Path) -> None:
@@ -93,12 +93,12 @@ def test_sizes_of_huge_pages_are_found_by_their_files(tmp_path: Path) -> None:
     assert statfiles.page_sizes(str(tmp_path), ".current") == ["1GB", "32MB", "2MB", "64KB"]
 
 
-def test_limits_of_rdma_fit_their_field(tmp_path: Path) -> None:
-    (tmp_path / "rdma.max").write_text(
+def test_limits_of_rdma_fit_their_field() -> None:
+    text = (
         "mlx4_0 hca_handle=2 hca_object=2000\nocrdma1 hca_handle=3 hca_object=max\n"
         "x hca_handle=99999999999\n"
     )
-    assert statfiles.rdma(str(tmp_path), "rdma.max") == [
+    assert statfiles.rdma(text) == [
         ("mlx4_0", 2, 2000),
         ("ocrdma1", 3, 2**32 - 1),
         ("x", 2**32 - 1, 0),

@@ -10,8 +10,8 @@ from google.protobuf import text_format
 
 from api.proto import cgroups_v1_pb2 as v1
 from api.proto import cgroups_v2_pb2 as v2
-from shim import netdev, stats, stats_v1, stats_v2, taskstats
-from shim.cgroup import UNIFIED, Cgroup
+from shim.cgroup import stats
+from shim.cgroup.cgroup import UNIFIED, Cgroup
 from shim.errors import CgroupNotFound
 from tests.harness.messages import flat
 
@@ -176,7 +176,7 @@ def _tree(root: Path, files: dict[str, str]) -> dict[str, str]:
 
 
 def _read_v1(root: Path, files: dict[str, str]) -> v1.Metrics:
-    return stats_v1.metrics(_tree(root, files), {(8, 0): "/dev/sda"}, ticks=100)
+    return stats.metrics_v1(_tree(root, files), {(8, 0): "/dev/sda"}, ticks=100)
 
 
 def test_everything_of_version_1_is_read(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_everything_of_version_1_is_read(tmp_path: Path) -> None:
 
 def test_everything_of_version_2_is_read(tmp_path: Path) -> None:
     _tree(tmp_path, V2)
-    assert stats_v2.metrics(str(tmp_path)) == text_format.Parse(FROM_V2, v2.Metrics())
+    assert stats.metrics_v2(str(tmp_path)) == text_format.Parse(FROM_V2, v2.Metrics())
 
 
 @pytest.mark.parametrize("missing", V1)
@@ -205,9 +205,9 @@ def test_a_file_that_version_2_does_not_offer_takes_no_other_field_with_it(
     tmp_path: Path, missing: str
 ) -> None:
     _tree(tmp_path, V2)
-    whole = flat(stats_v2.metrics(str(tmp_path)))
+    whole = flat(stats.metrics_v2(str(tmp_path)))
     (tmp_path / missing).unlink()
-    part = flat(stats_v2.metrics(str(tmp_path)))
+    part = flat(stats.metrics_v2(str(tmp_path)))
     assert part.items() <= whole.items()
     lost = {path.split(".")[1].partition("[")[0] for path in whole.keys() - part.keys()}
     assert lost <= {missing.partition(".")[0], missing.replace(".", "_")}
@@ -220,7 +220,7 @@ def test_garbage_in_any_file_is_no_error(tmp_path: Path, content: str) -> None:
     metrics = _read_v1(tmp_path / "v1", dict.fromkeys(V1, content))
     assert metrics.SerializeToString()
     _tree(tmp_path / "v2", dict.fromkeys(V2, content))
-    assert stats_v2.metrics(str(tmp_path / "v2")).SerializeToString()
+    assert stats.metrics_v2(str(tmp_path / "v2")).SerializeToString()
 
 
 def test_controllers_that_the_container_is_not_in_are_left_out(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_controllers_that_the_container_is_not_in_are_left_out(tmp_path: Path) -
 
 def test_parts_of_version_2_are_there_also_without_their_controllers(tmp_path: Path) -> None:
     _tree(tmp_path, {"cpu.stat": "usage_usec 5\n"})
-    metrics = stats_v2.metrics(str(tmp_path))
+    metrics = stats.metrics_v2(str(tmp_path))
     assert [field.name for field, _ in metrics.ListFields()] == [
         "pids", "cpu", "memory", "rdma", "io",
     ]  # fmt: skip
@@ -270,7 +270,7 @@ def test_block_devices_have_the_name_of_their_first_line() -> None:
         "major minor  #blocks  name\n\n   8        0   10485760 sda\n   8        1    1 sda1\n"
         "   8        0   10485760 again\n 259 0 5 nvme0n1\nx y z w\n"
     )
-    assert stats_v1.block_devices(text) == {
+    assert stats.block_devices(text) == {
         (8, 0): "/dev/sda", (8, 1): "/dev/sda1", (259, 0): "/dev/nvme0n1",
     }  # fmt: skip
 
@@ -286,29 +286,23 @@ eth0.7:18446744073709551615 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
 
 
 def test_interfaces_are_read_with_their_counters() -> None:
-    loopback, ethernet = netdev.parse(NET_DEV)
-    assert loopback == netdev.Interface("lo", 504, 6, 0, 0, 505, 7, 0, 0)
-    assert ethernet == netdev.Interface("eth0.7", MOST, 2, 3, 4, 9, 10, 11, 12)
+    assert stats.parse_interfaces(NET_DEV) == {
+        "lo": _counters(504, 6, 0, 0, 505, 7, 0, 0),
+        "eth0.7": _counters(MOST, 2, 3, 4, 9, 10, 11, 12),
+    }
+
+
+def _counters(*values: int) -> dict[str, int]:
+    names = (
+        "rx_bytes", "rx_packets", "rx_errors", "rx_dropped",
+        "tx_bytes", "tx_packets", "tx_errors", "tx_dropped",
+    )  # fmt: skip
+    return dict(zip(names, values, strict=True))
 
 
 def test_our_own_network_is_no_containers() -> None:
-    assert netdev.interfaces_of(os.getpid()) == []
-    assert netdev.interfaces_of(2**22 + 1) == []
-
-
-def test_an_answer_of_the_kernel_is_taken_apart() -> None:
-    attributes = taskstats.encode_attribute(1, b"12345") + taskstats.encode_attribute(2, b"ab")
-    length = 16 + 4 + len(attributes)
-    header = length.to_bytes(4, "little") + (30).to_bytes(2, "little") + bytes(10)
-    message = header + bytes(4) + attributes + b"what follows"
-    assert taskstats.decode_answer(message, 30) == {1: b"12345", 2: b"ab"}
-    with pytest.raises(KeyError):
-        taskstats.decode_answer(message, 31)
-
-
-def test_what_is_no_cgroup_has_no_tasks_to_count(tmp_path: Path) -> None:
-    assert taskstats.count_tasks(str(tmp_path)) is None
-    assert taskstats.count_tasks(str(tmp_path / "gone")) is None
+    assert stats.interfaces_of(os.getpid()) == {}
+    assert stats.interfaces_of(2**22 + 1) == {}
 
 
 def test_a_container_without_cgroup_or_whose_cgroup_is_gone_is_not_found(tmp_path: Path) -> None:

@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import array
+import errno
 import fcntl
 import os
 import pty
+import signal
 import socket
 import stat
 import termios
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import pytest
 
-from shim.errors import StdioUnavailable
+from shim.context import ShimContext
+from shim.errors import StdioTimeout, StdioUnavailable
 from shim.log import Log
-from shim.stdio import PlainStdio, TerminalStdio
-from shim.stdio.uris import parse_outputs, parse_stdin
+from shim.pod.process import Process
+from shim.stdio import Stdio, files, open_stdio
+from shim.stdio.uris import StdioUris
+from tests.harness.fuse import FILE, fuse
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from pathlib import Path
 
     from anyio.abc import TaskGroup
 
-    Plain = Callable[..., PlainStdio]
-    WithTerminal = Callable[..., TerminalStdio]
+    from shim.reaper import Reaper
+
+    Open = Callable[..., Awaitable[Stdio]]
 
 pytestmark = pytest.mark.anyio
 
@@ -40,35 +47,40 @@ def log(tmp_path: Path) -> Log:
 
 
 @pytest.fixture
-async def tasks() -> AsyncIterator[TaskGroup]:
+async def tasks(reaper: Reaper) -> AsyncIterator[TaskGroup]:
+    """What stdio runs in the background, which ends before who reaps its children."""
     async with anyio.create_task_group() as tasks:
         yield tasks
 
 
 @pytest.fixture
-def plain(tasks: TaskGroup, log: Log) -> Plain:
-    """Open stdio without a terminal, by URIs."""
+def plain(tasks: TaskGroup, log: Log, reaper: Reaper, tmp_path: Path) -> Open:
+    """Open stdio by URIs, of init or of an exec, whose output is relayed."""
+    shim = ShimContext(
+        namespace="n", reaper=reaper, publisher=cast("Any", None), tasks=tasks, log=log
+    )
 
-    def open_(*, stdin: str = "", stdout: str = "", stderr: str = "", **more: Any) -> PlainStdio:
-        places = parse_outputs(stdout, stderr)
-        return PlainStdio(
-            tasks, log, stdin=parse_stdin(stdin), stdout=places[0], stderr=places[1], **more
-        )
+    async def open_(
+        *,
+        stdin: str = "",
+        stdout: str = "",
+        stderr: str = "",
+        terminal: bool = False,
+        relayed: bool = False,
+        bundle: Path = tmp_path,
+        **more: Any,
+    ) -> Stdio:
+        uris = StdioUris(stdin, stdout, stderr, terminal=terminal)
+        process = Process("c", "e1" if relayed else "", uris)
+        return await open_stdio(shim, process, bundle=str(bundle), **more)
 
     return open_
 
 
 @pytest.fixture
-def terminal(tasks: TaskGroup, log: Log, tmp_path: Path) -> WithTerminal:
+def terminal(plain: Open) -> Open:
     """Open stdio with a terminal, by URIs."""
-
-    def open_(*, stdin: str = "", stdout: str = "", bundle: Path = tmp_path) -> TerminalStdio:
-        place, _ = parse_outputs(stdout, "", terminal=True)
-        return TerminalStdio(
-            tasks, log, stdin=parse_stdin(stdin), stdout=place, socket_directory=str(bundle)
-        )
-
-    return open_
+    return partial(plain, terminal=True)
 
 
 def _fifo(path: Path) -> str:
@@ -91,7 +103,7 @@ def open_fds() -> Iterator[None]:
     assert set(os.listdir("/proc/self/fd")) <= before
 
 
-def _write_end(stdio: PlainStdio) -> int:
+def _write_end(stdio: Stdio) -> int:
     """A process's own copy of its stdout."""
     stdout = stdio.child().stdout
     assert stdout is not None
@@ -112,9 +124,9 @@ async def _read_all_slowly(fd: int, *, until: bytes) -> bytes:
 
 @pytest.mark.parametrize("relayed", [False, True])
 async def test_output_ends_when_the_process_has_closed_it(
-    tmp_path: Path, open_fds: None, plain: Plain, *, relayed: bool
+    tmp_path: Path, open_fds: None, plain: Open, *, relayed: bool
 ) -> None:
-    stdio = plain(stdout=_fifo(tmp_path / "out"), relayed=relayed)
+    stdio = await plain(stdout=_fifo(tmp_path / "out"), relayed=relayed)
     client = os.open(tmp_path / "out", os.O_RDONLY | os.O_NONBLOCK)
     process = _write_end(stdio)
     await stdio.started()
@@ -129,9 +141,9 @@ async def test_output_ends_when_the_process_has_closed_it(
 
 @pytest.mark.parametrize("relayed", [False, True])
 async def test_a_client_that_goes_away_does_not_break_the_pipe(
-    tmp_path: Path, open_fds: None, plain: Plain, *, relayed: bool
+    tmp_path: Path, open_fds: None, plain: Open, *, relayed: bool
 ) -> None:
-    stdio = plain(stdout=_fifo(tmp_path / "out"), relayed=relayed)
+    stdio = await plain(stdout=_fifo(tmp_path / "out"), relayed=relayed)
     process = _write_end(stdio)
     await stdio.started()
     os.close(os.open(tmp_path / "out", os.O_RDONLY | os.O_NONBLOCK))
@@ -145,10 +157,8 @@ async def test_a_client_that_goes_away_does_not_break_the_pipe(
     await anyio.wait_all_tasks_blocked()
 
 
-async def test_only_close_stdin_ends_the_input(
-    tmp_path: Path, open_fds: None, plain: Plain
-) -> None:
-    stdio = plain(stdin=_fifo(tmp_path / "in"))
+async def test_only_close_stdin_ends_the_input(tmp_path: Path, open_fds: None, plain: Open) -> None:
+    stdio = await plain(stdin=_fifo(tmp_path / "in"))
     theirs = stdio.child().stdin
     assert theirs is not None
     process = os.dup(theirs)
@@ -173,9 +183,9 @@ async def test_only_close_stdin_ends_the_input(
 
 @pytest.mark.parametrize("relayed", [False, True])
 async def test_the_process_gets_blocking_descriptors(
-    tmp_path: Path, open_fds: None, plain: Plain, *, relayed: bool
+    tmp_path: Path, open_fds: None, plain: Open, *, relayed: bool
 ) -> None:
-    stdio = plain(
+    stdio = await plain(
         stdin=_fifo(tmp_path / "in"),
         stdout=_fifo(tmp_path / "out"),
         stderr=_fifo(tmp_path / "err"),
@@ -187,12 +197,12 @@ async def test_the_process_gets_blocking_descriptors(
 
 
 async def test_one_uri_for_stdout_and_stderr_is_one_pipe_in_the_order_written(
-    tmp_path: Path, open_fds: None, plain: Plain
+    tmp_path: Path, open_fds: None, plain: Open
 ) -> None:
     log = tmp_path / "logs" / "of today" / "out"
     uri = f"file://{log}".replace(" ", "%20")
     for line in (b"1\n", b"2\n"):
-        stdio = plain(stdout=uri, stderr=uri)
+        stdio = await plain(stdout=uri, stderr=uri)
         child = stdio.child()
         assert child.stdout == child.stderr
         process = _write_end(stdio)
@@ -206,11 +216,11 @@ async def test_one_uri_for_stdout_and_stderr_is_one_pipe_in_the_order_written(
 
 
 async def test_a_process_never_has_a_file_itself(
-    tmp_path: Path, open_fds: None, plain: Plain
+    tmp_path: Path, open_fds: None, plain: Open
 ) -> None:
     (tmp_path / "in").write_bytes(b"typed")
     (tmp_path / "plain").write_bytes(b"")
-    stdio = plain(
+    stdio = await plain(
         stdin=str(tmp_path / "in"),
         stdout=f"file://{tmp_path}/log",
         stderr=str(tmp_path / "plain"),
@@ -237,9 +247,9 @@ async def test_a_process_never_has_a_file_itself(
 
 @pytest.mark.parametrize("relayed", [False, True])
 async def test_what_the_process_gets_belongs_to_the_owner_asked_for(
-    tmp_path: Path, open_fds: None, plain: Plain, *, relayed: bool
+    tmp_path: Path, open_fds: None, plain: Open, *, relayed: bool
 ) -> None:
-    stdio = plain(
+    stdio = await plain(
         stdin=_fifo(tmp_path / "in"),
         stdout=_fifo(tmp_path / "out"),
         stderr=f"file://{tmp_path}/log",
@@ -256,26 +266,26 @@ async def test_what_the_process_gets_belongs_to_the_owner_asked_for(
 @pytest.mark.parametrize("role", ["stdin", "stdout", "stderr"])
 @pytest.mark.parametrize("relayed", [False, True])
 async def test_a_missing_fifo_is_named_and_nothing_stays_open(
-    tmp_path: Path, open_fds: None, plain: Plain, role: str, *, relayed: bool
+    tmp_path: Path, open_fds: None, plain: Open, role: str, *, relayed: bool
 ) -> None:
     uris = {name: _fifo(tmp_path / name) for name in ("stdin", "stdout", "stderr") if name != role}
     uris[role] = str(tmp_path / "missing")
     with pytest.raises(StdioUnavailable, match="missing"):
-        plain(**uris, relayed=relayed)
+        await plain(**uris, relayed=relayed)
 
 
 async def test_a_log_that_a_link_leads_away_is_refused(
-    tmp_path: Path, open_fds: None, plain: Plain
+    tmp_path: Path, open_fds: None, plain: Open
 ) -> None:
     (tmp_path / "log").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StdioUnavailable, match="symbolic link"):
-        plain(stdout=f"file://{tmp_path}/log")
+        await plain(stdout=f"file://{tmp_path}/log")
     assert not (tmp_path / "elsewhere").exists()
 
 
 @pytest.mark.parametrize("kind", ["directory", "fifo", "socket"])
 async def test_a_log_that_is_no_file_is_refused_at_once(
-    tmp_path: Path, open_fds: None, plain: Plain, kind: str
+    tmp_path: Path, open_fds: None, plain: Open, kind: str
 ) -> None:
     path = tmp_path / "log"
     if kind == "directory":
@@ -286,15 +296,15 @@ async def test_a_log_that_is_no_file_is_refused_at_once(
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(path))
     with pytest.raises(StdioUnavailable):
-        plain(stdout=f"file://{path}")
+        await plain(stdout=f"file://{path}")
 
 
 async def test_what_a_full_disk_does_not_take_is_forgotten_and_said_once(
-    open_fds: None, plain: Plain, log: Log, monkeypatch: pytest.MonkeyPatch
+    open_fds: None, plain: Open, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(log, "error", lambda event, **fields: said.append(event))
-    stdio = plain(stdout="file:///dev/full")
+    stdio = await plain(stdout="file:///dev/full")
     process = _write_end(stdio)
     await stdio.started()
     os.set_blocking(process, False)
@@ -311,10 +321,10 @@ async def test_what_a_full_disk_does_not_take_is_forgotten_and_said_once(
 
 @pytest.mark.parametrize("uri", ["fifo", "file"])
 async def test_a_daemon_that_keeps_the_output_does_not_hold_the_drain(
-    tmp_path: Path, open_fds: None, plain: Plain, uri: str
+    tmp_path: Path, open_fds: None, plain: Open, uri: str
 ) -> None:
     path = tmp_path / "out"
-    stdio = plain(stdout=_fifo(path) if uri == "fifo" else f"file://{path}", relayed=True)
+    stdio = await plain(stdout=_fifo(path) if uri == "fifo" else f"file://{path}", relayed=True)
     client = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     daemon = _write_end(stdio)
     await stdio.started()
@@ -329,13 +339,100 @@ async def test_a_daemon_that_keeps_the_output_does_not_hold_the_drain(
 
 
 async def test_closing_before_the_start_leaves_nothing_open(
-    tmp_path: Path, open_fds: None, plain: Plain
+    tmp_path: Path, open_fds: None, plain: Open
 ) -> None:
     (tmp_path / "in").write_bytes(b"")
     for stdout in (_fifo(tmp_path / "out"), f"file://{tmp_path}/log"):
-        stdio = plain(stdin=str(tmp_path / "in"), stdout=stdout, relayed=True)
+        stdio = await plain(stdin=str(tmp_path / "in"), stdout=stdout, relayed=True)
         stdio.close()
         stdio.close()
+
+
+async def test_an_exec_that_is_never_deleted_keeps_nothing_of_its_log_open(
+    tmp_path: Path, plain: Open
+) -> None:
+    before = os.listdir("/proc/self/fd")
+    stdio = await plain(stdin=_fifo(tmp_path / "in"), stdout=f"file://{tmp_path}/log", relayed=True)
+    process = _write_end(stdio)
+    await stdio.started()
+    os.write(process, b"all of it")
+    os.close(process)
+    with anyio.fail_after(5):
+        await stdio.let_go()
+    await anyio.wait_all_tasks_blocked()
+    assert os.listdir("/proc/self/fd") == before
+    assert (tmp_path / "log").read_bytes() == b"all of it"
+
+
+async def test_a_file_that_no_child_can_be_made_for_leaves_nothing_open(
+    tmp_path: Path, open_fds: None, plain: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, "no process")
+
+    (tmp_path / "in").write_bytes(b"")
+    monkeypatch.setattr(os, "fork", refuse)
+    for uris in ({"stdin": str(tmp_path / "in")}, {"stderr": f"file://{tmp_path}/log"}):
+        with pytest.raises(BlockingIOError):
+            await plain(stdout=_fifo(tmp_path / f"out-{len(os.listdir(tmp_path))}"), **uris)
+
+
+async def test_a_file_that_does_not_open_is_given_up_with_its_child_and_nothing_stays_open(
+    tmp_path: Path, open_fds: None, plain: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fuse(str(tmp_path / "fuse")) as server:
+        monkeypatch.setattr(files, "OPENING", 0.05)
+        before = set(os.listdir("/proc/self/fd"))
+        server.hang()
+        with anyio.fail_after(5), pytest.raises(StdioTimeout, match=server.mount_point):
+            await plain(stdout=f"file://{server.mount_point}/{FILE}")
+        assert set(os.listdir("/proc/self/fd")) == before
+
+
+async def test_an_end_may_be_closed_while_a_reader_is_waited_for(
+    tmp_path: Path, open_fds: None, plain: Open
+) -> None:
+    stdio = await plain(stdout=_fifo(tmp_path / "out"))
+    process = _write_end(stdio)
+    await stdio.started()
+    os.write(process, b"unread")
+    os.close(process)
+    with anyio.fail_after(1):  # a client that does not come is waited for twice as long
+        async with anyio.create_task_group() as waiting:
+            waiting.start_soon(stdio.drain)
+            await anyio.sleep(0.05)
+            stdio.close()
+            # Its number is another file's from now on, which nobody may close or ask.
+            another = os.open("/dev/null", os.O_RDONLY)
+    os.close(another)
+
+
+async def test_what_is_written_after_the_child_of_a_log_was_killed_is_dropped(
+    tmp_path: Path, plain: Open, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(log, "error", lambda event, **fields: said.append(event))
+    children = set(_children())
+    stdio = await plain(stdout=f"file://{tmp_path}/log")
+    process = _write_end(stdio)
+    await stdio.started()
+    (child,) = set(_children()) - children
+    os.kill(child, signal.SIGKILL)
+    os.set_blocking(process, False)
+    for _ in range(40):
+        with anyio.fail_after(5):
+            await anyio.wait_writable(process)
+        with suppress(BlockingIOError):
+            os.write(process, b"line\n" * 2000)
+    os.close(process)
+    await stdio.drain()
+    stdio.close()
+    assert said == ["output is lost: what writes its file was killed"]
+
+
+def _children() -> list[int]:
+    with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+        return [int(pid) for pid in file.read().split()]
 
 
 # -- with a terminal ------------------------------------------------------------------------
@@ -359,7 +456,7 @@ def _send_terminal(path: str) -> tuple[int, threading.Thread]:
     return slave, thread
 
 
-async def _begin(stdio: TerminalStdio) -> int:
+async def _begin(stdio: Stdio) -> int:
     """Let it start; returns the terminal's slave."""
     slave, thread = _send_terminal(stdio.child().console_socket or "")
     thread.join()
@@ -368,9 +465,9 @@ async def _begin(stdio: TerminalStdio) -> int:
 
 
 async def test_a_terminal_is_passed_on_both_ways_resized_and_drained(
-    tmp_path: Path, open_fds: None, terminal: WithTerminal
+    tmp_path: Path, open_fds: None, terminal: Open
 ) -> None:
-    stdio = terminal(stdin=_fifo(tmp_path / "in"), stdout=_fifo(tmp_path / "out"))
+    stdio = await terminal(stdin=_fifo(tmp_path / "in"), stdout=_fifo(tmp_path / "out"))
     stdio.resize(132, 43)  # before the terminal is there
     slave = await _begin(stdio)
     output = os.open(tmp_path / "out", os.O_RDONLY | os.O_NONBLOCK)
@@ -400,11 +497,11 @@ async def test_a_terminal_is_passed_on_both_ways_resized_and_drained(
 
 
 async def test_a_terminal_that_is_closed_has_no_characters_to_end_its_input_with(
-    tmp_path: Path, terminal: WithTerminal
+    tmp_path: Path, terminal: Open
 ) -> None:
-    stdio = terminal(stdin=_fifo(tmp_path / "in"), stdout=_fifo(tmp_path / "out"))
+    stdio = await terminal(stdin=_fifo(tmp_path / "in"), stdout=_fifo(tmp_path / "out"))
     slave = await _begin(stdio)
-    last = stdio._end_of_input
+    last = cast("Any", stdio)._end_of_input
     assert last() == b"\x04\x04"
     os.close(slave)
     stdio.close()
@@ -414,9 +511,9 @@ async def test_a_terminal_that_is_closed_has_no_characters_to_end_its_input_with
 
 
 async def test_clients_of_a_terminal_come_and_go_until_the_input_is_closed(
-    tmp_path: Path, open_fds: None, terminal: WithTerminal
+    tmp_path: Path, open_fds: None, terminal: Open
 ) -> None:
-    stdio = terminal(stdin=_fifo(tmp_path / "in"))
+    stdio = await terminal(stdin=_fifo(tmp_path / "in"))
     slave = await _begin(stdio)
     os.set_blocking(slave, False)
     for text in (b"first\n", b"second\n"):
@@ -440,10 +537,8 @@ async def test_clients_of_a_terminal_come_and_go_until_the_input_is_closed(
     await anyio.wait_all_tasks_blocked()
 
 
-async def test_a_large_paste_arrives_whole(
-    tmp_path: Path, open_fds: None, terminal: WithTerminal
-) -> None:
-    stdio = terminal(stdin=_fifo(tmp_path / "in"))
+async def test_a_large_paste_arrives_whole(tmp_path: Path, open_fds: None, terminal: Open) -> None:
+    stdio = await terminal(stdin=_fifo(tmp_path / "in"))
     slave = await _begin(stdio)
     modes = termios.tcgetattr(slave)
     modes[3] &= ~termios.ECHO
@@ -474,9 +569,9 @@ async def test_a_large_paste_arrives_whole(
 
 
 async def test_a_daemon_that_keeps_a_terminal_does_not_hold_the_drain(
-    tmp_path: Path, open_fds: None, terminal: WithTerminal
+    tmp_path: Path, open_fds: None, terminal: Open
 ) -> None:
-    stdio = terminal(stdout=_fifo(tmp_path / "out"))
+    stdio = await terminal(stdout=_fifo(tmp_path / "out"))
     client = os.open(tmp_path / "out", os.O_RDONLY | os.O_NONBLOCK)
     slave = await _begin(stdio)
     os.write(slave, b"x" * 3000 + b"end")
@@ -490,9 +585,9 @@ async def test_a_daemon_that_keeps_a_terminal_does_not_hold_the_drain(
 
 
 async def test_a_runtime_that_sends_no_terminal_is_told_so(
-    tmp_path: Path, open_fds: None, terminal: WithTerminal
+    tmp_path: Path, open_fds: None, terminal: Open
 ) -> None:
-    stdio = terminal(stdin=_fifo(tmp_path / "in"), stdout=_fifo(tmp_path / "out"))
+    stdio = await terminal(stdin=_fifo(tmp_path / "in"), stdout=_fifo(tmp_path / "out"))
     with pytest.raises(StdioUnavailable, match="no terminal"):
         await stdio.started()
     stdio.close()
@@ -500,19 +595,19 @@ async def test_a_runtime_that_sends_no_terminal_is_told_so(
 
 
 async def test_a_terminal_without_its_fifo_leaves_nothing(
-    tmp_path: Path, open_fds: None, terminal: WithTerminal
+    tmp_path: Path, open_fds: None, terminal: Open
 ) -> None:
     with pytest.raises(StdioUnavailable, match="missing"):
-        terminal(stdin=_fifo(tmp_path / "in"), stdout=str(tmp_path / "missing"))
+        await terminal(stdin=_fifo(tmp_path / "in"), stdout=str(tmp_path / "missing"))
     assert os.listdir(tmp_path) == ["in"]
 
 
 async def test_a_bundle_with_a_path_too_long_for_a_socket_still_has_a_terminal(
-    tmp_path: Path, open_fds: None, terminal: WithTerminal
+    tmp_path: Path, open_fds: None, terminal: Open
 ) -> None:
     bundle = tmp_path / ("d" * 100) / ("e" * 100)
     bundle.mkdir(parents=True)
-    stdio = terminal(bundle=bundle)
+    stdio = await terminal(bundle=bundle)
     os.close(await _begin(stdio))
     assert os.listdir(bundle) == []
     await stdio.drain()
@@ -522,10 +617,10 @@ async def test_a_bundle_with_a_path_too_long_for_a_socket_still_has_a_terminal(
 
 @pytest.mark.parametrize("where", ["nothing", "a file", "a full disk"])
 async def test_a_terminal_that_no_client_reads_does_not_block(
-    tmp_path: Path, open_fds: None, terminal: WithTerminal, where: str
+    tmp_path: Path, open_fds: None, terminal: Open, where: str
 ) -> None:
     uris = {"nothing": "", "a file": f"file://{tmp_path}/log", "a full disk": "file:///dev/full"}
-    stdio = terminal(stdout=uris[where])
+    stdio = await terminal(stdout=uris[where])
     slave = await _begin(stdio)
     os.set_blocking(slave, False)
     written = 0

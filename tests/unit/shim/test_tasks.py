@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from shim.tasks import GuardedTasks
+from shim.pod.server import GuardedTasks
 
 pytestmark = pytest.mark.anyio
 

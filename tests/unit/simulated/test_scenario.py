@@ -8,11 +8,11 @@ import tomllib
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from integration.errors import ScenarioInvalid
 from integration.simulated.catalogue import MODELS
+from integration.simulated.errors import ScenarioInvalid
 from integration.simulated.scenario import SHIPPED, Scenario
 
 
@@ -212,7 +212,6 @@ def tables(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(tables())
-@settings(max_examples=60, deadline=None)
 def test_a_scenario_written_out_is_read_back_the_same(table: dict[str, Any]) -> None:
     scenario = Scenario.parse(table)
     assert Scenario.parse(tomllib.loads(scenario.to_toml())) == scenario
@@ -234,7 +233,6 @@ def test_a_scenario_written_out_is_read_back_the_same(table: dict[str, Any]) -> 
         max_size=4,
     )
 )
-@settings(max_examples=150, deadline=None)
 def test_any_table_is_a_scenario_or_one_typed_error(table: dict[str, Any]) -> None:
     with contextlib.suppress(ScenarioInvalid):
         assert Scenario.parse(table)

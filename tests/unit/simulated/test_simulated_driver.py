@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from integration.errors import DriverIncomplete
-from integration.simulated import Scenario, SimulatedNode
+from integration.simulated import Scenario, SimulatedNode, driver
 from integration.simulated.driver import DriverFiles
+from integration.simulated.errors import DriverIncomplete
 from integration.simulated.layouts import Layout
+from integration.simulated.library import build_stand_in
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -165,3 +166,21 @@ def test_a_scenario_can_name_another_version_of_the_driver(
 def test_a_directory_without_a_driver_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DriverIncomplete, match=r"no libcuda\.so\.VERSION"):
         DriverFiles.at(str(tmp_path))
+
+
+def test_a_stand_in_that_another_process_made_meanwhile_stays(
+    driver_files: DriverFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Both may be linking it already: a file that is replaced then has no name to link from.
+    os.symlink(driver_files.directory, tmp_path / "driver")
+    files = DriverFiles.at(str(tmp_path / "driver"))
+
+    def build_while_another_does(target: str, soname: str) -> None:
+        build_stand_in(target, soname)
+        with open(target.removesuffix(f".{os.getpid()}"), "x", encoding="ascii") as file:
+            file.write("the other's")
+
+    monkeypatch.setattr(driver, "build_stand_in", build_while_another_does)
+    driver.lay_out(str(tmp_path / "root"), files, version=files.version, layout=Layout.DEBIAN)
+    made = tmp_path / f"driver.stand-ins-{files.version}"
+    assert {path.read_text() for path in made.iterdir()} == {"the other's"}

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from integration.errors import DevicesForbidden, LibraryNotBuilt, NodeExists, NodeNotFound
 from integration.simulated import Scenario, SimulatedNode
 from integration.simulated.__main__ import main
+from integration.simulated.errors import DevicesForbidden, LibraryNotBuilt, NodeExists, NodeNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,10 +65,10 @@ def test_a_node_is_found_again(mig: SimulatedNode) -> None:
 
 
 def test_a_node_is_made_quickly_and_removed_wholly(tmp_path: Path) -> None:
-    before = time.monotonic()
+    before = sum(os.times()[:4])
     node = SimulatedNode.create(str(tmp_path / "node"), Scenario.load("eight"))
-    took = time.monotonic() - before
-    assert took < 10  # about 0.7 s where nobody else is at work
+    # Processor time, its own and the compiler's: about 0.7 s, however busy the machine is.
+    assert sum(os.times()[:4]) - before < 10
     node.remove()
     assert os.listdir(tmp_path) == []
     node.remove()

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from integration.errors import LibraryNotBuilt
 from integration.simulated import Scenario, SimulatedNode, library
 from integration.simulated.capabilities import access_minor
+from integration.simulated.errors import LibraryNotBuilt
 from tests.harness.nvshim import nvshim
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import pytest
 
 from integration.simulated import Scenario, SimulatedNode
 from integration.simulated.capabilities import access_minor, mig_minors
-from integration.simulated.devices import Majors, nodes
-from integration.simulated.procfs import proc_devices
+from integration.simulated.nvidia import add_nvidia
+from integration.simulated.tree import NodeTree, free_majors
 
 
 def device(node: SimulatedNode, path: str) -> tuple[int, int, int]:
@@ -29,6 +29,13 @@ def majors_of(node: SimulatedNode) -> dict[str, int]:
     return {
         name: int(number) for number, name in re.findall(r"^ *(\d+) (\S+)$", text, re.MULTILINE)
     }
+
+
+def tree_of(scenario: Scenario, driver: str = "535.104.05") -> NodeTree:
+    """What NVIDIA's modules add to a machine that has three drivers."""
+    tree = NodeTree("Character devices:\n  1 mem\n226 drm\n\nBlock devices:\n  7 loop\n")
+    add_nvidia(tree, scenario, driver=driver, cpus="0-1")
+    return tree
 
 
 # --- Capabilities
@@ -63,9 +70,9 @@ def test_mig_minors_lists_every_capability_once() -> None:
 
 def test_majors_are_taken_that_no_driver_of_the_machine_has() -> None:
     taken = "Character devices:\n  1 mem\n254 ndctl\n253 dimmctl\n251 ptp\n\nBlock devices:\n"
-    assert Majors.free_in(taken) == Majors(252, 250, 249)
+    assert list(free_majors(taken))[:3] == [252, 250, 249]
     low = "".join(f"{major} x\n" for major in range(234, 255))
-    assert Majors.free_in(low) == Majors(511, 510, 509)
+    assert list(free_majors(low))[:3] == [511, 510, 509]
 
 
 def test_device_nodes_have_the_numbers_and_modes_of_real_ones(two: SimulatedNode) -> None:
@@ -121,7 +128,7 @@ def test_every_mig_device_has_the_nodes_of_its_two_capabilities(mig: SimulatedNo
 def test_a_node_has_the_devices_of_its_scenario_only(
     scenario: Scenario, absent: str, present: str
 ) -> None:
-    paths = [node.path for node in nodes(scenario, Majors(250, 251, 252))]
+    paths = [device.path for device in tree_of(scenario).devices]
     assert present in paths
     assert not [path for path in paths if absent in path]
     assert len(paths) == len(set(paths))
@@ -148,12 +155,7 @@ def test_proc_devices_is_the_machines_own_and_the_drivers(two: SimulatedNode) ->
     ],
 )
 def test_the_name_of_major_195_is_that_of_the_branch(driver: str, names: list[str]) -> None:
-    text = proc_devices(
-        "Character devices:\n  1 mem\n226 drm\n\nBlock devices:\n  7 loop\n",
-        Scenario.of(),
-        driver=driver,
-        majors=Majors(254, 253, 252),
-    )
+    text = tree_of(Scenario.of(), driver).proc_devices()
     lines = text.splitlines()
     assert sorted(line.split()[1] for line in lines if line.startswith("195 ")) == names
     assert lines.count("226 drm") == 1

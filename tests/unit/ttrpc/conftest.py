@@ -12,9 +12,11 @@ from google.protobuf import descriptor_pb2, descriptor_pool, wrappers_pb2
 from google.protobuf.wrappers_pb2 import StringValue
 
 from api.proto import ttrpc_pb2
-from api.ttrpc import Method, Server, Service
+from api.ttrpc import Method, Service
 from api.ttrpc.frames import REQUEST, RESPONSE, Frame, FrameReader, encode
-from tests.harness import aio_backend
+from api.ttrpc.server import Server
+from shim.pod import ttrpc
+from tests.harness import loop_backend
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import ServiceDescriptor
 
     from api.ttrpc import Context, Handler, ImmediateHandler
+    from api.ttrpc.service import Translate
 
 NAME = "nvshim.test.Echo"
 
@@ -61,11 +64,17 @@ def _describe() -> ServiceDescriptor:
 _DESCRIPTOR = _describe()
 
 
-@pytest.fixture(params=["asyncio", aio_backend.OURS])
+@pytest.fixture(params=["asyncio", loop_backend.OURS])
 def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """A program's loop, and the one that a shim runs."""
-    aio_backend.register()
+    """The loop of a program on anyio, and the shim's."""
+    loop_backend.register()
     return str(request.param)
+
+
+@pytest.fixture
+def server_class(anyio_backend: str) -> type[Server | ttrpc.Server]:
+    """The server that belongs to the loop: what holds for one has to hold for the other."""
+    return Server if anyio_backend == "asyncio" else ttrpc.Server
 
 
 @pytest.fixture
@@ -118,7 +127,7 @@ class Served:
     reason for ``wait_all_tasks_blocked`` to wait.
     """
 
-    def __init__(self, path: str, server: Server, log: list[tuple[str, Mapping[str, Any]]]) -> None:
+    def __init__(self, path: str, server: Any, log: list[tuple[str, Mapping[str, Any]]]) -> None:
         self.path = path
         self.server = server
         self.log = log
@@ -149,7 +158,7 @@ def until() -> Callable[[Callable[[], object]], Awaitable[None]]:
 
 
 @pytest.fixture
-def serve(tmp_path: Path, descriptor: ServiceDescriptor) -> Callable[..., Any]:
+def serve(tmp_path: Path, descriptor: ServiceDescriptor, server_class: Any) -> Callable[..., Any]:
     """Serve the echo service with some handlers, for as long as a block lasts."""
 
     @contextlib.asynccontextmanager
@@ -159,6 +168,8 @@ def serve(tmp_path: Path, descriptor: ServiceDescriptor) -> Callable[..., Any]:
         immediate: Mapping[str, ImmediateHandler] | None = None,
         shared: Sequence[str] = (),
         vital: Sequence[str] = (),
+        shielded: Sequence[str] = (),
+        translate: Translate | None = None,
         **options: Any,
     ) -> AsyncIterator[Served]:
         path = str(tmp_path / "s")
@@ -175,8 +186,17 @@ def serve(tmp_path: Path, descriptor: ServiceDescriptor) -> Callable[..., Any]:
             listener.bind(path)
             listener.listen()
             counting = {name: counted(handler) for name, handler in handlers.items()}
-            server = Server(
-                [Service(descriptor, counting, immediate=immediate, shared=shared, vital=vital)],
+            echo = Service(
+                descriptor,
+                counting,
+                immediate=immediate,
+                shared=shared,
+                vital=vital,
+                shielded=shielded,
+                translate=translate,
+            )
+            server = server_class(
+                [echo],
                 **{"log": lambda event, fields: log.append((event, fields)), **options},
             )
             served = Served(path, server, log)

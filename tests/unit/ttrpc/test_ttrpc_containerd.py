@@ -15,16 +15,18 @@ from google.protobuf.empty_pb2 import Empty
 from api import typeurl
 from api.errors import Status
 from api.proto import events_pb2, events_service_pb2, task_pb2, types_pb2
-from api.ttrpc import ConnectionClosed, Context, RemoteError, Server, Service, connect
+from api.ttrpc import ConnectionClosed, Context, RemoteError, Service
+from api.ttrpc.client import connect
 from api.ttrpc.frames import DATA_MAX, REQUEST, RESPONSE, Frame, FrameReader, encode
-from integration.containerd import PrivateContainerd
+from api.ttrpc.server import Server
+from integration.simulated.containerd import PrivateContainerd
 from tests.harness.events import Recorder
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterator
 
-    from api.ttrpc import Client
+    from api.ttrpc.client import Client
 
 pytestmark = [
     pytest.mark.e2e,

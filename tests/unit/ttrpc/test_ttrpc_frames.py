@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from api.errors import Status
@@ -52,7 +52,6 @@ def test_a_frame_is_read_as_the_protocol_says(frame: Frame, text: str) -> None:
 
 
 @given(st.lists(frames, max_size=6), st.data())
-@settings(max_examples=150, deadline=None)
 def test_any_split_of_any_frames_reads_the_same(sent: list[Frame], data: st.DataObject) -> None:
     stream = b"".join(map(_bytes, sent))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
@@ -65,7 +64,6 @@ def test_any_split_of_any_frames_reads_the_same(sent: list[Frame], data: st.Data
 
 
 @given(st.integers(1, 64 << 10), st.integers(1, 3000), frames)
-@settings(max_examples=20, deadline=None)
 def test_an_oversized_frame_is_skipped_and_the_next_one_read(
     piece: int, excess: int, following: Frame
 ) -> None:

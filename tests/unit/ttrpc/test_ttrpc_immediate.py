@@ -10,7 +10,8 @@ from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
 from api.errors import NvshimError, Status
 from api.proto import ttrpc_pb2
-from api.ttrpc import Context, LocalProtocolError, RemoteError, Service, connect
+from api.ttrpc import Context, LocalProtocolError, RemoteError, Service
+from api.ttrpc.client import connect
 from api.ttrpc.frames import REQUEST, encode
 
 if TYPE_CHECKING:

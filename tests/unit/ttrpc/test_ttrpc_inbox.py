@@ -5,26 +5,30 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from api import aio
-from api.ttrpc.inbox import Holdings, Inbox
+from api.ttrpc.inbox import ByteBudget, Inbox
 
 pytestmark = pytest.mark.anyio
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
 async def test_messages_come_out_in_order_and_then_the_end() -> None:
-    inbox = Inbox(Holdings())
+    inbox = Inbox(ByteBudget())
     for message in (b"a", b"", b"c"):
         inbox.put(message)
     inbox.end()
     inbox.put(b"too late")
     assert [await inbox.get() for _ in range(3)] == [b"a", b"", b"c"]
     for _ in range(2):
-        with pytest.raises(aio.EndOfStream):
+        with pytest.raises(anyio.EndOfStream):
             await inbox.get()
 
 
 async def test_the_first_end_counts() -> None:
-    inbox = Inbox(Holdings())
+    inbox = Inbox(ByteBudget())
     inbox.end(ValueError("why"))
     inbox.end()
     with pytest.raises(ValueError, match="why"):
@@ -33,13 +37,13 @@ async def test_the_first_end_counts() -> None:
 
 @pytest.mark.parametrize("put", [b"late", None])
 async def test_a_reader_that_waits_is_woken(put: bytes | None) -> None:
-    inbox = Inbox(Holdings())
+    inbox = Inbox(ByteBudget())
     got: list[bytes | None] = []
 
     async def read() -> None:
         try:
             got.append(await inbox.get())
-        except aio.EndOfStream:
+        except anyio.EndOfStream:
             got.append(None)
 
     async with anyio.create_task_group() as tasks:
@@ -64,18 +68,18 @@ async def test_a_reader_that_waits_is_woken(put: bytes | None) -> None:
     ],
 )
 async def test_an_inbox_is_full_by_number_or_by_bytes(messages: list[bytes], *, full: bool) -> None:
-    inbox = Inbox(Holdings())
+    inbox = Inbox(ByteBudget())
     for message in messages:
         inbox.put(message)
     assert inbox.full is full
 
 
 async def test_a_full_account_makes_its_inboxes_full_unless_empty() -> None:
-    holdings = Holdings(limit=10)
-    one, other, empty = Inbox(holdings), Inbox(holdings), Inbox(holdings)
+    budget = ByteBudget(limit=10)
+    one, other, empty = Inbox(budget), Inbox(budget), Inbox(budget)
     one.put(bytes(10))
     other.put(b"x")
-    assert holdings.full
+    assert budget.full
     assert one.full
     assert other.full
     assert not empty.full
@@ -84,7 +88,7 @@ async def test_a_full_account_makes_its_inboxes_full_unless_empty() -> None:
 
 
 async def test_room_is_made_by_the_reader() -> None:
-    inbox = Inbox(Holdings())
+    inbox = Inbox(ByteBudget())
     for _ in range(64):
         inbox.put(b"x")
     async with anyio.create_task_group() as tasks:
@@ -94,15 +98,15 @@ async def test_room_is_made_by_the_reader() -> None:
 
 
 async def test_the_account_is_even_when_all_is_read_or_dropped() -> None:
-    holdings = Holdings(limit=0)
-    read, dropped = Inbox(holdings), Inbox(holdings)
+    budget = ByteBudget(limit=0)
+    read, dropped = Inbox(budget), Inbox(budget)
     for inbox in (read, dropped):
         inbox.put(b"abc")
         inbox.put(b"de")
-    assert holdings.full
+    assert budget.full
     await read.get()
     await read.get()
     dropped.clear()
     dropped.clear()
     dropped.put(b"dropped")
-    assert not holdings.full
+    assert not budget.full

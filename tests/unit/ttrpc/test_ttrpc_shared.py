@@ -9,13 +9,14 @@ import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
 from api.errors import NvshimError, Status
-from api.ttrpc import Context, LocalProtocolError, RemoteError, Service, connect
+from api.ttrpc import Context, LocalProtocolError, RemoteError, Service
+from api.ttrpc.client import connect
 from api.ttrpc.frames import DATA, encode
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import ServiceDescriptor
 
-    from api.ttrpc import Client
+    from api.ttrpc.client import Client
 
 pytestmark = pytest.mark.anyio
 

@@ -10,11 +10,9 @@ import anyio
 import pytest
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
-from api import aio
 from api.errors import NvshimError, Status
 from api.proto import ttrpc_pb2
 from api.ttrpc import (
-    Client,
     ConnectionClosed,
     Context,
     DeadlineExceeded,
@@ -24,8 +22,8 @@ from api.ttrpc import (
     RemoteError,
     Stream,
     StreamClosed,
-    connect,
 )
+from api.ttrpc.client import Client, connect
 from api.ttrpc.frames import (
     DATA,
     DATA_MAX,
@@ -44,6 +42,11 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
 class Refused(NvshimError):
     """A typed failure of a handler."""
 
@@ -57,7 +60,7 @@ async def collect(_: Context, stream: Stream) -> StringValue:
 
 async def count(_: Context, stream: Stream) -> None:
     request = await stream.receive()
-    with pytest.raises(aio.EndOfStream):
+    with pytest.raises(anyio.EndOfStream):
         await stream.receive()
     for number in range(int(request.value)):
         await stream.send(StringValue(value=str(number)))
@@ -84,7 +87,7 @@ async def test_a_client_that_streams_gets_one_answer(
             await stream.send(StringValue(value=word))
         await stream.finish()
         assert (await stream.receive()).value == "one two  four"
-        with pytest.raises(aio.EndOfStream):
+        with pytest.raises(anyio.EndOfStream):
             await stream.receive()
 
 
@@ -396,15 +399,15 @@ async def test_what_nobody_has_read_is_dropped_with_its_stream_on_both_sides(
         await heard.wait()
 
     async with serve({"Chat": say_and_leave}) as served, connect(served.path) as client:
-        ours = client._multiplexer.holdings
+        ours = client._multiplexer.budget
         async with client.stream(service, methods["Chat"]) as stream:
             await stream.send(StringValue(value="y" * 1000))
             await until(lambda: ours._held >= 1000)
             (session,) = served.server._sessions
-            await until(lambda: session._holdings._held >= 1000)
+            await until(lambda: session._budget._held >= 1000)
         assert ours._held == 0
         heard.set()
-        await until(lambda: session._holdings._held == 0)
+        await until(lambda: session._budget._held == 0)
 
 
 async def test_a_caller_that_does_not_read_loses_its_stream_and_nothing_else(

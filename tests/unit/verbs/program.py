@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import shim
-from shim.launcher import write_launcher
+from shim.forkserver.launcher import write_launcher
+from tests.harness.launcher import SITE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -70,13 +72,13 @@ class Program:
         self.path = directory / NAME
         self.sockets = directory / "r" / "containerd" / "s"
         library = directory / "lib"
-        (library / "shim").mkdir(parents=True)
-        for name in os.listdir(os.path.join(SOURCES, "shim")):
-            if name.endswith(".py") and name != "server.py":
-                (library / "shim" / name).symlink_to(os.path.join(SOURCES, "shim", name))
+        library.mkdir(parents=True)
+        without_bytecode = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(f"{SOURCES}/shim", library / "shim", ignore=without_bytecode)
         (library / "api").symlink_to(os.path.join(SOURCES, "api"))
-        (library / "shim" / "server.py").write_text(_BROKEN if broken else _PROBE)
-        write_launcher(str(self.path), interpreter=INTERPRETER, library_paths=[str(library)])
+        (library / "hooks").symlink_to(os.path.join(SOURCES, "hooks"))
+        (library / "shim/pod/server.py").write_text(_BROKEN if broken else _PROBE)
+        write_launcher(str(self.path), interpreter=INTERPRETER, library_paths=[str(library), SITE])
         self._bundles: list[Path] = []
 
     def bundle(self, name: str, annotations: Mapping[str, str] | None = None) -> Path:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shim import address
+from shim import sockets
 from shim.errors import BundleUnusable, SocketPathTooLong
+from shim.verbs.start import group_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,34 +38,34 @@ def test_the_group_is_named_by_the_annotations(
     tmp_path: Path, spec: dict[str, Any], group: str
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(spec))
-    assert address.group_of(str(tmp_path), "own-id") == group
+    assert group_of(str(tmp_path), "own-id") == group
 
 
 def test_a_sandbox_has_no_spec_and_is_a_group_of_its_own(tmp_path: Path) -> None:
-    assert address.group_of(str(tmp_path), "own-id") == "own-id"
+    assert group_of(str(tmp_path), "own-id") == "own-id"
 
 
 def test_a_group_needs_a_readable_spec(tmp_path: Path) -> None:
     (tmp_path / "config.json").symlink_to("elsewhere")
     with pytest.raises(BundleUnusable, match="symbolic links"):
-        address.group_of(str(tmp_path), "own-id")
+        group_of(str(tmp_path), "own-id")
     (tmp_path / "config.json").unlink()
     (tmp_path / "config.json").write_text(f'{{"annotations": {{"{_CRI}": ')
     with pytest.raises(BundleUnusable, match="no JSON"):
-        address.group_of(str(tmp_path), "own-id")
+        group_of(str(tmp_path), "own-id")
 
 
 def test_the_socket_is_named_by_a_digest_of_containerd_namespace_and_group() -> None:
     expected = hashlib.sha256(b"/run/containerd/containerd.sock/k8s.io/pod").hexdigest()
-    name = address.socket_name("/run/containerd/containerd.sock", "k8s.io", "pod")
-    assert address.socket_path("/run/containerd/s", name) == f"/run/containerd/s/{expected}"
+    name = sockets.name_of("/run/containerd/containerd.sock", "k8s.io", "pod")
+    assert sockets.path_of("/run/containerd/s", name) == f"/run/containerd/s/{expected}"
 
 
 def test_a_path_longer_than_a_socket_can_have_is_refused() -> None:
     name = "0" * 64
-    assert len(address.socket_path("/" + "d" * 40, name)) == 106
+    assert len(sockets.path_of("/" + "d" * 40, name)) == 106
     with pytest.raises(SocketPathTooLong, match="107 bytes"):
-        address.socket_path("/" + "d" * 41, name)
+        sockets.path_of("/" + "d" * 41, name)
 
 
 @pytest.mark.parametrize(
@@ -92,4 +93,4 @@ def test_a_path_longer_than_a_socket_can_have_is_refused() -> None:
 def test_the_directory_is_containerds_or_one_of_the_users(
     wanted: str, environment: dict[str, str], expected: list[str]
 ) -> None:
-    assert address.socket_directories(wanted, environment, 7) == expected
+    assert sockets.directories(wanted, environment, 7) == expected

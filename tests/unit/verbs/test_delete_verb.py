@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from api.proto import task_pb2
-from shim import remains, syscalls
+from shim import syscalls
 from shim.mountinfo import mount_points_below
+from shim.processes import start_time_of
+from shim.runtime import remains
 from tests.unit.mounts.private_mounts import in_private_mount_namespace
 from tests.unit.verbs.container import Container, container, has_ended
 
@@ -248,7 +250,7 @@ def test_a_process_that_got_inits_pid_later_is_left_alone(
         (bundle / "init.pid").write_text(str(innocent.pid))
         if with_state:
             state.mkdir(parents=True)
-            started = remains.start_time_of(innocent.pid)
+            started = start_time_of(innocent.pid)
             (state / "state.json").write_text(
                 json.dumps({"init_process_pid": innocent.pid, "init_process_start": started - 1})
             )

@@ -13,7 +13,7 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 
 import shim
 from api.proto import runc_options_pb2, runtimeoptions_pb2, types_pb2
-from shim.info import FEATURES
+from shim.verbs.info import FEATURES
 
 if TYPE_CHECKING:
     from pathlib import Path

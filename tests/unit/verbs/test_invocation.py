@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shim.errors import InvalidIdentifier, InvalidInvocation
-from shim.invocation import LONGEST_ID, check_id, parse
+from shim.files import LONGEST_ID, check_id
+from shim.verbs.invocation import parse
 
 _START = ["-namespace", "k8s.io", "-address", "/run/c.sock", "-publish-binary", "/usr/bin/c"]
 
@@ -97,7 +98,6 @@ def test_what_containerd_accepts_is_accepted(name: str) -> None:
     assert check_id(name) == name
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.text(max_size=12) | st.sampled_from(["-id", "-namespace", "start", "-v"])))
 def test_any_words_are_a_request_or_one_of_our_errors(words: list[str]) -> None:
     try:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shim.errors import LauncherUnusable
-from shim.launcher import compile_native, launcher_text, write_launcher
+from shim.forkserver.launcher import compile_native, launcher_text, write_launcher
+from tests.harness.launcher import SITE
 from tests.unit.verbs.program import INTERPRETER, SOURCES
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def _write(path: Path, interpreter: str = INTERPRETER) -> Path:
-    write_launcher(str(path), interpreter=interpreter, library_paths=[SOURCES], revision="abc123")
+    write_launcher(
+        str(path), interpreter=interpreter, library_paths=[SOURCES, SITE], revision="abc123"
+    )
     return path
 
 
@@ -55,7 +58,10 @@ def test_a_library_cannot_stand_in_for_a_standard_module(tmp_path: Path) -> None
     (tmp_path / "fcntl.py").write_text("raise SystemExit('not the standard library')")
     path = tmp_path / "program"
     write_launcher(
-        str(path), interpreter=INTERPRETER, library_paths=[str(tmp_path), SOURCES], revision=""
+        str(path),
+        interpreter=INTERPRETER,
+        library_paths=[str(tmp_path), SOURCES, SITE],
+        revision="",
     )
     assert _version(path)[2] == "  Revision: unknown"
 
@@ -78,7 +84,7 @@ def test_library_paths_may_have_any_printable_name(tmp_path: Path) -> None:
     library = tmp_path / 'it\'s "a" $library \\ é'
     library.symlink_to(SOURCES)
     path = tmp_path / "program"
-    write_launcher(str(path), interpreter=INTERPRETER, library_paths=[str(library)])
+    write_launcher(str(path), interpreter=INTERPRETER, library_paths=[str(library), SITE])
     assert len(_version(path)) == 4
 
 
@@ -102,14 +108,22 @@ def test_a_launcher_that_could_not_work_is_refused(interpreter: str, libraries: 
 
 def test_the_module_can_be_run_to_write_one(tmp_path: Path) -> None:
     path = tmp_path / "containerd-shim-nvidia-v1"
-    command = [sys.executable, "-m", "shim.launcher", str(path), "--library", SOURCES]
+    command = [sys.executable, "-m", "shim.forkserver.launcher", str(path)]
+    command += ["--library", SOURCES, "--library", SITE]
     subprocess.run(command, cwd=SOURCES, check=True)
     assert path.read_text().startswith(f"#!{INTERPRETER} -IS\n")
     assert len(_version(path)) == 4
 
 
 def test_the_module_says_in_one_line_why_it_did_not(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "shim.launcher", str(tmp_path / "no" / "x"), "--library", "/l"]
+    command = [
+        sys.executable,
+        "-m",
+        "shim.forkserver.launcher",
+        str(tmp_path / "no" / "x"),
+        "--library",
+        "/l",
+    ]
     done = subprocess.run(command, cwd=SOURCES, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("NVSHIM-E1011")

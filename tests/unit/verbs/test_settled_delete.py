@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from api.proto import task_pb2
-from shim.launcher import compile_native
+from shim.bundle import SETTLED
+from shim.forkserver.launcher import compile_native
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,7 +48,11 @@ def bundle(short_path: Path, gone: int) -> Path:
     """What a shim leaves of a container that was deleted, after which it ended."""
     bundle = short_path / "c1"
     (bundle / "rootfs").mkdir(parents=True)
+    for name in SETTLED:
+        (bundle / name).touch()
     (short_path / "s").mkdir()
+    for name in ("s", "work", "log"):
+        (bundle / name).unlink()
     (bundle / "s").symlink_to(short_path / "s")
     (bundle / "work").symlink_to(short_path)
     os.mkfifo(bundle / "log")

@@ -152,9 +152,9 @@ def test_a_socket_that_another_shim_took_over_is_not_removed_as_ones_own(path: s
 
 def test_the_directory_is_made_for_us_alone(tmp_path: Path) -> None:
     wanted = str(tmp_path / "state" / "s")
-    assert sockets.prepare_directory([wanted]) == wanted
+    assert sockets.first_usable([wanted]) == wanted
     assert stat.S_IMODE(os.stat(wanted).st_mode) == 0o700
-    assert sockets.prepare_directory([wanted]) == wanted
+    assert sockets.first_usable([wanted]) == wanted
 
 
 def test_a_directory_that_others_control_is_passed_over(tmp_path: Path) -> None:
@@ -166,9 +166,9 @@ def test_a_directory_that_others_control_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "good")
     bad = [str(tmp_path / name) for name in ("open", "group", "foreign", "link")]
     good = str(tmp_path / "good")
-    assert sockets.prepare_directory([*bad, good]) == good
+    assert sockets.first_usable([*bad, good]) == good
     with pytest.raises(SocketDirectoryUnusable) as caught:
-        sockets.prepare_directory(bad)
+        sockets.first_usable(bad)
     for word in ("others may write", "belongs to user 12345", "not a directory"):
         assert word in str(caught.value)
 
@@ -176,11 +176,11 @@ def test_a_directory_that_others_control_is_passed_over(tmp_path: Path) -> None:
 def test_a_socket_at_which_a_container_is_announced_is_not_retired(
     path: str, tmp_path: Path
 ) -> None:
-    fd = sockets.join(path, "c1", str(tmp_path))
+    fd = sockets.listen(path, container_id="c1", bundle_path=str(tmp_path))
     assert fd is not None
     with socket.socket(fileno=fd):
         own = sockets.identity(path)
-        assert sockets.join(path, "c2", str(tmp_path)) is None
+        assert sockets.listen(path, container_id="c2", bundle_path=str(tmp_path)) is None
         for name in ("c1", "c2"):
             assert not sockets.retire(path, own)
             sockets.forget(path, name)
@@ -194,7 +194,7 @@ def test_an_announcement_counts_while_its_container_may_come(
 ) -> None:
     bundle = tmp_path / "bundle"
     bundle.mkdir()
-    fd = sockets.join(path, "c1", str(bundle))
+    fd = sockets.listen(path, container_id="c1", bundle_path=str(bundle))
     assert fd is not None
     with socket.socket(fileno=fd):
         own = sockets.identity(path)

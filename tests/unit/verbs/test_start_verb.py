@@ -17,7 +17,7 @@ import pytest
 from google.protobuf.any_pb2 import Any as AnyMessage
 
 from api.proto import bootstrap_pb2, runc_options_pb2
-from shim.address import socket_name
+from shim.sockets import name_of
 from tests.harness.stopped import stopped_after
 from tests.unit.verbs.program import INTERPRETER, NAME, Program
 
@@ -67,7 +67,7 @@ def test_an_older_containerd_gets_the_bare_address_and_not_a_byte_more(
 ) -> None:
     bundle = program.bundle("web-1")
     done = program.start(bundle, stdin=stdin)
-    name = socket_name(program.address, "test", "web-1")
+    name = name_of(program.address, "test", "web-1")
     assert (done.returncode, done.stdout) == (0, f"unix:///run/containerd/s/{name}".encode())
 
 
@@ -76,7 +76,7 @@ def test_a_containerd_that_says_bootstrap_gets_version_3_in_the_directory_it_wan
 ) -> None:
     bundle = program.bundle("web-1")
     done = program.start(bundle, stdin=_bootstrap(program, bundle))
-    name = socket_name(program.address, "test", "web-1")
+    name = name_of(program.address, "test", "web-1")
     expected = bootstrap_pb2.BootstrapResult(
         version=3, address=f"unix://{program.sockets}/{name}", protocol="ttrpc"
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import shim
+from tests.harness.launcher import SITE
 from tests.unit.verbs.program import INTERPRETER, SOURCES, Program
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def test_closed_descriptors_are_not_taken_by_files_of_ours(program: Program) -> 
 
 
 def test_the_package_can_be_run_as_a_module(tmp_path: Path) -> None:
-    script = f"import sys, runpy; sys.path.append({SOURCES!r}); sys.argv = ['shim', '-v'];"
+    script = f"import sys, runpy; sys.path += [{SOURCES!r}, {SITE!r}]; sys.argv = ['shim', '-v'];"
     script += "runpy.run_module('shim', run_name='__main__')"
     done = subprocess.run(
         [INTERPRETER, "-ISc", script], cwd=tmp_path, capture_output=True, check=True

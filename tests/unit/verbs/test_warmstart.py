@@ -1,83 +1,82 @@
-"""The verb's side of the fork server: what is asked, and in which surroundings it is found."""
+"""The verb's side of the fork server: what it hands over, and which fork server is its own."""
 
 from __future__ import annotations
 
-import _socket
 import os
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shim import warmstart
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from shim.errors import SocketPathTooLong
+from shim.verbs import handover, warmstart
 
 _text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
-_names = st.text(st.characters(exclude_characters="\0=", exclude_categories=["Cs"]))
 
 
 @given(
     texts=st.lists(_text, min_size=6, max_size=6),
     debug=st.booleans(),
     score=st.none() | st.integers(-1000, 1000),
-    environment=st.dictionaries(_names, _text),
+    environment=st.dictionaries(_text, _text),
 )
-def test_a_request_survives_the_socket(
+def test_a_request_and_the_listener_survive_the_handover(
     texts: list[str], debug: bool, score: int | None, environment: dict[str, str]
 ) -> None:
     bundle, container_id, namespace, address, ttrpc, path = texts
-    request = warmstart.Request(
-        bundle_path=bundle,
-        container_id=container_id,
-        namespace=namespace,
-        address=address,
-        ttrpc_address=ttrpc,
-        socket_path=path,
-        debug=debug,
-        oom_score_adj=score,
-        environment=environment,
+    request = handover.ShimRequest(
+        bundle, container_id, namespace, address, ttrpc, path, debug, score, environment
     )
-    back = warmstart.Request.decode(request.encode())
-    for name in warmstart.Request.__slots__:
-        assert getattr(back, name) == getattr(request, name)
+    accepted: list[tuple[int, handover.ShimRequest] | None] = []
+    verb, waiting = handover.channel()
+    with verb, waiting, socket.socket() as listener:
+        thread = threading.Thread(target=lambda: accepted.append(handover.accept(waiting)))
+        thread.start()
+        assert handover.offer(verb, listener.fileno(), request) == os.getpid()
+        assert handover.commit(verb)
+        thread.join()
+        assert accepted[0] is not None
+        fd, back = accepted[0]
+        assert back == request
+        assert os.path.sameopenfile(fd, listener.fileno())
+        os.close(fd)
 
 
-@given(st.binary())
-def test_any_other_bytes_are_no_request_or_one(content: bytes) -> None:
-    try:
-        warmstart.Request.decode(content)
-    except ValueError:
-        return
-    assert content.count(b"\0") >= 7
+def test_a_verb_that_gives_up_leaves_no_shim() -> None:
+    request = handover.ShimRequest("b", "c", "n", "a", "t", "s", False, None, {})
+    accepted: list[tuple[int, handover.ShimRequest] | None] = []
+    verb, waiting = handover.channel()
+    with waiting, socket.socket() as listener:
+        thread = threading.Thread(target=lambda: accepted.append(handover.accept(waiting)))
+        thread.start()
+        with verb:
+            assert handover.offer(verb, listener.fileno(), request)
+        thread.join()
+    assert accepted == [None]
+
+
+def test_no_waiting_process_is_no_shim() -> None:
+    request = handover.ShimRequest("b", "c", "n", "a", "t", "s", False, None, {})
+    verb, waiting = handover.channel()
+    waiting.close()
+    with verb, socket.socket() as listener:
+        assert handover.offer(verb, listener.fileno(), request) == 0
 
 
 def test_a_peer_of_our_own_user_is_no_other() -> None:
     one, two = socket.socketpair()
     with one, two:
-        raw = _socket.socket(fileno=os.dup(one.fileno()))
-        assert not warmstart.peer_is_another(raw)
-        raw.close()
-
-
-def test_nobody_there_is_no_shim(tmp_path: Path) -> None:
-    request = warmstart.Request(
-        bundle_path="/b", container_id="c", namespace="n", address="a", ttrpc_address="t",
-        socket_path="s", debug=False, oom_score_adj=None, environment={},
-    )  # fmt: skip
-    with socket.socket() as listener:
-        assert warmstart.ask(str(tmp_path / "f"), listener.fileno(), request) == 0
+        assert not warmstart.peer_is_another(one)
 
 
 _SCRIPT = """
 import sys
 sys.path[:0] = sys.argv[1:]
-from shim import warmstart
+from shim.verbs import warmstart
 print(warmstart.server_path("/s", "a"))
 """
 
@@ -112,4 +111,5 @@ def test_another_containerd_has_another() -> None:
 
 
 def test_a_directory_too_long_for_a_socket_has_none() -> None:
-    assert warmstart.server_path("/" + "d" * 90, "a") == ""
+    with pytest.raises(SocketPathTooLong):
+        warmstart.server_path("/" + "d" * 90, "a")

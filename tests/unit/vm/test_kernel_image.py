@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-from integration.vm.errors import KernelUnusable
-from integration.vm.kernel import decompress_image
+from tests.tools.errors import KernelUnusable
+from tests.tools.vm.kernel import decompress_image
 
 KERNEL = b"\x7fELF" + bytes(range(256)) * 40
 SETUP_SECTORS = 3

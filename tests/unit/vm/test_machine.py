@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from integration.vm import machine, tools
-from integration.vm.errors import GuestUnknown, MachineFailed, MachineTimeout, ShareMissing
-from integration.vm.guest import Files
-from integration.vm.guests import GUESTS, find_guest
+from tests.tools.errors import GuestUnknown, MachineFailed, MachineTimeout, ShareMissing
+from tests.tools.vm import machine, tools
+from tests.tools.vm.guest import Files
+from tests.tools.vm.guests import GUESTS, find_guest
 
 if TYPE_CHECKING:
     from collections.abc import Callable

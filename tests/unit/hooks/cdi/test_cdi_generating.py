@@ -12,8 +12,7 @@ from hooks.cdi import generating, schema
 from hooks.cdi.errors import CdiNotGenerated, CdiSpecInvalid
 from hooks.cdi.generating import Wish, generate
 from hooks.errors import MalformedDevice, NoGpus, UnknownDevice
-from hooks.node.inventory import take_inventory
-from hooks.requests.request import Capability
+from hooks.words import Capability
 from tests.unit.hooks.fake_node import CAPS, VERSION, nvml_gpu, nvml_mig, uuid_of
 
 if TYPE_CHECKING:
@@ -25,17 +24,12 @@ if TYPE_CHECKING:
 HOMES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64")
 
 
-def taken(node: Node, *gpus: dict[str, Any]) -> Inventory:
-    return take_inventory(node.config, json.dumps({"driver": VERSION, "gpus": list(gpus)}).encode())
-
-
 @pytest.fixture
 def inventory(node: Node) -> Inventory:
     """GPU 0 with DRM nodes, GPU 1 in MIG mode with one device."""
     node.add_mig(1, 1, 0, (12, 13))
     node.add_gpu(2, "0000:00:01.0", drm=True)
-    return taken(
-        node,
+    return node.take_inventory(
         nvml_gpu(2, "0000:00:01.0", index=0),
         nvml_gpu(0, index=1),
         nvml_gpu(1, index=2, mig=True, mig_devices=[nvml_mig(0, 1, 0)]),
@@ -164,7 +158,7 @@ def test_node_without_gpus_has_no_spec(bare_node: Node) -> None:
     bare_node.add_kernel()
     bare_node.add_driver()
     with pytest.raises(NoGpus):
-        made(bare_node, taken(bare_node))
+        made(bare_node, bare_node.take_inventory())
 
 
 @pytest.mark.parametrize("kind", [k for k in generating.KINDS if k not in {"gpu", "management"}])
@@ -182,7 +176,7 @@ def test_features_channels_and_management(node: Node) -> None:
     node.add_node("nvidia-fs0", 510, 0)
     for channel in (0, 7):
         node.add_node(f"nvidia-caps-imex-channels/channel{channel}", 511, channel)
-    inventory = taken(node, nvml_gpu(0), nvml_gpu(1))
+    inventory = node.take_inventory(nvml_gpu(0), nvml_gpu(1))
     gds = made(node, inventory, kind="gds")
     assert (gds.kind, [d.name for d in gds.devices]) == ("nvidia.com/gds", ["all"])
     assert paths(gds.devices[0]) == ["/dev/nvidia-fs0"]

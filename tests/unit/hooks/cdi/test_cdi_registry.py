@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hooks.cdi import files, kept, names, tree
+from hooks.cdi import files, tree
 from hooks.cdi.errors import CdiDeviceConflict, CdiDeviceUnknown, CdiFileUnusable
 from hooks.cdi.registry import Registry, resolve
+from hooks.cdi.spec import parse_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -195,7 +196,7 @@ def test_devices_come_in_the_order_of_their_names_and_once(tmp_path: Path) -> No
     wanted = ["vendor.com/device=1", "vendor.com/device=0", "vendor.com/device=1"]
     resolved = resolve(wanted, [str(tmp_path)])
     assert [str(found.name) for found in resolved.devices] == wanted[:2]
-    assert resolved.devices[0].name == names.parse(wanted[0])
+    assert resolved.devices[0].name == parse_name(wanted[0])
 
 
 def in_yaml(name: str = "vendor.com/device") -> str:
@@ -207,7 +208,7 @@ def in_yaml(name: str = "vendor.com/device") -> str:
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A state directory, in which what was written just now is kept too."""
-    monkeypatch.setattr(kept, "_SETTLED", 0.0)
+    monkeypatch.setattr(files, "_SETTLED", 0.0)
     return tmp_path / "state"
 
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hooks.cdi import names, schema, tree
+from hooks.cdi import schema, tree
 from hooks.cdi.errors import CdiNameMalformed, CdiSpecInvalid
 from hooks.cdi.files import tree_of
-from hooks.cdi.spec import DeviceNode, Edits, SpecMount
-from hooks.edits.plan import IntelRdt, NetDevice
+from hooks.cdi.spec import DeviceNode, Edits, SpecMount, parse_name
+from hooks.plan import IntelRdt, NetDevice
 
 NODE = {"deviceNodes": [{"path": "/dev/vendor0"}]}
 
@@ -124,9 +124,9 @@ def test_a_field_is_known_from_its_version_on_and_not_before(
     since: str, file: dict[str, Any]
 ) -> None:
     assert schema.minimum_version({**file, "cdiVersion": "1.1.0"}) == since
-    for version in schema.VERSIONS:
+    for version in tree.VERSIONS:
         told = {**file, "cdiVersion": version}
-        if schema.VERSIONS.index(version) >= schema.VERSIONS.index(since):
+        if tree.VERSIONS.index(version) >= tree.VERSIONS.index(since):
             assert schema.parse(told, "f").version == version
         else:
             with pytest.raises(CdiSpecInvalid, match=f"needs cdiVersion {since}"):
@@ -141,7 +141,7 @@ def test_monitoring_by_its_old_names_ends_with_1_1_0(name: str) -> None:
         schema.parse(with_edits("1.1.0", intelRdt={name: True}), "f")
 
 
-@pytest.mark.parametrize("version", ["0.1.0", "0.2.0", "v0.3.0", *schema.VERSIONS])
+@pytest.mark.parametrize("version", ["0.1.0", "0.2.0", "v0.3.0", *tree.VERSIONS])
 def test_known_versions(version: str) -> None:
     assert schema.parse(spec(version), "f").version == version
 
@@ -334,7 +334,7 @@ def test_a_text_that_is_no_object_is_no_spec(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["v.com/c=d", "V-1.x/c.d_e=0:1", "a/b=GPU-0", "a/b=0"])
 def test_full_names(text: str) -> None:
-    assert str(names.parse(text)) == text
+    assert str(parse_name(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ def test_full_names(text: str) -> None:
 )  # fmt: skip
 def test_no_full_names(text: str) -> None:
     with pytest.raises(CdiNameMalformed) as caught:
-        names.parse(text)
+        parse_name(text)
     assert caught.value.code == "NVSHIM-E0603"
 
 

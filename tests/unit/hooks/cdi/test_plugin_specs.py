@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from api.values import changed
 from hooks.node.inventory import take_inventory
 from integration.node.plugin.cdi import keep_specs, path_of
 from integration.node.plugin.values import DeviceIds, DeviceList, Settings
-from tests.unit.hooks.fake_node import VERSION, nvml_gpu, nvml_mig, uuid_of
+from tests.unit.hooks.fake_node import nvml_gpu, nvml_mig, uuid_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,15 +27,15 @@ BY_CDI = Settings()
 
 @pytest.fixture
 def config(node: Node, tmp_path: Path) -> Config:
-    return changed(node.config, cdi_spec_dirs=("/nonexistent", str(tmp_path / "cdi")))
+    return replace(node.config, cdi_spec_dirs=("/nonexistent", str(tmp_path / "cdi")))
 
 
 @pytest.fixture
 def inventory(node: Node) -> Inventory:
     """GPU 0, and GPU 1 in MIG mode with one device."""
     node.add_mig(1, 1, 0, (12, 13))
-    gpus = [nvml_gpu(0), nvml_gpu(1, mig=True, mig_devices=[nvml_mig(0, 1, 0)])]
-    return take_inventory(node.config, json.dumps({"driver": VERSION, "gpus": gpus}).encode())
+    mig = nvml_gpu(1, mig=True, mig_devices=[nvml_mig(0, 1, 0)])
+    return node.take_inventory(nvml_gpu(0), mig)
 
 
 def spec_in(config: Config, kind: str = "gpu") -> Any:

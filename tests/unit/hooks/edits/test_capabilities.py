@@ -8,11 +8,11 @@ from typing import Final
 
 import pytest
 
-from hooks.edits.capabilities import FILES, Library, Socket, XorgModule, every_row
-from hooks.requests.request import Capability
-from integration.packages import default_cache
+from hooks.node.capabilities import FILES, Library, Socket, XorgModule, every_row
+from hooks.words import Capability
+from integration.simulated.packages import default_cache
 
-# Parts of tools of the host's; see the head of hooks.edits.capabilities.
+# Parts of tools of the host's; see the head of hooks.node.capabilities.
 LEFT_OUT: Final = {
     "libnvidia-sandboxutils", "libnvidia-gtk2", "libnvidia-gtk3", "libnvidia-wayland-client",
 }  # fmt: skip

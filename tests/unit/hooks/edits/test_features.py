@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import os
 import stat
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from api.values import changed
 from hooks import engine
-from hooks.edits.feature_errors import ImexChannelMissing, MigCapabilityMissing
 from hooks.edits.features import MOST_CHANNELS
-from hooks.errors import DeviceNodeMissing
+from hooks.errors import DeviceNodeMissing, ImexChannelMissing, MigCapabilityMissing
 from hooks.node.inventory import take_inventory
-from hooks.requests.request import (
-    DEFAULT_CAPABILITIES,
-    AllDevices,
-    Capability,
-    Feature,
-    Request,
-    Void,
-)
+from hooks.requests.request import Request
+from hooks.words import DEFAULT_CAPABILITIES, AllDevices, Capability, Feature, Void
 from tests.unit.hooks.fake_node import uuid_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from hooks.engine import Injection
-    from tests.unit.hooks.fake_node import Elves, Node
+    from tests.unit.hooks.fake_node import Node
 
 IMEX, FS, SWITCH, GDR, VERBS, MISC = 500, 501, 502, 503, 231, 10
 
@@ -77,14 +70,6 @@ def full(node: Node) -> Node:
     node.write(node.driver / "etc/cufile.json", "{}")
     (node.driver / "run/udev").mkdir(parents=True)
     return node
-
-
-@pytest.fixture
-def rootfs(tmp_path: Path, elves: Elves) -> Path:
-    rootfs = tmp_path / "image"
-    elves.write(rootfs / "lib64/ld-linux-x86-64.so.2", "ld-linux-x86-64.so.2")
-    elves.write(rootfs / "lib64/libc.so.6", "libc.so.6")
-    return rootfs
 
 
 def given(
@@ -245,7 +230,7 @@ def test_management_brings_every_node_of_the_driver_and_no_graphics(
 
 
 def test_management_leaves_excluded_gpus_out(full: Node, rootfs: Path) -> None:
-    full.config = changed(full.config, excluded_gpus=(uuid_of(1),))
+    full.config = replace(full.config, excluded_gpus=(uuid_of(1),))
     found = devices(given(full, rootfs, Feature.MANAGEMENT, devices=Void()))
     assert "/dev/nvidia0" in found
     assert "/dev/nvidia1" not in found

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hooks.edits.grant import Grant, decide
 from hooks.errors import (
+    AmbiguousDevice,
     DeviceNodeMissing,
     MigModeGpu,
     MigUnknown,
@@ -14,9 +14,9 @@ from hooks.errors import (
     UnknownDevice,
 )
 from hooks.node.inventory import Inventory, take_inventory
-from hooks.requests.request import DEFAULT_CAPABILITIES, NoDevices, Request, read_request
-from hooks.requests.request_errors import AmbiguousDevice
-from tests.unit.hooks.fake_node import VERSION, nvml_gpu, nvml_mig, uuid_of
+from hooks.requests.request import Request, read_request
+from hooks.words import DEFAULT_CAPABILITIES, NoDevices
+from tests.unit.hooks.fake_node import nvml_gpu, nvml_mig, uuid_of
 
 if TYPE_CHECKING:
     from api.errors import NvshimError
@@ -34,8 +34,8 @@ def mixed(node: Node) -> Node:
 
 def taken(node: Node) -> Inventory:
     first, second = nvml_mig(0, 1, 0), nvml_mig(1, 2, 0)
-    gpus = [nvml_gpu(0), nvml_gpu(1, mig=True, mig_devices=[first, second]), nvml_gpu(2, mig=True)]
-    return take_inventory(node.config, json.dumps({"driver": VERSION, "gpus": gpus}).encode())
+    divided = nvml_gpu(1, mig=True, mig_devices=[first, second])
+    return node.take_inventory(nvml_gpu(0), divided, nvml_gpu(2, mig=True))
 
 
 def granted(inventory: Inventory, devices: str) -> Grant:

@@ -1,21 +1,21 @@
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hooks.edits.capabilities import FILES, NODES, Library, every_row, rows_of
 from hooks.edits.grant import decide
-from hooks.edits.plan import Arch, Plan
 from hooks.edits.planning import arches_of, make_plan
 from hooks.image.layout import Layout, Libc, Loader
+from hooks.node.capabilities import FILES, NODES, Library, every_row, rows_of
 from hooks.node.inventory import take_inventory
-from hooks.requests.request import CAPABILITIES, read_request
+from hooks.requests.request import read_request
+from hooks.words import CAPABILITIES, Arch
 from tests.unit.hooks.fake_node import MULTIARCH, VERSION, nvml_gpu, nvml_mig
 
 if TYPE_CHECKING:
+    from hooks.plan import Plan
     from tests.unit.hooks.fake_node import Node
 
 HOME = "/usr/lib/x86_64-linux-gnu"
@@ -42,8 +42,7 @@ def planned(
     # As NVML counts: in bus order.
     there = sorted(os.listdir(f"{node.config.proc}/driver/nvidia/gpus"))
     gpus = [nvml_gpu(minor_of(node, bus), bus, index=n) for n, bus in enumerate(there)]
-    report = {"driver": VERSION, "gpus": [gpu | (told if not gpu["minor"] else {}) for gpu in gpus]}
-    inventory = take_inventory(node.config, json.dumps(report).encode())
+    inventory = node.take_inventory(*(gpu | (told if not gpu["minor"] else {}) for gpu in gpus))
     return make_plan(decide(request, inventory), inventory, layout(home))
 
 
@@ -147,20 +146,6 @@ def test_mounts_are_read_only_files_of_the_driver(full: Node) -> None:
         assert {"ro", "nosuid", "nodev"} <= set(mount.options)
 
 
-def test_library_is_found_by_soname_and_by_the_names_of_its_row(node: Node) -> None:
-    plan = planned(node, "compute")
-    assert {(link.path, link.target) for link in plan.links} == {
-        (f"{HOME}/libcuda.so.1", f"libcuda.so.{VERSION}"),
-        (f"{HOME}/libcuda.so", "libcuda.so.1"),
-    }
-    assert {(c.soname, c.path) for c in plan.libraries} == {
-        ("libcuda.so.1", CUDA),
-        ("libcuda.so", CUDA),
-    }
-    assert plan.library_directories == (HOME,)
-    assert dict(plan.environment) == {"NVIDIA_CTK_LIBCUDA_DIR": HOME}
-
-
 def test_library_without_soname_needs_no_link(full: Node) -> None:
     plan = planned(full, "graphics")
     name = f"libnvidia-eglcore.so.{VERSION}"
@@ -185,33 +170,6 @@ def test_no_path_is_planned_twice(full: Node) -> None:
         [(c.soname, c.arch) for c in plan.libraries],
     ):
         assert len(keys) == len(set(keys))
-
-
-def test_everything_goes_where_the_images_loader_looks(full: Node) -> None:
-    plan = planned(full, "all", home="/usr/lib64")
-    wide = {c.path for c in plan.libraries if c.arch is Arch.X86_64}
-    assert wide
-    assert all(path.startswith("/usr/lib64/") for path in wide)
-    assert f"/usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so.{VERSION}" in destinations(
-        plan
-    )
-
-
-def test_groups_are_those_that_the_granted_nodes_need(full: Node) -> None:
-    assert planned(full, "graphics").additional_gids == (44,)
-    assert planned(full, "compute").additional_gids == ()
-
-
-def test_devices_keep_owner_and_mode_of_the_host(full: Node) -> None:
-    card = next(d for d in planned(full, "graphics").devices if d.path == "/dev/dri/card2")
-    assert (card.mode, card.gid, card.access) == (0o660, 44, "rwm")
-    assert card.reason.startswith("GPU 0")
-
-
-def test_none_brings_the_driver_and_no_gpu(full: Node) -> None:
-    plan = planned(full, "utility", devices="none")
-    assert paths(plan) == {CTL}
-    assert NVML in destinations(plan)
 
 
 @pytest.mark.parametrize(("profile", "with_drm"), [("1g.10gb", False), ("1g.12gb+gfx", True)])
@@ -271,32 +229,8 @@ def test_video_has_all_libraries_of_compute_and_display_of_graphics() -> None:
     assert libraries("graphics") == libraries("display")
 
 
-def test_graphics_shows_which_node_is_of_which_gpu(full: Node) -> None:
-    plan = planned(full, "graphics")
-    (directory,) = plan.link_directories
-    assert directory.path == "/dev/dri/by-path"
-    assert dict(directory.links) == {
-        "pci-0000:00:01.0-card": "../card2",
-        "pci-0000:00:01.0-render": "../renderD130",
-    }
-    (profile,) = plan.files
-    assert b"0x4]" in profile.content
-
-
 def test_gpus_that_are_not_granted_are_in_no_link_and_no_mask(full: Node) -> None:
     plan = planned(full, "graphics", devices="1")  # without DRM nodes
     assert plan.link_directories == ()
     assert b"0x1]" in plan.files[0].content
     assert planned(full, "graphics", devices="none").files == ()
-
-
-def test_compute_needs_neither_links_nor_a_profile(full: Node) -> None:
-    plan = planned(full, "compute")
-    assert (plan.link_directories, plan.files) == ((), ())
-
-
-def test_everybody_is_kept_from_making_nodes(full: Node) -> None:
-    assert planned(full, "utility").proc_files == ()
-    full.write(full.proc / "driver/nvidia/params", "ModifyDeviceFiles: 1\n")
-    (file,) = planned(full, "utility", devices="none").proc_files
-    assert (file.path, file.content) == ("/proc/driver/nvidia/params", b"ModifyDeviceFiles: 0\n")

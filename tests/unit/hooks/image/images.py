@@ -6,9 +6,17 @@ import hashlib
 import os
 import stat
 import struct
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from hooks.edits.plan import Arch
+from hooks.image.layout import read_layout
+from hooks.image.placement import Placed, place
+from hooks.image.rootfs import Rootfs
+from hooks.words import Arch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hooks.plan import Plan
 
 _MACHINES: Final = {
     Arch.X86_64: (2, 62),
@@ -36,6 +44,20 @@ def link(root: str, path: str, target: str) -> None:
     """A link at ``path`` in ``root``, with the directories on the way."""
     os.makedirs(os.path.dirname(root + path), exist_ok=True)
     os.symlink(target, root + path)
+
+
+def put_in(
+    root: str,
+    plan: Plan,
+    mounts: Sequence[dict[str, Any]] = (),
+    *,
+    arches: Sequence[Arch] = (Arch.X86_64,),
+    library_path: str = "",
+) -> Placed:
+    """A plan's files are written into an image, or staged beside it."""
+    with Rootfs.open(root) as rootfs:
+        layout = read_layout(rootfs, arches, mounts)
+        return place(rootfs, plan, layout, f"{root}-staging", {"LD_LIBRARY_PATH": library_path})
 
 
 def debian(root: str) -> str:

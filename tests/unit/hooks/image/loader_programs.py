@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from typing import Final
 
-from hooks.edits.plan import Arch
+from hooks.words import Arch
 
 ARCH: Final = Arch(os.uname().machine)
 _LOADERS: Final = {

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hooks.edits.plan import Arch, CachedLibrary, Plan
-from hooks.image.compat import (
+from hooks.edits.compat import (
     Candidate,
     Compat,
     Host,
@@ -23,6 +22,8 @@ from hooks.image.compat import (
 from hooks.image.layout import read_layout
 from hooks.image.rootfs import Rootfs
 from hooks.node.gpus import Gpu
+from hooks.plan import CachedLibrary, Plan
+from hooks.words import Arch
 from tests.harness.libcuda import build_libcuda, note
 
 if TYPE_CHECKING:
@@ -347,7 +348,6 @@ def test_hostile_image_gets_the_driver_s_and_nothing_is_followed(
 
 @given(st.data())
 @settings(
-    max_examples=100,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -10,12 +10,12 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from hooks.edits.plan import Arch
 from hooks.image.elf import Elf, elf_of_bytes, elf_of_fd
 from hooks.image.rootfs_errors import MalformedElf
+from hooks.words import Arch
 from tests.unit.hooks.image.images import elf_header
 
 if TYPE_CHECKING:
@@ -161,13 +161,11 @@ def read_or_refused(data: bytes) -> None:
     assert elf.soname is None or ("/" not in elf.soname and len(elf.soname) <= 255)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200), st.sampled_from([b"\x7fELF\1\1", b"\x7fELF\2\1", b""]))
 def test_any_bytes_are_read_or_refused(data: bytes, magic: bytes) -> None:
     read_or_refused(magic + data)
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_a_library_with_some_bytes_changed_is_read_or_refused(data: st.DataObject) -> None:
     content = bytearray(library(b"libcuda.so.1"))
@@ -185,7 +183,6 @@ def test_a_library_with_some_bytes_changed_is_read_or_refused(data: st.DataObjec
         os.close(fd)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=120))
 def test_any_notes_are_read_or_passed_over(notes: bytes) -> None:
     """A note segment with sizes of its own choice."""

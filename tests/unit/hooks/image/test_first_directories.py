@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hooks.edits.plan import Arch, CachedLibrary, Mount, Plan
-from hooks.image.layout import read_layout
 from hooks.image.ldcache import parse
-from hooks.image.placement import Placed, place
-from hooks.image.rootfs import Rootfs
 from hooks.image.rootfs_errors import PathRefused
-from tests.unit.hooks.image.images import alpine, debian, put, tree
+from hooks.plan import CachedLibrary, Mount, Plan
+from hooks.words import Arch
+from tests.unit.hooks.image.images import alpine, put, put_in, tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,14 +25,8 @@ MUSL = "/etc/ld-musl-x86_64.path"
 DRIVERS = CachedLibrary("libcuda.so.1", f"{HOME}/libcuda.so.535.1", Arch.X86_64)
 IMAGES = CachedLibrary("libcuda.so.1", f"{COMPAT}/libcuda.so.590.1", Arch.X86_64)
 PLAN = Plan(libraries=(IMAGES, DRIVERS), first_directories=(COMPAT,))
+RUN = {"destination": "/run", "type": "tmpfs", "source": "tmpfs"}
 WITHOUT = Plan(libraries=(DRIVERS,))
-
-
-def put_in(root: str, plan: Plan, *, library_path: str = "", tmpfs: bool = False) -> Placed:
-    mounts = [{"destination": "/run", "type": "tmpfs", "source": "tmpfs"}] if tmpfs else []
-    with Rootfs.open(root) as rootfs:
-        layout = read_layout(rootfs, (Arch.X86_64,), mounts)
-        return place(rootfs, plan, layout, f"{root}-staging", library_path=library_path)
 
 
 def cached(root: str) -> list[str]:
@@ -45,12 +37,6 @@ def cached(root: str) -> list[str]:
 def text(root: str, path: str) -> str:
     with open(root + path) as file:
         return file.read()
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> str:
-    os.mkdir(tmp_path / "image")
-    return debian(f"{tmp_path}/image")
 
 
 def test_cache_leads_to_the_image_s_library_alone(root: str) -> None:
@@ -89,7 +75,6 @@ def test_image_that_never_had_it_gets_no_drop_in(root: str) -> None:
 
 
 def test_musl_searches_there_first(tmp_path: Path) -> None:
-    os.mkdir(tmp_path / "image")
     root = alpine(f"{tmp_path}/image")
     put_in(root, PLAN)
     assert text(root, MUSL).splitlines() == [COMPAT, "/lib", "/usr/local/lib", "/usr/lib"]
@@ -99,7 +84,6 @@ def test_musl_searches_there_first(tmp_path: Path) -> None:
 
 
 def test_musl_s_own_path_stays_behind_it(tmp_path: Path) -> None:
-    os.mkdir(tmp_path / "image")
     root = alpine(f"{tmp_path}/image")
     put(root, MUSL, b"/opt/lib:/usr/lib\n")
     put_in(root, PLAN)
@@ -131,7 +115,7 @@ def in_scratch() -> Plan:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
 def test_read_only_image_without_a_cache_is_told_by_the_environment(sealed: str) -> None:
-    placed = put_in(sealed, in_scratch(), library_path="/opt/own", tmpfs=True)
+    placed = put_in(sealed, in_scratch(), [RUN], library_path="/opt/own")
     (variable,) = placed.environment
     assert variable == (
         "LD_LIBRARY_PATH",
@@ -144,7 +128,7 @@ def test_read_only_image_with_a_cache_gets_one_over_it(root: str, sealed: str) -
     subprocess.run(["mount", "-o", "remount,bind,rw", sealed], check=True)
     put(sealed, "/etc/ld.so.cache", b"")
     subprocess.run(["mount", "-o", "remount,bind,ro", sealed], check=True)
-    put_in(sealed, in_scratch(), tmpfs=True)
+    put_in(sealed, in_scratch(), [RUN])
     with open(f"{root}-staging/etc/ld.so.cache", "rb") as file:
         assert [entry.path for entry in parse(file.read()).entries] == [
             f"{COMPAT}/libcuda.so.590.1".encode()

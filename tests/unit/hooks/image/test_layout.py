@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hooks.edits.plan import Arch
 from hooks.image.layout import Layout, Libc, read_layout
 from hooks.image.rootfs import Rootfs
+from hooks.words import Arch
 from tests.unit.hooks.image.images import alpine, debian, elf_header, fedora, link, put, scratch
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hooks.edits.plan import Arch, CachedLibrary
 from hooks.image.ldcache import FLAGS, Cache, parse, serialise
+from hooks.plan import CachedLibrary
+from hooks.words import Arch
 from tests.unit.hooks.image.loader_programs import (
     ARCH,
     answers_in_chroot,

@@ -7,12 +7,13 @@ import time
 from functools import cmp_to_key
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from hooks.edits.plan import Arch, CachedLibrary
 from hooks.image.ldcache import FLAGS, Cache, Entry, parse, serialise
 from hooks.image.rootfs_errors import MalformedCache
+from hooks.plan import CachedLibrary
+from hooks.words import Arch
 
 HWCAP = 1 << 62
 X86 = FLAGS[Arch.X86_64]
@@ -84,7 +85,6 @@ def test_names_descend_in_the_loader_s_order(smaller: str, greater: str) -> None
 soname = st.text("ab.-019", min_size=1, max_size=10)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(soname, unique=True, max_size=12))
 def test_the_order_is_that_of_the_loader_s_comparison(sonames: list[str]) -> None:
     merged = Cache().merge([library(name) for name in sonames])
@@ -172,13 +172,11 @@ caches = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(caches)
 def test_what_is_written_is_read_again(cache: Cache) -> None:
     assert parse(serialise(cache)) == cache
 
 
-@settings(max_examples=100, deadline=None)
 @given(caches, caches)
 def test_a_cache_behind_one_of_the_older_format_is_found(cache: Cache, other: Cache) -> None:
     """Behind n entries of 12 bytes, on a multiple of 8; offsets of strings count from there."""
@@ -206,7 +204,6 @@ def read_or_refused(data: bytes) -> None:
     assert parse(serialise(cache.merge([library("libcuda.so.1")])))
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     read_or_refused(data)
@@ -214,7 +211,6 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     read_or_refused(b"ld.so-1.7.0\0" + data)
 
 
-@settings(max_examples=300, deadline=None)
 @given(caches, st.data())
 def test_a_cache_with_some_bytes_changed_is_read_or_refused(
     cache: Cache, data: st.DataObject

@@ -31,10 +31,10 @@ THE_ROOTFS_OBJECT: Final = {
 }
 
 HOST_PATHS: Final = {
-    ("hooks/image/placement.py", "os.makedirs"): "the staging directory in the bundle",
+    ("hooks/image/staging.py", "os.makedirs"): "the staging directory in the bundle",
     ("hooks/image/staging.py", "os.path.isdir"): "the source of a mount, in the driver root",
     ("hooks/image/staging.py", "os.path.lexists"): "below the source of a mount",
-    ("shim/layered.py", "os.stat"): "where this code is installed",
+    ("shim/work/layered.py", "os.stat"): "where this code is installed",
 }
 
 # fmt: off

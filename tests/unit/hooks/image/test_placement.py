@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hooks.edits.plan import Arch, CachedLibrary, Device, Link, Mount, Plan
-from hooks.image.layout import read_layout
 from hooks.image.ldcache import Cache, parse, serialise
-from hooks.image.placement import Placed, place
-from hooks.image.rootfs import Rootfs
+from hooks.image.placement import Placed
 from hooks.image.rootfs_errors import DirectoryInTheWay, FileTooLarge, PathRefused
-from tests.unit.hooks.image.images import alpine, debian, fedora, link, put, scratch, tree
+from hooks.plan import CachedLibrary, Device, Link, Mount, Plan
+from hooks.words import Arch
+from tests.unit.hooks.image.images import alpine, debian, fedora, link, put, put_in, scratch, tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 HOME = "/usr/lib/x86_64-linux-gnu"
@@ -41,14 +40,6 @@ def driver_plan(home: str = HOME, **more: Any) -> Plan:
     )
 
 
-def put_in(
-    root: str, plan: Plan, mounts: Sequence[dict[str, Any]] = (), arches: tuple[Arch, ...] = ()
-) -> Placed:
-    with Rootfs.open(root) as rootfs:
-        layout = read_layout(rootfs, arches or (Arch.X86_64,), mounts)
-        return place(rootfs, plan, layout, f"{root}-staging")
-
-
 def cached(root: str) -> dict[str, str]:
     with open(root + CACHE, "rb") as file:
         return {e.soname.decode(): e.path.decode() for e in parse(file.read()).entries}
@@ -60,10 +51,8 @@ def a_cache(*sonames: str) -> bytes:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> str:
-    """A Debian-like image with a cache of its own."""
-    os.mkdir(tmp_path / "image")
-    root = debian(f"{tmp_path}/image")
+def root(root: str) -> str:
+    """An image with a cache of its own."""
     put(root, CACHE, a_cache("libown.so.1"))
     return root
 

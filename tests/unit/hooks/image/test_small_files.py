@@ -9,18 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hooks.edits.plan import Arch, File, LinkDirectory, Mount, Plan, ProcFile
-from hooks.image.layout import read_layout
-from hooks.image.placement import place
-from hooks.image.rootfs import Rootfs
 from hooks.image.rootfs_errors import DirectoryInTheWay, PathRefused
-from tests.unit.hooks.image.images import debian, link, put, tree
+from hooks.plan import File, LinkDirectory, Mount, Plan, ProcFile
+from tests.unit.hooks.image.images import link, put, put_in, tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator
 
-    from hooks.image.placement import Placed
 
 PROFILE = "/etc/nvidia/rc.d/10-container.conf"
 BY_PATH = "/dev/dri/by-path"
@@ -33,18 +28,6 @@ PLAN = Plan(
 DEV = {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid"]}
 
 
-def put_in(root: str, plan: Plan = PLAN, mounts: Sequence[dict[str, Any]] = (DEV,)) -> Placed:
-    with Rootfs.open(root) as rootfs:
-        layout = read_layout(rootfs, (Arch.X86_64,), mounts)
-        return place(rootfs, plan, layout, f"{root}-staging")
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> str:
-    os.mkdir(tmp_path / "image")
-    return debian(f"{tmp_path}/image")
-
-
 @pytest.fixture
 def read_only(root: str) -> Iterator[str]:
     put(root, PROFILE, b"of the image")
@@ -55,7 +38,7 @@ def read_only(root: str) -> Iterator[str]:
 
 
 def test_file_is_written_and_links_are_mounted_on_a_tmpfs(root: str) -> None:
-    placed = put_in(root)
+    placed = put_in(root, PLAN, [DEV])
     with open(root + PROFILE, "rb") as file:
         assert file.read() == b"profile"
     assert stat.S_IMODE(os.stat(root + PROFILE).st_mode) == 0o644
@@ -67,7 +50,7 @@ def test_file_is_written_and_links_are_mounted_on_a_tmpfs(root: str) -> None:
 
 
 def test_content_for_procfs_is_staged_and_nothing_is_mounted_for_it(root: str) -> None:
-    placed = put_in(root)
+    placed = put_in(root, PLAN, [DEV])
     ((path, source),) = placed.proc_files
     assert path == "/proc/driver/nvidia/params"
     with open(source, "rb") as file:
@@ -76,21 +59,21 @@ def test_content_for_procfs_is_staged_and_nothing_is_mounted_for_it(root: str) -
 
 
 def test_second_placement_changes_nothing(root: str) -> None:
-    first = put_in(root)
+    first = put_in(root, PLAN, [DEV])
     before = tree(root)
-    second = put_in(root)
+    second = put_in(root, PLAN, [DEV])
     assert (second.written, second.mounts) == ((), first.mounts)
     assert tree(root) == before
 
 
 def test_plan_without_such_files_makes_no_staging_directory(root: str) -> None:
-    put_in(root, Plan())
+    put_in(root, Plan(), [DEV])
     assert not os.path.lexists(f"{root}-staging")
 
 
 def test_links_outside_of_any_tmpfs_are_mounted_on_a_directory_of_the_image(root: str) -> None:
     plan = Plan(link_directories=(LinkDirectory("/opt/links", LINKS),))
-    (mount,) = put_in(root, plan).mounts
+    (mount,) = put_in(root, plan, [DEV]).mounts
     assert mount.destination == "/opt/links"
     assert os.listdir(f"{root}/opt/links") == []
 
@@ -104,7 +87,7 @@ def test_links_outside_of_any_tmpfs_are_mounted_on_a_directory_of_the_image(root
 )
 def test_nothing_is_put_into_somebody_elses_volume(root: str, mount: dict[str, Any]) -> None:
     volume = {"destination": "/etc/nvidia", "type": "bind", "source": "/srv"}
-    placed = put_in(root, mounts=(mount, volume))
+    placed = put_in(root, PLAN, (mount, volume))
     assert placed.mounts == ()
     assert set(placed.omitted) == {PROFILE, BY_PATH}
     assert not os.path.lexists(root + PROFILE)
@@ -112,26 +95,26 @@ def test_nothing_is_put_into_somebody_elses_volume(root: str, mount: dict[str, A
 
 def test_volume_over_a_tmpfs_counts_and_not_the_tmpfs(root: str) -> None:
     volume = {"destination": "/dev/dri", "type": "bind", "source": "/srv"}
-    assert put_in(root, mounts=(DEV, volume)).omitted == (BY_PATH,)
+    assert put_in(root, PLAN, (DEV, volume)).omitted == (BY_PATH,)
 
 
 def test_tmpfs_that_is_covered_later_does_not_count(root: str) -> None:
     volume = {"destination": "/dev", "type": "bind", "source": "/srv"}
     below = {**DEV, "destination": "/dev/dri"}
-    assert put_in(root, mounts=(below, volume)).omitted == (BY_PATH,)
-    assert put_in(root, mounts=(volume, below)).omitted == ()
+    assert put_in(root, PLAN, (below, volume)).omitted == (BY_PATH,)
+    assert put_in(root, PLAN, (volume, below)).omitted == ()
 
 
 def test_file_on_a_tmpfs_is_mounted(root: str) -> None:
     tmpfs = {"destination": "/etc/nvidia", "type": "tmpfs", "source": "tmpfs"}
-    placed = put_in(root, mounts=(DEV, tmpfs))
+    placed = put_in(root, PLAN, (DEV, tmpfs))
     assert PROFILE in {mount.destination for mount in placed.mounts}
     assert not os.path.lexists(root + PROFILE)
 
 
 def test_link_to_nowhere_on_the_way_leaves_no_room(root: str) -> None:
     link(root, "/etc/nvidia", "/nowhere")
-    assert put_in(root).omitted == (PROFILE,)
+    assert put_in(root, PLAN, [DEV]).omitted == (PROFILE,)
 
 
 def test_image_that_takes_no_writes_gets_all_by_mounts(read_only: str) -> None:
@@ -144,7 +127,7 @@ def test_image_that_takes_no_writes_gets_all_by_mounts(read_only: str) -> None:
             LinkDirectory("/opt/other", LINKS),
         ),
     )
-    placed = put_in(read_only, plan)
+    placed = put_in(read_only, plan, [DEV])
     assert [mount.destination for mount in placed.mounts] == [PROFILE, BY_PATH, "/opt/links"]
     assert placed.omitted == ("/etc/not-there", "/opt/other")
     assert tree(read_only) == before
@@ -155,7 +138,7 @@ def test_failure_takes_everything_back(root: str) -> None:
     before = tree(root)
     plan = Plan(files=(File("/etc/first", b"x"), *PLAN.files))
     with pytest.raises(DirectoryInTheWay):
-        put_in(root, plan)
+        put_in(root, plan, [DEV])
     assert tree(root) == before
 
 
@@ -174,5 +157,5 @@ def test_failure_takes_everything_back(root: str) -> None:
 def test_names_that_would_lead_elsewhere_are_refused(root: str, plan: Plan) -> None:
     before = tree(root)
     with pytest.raises(PathRefused):
-        put_in(root, plan)
+        put_in(root, plan, [DEV])
     assert tree(root) == before

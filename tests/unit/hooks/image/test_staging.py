@@ -6,17 +6,17 @@ import json
 import os
 import shutil
 import subprocess
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from hooks.edits.plan import Arch, CachedLibrary, Link, Mount, Plan
-from hooks.image.layout import read_layout
 from hooks.image.ldcache import parse
-from hooks.image.placement import Placed, place
-from hooks.image.rootfs import Rootfs
+from hooks.image.placement import Placed
 from hooks.image.rootfs_errors import RootfsReadOnly
-from tests.unit.hooks.image.images import alpine, debian, put, tree
+from hooks.plan import CachedLibrary, Link, Mount, Plan
+from hooks.words import Arch
+from tests.unit.hooks.image.images import alpine, debian, put, put_in, tree
 from tests.unit.hooks.image.loader_programs import (
     ARCH,
     answers,
@@ -40,6 +40,8 @@ DEV: Final[dict[str, Any]] = {
     "options": ["mode=755"],
 }
 HOME = f"/run/containerd-shim-nvidia/{ARCH.value}"
+
+stage = partial(put_in, arches=(ARCH,))
 
 
 @pytest.fixture
@@ -69,12 +71,6 @@ def plan_for(home: str, source: str = "/etc/hostname", **more: Any) -> Plan:
         libraries=(CachedLibrary("libcuda.so.1", f"{home}/libcuda.so.1", ARCH),),
         **more,
     )
-
-
-def stage(root: str, plan: Plan, mounts: list[dict[str, Any]], library_path: str = "") -> Placed:
-    with Rootfs.open(root) as rootfs:
-        layout = read_layout(rootfs, (ARCH,), mounts)
-        return place(rootfs, plan, layout, f"{root}-staging", library_path=library_path)
 
 
 def with_cache(root: str) -> None:
@@ -112,7 +108,7 @@ def test_the_image_is_untouched_and_staging_has_it_all(image: Any, tmp_path: Pat
 def test_without_a_cache_to_cover_the_last_resort_is_the_environment(
     image: Any, before: str, after: str | None
 ) -> None:
-    placed = stage(image(debian), plan_for(HOME), [DEV, RUN], before)
+    placed = stage(image(debian), plan_for(HOME), [DEV, RUN], library_path=before)
     assert placed.environment == ((("LD_LIBRARY_PATH", after),) if after else ())
     assert [mount.destination for mount in placed.mounts] == [HOME]
 

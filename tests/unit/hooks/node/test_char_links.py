@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from api.values import changed
 from hooks import engine
-from hooks.edits.plan import Device
-from hooks.node.char_links import CharLinks, link_nodes
-from tests.unit.hooks.fake_node import NVIDIA, VERSION, nvml_gpu
+from hooks.node.host_setup import CharLinks, link_nodes
+from hooks.plan import Device
+from tests.unit.hooks.fake_node import NVIDIA, nvml_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,12 +155,11 @@ def test_engine_links_what_it_gives_if_it_is_configured_to(
     rootfs = tmp_path / "rootfs"
     node.elves.write(rootfs / "usr/lib64/ld-linux-x86-64.so.2", "ld-linux-x86-64.so.2")
     (rootfs / "lib64").symlink_to("usr/lib64")
-    told = json.dumps({"driver": VERSION, "gpus": [nvml_gpu(0), nvml_gpu(1)]}).encode()
-    config = changed(node.config, char_links=wanted)
+    config = replace(node.config, char_links=wanted)
     done = engine.inject(
         spec,
         engine.read_request(spec),
-        engine.take_inventory(config, told),
+        node.take_inventory(nvml_gpu(0), nvml_gpu(1)),
         rootfs=str(rootfs),
         staging=str(tmp_path / "staging"),
         config=config,

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from api.values import changed
-from hooks.edits.plan import Arch
 from hooks.errors import DriverMismatch, DriverNotFound
 from hooks.node.driver import Driver, find_driver, find_sockets
 from hooks.node.witness import Witness
+from hooks.words import Arch
 from integration.simulated.driver import DriverFiles
 from tests.unit.hooks.fake_node import MULTIARCH, VERSION
 
@@ -201,7 +201,7 @@ def test_directory_of_pipes_counts_only_if_root_made_it(node: Node) -> None:
 
 
 def test_real_driver_has_what_cuda_and_nvidia_smi_need(bare_node: Node) -> None:
-    config = changed(bare_node.config, driver_root=DriverFiles.fetch().directory)
+    config = replace(bare_node.config, driver_root=DriverFiles.fetch().directory)
     driver = find_driver(Witness("/"), config)
     sonames = {lib.soname for lib in driver.libraries}
     assert {"libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1"} <= sonames

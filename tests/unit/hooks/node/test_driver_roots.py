@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from api.values import changed
-from hooks.edits.capabilities import Program
 from hooks.errors import DriverMismatch, DriverNotFound
+from hooks.node.capabilities import Program
 from hooks.node.driver import Driver, find_driver, places
 from hooks.node.driver_layouts import LAYOUTS, LOADER, layout_named, prefix
 from hooks.node.inventory import load_inventory, take_inventory
@@ -31,7 +31,7 @@ CONTAINER = "run/nvidia/driver"
 def host(bare_node: Node) -> Node:
     """A node whose driver has to be found; its directory ``driver`` is the host's root."""
     bare_node.add_kernel()
-    bare_node.config = changed(bare_node.config, driver_root=None, host_root=str(bare_node.driver))
+    bare_node.config = replace(bare_node.config, driver_root=None, host_root=str(bare_node.driver))
     return bare_node
 
 
@@ -228,7 +228,7 @@ def test_driver_that_anybody_could_have_put_there_is_none(
     spoil(host.driver / "home/kubernetes" / place)
     with pytest.raises(DriverNotFound, match="not root's alone"):
         found(host)
-    host.config = changed(host.config, driver_root=f"{host.driver}/home/kubernetes/bin/nvidia")
+    host.config = replace(host.config, driver_root=f"{host.driver}/home/kubernetes/bin/nvidia")
     assert VERSION in found(host).why, "whoever configures it means it"
 
 
@@ -273,7 +273,7 @@ def test_loader_cache_that_is_none_is_passed_over(host: Node, damage: bytes) -> 
 def test_configured_directory_may_hold_the_driver_itself(host: Node) -> None:
     host.add_driver(directory="srv/nvidia/lib64")
     smi = host.write(host.driver / "srv/nvidia/bin/nvidia-smi", "x")
-    host.config = changed(host.config, driver_root=f"{host.driver}/srv/nvidia")
+    host.config = replace(host.config, driver_root=f"{host.driver}/srv/nvidia")
     driver = found(host)
     assert library(driver) == f"{host.driver}/srv/nvidia/lib64/libcuda.so.{VERSION}"
     assert [file.source for file in driver.files] == [str(smi)]
@@ -284,7 +284,7 @@ def test_links_of_a_configured_directory_may_be_the_host_s(host: Node) -> None:
     host.add_driver(directory="nix/store/x/lib")
     (host.driver / "srv").mkdir()
     (host.driver / "srv/lib").symlink_to("/nix/store/x/lib")
-    host.config = changed(host.config, driver_root=f"{host.driver}/srv")
+    host.config = replace(host.config, driver_root=f"{host.driver}/srv")
     driver = found(host)
     assert library(driver) == f"{host.driver}/nix/store/x/lib/libcuda.so.{VERSION}"
     assert (driver.root, driver.layout) == (str(host.driver), "prefix /srv")
@@ -293,14 +293,14 @@ def test_links_of_a_configured_directory_may_be_the_host_s(host: Node) -> None:
 
 def test_configured_root_is_the_only_one(host: Node) -> None:
     host.add_driver()
-    host.config = changed(host.config, driver_root=f"{host.driver}/{CONTAINER}")
+    host.config = replace(host.config, driver_root=f"{host.driver}/{CONTAINER}")
     with pytest.raises(DriverNotFound, match=CONTAINER):
         found(host)
 
 
 def test_configured_root_may_have_any_layout(host: Node) -> None:
     host.add_driver(directory=f"{CONTAINER}/usr/local/nvidia/lib64")
-    host.config = changed(host.config, driver_root=f"{host.driver}/{CONTAINER}")
+    host.config = replace(host.config, driver_root=f"{host.driver}/{CONTAINER}")
     assert found(host).layout == "google"
 
 

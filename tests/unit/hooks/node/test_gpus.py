@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,9 +11,9 @@ from tests.unit.hooks.fake_node import (
     DRM,
     NVIDIA,
     UVM,
-    VERSION,
     nvml_gpu,
     nvml_mig,
+    nvml_report,
     put_link,
     uuid_of,
 )
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
 
 
 def seen(node: Node, *told: dict[str, Any]) -> tuple[tuple[Gpu, ...], list[str]]:
-    document = json.dumps({"driver": VERSION, "gpus": told}).encode()
-    report = parse_report(document) if told else None
+    report = parse_report(nvml_report(*told)) if told else None
     found = find_gpus(Witness(str(node.driver)), node.config, report)
     return found.gpus, [*found.notes, *found.conflicts]
 
@@ -104,7 +102,7 @@ def test_mig_devices_have_the_capability_nodes_of_their_gpus_minor(bare_node: No
         mig=True,
         mig_devices=[nvml_mig(0, 1, 0), nvml_mig(1, 2, 0), nvml_mig(2, 7, 0)],
     )
-    report = parse_report(json.dumps({"driver": VERSION, "gpus": [told]}).encode())
+    report = parse_report(nvml_report(told))
     found = find_gpus(Witness(str(bare_node.driver)), bare_node.config, report)
     devices = find_mig_devices(bare_node.config, found)
     assert [(d.gpu, d.index, d.caps, d.profile) for d in devices] == [

@@ -12,7 +12,6 @@ from api.errors import Status
 from hooks import engine
 from hooks.errors import DriverChanged
 from hooks.node.identity import refuse_changed, what_changed
-from hooks.node.inventory import take_inventory
 from tests.unit.hooks.fake_node import MULTIARCH, UVM, VERSION, nvml_gpu
 
 if TYPE_CHECKING:
@@ -34,8 +33,7 @@ SPEC: dict[str, Any] = {
 
 def record_of(node: Node, tmp_path: Path, spec: dict[str, Any] = SPEC) -> dict[str, Any]:
     """The record of a container that is made on the node, as it is read from its bundle."""
-    report = json.dumps({"driver": VERSION, "gpus": [nvml_gpu(0), nvml_gpu(1)]}).encode()
-    inventory = take_inventory(node.config, report)
+    inventory = node.take_inventory(nvml_gpu(0), nvml_gpu(1))
     for name in ("rootfs", "staging"):
         (tmp_path / name).mkdir(exist_ok=True)
     injection = engine.inject(

@@ -6,18 +6,16 @@ import os
 import shutil
 import stat
 import subprocess
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from api.values import changed
 from hooks import engine
+from hooks.node.host_setup import MadeNodes, load_commands, make_missing
 from hooks.node.inventory import look_again, take_inventory
-from hooks.node.modules import load_commands
-from hooks.node.nodes import MadeNodes, make_missing
-from hooks.requests.request import CAPABILITIES, DEFAULT_CAPABILITIES, Capability
+from hooks.words import CAPABILITIES, DEFAULT_CAPABILITIES, Capability
 from tests.unit.hooks.fake_node import CAPS, NVIDIA, UVM, nvml_gpu, nvml_mig
-from tests.unit.hooks.node.test_inventory_cache import answer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,7 +66,7 @@ def test_loaded_modules_are_not_loaded_again(node: Node) -> None:
 
 
 def test_nothing_is_loaded_if_the_operator_says_so(node: Node) -> None:
-    assert load_commands(changed(node.config, load_modules=False), CAPABILITIES) == ()
+    assert load_commands(replace(node.config, load_modules=False), CAPABILITIES) == ()
 
 
 @pytest.mark.parametrize(("vendor", "kind"), [("0x1002", "0x030000"), ("0x10de", "0x040300")])
@@ -78,10 +76,10 @@ def test_nothing_is_loaded_on_a_node_without_a_gpu(node: Node, vendor: str, kind
 
 
 def test_modules_are_those_of_the_driver_root(node: Node) -> None:
-    everywhere = changed(node.config, driver_root=None)
+    everywhere = replace(node.config, driver_root=None)
     assert load_commands(everywhere, ())[0] == ("modprobe", "--", "nvidia")
-    assert load_commands(changed(everywhere, driver_root="/"), ()) == load_commands(everywhere, ())
-    commands = load_commands(changed(everywhere, driver_root="/run/nvidia/driver"), ())
+    assert load_commands(replace(everywhere, driver_root="/"), ()) == load_commands(everywhere, ())
+    commands = load_commands(replace(everywhere, driver_root="/run/nvidia/driver"), ())
     assert commands[0] == ("modprobe", "-d", "/run/nvidia/driver", "--", "nvidia")
 
 
@@ -94,7 +92,7 @@ def test_command_is_one_that_modprobe_understands(node: Node, tmp_path: Path) ->
     (modules / "modules.builtin").write_text("kernel/drivers/video/nvidia.ko\n")
     subprocess.run(["depmod", "-b", tmp_path], check=True)
     load(node, "nvidia_uvm")
-    config = changed(node.config, driver_root=str(tmp_path))
+    config = replace(node.config, driver_root=str(tmp_path))
     (command,) = load_commands(config, DEFAULT_CAPABILITIES)
     subprocess.run(command, check=True)
     (modules / "modules.builtin").write_text("")
@@ -150,7 +148,7 @@ def test_node_that_another_shim_has_made_meanwhile_counts(node: Node, tmp_path: 
 def test_nodes_of_excluded_gpus_are_not_made(node: Node) -> None:
     for name in ("nvidia0", "nvidia1"):
         (node.dev / name).unlink()
-    node.config = changed(node.config, excluded_gpus=("0000:11:00.0",))
+    node.config = replace(node.config, excluded_gpus=("0000:11:00.0",))
     assert make(node).made == (f"{node.dev}/nvidia0",)
 
 
@@ -179,7 +177,7 @@ def test_capability_nodes_have_the_mode_that_procfs_says(node: Node) -> None:
     node.write(below / "ci0/access", "DeviceFileMode: 256\nDeviceFileModify: 1\n")
     shutil.rmtree(node.dev / "nvidia-caps")
     mig = nvml_gpu(1, mig=True, mig_devices=[nvml_mig(0, 1, 0)])
-    inventory = take_inventory(node.config, answer(node, nvml_gpu(0), mig))
+    inventory = node.take_inventory(nvml_gpu(0), mig)
     made = make_missing(node.config, inventory, DEFAULT_CAPABILITIES)
     assert len(made.made) == 2
     for minor, mode in ((12, 0o444), (13, 0o400)):
@@ -206,7 +204,7 @@ def test_none_is_made_where_the_module_is_not_there_or_says_no(node: Node, text:
 
 def test_none_is_made_if_the_operator_says_so(node: Node) -> None:
     (node.dev / "nvidia0").unlink()
-    config = changed(node.config, make_nodes=False)
+    config = replace(node.config, make_nodes=False)
     inventory = take_inventory(config, None)
     assert make_missing(config, inventory, DEFAULT_CAPABILITIES) == MadeNodes()
 
@@ -216,7 +214,7 @@ def test_what_stands_in_the_way_is_told(node: Node) -> None:
     shutil.rmtree(node.dev / "nvidia-caps")
     (node.dev / "nvidia-caps").write_text("")
     mig = nvml_gpu(1, mig=True, mig_devices=[nvml_mig(0, 1, 0)])
-    inventory = take_inventory(node.config, answer(node, nvml_gpu(0), mig))
+    inventory = node.take_inventory(nvml_gpu(0), mig)
     made = make_missing(node.config, inventory, DEFAULT_CAPABILITIES)
     assert made.made == ()
     assert dict(made.failed)[f"{node.dev}/nvidia-caps/nvidia-cap12"] == "Not a directory"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hooks.config import Config
@@ -94,7 +94,6 @@ JSON = st.recursive(
 
 
 @given(JSON)
-@settings(max_examples=150, deadline=None)
 def test_any_json_is_a_report_or_a_typed_error(document: Any) -> None:
     try:
         parse_report(json.dumps(document).encode())

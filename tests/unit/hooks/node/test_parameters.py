@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from hooks.edits.profile import PATH, application_profile
-from hooks.node.parameters import (
+from hooks.edits.planning import PATH, application_profile
+from hooks.node.host_setup import (
     may_make_nodes,
     node_owner,
     parse_parameters,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from api.values import changed
 from hooks import engine
 from hooks.config import load_config
 from hooks.node.driver import find_driver
@@ -109,12 +109,12 @@ def test_node_that_changes_is_looked_at_anew_each_time(make: MakeNode) -> None:
     before = inventory(config)
     assert load_inventory(config) == before
 
-    newer = changed(node.scenario, driver=NEWER)
+    newer = replace(node.scenario, driver=NEWER)
     node.change(newer)
     assert load_inventory(config) is None
     assert inventory(config).driver.version == NEWER
 
-    node.change(changed(Scenario.of(4), driver=NEWER))
+    node.change(replace(Scenario.of(4), driver=NEWER))
     assert load_inventory(config) is None
     assert len(inventory(config).gpus) == 4
 

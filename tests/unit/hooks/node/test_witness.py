@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hooks.node.witness import Witness, still_true
+from hooks.node.witness import Witness, first_change
 from tests.unit.hooks.fake_node import put_link
 
 if TYPE_CHECKING:
@@ -96,14 +96,14 @@ def test_observations_hold_until(root: Path, change: str) -> None:
     kept = json.loads(json.dumps(seen))
 
     (root / "fields").write_text("Minor: 1\nIRQ: 4\n")  # a line that was not asked for
-    assert still_true(kept)
+    assert first_change(kept) is None
     CHANGES[change](root)
-    assert not still_true(kept)
+    assert first_change(kept) is not None
 
 
 def test_unknown_kind_of_observation_is_not_true() -> None:
-    assert not still_true([("smell", "/", None)])
-    assert not still_true([("fields", "/etc/hostname", "no object")])
+    assert first_change([("smell", "/", None)]) is not None
+    assert first_change([("fields", "/etc/hostname", "no object")]) is not None
 
 
 def test_file_that_is_no_text_is_read_without_an_error(tmp_path: Path) -> None:

@@ -1,22 +1,21 @@
 from __future__ import annotations
 
-import json
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from api.values import changed
+from hooks.edits.exclusions import refuse_excluded
 from hooks.edits.grant import decide
-from hooks.edits.plan import Device
 from hooks.edits.planning import arches_of, make_plan
-from hooks.errors import NoGpus
+from hooks.errors import GpuExcluded, NoGpus
 from hooks.image.layout import unseen_layout
 from hooks.node.inventory import Inventory, load_inventory, take_inventory
-from hooks.requests.exclusions import refuse_excluded
-from hooks.requests.policy_errors import GpuExcluded
-from hooks.requests.request import CAPABILITIES, AllDevices, Request, read_request
-from tests.unit.hooks.fake_node import CAPS, DRM, NVIDIA, VERSION, nvml_gpu, nvml_mig, uuid_of
+from hooks.plan import Device
+from hooks.requests.request import Request, read_request
+from hooks.words import CAPABILITIES, AllDevices
+from tests.unit.hooks.fake_node import CAPS, DRM, NVIDIA, nvml_gpu, nvml_mig, uuid_of
 
 if TYPE_CHECKING:
     from tests.unit.hooks.fake_node import Node
@@ -36,11 +35,10 @@ def full(bare_node: Node) -> Node:
 
 
 def taken(node: Node, *excluded: str) -> Inventory:
-    node.config = changed(node.config, excluded_gpus=excluded)
+    node.config = replace(node.config, excluded_gpus=excluded)
     gpus = [nvml_gpu(n, f"0000:{0x10 * (n + 1):02x}:00.0") for n in range(2)]
     mig = nvml_gpu(2, "0000:30:00.0", mig=True, mig_devices=[nvml_mig(0, 1, 0, "1g.10gb+gfx")])
-    answer = {"driver": VERSION, "gpus": [*gpus, mig]}
-    return take_inventory(node.config, json.dumps(answer).encode())
+    return node.take_inventory(*gpus, mig)
 
 
 def planned(inventory: Inventory, devices: str = "all") -> set[str]:
@@ -102,11 +100,11 @@ def test_node_whose_gpus_are_all_excluded_has_none(full: Node) -> None:
 
 def test_change_of_the_configuration_holds_at_once(full: Node) -> None:
     taken(full)
-    full.config = changed(full.config, excluded_gpus=(ADDRESS,))
+    full.config = replace(full.config, excluded_gpus=(ADDRESS,))
     inventory = load_inventory(full.config)
     assert inventory is not None
     assert [gpu.excluded for gpu in inventory.gpus] == [False, True, False]
-    full.config = changed(full.config, excluded_gpus=())
+    full.config = replace(full.config, excluded_gpus=())
     inventory = load_inventory(full.config)
     assert inventory is not None
     assert not any(gpu.excluded for gpu in inventory.gpus)
@@ -122,7 +120,7 @@ def test_exclusion_of_no_gpu_is_noted(full: Node) -> None:
 def test_gpu_of_unknown_uuid_may_be_the_excluded_one(full: Node) -> None:
     information = full.proc / f"driver/nvidia/gpus/{ADDRESS}/information"
     information.write_text(information.read_text().replace(uuid_of(1), "GPU-????????-????"))
-    full.config = changed(full.config, excluded_gpus=(uuid_of(1),))
+    full.config = replace(full.config, excluded_gpus=(uuid_of(1),))
     inventory = take_inventory(full.config, None)
     assert [gpu.excluded for gpu in inventory.gpus] == [False, True, False]
     assert any("not known" in note for note in inventory.notes)
@@ -150,13 +148,13 @@ def test_cdi_file_cannot_give_an_excluded_gpu_away(
     refuse_excluded(others, full.config, seen)
     with pytest.raises(GpuExcluded, match="/dev/whatever"):
         refuse_excluded([*others, FOREIGN[which]], full.config, seen)
-    refuse_excluded(FOREIGN.values(), changed(full.config, excluded_gpus=()), seen)
+    refuse_excluded(FOREIGN.values(), replace(full.config, excluded_gpus=()), seen)
 
 
 def test_gpu_of_another_vendor_is_excluded_by_its_address(full: Node) -> None:
     (full.sys / "bus/pci/devices/0000:a0:00.0/drm/renderD140").mkdir(parents=True)
     full.add_node("dri/renderD140", DRM, 140)
-    config = changed(full.config, excluded_gpus=("0000:a0:00.0",))
+    config = replace(full.config, excluded_gpus=("0000:a0:00.0",))
     refuse_excluded([of_file(DRM, 128)], config, None)
     with pytest.raises(GpuExcluded, match="0000:a0:00"):
         refuse_excluded([of_file(DRM, 140)], config, None)

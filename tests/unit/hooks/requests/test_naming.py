@@ -3,11 +3,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from hooks.errors import MalformedDevice, RequestError
-from hooks.requests.names import (
+from hooks.errors import MalformedChannel, MalformedDevice, RequestError, TooManyDevices
+from hooks.requests.naming import items_of, parse_channels, parse_names
+from hooks.words import (
     AllDevices,
     Feature,
     GpuBusId,
@@ -21,8 +22,6 @@ from hooks.requests.names import (
     NoDevices,
     Void,
 )
-from hooks.requests.naming import items_of, parse_channels, parse_names
-from hooks.requests.request_errors import MalformedChannel, TooManyDevices
 
 UUID = "8ef4a8d0-0123-4567-89ab-00decafc0ffe"
 DIGITS = UUID.upper()
@@ -202,7 +201,6 @@ def test_what_is_no_channel_is_named_in_the_error(item: str) -> None:
         max_size=9,
     ).map("".join)
 )
-@settings(max_examples=400, deadline=None)
 def test_every_string_is_a_list_of_names_or_one_typed_error(value: str) -> None:
     try:
         names = parsed(value)
@@ -233,7 +231,6 @@ DEVICE = st.one_of(
 
 
 @given(st.lists(DEVICE, min_size=1, unique=True, max_size=12))
-@settings(max_examples=100, deadline=None)
 def test_names_written_out_are_read_back(devices: list[Any]) -> None:
     assert parsed(",".join(map(str, devices))) == gpus(*devices)
     assert parsed(" ,".join(map(str, devices)).upper()) == gpus(*devices)

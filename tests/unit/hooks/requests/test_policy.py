@@ -1,17 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.values import changed
 from hooks.config import Config, Denied, Mode
-from hooks.errors import MalformedSpec
+from hooks.errors import MalformedSpec, PrivilegeNeeded, RequestDenied, UnsupportedCapability
 from hooks.requests.policy import Container, judge, read_container
-from hooks.requests.policy_errors import PrivilegeNeeded, RequestDenied, UnsupportedCapability
-from hooks.requests.request import (
+from hooks.requests.request import Request, read_request
+from hooks.words import (
     CAPABILITIES,
     DEFAULT_CAPABILITIES,
     IMEX,
@@ -24,9 +24,7 @@ from hooks.requests.request import (
     NamedDevices,
     NoDevices,
     Origin,
-    Request,
     Void,
-    read_request,
 )
 from tests.unit.hooks.fake_node import uuid_of
 
@@ -153,7 +151,7 @@ def test_dockers_gpus_are_a_grant_and_a_hook_in_a_pod_is_none(mode: str) -> None
 @pytest.mark.parametrize("mode", MODES)
 def test_trusted_namespace_is_believed_in_each_mode(mode: str) -> None:
     assert gets(asked(ALL), POD, mode=mode, trusted_namespaces=("other", "team"))
-    elsewhere = changed(POD, namespace="")
+    elsewhere = replace(POD, namespace="")
     assert not gets(asked(ALL), elsewhere, mode=Mode.DEFAULT, trusted_namespaces=("team",))
     # A namespace is Kubernetes' word; nothing else has one.
     assert not gets(asked(ALL), DESKTOP, mode=Mode.STRICT, trusted_namespaces=("",))
@@ -163,7 +161,7 @@ def test_trusted_namespace_is_believed_in_each_mode(mode: str) -> None:
 @pytest.mark.parametrize("origin", [ENVIRONMENT, ANNOTATIONS, MOUNTS])
 def test_sandbox_of_a_pod_gets_nothing_and_does_not_fail(mode: str, origin: str) -> None:
     request = asked(ALL, origin, cdi_devices=("a.b/c=d",), amd_devices="all")
-    sandbox = changed(PRIVILEGED_POD, sandbox=True)
+    sandbox = replace(PRIVILEGED_POD, sandbox=True)
     verdict = judge(request, sandbox, Config(mode=mode, denied=Denied.FAIL))
     assert not verdict.allowed.wants_injection
     assert "sandbox" in verdict.denials[0]
@@ -308,7 +306,7 @@ def test_requests_of_imex_channels_are_ignored_if_that_is_set() -> None:
 @pytest.mark.parametrize("mode", [Mode.DEFAULT, Mode.NVIDIA])
 def test_steering_mig_needs_privilege_everywhere(feature: str, mode: str) -> None:
     request = asked(ALL, features=frozenset({feature}))
-    for container in (DESKTOP, changed(POD, namespace="operator")):
+    for container in (DESKTOP, replace(POD, namespace="operator")):
         config = Config(mode=mode, trusted_namespaces=("operator",))
         with pytest.raises(PrivilegeNeeded, match=feature):
             judge(request, container, config)
@@ -462,9 +460,9 @@ ADMIN = {"bounding": ["CAP_CHOWN", "CAP_SYS_ADMIN"]}
         ({"annotations": CRI}, POD),
         ({"annotations": {"io.kubernetes.cri.sandbox-id": "x"}}, Container(kubernetes=True)),
         ({"annotations": CRI | {"io.kubernetes.cri.container-type": "sandbox"}},
-         changed(POD, sandbox=True)),
+         replace(POD, sandbox=True)),
         ({"annotations": {"io.kubernetes.cri-o.ContainerType": "sandbox",
-                          "io.kubernetes.cri-o.Namespace": "team"}}, changed(POD, sandbox=True)),
+                          "io.kubernetes.cri-o.Namespace": "team"}}, replace(POD, sandbox=True)),
         ({"linux": {"cgroupsPath": "/kubepods/burstable/pod12/abc"}}, Container(kubernetes=True)),
         ({"linux": {"cgroupsPath": "kubepods-pod12.slice:docker:abc"}}, Container(kubernetes=True)),
         ({"linux": {"cgroupsPath": "system.slice:docker:abc"}}, DESKTOP),

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -8,19 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hooks.edits.grant import Grant, decide
+from hooks.edits.requirements import Comparison, check_requirements, parse_requirement
+from hooks.errors import MalformedRequirement, RequirementUnclear, RequirementUnmet
 from hooks.node.inventory import Inventory, load_inventory, take_inventory
-from hooks.requests.policy_errors import MalformedRequirement, RequirementUnclear, RequirementUnmet
-from hooks.requests.request import AllDevices, GpuIndex, MigIndex, NamedDevices, NoDevices, Request
-from hooks.requests.requirements import (
-    Comparison,
-    check_requirements,
-    cuda_of_branch,
-    parse_requirement,
-)
+from hooks.node.roots import cuda_of_branch
+from hooks.requests.request import Request
+from hooks.words import AllDevices, GpuIndex, MigIndex, NamedDevices, NoDevices
 from tests.unit.hooks.fake_node import VERSION, nvml_gpu, nvml_mig
 
 if TYPE_CHECKING:
-    from hooks.requests.request import Devices
+    from hooks.words import Devices
     from tests.unit.hooks.fake_node import Node
 
 VARIABLE = "NVIDIA_REQUIRE_CUDA"
@@ -37,10 +33,8 @@ CUDA_12_4 = (
 def taken(node: Node, **gpu: Any) -> Inventory:
     """GPU 0 whole, with compute capability 9.0, GPU 1 in MIG mode, by default of one brand."""
     mig = nvml_gpu(1, mig=True, mig_devices=[nvml_mig(0, 1, 0)], compute_capability="8.0")
-    gpus = [nvml_gpu(0, **gpu), mig]
     node.add_mig(1, 1, 0, (12, 13))
-    answer = {"driver": VERSION, "cuda": 12020, "gpus": gpus}
-    return take_inventory(node.config, json.dumps(answer).encode())
+    return node.take_inventory(nvml_gpu(0, **gpu), mig, cuda=12020)
 
 
 def check(inventory: Inventory, *expressions: str, devices: Devices | None = None) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
 
-from api.values import changed
 from hooks.config import Config
 from hooks.node.gpus import Gpu, MigDevice
 from hooks.requests.policy import Container, Verdict
-from hooks.requests.request import AllDevices, Request
-from hooks.requests.sharing import (
+from hooks.requests.request import Request
+from hooks.sharing import (
     Claim,
     Wanted,
     claim_of,
@@ -23,6 +23,7 @@ from hooks.requests.sharing import (
     refusal,
     without_gpus,
 )
+from hooks.words import AllDevices
 
 GPU: Final = Gpu(1, 1, "GPU-one", "0000:3b:00.0", "A100")
 PART: Final = MigDevice(1, 2, "MIG-two", 3, 0)
@@ -92,7 +93,7 @@ def test_who_is_exempt() -> None:
     assert is_exempt(config, "monitoring", {"compute"})
     assert not is_exempt(config, "", {"utility"})
     assert not is_exempt(config, "default", {"utility"})
-    looks = changed(config, holders_exempt_utility=True)
+    looks = replace(config, holders_exempt_utility=True)
     assert is_exempt(looks, "default", {"utility"})
     assert not is_exempt(looks, "default", {"utility", "compute"})
     assert not is_exempt(looks, "default", set())

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from api.values import changed
 from hooks.config import Config
-from hooks.errors import MalformedDevice, MalformedSpec
+from hooks.errors import MalformedChannel, MalformedDevice, MalformedMigAccess, MalformedSpec
 from hooks.requests.glance import is_nvidia_hook, may_ask
-from hooks.requests.names import (
+from hooks.requests.request import Request, read_request
+from hooks.words import (
+    CAPABILITIES,
+    DEFAULT_CAPABILITIES,
+    IMEX,
     AllDevices,
     Feature,
     GpuIndex,
@@ -18,17 +22,9 @@ from hooks.requests.names import (
     MigInstance,
     NamedDevices,
     NoDevices,
+    Origin,
     Void,
 )
-from hooks.requests.request import (
-    CAPABILITIES,
-    DEFAULT_CAPABILITIES,
-    IMEX,
-    Origin,
-    Request,
-    read_request,
-)
-from hooks.requests.request_errors import MalformedChannel, MalformedMigAccess
 
 UUID = "8ef4a8d0-0123-4567-89ab-00decafc0ffe"
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
@@ -256,7 +252,7 @@ def test_configuration_says_where_to_look() -> None:
         accept_mounts=False,
         default_kind="amd.com/gpu",
     )
-    plain = changed(config, default_kind="nvidia.com/gpu")
+    plain = replace(config, default_kind="nvidia.com/gpu")
     swarm = ["DOCKER_RESOURCE_GPU=1", f"{DEVICES}=all", "DOCKER_RESOURCE_B=3"]
     assert read(*swarm, config=plain).devices == gpus(1, 3)
     assert read(*swarm).devices == AllDevices()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hooks.edits.plan import Arch
 from hooks.node.driver import Driver
 from hooks.node.gpus import Gpu, MigDevice, Nodes
 from hooks.node.inventory import Inventory
+from hooks.words import Arch
 
 __all__ = ["inventory"]
 

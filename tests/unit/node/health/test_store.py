@@ -117,7 +117,6 @@ json_values = st.recursive(
 
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    max_examples=60,
 )
 @given(
     st.sampled_from(["state", "need", "since", "errors", "blamed", "xid", "uuid", "gpu", "gone"]),

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from hooks.edits.plan import Arch
 from hooks.node.driver import Driver
 from hooks.node.gpus import Gpu, MigDevice, Nodes
 from hooks.node.inventory import Inventory
+from hooks.words import Arch
 from integration.inspection.bundles import Container, Pod
 from integration.node.health.values import DeviceHealth, State
 from integration.node.ledger.values import DeviceUse, Holding, Ledger, Unheld
-from integration.node.metrics.collecting import Moment
+from integration.node.metrics.agent import own_process
 from integration.node.metrics.counters import FAILED, OK, REFUSED, Counters
+from integration.node.metrics.moment import Moment
 from integration.node.monitor.values import DeviceSample, GpuEvent, GpuSample, Sample
 from integration.node.mps.values import MpsDaemon
 from integration.node.plugin.values import TIME_SLICING, Device, Resource
@@ -101,6 +102,7 @@ def large(*, gpus: int = 16, mig: int = 7, containers: int = 500) -> Moment:
         parts=("plugin", "metrics"),
         counters=_counters(),
         waited=0.01,
+        process=own_process(),
     )
 
 

@@ -57,7 +57,7 @@ def test_what_happens_is_counted_although_nobody_listens() -> None:
     board = Board()
     board.tell(GpuEvent(1.0, "xid", "GPU-a", xid=79))
     board.tell(GpuEvent(2.0, "xid", "GPU-a", xid=79))
-    board.tell(GpuEvent(3.0, "unwatched", "GPU-a"))
+    board.tell(GpuEvent(3.0, "ecc-double", "GPU-a"))
     assert board.counters.last_xids == {("GPU-a", "79"): 2.0}
 
 

@@ -10,12 +10,21 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.lowlevel
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from integration.node.metrics import server
 from integration.node.metrics.address import Address
 from integration.node.metrics.errors import MetricsAddressUnusable
-from integration.node.metrics.exchange import Refused, Request, Response
-from integration.node.metrics.server import addresses_of, listen, serve
+from integration.node.metrics.server import (
+    LONGEST,
+    Request,
+    Response,
+    addresses_of,
+    listen,
+    parse,
+    serve,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -29,7 +38,7 @@ GET = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
 
 async def hello(request: Request) -> Response:
     if request.path != "/metrics":
-        raise Refused(HTTPStatus.NOT_FOUND, "nothing there")
+        return Response(HTTPStatus.NOT_FOUND, b"nothing there\n")
     return Response(HTTPStatus.OK, b"hello\n")
 
 
@@ -76,26 +85,23 @@ async def test_a_request_may_come_in_bits() -> None:
         assert b"200 OK" in await read(stream)
 
 
-async def test_one_that_is_refused_is_told_why_although_it_goes_on_sending() -> None:
+async def test_one_that_is_refused_is_told_why() -> None:
     async with served() as port:
-        post = GET.replace(b"GET", b"POST").replace(
-            b"\r\n\r\n", b"\r\nContent-Length: 99999\r\n\r\n"
-        )
-        assert (await ask(port, post + b"x" * 99999)).startswith(b"HTTP/1.1 413 ")
         refused = await ask(port, GET.replace(b"GET", b"DELETE"))
+        assert refused.startswith(b"HTTP/1.1 405 ")
         assert b"Allow: GET, HEAD\r\n" in refused
-        assert (await ask(port, b"x" * 100_000)).startswith(b"HTTP/1.1 431 ")
+        assert (await ask(port, b"x" * (LONGEST + 1))).startswith(b"HTTP/1.1 431 ")
 
 
 async def test_one_that_does_not_ask_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "TO_ASK", 0.05)
+    monkeypatch.setattr(server, "LONGEST_EXCHANGE", 0.05)
     async with served() as port, await anyio.connect_tcp("127.0.0.1", port) as silent:
         await silent.send(b"GET /met")
         assert await read(silent) == b""
 
 
 async def test_one_that_does_not_take_its_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "TO_TAKE", 0.05)
+    monkeypatch.setattr(server, "LONGEST_EXCHANGE", 0.05)
 
     async def much(_: Request) -> Response:
         return Response(HTTPStatus.OK, bytes(64 << 20))
@@ -114,28 +120,6 @@ async def test_many_that_do_not_ask_make_room_for_one_that_does() -> None:
         for stream in silent:
             await stream.aclose()
         assert b"200 OK" in await ask(port)
-
-
-async def test_one_more_than_can_be_answered_is_told_to_come_again() -> None:
-    goes_on = anyio.Event()
-
-    async def slow(_: Request) -> Response:
-        await goes_on.wait()
-        return Response(HTTPStatus.OK, b"late\n")
-
-    async with served(slow) as port, anyio.create_task_group() as scrapers:
-        got: list[bytes] = []
-
-        async def scrape() -> None:
-            got.append(await ask(port))
-
-        for _ in range(server.MOST):
-            scrapers.start_soon(scrape)
-        await anyio.sleep(0.1)
-        assert (await ask(port)).startswith(b"HTTP/1.1 503 ")
-        goes_on.set()
-    assert len(got) == server.MOST
-    assert all(b"late" in answer for answer in got)
 
 
 async def test_those_who_do_not_take_an_answer_have_no_copy_each() -> None:
@@ -178,6 +162,74 @@ async def test_one_that_goes_away_in_the_midst_ends_nothing() -> None:
             await stream.send(head)
             await stream.aclose()
         assert b"200 OK" in await ask(port)
+
+
+# -- requests ----------------------------------------------------------------------------------
+
+
+def test_what_prometheus_asks_is_understood() -> None:
+    request = parse(
+        b"GET /metrics?x=y HTTP/1.1\r\nHost: 10.0.0.1:9477\r\nUser-Agent: Prometheus/2.42.0\r\n"
+        b"Accept:  text/plain \r\nX-Prometheus-Scrape-Timeout-Seconds: 10\r\n\r\n"
+    )
+    assert isinstance(request, Request)
+    assert (request.method, request.path) == ("GET", "/metrics")
+    assert request.headers["accept"] == "text/plain"
+    assert request.headers["x-prometheus-scrape-timeout-seconds"] == "10"
+    assert isinstance(parse(b"HEAD / HTTP/1.0\r\n\r\n"), Request)
+
+
+HOST = b"Host: a\r\n"
+HEAD = b"GET / HTTP/1.1\r\n" + HOST
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"", 400),
+        (b"GET\r\n", 400),
+        (b"GET /metrics\r\n", 400),
+        (b"GET /metrics x HTTP/1.1\r\n" + HOST, 400),
+        (b"GET /metrics HTTP/2.0\r\n" + HOST, 505),
+        (b"GET http://a/metrics HTTP/1.1\r\n" + HOST, 400),
+        (b"GET * HTTP/1.1\r\n" + HOST, 400),
+        (b"GET /metrics HTTP/1.1\r\n" + HOST + b"Content-Length: 5\r\n", 413),
+        (b"GET /metrics HTTP/1.1\r\n" + HOST + b"Content-Length: 0, 5\r\n", 413),
+        (b"GET /metrics HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n", 413),
+        (b"GET /metrics HTTP/1.1\r\n" + HOST + b"X: y\r\n" * 200, 431),
+        (b"POST /metrics HTTP/1.1\r\n" + HOST, 405),
+        (b"get /metrics HTTP/1.1\r\n" + HOST, 405),
+    ],
+)
+def test_what_is_no_request_for_metrics_is_refused(head: bytes, status: int) -> None:
+    refused = parse(head + b"\r\n")
+    assert isinstance(refused, Response)
+    assert refused.status == status
+
+
+@pytest.mark.parametrize("filler", [b" ", b"\t", b"a", b":", b",", b"\r", b"\n", b"\xff"])
+@pytest.mark.parametrize("before", [b"", b"GET /", HEAD, HEAD + b"a", HEAD + b"a:"])
+@pytest.mark.parametrize("after", [b"\x00\r\n\r\n", b"\r\n\r\n"])
+@pytest.mark.timeout(20)
+def test_no_head_takes_longer_than_it_is_long(before: bytes, filler: bytes, after: bytes) -> None:
+    parse(before + filler * (LONGEST - len(before) - len(after)) + after)
+
+
+@given(st.binary(max_size=200))
+def test_whatever_comes_is_a_request_or_refused(head: bytes) -> None:
+    request = parse(head)
+    assert isinstance(request, Response) or request.path.startswith("/")
+
+
+def test_an_answer_says_how_long_it_is_and_that_it_is_the_last() -> None:
+    response = Response(HTTPStatus.OK, b"abc\n", headers=(("Vary", "Accept"),))
+    head = response.to_head()
+    assert head.endswith(b"\r\n\r\n")
+    assert head.splitlines()[0] == b"HTTP/1.1 200 OK"
+    assert {b"Content-Length: 4", b"Connection: close", b"Vary: Accept"} < set(head.splitlines())
+
+
+# -- addresses ---------------------------------------------------------------------------------
 
 
 async def test_a_port_that_is_taken_is_a_fault_of_one_line() -> None:

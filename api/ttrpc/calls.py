@@ -1,0 +1,452 @@
+"""The calls on a connection, without sockets: the rules of both servers and both clients.
+
+:mod:`api.ttrpc.server` and :mod:`api.ttrpc.client` drive this on anyio, the shim does on its own
+loop. They read, write, run handlers in tasks, and cancel them.
+
+Rules of a server
+- Every request runs in a task of its own, so a slow one delays no other. Immediate handlers, which
+  cannot be slow, are answered while their request is read, in order.
+- When the client is gone its handlers are cancelled, except those of ``shielded`` methods, which
+  complete.
+- An exception of a handler is an answer, never the end of the connection.
+- Equal requests of a shared method are one call, and are answered together.
+- Beyond ``max_calls`` requests under way, or :data:`MAX_BYTES` of them, further ones are refused.
+  Those of a service's ``unlimited`` methods never are, and do not count: a client that has
+  abandoned thousands of Waits must still be able to Kill.
+- A client that does not read its answers is not read from, and its requests wait.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from api.errors import NvshimError, Status, describe_bug
+from api.ttrpc.connection import ServerConnection
+from api.ttrpc.errors import (
+    ConnectionClosed,
+    DeadlineExceeded,
+    HandlerFailed,
+    MessageTooLarge,
+    Overloaded,
+    RemoteError,
+    RemoteProtocolError,
+    ShuttingDown,
+    UndecodableMessage,
+    Unimplemented,
+)
+from api.ttrpc.service import Context
+from api.ttrpc.streams import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from api.ttrpc.events import Ended, RequestReceived, ResponseReceived, StreamFailed
+    from api.ttrpc.service import Credentials, Handler, ImmediateHandler, Method, Service
+
+    Log = Callable[[str, Mapping[str, object]], None]
+    # A response, an error, or the end of a stream without a further message.
+    Outcome = bytes | NvshimError | None
+    # Service, method and message of requests that are equal.
+    Same = tuple[str, str, bytes]
+
+M = TypeVar("M", bound=Message)
+
+MAX_CALLS: Final = 1024
+"""Requests under way at once on one connection: far above what an honest peer needs."""
+
+MAX_BYTES: Final = 16 << 20
+"""Bytes of them, and of messages that wait in streams."""
+
+TURN: Final = 64
+"""After so many answers to one shared call the other tasks get a turn."""
+
+CLOSED_HERE: Final = "it was closed on this side"
+
+_NANOSECONDS: Final = 10**9
+_LONGEST: Final = 9e9  # seconds, 285 years: about what an int64 of nanoseconds holds
+
+
+class ByteBudget:
+    """How many bytes of its peer's requests and messages a connection holds.
+
+    Args:
+        limit: in bytes; above it no more should be accepted.
+    """
+
+    __slots__ = ("_held", "_limit")
+
+    def __init__(self, limit: int = MAX_BYTES) -> None:
+        self._limit = limit
+        self._held = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether more is held than the limit."""
+        return self._held > self._limit
+
+    def take(self, size: int) -> None:
+        """More bytes are held."""
+        self._held += size
+
+    def release(self, size: int) -> None:
+        """Fewer bytes are held."""
+        self._held -= size
+
+
+class Call:
+    """A request that is handled in a task.
+
+    Attributes:
+        stream_id: its stream.
+        service, method, handler: what is called.
+        context: for the handler.
+        payload: the request, encoded; empty once it is decoded.
+        size: bytes of the request; those of a stream are counted where they wait.
+        counts: whether it counts against the limit of calls.
+        shared: the request, if equal ones are to get its answer.
+        others: their streams.
+        scope: the server's, to cancel the task.
+        inbox: the server's, for the messages of a stream.
+    """
+
+    __slots__ = (
+        "context",
+        "counts",
+        "handler",
+        "inbox",
+        "method",
+        "others",
+        "payload",
+        "scope",
+        "service",
+        "shared",
+        "size",
+        "stream_id",
+    )
+
+    def __init__(
+        self,
+        event: RequestReceived,
+        service: Service,
+        known: tuple[Method, Handler],
+        context: Context,
+        *,
+        counts: bool,
+    ) -> None:
+        self.stream_id = event.stream_id
+        self.service = service
+        self.method, self.handler = known
+        self.context = context
+        self.payload = event.payload
+        self.size = 0 if self.method.streaming else len(event.payload)
+        self.counts = counts
+        self.shared: Same | None = None
+        self.others: list[int] | None = None
+        self.scope: Any = None
+        self.inbox: Any = None
+
+
+class Calls:
+    """The requests of one connection that a server has accepted.
+
+    Args:
+        services: by name.
+        peer: the client's process.
+        log: called with an event and its fields for what no client learns.
+        now: the loop's clock, in seconds.
+        max_calls: how many requests may be under way.
+        budget: how many bytes of them.
+        streams: whether methods that stream are served.
+
+    Attributes:
+        connection: the protocol.
+        draining: no further request is started.
+        by_stream: the calls under way, by stream.
+    """
+
+    __slots__ = (
+        "_budget",
+        "_counted",
+        "_log",
+        "_max_calls",
+        "_now",
+        "_peer",
+        "_services",
+        "_shared",
+        "_streams",
+        "by_stream",
+        "connection",
+        "draining",
+    )
+
+    def __init__(
+        self,
+        services: Mapping[str, Service],
+        peer: Credentials,
+        log: Log,
+        *,
+        now: Callable[[], float],
+        max_calls: int = MAX_CALLS,
+        budget: ByteBudget | None = None,
+        streams: bool = False,
+    ) -> None:
+        self._services = services
+        self._peer = peer
+        self._log = log
+        self._now = now
+        self._max_calls = max_calls
+        self._budget = budget or ByteBudget()
+        self._streams = streams
+        self._counted = 0
+        self._shared: dict[Same, Call] = {}
+        self.connection = ServerConnection()
+        self.draining = False
+        self.by_stream: dict[int, Call] = {}
+
+    def accept(self, event: RequestReceived, *, crowded: bool) -> bytes | Call:
+        """Answer a request, join it to an equal one, start it, or refuse it.
+
+        Args:
+            event: the request.
+            crowded: whether an answer would have to be kept for a client that does not read; then
+                immediate handlers get a task, too, and wait there.
+
+        Returns:
+            What to write, perhaps nothing; or the call to run in a task.
+        """
+        if not self.connection.is_live(event.stream_id):
+            return b""  # broken by what came in the same read, and answered with that
+        service = self._services.get(event.service)
+        if service is not None and not crowded:
+            known = service.immediate.get(event.method)
+            if known is not None:
+                return self._answer_at_once(event, service, *known)
+        if self._shared and not self.draining and not event.timeout_nano:
+            call = self._shared.get((event.service, event.method, event.payload))
+            if call is not None:
+                if call.others is None:
+                    call.others = []
+                call.others.append(event.stream_id)
+                return b""
+        try:
+            return self._start(event, service)
+        except NvshimError as error:
+            return self.answer(event.stream_id, error)
+
+    async def handle(self, call: Call, stream: object = None) -> Outcome:
+        """Call the handler of a request.
+
+        Args:
+            call: the request.
+            stream: what the handler of a method that streams gets instead of the request.
+
+        Returns:
+            What the answer is to be. An exception is one, too, but not a cancellation.
+        """
+        request = stream
+        try:
+            if request is None:
+                request = decode(call.method.request, call.payload, call.context)
+                call.payload = b""
+            response = await call.service.call(call.handler, call.context, request)
+            if call.method.server_streaming and response is None:
+                return None
+            return encode(response, call.method, call.context)
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is its answer
+            return self._failure(error, call.service, call.context, request)
+
+    def escaped(self, call: Call) -> Outcome:
+        """The outcome of a handler that raised a cancellation which was not its own."""
+        error = RuntimeError("something it waited for was cancelled")
+        return self._failure(error, call.service, call.context, None)
+
+    def too_late(self, call: Call) -> Outcome:
+        """The outcome of a call whose time has passed."""
+        found = f"no answer in the client's {call.context.timeout:g} s"
+        return DeadlineExceeded(str(call.context), found=found)
+
+    def unshare(self, call: Call) -> None:
+        """Join no further request to a call: it may get another answer."""
+        if call.shared is not None and self._shared.get(call.shared) is call:
+            del self._shared[call.shared]
+
+    def ended(self, call: Call) -> None:
+        """The task of a call has ended."""
+        self.unshare(call)
+        del self.by_stream[call.stream_id]
+        self._counted -= call.counts
+        self._budget.release(call.size)
+
+    def broken(self, event: StreamFailed) -> Call | None:
+        """The call to cancel when its client has broken its stream, which is answered already."""
+        call = self.by_stream.get(event.stream_id)
+        return call if call is not None and call.shared is None else None
+
+    def answer(self, stream_id: int, outcome: Outcome) -> bytes:
+        """The frame that ends a stream; empty if the stream has ended already."""
+        connection = self.connection
+        if not connection.is_live(stream_id):
+            return b""
+        if outcome is None:
+            return connection.send_end(stream_id)
+        if not isinstance(outcome, NvshimError):
+            try:
+                return connection.send_response(stream_id, outcome)
+            except MessageTooLarge as error:
+                outcome = error
+        if isinstance(outcome, RemoteError):  # of another server: passed on as it came
+            return connection.send_error(
+                stream_id, outcome.status, outcome.message, outcome.details
+            )
+        return connection.send_error(stream_id, outcome.status, str(outcome))
+
+    def _answer_at_once(
+        self, event: RequestReceived, service: Service, method: Method, handler: ImmediateHandler
+    ) -> bytes:
+        context = self._context(event)
+        request: object = None
+        outcome: Outcome
+        try:
+            request = decode(method.request, event.payload, context)
+            outcome = encode(service.call(handler, context, request), method, context)
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is its answer
+            outcome = self._failure(error, service, context, request)
+        return self.answer(event.stream_id, outcome)
+
+    def _context(self, event: RequestReceived) -> Context:
+        timeout = event.timeout_nano / _NANOSECONDS if event.timeout_nano else None
+        return Context(
+            event.service,
+            event.method,
+            event.metadata,
+            timeout=timeout,
+            deadline=math.inf if timeout is None else self._now() + timeout,
+            peer=self._peer,
+        )
+
+    def _start(self, event: RequestReceived, service: Service | None) -> Call:
+        """Note a request as under way, or raise why it is refused."""
+        asked = f"{event.service}/{event.method}"
+        if self.draining:
+            raise ShuttingDown(asked, found="a server that is shutting down")
+        if service is None:
+            raise Unimplemented(asked, found=f"service {event.service} is not implemented")
+        known = service.methods.get(event.method)
+        if known is None or (known[0].streaming and not self._streams):
+            raise Unimplemented(asked, found=f"method {event.method} is not implemented")
+        counts = event.method not in service.unlimited
+        if counts:
+            self._refuse_beyond_limit(asked)
+        if known[0].server_streaming and event.state is State.UNARY:
+            raise RemoteProtocolError(
+                asked, found="a unary call of a method that streams its answer"
+            )
+        call = Call(event, service, known, self._context(event), counts=counts)
+        if event.method in service.shared and not event.timeout_nano:
+            call.shared = (event.service, event.method, event.payload)
+            self._shared[call.shared] = call
+        self.by_stream[call.stream_id] = call
+        self._counted += counts
+        self._budget.take(call.size)
+        return call
+
+    def _refuse_beyond_limit(self, asked: str) -> None:
+        found = ""
+        if self._counted >= self._max_calls:
+            found = f"{self._max_calls} requests under way on this connection"
+        elif self._budget.full:
+            found = "too many bytes of this client's requests under way"
+        if found:
+            raise Overloaded(asked, found=found, do="wait for an answer first")
+
+    def _failure(
+        self, raised: Exception, service: Service, context: Context, request: object
+    ) -> NvshimError:
+        """What a handler raised, as an error that can be sent. Unforeseen ones are logged."""
+        error: BaseException = raised
+        # A handler's own task group wraps even a single, well-typed failure.
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        if service.translate is not None and not isinstance(error, NvshimError):
+            error = service.translate(error, context, request) or error
+        if isinstance(error, NvshimError) and not isinstance(error, HandlerFailed):
+            return error
+        if not isinstance(error, HandlerFailed):
+            error = HandlerFailed(str(context), found=f"{type(error).__name__}: {error}")
+        traceback = describe_bug(raised)
+        self._log(
+            "a handler failed",
+            {"method": str(context), "error": str(error), "traceback": traceback},
+        )
+        return error
+
+
+def decode(type_: type[M], payload: bytes, asked: object) -> M:
+    """The message in a payload.
+
+    Raises:
+        UndecodableMessage: there is none.
+    """
+    try:
+        return type_.FromString(payload)
+    except DecodeError:
+        raise UndecodableMessage(
+            f"{type_.DESCRIPTOR.full_name} of {asked}",
+            found=f"{len(payload)} bytes that are none",
+        ) from None
+
+
+def encode(response: Message | None, method: Method, asked: object) -> bytes:
+    """What a handler returned, as a payload.
+
+    Raises:
+        HandlerFailed: it is not the method's response.
+    """
+    if not isinstance(response, method.response):
+        raise HandlerFailed(
+            str(asked), found=f"{type(response).__name__}, not {method.response.__name__}"
+        )
+    return response.SerializeToString()
+
+
+def check_status(response: ResponseReceived, asked: object, timeout: float | None) -> None:
+    """Raise what a response's status says.
+
+    Raises:
+        RemoteError: it is not OK.
+        DeadlineExceeded: the server ran out of the call's time.
+    """
+    if response.code == Status.OK:
+        return
+    error = RemoteError(
+        str(asked), status=response.code, message=response.message, details=response.details
+    )
+    if response.code == Status.DEADLINE_EXCEEDED and timeout is not None:
+        raise no_answer(asked, timeout) from error
+    raise error
+
+
+def no_answer(asked: object, timeout: float | None) -> DeadlineExceeded:
+    """The error of a call that was not answered in time."""
+    return DeadlineExceeded(str(asked), found=f"no answer in {timeout:g} s")
+
+
+def connection_closed(asked: object, why: str) -> ConnectionClosed:
+    """The error of a call whose connection was lost."""
+    found = f"the connection has ended: {why}"
+    return ConnectionClosed(str(asked), found=found, do="connect again")
+
+
+def why_ended(event: Ended) -> str:
+    """Why a client's connection has ended."""
+    return str(event.error) if event.error else "the server closed it"
+
+
+def nanoseconds(timeout: float | None) -> int:
+    """A timeout in seconds as it goes on the wire, where 0 means none."""
+    if timeout is None:
+        return 0
+    return max(1, int(min(timeout, _LONGEST) * _NANOSECONDS))

@@ -1,0 +1,103 @@
+"""The configuration: where the node keeps its driver, who may have which GPU, allowed loggers.
+
+:func:`load_config` reads our file (:mod:`~hooks.config.settings` describes it) or, where there is
+none, the one of NVIDIA's container toolkit (:mod:`~hooks.config.nvidia`). Other rooms use the names
+below; NVIDIA's file as such is read only by the tools that convert it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Final
+
+from hooks.config.nvidia import parse_nvidia_config
+from hooks.config.settings import (
+    TABLES,
+    Config,
+    Denied,
+    Holders,
+    Mode,
+    Platform,
+    parse_config,
+    parse_toml,
+)
+from hooks.errors import ConfigUnreadable
+
+__all__ = [
+    "DEFAULT_PATH",
+    "ENVIRONMENT_VARIABLE",
+    "TABLES",
+    "Config",
+    "Denied",
+    "Holders",
+    "Mode",
+    "Platform",
+    "find_files",
+    "load_config",
+    "parse_config",
+    "parse_toml",
+]
+
+DEFAULT_PATH: Final = "/etc/containerd-shim-nvidia/config.toml"
+ENVIRONMENT_VARIABLE: Final = "NVSHIM_CONFIG"
+
+NVIDIA_PATH: Final = "/etc/nvidia-container-runtime/config.toml"
+"""The configuration of NVIDIA's container toolkit."""
+NVIDIA_ENVIRONMENT_VARIABLE: Final = "NVIDIA_CTK_CONFIG_FILE_PATH"
+"""Names it instead, in the environment of containerd (an image's environment is never ours)."""
+
+
+def load_config(path: str | None = None) -> Config:
+    """The configuration; the defaults if there is no file and none was named.
+
+    Args:
+        path: the file; None for the one that NVSHIM_CONFIG names, else :data:`DEFAULT_PATH`,
+            else NVIDIA's own.
+
+    Raises:
+        ConfigError: the file cannot be read, was named and is not there, or has a fault.
+    """
+    (ours, named), (nvidias, nvidias_named) = find_files(path)
+    content = _read(ours, ENVIRONMENT_VARIABLE, needed=named)
+    if content is not None:
+        return _parse_once(parse_config, content, ours)
+    content = _read(nvidias, NVIDIA_ENVIRONMENT_VARIABLE, needed=nvidias_named)
+    return Config() if content is None else _parse_once(parse_nvidia_config, content, nvidias)
+
+
+def find_files(path: str | None = None) -> tuple[tuple[str, bool], tuple[str, bool]]:
+    """The files that :func:`load_config` looks for, ours and NVIDIA's.
+
+    Returns:
+        Each with whether it was named, so that its absence is an error.
+    """
+    ours = path or os.environ.get(ENVIRONMENT_VARIABLE)
+    nvidias = os.environ.get(NVIDIA_ENVIRONMENT_VARIABLE)
+    return (ours or DEFAULT_PATH, bool(ours)), (nvidias or NVIDIA_PATH, bool(nvidias))
+
+
+# The last result. A forked process inherits it, and the file seldom changes.
+_parsed: tuple[bytes, str, Config] | None = None
+
+
+def _parse_once(parse: Callable[[bytes, str], Config], content: bytes, file: str) -> Config:
+    global _parsed  # noqa: PLW0603 - a cache of one result of a pure function
+    if _parsed is None or _parsed[:2] != (content, file):
+        _parsed = (content, file, parse(content, file))
+    return _parsed[2]
+
+
+def _read(file: str, variable: str, *, needed: bool) -> bytes | None:
+    """A file's content; None if it is not there and need not be."""
+    try:
+        with open(file, "rb") as stream:
+            return stream.read()
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not needed:
+            return None
+        raise ConfigUnreadable(
+            f"configuration {file}",
+            found=error.strerror or str(error),
+            do=f"make the file readable, or name another in {variable}",
+        ) from error

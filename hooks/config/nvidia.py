@@ -1,0 +1,277 @@
+"""NVIDIA's own config.toml, for a node that had the container toolkit before it had us.
+
+It is read where our own file is not there, so that such a node behaves as before: in
+particular, the environment of every image is a grant there, unless the file says otherwise.
+
+Rules
+- A key means here what it means there, or nothing; then it is accepted and, if it is set to
+  anything but its default, noted for people. The table says which.
+- A key that NVIDIA's toolkit does not know either is an error: it may be a misspelt one.
+- A key that is not there has NVIDIA's default and not ours.
+- Nothing of it names a program that we would run.
+
+Source: nvidia-container-toolkit, internal/config, up to version 1.20; its defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from hooks.config import values
+from hooks.config.settings import Config, Mode, Platform, parse_toml
+from hooks.errors import UnknownConfigKey, WrongConfigValue
+
+
+def parse_nvidia_config(content: bytes, file: str) -> Config:
+    """The configuration by a file of NVIDIA's toolkit; its notes list keys without effect.
+
+    Raises:
+        ConfigMalformed: it is no TOML.
+        UnknownConfigKey: it has a table or key that means nothing, to NVIDIA's toolkit either.
+        WrongConfigValue: a value has the wrong type or is out of range.
+    """
+    fields: dict[str, Any] = {"mode": Mode.NVIDIA, "accept_mounts": False}
+    notes = []
+    for key, value in _leaves(parse_toml(content, file)):
+        row = _KEYS.get(key)
+        if row is None:
+            raise UnknownConfigKey(
+                f"configuration {file}",
+                found=f"unknown key {key}",
+                do="correct it, or write /etc/containerd-shim-nvidia/config.toml, which is read "
+                "in its place",
+            )
+        if not isinstance(value, row.kind) or (row.kind is not bool and isinstance(value, bool)):
+            raise _wrong(key, value, file, row.wanted or _KINDS[row.kind])
+        if row.meaning is None:
+            if value not in row.harmless:
+                notes.append(f"{key} = {_written(key, value)} means nothing here: {row.why}")
+            continue
+        meant = row.meaning(value)
+        if meant is None:
+            raise _wrong(key, value, file, row.wanted or _KINDS[row.kind])
+        fields |= meant
+    why = "since there is no configuration of our own"
+    policy = f"policy is NVIDIA's (mode {fields['mode']}): {file} is read, {why}"
+    return replace(Config(), **fields, source=file, notes=(policy, *notes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """What becomes of a key.
+
+    Attributes:
+        kind: the type of its value.
+        meaning: the fields of :class:`Config` that a value sets, or None for an invalid one; absent
+            for a key without effect.
+        wanted: which values, for people.
+        why: why it has no effect.
+        harmless: the values with which nothing is lost by that.
+    """
+
+    kind: type
+    meaning: Callable[[Any], dict[str, Any] | None] | None = None
+    wanted: str = ""
+    why: str = ""
+    harmless: tuple[object, ...] = ()
+
+
+def _without(kind: type, why: str, *harmless: object) -> _Key:
+    """A key without effect."""
+    return _Key(kind, why=why, harmless=(kind(), *harmless))
+
+
+def _believed(value: bool) -> dict[str, Any]:  # noqa: FBT001 - a value of TOML
+    return {"mode": Mode.NVIDIA if value else Mode.PRIVILEGED}
+
+
+def _root(value: str) -> dict[str, Any] | None:
+    if not value:
+        return {}
+    path = values.path(value)
+    return None if path is None else {"driver_root": path}
+
+
+_COMPAT_HOOKS: Final = frozenset({"enable-cuda-compat", "all"})
+
+
+def _compat(*, off: bool) -> dict[str, Any]:
+    """Any of several keys turns it off, and none turns it on again."""
+    return {"cuda_compat": False} if off else {}
+
+
+def _compat_hooks(value: list[Any]) -> dict[str, Any] | None:
+    if not all(isinstance(name, str) for name in value):
+        return None
+    return _compat(off=not _COMPAT_HOOKS.isdisjoint(value))
+
+
+def _compat_mode(value: str) -> dict[str, Any] | None:
+    known = ("", "ldconfig", "mount", "hook", "disabled")
+    return _compat(off=value == "disabled") if value in known else None
+
+
+def _supported(value: str) -> dict[str, Any] | None:
+    words = [word.strip() for word in value.split(",") if word.strip()]
+    if "all" in words:
+        return {}
+    capabilities = values.capabilities(words)
+    return None if capabilities is None else {"supported_capabilities": capabilities}
+
+
+def _spec_dirs(value: list[Any]) -> dict[str, Any] | None:
+    paths = values.paths(value)
+    if paths is None:
+        return None
+    return {"cdi_spec_dirs": paths} if paths else {}  # an empty list is the default there
+
+
+def _checked(
+    name: str, check: Callable[[object], object]
+) -> Callable[[Any], dict[str, Any] | None]:
+    """A value that is one of ours as well, with the same check."""
+
+    def meaning(value: object) -> dict[str, Any] | None:
+        checked = check(value)
+        return None if checked is None else {name: checked}
+
+    return meaning
+
+
+def _swarm(value: str) -> dict[str, Any] | None:
+    names = [name.strip() for name in value.split(",") if name.strip()]
+    return _checked("swarm_resources", values.VARIABLES.check)(names)
+
+
+def _mode(value: str) -> dict[str, Any] | None:
+    if value == "csv":
+        return {"platform": Platform.TEGRA}
+    return {} if value in _MODES else None
+
+
+_OWN_LOG: Final = "what we say is in containerd's log"
+_NO_CLI: Final = "nvidia-container-cli is not run"
+_NO_HOOK: Final = "there are no hooks; what they did is done before the container is made"
+_ONE_MEANING: Final = "requests have one meaning, and names of devices are resolved live"
+_BY_HANDLER: Final = "the handler's BinaryName in containerd's configuration names the runtime"
+_IN_SPEC: Final = "the low-level runtime applies what is in the spec, rootless as well"
+_BY_REQUEST: Final = "a container asks for it by the variable NVIDIA_{}=enabled"
+
+_MODES: Final = frozenset({"auto", "legacy", "csv", "cdi", "jit-cdi", ""})
+
+_CLI: Final = "nvidia-container-cli"
+_RUNTIME: Final = "nvidia-container-runtime"
+
+_KEYS: Final[dict[str, _Key]] = {
+    "disable-require": _Key(bool, lambda value: {"disable_require": value}),
+    "accept-nvidia-visible-devices-envvar-when-unprivileged": _Key(bool, _believed),
+    "accept-nvidia-visible-devices-as-volume-mounts": _Key(
+        bool, lambda value: {"accept_mounts": value}
+    ),
+    "swarm-resource": _Key(str, _swarm, "a comma list of names of variables"),
+    "supported-driver-capabilities": _Key(str, _supported, "a comma list of driver capabilities"),
+    f"{_CLI}.root": _Key(str, _root, 'an absolute path ("/…")'),
+    f"{_CLI}.path": _without(str, _NO_CLI),
+    f"{_CLI}.debug": _without(str, _OWN_LOG),
+    f"{_CLI}.environment": _without(list, _NO_CLI),
+    f"{_CLI}.ldcache": _without(str, "libraries are found in the driver's directories"),
+    f"{_CLI}.ldconfig": _without(
+        str, "the loader's cache is written in process", "@/sbin/ldconfig", "@/sbin/ldconfig.real"
+    ),
+    f"{_CLI}.load-kmods": _Key(bool, lambda on: {"load_modules": on, "make_nodes": on}),
+    f"{_CLI}.no-cgroups": _without(bool, _IN_SPEC),
+    f"{_CLI}.no-pivot": _without(bool, _NO_CLI),
+    f"{_CLI}.user": _without(str, _NO_CLI, "root:video", "root:root"),
+    f"{_RUNTIME}.debug": _without(str, _OWN_LOG, "/dev/null"),
+    f"{_RUNTIME}.log-level": _without(str, _OWN_LOG, "info"),
+    f"{_RUNTIME}.runtimes": _without(
+        list, _BY_HANDLER, ["runc", "crun"], ["docker-runc", "runc", "crun"]
+    ),
+    f"{_RUNTIME}.experimental": _without(bool, _ONE_MEANING),
+    f"{_RUNTIME}.discover-mode": _without(str, _ONE_MEANING, "legacy"),
+    f"{_RUNTIME}.mode": _Key(
+        str,
+        _mode,
+        "auto, legacy, csv, cdi or jit-cdi (all of them do the same here, but csv, which says "
+        "that this is a Tegra machine)",
+    ),
+    f"{_RUNTIME}.modes.cdi.default-kind": _Key(
+        str,
+        _checked("default_kind", values.KIND.check),
+        'a kind ("nvidia.com/gpu")',
+    ),
+    f"{_RUNTIME}.modes.cdi.annotation-prefixes": _Key(
+        list,
+        _checked("annotation_prefixes", values.PREFIXES.check),
+        'a list of prefixes ("cdi.k8s.io/")',
+    ),
+    f"{_RUNTIME}.modes.cdi.spec-dirs": _Key(list, _spec_dirs, "a list of absolute paths"),
+    f"{_RUNTIME}.modes.csv.mount-spec-path": _Key(
+        str, _checked("csv_directory", values.path), 'an absolute path ("/…")'
+    ),
+    f"{_RUNTIME}.modes.csv.compat-container-root": _without(str, "it is looked for in one place"),
+    f"{_RUNTIME}.modes.legacy.cuda-compat-mode": _Key(
+        str, _compat_mode, '"ldconfig", "mount", "hook" or "disabled"'
+    ),
+    f"{_RUNTIME}.modes.jit-cdi.nvcdi-feature-flags": _without(list, _ONE_MEANING),
+    f"{_RUNTIME}.modes.jit-cdi.nvcdi-disable-hooks": _Key(list, _compat_hooks),
+    f"{_RUNTIME}-hook.path": _without(str, _NO_HOOK, f"{_RUNTIME}-hook"),
+    f"{_RUNTIME}-hook.skip-mode-detection": _without(bool, _NO_HOOK),
+    "nvidia-ctk.path": _without(str, _NO_HOOK, "nvidia-ctk"),
+    "features.allow-cuda-compat-libs-from-container": _without(
+        bool, "libraries of an image are never mounted"
+    ),
+    "features.allow-ldconfig-from-container": _without(bool, "no program of an image is run"),
+    "features.allow-unknown-oci-spec-fields": _without(
+        bool, "unknown fields are always kept", True
+    ),
+    "features.disable-cuda-compat-lib-hook": _Key(bool, lambda value: _compat(off=value)),
+    "features.no-additional-gids-for-device-nodes": _without(
+        bool, "a process that may not open its devices would be of no use"
+    ),
+    "features.disable-imex-channel-creation": _without(bool, "IMEX channels are not made", True),
+    "features.ignore-imex-channel-requests": _Key(bool, lambda value: {"ignore_imex": value}),
+    **{
+        f"features.{name}": _without(bool, _BY_REQUEST.format(name.upper()))
+        for name in ("gds", "mofed", "nvswitch", "gdrcopy")
+    },
+}
+
+KEYS: Final = {key: row.why for key, row in _KEYS.items()}
+"""Every key that is known, with the names of its tables before it; why it means nothing, or ""."""
+
+_KINDS: Final = {bool: "true or false", str: "a string", list: "a list of strings"}
+
+
+def kind_of_key(key: str) -> type | None:
+    """The type of a key's value: bool, str or list; None for an unknown key.
+
+    Args:
+        key: with its tables before it ("nvidia-container-cli.root").
+    """
+    row = _KEYS.get(key)
+    return None if row is None else row.kind
+
+
+def _leaves(table: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Each key with the names of its tables before it; a table without keys says nothing."""
+    for name, value in table.items():
+        key = above + name
+        if isinstance(value, dict) and key not in _KEYS:
+            yield from _leaves(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def _written(key: str, value: object) -> str:
+    if key.endswith(".environment"):
+        return "..."  # it may hold a password, and notes go into logs and reports
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def _wrong(key: str, value: object, file: str, wanted: str) -> WrongConfigValue:
+    return WrongConfigValue(
+        f"{key} of configuration {file}", found=_written(key, value), do=f"write {wanted}"
+    )

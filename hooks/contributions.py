@@ -1,0 +1,173 @@
+"""What each source contributes to a container's plan: NVIDIA's driver, its features, other vendors.
+
+A platform that has its GPUs in another way, other vendors and CDI specs produce the same kind of
+edits as NVIDIA's driver does, each with the bounds that it keeps to.
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hooks import platforms, vendors
+from hooks.cdi import applying, registry
+from hooks.config import Config
+from hooks.edits import features
+from hooks.edits.compat import Compat, Host, find_compat, host_of, with_compat
+from hooks.edits.grant import Grant
+from hooks.edits.mutation import apply
+from hooks.edits.planning import arches_of, make_plan
+from hooks.edits.verification import verify, verify_bounds
+from hooks.image.layout import Layout
+from hooks.image.rootfs import Rootfs
+from hooks.node.inventory import Inventory
+from hooks.ocispec import parts, variables_of
+from hooks.plan import Bounds, Contribution, Plan
+from hooks.requests.request import Request
+from hooks.words import Void
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A container, what it may have, and the node.
+
+    Attributes:
+        inventory: what the node has; None if the driver is not asked for.
+        image: the container's image; None if there is none to look at.
+        oci_version: asks the low-level runtime which OCI specification it knows.
+        state: where something may be kept; "" for nowhere.
+    """
+
+    spec: Mapping[str, Any]
+    request: Request
+    inventory: Inventory | None
+    config: Config
+    image: Rootfs | None = None
+    oci_version: Callable[[], str] = str
+    state: str = ""
+
+    def mounts(self) -> list[dict[str, Any]]:
+        """The mounts of the spec.
+
+        Raises:
+            MalformedSpec: they are no list of objects.
+        """
+        return parts(self.spec, "mounts", dict)
+
+    def variables(self) -> dict[str, str]:
+        """The variables as the container's processes will see them."""
+        return variables_of(self.spec)
+
+
+class Check:
+    """Edits a spec, and returns none that goes beyond its contributions' bounds."""
+
+    def __init__(
+        self,
+        spec: Mapping[str, Any],
+        contributions: tuple[Contribution, ...],
+        staging: str,
+        rootfs: str,
+    ) -> None:
+        self._spec = spec
+        # Editing must not change it, and what is compared must not be what was edited.
+        self._before = marshal.dumps(dict(spec))
+        self._bounds = Bounds(source_roots=(staging,))
+        for each in contributions:
+            verify_bounds(each, (rootfs,))
+            self._bounds |= each.bounds
+        self._rootfs = rootfs
+
+    def edited(self, plan: Plan) -> dict[str, Any]:
+        """The spec with a plan's edits.
+
+        Raises:
+            SpecError: an edit cannot be made, or the result breaks an invariant.
+        """
+        edited = apply(self._spec, plan)
+        before = marshal.loads(self._before)  # noqa: S302 - our own, of a moment ago
+        verify(before, edited, plan, self._bounds, (self._rootfs,))
+        return edited
+
+
+def contribute(
+    case: Case, grant: Grant | None, layout: Layout
+) -> tuple[tuple[Contribution, ...], Compat]:
+    """What a container gets, by source, and what was decided of the image's own libcuda.
+
+    Args:
+        grant: the GPUs; None if the driver is not asked for.
+
+    Raises:
+        InventoryError: the driver or a device is not fit for use.
+        CdiError: a CDI device is unknown, or its spec asks for what cannot be done.
+        RuntimeUnasked: the runtime's version is needed, and ``oci_version`` does not say any.
+    """
+    compat = Compat()
+    found: list[Contribution] = []
+    if grant is not None and case.inventory is not None:
+        if not isinstance(case.request.devices, Void):
+            plan = make_plan(grant, case.inventory, layout)
+            compat = _compat_of(case, case.inventory, grant, plan, layout)
+            bounds = Bounds(case.inventory.nodes.majors, case.inventory.sources)
+            found.append(Contribution(with_compat(plan, compat), bounds))
+        if case.request.features or case.request.imex_channels != ():
+            given = {device.path for each in found for device in each.plan.devices}
+            found.append(
+                features.contribute(case.request, case.inventory, layout, case.config, given)
+            )
+    elif case.request.wants_driver:
+        found.append(platforms.contribute(case.spec, case.request, case.config, layout))
+    return (*found, *_of_others(case, layout)), compat
+
+
+def _compat_of(
+    case: Case, inventory: Inventory, grant: Grant, plan: Plan, layout: Layout
+) -> Compat:
+    if case.image is None or not case.config.cuda_compat:
+        return Compat()
+    gpus = (*grant.gpus, *(inventory.gpus[device.gpu] for device in grant.mig_devices))
+    host = host_of(inventory.driver.version, inventory.cuda_version, gpus)
+    return find_compat(case.image, plan, layout, host, inventory.driver.arch)
+
+
+def _of_others(case: Case, layout: Layout) -> tuple[Contribution, ...]:
+    """What the container gets of other vendors' GPUs, and of CDI specs."""
+    request, config = case.request, case.config
+    if not request.cdi_devices:
+        asked = request.amd_devices or request.intel_devices
+        return vendors.contribute(request, config) if asked else ()
+    resolved = registry.resolve(
+        request.cdi_devices,
+        config.cdi_spec_dirs,
+        builtin=vendors.known_kind,
+        state=case.state,
+    )
+    of_vendors = vendors.contribute(request, config, resolved.left)
+    if not resolved.devices:
+        return of_vendors
+    of_specs = applying.contribute(
+        resolved,
+        config=config,
+        user=_user(case.spec),
+        oci_version=case.oci_version,
+        find_compat=_compat_finder(case.image, layout),
+    )
+    return (*of_vendors, of_specs)
+
+
+def _compat_finder(image: Rootfs | None, layout: Layout) -> Callable[[Plan, Host], Compat] | None:
+    """Decides for an image, by what a CDI spec tells of the node; None if nothing can be."""
+    arches = arches_of(None, None)
+    if image is None or not arches:
+        return None
+    return lambda plan, host: find_compat(image, plan, layout, host, arches[0])
+
+
+def _user(spec: Mapping[str, Any]) -> tuple[int, int]:
+    """User and group of the container's process; read_request checked that it is one."""
+    user = spec["process"].get("user") or {}
+    uid, gid = (user.get(name) if isinstance(user, dict) else None for name in ("uid", "gid"))
+    return (uid if isinstance(uid, int) else 0, gid if isinstance(gid, int) else 0)

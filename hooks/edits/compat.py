@@ -1,0 +1,338 @@
+"""CUDA forward compatibility: whether an image's own, newer libcuda comes before the driver's.
+
+Images of NVIDIA's carry a newer libcuda in a directory "compat". It talks to older kernel
+modules, so that a program made for a newer CUDA than the driver's runs all the same. It works on
+some GPUs and with some branches of the driver only, and fails on all others, where the driver's
+own libcuda might have done: so the node decides, and not the image.
+
+Rules
+- It is looked for in /usr/local/cuda/compat; only if there is no such directory, in that of each
+  /usr/local/cuda-VERSION, of which the newest that fits is taken. A directory counts if exactly
+  one regular file in it, and no link, is libcuda.so.VERSION for the driver's architecture.
+- A library that says with which branches of the driver and on which kinds of GPU it works (its
+  ELF note) is believed: it is used if it lists this driver's branch, and a GeForce or TITAN only
+  if it lists that. One that says nothing is used on no GeForce and no TITAN: NVIDIA supports
+  forward compatibility on data centre GPUs, and a few of the RTX series.
+- It is used if it is newer: its note's CUDA version than the one that the driver has, or, if
+  either is unknown, the branch in its file name than the driver's.
+- What is decided is an order and nothing else: the image's directory comes first in the
+  loader's cache and configuration. No file of the image is ever mounted or run, and everything
+  is read through the root object, with a limit on each number and each size.
+- ``cuda-compat = false`` turns it off. Programs that name the directory themselves, in
+  LD_LIBRARY_PATH, need none of this.
+
+The note, whose owner is "NVIDIA Corporation", holds JSON: ``CUDA Version``, a string; ``Driver``,
+the branches; ``Device``, brands by NVML's numbers. Boards of NVIDIA's embedded series have neither
+list.
+
+Source: NVIDIA's "CUDA Compatibility", Forward Compatibility; nvidia-container-toolkit,
+nvidia-cdi-hook enable-cuda-compat; nvml.h, nvmlBrandType_t.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from hooks.errors import RootfsError
+from hooks.image.elf import elf_of_fd, text_notes_of_fd
+from hooks.image.layout import Layout
+from hooks.image.loader_files import NOT_IN_A_DIRECTORY
+from hooks.image.rootfs import Rootfs
+from hooks.image.rootfs_errors import MalformedElf
+from hooks.node.gpus import Gpu
+from hooks.node.roots import is_version, numbers
+from hooks.plan import CachedLibrary, Plan
+from hooks.words import Arch
+
+DIRECTORY: Final = "/usr/local/cuda/compat"
+_INSTALLED: Final = "/usr/local"
+_VERSIONED: Final = re.compile(r"cuda-\d{1,3}(\.\d{1,3}){0,2}")
+
+_LIBCUDA: Final = "libcuda.so"
+_SONAME: Final = "libcuda.so.1"
+# What the driver calls its own; anything else in there is none of the loader's cache's business.
+_LIBRARY: Final = re.compile(r"lib(cuda|nvidia|nvcuda)[A-Za-z0-9_-]*\.so(\.[A-Za-z0-9]+)*")
+
+_MOST_NAMES: Final = 128
+_MOST_INSTALLED: Final = 1024
+_MOST_CANDIDATES: Final = 16
+_MOST_LIBRARIES: Final = 32
+
+_OWNER: Final = b"NVIDIA Corporation"
+_CUDA: Final = re.compile(r"(\d{1,3})\.(\d{1,3})(\.\d{1,6})*")
+_MOST_LISTED: Final = 256
+
+# Words of a GPU's name that tell it is made for gamers, and what NVML calls the kind.
+_CONSUMER: Final = {"geforce": frozenset({5, 15}), "titan": frozenset({6, 16})}
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """The drivers and GPUs that a libcuda works with.
+
+    Attributes:
+        cuda: its CUDA version, (major, minor).
+        branches: the branches of the driver that it works with; any if empty.
+        brands: the kinds of GPU that it works on, by NVML's numbers; any if empty.
+    """
+
+    cuda: tuple[int, int]
+    branches: frozenset[int] = frozenset()
+    brands: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A directory of an image with exactly one newer or older libcuda.
+
+    Attributes:
+        directory: where it is in the image, free of links.
+        version: of the driver that the library was made with, by its name.
+        note: what it says of itself; None if nothing.
+    """
+
+    directory: str
+    version: str
+    note: Note | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What the node has.
+
+    Attributes:
+        cuda: the newest CUDA that it has, (major, minor); None if it is not known.
+        models: the names of the container's GPUs.
+    """
+
+    driver: str
+    cuda: tuple[int, int] | None = None
+    models: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Compat:
+    """What was decided.
+
+    Attributes:
+        directory: the image's directory that comes first; "" if none does.
+        why: why it does, or why none does; "" if the image has none.
+        libraries: what is found in that directory.
+    """
+
+    directory: str = ""
+    why: str = ""
+    version: str = ""
+    libraries: tuple[CachedLibrary, ...] = ()
+
+
+def find_compat(rootfs: Rootfs, plan: Plan, layout: Layout, host: Host, arch: Arch) -> Compat:
+    """Decides for an image; what an image holds is never an error.
+
+    Args:
+        plan: without the driver's libcuda the image is not searched.
+    """
+    ours = {library.soname for library in plan.libraries if library.arch is arch}
+    if _SONAME not in ours:
+        return Compat()
+    try:
+        candidates, passed_over = _candidates(rootfs, layout, arch)
+        if not candidates:
+            return Compat(why="; ".join(passed_over))
+        chosen, why = choose(candidates, host)
+        why = "; ".join((*passed_over, why))
+        if chosen is None:
+            return Compat(why=why, version=candidates[0].version)
+        libraries = _libraries(rootfs, chosen, arch, ours)
+    except RootfsError as error:
+        return Compat(why=f"the image's directory {DIRECTORY} was left alone: {error.found}")
+    return Compat(chosen.directory, why, chosen.version, libraries)
+
+
+def with_compat(plan: Plan, compat: Compat) -> Plan:
+    """A plan in which the image's libraries come before the driver's, if that was decided."""
+    if not compat.directory:
+        return plan
+    return replace(
+        plan,
+        libraries=(*compat.libraries, *plan.libraries),
+        first_directories=(compat.directory, *plan.first_directories),
+    )
+
+
+def host_of(driver: str, cuda: str, gpus: Iterable[Gpu]) -> Host:
+    """The properties of the node that the decision needs.
+
+    Args:
+        cuda: the newest CUDA that it has ("12.2"); "" if it is not known.
+    """
+    return Host(driver, _cuda(cuda), tuple(gpu.model for gpu in gpus))
+
+
+def choose(candidates: Iterable[Candidate], host: Host) -> tuple[Candidate | None, str]:
+    """The newest candidate that fits, and why; or None, and why each does not.
+
+    Args:
+        candidates: at least one.
+    """
+    reasons = []
+    for candidate in sorted(candidates, key=lambda each: numbers(each.version), reverse=True):
+        fits, why = _decide(candidate, host)
+        why = f"libcuda {candidate.version} in {candidate.directory} {why}"
+        if fits:
+            return candidate, why
+        reasons.append(why)
+    return None, "; ".join(reasons)
+
+
+def _decide(candidate: Candidate, host: Host) -> tuple[bool, str]:
+    note = candidate.note
+    branch = numbers(host.driver)[0]
+    if note is not None and note.branches and branch not in note.branches:
+        return False, f"is not for drivers of branch {branch}"
+    for model in host.models:
+        kind = next((word for word in _CONSUMER if word in model.lower()), None)
+        if kind is None or (note is not None and not note.brands):
+            continue
+        if note is None or note.brands.isdisjoint(_CONSUMER[kind]):
+            return False, f"is not for a GPU like {model}"
+    if note is not None and host.cuda is not None:
+        newer = note.cuda > host.cuda
+        than = f"CUDA {_dotted(note.cuda)}, and the driver has {_dotted(host.cuda)}"
+    else:
+        newer = numbers(candidate.version)[0] > branch
+        than = f"of branch {numbers(candidate.version)[0]}, and the driver of {branch}"
+    return newer, f"is {than}" + ("" if newer else ": it is not newer")
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def _candidates(rootfs: Rootfs, layout: Layout, arch: Arch) -> tuple[list[Candidate], list[str]]:
+    """The candidates of an image, and why other directories were rejected."""
+    if rootfs.stat(DIRECTORY) is not None:
+        places = [DIRECTORY]
+    else:
+        names = rootfs.names(_INSTALLED, _MOST_INSTALLED) or ()
+        versioned = [name for name in names if _VERSIONED.fullmatch(name)]
+        places = [f"{_INSTALLED}/{name}/compat" for name in versioned[:_MOST_CANDIDATES]]
+    found: dict[str, Candidate] = {}
+    passed_over = []
+    for place in places:
+        directory = rootfs.real_path(place)
+        if directory is None or directory in found:
+            continue
+        candidate = _candidate(rootfs, layout, directory, arch)
+        if isinstance(candidate, Candidate):
+            found[directory] = candidate
+        elif candidate:
+            passed_over.append(f"{place}: {candidate}")
+    return list(found.values()), passed_over
+
+
+def _candidate(rootfs: Rootfs, layout: Layout, directory: str, arch: Arch) -> Candidate | str:
+    """What a directory is, or why it is no candidate; "" if it has no libcuda."""
+    if directory == "/" or layout.covers(directory):
+        return "something is mounted over it" if directory != "/" else "it leads to the root"
+    if not NOT_IN_A_DIRECTORY.isdisjoint(directory):
+        return "no dynamic loader takes its name"
+    found = [
+        name.removeprefix(f"{_LIBCUDA}.")
+        for name in rootfs.names(directory, _MOST_NAMES) or ()
+        if is_version(name.removeprefix(f"{_LIBCUDA}.")) and _is_file(rootfs, f"{directory}/{name}")
+    ]
+    if len(found) != 1:
+        return f"{len(found)} files are libcuda" if found else ""
+    path = f"{directory}/{_LIBCUDA}.{found[0]}"
+    fd = rootfs.open_file(path)
+    if fd is None:
+        return "its libcuda went away"
+    try:
+        if elf_of_fd(fd).arch is not arch:
+            return f"{found[0]} is for another architecture"
+        return Candidate(directory, found[0], _note(fd))
+    except MalformedElf as error:
+        return f"{found[0]} is no library: {error.found}"
+    finally:
+        os.close(fd)
+
+
+def _is_file(rootfs: Rootfs, path: str) -> bool:
+    found = rootfs.stat(path, follow=False)
+    return found is not None and stat.S_ISREG(found.st_mode)
+
+
+def _note(fd: int) -> Note | None:
+    """The note of an open library.
+
+    Raises:
+        MalformedElf: it has one that makes no sense.
+    """
+    for text in text_notes_of_fd(fd, _OWNER):
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise MalformedElf("the note of a libcuda", found="a note that is no JSON") from error
+        if not isinstance(content, dict) or "CUDA Version" not in content:
+            continue
+        cuda = _cuda(content["CUDA Version"])
+        branches, brands = (_listed(content.get(key)) for key in ("Driver", "Device"))
+        if cuda is None or branches is None or brands is None:
+            raise MalformedElf("the note of a libcuda", found="a note that makes no sense")
+        return Note(cuda, branches, brands)
+    return None
+
+
+def _cuda(text: object) -> tuple[int, int] | None:
+    match = _CUDA.fullmatch(text) if isinstance(text, str) and text.isascii() else None
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _listed(value: Any) -> frozenset[int] | None:
+    if value is None:
+        return frozenset()
+    if not isinstance(value, list) or len(value) > _MOST_LISTED:
+        return None
+    return frozenset(value) if all(type(entry) is int for entry in value) else None
+
+
+def _libraries(
+    rootfs: Rootfs, chosen: Candidate, arch: Arch, ours: set[str]
+) -> tuple[CachedLibrary, ...]:
+    """The libraries of a candidate, by the names under which the driver's are found."""
+    found: dict[str, str] = {}
+    names = rootfs.names(chosen.directory, _MOST_NAMES) or ()
+    for name in [name for name in names if _LIBRARY.fullmatch(name)][:_MOST_LIBRARIES]:
+        path = f"{chosen.directory}/{name}"
+        soname = _soname(rootfs, path, arch)
+        if soname is None:
+            continue
+        found.setdefault(soname, path)
+        short = f"{name.partition('.so')[0]}.so"
+        if short in ours:
+            found.setdefault(short, path)
+    return tuple(CachedLibrary(name, path, arch) for name, path in found.items())
+
+
+def _soname(rootfs: Rootfs, path: str, arch: Arch) -> str | None:
+    """The soname of a regular file; None if it has none, or no library of the driver's names."""
+    if not _is_file(rootfs, path):
+        return None
+    fd = rootfs.open_file(path)
+    if fd is None:
+        return None
+    try:
+        elf = elf_of_fd(fd)
+    except MalformedElf:
+        return None
+    finally:
+        os.close(fd)
+    soname = elf.soname if elf.arch is arch else None
+    return soname if soname is not None and _LIBRARY.fullmatch(soname) else None

@@ -1,0 +1,222 @@
+"""What an image needs of the driver and the GPUs: NVIDIA_REQUIRE_*.
+
+A value is a condition: alternatives with spaces between them, each a comma list of comparisons
+that all have to hold, such as ``cuda>=12.4 brand=tesla,driver>=535,driver<536``. Several
+variables all have to hold, for each GPU that the container gets.
+
+=========  ==================================  =========================
+property   is                                  compared by
+=========  ==================================  =========================
+cuda       the newest CUDA of the driver       ``= != < <= > >=``
+driver     the driver's version                likewise
+arch       the GPU's compute capability        likewise
+brand      what the GPU is sold as ("tesla")   ``= !=``, in any case
+=========  ==================================  =========================
+
+Rules
+- Versions are compared number by number; "12" is "12.0".
+- A condition on GPUs holds if the container gets none: ``none`` requests the driver alone.
+- An unknown property makes a comparison neither true nor false. A condition that is true
+  either way is met; one that depends on it is an error that says so. NVIDIA's own
+  runtime takes it for met, and a program then fails with words that are harder to understand.
+- Without NVML the driver's CUDA version is that of its branch, by a table.
+- An expression of another form is an error, wherever it stands. An empty one asks for nothing.
+
+Source: libnvidia-container, src/cli/{dsl,configure}.c; NVIDIA Container Toolkit,
+internal/requirements; the CUDA toolkit's release notes, table of driver versions.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hooks.edits.grant import Grant
+from hooks.errors import MalformedRequirement, RequirementUnclear, RequirementUnmet
+from hooks.node.gpus import Gpu
+from hooks.node.inventory import Inventory
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A property, how it is compared, and with what."""
+
+    property: str
+    operator: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.property}{self.operator}{self.value}"
+
+
+_OPERATORS: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_FORM: Final = re.compile(r"([A-Za-z]+)(=|!=|<=?|>=?)([^<>=!]+)")
+# Bounds the work that int() does; no version has numbers so long.
+_VERSION: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9}){0,7}", re.ASCII)
+_VERSIONS: Final = frozenset({"cuda", "driver", "arch"})
+_TEXTS: Final = frozenset({"brand"})
+_OF_GPUS: Final = frozenset({"arch", "brand"})
+_LONGEST: Final = 16 << 10
+
+
+def parse_requirement(variable: str, expression: str) -> tuple[tuple[Comparison, ...], ...]:
+    """The alternatives of an expression, each of comparisons that must all hold.
+
+    Raises:
+        MalformedRequirement: it is no condition.
+    """
+    if len(expression) > _LONGEST:
+        raise _malformed(variable, expression, f"{len(expression)} characters")
+    alternatives = []
+    for alternative in expression.split():
+        parts = [part for part in alternative.split(",") if part]
+        if parts:
+            alternatives.append(tuple(_comparison(part, variable, expression) for part in parts))
+    return tuple(alternatives)
+
+
+def _comparison(text: str, variable: str, expression: str) -> Comparison:
+    match = _FORM.fullmatch(text)
+    if match is None:
+        raise _malformed(variable, expression, f'"{text}" compares nothing')
+    name, compared, value = match[1].lower(), match[2], match[3]
+    if name not in _VERSIONS | _TEXTS:
+        raise _malformed(variable, expression, f'"{name}" is no property')
+    if name in _VERSIONS and not _VERSION.fullmatch(value):
+        raise _malformed(variable, expression, f'"{value}" is no version')
+    if name in _TEXTS and compared not in {"=", "!="}:
+        raise _malformed(variable, expression, f"{name} has no order")
+    return Comparison(name, compared, value)
+
+
+def check_requirements(
+    requirements: Iterable[tuple[str, str]], grant: Grant, inventory: Inventory
+) -> None:
+    """Checks what an image needs against what it gets.
+
+    Raises:
+        MalformedRequirement: an expression is no condition.
+        RequirementUnmet: a condition does not hold.
+        RequirementUnclear: whether one holds is not known.
+    """
+    parsed = [(*each, parse_requirement(*each)) for each in requirements]
+    if not any(alternatives for _, _, alternatives in parsed):
+        return
+    driver = {"cuda": inventory.cuda_version, "driver": inventory.driver.version}
+    gpus = dict.fromkeys((*grant.gpus, *(inventory.gpus[d.gpu] for d in grant.mig_devices)))
+    subjects: list[tuple[Gpu | None, dict[str, str]]] = [
+        (gpu, {**driver, **_of_gpu(gpu)}) for gpu in gpus
+    ] or [(None, driver)]
+    for variable, expression, alternatives in parsed:
+        for gpu, properties in subjects:
+            met = _is_met(alternatives, properties)
+            if met is None:
+                raise RequirementUnclear(
+                    f"image that needs {_short(variable, expression)}",
+                    found=f"NVML has not said what it hangs on: {inventory.nvml_failure}"
+                    if inventory.nvml_failure
+                    else f"NVML does not know what it hangs on, {_unknown(properties)}",
+                    do=_IGNORE_IT,
+                )
+            if not met:
+                raise RequirementUnmet(
+                    f"image that needs {_short(variable, expression)}",
+                    found=_describe(gpu, properties, alternatives),
+                    do=f"use an image that fits, update the driver, or {_IGNORE_IT}",
+                )
+
+
+def _of_gpu(gpu: Gpu) -> dict[str, str]:
+    return {"arch": gpu.compute_capability, "brand": gpu.brand}
+
+
+def _is_met(
+    alternatives: tuple[tuple[Comparison, ...], ...], properties: Mapping[str, str]
+) -> bool | None:
+    """Whether a condition holds; None if that hangs on what is not known."""
+    if not alternatives:
+        return True
+    outcomes = [_all(_holds(each, properties) for each in parts) for parts in alternatives]
+    if True in outcomes:
+        return True
+    return None if None in outcomes else False
+
+
+def _all(outcomes: Iterable[bool | None]) -> bool | None:
+    each = list(outcomes)
+    if False in each:
+        return False
+    return None if None in each else True
+
+
+def _holds(comparison: Comparison, properties: Mapping[str, str]) -> bool | None:
+    found = properties.get(comparison.property)
+    if found is None:
+        return True  # a property of GPUs, and the container gets none
+    compare = _OPERATORS[comparison.operator]
+    if comparison.property in _TEXTS:
+        return bool(compare(found.lower(), comparison.value.lower())) if found else None
+    if not _VERSION.fullmatch(found):
+        return None
+    return bool(compare(_numbers(found), _numbers(comparison.value)))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """A version as numbers, without zeros at the end: "12.0" is "12"."""
+    numbers = [int(part) for part in version.split(".")]
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return tuple(numbers)
+
+
+_NAMES: Final = {"arch": "compute capability", "brand": "brand"}
+_IGNORE_IT: Final = "set NVIDIA_DISABLE_REQUIRE=true for the container"
+
+
+def _describe(
+    gpu: Gpu | None,
+    properties: Mapping[str, str],
+    alternatives: tuple[tuple[Comparison, ...], ...],
+) -> str:
+    cuda = properties["cuda"]
+    node = f"this node's driver {properties['driver']}" + (f" supports CUDA {cuda}" if cuda else "")
+    wanted = {each.property for parts in alternatives for each in parts} & _OF_GPUS
+    if gpu is None or not wanted:
+        return node
+    known = (f"{_NAMES[name]} {properties[name] or 'unknown'}" for name in sorted(wanted))
+    return f"{node}, and {gpu} has {', '.join(known)}"
+
+
+def _unknown(properties: Mapping[str, str]) -> str:
+    return ", ".join(name for name, value in properties.items() if not value)
+
+
+_MOST_SHOWN: Final = 120
+
+
+def _short(variable: str, expression: str) -> str:
+    """An expression for people: images list every branch of the driver in theirs."""
+    words = expression.split()
+    shown = " ".join(words)
+    if len(shown) > _MOST_SHOWN:
+        shown = f"{words[0][:_MOST_SHOWN]} or another of {len(words)}"
+    return f"{shown} ({variable})"
+
+
+def _malformed(variable: str, expression: str, found: str) -> MalformedRequirement:
+    return MalformedRequirement(
+        f"{variable}={expression}",
+        found=found,
+        do='write comparisons such as "cuda>=12.4 driver>=535,brand=tesla": cuda, driver, arch, '
+        "brand; a space for or, a comma for and",
+    )

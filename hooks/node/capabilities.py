@@ -1,0 +1,298 @@
+"""Which files, nodes and sockets of the driver a capability stands for.
+
+Rules
+- A capability names rows; the rows of all granted capabilities are united, and those of
+  :data:`ALWAYS` come with every one.
+- A name is matched against the driver's own directories only, never the image's. ``{v}`` is
+  the driver's full version; one ``*`` stands for any text without a slash.
+- A row without a match is not an error (drivers differ); ``explain`` lists it.
+- A library is mounted under its own name into the directory where the image's dynamic loader
+  looks. Its soname comes from the file itself (DT_SONAME) and becomes a link beside it;
+  ``links`` are further ones. One with a slash is a link in a subdirectory.
+- ``compat32`` has no rows: it asks for the libraries of the other capabilities once more, for
+  the 32-bit architecture.
+- ``video`` needs all libraries of ``compute``, ``display`` all of ``graphics``.
+
+What drivers of branches 550 to 595 have brought is in the table as well: the shader compiler
+libnvidia-gpucomp, Vulkan SC (libnvidia-vksc-core), EGL's platforms for X11 and the second one
+for Wayland, libnvidia-present, libnvsdm, libnvidia-tileiras. Of a driver's libraries these are
+left out, as NVIDIA's older tool leaves them:
+
+- libnvidia-sandboxutils, which tells tools on the host which files a container needs, and inside
+  finds them missing and says so to stderr;
+- libnvidia-gtk2, -gtk3 and -wayland-client, which are parts of nvidia-settings;
+- libnvidia-api and the DLLs for Wine, which have no driver's version in their names.
+
+The MPS daemon's pipes are mounted where they may be written, since its clients connect to them;
+a client also has to share its IPC namespace (``--ipc=host``). For a daemon with another
+directory (``CUDA_MPS_PIPE_DIRECTORY``), the setter of that variable mounts the directory, as
+Kubernetes' device plugin does.
+
+Source: the user-guide's table of driver capabilities; libnvidia-container's and nvcdi's
+lists; the installer's manifest (.manifest) of the driver packages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, TypeAlias, TypeVar
+
+from hooks.words import CAPABILITIES, Capability
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A shared library.
+
+    Attributes:
+        name: its file name, with ``{v}`` or ``*``.
+        links: further names it is found under, beside its soname.
+        directory: the subdirectory of the library directory it lives in.
+    """
+
+    name: str
+    links: tuple[str, ...] = ()
+    directory: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program, mounted at /usr/bin."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """A file of configuration that other people's libraries look for.
+
+    Attributes:
+        name: its path below one of the driver root's data directories.
+        below: the container's directory it is mounted below.
+    """
+
+    name: str
+    below: str
+
+
+@dataclass(frozen=True, slots=True)
+class XorgModule:
+    """A module of the X server.
+
+    Attributes:
+        name: its file name, with ``{v}``.
+        directory: the directory below the X server's modules.
+        links: further names it is found under.
+    """
+
+    name: str
+    directory: str
+    links: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Firmware:
+    """Firmware that user space reads: ``name`` below /lib/firmware/nvidia/{v}."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Socket:
+    """A host service's socket, or a directory of its pipes, at the same path inside."""
+
+    path: str
+    is_directory: bool = False
+
+
+Row: TypeAlias = Library | Program | ConfigFile | XorgModule | Firmware | Socket
+
+
+@dataclass(frozen=True, slots=True)
+class ControlNode:
+    """A device node that belongs to no single GPU.
+
+    Attributes:
+        path: in the container, and below the host's device directory.
+        drivers: the names of its driver in /proc/devices, of which one must be there.
+        minor: its minor number; None for any.
+    """
+
+    path: str
+    drivers: tuple[str, ...]
+    minor: int | None = None
+
+
+FRONTEND: Final = ("nvidia", "nvidia-frontend")
+"""The kernel module's names in /proc/devices: of today's, and of releases before 550."""
+
+CONTROL: Final = ControlNode("/dev/nvidiactl", FRONTEND, 255)
+MODESET: Final = ControlNode("/dev/nvidia-modeset", FRONTEND, 254)
+UVM: Final = ControlNode("/dev/nvidia-uvm", ("nvidia-uvm",), 0)
+UVM_TOOLS: Final = ControlNode("/dev/nvidia-uvm-tools", ("nvidia-uvm",), 1)
+
+# The allocator serves CUDA, and as the GBM backend it serves graphics.
+_ALLOCATOR: Final = Library("libnvidia-allocator.so.{v}", links=("libnvidia-allocator.so",))
+_GBM_BACKEND: Final = Library("libnvidia-allocator.so.{v}", links=("gbm/nvidia-drm_gbm.so",))
+_SHADER_COMPILER: Final = Library("libnvidia-gpucomp.so.{v}")
+
+_COMPUTE_LIBRARIES: Final = (
+    Library("libcuda.so.{v}", links=("libcuda.so",)),
+    Library("libcudadebugger.so.{v}"),
+    Library("libnvidia-opencl.so.{v}"),
+    Library("libnvidia-ptxjitcompiler.so.{v}", links=("libnvidia-ptxjitcompiler.so",)),
+    Library("libnvidia-fatbinaryloader.so.{v}"),
+    Library("libnvidia-compiler.so.{v}"),
+    Library("libnvidia-pkcs11.so.{v}"),
+    Library("libnvidia-pkcs11-openssl3.so.{v}"),
+    Library("libnvidia-nvvm.so.{v}", links=("libnvidia-nvvm.so",)),
+    Library("libnvidia-nvvm70.so.*"),
+    Library("libnvidia-tileiras.so.{v}"),
+    _ALLOCATOR,
+    _SHADER_COMPILER,
+)
+
+_GRAPHICS_LIBRARIES: Final = (
+    Library("libnvidia-eglcore.so.{v}"),
+    Library("libnvidia-glcore.so.{v}"),
+    Library("libnvidia-tls.so.{v}"),
+    Library("libnvidia-glsi.so.{v}"),
+    Library("libnvidia-fbc.so.{v}", links=("libnvidia-fbc.so",)),
+    Library("libnvidia-ifr.so.{v}", links=("libnvidia-ifr.so",)),
+    Library("libnvidia-rtcore.so.{v}"),
+    Library("libnvoptix.so.{v}"),
+    Library("libGLX_nvidia.so.{v}", links=("libGLX_indirect.so.0",)),
+    Library("libEGL_nvidia.so.{v}"),
+    Library("libGLESv2_nvidia.so.{v}"),
+    Library("libGLESv1_CM_nvidia.so.{v}"),
+    Library("libnvidia-glvkspirv.so.{v}"),
+    Library("libnvidia-cbl.so.{v}"),
+    Library("libnvidia-vulkan-producer.so.{v}", links=("libnvidia-vulkan-producer.so",)),
+    Library("libnvidia-vksc-core.so.{v}"),
+    Library("libnvidia-present.so.{v}"),
+    Library("libnvidia-egl-gbm.so.1.*"),
+    Library("libnvidia-egl-wayland.so.1.*"),
+    Library("libnvidia-egl-wayland2.so.1.*"),
+    Library("libnvidia-egl-xcb.so.1.*"),
+    Library("libnvidia-egl-xlib.so.1.*"),
+    _ALLOCATOR,
+    _GBM_BACKEND,
+    _SHADER_COMPILER,
+)
+
+_GRAPHICS_FILES: Final = (
+    ConfigFile("glvnd/egl_vendor.d/10_nvidia.json", "/usr/share"),
+    ConfigFile("egl/egl_external_platform.d/15_nvidia_gbm.json", "/usr/share"),
+    ConfigFile("egl/egl_external_platform.d/10_nvidia_wayland.json", "/usr/share"),
+    ConfigFile("egl/egl_external_platform.d/09_nvidia_wayland2.json", "/usr/share"),
+    ConfigFile("egl/egl_external_platform.d/20_nvidia_xcb.json", "/usr/share"),
+    ConfigFile("egl/egl_external_platform.d/20_nvidia_xlib.json", "/usr/share"),
+    ConfigFile("nvidia/nvoptix.bin", "/usr/share"),
+    ConfigFile("vulkan/icd.d/nvidia_icd.json", "/etc"),
+    ConfigFile("vulkan/icd.d/nvidia_icd.x86_64.json", "/etc"),
+    ConfigFile("vulkan/icd.d/nvidia_icd.aarch64.json", "/etc"),
+    ConfigFile("vulkan/implicit_layer.d/nvidia_layers.json", "/etc"),
+    ConfigFile("vulkansc/icd.d/nvidia_icd.json", "/etc"),
+    ConfigFile("vulkansc/icd.d/nvidia_icd.x86_64.json", "/etc"),
+    ConfigFile("vulkansc/icd.d/nvidia_icd.aarch64.json", "/etc"),
+)
+
+FILES: Final[dict[str, tuple[Row, ...]]] = {
+    Capability.UTILITY: (
+        Library("libnvidia-ml.so.{v}", links=("libnvidia-ml.so",)),
+        Library("libnvidia-cfg.so.{v}", links=("libnvidia-cfg.so",)),
+        Library("libnvidia-nscq.so.{v}"),
+        Library("libnvsdm.so.{v}"),
+        Program("nvidia-smi"),
+        Program("nvidia-debugdump"),
+        Program("nvidia-persistenced"),
+        Program("nv-fabricmanager"),
+        Program("nvidia-imex"),
+        Program("nvidia-imex-ctl"),
+        Socket("/run/nvidia-persistenced/socket"),
+        Socket("/run/nvidia-fabricmanager/socket"),
+    ),
+    Capability.COMPUTE: (
+        *_COMPUTE_LIBRARIES,
+        Program("nvidia-cuda-mps-control"),
+        Program("nvidia-cuda-mps-server"),
+        ConfigFile("OpenCL/vendors/nvidia.icd", "/etc"),
+        Socket("/tmp/nvidia-mps", is_directory=True),  # noqa: S108 - the MPS daemon's default
+    ),
+    Capability.VIDEO: (
+        *_COMPUTE_LIBRARIES,
+        Library("libvdpau_nvidia.so.{v}", links=("libvdpau_nvidia.so",), directory="vdpau"),
+        Library("libnvidia-encode.so.{v}", links=("libnvidia-encode.so",)),
+        Library("libnvidia-opticalflow.so.{v}", links=("libnvidia-opticalflow.so",)),
+        Library("libnvcuvid.so.{v}", links=("libnvcuvid.so",)),
+    ),
+    Capability.GRAPHICS: (*_GRAPHICS_LIBRARIES, *_GRAPHICS_FILES),
+    Capability.DISPLAY: (
+        *_GRAPHICS_LIBRARIES,
+        *_GRAPHICS_FILES,
+        ConfigFile("X11/xorg.conf.d/10-nvidia.conf", "/usr/share"),
+        ConfigFile("X11/xorg.conf.d/nvidia-drm-outputclass.conf", "/usr/share"),
+        XorgModule("nvidia_drv.so", "drivers"),
+        XorgModule("libglxserver_nvidia.so.{v}", "extensions", links=("libglxserver_nvidia.so",)),
+        Program("nvidia-xconfig"),
+    ),
+    Capability.NGX: (Library("libnvidia-ngx.so.{v}", links=("libnvidia-ngx.so",)),),
+    Capability.COMPAT32: (),
+}
+
+ALWAYS: Final[tuple[Row, ...]] = (Firmware("gsp*.bin"),)
+
+NODES: Final[dict[str, tuple[ControlNode, ...]]] = {
+    Capability.UTILITY: (),
+    Capability.COMPUTE: (UVM, UVM_TOOLS),
+    Capability.VIDEO: (UVM, UVM_TOOLS),
+    Capability.GRAPHICS: (MODESET,),
+    Capability.DISPLAY: (MODESET,),
+    Capability.NGX: (),
+    Capability.COMPAT32: (),
+}
+"""Control nodes beside :data:`CONTROL`, which every container with a driver has."""
+
+_DRM: Final = frozenset({Capability.GRAPHICS, Capability.DISPLAY})
+
+
+_Item = TypeVar("_Item")
+
+
+def rows_of(capabilities: Iterable[str]) -> tuple[Row, ...]:
+    """The rows of capabilities, each once in the table's order, with :data:`ALWAYS`.
+
+    Args:
+        capabilities: some of :data:`hooks.words.CAPABILITIES`.
+    """
+    return _united(FILES, capabilities, ALWAYS)
+
+
+def nodes_of(capabilities: Iterable[str]) -> tuple[ControlNode, ...]:
+    """The control nodes that capabilities stand for, :data:`CONTROL` first."""
+    return (CONTROL, *_united(NODES, capabilities, ()))
+
+
+def wants_drm(capabilities: Iterable[str]) -> bool:
+    """Whether a capability stands for the GPUs' nodes below /dev/dri."""
+    return not _DRM.isdisjoint(capabilities)
+
+
+def every_row() -> tuple[Row, ...]:
+    """All rows of the table: what a driver is searched for."""
+    return rows_of(CAPABILITIES)
+
+
+def _united(
+    table: dict[str, tuple[_Item, ...]], capabilities: Iterable[str], more: tuple[_Item, ...]
+) -> tuple[_Item, ...]:
+    granted = frozenset(capabilities)
+
+    def items() -> Iterator[_Item]:
+        for capability, rows in table.items():
+            if capability in granted:
+                yield from rows
+        yield from more
+
+    return tuple(dict.fromkeys(items()))

@@ -1,0 +1,80 @@
+"""Parts of an OCI spec, whose shape is checked where they are read.
+
+A part that is absent is empty, as the specification has it; one of the wrong shape is an error.
+
+Source: OCI runtime specification, config.md and config-linux.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+from hooks.errors import MalformedSpec
+
+Json: TypeAlias = dict[str, Any]
+
+_KINDS: Final[dict[type, str]] = {dict: "an object", list: "a list", str: "a string"}
+
+
+def part(table: Mapping[str, Any], name: str, kind: type, where: str = "") -> Any:
+    """The entry of a table, which shares it; an empty one if it is absent or null.
+
+    Args:
+        where: the names of the tables around this one ("linux.resources."), for the message.
+
+    Raises:
+        MalformedSpec: it is of another kind.
+    """
+    value = table.get(name)
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        raise misshapen(where + name, _KINDS[kind])
+    return value
+
+
+def parts(table: Mapping[str, Any], name: str, kind: type, where: str = "") -> list[Any]:
+    """The entries of a list, all of one kind.
+
+    Raises:
+        MalformedSpec: it is no list, or an entry is of another kind.
+    """
+    entries: list[Any] = part(table, name, list, where)
+    if not all(isinstance(entry, kind) for entry in entries):
+        raise misshapen(where + name, f"a list, each entry of which is {_KINDS[kind]}")
+    return entries
+
+
+def misshapen(name: str, wanted: str) -> MalformedSpec:
+    """The error for a part of the wrong shape."""
+    return MalformedSpec(
+        f"{name} of config.json",
+        found=f"it is not {wanted}",
+        do="make the spec by the OCI runtime specification",
+    )
+
+
+def variables_of(spec: Mapping[str, Any]) -> dict[str, str]:
+    """All variables of the process, each with its last value, which is the one that it sees.
+
+    Raises:
+        MalformedSpec: there is no process, or its environment has the wrong shape.
+    """
+    process = spec.get("process") if isinstance(spec, dict) else None
+    if not isinstance(process, dict):
+        raise misshapen("process", _KINDS[dict])
+    entries = parts(process, "env", str, "process.")
+    return {name: value for name, _, value in (entry.partition("=") for entry in entries)}
+
+
+def has_user_namespace(spec: Mapping[str, Any]) -> bool:
+    """Whether the container's root is another user on the host.
+
+    Raises:
+        MalformedSpec: its namespaces have the wrong shape.
+    """
+    linux = part(spec, "linux", dict)
+    namespaces = part(linux, "namespaces", list, "linux.")
+    is_listed = any(isinstance(n, dict) and n.get("type") == "user" for n in namespaces)
+    return bool(is_listed or linux.get("uidMappings"))

@@ -1,0 +1,418 @@
+"""What the engine decides to add to a container, as values.
+
+A plan is made by :mod:`hooks.edits.planning` from a grant, the node's inventory and the image's
+layout; :mod:`hooks.edits.mutation` writes it into the OCI spec; :mod:`hooks.edits.verification`
+checks the result; :mod:`hooks.image.placement` writes its files into the rootfs. Nothing in here
+touches the system.
+
+Paths: ``source`` is a path on the host; every other path is absolute inside the container.
+
+The last part has the JSON that an OCI spec has for each edit.
+
+Source: OCI runtime specification, config.md and config-linux.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from hooks.ocispec import Json
+from hooks.words import NVIDIA, Arch, Node
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device the container may open.
+
+    Attributes:
+        path: the node inside the container ("/dev/nvidia0").
+        access: cgroup access, a subset of "rwm".
+        reason: why it is there, for people ("GPU 0", "control device").
+        kind: "c" for a character device, "b" for a block device, "p" for a FIFO; only a
+            foreign CDI spec brings others than "c".
+        host: where its node is on the host; "" where that does not matter. In a user namespace,
+            where runtimes cannot make nodes, it is mounted from there.
+    """
+
+    path: str
+    major: int
+    minor: int
+    mode: int = 0o666
+    uid: int = 0
+    gid: int = 0
+    access: str = "rwm"
+    reason: str = ""
+    kind: str = "c"
+    host: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A mount, nearly always a bind mount of one host file or directory.
+
+    Attributes:
+        source: the file on the host, below the driver root or our staging directory.
+        options: mount options as the OCI spec writes them.
+        kind: the mount's type; only a foreign CDI spec brings others than "bind".
+        required: whether a container without room for it is refused, as for the mounts of a foreign
+            CDI spec; the driver's own mounts may be left out.
+    """
+
+    source: str
+    destination: str
+    options: tuple[str, ...] = ("ro", "nosuid", "nodev", "rbind", "rprivate")
+    reason: str = ""
+    kind: str = "bind"
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A symbolic link in the rootfs: ``path`` → ``target``.
+
+    ``target`` is a bare file name (a link beside its library) or an absolute path inside the
+    container. Neither has an empty or ``..`` component.
+    """
+
+    path: str
+    target: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A small file that is written into the rootfs."""
+
+    path: str
+    content: bytes
+    mode: int = 0o644
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDirectory:
+    """A directory of links that is made in staging and mounted read-only.
+
+    For places that are mounted over in every container, such as /dev.
+
+    Attributes:
+        path: where the container sees it ("/dev/dri/by-path").
+        links: target by name.
+    """
+
+    path: str
+    links: tuple[tuple[str, str], ...]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcFile:
+    """A file of procfs that is covered by another content, read-only.
+
+    Runtimes refuse mounts below /proc, so it is mounted after ``create`` and before ``start``,
+    onto a regular file of the container's procfs and nothing else.
+
+    Attributes:
+        path: the file ("/proc/driver/nvidia/params").
+        content: what the container reads there.
+    """
+
+    path: str
+    content: bytes
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """An OCI hook of a foreign CDI spec that the operator allows.
+
+    Attributes:
+        kind: the list it belongs to ("createContainer").
+        args: its arguments, the program's name first.
+        environment: all of its environment; never that of the image.
+        timeout: seconds; None for no limit.
+    """
+
+    kind: str
+    path: str
+    args: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()
+    timeout: int | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class IntelRdt:
+    """Resource control (cache, memory bandwidth) that a foreign CDI spec puts a container in.
+
+    The attributes are the fields of ``linux.intelRdt`` of the OCI specification; "" and False
+    for those that are not set.
+    """
+
+    clos_id: str = ""
+    l3_cache_schema: str = ""
+    mem_bw_schema: str = ""
+    schemata: tuple[str, ...] = ()
+    enable_monitoring: bool = False
+    enable_cmt: bool = False
+    enable_mbm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NetDevice:
+    """A network interface of the host that a foreign CDI spec moves into the container."""
+
+    host_name: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CachedLibrary:
+    """One line of ld.so.cache: ``soname`` is found at ``path`` for programs of ``arch``."""
+
+    soname: str
+    path: str
+    arch: Arch
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A file the plan would have had: what, where it was sought. Told by ``explain``."""
+
+    what: str
+    sought: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that is added to one container.
+
+    Attributes:
+        devices: character devices, each also allowed in the device cgroup.
+        environment: variables set for every process of the container (init and exec).
+        additional_gids: supplementary groups for every process of the container.
+        links: symbolic links written into the rootfs.
+        libraries: entries for the rootfs's ld.so.cache.
+        library_directories: directories that a later ``ldconfig`` in the container has to
+            search (the conf drop-in); musl's path file takes them too.
+        first_directories: directories of the image whose libraries come before ours.
+        missing: what was wanted and is not on this node.
+        link_directories: directories of links, mounted from staging.
+        proc_files: files of procfs to be covered before the container starts.
+        hooks: OCI hooks of foreign CDI specs.
+        intel_rdt: resource control of foreign CDI specs; the last one holds.
+        net_devices: network interfaces of foreign CDI specs.
+    """
+
+    devices: tuple[Device, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    additional_gids: tuple[int, ...] = ()
+    links: tuple[Link, ...] = ()
+    libraries: tuple[CachedLibrary, ...] = ()
+    library_directories: tuple[str, ...] = ()
+    first_directories: tuple[str, ...] = ()
+    missing: tuple[Missing, ...] = ()
+    files: tuple[File, ...] = ()
+    link_directories: tuple[LinkDirectory, ...] = ()
+    proc_files: tuple[ProcFile, ...] = ()
+    hooks: tuple[Hook, ...] = ()
+    intel_rdt: tuple[IntelRdt, ...] = ()
+    net_devices: tuple[NetDevice, ...] = ()
+
+    @property
+    def small(self) -> tuple[File | LinkDirectory, ...]:
+        """The files and directories of links."""
+        return (*self.files, *self.link_directories)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What edits may have, whatever a plan says.
+
+    Attributes:
+        majors: the major numbers of character devices.
+        source_roots: the directories of the host that sources of mounts are below.
+        block_majors: the major numbers of block devices.
+        mount_kinds: the types of mounts.
+        hook_programs: the programs of hooks.
+        host_settings: whether resource control may be set, and interfaces of the host moved.
+    """
+
+    majors: frozenset[int] = frozenset()
+    source_roots: tuple[str, ...] = ()
+    block_majors: frozenset[int] = frozenset()
+    mount_kinds: frozenset[str] = frozenset({"bind"})
+    hook_programs: frozenset[str] = frozenset()
+    host_settings: bool = False
+
+    def __or__(self, other: Bounds) -> Bounds:
+        """The bounds within which either keeps."""
+        return Bounds(
+            self.majors | other.majors,
+            (*self.source_roots, *other.source_roots),
+            self.block_majors | other.block_majors,
+            self.mount_kinds | other.mount_kinds,
+            self.hook_programs | other.hook_programs,
+            self.host_settings or other.host_settings,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """A plan of one vendor's, and the bounds that it keeps.
+
+    Attributes:
+        vendor: whose it is, for people ("NVIDIA", "AMD").
+        granted: the devices, for people.
+        notes: what it does not give and why, for people.
+    """
+
+    plan: Plan
+    bounds: Bounds
+    vendor: str = NVIDIA
+    granted: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def united(plans: Iterable[Plan]) -> Plan:
+    """The plans as one: every list of theirs one after the other, nothing twice.
+
+    Returns:
+        A plan with all their edits. Directories of links at one path are one directory, since
+        a mount of one would hide the other. Of mounts at one place the last holds, and of nodes
+        of one device at one place the first; another device there stays, and applying the
+        plan to a spec fails. Mounts of several plans are in order of depth.
+    """
+    each = tuple(plans)
+    merged = {
+        name: tuple(dict.fromkeys(edit for plan in each for edit in getattr(plan, name)))
+        for name in Plan.__match_args__
+    }
+    merged["link_directories"] = _one_per_path(merged["link_directories"])
+    if len(each) > 1:
+        devices, mounts = merged["devices"], merged["mounts"]
+        nodes = {(d.path, d.kind, d.major, d.minor): d for d in reversed(devices)}
+        merged["devices"] = tuple(reversed(nodes.values()))
+        places = {mount.destination: mount for mount in mounts}
+        deep = sorted(places.values(), key=lambda mount: mount.destination.count("/"))
+        merged["mounts"] = tuple(deep)
+    return Plan(**merged)
+
+
+def _one_per_path(directories: Iterable[LinkDirectory]) -> tuple[LinkDirectory, ...]:
+    found: dict[str, LinkDirectory] = {}
+    for one in directories:
+        before = found.get(one.path)
+        links = one.links if before is None else (*before.links, *one.links)
+        reason = one.reason if before is None else before.reason
+        found[one.path] = LinkDirectory(one.path, tuple(dict(links).items()), reason)
+    return tuple(found.values())
+
+
+_WORLD_WRITES = 0o006
+
+
+def device_of(node: Node, reason: str) -> Device:
+    """The container's device for a node of the host, with the same numbers and permissions."""
+    return Device(
+        path=node.path,
+        major=node.major,
+        minor=node.minor,
+        mode=node.mode,
+        uid=node.uid,
+        gid=node.gid,
+        reason=reason,
+        host=node.host,
+    )
+
+
+def groups_of(devices: Iterable[Device]) -> tuple[int, ...]:
+    """The groups that a process needs to open devices: sorted, without root's."""
+    shut = (d for d in devices if d.mode & _WORLD_WRITES != _WORLD_WRITES)
+    return tuple(sorted({device.gid for device in shut if device.gid != 0}))
+
+
+RULED_KINDS: Final = frozenset("cb")
+"""The types of devices that the device cgroup has rules for."""
+
+
+def device_node(device: Device) -> Json:
+    """An entry of linux.devices."""
+    return {
+        "path": device.path,
+        "type": device.kind,
+        "major": device.major,
+        "minor": device.minor,
+        "fileMode": device.mode,
+        "uid": device.uid,
+        "gid": device.gid,
+    }
+
+
+def mounted_node(device: Device) -> Json | None:
+    """An entry of mounts that stands for a device where a runtime makes no nodes.
+
+    In a user namespace it mounts what the host has at the very path that the container is to
+    have it at. If that is the right node, it may.
+    """
+    if device.host in {"", device.path}:
+        return None
+    return {
+        "destination": device.path,
+        "type": "bind",
+        "source": device.host,
+        "options": ["bind", "rw", "nosuid", "noexec"],
+    }
+
+
+def device_rule(device: Device) -> Json:
+    """An entry of linux.resources.devices that allows a device."""
+    return {
+        "allow": True,
+        "type": device.kind,
+        "major": device.major,
+        "minor": device.minor,
+        "access": device.access,
+    }
+
+
+def mount_entry(mount: Mount) -> Json:
+    """An entry of mounts."""
+    return {
+        "destination": mount.destination,
+        "type": mount.kind,
+        "source": mount.source,
+        "options": list(mount.options),
+    }
+
+
+def hook_entry(hook: Hook) -> Json:
+    """An entry of a list of hooks."""
+    entry: Json = {
+        "path": hook.path,
+        "args": list(hook.args),
+        "env": list(hook.environment),
+    }
+    return entry if hook.timeout is None else {**entry, "timeout": hook.timeout}
+
+
+def resource_control(control: IntelRdt) -> Json:
+    """linux.intelRdt, without what is not set."""
+    fields = {
+        "closID": control.clos_id,
+        "l3CacheSchema": control.l3_cache_schema,
+        "memBwSchema": control.mem_bw_schema,
+        "schemata": list(control.schemata),
+        "enableMonitoring": control.enable_monitoring,
+        "enableCMT": control.enable_cmt,
+        "enableMBM": control.enable_mbm,
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
+def moved_interfaces(devices: Iterable[NetDevice]) -> Json:
+    """linux.netDevices, by the interfaces' names on the host."""
+    return {device.host_name: {"name": device.name} for device in devices}

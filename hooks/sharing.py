@@ -1,0 +1,282 @@
+"""How many containers may have a device at once: ``[sharing]`` of the configuration.
+
+Rules
+- A device is a whole GPU or a MIG device. ``holders`` is the limit of all, ``holders-of`` of one. A
+  MIG device without a limit of its own has that of its GPU.
+- A container with a whole GPU has each of its MIG devices as well, and the other way round: MIG
+  mode may have been turned on meanwhile.
+- A container has a device from before it is created until its task is deleted, or its init process
+  has ended, and all others with it. What it got while there was no limit counts as well.
+- Containers of exempt namespaces, and if so configured those that can but look (``utility``),
+  neither count nor are refused. Without that setting they do, since an image brings what it likes.
+- What a spec lists already (``--device``, CDI that containerd does by itself, as for a kubelet)
+  is limited as what we would give: such a container has a device by its nodes. A privileged one has
+  them all and says nothing by that: it neither counts nor is refused. What a CDI file of another
+  gives is counted by its nodes afterwards, and is not refused.
+- One too many is an error that names who has the device; or it starts without any GPU, as
+  configured. What its spec lists already it keeps then, and it counts. That is no matter of who may
+  have what, so [policy] says nothing of it.
+- A device goes by its UUID; a GPU that has none, by its PCI address.
+- A MIG device is held by who has all its capability nodes. The node of a GPU that goes with one of
+  its MIG devices is not the whole GPU.
+- A record may be damaged, or of a node that was divided otherwise: what is in it is checked.
+
+The shims keep the list of claims: :mod:`shim.work.claims`.
+
+Source: the MIG user guide, "Device Nodes and Capabilities".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from hooks.config import Config, Holders
+from hooks.edits.grant import Grant
+from hooks.errors import DeviceHeld, enumerated
+from hooks.node.gpus import Gpu, MigDevice
+from hooks.node.inventory import Inventory
+from hooks.requests.policy import Verdict
+from hooks.words import Capability
+
+__all__ = ["gpus_of", "held_by_nodes", "held_by_record", "id_of"]
+
+
+def id_of(gpu: Gpu) -> str:
+    """What a GPU goes by: its UUID, or its PCI address if it has none."""
+    return gpu.uuid or gpu.bus_id
+
+
+def gpus_of(devices: Iterable[str], inventory: Inventory | None) -> tuple[str, ...]:
+    """The GPUs that devices are, or are parts of; those that the node does not have are left out.
+
+    Args:
+        devices: what GPUs and MIG devices go by.
+        inventory: what the node has; None if that is not known.
+    """
+    if inventory is None:
+        return ()
+    gpus = {gpu.index: id_of(gpu) for gpu in inventory.gpus}
+    known = {gpu: gpu for gpu in gpus.values()}
+    known |= {device.uuid: gpus.get(device.gpu, "") for device in inventory.mig_devices}
+    found = (known.get(device, "") for device in devices)
+    return tuple(dict.fromkeys(gpu for gpu in found if gpu))
+
+
+def held_by_nodes(paths: Iterable[str], inventory: Inventory) -> dict[str, str]:
+    """What a container has by its device nodes, each device with its GPU.
+
+    Returns:
+        Of each device its GPU, which of a whole GPU is that itself; whole GPUs come first.
+    """
+    there = frozenset(paths)
+    gpus = {gpu.index: id_of(gpu) for gpu in inventory.gpus}
+    parts = {
+        device.uuid: gpus.get(device.gpu, "")
+        for device in inventory.mig_devices
+        if device.paths and there.issuperset(device.paths)
+    }
+    divided = frozenset(parts.values())
+    whole = [gpus[gpu.index] for gpu in inventory.gpus if gpu.path in there]
+    return {gpu: gpu for gpu in whole if gpu not in divided} | parts
+
+
+def held_by_record(record: Mapping[str, Any], inventory: Inventory | None) -> dict[str, str]:
+    """What a container was given by its record, each device with its GPU.
+
+    Args:
+        inventory: what the node has; None if that is not known.
+
+    Returns:
+        As :func:`held_by_nodes`; the GPU of a MIG device is "" if it is not known.
+    """
+    grant = record.get("grant")
+    if not isinstance(grant, dict):
+        return {}
+    whole = [_named(entry) for entry in _objects(grant.get("gpus"))]
+    parts = {_named(e): _parent(e, inventory) for e in _objects(grant.get("mig_devices"))}
+    held = {gpu: gpu for gpu in whole} | parts
+    return {device: gpu for device, gpu in held.items() if device}
+
+
+def _named(entry: Mapping[str, Any]) -> str:
+    name = entry.get("uuid") or entry.get("bus_id")
+    return name if isinstance(name, str) else ""
+
+
+def _parent(entry: Mapping[str, Any], inventory: Inventory | None) -> str:
+    if inventory is None:
+        return ""
+    known = (device.gpu for device in inventory.mig_devices if device.uuid == entry.get("uuid"))
+    index = next(known, entry.get("gpu"))
+    return next((id_of(gpu) for gpu in inventory.gpus if gpu.index == index), "")
+
+
+def _objects(listed: object) -> list[dict[str, Any]]:
+    return [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
+
+
+# A message is one line, and a device may have many holders.
+_MOST_NAMED: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A device that a container is to get.
+
+    Attributes:
+        uuid: its own; a PCI address, of a GPU that has none.
+        gpu: that of its GPU: the same, for a whole one.
+        limit: how many may have it at once; 0 for any number.
+    """
+
+    uuid: str
+    gpu: str
+    limit: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a container has.
+
+    Attributes:
+        devices: UUIDs of whole GPUs and of MIG devices.
+        parents: UUIDs of the GPUs of which those MIG devices are.
+    """
+
+    title: str
+    bundle: str
+    devices: tuple[str, ...]
+    parents: tuple[str, ...] = ()
+
+    def has(self, wanted: Wanted) -> bool:
+        """Whether it has a device, the whole of it, or a part."""
+        if wanted.uuid in self.devices or wanted.gpu in self.devices:
+            return True
+        return wanted.uuid == wanted.gpu and wanted.uuid in self.parents
+
+
+def is_limited(config: Config) -> bool:
+    """Whether any device of this node has a limit."""
+    return config.holders != Holders.ANY or bool(config.holders_of)
+
+
+def is_exempt(config: Config, namespace: str, capabilities: Iterable[str]) -> bool:
+    """Whether a container is exempt from limits.
+
+    Args:
+        namespace: of its pod; "" for none.
+    """
+    if namespace and namespace in config.holders_exempt:
+        return True
+    return config.holders_exempt_utility and set(capabilities) == {Capability.UTILITY}
+
+
+def limit_of(config: Config, gpu: Gpu, device: MigDevice | None = None) -> int:
+    """How many containers may have a device at once; 0 for any number.
+
+    Args:
+        device: a MIG device of it; None for the whole.
+    """
+    limits = dict(each.rsplit("=", 1) for each in config.holders_of)
+    names = [gpu.uuid, gpu.bus_id, str(gpu.index)]
+    if device is not None:
+        names = [device.uuid, f"{device.gpu}:{device.index}", *names]
+    limit = next((limits[name] for name in names if name in limits), config.holders)
+    words: dict[int | str, int] = {Holders.ANY: 0, Holders.EXCLUSIVE: 1}
+    return words[limit] if limit in words else int(limit)
+
+
+def wanted_of(grant: Grant, inventory: Inventory, config: Config) -> tuple[Wanted, ...]:
+    """The devices of a grant, each with its limit."""
+    return _wanted(grant.gpus, grant.mig_devices, inventory, config)
+
+
+def wanted_by_nodes(
+    paths: Iterable[str], inventory: Inventory, config: Config
+) -> tuple[Wanted, ...]:
+    """The devices that a container has by the nodes in its spec, each with its limit."""
+    held = held_by_nodes(paths, inventory)
+    whole = [gpu for gpu in inventory.gpus if id_of(gpu) in held]
+    parts = [device for device in inventory.mig_devices if device.uuid in held]
+    return _wanted(whole, parts, inventory, config)
+
+
+def _wanted(
+    whole: Iterable[Gpu], parts: Iterable[MigDevice], inventory: Inventory, config: Config
+) -> tuple[Wanted, ...]:
+    gpus = {gpu.index: gpu for gpu in inventory.gpus}
+    devices = [(gpu, None) for gpu in whole] + [(gpus[d.gpu], d) for d in parts if d.gpu in gpus]
+    return tuple(
+        Wanted(
+            id_of(gpu) if device is None else device.uuid,
+            id_of(gpu),
+            limit_of(config, gpu, device),
+            str(device or gpu),
+        )
+        for gpu, device in devices
+    )
+
+
+def held_too_often(
+    wanted: Iterable[Wanted], claims: Sequence[Claim]
+) -> list[tuple[Wanted, list[Claim]]]:
+    """The devices that have reached their limit, each with its holders.
+
+    Args:
+        claims: of the other containers.
+    """
+    found = []
+    for device in wanted:
+        holders = [claim for claim in claims if device.limit and claim.has(device)]
+        if device.limit and len(holders) >= device.limit:
+            found.append((device, holders))
+    return found
+
+
+def refusal(title: str, crowded: Sequence[tuple[Wanted, list[Claim]]]) -> DeviceHeld:
+    """The error for a container whose devices have reached their limit.
+
+    Args:
+        crowded: what :func:`held_too_often` said; not nothing.
+    """
+    device, holders = crowded[0]
+    more = f", and {len(crowded) - 1} more" if len(crowded) > 1 else ""
+    limit = "one container" if device.limit == 1 else f"{device.limit} containers"
+    titles = enumerated((claim.title for claim in holders), most=_MOST_NAMED)
+    return DeviceHeld(
+        f"{device.name}{more} for {title}",
+        found=f"{limit} may have it, and {titles} {'has' if len(holders) == 1 else 'have'} it",
+        do="end that one first, or let more have it: [sharing] holders",
+    )
+
+
+def without_gpus(verdict: Verdict, why: str) -> Verdict:
+    """The verdict of a container that starts without GPUs because others hold them."""
+    allowed = verdict.allowed.without_nvidia()
+    return replace(verdict, allowed=allowed, denials=(*verdict.denials, why))
+
+
+def claim_of(held: Mapping[str, str], bundle: str, title: str) -> Claim | None:
+    """The claim of a container; None if it has no device.
+
+    Args:
+        held: devices, each with its GPU (:mod:`hooks.sharing`).
+    """
+    parents = (gpu for device, gpu in held.items() if gpu and gpu != device)
+    return Claim(title, bundle, tuple(held), tuple(dict.fromkeys(parents))) if held else None
+
+
+def is_exempt_by_record(config: Config, record: Mapping[str, Any]) -> bool:
+    """Whether a container that was created before there was a limit is exempt.
+
+    Args:
+        record: of its injection (:mod:`hooks.record`).
+    """
+    grant, policy = record.get("grant"), record.get("policy")
+    namespace = policy.get("namespace") if isinstance(policy, dict) else ""
+    listed = grant.get("capabilities") if isinstance(grant, dict) else None
+    capabilities = [e for e in listed if isinstance(e, str)] if isinstance(listed, list) else []
+    return is_exempt(config, namespace if isinstance(namespace, str) else "", capabilities)

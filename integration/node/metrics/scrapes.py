@@ -1,0 +1,182 @@
+"""One scrape after the other: what the agent knows, when Prometheus asks.
+
+Rules
+- NVML is asked when somebody scrapes, and then only: an agent that nobody asks has nothing to do.
+- A scrape is over before Prometheus gives it up (it says when): without NVML's answer until then,
+  what is known otherwise is told, and that NVML is not up.
+- One that gives NVML less time than another does not spoil what the other is told.
+- Scrapes that come together, or within :data:`FRESH` seconds, are told the same, and on a node of
+  which much is told for longer: however many there are, writing takes a small part of the agent's
+  time (:data:`SHARE`). It is done in a thread.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import anyio.to_thread
+from prometheus_client.exposition import gzip_accepted
+
+from api.errors import one_line
+from integration.node.components import PARTS
+from integration.node.ledger.usage import usage_by
+from integration.node.metrics.agent import own_process
+from integration.node.metrics.families import collect
+from integration.node.metrics.moment import Moment
+from integration.node.metrics.server import Request, Response
+from integration.node.metrics.text import choose, write
+
+if TYPE_CHECKING:
+    from integration.node.components import Context
+    from integration.node.metrics.text import Form
+    from integration.node.monitor.values import Sample
+
+__all__ = ["FRESH", "LONGEST_WAIT", "SHARE", "Scrapes", "deadline"]
+
+FRESH: Final = 0.5
+SHARE: Final = 0.1
+"""How much of its time the agent writes at most, for each form."""
+
+# What took long to write because the node is busy is not told for ever.
+_FRESH_AT_MOST: Final = 5.0
+
+# Seconds that a scrape waits for NVML at most, and what is kept of the time that Prometheus gives
+# it for everything else.
+LONGEST_WAIT: Final = 8.0
+_FOR_THE_REST: Final = 1.0
+_SHORTEST_WAIT: Final = 0.1
+_TIMEOUT: Final = "x-prometheus-scrape-timeout-seconds"
+
+# A look that has not come for so many times the time between two is not going to come.
+_LATE: Final = 3
+
+_PART: Final = "metrics"
+
+_INDEX: Final = b"""<!doctype html>
+<html lang="en"><title>nvshim node</title>
+<p>nvshim node: <a href="/metrics">metrics</a>, <a href="/healthz">healthz</a>,
+<a href="/readyz">readyz</a></p></html>
+"""
+
+
+@dataclass(slots=True)
+class _Told:
+    """What a scrape was told.
+
+    Attributes:
+        until: how long it is told to others, by the monotonic clock.
+        waited: seconds that NVML was given to answer; inf if it did.
+        text: of the metrics.
+        packed: the same by gzip; empty as long as nobody wanted that.
+    """
+
+    until: float
+    waited: float
+    text: bytes
+    packed: bytes = b""
+
+
+class Scrapes:
+    """Answers to scrapes."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._told: dict[Form, _Told] = {}
+        self._one = anyio.Lock()
+
+    async def answer(self, request: Request) -> Response:
+        """Answer one request."""
+        match request.path:
+            case "/metrics":
+                return await self._metrics(request)
+            case "/healthz":
+                return Response(HTTPStatus.OK, b"ok\n")
+            case "/readyz":
+                return self._ready()
+            case "/":
+                return Response(HTTPStatus.OK, _INDEX, "text/html; charset=utf-8")
+        return Response(HTTPStatus.NOT_FOUND, b"there are /metrics, /healthz and /readyz\n")
+
+    async def _metrics(self, request: Request) -> Response:
+        form = choose(request.headers.get("accept", ""))
+        begun = time.monotonic()
+        async with self._one:
+            told = self._told.get(form)
+            until = begun + deadline(request.headers.get(_TIMEOUT, ""))
+            wait = max(until - time.monotonic(), _SHORTEST_WAIT)
+            # Also one that was begun after this scrape came, while it waited for its turn; but none
+            # of one who gave NVML less time: it would be down for all who ask besides.
+            if told is None or told.until < begun or told.waited < wait:
+                told = await self._tell(form, wait)
+                self._told[form] = told
+            packed = gzip_accepted(request.headers.get("accept-encoding", ""))
+            if packed and not told.packed:
+                told.packed = await anyio.to_thread.run_sync(_packed, told.text)
+        headers: tuple[tuple[str, str], ...] = (("Vary", "Accept, Accept-Encoding"),)
+        if packed:
+            headers = (*headers, ("Content-Encoding", "gzip"))
+        return Response(HTTPStatus.OK, told.packed if packed else told.text, form.type, headers)
+
+    async def _tell(self, form: Form, wait: float) -> _Told:
+        begun = time.monotonic()
+        sample = await self._sample(wait)
+        boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        moment = Moment.of(
+            self._context.board,
+            boot=boot,
+            sample=sample,
+            waited=time.monotonic() - begun,
+            parts=tuple(PARTS),
+            process=own_process(),
+        )
+        known, writing = collect(moment), time.monotonic()
+        text = await anyio.to_thread.run_sync(write, known, form)
+        taken = time.monotonic() - writing
+        fresh = min(max(FRESH, taken / SHARE), _FRESH_AT_MOST)
+        return _Told(begun + fresh, wait if sample is None else math.inf, text)
+
+    async def _sample(self, wait: float) -> Sample | None:
+        """What NVML says; None if it does not in time."""
+        sample = None
+        with anyio.move_on_after(wait):
+            sample = await self._context.board.sampler.sample(max_age=FRESH)
+            try:
+                await usage_by(self._context, sample)  # so that the board's is of now, too
+            except Exception as error:  # noqa: BLE001 - the rest is known all the same
+                self._context.say("error", one_line(f"usage: {error}"), part=_PART)
+        return sample
+
+    def _ready(self) -> Response:
+        # By what the agent remembers, and no file: whatever hangs, this does not wait for it.
+        looked = self._context.board.counters.latest_look
+        late = _LATE * self._context.options.poll + self._context.config.nvml_timeout
+        if looked is not None and time.clock_gettime(time.CLOCK_BOOTTIME) - looked < late:
+            return Response(HTTPStatus.OK, b"ok\n")
+        return Response(HTTPStatus.SERVICE_UNAVAILABLE, b"the node was not looked at lately\n")
+
+
+def _packed(text: bytes) -> bytes:
+    packer = zlib.compressobj(1, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+    return packer.compress(text) + packer.flush()
+
+
+def deadline(said: str) -> float:
+    """How long a scrape may wait for NVML, in seconds.
+
+    Args:
+        said: the seconds after which Prometheus gives the scrape up; "" if it did not say.
+    """
+    try:
+        seconds = float(said)
+    except ValueError:
+        return LONGEST_WAIT
+    # What is no number compares as false, too.
+    if not seconds > 0:
+        return LONGEST_WAIT
+    return min(LONGEST_WAIT, max(seconds - _FOR_THE_REST, seconds / 2, _SHORTEST_WAIT))

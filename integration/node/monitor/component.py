@@ -1,0 +1,127 @@
+"""The monitor: a part of the agent (:mod:`integration.node.components`).
+
+::
+
+    events.py      child ──▶ NVML's events ─┐
+                                            ├─▶ merging.py ─▶ board.tell
+    kernel_log.py  /dev/kmsg ──▶ Xids ──────┘
+    sampling.py    child ◀──▶ whoever asks board.sampler
+    letting_go.py  a file at which both children end
+
+Without the kernel's log an Xid has no process, without NVML it has no MIG instance but the log's;
+either alone is enough to know of it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from integration.node.board import Unsampled
+from integration.node.monitor import letting_go
+from integration.node.monitor.children import Children, library_of
+from integration.node.monitor.errors import KernelLogUnusable
+from integration.node.monitor.events import Watch
+from integration.node.monitor.kernel_log import follow
+from integration.node.monitor.merging import Merger
+from integration.node.monitor.sampling import NvmlSampler
+from integration.node.refresh import Seen
+
+if TYPE_CHECKING:
+    from integration.node.board import Board
+    from integration.node.components import Context
+    from integration.node.monitor.values import GpuEvent, Sample
+
+__all__ = ["Teller", "run"]
+
+_KERNEL_LOG: Final = "monitor.kernel-log"
+_SAMPLES: Final = "monitor.samples"
+
+
+async def run(context: Context) -> None:
+    """Watch the GPUs, until cancelled."""
+    board, children = context.board, Children(context.say)
+    teller = Teller(board)
+    to_answer = context.config.nvml_timeout
+    watch = Watch(board, children, teller.add, context.say, to_answer=to_answer)
+
+    def look() -> Seen:
+        return Seen(faults=(board.let_go,)) if board.let_go else board.seen
+
+    def post(sample: Sample) -> None:
+        # A node without GPUs lacks nothing.
+        failed = sample.failure and library_of(look())
+        line = f"samples of NVML: {sample.failure}" if failed else ""
+        if line and board.faults.get(_SAMPLES) != line:
+            context.say("error", line)
+        board.post(sample=sample)
+        board.fault(_SAMPLES, line)
+
+    sampler = NvmlSampler(look, children, to_answer=to_answer, post=post)
+    board.post(sampler=sampler)
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(letting_go.follow, context)  # before any child
+            tasks.start_soon(teller.keep)
+            tasks.start_soon(watch.keep)
+            tasks.start_soon(sampler.serve)
+            tasks.start_soon(board.follow, sampler.look_again, "seen", "let_go")
+            tasks.start_soon(_read_log, context, teller)
+    finally:
+        board.post(sampler=Unsampled(), unwatched={}, lost={}, let_go="")
+        for fault in ("monitor.events", _KERNEL_LOG, letting_go.FAULT, _SAMPLES):
+            board.fault(fault, "")
+
+
+async def _read_log(context: Context, teller: Teller) -> None:
+    """Hear the kernel, if that can be had; otherwise say so once."""
+    path, board = context.options.kernel_log, context.board
+    if not path:
+        return
+    try:
+        await follow(path, lambda event: teller.add(_with_uuid(event, board.seen)))
+        line = f"the kernel's log {path} has ended"
+    except KernelLogUnusable as error:
+        line = str(error)
+    context.say("warning", line)
+    board.fault(_KERNEL_LOG, line)
+
+
+def _with_uuid(event: GpuEvent, seen: Seen) -> GpuEvent:
+    """An event of the kernel's log, whose GPU is found by its address."""
+    gpus = seen.inventory.gpus if seen.inventory is not None else ()
+    prefix = f"{event.bus_id}."
+    uuid = next((gpu.uuid for gpu in gpus if gpu.bus_id.startswith(prefix)), "")
+    return replace(event, gpu=uuid)
+
+
+class Teller:
+    """Tells the board what both sources say, when it is time."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._merger = Merger()
+        self._news = anyio.Event()
+
+    def add(self, event: GpuEvent) -> None:
+        """Take in what happened; what can be told at once is."""
+        self._merger.add(event, time.monotonic())
+        self._tell()
+        self._news.set()
+
+    async def keep(self) -> None:
+        """Tell what was held back, until cancelled."""
+        while True:
+            self._news = anyio.Event()
+            wake = self._merger.wake()
+            pause = float("inf") if wake is None else max(0.0, wake - time.monotonic())
+            with anyio.move_on_after(pause):
+                await self._news.wait()
+            self._tell()
+
+    def _tell(self) -> None:
+        for event in self._merger.due(time.monotonic()):
+            self._board.tell(event)

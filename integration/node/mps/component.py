@@ -1,0 +1,199 @@
+"""The part of the agent that keeps MPS: which control daemons there are to be.
+
+Rules
+- It goes by the resources that the device plugin tells of. Before that has told any, and while
+  NVML does not answer, nothing is started and nothing is stopped.
+- A daemon of a driver that is gone, or was replaced, is drained: it keeps the driver's old files
+  open, and the kernel module.
+- While the agent is to let go of the GPUs, daemons are drained as well.
+- What a predecessor has left below ``mpsRoot`` is taken over, or taken away.
+- The file .ready is there while every daemon serves; the shared memory as long as there is one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio import to_thread
+
+from api.errors import NvshimError
+from integration.files import replace_file
+from integration.node.mps import host_setup, modes
+from integration.node.mps.errors import MpsProgramMissing
+from integration.node.mps.keeper import Keeper
+from integration.node.mps.places import Places, places_in, ready_file, shm
+from integration.node.mps.plan import plan_of, programs_of
+from integration.node.plugin.settings import as_document
+from integration.node.plugin.values import MPS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from anyio.abc import TaskGroup
+
+    from integration.node.components import Context
+    from integration.node.mps.plan import Plan, Programs
+    from integration.node.plugin.values import Settings
+
+__all__ = ["run"]
+
+_NAMES = ("seen", "settings", "resources", "let_go")
+
+
+async def run(context: Context) -> None:
+    """Keep the control daemons; see :mod:`integration.node.components`."""
+    await _Mps(context).run()
+
+
+class _Mps:
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._board = context.board
+        self._keepers: dict[Places, Keeper] = {}
+        self._impossible: tuple[str, ...] = ()
+        self._roots: set[str] = set()
+        # The file .ready, and what is in it; None before anything was said.
+        self._said: tuple[str, str] | None = None
+        self._leaving = False
+
+    async def run(self) -> None:
+        try:
+            async with anyio.create_task_group() as tasks:
+                await self._board.follow(partial(self._look, tasks), *_NAMES, at_once=True)
+        finally:
+            with anyio.CancelScope(shield=True):
+                async with anyio.create_task_group() as tasks:
+                    for keeper in self._keepers.values():
+                        tasks.start_soon(keeper.leave)
+                await to_thread.run_sync(self._leave_ground)
+                self._board.post(mps={})
+
+    def _look(self, tasks: TaskGroup) -> None:
+        """Go by what is known now."""
+        settings, inventory = self._board.settings, self._board.seen.inventory
+        doubtful = inventory is not None and inventory.nvml_failure and not self._board.let_go
+        if settings is None or doubtful or self._leaving:
+            return
+        plans = self._plans(settings)
+        left: tuple[Places, ...] = ()
+        if settings.mps_root not in self._roots:
+            self._roots.add(settings.mps_root)
+            left = tuple(places_in(settings.mps_root))
+        programs = self._programs()
+        for places in dict.fromkeys((*left, *plans)):
+            if places not in self._keepers:
+                self._begin(places, tasks)
+        for places, keeper in self._keepers.items():
+            keeper.want(plans.get(places), programs)
+        self._post()
+
+    def _plans(self, settings: Settings) -> dict[Places, Plan]:
+        inventory = self._board.seen.inventory
+        plans: dict[Places, Plan] = {}
+        impossible = []
+        for resource in () if self._board.let_go else self._board.resources:
+            if resource.sharing != MPS or not resource.devices or inventory is None:
+                continue
+            try:
+                places = Places(settings.mps_root, resource.name)
+                plan = plan_of(resource, inventory)
+                if plan.devices:  # not all of them are lost
+                    plans[places] = plan
+            except NvshimError as error:
+                impossible.append(str(error))
+        for line in impossible:
+            if line not in self._impossible:
+                self._context.say("error", line, part="mps")
+        self._impossible = tuple(impossible)
+        return plans
+
+    def _programs(self) -> Programs | None:
+        inventory = self._board.seen.inventory
+        with suppress(MpsProgramMissing):
+            return None if inventory is None else programs_of(inventory.driver)
+        return None
+
+    def _begin(self, places: Places, tasks: TaskGroup) -> None:
+        keeper = Keeper(places, self._context, self._in_use, self._post, self._holder)
+        self._keepers[places] = keeper
+
+        async def keep() -> None:
+            await keeper.run()
+            del self._keepers[places]
+            if not self._keepers:
+                self._leaving = True  # nobody is to begin on what is just taken away
+                try:
+                    await to_thread.run_sync(self._leave_ground)
+                finally:
+                    self._leaving = False
+            self._post()
+            self._look(tasks)  # it may be wanted again
+            for each in self._keepers.values():
+                if each.says.unready:  # perhaps for the sake of that one
+                    each.try_again()
+
+        tasks.start_soon(keep)
+
+    def _in_use(self) -> frozenset[str]:
+        plans = (keeper.plan for keeper in self._keepers.values())
+        return frozenset(uuid for plan in plans if plan is not None for uuid in plan.devices)
+
+    def _holder(self, keeper: Keeper, uuids: Iterable[str]) -> str:
+        """Which other resource's daemon has one of some GPUs; called in threads."""
+        wanted = set(uuids)
+        for other in tuple(self._keepers.values()):
+            if other is not keeper and not wanted.isdisjoint(modes.taken(other.places)):
+                return other.places.resource
+        return ""
+
+    def _post(self) -> None:
+        says = {each.places.resource: each.says for each in self._keepers.values()}
+        self._board.post(mps=says)
+        faults = (*self._impossible, *(each.fault for each in self._keepers.values()))
+        line = "; ".join(fault for fault in faults if fault)
+        if line != self._board.faults.get("mps", ""):
+            self._board.fault("mps", line)
+        settings = self._board.settings
+        if settings is not None:
+            ready = not self._impossible and not any(each.unready for each in says.values())
+            self._tell_all_ready(settings, ready=bool(says) and ready)
+
+    def _tell_all_ready(self, settings: Settings, *, ready: bool) -> None:
+        """Write what NVIDIA's plugin looks for: the sharing that the daemons were started for."""
+        sharing = as_document(settings).get("sharing", {}).get(MPS)
+        path, text = ready_file(settings.mps_root), ""
+        if ready and sharing is not None:
+            text = json.dumps(sharing) + "\n"
+        if (path, text) == self._said:
+            return
+        before, _ = self._said or (path, "")
+        if not text and host_setup.is_anothers(settings.mps_root):
+            return
+        try:
+            for gone in {before, path} if not text else {before} - {path}:
+                with suppress(FileNotFoundError):
+                    os.unlink(gone)
+            if text:
+                replace_file(path, text.encode())
+        except OSError as error:
+            self._context.say("warning", f"{error.filename or path}: {error.strerror}", part="mps")
+        self._said = path, text
+
+    def _leave_ground(self) -> None:
+        """Take away what all daemons stand on, if there is none left."""
+        host_setup.take_cgroups()
+        for root in self._roots:
+            if next(places_in(root), None) is not None or host_setup.is_anothers(root):
+                continue
+            try:
+                with suppress(FileNotFoundError):
+                    os.unlink(ready_file(root))
+                host_setup.take_shm(root)
+            except OSError as error:
+                path = error.filename or shm(root)
+                self._context.say("warning", f"{path}: {error.strerror}", part="mps")

@@ -1,0 +1,38 @@
+"""Asking NVML one question in a child of its own, since it may hang (:mod:`.nvml_child`)."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from hooks import engine
+from integration.inventory import ask
+
+if TYPE_CHECKING:
+    from hooks.config import Config
+
+__all__ = ["ask_nvml"]
+
+_PROGRAM: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "nvml_child.py")
+_PLACE: Final = 3  # of the program in the command that asks for the inventory
+_TO_END: Final = 1.0
+
+
+def ask_nvml(config: Config, question: str, *arguments: str) -> bytes | None:
+    """What NVML answers to one question.
+
+    Args:
+        config: where the driver is, and how long it may take.
+        question: "links", "mode" or "persistence".
+        arguments: of the question.
+
+    Returns:
+        What the child printed; None if it did not end in time.
+
+    Raises:
+        DriverNotFound: there is no driver below the driver root.
+        DriverMismatch: its files are not of the loaded kernel module's version.
+    """
+    command = list(engine.probe_command(config))
+    command[_PLACE] = _PROGRAM
+    return ask([*command, question, *arguments], config.nvml_timeout + _TO_END)

@@ -1,0 +1,152 @@
+"""The child that asks NVML one question, or sets something: a program of its own, run by path.
+
+    python3 -I -S nvml_child.py SECONDS LIBRARY MODULES links
+    python3 -I -S nvml_child.py SECONDS LIBRARY MODULES mode NUMBER UUID...
+    python3 -I -S nvml_child.py SECONDS LIBRARY MODULES persistence
+
+It has the arguments of :mod:`hooks.node.nvml_probe`, for the same reasons: NVML may hang. It prints
+one JSON object and ends with 0, or prints ``{"error": "…"}`` and ends with 1.
+
+``links`` prints how GPUs are connected::
+
+    {"gpus": [{"bus_id": "00000000:18:00.0", "links": [["00000000:2A:00.0", 0], …]}, …],
+     "between": [[0, 1, 50], …]}
+
+A link is where it leads, and of what kind that is (nvmlIntNvLinkDeviceType_t; null if NVML does
+not say). ``between`` has nvmlGpuTopologyLevel_t of two of these GPUs.
+
+``mode`` sets the compute mode of GPUs: 0 for any number of processes, 3 for one. It prints by UUID
+why its mode is not set, "" if it is.
+
+``persistence`` prints ``{"modes": [1, …]}``: whether each GPU stays initialised while nobody uses
+it, null if it has no such mode.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_ENABLED = 1
+_MOST_LINKS = 18
+_DEFAULT_MODE = 0
+
+
+def main(seconds: str, library: str, modules: str, question: str, *arguments: str) -> None:
+    """Asks and answers. Does not return."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+    signal.setitimer(signal.ITIMER_REAL, float(seconds))
+    # The driver's library may print; the answer alone belongs on stdout.
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+        sys.path.append(modules)
+        import pynvml as nvml  # noqa: PLC0415 - found only now
+
+        nvml.nvmlInit()
+        told = _ANSWERS[question](nvml, *arguments)
+        text, status = json.dumps(told), 0
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+        text, status = json.dumps({"error": f"{type(error).__name__}: {error}"}), 1
+    with open(answer, "wb") as stream:
+        stream.write(text.encode())
+    # No nvmlShutdown: it can hang as well, and the kernel cleans up after us.
+    os._exit(status)
+
+
+def links(nvml: Any) -> dict[str, Any]:
+    """What NVML says of each GPU, and of each two."""
+    handles, gpus = [], []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        # One that fell off the bus says so here or in any later call; the others still work.
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            bus_id = _text(nvml.nvmlDeviceGetPciInfo(handle).busId)
+        except nvml.NVMLError:
+            continue
+        handles.append(handle)
+        gpus.append({"bus_id": bus_id, "links": _links(nvml, handle)})
+    between = []
+    for first, one in enumerate(handles):
+        for second in range(first + 1, len(handles)):
+            try:
+                level = nvml.nvmlDeviceGetTopologyCommonAncestor(one, handles[second])
+            except nvml.NVMLError:
+                continue
+            between.append([first, second, int(level)])
+    return {"gpus": gpus, "between": between}
+
+
+def _links(nvml: Any, handle: Any) -> list[tuple[str, int | None]]:
+    found: list[tuple[str, int | None]] = []
+    for link in range(_MOST_LINKS):
+        try:
+            if nvml.nvmlDeviceGetNvLinkState(handle, link) != _ENABLED:
+                continue
+            remote = _text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)
+        except nvml.NVMLError as error:
+            if error.value in {nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_INVALID_ARGUMENT}:
+                continue  # there is no such link, or no NVLink at all
+            break
+        found.append((remote, _kind(nvml, handle, link)))
+    return found
+
+
+def _kind(nvml: Any, handle: Any, link: int) -> int | None:
+    try:
+        return int(nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link))
+    except (nvml.NVMLError, AttributeError):  # an older driver, or an older pynvml
+        return None
+
+
+def _text(value: Any) -> str:
+    """A string of NVML: pynvml gives bytes or str, depending on its release."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def set_mode(nvml: Any, number: str, *uuids: str) -> dict[str, str]:
+    """Set the compute mode of GPUs, and say of which that failed."""
+    return {uuid: _set_mode(nvml, uuid, int(number)) for uuid in uuids}
+
+
+def _set_mode(nvml: Any, uuid: str, mode: int) -> str:
+    try:
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid.encode())
+        if nvml.nvmlDeviceGetComputeMode(handle) != mode:
+            nvml.nvmlDeviceSetComputeMode(handle, mode)
+    except nvml.NVMLError as error:
+        if mode == _DEFAULT_MODE and error.value == nvml.NVML_ERROR_NOT_FOUND:
+            return ""  # a GPU that is gone has no mode to be set back
+        return str(error) or "unknown error"
+    return ""
+
+
+def persistence(nvml: Any) -> dict[str, list[int | None]]:
+    """The persistence mode of each GPU."""
+    return {"modes": [_persistence(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]}
+
+
+def _persistence(nvml: Any, index: int) -> int | None:
+    try:
+        return int(nvml.nvmlDeviceGetPersistenceMode(nvml.nvmlDeviceGetHandleByIndex(index)))
+    except nvml.NVMLError:
+        return None
+
+
+_ANSWERS: dict[str, Callable[..., dict[str, Any]]] = {
+    "links": links,
+    "mode": set_mode,
+    "persistence": persistence,
+}
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,243 @@
+"""The archive that this machine's packages come from, for its own release or another.
+
+Rules
+- It is what the machine's apt configuration names for its own release, with its proxy, credentials
+  and keys. Only the component is added, or the release exchanged. No mirror is written down here.
+- Other entries (a vendor's, backports) are left out: their packages would not fit, and one that is
+  out of order would stop us.
+
+Source: sources.list(5), deb822(5), apt-config(8).
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import shlex
+import subprocess
+from typing import TYPE_CHECKING, Final
+
+from integration.simulated.errors import ArchiveNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+COMPONENTS: Final = ("contrib", "non-free")
+
+# Which lists apt downloads is decided by us, not by the machine's entry.
+_OURS: Final = frozenset({
+    "types", "enabled", "architectures", "languages", "targets",
+    *(f"{name}{sign}" for name in ("arch", "lang", "target") for sign in ("", "+", "-")),
+})  # fmt: skip
+
+# The release that is never released has neither updates nor security fixes of its own.
+_UNRELEASED: Final = frozenset({"sid", "unstable"})
+
+
+# An entry of an apt configuration: its fields by lower-case name, as deb822 has them, verbatim.
+Archive = dict[str, str]
+
+
+def machine_sources(
+    components: Sequence[str] = COMPONENTS, *, release: str | None = None, keyring: str = ""
+) -> str:
+    """The archives of this machine's own release, with ``components`` added.
+
+    Args:
+        components: what to add to each entry that has ``main``.
+        release: the release to exchange the machine's own for; None to keep it.
+        keyring: see :func:`in_release`.
+
+    Returns:
+        deb822 text for a ``.sources`` file.
+
+    Raises:
+        ArchiveNotFound: there is none, or no apt to ask.
+    """
+    asked = "find the archive that this machine's packages come from"
+    done = run(["apt-config", "shell", "LIST", "Dir::Etc::sourcelist/f", "PARTS",
+                 "Dir::Etc::sourceparts/d"])  # fmt: skip
+    if done.returncode:
+        raise ArchiveNotFound(asked, found=complaint(done.stderr), do="run this on Debian")
+    where = dict(pair.split("=", 1) for pair in shlex.split(done.stdout))
+    parts = os.path.join(where["PARTS"], "*")
+    entries: list[Archive] = []
+    for path in [where["LIST"], *sorted(glob.glob(parts))]:
+        if path.endswith(".sources"):
+            entries += read_deb822(read(path))
+        elif path.endswith(".list"):
+            entries += read_one_line(read(path))
+    codename = _codename(read("/etc/os-release"))
+    own = own_release(entries, codename)
+    if not own:
+        raise ArchiveNotFound(
+            asked,
+            found=f"no entry for this release with component main in {where['LIST']} or {parts}",
+            do="add Debian's archive to the apt configuration",
+        )
+    if release is not None:
+        own = in_release(own, codename, release, keyring)
+    return write_deb822(own, components)
+
+
+def read_deb822(text: str) -> list[Archive]:
+    """The enabled binary archives of a ``.sources`` file.
+
+    Args:
+        text: stanzas of fields, separated by empty lines.
+
+    Returns:
+        One value for each stanza that apt would read.
+    """
+    archives = []
+    lines = (line for line in text.splitlines() if not line.startswith("#"))
+    for stanza in re.split(r"\n(?:[ \t]*\n)+", "\n".join(lines)):
+        fields: dict[str, str] = {}
+        name = ""
+        for line in stanza.splitlines():
+            if line[:1] in " \t" and name:
+                fields[name] += "\n" + line
+            elif ":" in line:
+                name, _, value = line.partition(":")
+                name = name.strip().lower()
+                fields[name] = value.strip()
+        enabled = fields.get("enabled", "yes").lower() not in {"no", "false", "0", "off", "without"}
+        if enabled and "deb" in fields.get("types", "").split():
+            archives.append({k: v for k, v in fields.items() if k not in _OURS})
+    return archives
+
+
+def read_one_line(text: str) -> list[Archive]:
+    """The binary archives of a ``.list`` file.
+
+    Args:
+        text: lines of ``deb [option=value …] uri suite component…``.
+
+    Returns:
+        One value for each line that apt would read; media that are not there are left out.
+    """
+    archives = []
+    line_of_deb = re.compile(r"deb\s+(?:\[(?P<options>[^]]*)\]\s*)?(?P<rest>[^#]*)")
+    for line in text.splitlines():
+        if (match := line_of_deb.match(line.strip())) is None:
+            continue
+        words = match["rest"].split()
+        if len(words) < len(("uri", "suite")) or words[0].startswith("cdrom:"):
+            continue
+        uri, suite, *components = words
+        options = (option.partition("=") for option in (match["options"] or "").split())
+        archive = {"uris": uri, "suites": suite, "components": " ".join(components)}
+        archive |= {name.lower(): value for name, _, value in options}
+        archives.append({k: v for k, v in archive.items() if k not in _OURS})
+    return archives
+
+
+def own_release(archives: Iterable[Archive], codename: str) -> list[Archive]:
+    """Those archives that carry the machine's own release, its updates and security fixes.
+
+    Args:
+        archives: all of the apt configuration.
+        codename: the release ("bookworm"); empty where the machine does not say.
+
+    Returns:
+        Values whose suites are only those of the release.
+    """
+    wanted = {codename, f"{codename}-updates", f"{codename}-security"}
+    own = []
+    for archive in archives:
+        suites = [
+            suite
+            for suite in archive.get("suites", "").split()
+            if not codename or suite.split("/")[0] in wanted
+        ]
+        if suites and "main" in archive.get("components", "").split():
+            own.append({**archive, "suites": " ".join(suites)})
+    return own
+
+
+def in_release(
+    archives: Iterable[Archive], codename: str, release: str, keyring: str = ""
+) -> list[Archive]:
+    """The same archives for another release.
+
+    Args:
+        archives: those of one release, as :func:`own_release` gives them.
+        codename: that release; empty where the machine does not say.
+        release: the one to have instead. Its updates and security fixes are taken from where
+            the machine takes its own.
+        keyring: what an archive that Debian signs is to be checked with, in place of a keyring
+            of Debian's that the machine has; empty to keep that.
+
+    Returns:
+        Values whose suites are only those of the other release.
+    """
+    exchanged = []
+    for archive in archives:
+        # A machine that does not say what it is has one entry for all: the release's.
+        suites = archive["suites"].split()
+        parts = [suite.removeprefix(codename) if codename else "" for suite in suites]
+        if release in _UNRELEASED:
+            parts = [part for part in parts if not part]
+        if parts:
+            changed = {**archive, "suites": " ".join(dict.fromkeys(release + p for p in parts))}
+            if keyring and _is_debians(archive.get("signed-by", "")):
+                changed["signed-by"] = keyring
+            exchanged.append(changed)
+    return exchanged
+
+
+def _is_debians(signed_by: str) -> bool:
+    return os.path.basename(signed_by).startswith("debian-archive-") and "\n" not in signed_by
+
+
+def write_deb822(archives: Iterable[Archive], components: Sequence[str]) -> str:
+    """The text of a ``.sources`` file with ``components`` added to each archive.
+
+    Args:
+        archives: what to write.
+        components: what to add.
+
+    Returns:
+        deb822 text; only the lists of packages are asked for, no translations or icons.
+    """
+    stanzas = []
+    for archive in archives:
+        all_of_it = dict.fromkeys((*archive["components"].split(), *components))
+        fields = {
+            "types": "deb", **archive, "components": " ".join(all_of_it), "targets": "Packages",
+        }  # fmt: skip
+        stanzas.append("".join(f"{name.title()}: {value}\n" for name, value in fields.items()))
+    return "\n".join(stanzas)
+
+
+def _codename(os_release: str) -> str:
+    match = re.search(r"^VERSION_CODENAME=[\"']?([\w-]+)", os_release, re.MULTILINE)
+    return match[1] if match else ""
+
+
+def complaint(stderr: str) -> str:
+    """What a tool says was wrong, without its warnings and its prefix."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    errors = [line.removeprefix("E: ") for line in lines if line.startswith("E: ")]
+    return (errors or lines or ["no explanation"])[0]
+
+
+def run(argv: Sequence[str], cwd: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run one of apt's and dpkg's programs to its end; 127 if it is not there."""
+    environment = {**os.environ, "LC_ALL": "C.UTF-8"}
+    try:
+        return subprocess.run(
+            argv, cwd=cwd, env=environment, capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        return subprocess.CompletedProcess(argv, 127, "", f"E: there is no {argv[0]} here")
+
+
+def read(path: str) -> str:
+    """The text of a file; empty if it is not there."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""

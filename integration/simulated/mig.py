@@ -1,0 +1,119 @@
+"""MIG devices of a scenario, where the driver would put them."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from integration.simulated.errors import invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from integration.simulated.catalogue import MigProfile, Model
+
+_COMPUTE: Final = re.compile(r"([1-7])c", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeInstance:
+    """A part of a GPU instance that has engines of its own.
+
+    Attributes:
+        id: its number within the GPU instance.
+        slices: compute slices it has.
+        start: the first of them, within the GPU instance.
+        uuid: the MIG device's UUID.
+    """
+
+    id: int
+    slices: int
+    start: int
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInstance:
+    """A part of a GPU with memory of its own.
+
+    Attributes:
+        id: the driver's number for it.
+        profile: its size.
+        start: the first memory slice.
+        compute: its compute instances; each of them is one MIG device.
+    """
+
+    id: int
+    profile: MigProfile
+    start: int
+    compute: tuple[ComputeInstance, ...]
+
+    def device_name(self, compute: ComputeInstance) -> str:
+        """What ``nvidia-smi -L`` calls one MIG device ("1c.3g.40gb" if it does not fill us)."""
+        part = "" if compute.slices == self.profile.slices else f"{compute.slices}c."
+        return part + self.profile.name
+
+
+def layout(model: Model, gpu: str, entries: Sequence[object]) -> tuple[GpuInstance, ...]:
+    """Give each instance the place and number that the driver would give it.
+
+    Args:
+        model: of the GPU.
+        gpu: its UUID.
+        entries: profiles, each with the sizes of its compute instances ("3g.40gb/1c+2c").
+
+    Raises:
+        ScenarioInvalid: there is no such profile, or no room for it.
+    """
+    profiles = {profile.name: profile for profile in model.profiles}
+    asked = f"mig = {list(entries)} on {model.name}"
+    if not profiles:
+        raise invalid(asked, "the model has no MIG", "choose h100 or a100, or leave mig out")
+    taken: set[int] = set()
+    instances: list[GpuInstance] = []
+    for entry in entries:
+        name, _, parts = str(entry).partition("/")
+        if (profile := profiles.get(name)) is None:
+            raise invalid(asked, f"no profile {name}", f"choose of {', '.join(profiles)}")
+        places = (frozenset(range(n, n + profile.memory_slices)) for n in profile.starts)
+        place = next((place for place in places if not place & taken), None)
+        if place is None or [i.profile for i in instances].count(profile) == profile.instances:
+            raise invalid(asked, f"no room for {entry}", "ask for less, or for larger ones first")
+        taken |= place
+        number = profile.first_id
+        while number in {instance.id for instance in instances}:
+            number += 1
+        compute = _compute(profile, f"{gpu}/{number}", parts, asked)
+        instances.append(GpuInstance(number, profile, min(place), compute))
+    return tuple(instances)
+
+
+def _compute(profile: MigProfile, seed: str, parts: str, asked: str) -> tuple[ComputeInstance, ...]:
+    sizes = [profile.slices]
+    if parts:
+        matches = [_COMPUTE.fullmatch(part) for part in parts.split("+")]
+        sizes = [int(match[1]) for match in matches if match is not None]
+        if len(sizes) != len(matches) or sum(sizes) > profile.slices:
+            raise invalid(
+                asked,
+                f"compute instances {parts} in {profile.name}",
+                f'write sizes such as "1c+2c", in all at most {profile.slices}c',
+            )
+    return tuple(
+        ComputeInstance(n, size, sum(sizes[:n]), f"MIG-{made_uuid(seed, n)}")
+        for n, size in enumerate(sizes)
+    )
+
+
+def mig_entry(instance: GpuInstance) -> str:
+    """What a scenario says of an instance; :func:`layout` makes it of that."""
+    sizes = [compute.slices for compute in instance.compute]
+    parts = "" if sizes == [instance.profile.slices] else "/" + "+".join(f"{n}c" for n in sizes)
+    return instance.profile.name + parts
+
+
+def made_uuid(seed: str, index: int) -> str:
+    """A UUID that is always the same for the same words."""
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"simulated {seed} {index}"))

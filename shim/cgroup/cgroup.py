@@ -1,0 +1,295 @@
+"""Where a container's cgroup is, and which processes are in it.
+
+Rules
+- A host has cgroups of version 1 (a hierarchy for each controller), of version 2 (one for
+  all), or is a hybrid: version 1 has the controllers, version 2 is mounted beside it. As for runc
+  and containerd, version 2 has the controllers if it is mounted at /sys/fs/cgroup.
+- A container has one path per hierarchy, which /proc/PID/cgroup of its init lists. A mount may
+  show only a part of a hierarchy (in a container that runs containers): then the root of that part
+  is removed from the path.
+- A cgroup that the container shares with the shim or with the whole machine is not its own: a
+  runtime may make no cgroup, and joins no hierarchy that it does not know.
+
+Source: cgroups(7); proc(5), /proc/PID/mountinfo; kernel Documentation/admin-guide/cgroup-v2.rst.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from shim.files import at_and_below
+from shim.mountinfo import unescape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_ROOT: Final = "/sys/fs/cgroup"
+
+# The name of version 2's hierarchy in /proc/PID/cgroup, which has no list of controllers.
+UNIFIED: Final = ""
+
+_POINT_FIELD: Final = 4  # of mountinfo
+
+# How often to look for processes that were started while others were signalled.
+_ROUNDS: Final = 16
+
+# Where to look for processes first: hierarchies that every kernel with containers has.
+_COMMON: Final = ("pids", "devices", "memory", "freezer")
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchies:
+    """Where the kernel's hierarchies are mounted.
+
+    Attributes:
+        mounts: by controller (or ``name=systemd``, or :data:`UNIFIED`), the part of the
+            hierarchy that is mounted, and where.
+        is_v2: whether version 2 has the controllers.
+    """
+
+    mounts: Mapping[str, tuple[str, str]]
+    is_v2: bool
+
+    def directory(self, controller: str, path: str) -> str | None:
+        """Where a cgroup can be seen.
+
+        Args:
+            controller: which hierarchy.
+            path: the cgroup's path in it, as /proc/PID/cgroup has it.
+
+        Returns:
+            The directory, whether or not it exists; None if no mount shows that path.
+        """
+        if controller not in self.mounts or ".." in path.split("/"):
+            return None
+        root, point = self.mounts[controller]
+        root = root.rstrip("/")
+        if path != root and not path.startswith(f"{root}/"):
+            return None
+        return point + path[len(root) :].rstrip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroup:
+    """The cgroup of one container.
+
+    Attributes:
+        directories: its directory by controller; :data:`UNIFIED` is that of version 2. A
+            hierarchy in which it has no cgroup of its own is missing.
+        is_v2: whether version 2 has the controllers.
+    """
+
+    directories: Mapping[str, str]
+    is_v2: bool
+
+    def directory(self, controller: str) -> str | None:
+        """The directory with a controller's files; None if it has none of its own."""
+        return self.directories.get(UNIFIED if self.is_v2 else controller)
+
+    def pids(self) -> list[int]:
+        """The processes in it and in the cgroups below it, in ascending order.
+
+        Returns:
+            Their pids; empty if it is gone.
+        """
+        names = [name for name in _COMMON if name in self.directories] or [*self.directories]
+        return pids_in(self.directories[names[0]])
+
+    def signal(self, number: int) -> None:
+        """Signal each process in it and below it, and those that they start meanwhile.
+
+        Args:
+            number: which signal.
+
+        Raises:
+            OSError: no descriptor is free.
+        """
+        told: set[int] = set()
+        for _ in range(_ROUNDS):
+            new = [pid for pid in self.pids() if pid not in told]
+            if not new:
+                return
+            for pid in new:
+                self._signal_one(pid, number)
+            told.update(new)
+
+    def _signal_one(self, pid: int, number: int) -> None:
+        """Signal a process if it is still in here: its pid may be another process's by now."""
+        try:
+            held = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        try:
+            if self._has(pid):
+                signal.pidfd_send_signal(held, number)
+        except ProcessLookupError:
+            pass
+        finally:
+            os.close(held)
+
+    def _has(self, pid: int) -> bool:
+        hierarchies = _mounted()
+        for controller, path in _paths_of(pid).items():
+            own, directory = (
+                self.directories.get(controller),
+                hierarchies.directory(controller, path),
+            )
+            if own and directory and (directory == own or directory.startswith(f"{own}/")):
+                return True
+        return False
+
+
+def of(pid: int) -> Cgroup | None:
+    """The cgroup of a container.
+
+    Args:
+        pid: a live process of the container.
+
+    Returns:
+        Its cgroup; None when the process is gone, or has no cgroup of its own that is visible
+        here.
+    """
+    hierarchies = _mounted()
+    shared = _paths_of("self")
+    directories = {}
+    for controller, path in _paths_of(pid).items():
+        if path in ("/", shared.get(controller)):
+            continue
+        directory = hierarchies.directory(controller, path)
+        if directory is not None and os.path.exists(os.path.join(directory, "cgroup.procs")):
+            directories[controller] = directory
+    if not directories or (hierarchies.is_v2 and UNIFIED not in directories):
+        return None
+    return Cgroup(directories, hierarchies.is_v2)
+
+
+def at(path: str) -> Cgroup | None:
+    """The cgroup at a path.
+
+    Args:
+        path: the same in every hierarchy, from the root.
+
+    Returns:
+        The cgroup; None if no hierarchy has it.
+    """
+    hierarchies = _mounted()
+    found = {name: hierarchies.directory(name, path) for name in hierarchies.mounts}
+    directories = {
+        name: directory
+        for name, directory in found.items()
+        if directory is not None and os.path.exists(os.path.join(directory, "cgroup.procs"))
+    }
+    return Cgroup(directories, hierarchies.is_v2) if directories else None
+
+
+def named(path: str) -> list[str]:
+    """The directories of the cgroup that an OCI spec names.
+
+    Args:
+        path: relative to where the hierarchies are mounted.
+
+    Returns:
+        Those that exist, one for each hierarchy. A cgroup with that path inside another cgroup is
+        not among them.
+    """
+    below = os.path.normpath(f"/{path}").strip("/")
+    points = dict.fromkeys(point for _, point in _mounted().mounts.values())
+    directories = [os.path.join(point, below) for point in points] if below else []
+    return [d for d in directories if os.path.exists(os.path.join(d, "cgroup.procs"))]
+
+
+def pids_in(directory: str) -> list[int]:
+    """The processes in a cgroup and in those below it, in ascending order.
+
+    Args:
+        directory: the cgroup's, in any hierarchy.
+
+    Returns:
+        Their pids; empty if the cgroup is gone.
+    """
+    pids: set[int] = set()
+    for folder in at_and_below(directory):
+        try:
+            with open(os.path.join(folder, "cgroup.procs"), encoding="ascii") as file:
+                pids.update(int(line) for line in file)
+        except OSError:
+            continue  # removed while we walked
+    pids.discard(0)  # a process outside our pid namespace; to kill(2) it would be ourselves
+    return sorted(pids)
+
+
+def join_those_of(pid: int) -> None:
+    """Put this process in the cgroups of another, in each hierarchy that is mounted.
+
+    Args:
+        pid: the other process.
+
+    Raises:
+        OSError: one of them takes no process.
+    """
+    ours, hierarchies = _paths_of("self"), _mounted()
+    for controller, path in _paths_of(pid).items():
+        directory = hierarchies.directory(controller, path)
+        if directory is not None and ours.get(controller) != path:
+            with open(os.path.join(directory, "cgroup.procs"), "wb", buffering=0) as file:
+                file.write(b"0")
+
+
+def parse_mounts(mountinfo: Iterable[bytes]) -> Hierarchies:
+    """The hierarchies that a mountinfo file lists.
+
+    Args:
+        mountinfo: its lines. Mounts of other file systems are skipped.
+
+    Returns:
+        The hierarchies. Of several mounts of one, the first that shows all of it counts.
+    """
+    mounts: dict[str, tuple[str, str]] = {}
+    is_v2 = False
+    for line in mountinfo:
+        before, _, after = line.partition(b" - ")
+        kind, _, rest = after.partition(b" ")
+        fields = before.split()
+        if kind not in (b"cgroup", b"cgroup2") or len(fields) <= _POINT_FIELD:
+            continue
+        root, point = (
+            os.fsdecode(unescape(f)) for f in fields[_POINT_FIELD - 1 : _POINT_FIELD + 1]
+        )
+        # "rw", "xattr" and the like are among the options, and no controller has such a name.
+        options = os.fsdecode(rest).split()[-1:]
+        names = [UNIFIED] if kind == b"cgroup2" else ",".join(options).split(",")
+        for name in names:
+            if name not in mounts or (root == "/" and mounts[name][0] != "/"):
+                mounts[name] = root, point
+        if point == _ROOT:
+            is_v2 = kind == b"cgroup2"
+    return Hierarchies(mounts, is_v2)
+
+
+@functools.cache  # while this process lives, a host does not change its version of cgroups
+def _mounted() -> Hierarchies:
+    with open("/proc/thread-self/mountinfo", "rb") as file:
+        return parse_mounts(file)
+
+
+def _paths_of(pid: int | str) -> dict[str, str]:
+    """The path of a process's cgroup by controller."""
+    try:
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8") as file:
+            return parse_paths(file)
+    except OSError:
+        return {}
+
+
+def parse_paths(lines: Iterable[str]) -> dict[str, str]:
+    """The paths that a /proc/PID/cgroup file lists, by controller.
+
+    Args:
+        lines: the file's; malformed ones are skipped.
+    """
+    fields = [line.rstrip("\n").split(":", 2) for line in lines]
+    return {name: f[2] for f in fields if len(f) == 3 for name in f[1].split(",")}  # noqa: PLR2004

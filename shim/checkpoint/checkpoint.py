@@ -1,0 +1,239 @@
+"""Saving a container and restoring it: the calls, and what is undone when they fail.
+
+While a call runs it has a directory (``criu-work``) with CRIU's log and configuration. If
+the call fails, the log stays in the bundle until the container is deleted; what a failed checkpoint
+has written is removed.
+
+Source: runc(8) checkpoint, restore; criu(8).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final, Self
+
+from shim import bundle as bundle_files
+from shim import files, programs
+from shim.checkpoint import criu, images
+from shim.checkpoint.errors import CheckpointPathUnusable, CriuNotFound
+from shim.errors import BundleUnusable, RuntimeFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from shim.errors import ShimError
+    from shim.runtime.options import RuntimeOptions
+    from shim.runtime.runtime import LowLevelRuntime
+    from shim.stdio.stdio import ChildStdio
+
+_LOGS: Final = {"checkpoint": images.DUMP_LOG, "restore": criu.RESTORE_LOG}
+
+
+class Saved:
+    """The checkpoint that a container is to be restored from.
+
+    Args:
+        directory: where containerd has unpacked the checkpoint.
+        parent: where it has unpacked an earlier one that this one builds on; may be empty.
+
+    Raises:
+        CheckpointUnusable: it is missing, incomplete, or not a checkpoint.
+    """
+
+    __slots__ = ("directory", "record")
+
+    def __init__(self, directory: str, parent: str) -> None:
+        self.directory = directory
+        self.record = images.open_checkpoint(directory, parent)
+
+
+class Calls:
+    """Calls of a runtime that calls CRIU, for one container.
+
+    Args:
+        runtime: the low-level runtime.
+        options: where CRIU is, and where its log goes.
+        container_id: the container.
+        bundle: its bundle.
+    """
+
+    def __init__(
+        self, runtime: LowLevelRuntime, options: RuntimeOptions, container_id: str, bundle: str
+    ) -> None:
+        self._runtime = runtime
+        self._options = options
+        self._id = container_id
+        self._bundle = bundle
+
+    async def save(
+        self, path: str, options: criu.CheckpointOptions, external: Mapping[str, int]
+    ) -> None:
+        """Save the container, which continues, or has ended if the options say so.
+
+        Args:
+            path: the directory to save it in; made if missing.
+            options: how to save it.
+            external: its external files, from :func:`shim.checkpoint.criu.external_files`.
+
+        Raises:
+            ShimError: it could not be saved, and continues. What was written is removed.
+        """
+        target = _Target(path)
+        try:
+            record = images.Record(dict(external), options.switches)
+            files.write(os.path.join(path, images.RECORD), record.encode())
+            with _Workplace(self._bundle, self._options.criu_path) as place:
+                work = options.work_path or place.path
+                files.remove(os.path.join(work, images.DUMP_LOG))
+                try:
+                    await self._runtime.checkpoint(
+                        options.words(path, work),
+                        environment=place.environment(criu.dump_config(external)),
+                    )
+                except RuntimeFailed as error:
+                    if criu.is_complete(criu.read_log(os.path.join(work, images.DUMP_LOG))):
+                        target.keep()
+                    raise await self._explained("checkpoint", error, work) from error
+        except BaseException:
+            target.undo()
+            raise
+
+    async def restore(self, saved: Saved, stdio: ChildStdio, *, pid_file: str) -> None:
+        """Restore the container, which runs when this returns.
+
+        Args:
+            saved: the checkpoint.
+            stdio: its new stdin, stdout and stderr.
+            pid_file: where the runtime writes the pid of its init process.
+
+        Raises:
+            ShimError: it could not be restored.
+        """
+        record = saved.record
+        with _Workplace(self._bundle, self._options.criu_path) as place:
+            work = self._options.criu_work_path or place.path
+            files.remove(os.path.join(work, criu.RESTORE_LOG))
+            words = ["--image-path", saved.directory, "--work-path", work]
+            try:
+                await self._runtime.restore(
+                    stdio,
+                    [*words, *record.switches.words()],
+                    pid_file=pid_file,
+                    environment=place.environment(criu.restore_config(record.files)),
+                )
+            except RuntimeFailed as error:
+                raise await self._explained("restore", error, work) from error
+
+    async def _explained(self, verb: str, error: RuntimeFailed, work: str) -> ShimError:
+        """The error with CRIU's reason; the whole log is kept in the bundle."""
+        log = criu.read_log(os.path.join(work, _LOGS[verb]))
+        kept = os.path.join(self._bundle, f"criu-{_LOGS[verb]}")
+        try:
+            if log:
+                files.write(kept, log.encode())
+        except BundleUnusable:
+            kept = ""  # no room for it; the error has its cause all the same
+        said = error.found if log or await self._runtime.knows(verb) else ""
+        return criu.failure(verb, self._id, said=said, log=log, kept=kept)
+
+
+class _Target:
+    """The directory that a checkpoint is written to, and what was in it before.
+
+    Args:
+        path: where it is; made if missing.
+
+    Raises:
+        CheckpointPathUnusable: it cannot be a directory.
+    """
+
+    def __init__(self, path: str) -> None:
+        asked = f"to write a checkpoint to {path!r}"
+        if not os.path.isabs(path):
+            raise CheckpointPathUnusable(asked, found="not an absolute path", do="name a directory")
+        self._path = path
+        self._made = self._kept = False
+        try:
+            try:
+                os.mkdir(path, 0o700)
+                self._made = True
+            except FileExistsError:
+                pass
+            self._before = frozenset(os.listdir(path))
+        except OSError as error:
+            raise CheckpointPathUnusable(
+                asked, found=os.strerror(error.errno or 0).lower(), do="name a directory"
+            ) from error
+
+    def keep(self) -> None:
+        """Keep it: the checkpoint is complete, and may be all that is left of the container."""
+        self._kept = True
+
+    def undo(self) -> None:
+        """Remove what has been written since, unless it is to be kept."""
+        if self._kept:
+            return
+        try:
+            # Others may write there too.
+            for name in frozenset(os.listdir(self._path)) - self._before:
+                if images.is_part_of_checkpoint(name):
+                    files.remove(os.path.join(self._path, name))
+            if self._made:
+                os.rmdir(self._path)
+        except OSError:
+            pass  # the error that led here is raised
+
+
+class _Workplace:
+    """The directory of a call, which exists as long as the call runs.
+
+    Args:
+        bundle: the container's bundle. containerd links a directory on disk into it, which is
+            used: CRIU's log grows with the container, and the bundle is in memory.
+        criu_path: a CRIU other than the one on containerd's PATH; empty for that one.
+
+    Raises:
+        CriuNotFound: there is no such program.
+    """
+
+    def __init__(self, bundle: str, criu_path: str) -> None:
+        work = os.path.join(bundle, bundle_files.WORK)
+        self.path = os.path.join(work if os.path.isdir(work) else bundle, "criu-work")
+        self._program = criu_path and programs.find(criu_path)
+        if self._program is None:
+            raise CriuNotFound(
+                f"to run {criu_path!r}", found="no such program", do="correct the option CriuPath"
+            )
+
+    def __enter__(self) -> Self:
+        files.remove_tree(self.path)
+        os.mkdir(self.path, 0o700)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        files.remove_tree(self.path)
+
+    def environment(self, config: str) -> dict[str, str]:
+        """The environment of the runtime, and of CRIU.
+
+        Args:
+            config: CRIU's configuration; may be empty.
+        """
+        environment = {}
+        if config:
+            path = os.path.join(self.path, "criu.conf")
+            files.write(path, config.encode())
+            environment[criu.CONFIG_VARIABLE] = path
+        if self._program:
+            # runc from 1.2 on has no flag for it, and crun never had: both look for "criu".
+            directory = os.path.join(self.path, "bin")
+            os.mkdir(directory, 0o700)
+            os.symlink(self._program, os.path.join(directory, "criu"))
+            environment["PATH"] = f"{directory}:{programs.search_path()}"
+        return environment

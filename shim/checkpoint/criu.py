@@ -1,0 +1,315 @@
+"""CRIU, which runc and crun call to save and restore a container: its options, files and log.
+
+Rules
+- The low-level runtime calls CRIU, with the runtime's own options where it has them. The rest is
+  written to a file that CRIU reads first (``CRIU_CONFIG_FILE``), so an operator's settings for
+  CRIU or for the runtime stay in effect.
+- A container's stdout is the fifo that containerd named, outside of its mounts. CRIU saves
+  such a file only if it is declared as *external*, and restores it only from a descriptor that is
+  *inherited* under the same name. The runtimes themselves declare pipes.
+- In CRIU's log, the first error is the cause and the last one is what failed in the end. Errors
+  after which CRIU continues are ignored.
+
+Source: criu(8), sections CONFIGURATION FILES and "inheriting FDs on restore" of criu.org;
+runc(8) checkpoint, restore; crun(1).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from google.protobuf.message import DecodeError
+
+from api.proto import linux_runc_pb2, runc_options_pb2
+from shim.checkpoint.errors import (
+    CheckpointFailed,
+    CheckpointOptionsInvalid,
+    CriuNotFound,
+    CriuTooOld,
+    CriuUnsupportedByKernel,
+    CriuUnsupportedByRuntime,
+    RestoreFailed,
+)
+from shim.checkpoint.images import Switches
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from google.protobuf.any_pb2 import Any as AnyMessage
+
+    from shim.errors import ShimError
+
+RESTORE_LOG: Final = "restore.log"
+
+CONFIG_VARIABLE: Final = "CRIU_CONFIG_FILE"
+
+_LONGEST_LOG: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointOptions:
+    """How a container is to be saved.
+
+    Attributes:
+        exit: whether the container ends with it, or continues.
+        switches: what CRIU is allowed to save.
+        work_path: the directory for CRIU's log; empty for one of ours.
+        parent_path: an earlier checkpoint; memory that has not changed since is not saved again.
+    """
+
+    exit: bool = False
+    switches: Switches = field(default_factory=Switches)
+    work_path: str = ""
+    parent_path: str = ""
+
+    def words(self, image_path: str, work_path: str) -> list[str]:
+        """The arguments of ``checkpoint``, without the container's id.
+
+        Args:
+            image_path: where the checkpoint goes.
+            work_path: where CRIU's log goes.
+        """
+        words = ["--image-path", image_path, "--work-path", work_path]
+        if self.parent_path:
+            # CRIU follows it from the images, which may be moved together with their parent.
+            parent = self.parent_path
+            if os.path.isabs(parent):
+                parent = os.path.relpath(os.path.realpath(parent), os.path.realpath(image_path))
+            words += ["--parent-path", parent]
+        if not self.exit:
+            words.append("--leave-running")
+        return [*words, *self.switches.words()]
+
+
+def read_options(message: AnyMessage | None) -> CheckpointOptions:
+    """The options of a Checkpoint request.
+
+    Args:
+        message: the ``options`` of the request; None or empty means defaults. To a runtime that
+            they do not know, clients of containerd 1.x send those of the first generation of shims.
+
+    Raises:
+        CheckpointOptionsInvalid: the type or the encoding cannot be understood.
+    """
+    if message is None or not message.type_url:
+        return CheckpointOptions()
+    known = {
+        known.DESCRIPTOR.full_name: known
+        for known in (runc_options_pb2.CheckpointOptions, linux_runc_pb2.CheckpointOptions)
+    }
+    kind = message.type_url.rpartition("/")[2]
+    if kind not in known:
+        raise CheckpointOptionsInvalid(
+            f"checkpoint options of type {kind}",
+            found="not a type of options that this shim knows",
+            do="send containerd.runc.v1.CheckpointOptions",
+        )
+    try:
+        options = known[kind].FromString(message.value)
+    except DecodeError as error:
+        raise CheckpointOptionsInvalid(
+            "the checkpoint options", found=f"they cannot be decoded: {error}"
+        ) from error
+    # The first generation knew no parents.
+    parent_path = getattr(options, "parent_path", "")
+    if "\0" in options.image_path + options.work_path + parent_path:
+        raise CheckpointOptionsInvalid(
+            "the checkpoint options", found="a zero byte in a path", do="leave that out"
+        )
+    return CheckpointOptions(
+        exit=options.exit,
+        switches=Switches(
+            open_tcp=options.open_tcp,
+            external_unix_sockets=options.external_unix_sockets,
+            terminal=options.terminal,
+            file_locks=options.file_locks,
+            empty_namespaces=tuple(options.empty_namespaces),
+            cgroups_mode=options.cgroups_mode,
+        ),
+        work_path=options.work_path,
+        parent_path=parent_path,
+    )
+
+
+# -- the container's stdio ------------------------------------------------------------------
+
+
+def external_files(init: int, pids: Iterable[int], paths: Sequence[str | None]) -> dict[str, int]:
+    """Which open files of a container are its stdio and are outside of its mounts.
+
+    Args:
+        init: the pid of its init process.
+        pids: all its processes: a child may have open what init has closed.
+        paths: where its stdin, stdout and stderr are; None if that is not a file.
+
+    Returns:
+        By CRIU's name for each file, which of 0, 1 and 2 it is.
+    """
+    inside = _mount_ids(init)
+    numbers: dict[tuple[int, int], int] = {}
+    for number in (2, 1, 0):  # a file that is stdout and stderr counts as stdout
+        for path in (paths[number], f"/proc/{init}/fd/{number}"):
+            if path is not None and (identity := _identity(path)) is not None:
+                numbers[identity] = number
+    files = {}
+    for pid in {init, *pids}:
+        for fd in _descriptors(pid):
+            number = numbers.get(_identity(f"/proc/{pid}/fd/{fd}") or (0, 0), -1)
+            if number < 0:
+                continue
+            mount, inode = _place_of(pid, fd)
+            if mount is not None and mount not in inside:
+                files[f"file[{mount:x}:{inode:x}]"] = number
+    return files
+
+
+def dump_config(files: Mapping[str, int]) -> str:
+    """CRIU's configuration to save a container with these external files."""
+    return "".join(f"external {name}\n" for name in files)
+
+
+def restore_config(files: Mapping[str, int]) -> str:
+    """CRIU's configuration to restore them; its own 0, 1 and 2 are the new stdio."""
+    return "".join(f"inherit-fd fd[{number}]:{name}\n" for name, number in files.items())
+
+
+def _mount_ids(pid: int) -> set[int]:
+    try:
+        with open(f"/proc/{pid}/mountinfo", "rb") as file:
+            return {int(line.split(maxsplit=1)[0]) for line in file}
+    except OSError:
+        return set()
+
+
+def _descriptors(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return []  # it has ended
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """The device and inode of a fifo in a directory, or of a regular file."""
+    try:
+        status = os.stat(path)
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)):
+            return None
+        if path.startswith("/proc/") and not os.readlink(path).startswith("/"):
+            return None  # a pipe
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _place_of(pid: int, fd: str) -> tuple[int | None, int]:
+    """The mount of a descriptor's file, and the file's inode."""
+    try:
+        inode = os.stat(f"/proc/{pid}/fd/{fd}").st_ino
+        with open(f"/proc/{pid}/fdinfo/{fd}", "rb") as file:
+            for line in file:
+                if line.startswith(b"mnt_id:"):
+                    return int(line.split()[1]), inode
+    except OSError:
+        pass  # it was closed meanwhile
+    return None, 0
+
+
+# -- what went wrong ------------------------------------------------------------------------
+
+# (00.143559) Error (criu/net.c:3282): net: Locking network failed
+_ERROR: Final = re.compile(r"^(?:\(\d+\.\d+\)\s*)?(?:\d+: )?Error \([^)]*\): (.*)$")
+
+# Errors after which CRIU continues, or that it logs with every failure.
+_NOT_THE_CAUSE: Final = re.compile(
+    r"exited, status=|rlimit: Can't setup|(Dumping|Restoring|Pre-dumping) FAILED"
+    r"|Could not initialize kernel features|killed by signal"
+)
+
+_KERNEL: Final = re.compile(r"kerndat|vdso: |kernel (does not|doesn't) support|features detection")
+_MISSING: Final = re.compile(r'"?criu"?: executable file not found|(load|open).*libcriu')
+_TOO_OLD: Final = re.compile(
+    r"CRIU version \S+ must be|(requires?|needs?|at least) CRIU|criu lacks support", re.IGNORECASE
+)
+_NO_SUCH_VERB: Final = re.compile(
+    r"unknown command|no help topic|without criu|criu.*(not compiled|not supported|disabled)",
+    re.IGNORECASE,
+)
+
+
+def last_words(log: str) -> str:
+    """The cause of a failure, from CRIU's log.
+
+    Args:
+        log: the text of dump.log or restore.log; it may be cut off.
+
+    Returns:
+        The first real error, and the last if that is another; empty if there is none.
+    """
+    errors = [match[1].strip() for line in log.splitlines() if (match := _ERROR.match(line))]
+    causes = [error for error in errors if error and not _NOT_THE_CAUSE.search(error)]
+    return "; ".join(dict.fromkeys((*causes[:1], *causes[-1:]))) or "; ".join(errors[-1:])
+
+
+def failure(verb: str, container_id: str, *, said: str, log: str, kept: str) -> ShimError:
+    """The error for a runtime that could not save or restore a container.
+
+    Args:
+        verb: "checkpoint" or "restore".
+        container_id: which container.
+        said: the runtime's own message; empty if it does not know the verb.
+        log: what CRIU logged; empty if it did not run.
+        kept: the path where that log can be read; empty if there is none.
+    """
+    asked = f"{verb} of {container_id}"
+    cause = last_words(log)
+    if not said or (not cause and _NO_SUCH_VERB.search(said)):
+        return CriuUnsupportedByRuntime(
+            asked,
+            found=said or f"the low-level runtime has no command {verb}",
+            do="use runc, or a crun that is built with CRIU (`crun --version` lists +CRIU)",
+        )
+    if not cause and _MISSING.search(said):
+        return CriuNotFound(
+            asked, found=said, do="install CRIU where containerd finds it, or name it in CriuPath"
+        )
+    if not cause and _TOO_OLD.search(said):
+        return CriuTooOld(asked, found=said, do="install a newer CRIU")
+    if _KERNEL.search(cause):
+        return CriuUnsupportedByKernel(
+            asked,
+            found=f"CRIU: {cause}",
+            do="run `criu check`; a kernel that is newer than CRIU needs a newer CRIU",
+        )
+    kind: type[ShimError] = CheckpointFailed if verb == "checkpoint" else RestoreFailed
+    if not cause:
+        return kind(asked, found=said)
+    return kind(asked, found=f"CRIU: {cause}", do=f"read {kept}" if kept else "")
+
+
+def is_complete(log: str) -> bool:
+    """Whether CRIU had saved the container when its log ended."""
+    return "Dumping finished successfully" in log
+
+
+def read_log(path: str) -> str:
+    """The end of a CRIU log; empty if there is none.
+
+    Args:
+        path: the file; others may write to its directory.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            return ""
+        start = max(0, status.st_size - _LONGEST_LOG)
+        return os.pread(fd, _LONGEST_LOG, start).decode(errors="replace")
+    finally:
+        os.close(fd)

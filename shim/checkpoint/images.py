@@ -1,0 +1,283 @@
+"""A checkpoint's directory: CRIU's images, the runtime's descriptors.json, and our record.
+
+Rules
+- A checkpoint can come from anywhere, as an image can. So our record is parsed strictly, and
+  every file must be regular: CRIU opens files by name as root and follows links. A
+  ``pages-1.img`` that links to a file of the host would become a container's memory.
+- The only link allowed is CRIU's own, ``parent``. It may lead to a checkpoint beside this one; one
+  elsewhere has to be named in the restore request.
+
+Source: criu(8); runc(8) checkpoint, restore.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Final
+
+from shim.checkpoint.errors import CheckpointUnusable
+
+# Our own file in a checkpoint, beside CRIU's images and the runtime's descriptors.json.
+RECORD: Final = "containerd-shim-nvidia.json"
+
+# Files of every checkpoint: CRIU's table of contents, and the runtime's list of descriptors.
+INVENTORY: Final = "inventory.img"
+DESCRIPTORS: Final = "descriptors.json"
+
+# INVENTORY_MAGIC of CRIU's magic.h, in the file's byte order.
+_INVENTORY_MARK: Final = bytes.fromhex("16313158")
+
+DUMP_LOG: Final = "dump.log"
+
+# CRIU's link to an earlier checkpoint that this one builds on.
+PARENT: Final = "parent"
+
+_OTHER_PARTS: Final = frozenset({DESCRIPTORS, RECORD, PARENT, DUMP_LOG, "stats-dump"})
+
+_LONGEST_RECORD: Final = 1 << 16
+_MOST_FILES: Final = 1 << 17
+_MOST_PARENTS: Final = 64
+
+_FILE_NAME: Final = re.compile(r"file\[[0-9a-f]{1,16}:[0-9a-f]{1,16}\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """What CRIU is allowed to save, and has to be allowed to restore.
+
+    Attributes:
+        open_tcp: connected TCP sockets.
+        external_unix_sockets: unix sockets whose other end is outside.
+        terminal: processes of a session that was started outside ("shell job").
+        file_locks: held file locks.
+        empty_namespaces: namespaces that are not saved, but made again ("network").
+        cgroups_mode: how cgroups are restored: soft, full, strict; empty for the default.
+    """
+
+    open_tcp: bool = False
+    external_unix_sockets: bool = False
+    terminal: bool = False
+    file_locks: bool = False
+    empty_namespaces: tuple[str, ...] = ()
+    cgroups_mode: str = ""
+
+    def words(self) -> list[str]:
+        """The same as arguments of ``checkpoint`` and ``restore``."""
+        flags = (
+            ("--tcp-established", self.open_tcp),
+            ("--ext-unix-sk", self.external_unix_sockets),
+            ("--shell-job", self.terminal),
+            ("--file-locks", self.file_locks),
+        )
+        words = [flag for flag, on in flags if on]
+        for namespace in self.empty_namespaces:
+            words += ["--empty-ns", namespace]
+        if self.cgroups_mode:
+            words += ["--manage-cgroups-mode", self.cgroups_mode]
+        return words
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Our record in a checkpoint, for the shim that restores it.
+
+    Attributes:
+        files: its external files, from :func:`shim.checkpoint.criu.external_files`.
+        switches: what CRIU was allowed to save.
+    """
+
+    files: dict[str, int] = field(default_factory=dict)
+    switches: Switches = field(default_factory=Switches)
+
+    def encode(self) -> bytes:
+        """The record as it is written."""
+        return json.dumps({"files": self.files, "switches": asdict(self.switches)}).encode()
+
+    @classmethod
+    def decode(cls, content: bytes) -> Record:
+        """Read a record.
+
+        Raises:
+            ValueError: it is not what :meth:`encode` writes.
+        """
+        record = json.loads(content)
+        files = record["files"] if isinstance(record, dict) and "files" in record else None
+        if not isinstance(files, dict) or not all(
+            _FILE_NAME.fullmatch(name) and type(number) is int and number in (0, 1, 2)
+            for name, number in files.items()
+        ):
+            message = "no table of files"
+            raise ValueError(message)
+        return cls(files, _decode_switches(record.get("switches")))
+
+
+def _decode_switches(table: Any) -> Switches:
+    message = "no table of switches"
+    if not isinstance(table, dict):
+        raise ValueError(message)  # noqa: TRY004 - one type for all malformed records
+    known = {f.name: type(getattr(Switches(), f.name)) for f in fields(Switches)}
+    values: dict[str, Any] = {}
+    for name, value in table.items():
+        kind = known.get(name)
+        plain = tuple(value) if kind is tuple and isinstance(value, list) else value
+        texts = plain if isinstance(plain, tuple) else (plain,) if kind is str else ()
+        if type(plain) is not kind or not all(
+            isinstance(text, str) and re.fullmatch(r"[a-z]{0,20}", text) for text in texts
+        ):
+            raise ValueError(message)
+        values[name] = plain
+    return Switches(**values)
+
+
+def open_checkpoint(directory: str, parent: str = "") -> Record:
+    """Check that a directory holds a checkpoint, and read our record in it.
+
+    Args:
+        directory: where containerd has unpacked it.
+        parent: where it has unpacked the one that this one builds on; may be empty. The
+            checkpoint's link is set to it.
+
+    Returns:
+        The record; an empty one if another shim has made the checkpoint.
+
+    Raises:
+        CheckpointUnusable: it is missing, incomplete, or not a checkpoint.
+    """
+    asked = f"to restore from {directory}"
+    if not os.path.isabs(directory) or not os.path.isdir(directory):
+        raise CheckpointUnusable(
+            asked, found="no such directory", do="name the directory of a checkpoint"
+        )
+    do = "restore from a directory that `checkpoint` of runc or crun has filled"
+    if parent:
+        link_parent(directory, parent)
+    _require_plain_files(asked, directory, do, parent_is_named=bool(parent))
+    inventory = _read(asked, directory, INVENTORY, do)
+    if inventory is None or not inventory.startswith(_INVENTORY_MARK):
+        found = f"no {INVENTORY} in it" if inventory is None else f"{INVENTORY} is not CRIU's"
+        raise CheckpointUnusable(asked, found=found, do=do)
+    descriptors = _read(asked, directory, DESCRIPTORS, do)
+    try:
+        if descriptors is None or not isinstance(json.loads(descriptors), list):
+            raise ValueError  # noqa: TRY301 - the same error as for invalid JSON
+    except ValueError:
+        found = f"no list of descriptors in {DESCRIPTORS}"
+        raise CheckpointUnusable(asked, found=found, do=do) from None
+    content = _read(asked, directory, RECORD, do)
+    if content is None:
+        return Record()
+    try:
+        return Record.decode(content)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointUnusable(asked, found=f"{RECORD}: {error}", do=do) from error
+
+
+def is_part_of_checkpoint(name: str) -> bool:
+    """Whether CRIU, a runtime or the shim writes a file of that name in a checkpoint."""
+    return name.endswith(".img") or name in _OTHER_PARTS
+
+
+def link_parent(directory: str, parent: str) -> None:
+    """Link a checkpoint to the one that it builds on, wherever both have been unpacked.
+
+    Args:
+        directory: the checkpoint.
+        parent: the earlier one.
+
+    Raises:
+        CheckpointUnusable: there is no such directory, or the link's name is taken.
+    """
+    asked = f"to restore from {directory} and its parent {parent}"
+    if not os.path.isabs(parent) or not os.path.isdir(parent):
+        raise CheckpointUnusable(asked, found="no such directory of the parent")
+    link = os.path.join(directory, PARENT)
+    try:
+        if os.path.islink(link):
+            os.unlink(link)
+        os.symlink(parent, link)
+    except OSError as error:
+        raise CheckpointUnusable(
+            asked, found=f"{link}: {os.strerror(error.errno or 0).lower()}"
+        ) from error
+
+
+def _require_plain_files(asked: str, directory: str, do: str, *, parent_is_named: bool) -> None:
+    """Check that nothing in a checkpoint, and in those that it builds on, leads elsewhere.
+
+    Args:
+        asked: what is being done, for the message.
+        directory: the checkpoint.
+        do: what helps, for the message.
+        parent_is_named: whether its link to its parent is ours, and so may lead anywhere.
+    """
+    for _ in range(_MOST_PARENTS):
+        _require_plain(asked, directory, do)
+        link = os.path.join(directory, PARENT)
+        if not os.path.lexists(link):
+            return
+        below, parent = os.path.dirname(os.path.realpath(directory)), os.path.realpath(link)
+        is_beside = parent_is_named or (
+            not os.path.isabs(_link_target(link)) and os.path.dirname(parent) == below
+        )
+        if not is_beside or not os.path.isdir(parent):
+            raise CheckpointUnusable(
+                asked,
+                found=f"{PARENT} in {directory} leads to {_link_target(link)!r}, "
+                "which is no directory beside it",
+                do="name the parent in the request, or put both into one directory",
+            )
+        directory, parent_is_named = parent, False
+    raise CheckpointUnusable(asked, found=f"more than {_MOST_PARENTS} parents", do=do)
+
+
+def _require_plain(asked: str, directory: str, do: str) -> None:
+    """Check that a directory has no links, fifos or devices in it."""
+    try:
+        with os.scandir(directory) as entries:
+            for number, entry in enumerate(entries):
+                if entry.name != PARENT and not _is_plain(entry):
+                    found = f"{entry.name!r} in it, which is not a regular file"
+                    raise CheckpointUnusable(asked, found=found, do=do)
+                if number == _MOST_FILES:
+                    raise CheckpointUnusable(asked, found=f"more than {_MOST_FILES} files", do=do)
+    except OSError as error:
+        found = os.strerror(error.errno or 0).lower()
+        raise CheckpointUnusable(asked, found=found, do=do) from error
+
+
+def _is_plain(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a regular file, or a directory whose name no file of a checkpoint has."""
+    is_other = not is_part_of_checkpoint(entry.name)
+    return entry.is_file(follow_symlinks=False) or (
+        is_other and entry.is_dir(follow_symlinks=False)
+    )
+
+
+def _link_target(path: str) -> str:
+    """The target of a link; empty if it is not a link."""
+    return os.readlink(path) if os.path.islink(path) else ""
+
+
+def _read(asked: str, directory: str, name: str, do: str) -> bytes | None:
+    """A small file of a checkpoint; None if it is not there."""
+    path = os.path.join(directory, name)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        found = f"{name}: {os.strerror(error.errno or 0).lower()}"
+        raise CheckpointUnusable(asked, found=found, do=do) from error
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise CheckpointUnusable(asked, found=f"{name} is not a regular file", do=do)
+        content = os.read(fd, _LONGEST_RECORD + 1)
+    finally:
+        os.close(fd)
+    if len(content) > _LONGEST_RECORD:
+        raise CheckpointUnusable(asked, found=f"{name} is too long", do=do)
+    return content

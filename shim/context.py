@@ -1,0 +1,79 @@
+"""What all containers of a shim share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from shim.log import Log
+    from shim.reaper import Reaper
+    from shim.tasks import Tasks
+
+
+class Publisher(Protocol):
+    """Delivers events to containerd: :class:`shim.pod.events.Publisher`."""
+
+    def publish(self, container_id: str, event: Message) -> None:
+        """Queue one event; returns at once."""
+
+    @property
+    def waiting(self) -> int:
+        """How many events are not delivered."""
+
+
+class RuntimeCall(Protocol):
+    """How a low-level runtime is called: :class:`shim.runtime.options.RuntimeOptions`."""
+
+    @property
+    def binary_name(self) -> str:
+        """The runtime's name or path."""
+
+    @property
+    def root(self) -> str:
+        """The directory of its state; each namespace has one in it."""
+
+    @property
+    def systemd_cgroup(self) -> bool:
+        """Whether systemd makes its cgroups."""
+
+
+class PodSandbox(Protocol):
+    """The sandbox as the pod's containers see it: :class:`shim.sandbox.sandbox.Sandbox`."""
+
+    def enter(self, container_id: str, bundle: str, options: RuntimeCall) -> None:
+        """Record how to end a container of the pod, before it exists."""
+
+    def leave(self, container_id: str) -> None:
+        """Remove that record."""
+
+    def admit(self, spec: dict[str, Any]) -> bool:
+        """Add what the pod's containers share to a spec; returns whether it was changed."""
+
+
+class ShimContext:
+    """What all containers of a shim share.
+
+    Args:
+        namespace: containerd's namespace.
+        reaper: collects the shim's children.
+        publisher: delivers events to containerd.
+        tasks: where background tasks run.
+        log: the shim's log.
+
+    Attributes:
+        sandbox: the pod's sandbox, if this shim holds it.
+    """
+
+    __slots__ = ("log", "namespace", "publisher", "reaper", "sandbox", "tasks")
+
+    def __init__(
+        self, *, namespace: str, reaper: Reaper, publisher: Publisher, tasks: Tasks, log: Log
+    ) -> None:
+        self.namespace = namespace
+        self.reaper = reaper
+        self.publisher = publisher
+        self.tasks = tasks
+        self.log = log
+        self.sandbox: PodSandbox | None = None

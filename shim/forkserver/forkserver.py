@@ -1,0 +1,128 @@
+"""The fork server: a process that has imported everything, and forks shims and verbs.
+
+One runs for each containerd and each process context (:mod:`shim.verbs.warmstart` names it by
+them). The first cold ``start`` leaves it behind, or systemd starts it
+(:mod:`shim.forkserver.standing`). It is single-threaded and does nothing between requests but wait
+in poll(2).
+
+Rules
+- It ends by itself when nobody has asked for long, and when a file that it has imported has
+  changed: a shim must be of the version that is installed. SIGTERM ends it at any time. Shims
+  are not its children, so nothing of this concerns them.
+- It reads nothing of what is asked: a connection is handed to a process that is forked for it
+  (:mod:`shim.forkserver.spares`), so that nobody who is slow, or stopped, holds up others.
+- A request that cannot be served is closed without an answer; the verb then forks by itself,
+  the launcher becomes an interpreter.
+- What is imported is frozen out of the garbage collector's sight before the first fork, so
+  that shims share its pages for as long as they live.
+
+This module imports little: the rest is in :mod:`shim.forkserver.serving`, imported once the files
+of the installation have been looked at.
+
+Source: fork(2), poll(2), unix(7).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+
+from shim import PROGRAM, files, forked, processes
+from shim.errors import NvshimError
+from shim.forkserver import standing
+from shim.forkserver.installation import Installation
+from shim.verbs.handover import UMASK
+from shim.verbs.invocation import FORK_SERVER, parse
+from shim.verbs.warmstart import LOCK_FD, lock_path
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+# Seconds without a request after which it ends.
+IDLE: Final = 600.0
+
+# Seconds that it lets pass before it imports: the shim that is started meanwhile comes first.
+_COURTESY: Final = 0.3
+
+
+def main(words: Sequence[str]) -> NoReturn:
+    """Be the fork server that the command line asks for.
+
+    Args:
+        words: ``-address`` names containerd. Without ``-socket`` the process takes on containerd's
+            context first, and stays although nobody asks.
+    """
+    try:
+        asked = parse(words, (FORK_SERVER,))
+        if not asked.socket:
+            standing.stand(asked.address)
+    except NvshimError as error:
+        sys.exit(str(error))
+    serve(asked.socket, asked.address, stay=asked.stay)
+
+
+def serve(path: str, address: str, *, stay: bool = False) -> NoReturn:
+    """Serve until nobody asks any more.
+
+    Args:
+        path: where to listen. The lock beside it is held by the caller's descriptor.
+        address: containerd's gRPC address, shown in the command line.
+        stay: whether to stay although nobody asks.
+    """
+    _become_server(address)
+    try:
+        # Blocked since before exec, so that it never ends us without what follows.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        time.sleep(_COURTESY)
+        program = os.path.abspath(sys.argv[0])
+        installation = Installation(program)
+        gc.disable()
+        _import_threading_without_hook()
+        # After the look at its files, and after threading.
+        from shim.forkserver import serving  # noqa: PLC0415
+
+        serving.prepare(path)
+        if installation.is_imported(program):
+            serving.serve_until_idle(path, address, installation, None if stay else IDLE * 1000)
+    except SystemExit:
+        pass
+    finally:
+        files.remove(lock_path(path))
+        os._exit(0)
+
+
+def _become_server(address: str) -> None:
+    """Have no descriptors but 0, 1, 2 and the lock, and be in nobody's directory."""
+    forked.close_others({0, 1, 2, LOCK_FD})
+    try:
+        os.set_inheritable(LOCK_FD, False)  # or each runtime that a verb calls would hold the lock
+    except OSError:
+        pass  # started by hand, without one
+    os.umask(UMASK)
+    os.chdir("/")
+    processes.set_command_line([PROGRAM, "-address", address, FORK_SERVER])
+    # Blocked until it can remove its files.
+    forked.reset_signals(signal.SIGPIPE)
+    signal.signal(signal.SIGTERM, _end)
+
+
+def _end(_: int, __: object) -> NoReturn:
+    raise SystemExit
+
+
+def _import_threading_without_hook() -> None:
+    """Import threading, which protobuf needs, without the function that it calls in each child.
+
+    That function resets locks and lists of other threads. There are none: the fork server is
+    single-threaded, and shims start threads with ``_thread``. It dirties 0.4 MB in every shim.
+    """
+    register, os.register_at_fork = os.register_at_fork, lambda **_: None
+    try:
+        import threading  # noqa: F401, PLC0415
+    finally:
+        os.register_at_fork = register

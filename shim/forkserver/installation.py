@@ -1,0 +1,140 @@
+"""The files that the fork server has imported, and whether they still are what they were.
+
+A shim must be of the version that is installed. So before it forks one, the fork server asks here,
+and that has to be cheap: the kernel tells of changes in the directories of our packages, of which
+there are none. What it would not tell of is asked each time: whether the packages and the program
+are still found at their paths (a link of a path can be changed, or something mounted over it).
+Where the kernel cannot be asked to tell, all the files are looked at each time.
+
+Source: inotify(7).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Final
+
+import api
+import hooks
+import shim
+from shim import syscalls
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_PACKAGES: Final = ("api", "hooks", "shim")
+_LONGEST_READ: Final = 1 << 16
+_MISSING: Final = (0, 0, 0)
+
+
+class Installation:
+    """What is installed, as it was when this was made: before it is imported."""
+
+    def __init__(self, program: str) -> None:
+        """Look at the packages.
+
+        Args:
+            program: the program's path; it says where the packages are, so it counts as one.
+        """
+        places = [os.path.dirname(package.__file__ or "") for package in (api, hooks, shim)]
+        self._places = [*places, os.path.dirname(program)]
+        directories = [d for place in places for d in _directories(place)]
+        self._watch = _watch([*directories, os.path.dirname(program)])
+        self._before = _stats([program, *_sources(directories)])
+        self._imported: Mapping[str, tuple[int, int, int]] = {}
+        self._where: list[tuple[int, int]] = []
+
+    @property
+    def descriptor(self) -> int:
+        """What can be read when something has changed; negative if the kernel does not tell."""
+        return self._watch
+
+    def is_imported(self, program: str) -> bool:
+        """Take down what has been imported.
+
+        Args:
+            program: as before.
+
+        Returns:
+            Whether no file of it was changed since :meth:`__init__`.
+        """
+        files = [
+            file
+            for name, module in list(sys.modules.items())
+            if name.partition(".")[0] in _PACKAGES and (file := getattr(module, "__file__", None))
+        ]
+        self._imported = _stats([program, *files])
+        self._where = _identities(self._places)
+        return all(self._before.get(file) == status for file, status in self._imported.items())
+
+    def has_changed(self) -> bool:
+        """Whether a file that was imported is not what it was."""
+        if self._watch >= 0:
+            told = _read(self._watch)
+            if not told and _identities(self._places) == self._where:
+                return False
+        return _stats(self._imported) != self._imported
+
+
+def _directories(package: str) -> list[str]:
+    return [folder for folder, _, _ in os.walk(package) if not folder.endswith("__pycache__")]
+
+
+def _sources(directories: Iterable[str]) -> list[str]:
+    return [
+        os.path.join(directory, name)
+        for directory in directories
+        for name in os.listdir(directory)
+        if name.endswith(".py")
+    ]
+
+
+def _stats(files: Iterable[str]) -> dict[str, tuple[int, int, int]]:
+    found = {}
+    for file in files:
+        try:
+            status = os.stat(file)
+        except OSError:
+            found[file] = _MISSING
+        else:
+            found[file] = (status.st_dev, status.st_ino, status.st_mtime_ns)
+    return found
+
+
+def _identities(places: Iterable[str]) -> list[tuple[int, int]]:
+    found = []
+    for place in places:
+        try:
+            status = os.stat(place)
+        except OSError:
+            found.append((0, 0))
+        else:
+            found.append((status.st_dev, status.st_ino))
+    return found
+
+
+def _watch(directories: Iterable[str]) -> int:
+    """What the kernel tells of changes in directories by; -1 if it does not for all of them."""
+    try:
+        watch = syscalls.inotify_init()
+    except OSError:
+        return -1
+    try:
+        for directory in directories:
+            syscalls.inotify_watch_changes(watch, directory)
+    except OSError:
+        os.close(watch)
+        return -1
+    return watch
+
+
+def _read(watch: int) -> bool:
+    """Whether the kernel has told of something. What exactly is not asked: we look ourselves."""
+    told = False
+    try:
+        while os.read(watch, _LONGEST_READ):
+            told = True
+    except BlockingIOError:
+        return told
+    return told

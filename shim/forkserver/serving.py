@@ -1,0 +1,134 @@
+"""What the fork server does once it has imported everything: it prepares, then forks for requests.
+
+To import this module is to import all that a shim and a verb need.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Final
+
+# First, so that what every shim uses lies together in memory: a name that several modules have is
+# made once, by the first.
+from shim.pod import server as _server  # noqa: F401
+
+# isort: split
+from hooks import engine
+from hooks.config import load_config
+from shim import resident, sockets
+from shim.forkserver.immortal import make_immortal
+from shim.forkserver.packing import fill_holes
+from shim.forkserver.rehearsal import rehearse
+from shim.forkserver.spares import Spares, serve_in_fork
+from shim.verbs.warmstart import ACCEPTED, link_name, peer_is_another
+
+if TYPE_CHECKING:
+    from shim.forkserver.installation import Installation
+
+# Seconds without a request after which a spare is forked: who has just been served comes first.
+_REFILL: Final = 0.02
+# How often bytecode is executed until the interpreter has fitted all of it to what it meets.
+_REHEARSALS: Final = 20
+
+
+def prepare(path: str) -> None:
+    """Do once what every shim would do for itself.
+
+    Args:
+        path: where the fork server will listen; what is made for the rehearsal is beside it.
+    """
+    resident.load()
+    look_at_node()
+    for _ in range(_REHEARSALS):
+        rehearse(path)
+    gc.collect()
+    make_immortal()
+    fill_holes()
+    gc.freeze()
+
+
+def look_at_node() -> None:
+    """Read what a container with GPUs needs, so that shims find it parsed, as long as it is so."""
+    try:
+        engine.load_inventory(load_config())
+    except Exception:  # noqa: BLE001, S110 - whoever asks for a GPU will be told
+        pass
+
+
+def serve_until_idle(
+    path: str, address: str, installation: Installation, idle: float | None
+) -> None:
+    """Listen, and fork for each connection, until nobody has asked for long.
+
+    Args:
+        path: where.
+        address: containerd's gRPC address.
+        installation: serving ends when it has changed.
+        idle: milliseconds without a request; None to serve for ever.
+    """
+    # What is made here is removed below, also if SIGTERM comes at once.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    listener_fd = sockets.listen(path)
+    if listener_fd is None:
+        return
+    identity = sockets.identity(path)
+    # Nobody waits for the processes that are forked.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    link = _leave_link(path, address)
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        _serve(socket.socket(fileno=listener_fd), address, installation, idle)
+    finally:
+        with contextlib.suppress(OSError):
+            if os.readlink(link) == os.path.basename(path):
+                os.unlink(link)
+        sockets.remove_own(path, identity)
+
+
+def _leave_link(path: str, address: str) -> str:
+    """Let the launcher find the socket: it cannot take the digest that the name is made of."""
+    link = os.path.join(os.path.dirname(path), link_name(address, os.path.abspath(sys.argv[0])))
+    with contextlib.suppress(OSError):
+        os.symlink(os.path.basename(path), f"{link}.{os.getpid()}")
+        os.rename(f"{link}.{os.getpid()}", link)
+    return link
+
+
+def _serve(
+    listener: socket.socket, address: str, installation: Installation, idle: float | None
+) -> None:
+    poll = select.poll()
+    poll.register(listener, select.POLLIN)
+    if installation.descriptor >= 0:
+        poll.register(installation.descriptor, select.POLLIN)
+    spares = _fork_spares(address)
+    wanted = False
+    while (ready := poll.poll(_REFILL * 1000 if wanted else idle)) or wanted:
+        if not ready:
+            spares, wanted = _fork_spares(address), False
+            continue
+        if installation.has_changed():
+            return  # unanswered: the verb starts cold, and leaves our successor behind
+        if (listener.fileno(), select.POLLIN) in ready:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                if not peer_is_another(connection):
+                    connection.send(ACCEPTED)
+                    taken, spares, wanted = spares, None, True
+                    if taken is None:
+                        serve_in_fork(connection, address)
+                    else:
+                        taken.serve(connection, address)
+
+
+def _fork_spares(address: str) -> Spares | None:
+    try:
+        return Spares(address)
+    except OSError:
+        return None  # there is no room for a process now

@@ -1,0 +1,267 @@
+/* `delete` after an end in good order.
+ *
+ * containerd calls `delete` whenever a shim has gone, and a user waits for it. Nearly always there
+ * is nothing to do but to say so, and that takes no interpreter. So this looks, and changes
+ * nothing: it answers only if
+ *
+ *   - the words are those that containerd says, with an id and a namespace that are in order;
+ *   - the bundle holds no file but those that are left after an end in good order (SETTLED in
+ *     shim/bundle.py): no call of a runtime, logger, member, holder, claim or staging;
+ *   - nothing is mounted in the bundle;
+ *   - the runtime that options.json names has no state of the container, and its init is gone;
+ *   - the socket that `address` names is gone, and so is the container's announcement beside it.
+ *
+ * In every other case, also if one of this cannot be told, shim/verbs/delete.py does the verb: it looks
+ * for the same, and cleans up.
+ *
+ * Source: containerd core/runtime/v2/binary.go Delete; api/runtime/task/v2/shim.proto
+ * DeleteResponse; proc(5), /proc/PID/mountinfo.
+ */
+
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "launcher.h"
+
+#define SCHEME "unix://"
+#define LONGEST_FILE 4096
+#define KILLED (128 + 9) /* as shim/verbs/delete.py */
+
+/* SETTLED of shim/bundle.py. */
+static const char *const settled_names[] = {".", "..", SETTLED};
+
+struct words {
+    const char *namespace, *id, *bundle;
+};
+
+static int is_one_of(const char *text, const char *const *list, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (!strcmp(text, list[i]))
+            return 1;
+    return 0;
+}
+
+static int is_alphanumeric(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+}
+
+/* What check_id of shim/files.py accepts. */
+static int is_identifier(const char *text)
+{
+    size_t size = 0;
+
+    if (!text || !is_alphanumeric(text[0]))
+        return 0;
+    for (; text[size]; size++)
+        if (!is_alphanumeric(text[size]) && !strchr("_.-", text[size]))
+            return 0;
+    return size <= LONGEST_ID;
+}
+
+/* The words, if they are said as every containerd says them. */
+static int read_words(int argc, char **argv, struct words *said)
+{
+    for (int i = 1; i < argc - 1; i++) {
+        const char **value = NULL, *ignored;
+
+        if (!strcmp(argv[i], "-debug"))
+            continue;
+        if (!strcmp(argv[i], "-namespace"))
+            value = &said->namespace;
+        else if (!strcmp(argv[i], "-id"))
+            value = &said->id;
+        else if (!strcmp(argv[i], "-bundle"))
+            value = &said->bundle;
+        else if (!strcmp(argv[i], "-address") || !strcmp(argv[i], "-publish-binary"))
+            value = &ignored;
+        if (!value || ++i >= argc - 1)
+            return 0;
+        *value = argv[i];
+    }
+    if (!said->bundle || !said->bundle[0])
+        said->bundle = ".";
+    return is_identifier(said->id) && is_identifier(said->namespace);
+}
+
+static int is_gone(const char *path)
+{
+    struct stat status;
+
+    return lstat(path, &status) < 0 && errno == ENOENT;
+}
+
+static int holds_nothing_else(int bundle)
+{
+    int copy = openat(bundle, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), only = 1;
+    DIR *directory = copy < 0 ? NULL : fdopendir(copy);
+    struct dirent *entry;
+
+    if (!directory)
+        return 0;
+    while (only) {
+        errno = 0;
+        entry = readdir(directory);
+        if (!entry)
+            break;
+        only = is_one_of(entry->d_name, settled_names,
+                         sizeof settled_names / sizeof *settled_names);
+    }
+    only = only && !errno;
+    closedir(directory);
+    return only;
+}
+
+/* Whether no line of mountinfo has a path below the bundle in it. */
+static int holds_no_mount(const char *bundle)
+{
+    static char content[1 << 20];
+    char real[PATH_MAX], wanted[PATH_MAX + 2];
+    size_t length = 0;
+    ssize_t got;
+    int fd;
+
+    if (!realpath(bundle, real))
+        return 0;
+    for (const char *c = real; *c; c++)
+        if (*c <= ' ' || *c > '~' || *c == '\\' || *c == '#')
+            return 0; /* the kernel writes some of them otherwise */
+    snprintf(wanted, sizeof wanted, " %s/", real);
+    fd = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 0;
+    while ((got = read(fd, content + length, sizeof content - 1 - length)) > 0)
+        length += got;
+    close(fd);
+    if (got < 0 || !length || length == sizeof content - 1)
+        return 0;
+    content[length] = 0;
+    return !strstr(content, wanted);
+}
+
+/* A short file without the space at its end; -1 if it cannot be read, or is no line of text. */
+static int read_line(int bundle, const char *name, char text[LONGEST_FILE])
+{
+    int fd = openat(bundle, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    struct stat status;
+    ssize_t got = -1;
+
+    if (fd < 0)
+        return -1;
+    if (!fstat(fd, &status) && S_ISREG(status.st_mode))
+        got = read(fd, text, LONGEST_FILE);
+    close(fd);
+    if (got < 0 || got >= LONGEST_FILE || memchr(text, 0, got))
+        return -1;
+    while (got && strchr(" \t\r\n", text[got - 1]))
+        got--;
+    text[got] = 0;
+    return got;
+}
+
+/* The init's pid, 0 if there was none; -1 if it is not gone, or cannot be told. */
+static int read_init(int bundle)
+{
+    char text[LONGEST_FILE], name[32], *end;
+    long pid;
+
+    if (faccessat(bundle, "init.pid", F_OK, AT_SYMLINK_NOFOLLOW))
+        return errno == ENOENT ? 0 : -1;
+    if (read_line(bundle, "init.pid", text) <= 0)
+        return -1;
+    pid = strtol(text, &end, 10);
+    if (text[0] < '0' || text[0] > '9' || *end || pid > INT_MAX)
+        return -1;
+    snprintf(name, sizeof name, "/proc/%ld", pid);
+    return is_gone(name) ? pid : -1;
+}
+
+static int runtime_has_nothing(int bundle, const char *id)
+{
+    static const char key[] = "\"root\": \"";
+    char text[LONGEST_FILE], path[LONGEST_FILE + LONGEST_ID + 2], *root, *end;
+
+    if (read_line(bundle, "options.json", text) <= 0 || strchr(text, '\\'))
+        return 0;
+    root = strstr(text, key);
+    if (!root)
+        return 0;
+    root += sizeof key - 1;
+    end = strchr(root, '"');
+    if (*root != '/' || !end)
+        return 0;
+    *end = 0;
+    snprintf(path, sizeof path, "%s/%s", root, id);
+    return is_gone(path);
+}
+
+static int socket_is_gone(int bundle, const char *id)
+{
+    char text[LONGEST_FILE], announcement[LONGEST_FILE + LONGEST_ID + 2];
+    const char *path = text + strlen(SCHEME);
+
+    if (read_line(bundle, "address", text) <= 0 || strncmp(text, SCHEME "/", strlen(SCHEME) + 1))
+        return 0;
+    snprintf(announcement, sizeof announcement, "%s.%s", path, id);
+    return is_gone(path) && is_gone(announcement);
+}
+
+static unsigned char *add_varint(unsigned char *at, uint64_t value)
+{
+    for (; value > 127; value >>= 7)
+        *at++ = (value & 127) | 128;
+    *at++ = value;
+    return at;
+}
+
+/* Say a DeleteResponse: pid, exit_status, exited_at. */
+static int answer(int pid)
+{
+    unsigned char text[64], time[32], *at = text, *end = time;
+    struct timespec now;
+    size_t size;
+
+    if (clock_gettime(CLOCK_REALTIME, &now))
+        return 0;
+    *end++ = 1 << 3;
+    end = add_varint(end, now.tv_sec);
+    *end++ = 2 << 3;
+    end = add_varint(end, now.tv_nsec);
+    *at++ = 1 << 3;
+    at = add_varint(at, pid);
+    *at++ = 2 << 3;
+    at = add_varint(at, KILLED);
+    *at++ = 3 << 3 | 2;
+    at = add_varint(at, end - time);
+    memcpy(at, time, end - time);
+    size = at - text + (end - time);
+    return write(1, text, size) == (ssize_t)size;
+}
+
+int answer_settled(int argc, char **argv)
+{
+    struct words said = {0};
+    int bundle, pid, settled;
+
+    if (!read_words(argc, argv, &said))
+        return 0;
+    bundle = open(said.bundle, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (bundle < 0)
+        return 0;
+    pid = read_init(bundle);
+    settled = pid >= 0 && holds_nothing_else(bundle) && runtime_has_nothing(bundle, said.id) &&
+              socket_is_gone(bundle, said.id) && holds_no_mount(said.bundle);
+    close(bundle);
+    return settled && answer(pid);
+}

@@ -1,0 +1,272 @@
+"""The processes that the fork server forks: one does a verb, one becomes the shim it starts.
+
+A fork takes milliseconds, most of them for the pages that a process copies when it first writes to
+them. So a pair is forked before a verb comes (:class:`Spares`): the first waits for a connection
+that the fork server hands to it, the second for the listener that the first may hand to it
+(:mod:`shim.verbs.handover`). Each is forked twice, so that it is nobody's child, as a shim is
+that a verb forks and leaves. Both end when the fork server does. If one of them is killed, nothing
+is lost: a connection that is not served is closed, and the verb is done elsewhere; a verb without a
+waiting process forks the shim itself.
+
+The process for a verb takes on what a verb has of its own: words, environment, directory and
+standard descriptors. Then it does the verb as an interpreter started for it would. A caller that is
+killed, as containerd kills a verb that takes too long, takes that process with it.
+
+Source: fork(2), unix(7) SCM_RIGHTS; fcntl(2) O_ASYNC; :mod:`shim.verbs.warmstart` for the protocol.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import fcntl
+import os
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from shim import PROGRAM, forked, processes
+from shim.verbs import handover
+from shim.verbs.handover import GO
+from shim.verbs.verbs import WarmCaller
+from shim.verbs.verbs import main as do_verb
+from shim.verbs.warmstart import LARGEST_REQUEST, LENGTH, READY, peer_process, process_context
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
+# Seconds for a request to come in once a client has connected.
+_PATIENCE: Final = 1.0
+# Bytes; nearly every request is shorter.
+_CHUNK: Final = 1 << 14
+# The directory and the three standard descriptors.
+_DESCRIPTORS: Final = 4
+
+
+class Spares:
+    """Two processes that were forked in advance: one for a verb, one for the shim it starts."""
+
+    __slots__ = ("_shim", "_verb")
+
+    def __init__(self, address: str) -> None:
+        """Fork them.
+
+        Args:
+            address: containerd's gRPC address, shown in the command line.
+
+        Raises:
+            OSError: there is no room for a process.
+        """
+        self._shim, theirs = handover.channel()
+        with theirs:
+            _fork_orphan([theirs], address, lambda: _wait_for_listener(theirs))
+        self._verb, theirs = socket.socketpair()
+        with theirs:
+            _fork_orphan([theirs], address, lambda: _wait_for_connection(theirs))
+
+    def serve(self, connection: socket.socket, address: str) -> None:
+        """Let them serve a connection.
+
+        Args:
+            connection: to the client.
+            address: containerd's gRPC address.
+
+        Raises:
+            OSError: there is no room for a process.
+        """
+        with self._verb, self._shim:
+            try:
+                socket.send_fds(self._verb, [GO], [connection.fileno(), self._shim.fileno()])
+            except OSError:  # the one for the verb was killed
+                serve_in_fork(connection, address, self._shim)
+
+
+def serve_in_fork(
+    connection: socket.socket, address: str, waiting: socket.socket | None = None
+) -> None:
+    """Serve a connection in a process that is forked now.
+
+    Args:
+        connection: to the client.
+        address: containerd's gRPC address.
+        waiting: to the process that waits to become the shim, if there is one.
+
+    Raises:
+        OSError: there is no room for a process.
+    """
+    kept = [connection] if waiting is None else [connection, waiting]
+    _fork_orphan(kept, address, lambda: _serve(connection, waiting))
+
+
+def _fork_orphan(kept: list[socket.socket], address: str, child: Callable[[], NoReturn]) -> None:
+    """Fork a process that is nobody's child.
+
+    Args:
+        kept: the descriptors that it keeps besides 0, 1 and 2.
+        address: containerd's gRPC address, shown in the command line.
+        child: what it does.
+    """
+
+    def stand_alone() -> NoReturn:
+        try:
+            forked.close_others({0, 1, 2, *(each.fileno() for each in kept)})
+            forked.lead_group()
+            processes.set_command_line([PROGRAM, "-address", address, "-spare", "fork-server"])
+            child()
+        finally:
+            os._exit(1)
+
+    def fork_again() -> NoReturn:
+        try:
+            forked.fork(stand_alone, blocked)
+        finally:
+            os._exit(1)
+
+    # The child must not remove what is the fork server's to remove.
+    blocked = (signal.SIGTERM,)
+    forked.fork(fork_again, blocked)
+
+
+def _wait_for_listener(channel: socket.socket) -> NoReturn:
+    """Be the process that waits to become a shim."""
+    accepted = handover.accept(channel)
+    if accepted is None:
+        os._exit(0)
+    handover.become_shim(*accepted)
+
+
+def _wait_for_connection(channel: socket.socket) -> NoReturn:
+    """Be the process that waits for a verb."""
+    _, fds, _, _ = socket.recv_fds(channel, len(GO), 2, socket.MSG_CMSG_CLOEXEC)
+    if not fds:
+        os._exit(0)  # the fork server has ended
+    channel.close()
+    connection, waiting = (socket.socket(fileno=fd) for fd in fds)
+    _serve(connection, waiting)
+
+
+class VerbRequest(NamedTuple):
+    """A verb that somebody wants done.
+
+    Attributes:
+        program: the Python program that would do it otherwise.
+        words: what follows the program's name.
+        environment: the whole environment of the verb.
+    """
+
+    program: str
+    words: list[str]
+    environment: dict[str, str]
+
+    @classmethod
+    def decode(cls, content: bytes) -> VerbRequest:
+        """The request from its bytes.
+
+        Raises:
+            ValueError: they are not what a client sends.
+        """
+        program, number, *rest = [os.fsdecode(text) for text in content.split(b"\0")[:-1]]
+        count = int(number)
+        words, variables = rest[:count], rest[count:]
+        # A variable without "=" is nothing that getenv(3) would find either.
+        pairs = (variable.split("=", 1) for variable in variables if "=" in variable)
+        return cls(program, words, dict(pairs))
+
+
+def _serve(connection: socket.socket, waiting: socket.socket | None) -> NoReturn:
+    """Do the verb that a client asks for, in a process that was forked for it.
+
+    Args:
+        connection: its peer is a process of our own user.
+        waiting: to the process that waits to become the shim, if there is one.
+    """
+    try:
+        connection.settimeout(_PATIENCE)
+        request = VerbRequest.decode(_receive(connection))
+        client = peer_process(connection)
+        # The launcher does not compare contexts; and they can be changed after a fork.
+        is_ours = request.program == os.path.abspath(sys.argv[0])
+        if is_ours and process_context(client) == process_context():
+            parent = processes.parent_of(client)
+            caller = WarmCaller(parent, waiting, lambda status: _tell(connection, status))
+            _become_verb(connection, request, caller)
+    except (OSError, ValueError):
+        pass  # closed without an answer, as every request that cannot be served
+    finally:
+        os._exit(1)
+
+
+def _receive(connection: socket.socket) -> bytes:
+    """The content of a request.
+
+    Raises:
+        ValueError: it is no request.
+    """
+    content = b""
+    missing = LENGTH.size
+    while missing > 0:
+        chunk = connection.recv(_CHUNK)
+        content += chunk
+        missing = LENGTH.size - len(content)
+        if missing <= 0:
+            (length,) = LENGTH.unpack_from(content)
+            missing += length
+        if not chunk or missing < 0 or len(content) + missing > LARGEST_REQUEST:
+            message = "no request, or more than one"
+            raise ValueError(message)
+    return content[LENGTH.size :]
+
+
+def _become_verb(connection: socket.socket, request: VerbRequest, caller: WarmCaller) -> None:
+    """Do a verb in this process, and end it; return if the client does not want it any more."""
+    connection.send(READY)
+    # However long it takes: a client that does not want the verb any more closes its end.
+    connection.settimeout(None)
+    go, descriptors, _, _ = socket.recv_fds(
+        connection, len(GO), _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+    )
+    if go != GO:
+        return
+    _end_with(connection)
+    directory, *standard = descriptors
+    os.fchdir(directory)
+    for number, descriptor in enumerate(standard):
+        os.dup2(descriptor, number)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    do_verb(request.words, caller=caller)
+
+
+def _tell(connection: socket.socket, status: int) -> None:
+    """Send the verb's status to the client."""
+    # containerd waits for the end of the client's output, and should not wait for ours.
+    os.closerange(0, 3)
+    try:
+        connection.send(bytes([status]))
+    except OSError:
+        pass  # the client was killed in this moment
+
+
+def _end_with(connection: socket.socket) -> None:
+    """End this process when the other end is closed, of which SIGIO tells.
+
+    The signal alone says nothing: it comes with all that is sent, too, and then after the bytes,
+    so that what was read before this was called may be announced after it.
+    """
+
+    def look(*_: object) -> None:
+        try:
+            is_open = bool(connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            is_open = True
+        except OSError:
+            is_open = False
+        if not is_open:
+            os._exit(1)
+
+    _signal.signal(_signal.SIGIO, look)
+    fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+    flags = fcntl.fcntl(connection, fcntl.F_GETFL)
+    fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC)
+    look()  # it may have been closed before that

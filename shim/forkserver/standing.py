@@ -1,0 +1,98 @@
+"""A fork server that is started with the node, before the first shim is.
+
+systemd starts it (:file:`integration/systemd`), in a cgroup and with limits of its own. Shims are
+to have containerd's, like those that its ``start`` forks by itself. So this process asks the kernel
+who listens at containerd's address, takes on the parts of that process's context that can be taken
+on, and says what differs if that is not enough. Then it is a fork server like any other, only that
+it stays although nobody asks. If there is one, left behind by a cold start, it waits until that one
+has ended.
+
+Source: unix(7) SO_PEERCRED; cgroups(7); getrlimit(2), prlimit.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+from shim import sockets
+from shim.cgroup import cgroup
+from shim.errors import ContainerdNotFound, SurroundingsDiffer
+from shim.verbs import warmstart
+from shim.verbs.warmstart import explain_difference, process_context
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+
+def stand(containerd: str) -> NoReturn:
+    """Become the fork server of a containerd.
+
+    Args:
+        containerd: its gRPC address.
+
+    Raises:
+        ContainerdNotFound: nobody listens there.
+        SurroundingsDiffer: shims would not have its process context.
+        SocketDirectoryUnusable: there is no directory for the socket.
+        SocketPathTooLong: its path would be too long.
+    """
+    pid = _listener_of(containerd)
+    _take_on_context_of(pid)
+    path = warmstart.server_path(sockets.prepare_directory(), containerd)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    warmstart.become_fork_server(path, containerd, _locked(path), "-stay")
+
+
+def _listener_of(containerd: str) -> int:
+    try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(containerd)
+            return warmstart.peer_process(probe)
+    except OSError as error:
+        raise ContainerdNotFound(
+            f"containerd at {containerd or 'no address'}",
+            found=os.strerror(error.errno or 0).lower(),
+            do="start it first, or name its socket with -address",
+        ) from error
+
+
+def _take_on_context_of(pid: int) -> None:
+    problem = ""
+    try:
+        cgroup.join_those_of(pid)
+        for name in (name for name in dir(resource) if name.startswith("RLIMIT_")):
+            number = getattr(resource, name)
+            resource.setrlimit(number, resource.prlimit(pid, number))
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, pid))
+    except (OSError, ValueError) as error:
+        problem = f"; {error}"
+    differs = explain_difference(process_context(pid), process_context())
+    if differs:
+        raise SurroundingsDiffer(
+            f"a fork server like process {pid}, containerd",
+            found=f"another process context ({differs}{problem})",
+            do="start it as containerd is started: as the same user, without a sandbox of its own",
+        )
+
+
+def _locked(path: str) -> int:
+    """The lock that makes a fork server the only one, once nobody else holds it."""
+    while True:
+        lock = warmstart.open_lock(path)
+        # SIGTERM ends this process meanwhile, and leaves nothing.
+        mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if sockets.identity(warmstart.lock_path(path)) == _identity(lock):
+            return lock
+        os.close(lock)  # who held it has removed it at its end
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino

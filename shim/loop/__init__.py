@@ -1,0 +1,81 @@
+"""The shim's event loop: tasks, cancel scopes, descriptors, timers, signals and threads.
+
+The shim runs once per pod. asyncio and anyio would add a hundred modules and two megabytes to
+each of these processes, so the shim has a small loop of its own. Its functions have the names and,
+except for the points below, the meaning of anyio's.
+
+- :func:`run` runs a coroutine function; :func:`create_task_group` starts further tasks.
+- :class:`CancelScope`, :func:`move_on_after` and :func:`fail_after` cancel what runs inside them.
+- :class:`Event` and :class:`Lock` are for tasks; :func:`sleep` and :func:`checkpoint` wait.
+- :func:`wait_readable` and :func:`wait_writable` wait for a descriptor. :func:`watch` calls a
+  function whenever a descriptor is ready, without a task: :class:`Channel` is a socket read so.
+- :func:`run_in_thread` calls a function in a thread.
+- :func:`open_signal_receiver` turns signals into something to iterate over.
+
+Differences from anyio on asyncio:
+
+- Waiting for an event that is set, a free lock or an empty group does not yield to other tasks.
+  All but the last are cancellation points.
+- Only a scope can cancel a task. There is one loop per process.
+- A task that is started in a group whose scope is cancelled is cancelled at its first wait.
+- KeyboardInterrupt and SystemExit of a task are raised by its group, like any exception. When a
+  signal handler raises while all tasks wait, everything is cancelled and :func:`run` raises.
+- Two tasks that wait for the same side of a descriptor are a RuntimeError. Closing a descriptor
+  does not wake its waiters: cancel them first.
+- A scope is entered once, and stays shielded or not.
+- All tasks share the thread's contextvars context.
+- An asynchronous generator that is abandoned is closed at once and must not wait then. Use
+  ``contextlib.aclosing``.
+
+Source: anyio's documentation, "Cancellation and timeouts" and "Creating and managing tasks".
+"""
+
+from __future__ import annotations
+
+from shim.loop.channel import Channel
+from shim.loop.core import (
+    Cancelled,
+    checkpoint,
+    current_time,
+    sleep,
+    unwatch,
+    wait_readable,
+    wait_writable,
+    watch,
+)
+from shim.loop.core import running_tasks as get_running_tasks
+from shim.loop.groups import TaskGroup, run
+from shim.loop.scopes import CancelScope, fail_after, move_on_after
+from shim.loop.signals import SignalReceiver
+from shim.loop.sync import Event, Lock
+from shim.loop.threads import run_in_thread
+
+__all__ = [
+    "CancelScope",
+    "Cancelled",
+    "Channel",
+    "Event",
+    "Lock",
+    "TaskGroup",
+    "checkpoint",
+    "create_task_group",
+    "current_time",
+    "fail_after",
+    "get_running_tasks",
+    "move_on_after",
+    "open_signal_receiver",
+    "run",
+    "run_in_thread",
+    "sleep",
+    "unwatch",
+    "wait_readable",
+    "wait_writable",
+    "watch",
+]
+
+create_task_group = TaskGroup
+
+
+def open_signal_receiver(*numbers: int) -> SignalReceiver:
+    """Receive signals while the context lasts, by iterating asynchronously."""
+    return SignalReceiver(numbers)

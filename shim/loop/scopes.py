@@ -1,0 +1,220 @@
+"""Cancel scopes.
+
+Scopes form a tree; each contains tasks and further scopes. Cancelling a scope ends all waits
+below it, except those below a shield, until the scope is left. The outermost cancelled scope that
+a :class:`Cancelled` can reach catches it; it cannot pass a shield.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Self
+
+from shim.loop import core, timers
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from shim.loop.core import Task
+    from shim.loop.timers import Timer
+
+
+class CancelScope:
+    """A part of a task, and of the tasks in its groups, that can be cancelled separately.
+
+    Args:
+        deadline: when it is cancelled, on the loop's clock.
+        shield: whether its content goes on when a scope outside is cancelled.
+
+    Attributes:
+        cancel_called: whether it is cancelled.
+        cancelled_caught: whether it ended something inside.
+        parent: the scope around it; None before it is entered.
+        inside: the tasks of which it is the innermost scope, and the scopes directly in it.
+    """
+
+    __slots__ = (
+        "_deadline",
+        "_entered",
+        "_shield",
+        "_task",
+        "_timer",
+        "cancel_called",
+        "cancelled_caught",
+        "inside",
+        "parent",
+    )
+
+    def __init__(self, *, deadline: float = math.inf, shield: bool = False) -> None:
+        self.cancel_called = False
+        self.cancelled_caught = False
+        self._shield = shield
+        self._deadline = deadline
+        self._timer: Timer | None = None
+        self.parent: CancelScope | None = None
+        self._task: Task | None = None
+        # Ordered, so that what is cancelled together ends in the same order each time.
+        self.inside: dict[Task | CancelScope, None] = {}
+        self._entered = False
+
+    @classmethod
+    def below(cls, parent: CancelScope, *, deadline: float = math.inf) -> CancelScope:
+        """A scope in another one, for tasks that start in it. No task enters or leaves it."""
+        scope = cls(deadline=deadline)
+        scope.parent = parent
+        parent.inside[scope] = None
+        scope._start_timer()
+        return scope
+
+    def dissolve(self) -> None:
+        """Remove a scope made by :meth:`below`: its tasks have ended."""
+        self._stop_timer()
+        if self.parent is not None:
+            del self.parent.inside[self]
+
+    def __enter__(self) -> Self:
+        if self._entered:
+            message = "a scope is entered once"
+            raise RuntimeError(message)
+        self._entered = True
+        task = core.current_task()
+        self._task, self.parent = task, task.scope
+        task.scope.remove(task)
+        task.scope.inside[self] = None
+        task.scope = self
+        self.add(task)
+        self._start_timer()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        raised: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        task, parent = self._task, self.parent
+        if task is None or parent is None or task.scope is not self:
+            message = "scopes are left in the order in which they were entered, by the same task"
+            raise RuntimeError(message)
+        self._task = None
+        self._stop_timer()
+        self.remove(task)
+        del parent.inside[self]
+        parent.add(task)
+        task.scope = parent
+        caught: bool = (
+            self.cancel_called
+            and isinstance(raised, core.Cancelled)
+            and (self._shield or not parent.effectively_cancelled)
+        )
+        self.cancelled_caught = caught
+        return caught
+
+    @property
+    def deadline(self) -> float:
+        """When it is cancelled, on the loop's clock; may be changed."""
+        return self._deadline
+
+    @deadline.setter
+    def deadline(self, value: float) -> None:
+        self._deadline = value
+        if self._task is not None or self._timer is not None:
+            self._stop_timer()
+            self._start_timer()
+
+    @property
+    def effectively_cancelled(self) -> bool:
+        """Whether it is cancelled, or a scope around it with no shield in between."""
+        scope: CancelScope | None = self
+        while scope is not None:
+            if scope.cancel_called:
+                return True
+            if scope._shield:  # noqa: SLF001 - each wait evaluates this
+                return False
+            scope = scope.parent
+        return False
+
+    def cancel(self) -> None:
+        """Cancel everything inside: what waits now, and every later wait."""
+        if self.cancel_called:
+            return
+        self.cancel_called = True
+        self._stop_timer()
+        if self.inside:
+            self._end_waits()
+
+    def add(self, task: Task) -> None:
+        """Make it a task's innermost scope."""
+        self.inside[task] = None
+
+    def remove(self, task: Task) -> None:
+        """It no longer is."""
+        del self.inside[task]
+
+    def _end_waits(self) -> None:
+        """End the waits inside, except behind a shield."""
+        loop = core.current()
+        for member in tuple(self.inside):
+            if not isinstance(member, CancelScope):
+                loop.cancel(member)
+            elif not member._shield and not member.cancel_called:  # noqa: SLF001
+                member._end_waits()  # noqa: SLF001
+
+    def _start_timer(self) -> None:
+        if self._deadline == math.inf or self.cancel_called:
+            return
+        if self._deadline <= timers.now():
+            self.cancel()
+        else:
+            self._timer = core.current().timers.at(self._deadline, self.cancel)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            core.current().timers.stop(self._timer)
+            self._timer = None
+
+
+class _FailAfter:
+    """A scope with a deadline that raises TimeoutError if the deadline cancelled it."""
+
+    __slots__ = ("_scope",)
+
+    def __init__(self, deadline: float) -> None:
+        self._scope = CancelScope(deadline=deadline)
+
+    def __enter__(self) -> CancelScope:
+        return self._scope.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        raised: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        caught = self._scope.__exit__(kind, raised, traceback)
+        if caught and self._scope.deadline <= timers.now():
+            raise TimeoutError
+        return caught
+
+
+def move_on_after(delay: float | None, *, shield: bool = False) -> CancelScope:
+    """A scope that is cancelled after some time.
+
+    Args:
+        delay: in seconds; None for never.
+        shield: whether its content goes on when a scope outside is cancelled.
+    """
+    return CancelScope(deadline=_deadline(delay), shield=shield)
+
+
+def fail_after(delay: float | None) -> _FailAfter:
+    """A scope that is cancelled after some time, and raises TimeoutError then.
+
+    Args:
+        delay: in seconds; None for never.
+    """
+    return _FailAfter(_deadline(delay))
+
+
+def _deadline(delay: float | None) -> float:
+    return math.inf if delay is None else timers.now() + delay

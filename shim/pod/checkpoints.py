@@ -1,0 +1,94 @@
+"""Saving a running container: what has to be done around the runtime's call."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from api.proto import events_pb2
+from shim import loop
+from shim.checkpoint import criu
+from shim.pod.operations import LATE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from shim.pod.creation import Resources
+    from shim.pod.operations import Exits
+    from shim.pod.process import Process
+    from shim.tasks import Tasks
+
+
+async def save(
+    path: str,
+    *,
+    tasks: Tasks,
+    resources: Resources,
+    exits: Exits,
+    init: Process,
+    pids: Iterable[int],
+    request: criu.CheckpointOptions,
+    report: Callable[..., None],
+) -> None:
+    """Save a container in a directory.
+
+    If init ends meanwhile, and not by the checkpoint, the runtime and CRIU are killed.
+
+    Args:
+        path: the directory.
+        tasks: where init is watched meanwhile.
+        resources: what the container occupies.
+        exits: waits for a checkpoint that is to end init.
+        init: its init process.
+        pids: all of its processes.
+        request: what containerd asks for.
+        report: publishes an event of the container.
+
+    Raises:
+        NvshimError: it could not be saved; it goes on, and what was written is gone.
+    """
+    uris = init.uris
+    paths = [
+        uri if uri.startswith("/") and not uris.terminal else None
+        for uri in (uris.stdin, uris.stdout, uris.stderr)
+    ]
+    external = criu.external_files(init.pid, pids, paths)
+    injection = resources.injection
+    saved = loop.CancelScope()
+    tasks.start_soon(_end_with_init, os.pidfd_open(init.pid), resources, exits, saved)
+    exits.by_checkpoint = request.exit
+    try:
+        try:
+            if injection is not None:
+                await injection.uncover_proc(init.pid)
+            await resources.criu().save(path, request, external)
+        finally:
+            if injection is not None and init.child is not None and init.child.exit is None:
+                await injection.cover_proc(init.pid)
+        report(events_pb2.TaskCheckpointed, checkpoint=path)
+    finally:
+        saved.cancel()
+        exits.by_checkpoint = False
+
+
+async def _end_with_init(
+    init: int, resources: Resources, exits: Exits, saved: loop.CancelScope
+) -> None:
+    """End the checkpoint that is under way when init ends.
+
+    While CRIU traces init, the kernel reports its end to CRIU alone; a pidfd shows it to all.
+
+    Args:
+        init: a pidfd of it; closed here.
+        resources: whose runtime is called.
+        exits: knows whether the checkpoint itself ends init.
+        saved: cancelled when the checkpoint has ended.
+    """
+    try:
+        with saved:
+            await loop.wait_readable(init)
+            if exits.by_checkpoint:
+                await loop.sleep(LATE)
+            resources.runtime.end_calls("checkpoint")
+    finally:
+        os.close(init)

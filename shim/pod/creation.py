@@ -1,0 +1,500 @@
+"""What a container occupies on the node: Create makes it, Delete and a failed Create remove it.
+
+In the order in which they are made: records in the bundle, the mounted rootfs, the injection, the
+stdio of init, and the container that the low-level runtime makes. :class:`Resources` owns and
+removes all of it. A container of the same name that the runtime had before belongs to another
+client, and stays.
+
+A Create can be cancelled whatever it waits for: a mount, a worker, a logger, the runtime. It is
+undone then, like one that failed.
+
+mount(2) and umount(2) wait for the server of a FUSE or network file system: the layers of an
+overlay, the source of a bind mount, the file of a loop device. They cannot be interrupted without
+ending the process, so they run in a thread where that may happen. Elsewhere they run at once: a
+thread costs time and memory.
+- A mount is waited for :data:`MOUNTING` seconds. If the kernel completes it later, it is unmounted.
+- An unmount is waited for :data:`UNMOUNTING` seconds. A second Delete waits for the same one.
+- The overlays that :func:`shim.rootfs.detaching.detach` detaches are gone at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from hooks.requests.glance import find_places, lists_nodes, may_ask, may_want_more
+from shim import bundle as bundle_files
+from shim import files, loop, syscalls
+from shim.bundle import cgroups_path_of, has_own_pid_namespace, has_user_namespace, root_of
+from shim.cgroup import cgroup
+from shim.checkpoint.checkpoint import Calls, Saved
+from shim.errors import (
+    ContainerLeft,
+    KilledWhileStarting,
+    MountFailed,
+    NvshimError,
+    ProcessFinished,
+    RuntimeFailed,
+    RuntimeMisbehaved,
+    UnmountFailed,
+)
+from shim.pod import spare
+from shim.rootfs import detaching, mounts
+from shim.rootfs.served import may_hang
+from shim.runtime import remains
+from shim.runtime.options import with_cgroup_driver
+from shim.runtime.runtime import LowLevelRuntime
+from shim.stdio import open_stdio
+from shim.work.injection import Injection
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+    from shim.cgroup.cgroup import Cgroup
+    from shim.context import ShimContext
+    from shim.pod.process import Process
+    from shim.reaper import Child
+    from shim.rootfs.mounts import Mount
+    from shim.runtime.options import RuntimeOptions
+    from shim.stdio.stdio import Stdio
+    from shim.tasks import Tasks
+
+    Result = TypeVar("Result")
+
+# Seconds.
+MOUNTING: Final = 30.0
+UNMOUNTING: Final = 10.0
+
+_PID_FILE_LIMIT: Final = 32
+
+# Seconds that a process may take to die of SIGKILL, before the runtime is asked to delete it.
+_DYING: Final = 10.0
+
+
+class Resources:
+    """What one container occupies on the node.
+
+    Args:
+        shim: what the containers share.
+        container_id: the container.
+        bundle: its bundle directory.
+        options: how its runtime is called.
+
+    Attributes:
+        runtime: calls its low-level runtime.
+        injection: what is injected into it; None if it asks for nothing.
+        cgroup: its cgroup, once it has an init process.
+        own_pid_namespace: whether all its processes die with its init.
+        saved: the checkpoint that Start restores; None for all others.
+    """
+
+    def __init__(
+        self, shim: ShimContext, container_id: str, bundle: str, options: RuntimeOptions
+    ) -> None:
+        self._shim = shim
+        self._id = container_id
+        self._bundle = bundle
+        self._root = os.path.join(options.root, shim.namespace)
+        self._rootfs = Rootfs(shim, os.path.join(bundle, bundle_files.ROOTFS))
+        self._init_pid_file = os.path.join(bundle, bundle_files.INIT_PID)
+        self._use(options)
+        self._making = loop.CancelScope()
+        self._runtime_called = False
+        self.injection: Injection | None = None
+        self.cgroup: Cgroup | None = None
+        self.own_pid_namespace = True
+        self.saved: Saved | None = None
+
+    # -- making ------------------------------------------------------------------------------
+
+    async def make(
+        self, init: Process, wanted: Sequence[Mount], checkpoint: str, parent: str
+    ) -> None:
+        """Make all of it, with the init process waiting to be started.
+
+        Args:
+            init: the init process.
+            wanted: the mounts that containerd wants as the rootfs, in order.
+            checkpoint: the directory of a checkpoint: then there is no init process before
+                :meth:`restore`.
+            parent: the directory of an earlier checkpoint that it builds on.
+
+        Raises:
+            KilledWhileStarting: :meth:`cancel` was called; nothing is left of the attempt.
+            NvshimError, OSError: what failed; likewise.
+        """
+        ours = not self._runtime_has_it()
+        try:
+            await self._make(init, wanted, checkpoint, parent)
+        except BaseException as error:
+            self._shim.log.error("create failed", id=self._id, error=str(error))
+            with loop.CancelScope(shield=True):
+                await self._undo(init, made=ours and self._runtime_called)
+            raise
+
+    def cancel(self) -> None:
+        """Let a :meth:`make` that is under way fail, whatever it waits for."""
+        self._making.cancel()
+
+    async def _make(
+        self, init: Process, wanted: Sequence[Mount], checkpoint: str, parent: str
+    ) -> None:
+        with self._making:
+            if checkpoint:
+                self.saved = Saved(checkpoint, parent)
+            spec = bundle_files.read_spec(self._bundle)
+            if self._shim.sandbox is not None and self._shim.sandbox.admit(spec):
+                bundle_files.write_spec(self._bundle, spec)
+            self.own_pid_namespace = has_own_pid_namespace(spec)
+            self._use(with_cgroup_driver(self._options, spec), mapped=has_user_namespace(spec))
+            record = bundle_files.RuntimeRecord(
+                self._options.binary_name, self._root, systemd_cgroup=self._options.systemd_cgroup
+            )
+            bundle_files.write_runtime_record(self._bundle, record)
+            await self._mount(spec, wanted)
+            root_of(spec, self._bundle)
+            await self.open_stdio(init)
+            if self.saved is None:
+                self._runtime_called = True
+                await self._make_init(init)
+            return
+        raise KilledWhileStarting(
+            f"to create {self._id}",
+            found="it was killed or deleted before it was made",
+            do="if it hung, look for what holds its runtime or its file system up",
+        )
+
+    async def open_stdio(self, process: Process) -> Stdio:
+        """Open the stdio of init or an exec."""
+        owner = (self._options.io_uid, self._options.io_gid)
+        stdio = await open_stdio(self._shim, process, bundle=self._bundle, owner=owner)
+        process.attach(stdio)
+        return stdio
+
+    def adopt(self, pid_file: str) -> Child:
+        """Take over a process that the runtime has made.
+
+        Raises:
+            RuntimeMisbehaved: the file does not have the pid of a child of ours.
+        """
+        try:
+            with open(pid_file, encoding="ascii") as file:
+                pid = int(file.read(_PID_FILE_LIMIT))
+            # One that is not our child's would be signalled in its place.
+            return self._shim.reaper.register(pid)
+        except (FileNotFoundError, ChildProcessError, ValueError, OverflowError) as error:
+            raise RuntimeMisbehaved(
+                f"the pid of a process of {self._id}",
+                found=f"{self._options.binary_name} succeeded and left no pid of it in {pid_file}",
+                do="check that it is an OCI runtime with runc's command line",
+            ) from error
+
+    async def _mount(self, spec: dict[str, Any], wanted: Sequence[Mount]) -> None:
+        """Mount the rootfs; for a container with GPUs a worker does it, and injects them."""
+        if self._may_ask_for_gpus(spec):
+            self.injection = Injection(self._shim.reaper, self._bundle, self._shim.log)
+            provided = self.injection.provide(wanted, self._options.binary_name)
+            await self._rootfs.mount(wanted, provided)
+        else:
+            await self._rootfs.mount(wanted)
+
+    def _may_ask_for_gpus(self, spec: dict[str, Any]) -> bool:
+        places = find_places()
+        if may_ask(spec, places):
+            return True
+        if places.failure:
+            self._shim.log.warning("the configuration may name more places", why=places.failure)
+        return may_want_more(spec) or (places.limited and lists_nodes(spec))
+
+    def _use(self, options: RuntimeOptions, *, mapped: bool = False) -> None:
+        self._options = options
+        self.runtime = LowLevelRuntime(
+            self._shim.reaper,
+            options,
+            container_id=self._id,
+            root=self._root,
+            bundle=self._bundle,
+            mapped=mapped,
+        )
+
+    async def _make_init(self, init: Process) -> None:
+        """Let the runtime make init, new or as it was saved, and take it over."""
+        stdio = init.stdio
+        if stdio is None:
+            message = "stdio is opened before init is made"
+            raise AssertionError(message)
+        with self._shim.reaper.window():
+            if self.saved is None:
+                await self.runtime.create(stdio.child(), pid_file=self._init_pid_file)
+            else:
+                await self.criu().restore(self.saved, stdio.child(), pid_file=self._init_pid_file)
+            init.child = self.adopt(self._init_pid_file)
+        self.runtime.made(init.child)
+        if self.injection is not None:
+            await self.injection.made(init.pid)
+        await stdio.started()
+        self.cgroup = cgroup.of(init.pid)
+
+    # -- restoring ---------------------------------------------------------------------------
+
+    def criu(self) -> Calls:
+        """The runtime's calls that need CRIU."""
+        return Calls(self.runtime, self._options, self._id, self._bundle)
+
+    async def restore(self, init: Process) -> None:
+        """Make init as it was saved.
+
+        Raises:
+            NvshimError, OSError: what failed; it may be tried again.
+        """
+        ours = not self._runtime_has_it()
+        try:
+            await self._make_init(init)
+        except BaseException as error:
+            self._shim.log.error("restore failed", id=self._id, error=str(error))
+            with loop.CancelScope(shield=True):
+                await self._undo_restore(init, delete=ours and self._runtime_has_it())
+            raise
+
+    async def _undo_restore(self, init: Process, *, delete: bool) -> None:
+        await self._end_init(init)
+        init.child = None
+        with self._logged("undoing restore"):
+            if delete:
+                # Of a runtime that was killed in its work.
+                root = os.path.join(self._root, self._id, bundle_files.RESTORED_ROOT)
+                await detaching.unmount(root)
+                await self.runtime.delete(force=True)
+                await self._end_cgroup()
+            files.remove(self._init_pid_file)
+
+    # -- removing ----------------------------------------------------------------------------
+
+    async def remove_from_runtime(self, init: Process) -> None:
+        """Kill what is left of the container, and have the runtime forget it.
+
+        Raises:
+            NvshimError: the runtime failed; may be tried again.
+        """
+        if init.child is None:
+            return  # never restored; a container of that name in the runtime is another client's
+        await self._end_init(init)
+        if init.child.exit is not None:
+            await init.wait()  # before it is published, the runtime may be called to kill the rest
+        try:
+            await self.runtime.delete()
+        except ProcessFinished:
+            return  # an earlier Delete came this far
+        except RuntimeFailed:
+            # What it has saved and ended it has forgotten too. crun has other words for that.
+            if self._runtime_has_it():
+                raise
+            return
+        if self._runtime_has_it():
+            raise ContainerLeft(
+                f"to delete {self._id}",
+                found=f"{self._options.binary_name} succeeded and left {self._root}/{self._id}",
+                do="delete it with that runtime, and ask again",
+            )
+
+    async def remove_rootfs(self) -> None:
+        """Unmount the rootfs, and remove what was injected.
+
+        Raises:
+            UnmountFailed: it is still mounted; may be tried again.
+        """
+        await self._rootfs.unmount()
+        if self.injection is not None:
+            self.injection.release()
+
+    async def kill_all(self) -> None:
+        """Kill all processes of the container."""
+        try:
+            await self.runtime.kill(signal.SIGKILL, everyone=True)
+        except (NvshimError, OSError) as error:
+            # crun refuses to signal a container whose init is gone.
+            self._shim.log.debug("kill --all failed", id=self._id, why=str(error))
+            self.signal_cgroup(signal.SIGKILL)
+
+    def signal_cgroup(self, signum: int) -> None:
+        """Signal all processes of the container without its runtime."""
+        if self.cgroup is not None:
+            with spare.lent():
+                self.cgroup.signal(signum)
+
+    async def _undo(self, init: Process, *, made: bool) -> None:
+        """Remove what a failed :meth:`make` has made."""
+        init.close_stdio()
+        await self._end_init(init)
+        if made:
+            with self._logged("undoing create: delete"):
+                if self._runtime_has_it():
+                    await self.runtime.delete(force=True)
+            with self._logged("undoing create: cgroup"):
+                await self._end_cgroup()
+        with self._logged("undoing create: unmount"):
+            await self._rootfs.unmount()
+        with self._logged("undoing create: files"):
+            if self.injection is not None:
+                self.injection.undo()
+            files.remove(self._init_pid_file)
+
+    async def _end_init(self, init: Process) -> None:
+        """Kill init if it lives, and wait until the last of its threads is gone.
+
+        A runtime that deletes by force does not wait so long, and leaves the cgroup behind
+        without a word if the kernel is slow to empty it.
+        """
+        if init.child is not None:
+            init.child.kill()
+            with loop.move_on_after(_DYING):
+                await init.child.wait()
+
+    async def _end_cgroup(self) -> None:
+        """Remove a cgroup that a runtime made before it was killed, and did not write down."""
+        path = cgroups_path_of(bundle_files.read_spec(self._bundle))
+        if not remains.has_cgroup(path, self._id):
+            return
+        for problem in await in_thread(lambda: remains.end_cgroup(path, self._id)):
+            self._shim.log.warning("a cgroup is left", id=self._id, why=problem)
+
+    def _runtime_has_it(self) -> bool:
+        """Whether the runtime keeps a state of the container, also of one half made."""
+        return os.path.lexists(os.path.join(self._root, self._id))
+
+    @contextmanager
+    def _logged(self, step: str) -> Iterator[None]:
+        """Log the failure of a step: the next step is taken all the same."""
+        try:
+            yield
+        except (NvshimError, OSError) as error:
+            self._shim.log.warning(step, id=self._id, why=str(error))
+
+
+class _ThreadedCall:
+    """A call that may take long, in a thread; it continues when its caller stops waiting.
+
+    Attributes:
+        done: set when it has ended.
+        undo: called if it succeeds after all, when its caller has given it up.
+    """
+
+    def __init__(self, tasks: Tasks, work: Callable[[], None]) -> None:
+        self.done = loop.Event()
+        self.undo: Callable[[], None] | None = None
+        self._work = work
+        self._error: Exception | None = None
+        tasks.start_soon(self._run)
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait for its end; returns whether it came in time, or raises what the call raised."""
+        with loop.move_on_after(seconds):
+            await self.done.wait()
+        if self._error is not None:
+            raise self._error
+        return self.done.is_set()
+
+    async def _run(self) -> None:
+        try:
+            await in_thread(self._work)
+            if self.undo is not None:
+                await in_thread(self.undo)
+        except Exception as error:  # noqa: BLE001 - raised again by the caller
+            self._error = error
+        finally:
+            self.done.set()
+
+
+class Rootfs:
+    """The rootfs of one container.
+
+    Args:
+        shim: what the containers share.
+        path: where it is mounted.
+    """
+
+    def __init__(self, shim: ShimContext, path: str) -> None:
+        self.path = path
+        self._shim = shim
+        self._mounted: Sequence[Mount] = ()
+        self._may_hang = False
+        self._unmounting: _ThreadedCall | None = None
+
+    async def mount(
+        self, wanted: Sequence[Mount], by_worker: Awaitable[Sequence[Mount]] | None = None
+    ) -> None:
+        """Mount it.
+
+        Args:
+            wanted: the mounts, in order.
+            by_worker: mounts it instead, and returns what it has mounted.
+
+        Raises:
+            NvshimError: it is not mounted, and will not be.
+        """
+        self._may_hang = may_hang(wanted)  # also if the worker fails half way
+        if by_worker is not None:
+            wanted = await by_worker
+        elif self._may_hang:
+            await self._mount_in_thread(wanted)
+        else:
+            mounts.mount_rootfs(wanted, self.path)
+        self._mounted = wanted
+
+    async def unmount(self) -> None:
+        """Unmount everything at and below its path; nothing happens if nothing is mounted there.
+
+        Raises:
+            UnmountFailed: it is still mounted; may be asked again.
+        """
+        if not self._may_hang:
+            overlay = detaching.detach(self.path, self._mounted)
+            if overlay is not None:
+                # Closing it writes the overlay's data to disk. No client has to wait for that.
+                _ThreadedCall(self._shim.tasks, lambda: os.close(overlay))
+            await detaching.unmount(self.path)
+            return
+        call = self._unmounting
+        if call is None:
+            call = _ThreadedCall(self._shim.tasks, lambda: mounts.unmount_rootfs(self.path))
+            self._unmounting = call
+        try:
+            if not await call.wait(UNMOUNTING):
+                raise UnmountFailed(
+                    f"to unmount {self.path}",
+                    found=f"umount(2) had not returned after {UNMOUNTING:.0f} s",
+                    do="look for a FUSE or network file system that does not answer, and ask again",
+                )
+        finally:
+            if call.done.is_set():
+                self._unmounting = None
+
+    async def _mount_in_thread(self, wanted: Sequence[Mount]) -> None:
+        call = _ThreadedCall(self._shim.tasks, lambda: mounts.mount_rootfs(wanted, self.path))
+        try:
+            await call.wait(MOUNTING)
+        except loop.Cancelled:
+            pass  # if it is the mount that held the Create up, the error says so
+        if not call.done.is_set():
+            call.undo = lambda: self._detach(len(wanted))
+            raise MountFailed(
+                f"to mount {', '.join(repr(source) for _, source, _, _ in wanted)} at {self.path}",
+                found=f"mount(2) had not returned after {MOUNTING:.0f} s, or before the"
+                " container was killed",
+                do="look for a FUSE or network file system that does not answer",
+            )
+
+    def _detach(self, count: int) -> None:
+        """Undo the mounts that came late, and no other that somebody has made there meanwhile."""
+        for _ in range(count):
+            syscalls.umount(self.path, syscalls.UMOUNT_NOFOLLOW | syscalls.MNT_DETACH)
+
+
+async def in_thread(work: Callable[[], Result]) -> Result:
+    """Do what may take long in a thread, or at once if no thread can be started."""
+    try:
+        return await loop.run_in_thread(work)
+    except RuntimeError:
+        return work()

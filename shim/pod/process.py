@@ -1,0 +1,181 @@
+"""The processes of a container: its init, and what is executed beside it.
+
+A process goes through the states of this table; what it does not list cannot happen::
+
+    state    event    next
+    CREATED  STARTED  RUNNING
+    CREATED  EXITED   STOPPED   it died, or was killed, before Start
+    RUNNING  EXITED   STOPPED
+    RUNNING  PAUSED   PAUSED    init alone: a whole container is paused
+    PAUSED   RESUMED  RUNNING
+    PAUSED   EXITED   STOPPED
+    CREATED  DELETED  DELETED   an exec that was never started
+    STOPPED  DELETED  DELETED
+
+``EXITED`` is when the exit is *published*, not when the process died: an exec's exit comes
+before init's, and a start before its exit. Until then State says RUNNING and Wait waits, so
+a client that learns of an exit can rely on all that comes before it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, Final
+
+from shim import loop
+from shim.errors import NvshimError, WrongProcessState
+
+if TYPE_CHECKING:
+    from shim.reaper import Child, Exit
+    from shim.stdio.stdio import Stdio
+    from shim.stdio.uris import StdioUris
+
+
+class State(Enum):
+    """Where a process is in its life."""
+
+    CREATED = auto()
+    RUNNING = auto()
+    PAUSED = auto()
+    STOPPED = auto()
+    DELETED = auto()
+
+
+class Event(Enum):
+    """What can happen to a process."""
+
+    STARTED = auto()
+    PAUSED = auto()
+    RESUMED = auto()
+    EXITED = auto()
+    DELETED = auto()
+
+
+TRANSITIONS: Final = {
+    (State.CREATED, Event.STARTED): State.RUNNING,
+    (State.CREATED, Event.EXITED): State.STOPPED,
+    (State.RUNNING, Event.EXITED): State.STOPPED,
+    (State.RUNNING, Event.PAUSED): State.PAUSED,
+    (State.PAUSED, Event.RESUMED): State.RUNNING,
+    (State.PAUSED, Event.EXITED): State.STOPPED,
+    (State.CREATED, Event.DELETED): State.DELETED,
+    (State.STOPPED, Event.DELETED): State.DELETED,
+}
+
+
+class Process:
+    """One process of a container, as containerd sees it.
+
+    Args:
+        container_id: its container.
+        exec_id: empty for the init process.
+        uris: where its stdio is.
+
+    Attributes:
+        state: where it is in its life.
+        child: the process itself, once it exists.
+        exit: how it ended, once that is published.
+        stdio: its open stdio; None before it is opened.
+    """
+
+    def __init__(self, container_id: str, exec_id: str, uris: StdioUris) -> None:
+        self.container_id = container_id
+        self.exec_id = exec_id
+        self.uris = uris
+        self.state = State.CREATED
+        self.child: Child | None = None
+        self.exit: Exit | None = None
+        self.stdio: Stdio | None = None
+        self._settled = loop.Event()
+        self._no_exit: NvshimError | None = None
+        self._input_ended = False
+        self._size: tuple[int, int] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The pid in the host's pid namespace; 0 before the process exists."""
+        return self.child.pid if self.child else 0
+
+    @property
+    def id(self) -> str:
+        """What events call it: the exec's id, or the container's for init."""
+        return self.exec_id or self.container_id
+
+    def advance(self, event: Event) -> None:
+        """Move to the state that follows.
+
+        Raises:
+            WrongProcessState: the table has no such transition.
+        """
+        following = TRANSITIONS.get((self.state, event))
+        if following is None:
+            raise WrongProcessState(
+                f"{event.name.lower()} for process {self.id}",
+                found=f"it is {self.state.name.lower()}",
+                do="ask for its state first",
+            )
+        self.state = following
+
+    def finish(self, exit_: Exit) -> None:
+        """Its exit is published: answer those who wait for it."""
+        self.advance(Event.EXITED)
+        self.exit = exit_
+        self._settled.set()
+
+    def fail_waiters(self, why: NvshimError) -> None:
+        """There will be no exit: the process could not be started, or is deleted."""
+        if self.exit is None:
+            self._no_exit = why
+            self._settled.set()
+
+    def await_exit(self) -> None:
+        """The process is being started, perhaps again: there may be an exit after all."""
+        if self._no_exit is not None:
+            self._no_exit = None
+            self._settled = loop.Event()
+
+    async def wait(self) -> Exit:
+        """How it ended, once that is published.
+
+        Raises:
+            WrongProcessState: it could not be started.
+            ProcessNotFound: it was deleted before it was started.
+        """
+        while self.exit is None:
+            if self._no_exit is not None:
+                raise self._no_exit
+            await self._settled.wait()
+        return self.exit
+
+    def attach(self, stdio: Stdio) -> None:
+        """Set its stdio, and apply what was asked for before it was open."""
+        self.stdio = stdio
+        if self._size is not None:
+            stdio.resize(*self._size)
+        if self._input_ended:
+            stdio.close_stdin()
+
+    def resize(self, width: int, height: int) -> None:
+        """Set its terminal's size in characters, now or when it is opened."""
+        self._size = (width, height)
+        if self.stdio is not None:
+            self.stdio.resize(width, height)
+
+    def close_stdin(self) -> None:
+        """Close its input, also if it is not started yet."""
+        self._input_ended = True
+        if self.stdio is not None:
+            self.stdio.close_stdin()
+
+    def close_stdio(self) -> None:
+        """Release its stdio."""
+        if self.stdio is not None:
+            self.stdio.close()
+            self.stdio = None
+
+
+def fill_exit(message: Any, process: Process) -> None:
+    """Write into a message how a process ended, if that is published."""
+    if process.exit is not None:
+        message.exit_status = process.exit.status
+        message.exited_at.FromNanoseconds(process.exit.at)

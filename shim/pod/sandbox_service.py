@@ -1,0 +1,272 @@
+"""The Sandbox service, which containerd 2.x calls for ``sandboxer = "shim"``.
+
+Handlers decode, call and encode; what a sandbox is made of is :mod:`shim.sandbox.sandbox`'s.
+
+Rules
+- A shim has one sandbox, and serves the tasks of that pod.
+- Stop ends the pod: also the containers that still run, as StopPodSandbox promises. Shutdown
+  stops, deletes what is left of them, and ends the shim.
+- containerd has to have the answer to Shutdown, and a Go client that is told of an answer and of
+  the connection's end at once may believe the second. So the shim ends when its clients have
+  hung up, which containerd does when it has the answer.
+- Stop and Shutdown may be asked again. Shutdown of a sandbox that was never made, or is gone,
+  succeeds: containerd asks for it after a Create that failed, and the shim has to end then.
+- The events ``/sandboxes/…`` are containerd's to publish, and not ours.
+
+Source: containerd api/runtime/sandbox/v1/sandbox.proto, plugins/sandbox/controller.go,
+plugins/services/sandbox/controller_service.go, internal/cri/server/sandbox_status.go.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Final
+
+from api import typeurl
+from api.proto import sandbox_pb2, task_pb2
+from api.ttrpc import Service, ShuttingDown
+from shim import loop
+from shim.cgroup import cgroup, stats
+from shim.errors import NvshimError, TaskNotFound
+from shim.files import check_id
+from shim.pod.process import State as ProcessState
+from shim.pod.service import refused_by_system
+from shim.sandbox.errors import (
+    SandboxExists,
+    SandboxNotFound,
+    SandboxRootfsUnsupported,
+    WrongSandboxState,
+)
+from shim.sandbox.pod import cgroup_path, read_pod
+from shim.sandbox.sandbox import Sandbox, State
+
+if TYPE_CHECKING:
+    from api.ttrpc import Context
+    from shim.context import ShimContext
+    from shim.pod.container import Container
+    from shim.pod.service import TaskService
+
+_STATES: Final = {
+    State.CREATED: "SANDBOX_NOTREADY",
+    State.READY: "SANDBOX_READY",
+    State.ENDED: "SANDBOX_NOTREADY",
+}
+
+# What containerd calls the architectures.
+_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
+
+# Seconds that a killed container may take to end.
+_DYING: Final = 10.0
+
+
+class SandboxService:
+    """The sandbox of this shim.
+
+    Args:
+        shim: where it is kept, for the tasks to find.
+        tasks: the pod's containers.
+    """
+
+    def __init__(self, shim: ShimContext, tasks: TaskService) -> None:
+        self._shim = shim
+        self._tasks = tasks
+        self._held: Sandbox | None = None
+
+    def service(self) -> Service:
+        """The service, to be served."""
+        return _SERVICE.bind(self)
+
+    def create(
+        self, _: Context, request: sandbox_pb2.CreateSandboxRequest
+    ) -> sandbox_pb2.CreateSandboxResponse:
+        """Take a sandbox on; it is made when it is started."""
+        check_id(request.sandbox_id, "sandbox id")
+        asked = f"sandbox {request.sandbox_id}"
+        if self._tasks.lifetime.ending:
+            raise ShuttingDown(asked, found="a shim that is ending", do="create it once more")
+        if self._held is not None:
+            raise SandboxExists(
+                asked,
+                found=f"this shim has sandbox {self._held.id}",
+                do="shut that down first",
+            )
+        if request.rootfs:
+            raise SandboxRootfsUnsupported(
+                f"{asked} with a root file system",
+                found="a sandbox that is namespaces, and no container",
+                do="create it without one",
+            )
+        pod = read_pod(request.options if request.HasField("options") else None, request.netns_path)
+        bundle = request.bundle_path or os.getcwd()
+        self._held = Sandbox(self._shim, request.sandbox_id, bundle, pod)
+        self._shim.sandbox = self._held
+        self._tasks.lifetime.forget(request.sandbox_id)
+        self._tasks.lifetime.changed()
+        return sandbox_pb2.CreateSandboxResponse()
+
+    async def start(
+        self, _: Context, request: sandbox_pb2.StartSandboxRequest
+    ) -> sandbox_pb2.StartSandboxResponse:
+        """Make the pod's namespaces."""
+        if self._held is None:
+            raise WrongSandboxState(
+                f"to start sandbox {request.sandbox_id}",
+                found="it was not created",
+                do="create it first",
+            )
+        sandbox = self._sandbox(request.sandbox_id)
+        await sandbox.start()
+        response = sandbox_pb2.StartSandboxResponse(
+            pid=sandbox.pid, spec=typeurl.pack_json(sandbox.as_spec(), typeurl.SPEC)
+        )
+        response.created_at.FromNanoseconds(sandbox.created_at)
+        return response
+
+    def platform(
+        self, _: Context, request: sandbox_pb2.PlatformRequest
+    ) -> sandbox_pb2.PlatformResponse:
+        """What the pod's containers run on: this machine."""
+        self._sandbox(request.sandbox_id)
+        response = sandbox_pb2.PlatformResponse()
+        machine = os.uname().machine
+        response.platform.os = "linux"
+        response.platform.architecture = _ARCHITECTURES.get(machine, machine)
+        return response
+
+    async def stop(
+        self, _: Context, request: sandbox_pb2.StopSandboxRequest
+    ) -> sandbox_pb2.StopSandboxResponse:
+        """End the pod's containers and its namespaces."""
+        await self._stop(self._sandbox(request.sandbox_id), request.timeout_secs)
+        return sandbox_pb2.StopSandboxResponse()
+
+    async def wait(
+        self, _: Context, request: sandbox_pb2.WaitSandboxRequest
+    ) -> sandbox_pb2.WaitSandboxResponse:
+        """Answer when the sandbox has ended."""
+        exit_ = await self._sandbox(request.sandbox_id).wait()
+        response = sandbox_pb2.WaitSandboxResponse()
+        response.exited_at.FromNanoseconds(exit_.at if exit_ else time.time_ns())
+        if exit_ is not None:
+            response.exit_status = exit_.status
+        return response
+
+    def status(
+        self, _: Context, request: sandbox_pb2.SandboxStatusRequest
+    ) -> sandbox_pb2.SandboxStatusResponse:
+        """How the sandbox is."""
+        sandbox = self._sandbox(request.sandbox_id)
+        response = sandbox_pb2.SandboxStatusResponse(
+            sandbox_id=sandbox.id, pid=sandbox.pid, state=_STATES[sandbox.state]
+        )
+        response.created_at.FromNanoseconds(sandbox.created_at)
+        if sandbox.exit is not None:
+            response.exited_at.FromNanoseconds(sandbox.exit.at)
+        response.info["pid"] = str(sandbox.pid)
+        response.info["state"] = response.state
+        if request.verbose:
+            # CRI shows the first to people, and reads it as its own type.
+            running = sandbox.state is State.READY
+            info = {"pid": sandbox.pid, "processStatus": "running" if running else "stopped"}
+            response.info["info"] = json.dumps(info)
+            response.info["spec"] = json.dumps(sandbox.as_spec())
+        return response
+
+    def ping(self, _: Context, request: sandbox_pb2.PingRequest) -> sandbox_pb2.PingResponse:
+        """Answer: the sandbox is looked after."""
+        self._sandbox(request.sandbox_id)
+        return sandbox_pb2.PingResponse()
+
+    async def shutdown(
+        self, context: Context, request: sandbox_pb2.ShutdownSandboxRequest
+    ) -> sandbox_pb2.ShutdownSandboxResponse:
+        """End the sandbox and this process, with all that is left of the pod."""
+        if self._held is not None:
+            sandbox = self._sandbox(request.sandbox_id)
+            await self._stop(sandbox, 0)
+            for container in self._tasks.containers:
+                try:
+                    await self._tasks.delete(context, task_pb2.DeleteRequest(id=container.id))
+                except TaskNotFound:
+                    continue  # somebody else's Delete was faster
+            if self._held is sandbox:
+                self._held = self._shim.sandbox = None
+        self._tasks.lifetime.end_when_empty(request.sandbox_id, after_hangup=True)
+        return sandbox_pb2.ShutdownSandboxResponse()
+
+    def metrics(
+        self, _: Context, request: sandbox_pb2.SandboxMetricsRequest
+    ) -> sandbox_pb2.SandboxMetricsResponse:
+        """What the whole pod uses: its containers, as their common cgroup has counted it."""
+        sandbox = self._sandbox(request.sandbox_id)
+        parent = sandbox.pod.cgroup_parent
+        read = stats.read(
+            cgroup.at(cgroup_path(parent)) if parent else None,
+            container_id=f"sandbox {sandbox.id}",
+            pid=sandbox.pid if sandbox.state is State.READY else 0,
+        )
+        response = sandbox_pb2.SandboxMetricsResponse()
+        response.metrics.id = sandbox.id
+        response.metrics.timestamp.FromNanoseconds(time.time_ns())
+        response.metrics.data.CopyFrom(typeurl.pack(read))
+        return response
+
+    async def _stop(self, sandbox: Sandbox, grace: float) -> None:
+        async with loop.create_task_group() as ends:
+            for container in self._tasks.containers:
+                ends.start_soon(self._end, container, grace)
+        await sandbox.stop()
+
+    async def _end(self, container: Container, grace: float) -> None:
+        """End one container of a pod that stops; its exit is told as any other."""
+        init = container.init
+        try:
+            if init.state is ProcessState.PAUSED:
+                await container.resume()
+            if grace and init.state is ProcessState.RUNNING:
+                await container.kill("", signal.SIGTERM, everyone=False)
+                with loop.move_on_after(grace):
+                    await init.wait()
+            if init.exit is None:
+                await container.kill("", signal.SIGKILL, everyone=False)
+                with loop.move_on_after(_DYING):
+                    await init.wait()
+        except (NvshimError, OSError) as error:
+            # It has ended meanwhile; or it has not, and then its Delete will say why.
+            self._shim.log.debug("ending a container", id=container.id, why=str(error))
+
+    def _sandbox(self, sandbox_id: str) -> Sandbox:
+        sandbox = self._held
+        if sandbox is None or sandbox.id != sandbox_id:
+            raise SandboxNotFound(
+                f"sandbox {sandbox_id}",
+                found=f"sandbox {sandbox.id}" if sandbox else "no sandbox in this shim",
+                do="list the sandboxes",
+            )
+        return sandbox
+
+
+# Made once, before a shim is forked.
+_SERVICE: Final = Service(
+    sandbox_pb2.DESCRIPTOR.services_by_name["Sandbox"],
+    {
+        "StartSandbox": SandboxService.start,
+        "StopSandbox": SandboxService.stop,
+        "WaitSandbox": SandboxService.wait,
+        "ShutdownSandbox": SandboxService.shutdown,
+    },
+    immediate={
+        "CreateSandbox": SandboxService.create,
+        "Platform": SandboxService.platform,
+        "SandboxStatus": SandboxService.status,
+        "PingSandbox": SandboxService.ping,
+        "SandboxMetrics": SandboxService.metrics,
+    },
+    shared=("WaitSandbox",),
+    vital=("StopSandbox", "ShutdownSandbox"),
+    shielded=("StartSandbox", "StopSandbox", "ShutdownSandbox"),
+    translate=refused_by_system,
+)

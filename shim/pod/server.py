@@ -1,0 +1,214 @@
+"""The shim's main function: from the fork in ``start`` until no task is left.
+
+One thread, one event loop. Signals: SIGCHLD reaps; SIGTERM and SIGINT shut the process down
+(containers go on, and containerd cleans up after them); SIGUSR1 writes what the process is doing
+to the log; SIGPIPE is an error code here and the default in children.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from api.errors import describe_bug
+from shim import loop, resident, sockets, syscalls
+from shim.context import ShimContext
+from shim.log import Log
+from shim.pod import spare
+from shim.pod.events import Publisher
+from shim.pod.sandbox_service import SandboxService
+from shim.pod.service import Lifetime, OwnSocket, TaskService
+from shim.pod.ttrpc import Server
+from shim.reaper import Reaper
+from shim.spawn import reserve_numbers
+from shim.work.injection import look_ahead
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from shim.pod.container import Container
+
+# Seconds of each step of the shutdown: containerd waits 3 s for it.
+_GRACE: Final = 1.0
+_HANGUP: Final = 2.0
+_HANGING: Final = 1.5
+_EVENTS: Final = 2.0
+# Seconds between attempts to remove a socket that a start is just using.
+_PAUSE: Final = 0.01
+
+_SIGNALS: Final = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+def main(
+    *,
+    listener_fd: int,
+    container_id: str,
+    namespace: str,
+    ttrpc_address: str,
+    socket_path: str,
+    debug: bool,
+) -> NoReturn:
+    """Serve until containerd asks for the end and no task is left.
+
+    Args:
+        listener_fd: the listening socket.
+        container_id: the first container, for which this shim was started.
+        namespace: containerd's namespace.
+        ttrpc_address: containerd's socket for events.
+        socket_path: the file of the listening socket, removed at the end.
+        debug: whether to log each step.
+    """
+    listener_fd = reserve_numbers(listener_fd)
+    spare.keep()
+    log = Log(os.getcwd(), debug=debug, shim=container_id, namespace=namespace)
+    own_socket = OwnSocket(socket_path, sockets.identity(socket_path))
+    try:
+        syscalls.set_child_subreaper()
+        listener = socket.socket(fileno=listener_fd)
+
+        async def serve_bundle() -> None:
+            await serve(
+                listener,
+                own_socket,
+                (namespace, ttrpc_address),
+                log,
+                lambda: os._exit(0),
+                ahead=lambda reaper: look_ahead(os.getcwd(), reaper, log),
+            )
+
+        loop.run(serve_bundle)
+    except BaseException as error:  # noqa: BLE001 - no caller is left to raise it to
+        log.error("the shim failed", traceback=describe_bug(error))
+        own_socket.remove()
+    os._exit(1)
+
+
+async def serve(
+    listener: socket.socket,
+    own_socket: OwnSocket,
+    addressed: tuple[str, str],
+    log: Log,
+    leave: Callable[[], None],
+    *,
+    ahead: Callable[[Reaper], None] | None = None,
+) -> None:
+    """Serve until the end, and shut down in order.
+
+    Args:
+        listener: the listening socket.
+        own_socket: its file.
+        addressed: containerd's namespace, and its socket for events.
+        log: the shim's log.
+        leave: ends the process.
+        ahead: work to do before the first request comes.
+    """
+    namespace, ttrpc_address = addressed
+    reaper = Reaper()
+    async with loop.create_task_group() as tasks:
+        publisher = Publisher(ttrpc_address, namespace, tasks, log)
+        context = ShimContext(
+            namespace=namespace,
+            reaper=reaper,
+            publisher=publisher,
+            tasks=GuardedTasks(tasks, log),
+            log=log,
+        )
+        ended = loop.Event()
+        containers: dict[str, Container] = {}
+        lifetime = Lifetime(context, own_socket, containers, ended.set)
+        service = TaskService(context, containers, lifetime)
+        services = [*service.services(), SandboxService(context, service).service()]
+        server = Server(services, log=lambda event, fields: log.warning(event, **fields))
+        # First, so that signals are handled before the first connection is.
+        tasks.start_soon(_handle_signals, context, service, ended)
+        tasks.start_soon(_serve_until, server, listener, ended)
+        context.tasks.start_soon(lifetime.end_when_unused)
+        context.tasks.start_soon(resident.load_by_and_by, log)
+        if ahead is not None:
+            await loop.checkpoint()  # until it listens
+            ahead(reaper)
+        await ended.wait()
+        # While it still listens: see sockets.retire.
+        with loop.move_on_after(_GRACE):
+            while not own_socket.remove():
+                await loop.sleep(_PAUSE)
+        if lifetime.ends_after_hangup:
+            with loop.move_on_after(_HANGUP):
+                await server.wait_deserted()
+        # A request that waits for its runtime goes on when it is cancelled, and that may hang.
+        with loop.move_on_after(_HANGING):
+            await server.shutdown(_GRACE)
+        if not await publisher.drain(_EVENTS):
+            log.warning("events were not delivered before the end", count=publisher.waiting)
+        publisher.close()
+        # Not by leaving the group, which would wait for such a request. The delete verb removes
+        # what is half made.
+        leave()
+
+
+class GuardedTasks:
+    """Background tasks of containers, none of which ends the others when it fails.
+
+    A task group ends with the first exception in it. One shim serves a whole pod: a bug that one
+    container's output triggers must not end its neighbours.
+
+    Args:
+        group: the group.
+        log: where a failure is logged, with its traceback.
+    """
+
+    __slots__ = ("_group", "_log")
+
+    def __init__(self, group: loop.TaskGroup, log: Log) -> None:
+        self._group = group
+        self._log = log
+
+    def start_soon(
+        self, function: Callable[..., Coroutine[Any, Any, Any]], /, *arguments: Any
+    ) -> None:
+        """Start one, without waiting for its first step."""
+        self._group.start_soon(self._run, function, arguments)
+
+    async def _run(
+        self, function: Callable[..., Coroutine[Any, Any, Any]], arguments: tuple[Any, ...]
+    ) -> None:
+        try:
+            await function(*arguments)
+        except Exception as error:  # noqa: BLE001 - no error may end the pod
+            self._log.error("a task of a container failed", traceback=describe_bug(error))
+
+
+async def _serve_until(server: Server, listener: socket.socket, ended: loop.Event) -> None:
+    try:
+        await server.serve(listener)
+    finally:
+        ended.set()
+
+
+async def _handle_signals(
+    shim: ShimContext,
+    service: TaskService,
+    ended: loop.Event,
+) -> None:
+    with loop.open_signal_receiver(*_SIGNALS) as signals:
+        async for number in signals:
+            if number == signal.SIGCHLD:
+                shim.reaper.reap()
+            elif number == signal.SIGUSR1:
+                shim.tasks.start_soon(_tell_what_runs, service, shim.log)
+            else:
+                shim.log.info("ends by signal", signal=_name_of(number))
+                ended.set()
+
+
+async def _tell_what_runs(service: TaskService, log: Log) -> None:
+    for line in service.describe():
+        log.info("process", **line)
+    for task in loop.get_running_tasks():
+        log.info("task", name=task.name, at=repr(task.coro))
+
+
+def _name_of(number: int) -> str:
+    return signal.Signals(number).name

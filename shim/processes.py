@@ -1,0 +1,119 @@
+"""Processes: when they started, what they have started, killing them; and our own command line.
+
+A pid can become another process's at any time. So a process is held by a pidfd, and compared with
+what is known of it (its start time) before it is killed.
+
+Source: proc(5), /proc/PID/stat; pidfd_open(2), pidfd_send_signal(2).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Final
+
+# Fields of /proc/PID/stat, counted from the one after the name: that may itself contain spaces
+# and parentheses.
+_PARENT: Final = 1
+_START_TIME: Final = 19
+_ARG_START, _ARG_END = 45, 46
+
+
+def start_time_of(pid: int) -> int:
+    """When a process started, in clock ticks since boot; 0 if there is none."""
+    fields = _stat(pid)
+    return int(fields[_START_TIME]) if len(fields) > _START_TIME else 0
+
+
+def parent_of(pid: int) -> int:
+    """The pid of a process's parent; 0 if there is no such process."""
+    fields = _stat(pid)
+    return int(fields[_PARENT]) if fields else 0
+
+
+def may_be_alive(pid: int) -> bool:
+    """Whether there is a process of that number that has not ended."""
+    return pid > 0 and _stat(pid)[:1] not in ([], [b"Z"], [b"X"])  # a zombie has ended
+
+
+def _stat(pid: int | str) -> list[bytes]:
+    """The fields of /proc/PID/stat from the state on; none if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return []
+
+
+def hold(pid: int) -> int | None:
+    """A pidfd for a process; None if there is none of that number."""
+    if pid <= 0:
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+def send_kill(pidfd: int) -> None:
+    """Kill a process, if it has not ended by itself."""
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # it has ended by itself
+
+
+def kill_family(pid: int) -> None:
+    """Kill a process that its parent has not reaped yet, with all that it has started.
+
+    Args:
+        pid: the process.
+    """
+    family = hold_descendants(pid)
+    try:
+        os.kill(pid, signal.SIGKILL)
+        for held in family.values():
+            send_kill(held)
+    finally:
+        for held in family.values():
+            os.close(held)
+
+
+def hold_descendants(pid: int) -> dict[int, int]:
+    """The processes that a process has started, and those that they have: of each a pidfd."""
+    family = {child: fd for child in _descendants(pid) if (fd := hold(child)) is not None}
+    for child in family.keys() - frozenset(_descendants(pid)):
+        os.close(family.pop(child))  # it has ended, and its number may be another's
+    return family
+
+
+def _descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and those that they have."""
+    found = [pid]
+    for parent in found:  # grows while it is read
+        try:
+            for task in os.listdir(f"/proc/{parent}/task"):
+                with open(f"/proc/{parent}/task/{task}/children", "rb") as file:
+                    found += [int(word) for word in file.read().split()]
+        except OSError:
+            continue  # it has ended
+    return found[1:]
+
+
+def set_command_line(words: list[str]) -> None:
+    """Let ``ps`` show what this process is, in place of what it was forked from.
+
+    The kernel shows the memory that the arguments lay in at exec; it is ours to write to.
+    """
+    text = b"\0".join(os.fsencode(word) for word in words)
+    try:
+        fields = _stat("self")
+        start, end = int(fields[_ARG_START]), int(fields[_ARG_END])
+        with open("/proc/self/mem", "r+b", buffering=0) as memory:
+            memory.seek(start)
+            # Never a byte beyond: the environment follows. A zero has to end it.
+            memory.write(text[: end - start - 1].ljust(end - start, b"\0"))
+        with open("/proc/self/comm", "wb", buffering=0) as file:
+            file.write(os.fsencode(words[0]))  # the kernel keeps 15 bytes
+    except (OSError, IndexError, ValueError):
+        pass  # a hardened kernel forbids it; the process works under its old name

@@ -1,0 +1,200 @@
+"""Mounts whose files belong to the users of a user namespace.
+
+containerd's overlayfs snapshotter lets the kernel map the ids of an image's files: it asks for the
+mapping with the options ``uidmap`` and ``gidmap``.
+
+Rules
+- The kernel maps a mount only before it is attached. So a clone of the mount is mapped.
+- Of an overlay the lower layers are mapped, not the overlay; the upper layer has the ids that the
+  container writes. Before Linux 6.15 an overlay takes only layers that are attached somewhere.
+  That happens in a mount namespace that a thread makes and that ends with it: nobody else sees
+  them, and nothing of it is left, whatever kills the shim.
+- The mapping is that of a user namespace, and only a process can make one. Ours is a clone of
+  the shim that ends at once. It sends no signal and is waited for here: the reaper does not see it.
+
+Source: mount_setattr(2), open_tree(2), user_namespaces(7), clone(2) __WALL; containerd
+core/mount/mount_idmapped_linux.go.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from typing import TYPE_CHECKING, Final
+
+from shim import syscalls
+from shim.errors import MountFailed, MountMappingInvalid
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_LAYERS: Final = "lowerdir="
+_PARTS: Final = 3
+# Waits for children that send no signal, too.
+_WALL: Final = 0x40000000
+
+OPTIONS: Final = ("uidmap", "gidmap")
+"""The options that ask for a mapping, of users and of groups."""
+
+
+def read_mappings(options: Mapping[str, str]) -> tuple[str, ...]:
+    """The mappings that options ask for, as the kernel wants them; users first.
+
+    Args:
+        options: by name: ``uidmap=0:100000:65536`` and ``gidmap=…``, each with any number of
+            ranges.
+
+    Raises:
+        MountMappingInvalid: one is malformed or missing.
+    """
+    missing = [name for name in OPTIONS if name not in options]
+    if missing:
+        raise MountMappingInvalid(
+            f"mount option {', '.join(options.values())!r}",
+            found=f"no {missing[0]} with it",
+            do="map users and groups, or neither",
+        )
+    return tuple(_read_mapping(options[name]) for name in OPTIONS)
+
+
+def _read_mapping(option: str) -> str:
+    ranges = [part.split(":") for part in option.partition("=")[2].split(",")]
+    for numbers in ranges:
+        plain = all(number.isascii() and number.isdigit() for number in numbers)
+        if len(numbers) != _PARTS or not plain:
+            raise MountMappingInvalid(
+                f"mount option {option!r}",
+                found=f"{':'.join(numbers)!r} where three numbers have to be",
+                do="write ranges as container-id:host-id:size, separated by commas",
+            )
+    return "".join(f"{' '.join(numbers)}\n" for numbers in ranges)
+
+
+def user_namespace(mappings: Sequence[str]) -> int:
+    """Make a user namespace for its mapping alone; returns a descriptor of it.
+
+    Args:
+        mappings: what :func:`read_mappings` returned.
+
+    Raises:
+        MountFailed: the kernel refused.
+    """
+    try:
+        return _user_namespace(mappings)
+    except OSError as error:
+        raise MountFailed(
+            f"a user namespace to map ids by: {'; '.join(mappings)}",
+            found=os.strerror(error.errno or 0).lower(),
+            do="the ranges, or the limits below /proc/sys/user, may be why",
+        ) from error
+
+
+def _user_namespace(mappings: Sequence[str]) -> int:
+    pid = syscalls.clone_and_end(syscalls.CLONE_NEWUSER)
+    try:
+        for name, mapping in zip(("uid_map", "gid_map"), mappings, strict=True):
+            with open(f"/proc/{pid}/{name}", "wb", buffering=0) as file:
+                file.write(mapping.encode())
+        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.kill(pid, signal.SIGKILL)  # not waited for, so the pid is still its own
+        os.waitpid(pid, _WALL)
+
+
+def split_layers(data: str) -> tuple[list[str], str]:
+    """The lower layers of an overlay, and its options with a number in place of each layer.
+
+    Args:
+        data: the options, separated by commas.
+    """
+    layers: list[str] = []
+    options = data.split(",")
+    for index, option in enumerate(options):
+        if option.startswith(_LAYERS):
+            layers = option.removeprefix(_LAYERS).split(":")
+            options[index] = _LAYERS + ":".join(str(number) for number in range(len(layers)))
+    return layers, ",".join(options)
+
+
+def make_overlay(place: str, layers: Sequence[str], data: str, flags: int, users: int) -> int:
+    """Make an overlay of mapped layers.
+
+    The calling thread changes its mount namespace, root and working directory, so it has to end
+    afterwards.
+
+    Args:
+        place: a directory that has nothing of the overlay in it.
+        layers: what :func:`split_layers` returned.
+        data: likewise.
+        flags: ``MS_…``.
+        users: a user namespace that has the mapping.
+
+    Returns:
+        A descriptor of the mount, which is not attached.
+
+    Raises:
+        MountFailed: a layer cannot be mapped.
+        OSError: the kernel refused something else.
+    """
+    syscalls.unshare(syscalls.CLONE_NEWNS)
+    # A mount that others unmount meanwhile is unmounted here, too.
+    syscalls.mount("", "/", "", syscalls.MS_SLAVE | syscalls.MS_REC)
+    syscalls.mount("tmpfs", place, "tmpfs", 0, "mode=0700")
+    os.chdir(place)
+    for number, layer in enumerate(layers):
+        os.mkdir(str(number))
+        attach(_mapped(layer, users), str(number))
+    os.mkdir("root")
+    syscalls.mount("overlay", "root", "overlay", flags, data)
+    return syscalls.clone_mount("root")
+
+
+def replace(target: str, users: int, *, recursive: bool) -> None:
+    """Replace a mount by a mapped clone of it.
+
+    Args:
+        target: where it is mounted.
+        users: a user namespace that has the mapping.
+        recursive: whether to keep what is mounted below, whose ids stay as they are.
+
+    Raises:
+        MountFailed: it cannot be mapped.
+        OSError: the kernel refused something else.
+    """
+    mount = _mapped(target, users, recursive=recursive)
+    try:
+        syscalls.umount(target, syscalls.UMOUNT_NOFOLLOW | syscalls.MNT_DETACH)
+    except OSError:
+        os.close(mount)
+        raise
+    attach(mount, target)
+
+
+def _mapped(path: str, users: int, *, recursive: bool = False) -> int:
+    mount = syscalls.clone_mount(path, recursive=recursive, follow=True)
+    try:
+        syscalls.map_ids(mount, users)
+    except OSError as error:
+        os.close(mount)
+        if error.errno != errno.EINVAL:
+            raise
+        raise MountFailed(
+            f"to map the ids of {path}",
+            found="a file system on which the kernel cannot do that, or whose ids are mapped",
+            do="use a snapshotter or a kernel that can, or let containerd change the owners"
+            " (slow_chown)",
+        ) from error
+    return mount
+
+
+def attach(mount: int, path: str) -> None:
+    """Attach a mount at a directory, and close its descriptor."""
+    try:
+        target = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            syscalls.attach_mount(mount, target)
+        finally:
+            os.close(target)
+    finally:
+        os.close(mount)

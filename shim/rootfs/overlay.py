@@ -1,0 +1,155 @@
+"""The overlay that containerd mounts as a container's rootfs, with one layer more.
+
+:func:`read_overlay` understands only the plain case: one mount, of the layers of an image and a
+fresh upper directory in which no container has written yet. For all others it returns None, and
+the container does without a prepared layer:
+
+- options besides the layers and ``index=off``: a user namespace (``userxattr``), SELinux
+  (``context``), and others that change what the layers mean;
+- an upper directory that is not empty: its content may hide what is below, and was written with
+  other layers below it. The kernel defines what that means only if neither metadata alone is copied
+  up nor renamed directories are redirected, so neither may be the default;
+- extended attributes of the upper directory (default ACLs, labels): what is made in it inherits
+  them;
+- options that do not fit a page with one layer more (mount(2)).
+
+Source: Documentation/filesystems/overlayfs.rst of the kernel, "Changes to underlying filesystems";
+containerd, snapshots/overlay.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shim.rootfs.mounts import Mount
+
+_LAYERS: Final = "lowerdir="
+_UPPER: Final = "upperdir="
+_WORK: Final = "workdir="
+_NO_INDEX: Final = "index=off"
+
+# Features that have to be off by default for layers to be changed below an upper directory.
+_FEATURES: Final = ("metacopy", "redirect_dir")
+_PARAMETERS: Final = "/sys/module/overlay/parameters"
+
+# The attribute that the kernel leaves on the upper directory of any overlay.
+_HARMLESS: Final = frozenset({"trusted.overlay.uuid"})
+
+# Characters that end a directory's name in the options, or escape one that would.
+_SPECIAL: Final = frozenset(":,\\")
+
+
+class Overlay:
+    """An overlay that can have one layer more.
+
+    Attributes:
+        layers: its lower directories, the uppermost first.
+        upper: the status of its upper directory, which is empty.
+    """
+
+    __slots__ = ("_mount", "layers", "upper")
+
+    def __init__(self, mount: Mount, layers: list[str], upper: os.stat_result) -> None:
+        self._mount = mount
+        self.layers = layers
+        self.upper = upper
+
+    def identity(self) -> list[tuple[str, int, int, int]] | None:
+        """What distinguishes its layers from all others.
+
+        A committed snapshot does not change; a later one at the same path is another directory,
+        made at another time.
+
+        Returns:
+            The path, device, inode and ctime (ns) of each layer. None if one is on another file
+            system than the upper directory: lazy snapshotters mount one for each layer, device
+            and inode numbers are used again, and the times are a server's.
+
+        Raises:
+            OSError: a layer is missing.
+        """
+        found = []
+        for layer in self.layers:
+            seen = os.stat(layer)
+            if seen.st_dev != self.upper.st_dev:
+                return None
+            found.append((layer, seen.st_dev, seen.st_ino, seen.st_ctime_ns))
+        return found
+
+    def options(self, layer: str, upper: str = "", work: str = "") -> list[str]:
+        """Its mount options with one layer more, or with another upper directory.
+
+        Args:
+            layer: the layer to put on top of the others; "" for none.
+            upper: another upper directory; "" for its own.
+            work: the work directory that belongs to it.
+        """
+        wanted = []
+        for option in self._mount[3]:
+            if option.startswith(_LAYERS) and layer:
+                wanted.append(f"{_LAYERS}{layer}:{option.removeprefix(_LAYERS)}")
+            elif option.startswith(_UPPER) and upper:
+                wanted.append(_UPPER + upper)
+            elif option.startswith(_WORK) and work:
+                wanted.append(_WORK + work)
+            else:
+                wanted.append(option)
+        return wanted
+
+    def with_layer(self, layer: str) -> Mount | None:
+        """The mount with a directory as a layer on top of its others; None if it does not fit."""
+        kind, source, target, _ = self._mount
+        options = self.options(layer)
+        if not _SPECIAL.isdisjoint(layer):
+            return None
+        fits = len(os.fsencode(",".join(options))) < os.sysconf("SC_PAGE_SIZE")
+        return (kind, source, target, options) if fits else None
+
+
+def read_overlay(mounts: Sequence[Mount]) -> Overlay | None:
+    """The overlay that a rootfs is, if it can have one layer more.
+
+    Args:
+        mounts: what containerd wants mounted.
+
+    Returns:
+        The overlay; None if it is something else, or not the plain case described above.
+    """
+    if len(mounts) != 1 or mounts[0][0] != "overlay" or mounts[0][2].strip("/"):
+        return None
+    named: dict[str, str] = {}
+    for option in mounts[0][3]:
+        name, equals, value = option.partition("=")
+        if f"{name}{equals}" in (_LAYERS, _UPPER, _WORK) and name not in named:
+            named[name] = value
+        elif option != _NO_INDEX:
+            return None
+    if len(named) != len((_LAYERS, _UPPER, _WORK)) or _NO_INDEX not in mounts[0][3]:
+        return None
+    layers, upper = named["lowerdir"].split(":"), named["upperdir"]
+    plain = all(path.startswith("/") for path in (*layers, upper)) and "\\" not in "".join(layers)
+    if not plain or any(_is_on(feature) for feature in _FEATURES):
+        return None
+    try:
+        seen = os.stat(upper, follow_symlinks=False)
+        if not stat.S_ISDIR(seen.st_mode) or not _HARMLESS.issuperset(os.listxattr(upper)):
+            return None
+        with os.scandir(upper) as entries:
+            is_fresh = next(entries, None) is None
+    except OSError:
+        return None  # mounting it will say why
+    return Overlay(mounts[0], layers, seen) if is_fresh else None
+
+
+def _is_on(feature: str) -> bool:
+    """Whether a feature of overlays is on by default; a kernel may not know it."""
+    try:
+        with open(f"{_PARAMETERS}/{feature}", encoding="ascii") as file:
+            return file.read().strip() not in ("N", "n", "0")
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,300 @@
+"""The runtime's options, from whichever message brings them.
+
+``ctr`` and Docker send ``containerd.runc.v1.Options``. CRI sends, for a runtime type it does
+not know, ``runtimeoptions.v1.Options``: the handler's options table as a TOML text, or the
+path of a TOML file. Both name the same things, and both may be absent. Clients of containerd 1.x
+send ``containerd.linux.runc.CreateOptions`` to a runtime that they do not know, for what few flags
+of theirs are about a task (``ctr run --uidmap``, ``--no-pivot``).
+
+Keys are matched without regard to case, and a number may be written as a float, as where
+containerd reads the table itself. An unknown key is an error: what a person has misspelt must
+not silently have no effect.
+
+What is accepted and changes nothing: ``TaskApiAddress`` and ``TaskApiVersion`` (they tell
+containerd to use a shim that is there, and it starts none); ``TypeUrl``, ``ConfigPath``,
+``ConfigBody`` (of CRI's message itself, which land in the table when they are empty or beside
+other keys).
+
+The verbs read them here, too: ``start`` joins ``ShimCgroup``, and ``-info`` asks ``BinaryName``.
+
+Source: containerd api/types/runc/options/oci.proto; internal/cri/config GenerateRuntimeOptions;
+sd_booted(3); runc docs/systemd.md.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tomllib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from google.protobuf.message import DecodeError
+
+from api.proto import linux_runc_pb2, runc_options_pb2, runtimeoptions_pb2
+from shim.bundle import cgroups_path_of
+from shim.errors import InvalidRuntimeOptions, SystemdNotRunning
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from google.protobuf.any_pb2 import Any as AnyMessage
+
+DEFAULT_BINARY: Final = "runc"
+
+# Where the runc family keeps its state below containerd; a namespace has a directory in it.
+DEFAULT_ROOT: Final = "/run/containerd/runc"
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeOptions:
+    """How the low-level runtime is to be called.
+
+    Attributes:
+        binary_name: runc, crun, or the path of one.
+        root: the directory of its state; the namespace's directory is below it.
+        systemd_cgroup: whether systemd makes the cgroups.
+        no_pivot_root: move the root by chroot (for a rootfs on a ramdisk).
+        no_new_keyring: keep the session keyring of the caller.
+        io_uid: owner of the stdio that the container gets.
+        io_gid: group of it.
+        criu_path: CRIU, which saves and restores containers; empty for the one on PATH.
+        criu_image_path: a checkpoint to restore containers from, if Create names none.
+        criu_work_path: where CRIU's log of a restore goes; empty for a directory of ours.
+        shim_cgroup: the cgroup that the shim itself runs in; empty for its caller's.
+    """
+
+    binary_name: str = DEFAULT_BINARY
+    root: str = DEFAULT_ROOT
+    systemd_cgroup: bool = False
+    no_pivot_root: bool = False
+    no_new_keyring: bool = False
+    io_uid: int = 0
+    io_gid: int = 0
+    criu_path: str = ""
+    criu_image_path: str = ""
+    criu_work_path: str = ""
+    shim_cgroup: str = ""
+
+
+# The TOML key of each option (as containerd documents them for runc), its field and type.
+_KEYS: Final[dict[str, tuple[str, type]]] = {
+    "BinaryName": ("binary_name", str),
+    "Root": ("root", str),
+    "SystemdCgroup": ("systemd_cgroup", bool),
+    "NoPivotRoot": ("no_pivot_root", bool),
+    "NoNewKeyring": ("no_new_keyring", bool),
+    "IoUid": ("io_uid", int),
+    "IoGid": ("io_gid", int),
+    "CriuPath": ("criu_path", str),
+    "CriuImagePath": ("criu_image_path", str),
+    "CriuWorkPath": ("criu_work_path", str),
+    "ShimCgroup": ("shim_cgroup", str),
+}
+
+# Keys that change nothing.
+_IGNORED_KEYS: Final = ("TaskApiAddress", "TaskApiVersion", "TypeUrl", "ConfigPath", "ConfigBody")
+
+KNOWN_KEYS: Final = (*_KEYS, *_IGNORED_KEYS)
+"""Every key that a handler's options may have; their case does not matter."""
+_BY_LOWER_CASE: Final = {key.lower(): key for key in KNOWN_KEYS}
+
+# Bytes of the file that ConfigPath names: far more than any such table has.
+_LARGEST_FILE: Final = 1 << 20
+
+# uid_t has 32 bits; its highest value means "leave it" to chown(2).
+_HIGHEST_ID: Final = (1 << 32) - 2
+
+# Where it is, systemd is the init system.
+_SYSTEMD: Final = "/run/systemd/system"
+
+
+def read_options(message: AnyMessage | None) -> RuntimeOptions:
+    """The options of a Create request.
+
+    Args:
+        message: the ``options`` of the request; None or empty means defaults.
+
+    Returns:
+        The options, with defaults for what is not given.
+
+    Raises:
+        InvalidRuntimeOptions: the type, the encoding, a key or a value cannot be understood.
+    """
+    if message is None or not message.type_url:
+        return RuntimeOptions()
+    kind = _kind_of(message)
+    if kind not in _READERS:
+        raise _invalid(kind, "not a type of options that this shim knows")
+    try:
+        return _checked(_READERS[kind](message.value), kind)
+    except DecodeError as error:
+        raise _invalid(kind, f"cannot be decoded: {error}") from error
+
+
+def can_read(message: AnyMessage) -> bool:
+    """Whether :func:`read_options` knows this type of options."""
+    return not message.type_url or _kind_of(message) in _READERS
+
+
+def _kind_of(message: AnyMessage) -> str:
+    return message.type_url.rpartition("/")[2]
+
+
+def with_cgroup_driver(options: RuntimeOptions, spec: dict[str, Any]) -> RuntimeOptions:
+    """The options with the decision who makes the container's cgroup.
+
+    systemd makes it if the options say so, or if the spec names it as only systemd's are named
+    (``slice:prefix:name``) and systemd runs: kubelet's cgroup driver decides how CRI names
+    cgroups, whatever the handler's options say.
+
+    Args:
+        options: as they were read.
+        spec: the container's OCI spec.
+
+    Raises:
+        SystemdNotRunning: the options ask for systemd, and it is not there.
+    """
+    runs = os.path.isdir(_SYSTEMD)
+    if options.systemd_cgroup:
+        if not runs:
+            raise SystemdNotRunning(
+                "cgroups made by systemd (SystemdCgroup)",
+                found=f"systemd is not this machine's init system: there is no {_SYSTEMD}",
+                do="remove SystemdCgroup from the runtime's options",
+            )
+        return options
+    if runs and _is_of_systemd(cgroups_path_of(spec)):
+        return replace(options, systemd_cgroup=True)
+    return options
+
+
+def _is_of_systemd(cgroups_path: str) -> bool:
+    parts = cgroups_path.split(":")
+    if len(parts) != 3 or "/" in cgroups_path:  # noqa: PLR2004 - slice:prefix:name
+        return False
+    return parts[0].endswith(".slice") and parts[2] != ""
+
+
+def _from_runc(value: bytes) -> RuntimeOptions:
+    options = runc_options_pb2.Options.FromString(value)
+    return RuntimeOptions(
+        binary_name=options.binary_name or DEFAULT_BINARY,
+        root=options.root or DEFAULT_ROOT,
+        systemd_cgroup=options.systemd_cgroup,
+        no_pivot_root=options.no_pivot_root,
+        no_new_keyring=options.no_new_keyring,
+        io_uid=options.io_uid,
+        io_gid=options.io_gid,
+        criu_path=options.criu_path,
+        criu_image_path=options.criu_image_path,
+        criu_work_path=options.criu_work_path,
+        shim_cgroup=options.shim_cgroup,
+    )
+
+
+def _from_first_generation(value: bytes) -> RuntimeOptions:
+    # What else it has is about saving a container, which a checkpoint remembers of itself.
+    options = linux_runc_pb2.CreateOptions.FromString(value)
+    return RuntimeOptions(
+        no_pivot_root=options.no_pivot_root,
+        no_new_keyring=options.no_new_keyring,
+        io_uid=options.io_uid,
+        io_gid=options.io_gid,
+        criu_image_path=options.criu_image_path,
+        criu_work_path=options.criu_work_path,
+        shim_cgroup=options.shim_cgroup,
+    )
+
+
+def _from_toml(value: bytes) -> RuntimeOptions:
+    options = runtimeoptions_pb2.Options.FromString(value)
+    body, where = options.config_body, "the handler's options"
+    if not body and options.config_path:
+        where = options.config_path
+        body = _read_file(where)
+    try:
+        table = tomllib.loads(body.decode())
+    except (ValueError, RecursionError) as error:
+        raise _invalid(where, f"not TOML: {error}") from error
+    return _from_table(table, where)
+
+
+def _from_table(table: dict[str, Any], where: str) -> RuntimeOptions:
+    taken: dict[str, Any] = {}
+    for written, value in table.items():
+        key = _BY_LOWER_CASE.get(written.lower())
+        if key is None:
+            raise _invalid(where, f"unknown key {written!r}")
+        if key in _IGNORED_KEYS:
+            continue
+        field, kind = _KEYS[key]
+        if kind is int and isinstance(value, float) and value.is_integer():
+            value = int(value)  # noqa: PLW2901 - the same number
+        if type(value) is not kind:
+            raise _invalid(where, f"{key} is a {type(value).__name__}, not a {kind.__name__}")
+        if field in taken:
+            raise _invalid(where, f"{key} is there twice")
+        if value != "":
+            taken[field] = value
+    return RuntimeOptions(**taken)
+
+
+def _read_file(path: str) -> bytes:
+    """What the file holds that the options are in; a link is followed, as a ConfigMap's are."""
+    if not os.path.isabs(path) or "\0" in path:
+        raise _invalid(repr(path), "not an absolute path")
+    try:
+        # Without O_NONBLOCK, opening a fifo would wait for whoever writes to it.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise _invalid(path, "not a regular file")
+            content = bytearray()
+            while len(content) <= _LARGEST_FILE and (chunk := os.read(fd, _LARGEST_FILE + 1)):
+                content += chunk
+        finally:
+            os.close(fd)
+    except OSError as error:
+        found = f"cannot be read: {os.strerror(error.errno or 0).lower()}"
+        raise _invalid(path, found) from error
+    if len(content) > _LARGEST_FILE:
+        raise _invalid(path, f"more than {_LARGEST_FILE} bytes")
+    return bytes(content)
+
+
+# By the name of the message.
+_READERS: Final[Mapping[str, Callable[[bytes], RuntimeOptions]]] = {
+    runc_options_pb2.Options.DESCRIPTOR.full_name: _from_runc,
+    runtimeoptions_pb2.Options.DESCRIPTOR.full_name: _from_toml,
+    linux_runc_pb2.CreateOptions.DESCRIPTOR.full_name: _from_first_generation,
+}
+
+
+def _checked(options: RuntimeOptions, where: str) -> RuntimeOptions:
+    """The options, if what is in them can be used at all."""
+    paths = (
+        options.binary_name,
+        options.root,
+        options.criu_path,
+        options.criu_image_path,
+        options.criu_work_path,
+        options.shim_cgroup,
+    )
+    if "\0" in "".join(paths):
+        raise _invalid(where, "a zero byte in a path")
+    if "/" in options.binary_name and not os.path.isabs(options.binary_name):
+        raise _invalid(where, f"BinaryName {options.binary_name!r}: neither a name nor absolute")
+    if not os.path.isabs(options.root):
+        raise _invalid(where, f"Root {options.root!r} is not an absolute path")
+    for key, number in (("IoUid", options.io_uid), ("IoGid", options.io_gid)):
+        if not 0 <= number <= _HIGHEST_ID:
+            raise _invalid(where, f"{key} is {number}, not from 0 to {_HIGHEST_ID}")
+    return options
+
+
+def _invalid(what: str, found: str) -> InvalidRuntimeOptions:
+    known = ", ".join(_KEYS)
+    return InvalidRuntimeOptions(
+        f"the runtime options in {what}", found=found, do=f"use the keys of runc's options: {known}"
+    )

@@ -1,0 +1,465 @@
+"""Ending what a dead shim left running: a container that nobody looks after any more.
+
+The low-level runtime is asked first: it knows best what it made. But it can be missing, hang,
+or fail, and containerd waits five seconds in all. Then this module does it by itself: kill
+the processes, remove the cgroups, remove the runtime's state.
+
+Nothing is killed for its number alone. A pid is one of the container's if it has the start
+time that the runtime recorded, or is in a cgroup of the container; it is held by a pidfd
+before either is looked at, so that it cannot become another's in between.
+
+Source: runc libcontainer State (state.json); crun libcrun_container_status_t (status);
+cgroups(7); kernel Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/freezer-subsystem.rst.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from shim import bundle, files, programs
+from shim.cgroup import cgroup
+from shim.errors import BundleUnusable
+from shim.files import at_and_below
+from shim.processes import hold, hold_descendants, may_be_alive, send_kill, start_time_of
+from shim.programs import has_ended, run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+# Seconds. The runtime usually needs 0.02, and containerd allows 5 for the whole verb.
+CALLS_TIMEOUT: Final = 1.0
+RUNTIME_TIMEOUT: Final = 2.5
+KILL_TIMEOUT: Final = 1.0
+LOGGER_TIMEOUT: Final = 0.3
+_REAP_TIMEOUT: Final = 0.2
+_POLL: Final = 0.01
+
+_CGROUPS: Final = "/sys/fs/cgroup"
+_LONGEST_STATE: Final = 4 << 20
+
+
+class Recorded:
+    """What a runtime wrote down about a container.
+
+    Attributes:
+        pid: its init process; 0 if that is not known.
+        start_time: when that started, in clock ticks since boot; 0 if that is not known.
+        cgroups: the directories of its cgroup, one for each hierarchy.
+    """
+
+    __slots__ = ("cgroups", "pid", "start_time")
+
+    def __init__(self, pid: int = 0, start_time: int = 0, cgroups: Sequence[str] = ()) -> None:
+        self.pid = pid
+        self.start_time = start_time
+        self.cgroups = tuple(cgroups)
+
+
+def end_calls(bundle_path: str, logs: Sequence[str]) -> list[str]:
+    """Wait for the calls of a runtime that a dead shim had begun; kill those that last.
+
+    What such a call makes is found where it always is once it has ended, and is half made and
+    hidden until then. So one that is killed takes with it what it has started: CRIU, and what
+    CRIU has restored of a container.
+
+    Args:
+        bundle_path: the bundle, which each call was told to log to.
+        logs: the names of the calls' logs.
+
+    Returns:
+        What did not go well, each in one line.
+    """
+    problems = []
+    deadline = time.monotonic() + CALLS_TIMEOUT
+    for pid in _calls_that_log(bundle_path, logs):
+        held = hold(pid)
+        if held is None:
+            continue
+        try:
+            if not _logs_to(pid, bundle_path, logs):
+                continue  # it ended, and its number is another's
+            if not has_ended(held, max(0.0, deadline - time.monotonic())):
+                problems.append(f"process {pid} of a runtime lasted too long, and was killed")
+                problems += _end_family(pid, held, os.path.basename(bundle_path))
+        finally:
+            os.close(held)
+    for name in logs:
+        files.remove(os.path.join(bundle_path, name))
+    return problems
+
+
+def end_loggers(loggers: Sequence[tuple[int, int]]) -> list[str]:
+    """End what took the output of a container, which has ended.
+
+    Args:
+        loggers: the pid and start time of each.
+
+    Returns:
+        What did not go well, each in one line.
+    """
+    problems = []
+    for pid, start_time in loggers:
+        held = hold(pid)
+        if held is None:
+            continue
+        try:
+            if start_time_of(pid) != start_time:
+                continue  # it ended, and its number is another's
+            # By itself, at the end of what it reads; or when it is told to.
+            if has_ended(held, LOGGER_TIMEOUT):
+                continue
+            signal.pidfd_send_signal(held, signal.SIGTERM)
+            if not has_ended(held, LOGGER_TIMEOUT):
+                send_kill(held)
+                problems.append(f"process {pid}, a logger, did not end, and was killed")
+        except ProcessLookupError:
+            continue
+        finally:
+            os.close(held)
+    return problems
+
+
+def end_container(
+    record: bundle.RuntimeRecord,
+    container_id: str,
+    pid: int,
+    *,
+    cgroup_path: str = "",
+    ask_runtime: bool = True,
+) -> list[str]:
+    """End a container, and remove its cgroup and the runtime's state.
+
+    Args:
+        record: how its runtime is called.
+        container_id: its id, which is safe as a name.
+        pid: its init process as the bundle says; 0 if the bundle doesn't.
+        cgroup_path: its cgroup as its OCI spec names it, which a runtime that was killed has made
+            before it had written down anything; empty if that is not known.
+        ask_runtime: whether there is time to.
+
+    Returns:
+        What did not go well, each in one line. The container is gone all the same unless the
+        last of them says otherwise.
+    """
+    state_directory = os.path.join(record.root, container_id)
+    recorded = Recorded()
+    problems: list[str] = []
+    if os.path.isdir(state_directory):
+        # Read before the runtime removes it; needed if it dies half way.
+        recorded = read_state(state_directory, problems)
+        said = run_delete(record, container_id) if ask_runtime else "no time is left for it"
+        if said:
+            problems.append(f"{record.binary} delete {container_id}: {said}")
+        ended = not said and not os.path.lexists(state_directory)
+    else:
+        ended = not may_be_alive(pid)
+    named = _named(cgroup_path, container_id)
+    if ended and not named:
+        return problems
+    recorded.cgroups = (*recorded.cgroups, *(d for d in named if d not in recorded.cgroups))
+    problems += end_by_force(container_id, recorded.pid or pid, recorded)
+    try:
+        files.remove_tree(state_directory)
+    except OSError as error:
+        problems.append(f"{state_directory}: {os.strerror(error.errno or 0).lower()}")
+    return problems
+
+
+def end_process(pid: int, start_time: int) -> None:
+    """Kill a process, if it is the one that is meant.
+
+    Args:
+        pid: the process; 0 if there is none.
+        start_time: when it started, in clock ticks since boot.
+    """
+    held = hold(pid)
+    if held is None:
+        return
+    try:
+        if start_time_of(pid) == start_time:
+            send_kill(held)
+    finally:
+        os.close(held)
+
+
+def run_delete(record: bundle.RuntimeRecord, container_id: str) -> str:
+    """Let the runtime delete a container by force.
+
+    Args:
+        record: how it is called.
+        container_id: the container.
+
+    Returns:
+        What went wrong, in one line; empty if nothing did.
+    """
+    program = programs.find(record.binary)
+    if program is None:
+        return f"no such program in {programs.search_path()}"
+    words = [record.binary, "--root", record.root]
+    if record.systemd_cgroup:
+        words.append("--systemd-cgroup")
+    try:
+        ended = run(program, [*words, "delete", "--force", container_id], timeout=RUNTIME_TIMEOUT)
+    except OSError as error:
+        return os.strerror(error.errno or 0).lower()
+    if ended.status is None:
+        return f"had not ended after {RUNTIME_TIMEOUT} s, and was killed"
+    if ended.status == 0:
+        return ""
+    said = (ended.stdout + ended.stderr).decode(errors="replace")
+    return f"exit status {ended.status}: {' '.join(said.split()) or 'no word why'}"
+
+
+def end_by_force(container_id: str, pid: int, recorded: Recorded) -> list[str]:
+    """Kill a container's processes and remove its cgroups, without its runtime.
+
+    Args:
+        container_id: the container.
+        pid: its init process; 0 if it is not known.
+        recorded: what the runtime wrote down.
+
+    Returns:
+        What is left, each in one line.
+    """
+    deadline = time.monotonic() + KILL_TIMEOUT
+    problems = []
+    init = hold(pid)
+    try:
+        cgroups = [d for d in recorded.cgroups if _is_apart(d)]
+        if init is not None:
+            if _is_init_of(container_id, pid, recorded):
+                cgroups += [d for d in _cgroups_of(pid) if d not in cgroups and _is_apart(d)]
+                send_kill(init)
+            else:
+                problems.append(f"process {pid} is not {container_id}'s any more: left alone")
+                os.close(init)
+                init = None
+        while not _all_ended(cgroups, init) and time.monotonic() < deadline:
+            for directory in cgroups:
+                _kill_all_in(directory)
+            time.sleep(_POLL)
+        if not _all_ended(cgroups, init):
+            problems.append(f"{container_id} still has processes {KILL_TIMEOUT} s after SIGKILL")
+    finally:
+        if init is not None:
+            os.close(init)
+    for directory in cgroups:
+        left = _remove_cgroup(directory, deadline)
+        if left:
+            problems.append(left)
+    return problems
+
+
+def has_cgroup(path: str, container_id: str) -> bool:
+    """Whether there is something for :func:`end_cgroup` to do.
+
+    Args:
+        path: as there.
+        container_id: as there.
+    """
+    return bool(_named(path, container_id))
+
+
+def end_cgroup(path: str, container_id: str) -> list[str]:
+    """End what is in a container's cgroup, and remove it; nothing if there is none.
+
+    For a runtime that was killed before it had written down anything.
+
+    Args:
+        path: the cgroup as the OCI spec names it. One that is not named after the container, as
+            systemd's are not here, is left alone.
+        container_id: the container.
+
+    Returns:
+        What is left, each in one line.
+    """
+    named = _named(path, container_id)
+    return end_by_force(container_id, 0, Recorded(cgroups=named)) if named else []
+
+
+def read_state(directory: str, problems: list[str]) -> Recorded:
+    """Read what a runtime wrote down about a container.
+
+    Args:
+        directory: where it keeps its state of this container.
+        problems: is told if there is a file that cannot be understood.
+
+    Returns:
+        What is known; nothing if the runtime had not come so far.
+    """
+    for name, read in (("state.json", _from_runc), ("status", _from_crun)):
+        path = os.path.join(directory, name)
+        if not os.path.lexists(path):
+            continue
+        try:
+            return read(files.parse_object(files.read(path, _LONGEST_STATE), path))
+        except BundleUnusable as error:
+            problems.append(str(error))
+    return Recorded()
+
+
+def _calls_that_log(bundle_path: str, logs: Sequence[str]) -> list[int]:
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [pid for pid in pids if _logs_to(pid, bundle_path, logs)]
+
+
+def _logs_to(pid: int, bundle_path: str, logs: Sequence[str]) -> bool:
+    """Whether a process was called with one of these logs, however its directory is spelt."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = [os.fsdecode(word) for word in file.read().split(b"\0")]
+        paths = [w for w in words if w.startswith("/") and os.path.basename(w) in logs]
+        return any(os.path.samefile(os.path.dirname(p), bundle_path) for p in paths)
+    except OSError:
+        return False  # it has ended, or speaks of a directory that is gone
+
+
+def _end_family(pid: int, held: int, container_id: str) -> list[str]:
+    """Kill a process with all that it has started, and remove the container's cgroup.
+
+    Args:
+        pid: the process.
+        held: a pidfd of it.
+        container_id: whose cgroup may have been made for what it has started.
+
+    Returns:
+        What is left, each in one line.
+    """
+    deadline = time.monotonic() + 2 * _REAP_TIMEOUT
+    family = hold_descendants(pid)
+    cgroups = {
+        directory
+        for child in family
+        for directory in _cgroups_of(child)
+        if _is_named_after(directory, container_id) and _is_apart(directory)
+    }
+    try:
+        ours = [held, *family.values()]
+        for fd in ours:
+            send_kill(fd)
+        for fd in ours:
+            has_ended(fd, max(0.0, min(_REAP_TIMEOUT, deadline - time.monotonic())))
+    finally:
+        for fd in family.values():
+            os.close(fd)
+    return [left for directory in cgroups if (left := _remove_cgroup(directory, deadline))]
+
+
+def _from_runc(state: dict[str, Any]) -> Recorded:
+    paths = state.get("cgroup_paths")
+    return Recorded(
+        _integer(state.get("init_process_pid")),
+        _integer(state.get("init_process_start")),
+        [p for p in paths.values() if isinstance(p, str)] if isinstance(paths, dict) else (),
+    )
+
+
+def _from_crun(state: dict[str, Any]) -> Recorded:
+    path = state.get("cgroup-path")
+    directories = _below_each_hierarchy(path) if isinstance(path, str) else []
+    return Recorded(
+        _integer(state.get("pid")), _integer(state.get("process-start-time")), directories
+    )
+
+
+def _integer(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _below_each_hierarchy(path: str) -> list[str]:
+    """Where a cgroup is that a spec or crun names; nothing where that cannot be told."""
+    try:
+        return cgroup.named(path)
+    except OSError:
+        return []
+
+
+def _named(path: str, container_id: str) -> list[str]:
+    """The directories of the cgroup that a spec names, if it is there and named after it."""
+    directories = _below_each_hierarchy(path) if path else []
+    return [d for d in directories if _is_named_after(d, container_id) and os.path.isdir(d)]
+
+
+def _cgroups_of(pid: int) -> list[str]:
+    """The directories of the cgroups that a process does not share with us."""
+    try:
+        found = cgroup.of(pid)
+    except OSError:
+        return []
+    return [*dict.fromkeys(found.directories.values())] if found else []
+
+
+def _is_init_of(container_id: str, pid: int, recorded: Recorded) -> bool:
+    if recorded.pid == pid and recorded.start_time:
+        return start_time_of(pid) == recorded.start_time
+    # Without a record: runc and containerd name the cgroup after the container, systemd's
+    # scopes have a prefix before it.
+    return any(_is_named_after(directory, container_id) for directory in _cgroups_of(pid))
+
+
+def _is_named_after(directory: str, container_id: str) -> bool:
+    """Whether a cgroup has the name that runc, containerd or systemd give to a container's."""
+    name = os.path.basename(directory)
+    return name == container_id or name.endswith(f"-{container_id}.scope")
+
+
+def _is_apart(directory: str) -> bool:
+    """Whether a cgroup is one that may be killed: neither we nor containerd are in it."""
+    if not os.path.realpath(directory).startswith(f"{_CGROUPS}/"):
+        return False
+    return not {os.getpid(), os.getppid()}.intersection(_pids_in(directory))
+
+
+def _pids_in(directory: str) -> Iterator[int]:
+    for folder in at_and_below(directory):
+        try:
+            with open(os.path.join(folder, "cgroup.procs"), "rb") as file:
+                yield from [int(line) for line in file]
+        except OSError:
+            continue  # removed while we walked
+
+
+def _kill_all_in(directory: str) -> None:
+    # Processes that were frozen by version 1's freezer do not die before they are thawed.
+    for name, content in (("freezer.state", b"THAWED"), ("cgroup.kill", b"1")):
+        try:
+            with open(os.path.join(directory, name), "r+b", buffering=0) as file:
+                file.write(content)
+        except OSError:
+            continue  # this version or hierarchy of cgroups has no such file
+    for pid in _pids_in(directory):
+        held = hold(pid)
+        if held is None:
+            continue
+        try:
+            if pid in _pids_in(directory):  # still: then the pidfd is that process
+                send_kill(held)
+        finally:
+            os.close(held)
+
+
+def _all_ended(cgroups: Sequence[str], init: int | None) -> bool:
+    if any(True for directory in cgroups for _ in _pids_in(directory)):
+        return False
+    return init is None or has_ended(init, 0)
+
+
+def _remove_cgroup(directory: str, deadline: float) -> str:
+    """Remove a cgroup and those below it; returns what is left."""
+    while True:
+        try:
+            for folder in reversed([*at_and_below(directory)]):
+                os.rmdir(folder)
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            # The last process has died, but the kernel has not taken it out yet.
+            if error.errno == errno.EBUSY and time.monotonic() < deadline:
+                time.sleep(_POLL)
+                continue
+            return f"{directory}: {os.strerror(error.errno or 0).lower()}"
+        return ""

@@ -1,0 +1,373 @@
+"""The low-level OCI runtime (runc or crun) as a program that is called.
+
+Both take the same arguments and report errors as JSON objects in a log file of our choosing;
+the last one is what a person needs to read. One that crashes, or does not even begin, writes to
+its stderr instead, which is read unless a process of the container has inherited it.
+
+Source: opencontainers/runtime-tools command line interface; runc(8), crun(1).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+from typing import TYPE_CHECKING, Final
+
+from api.errors import Status, one_line
+from shim import bundle as bundle_files
+from shim import files, loop, syscalls
+from shim.errors import ProcessFinished, ProgramTimeout, RuntimeFailed
+from shim.processes import kill_family
+from shim.runtime.standins import StandIns
+from shim.spawn import run, spawn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shim.reaper import Child, Exit, Reaper
+    from shim.runtime.options import RuntimeOptions
+    from shim.stdio.stdio import ChildStdio
+
+# What runc and crun say of a process that has already ended: containerd expects NOT_FOUND.
+_GONE: Final = (
+    "process already finished",
+    "container not running",
+    "no such process",
+    "does not exist",
+    "is not running",
+)
+
+# The verbs of which that is true; create and exec speak of other things that are missing.
+_OF_A_CONTAINER: Final = frozenset({"start", "kill", "pause", "resume", "update", "delete"})
+
+_LOG_LIMIT: Final = 1 << 16
+_STDERR: Final = 2
+_STDERR_LIMIT: Final = 1 << 12
+
+# An entry begins a line. runc's ends with it; crun, where it writes with json-c, takes several.
+_OBJECT: Final = re.compile(r"^\{", re.MULTILINE)
+_DECODER: Final = json.JSONDecoder()
+
+# The verbs whose children go on when the call has ended.
+_STARTS_PROCESSES: Final = frozenset({"create", "exec", "restore"})
+
+# Seconds that a runtime may take to print its help.
+_HELP_TIMEOUT: Final = 5.0
+
+# Seconds that a call may last which needs nothing but the kernel; create, start, exec and the
+# like may run hooks or write much, and take their time.
+_PATIENCE: Final = {"kill": 15, "pause": 30, "resume": 30, "update": 30, "delete": 30}
+
+# Seconds that a runtime may take to die of SIGKILL.
+_DYING: Final = 2.0
+
+POINTLESS: Final = ("start", "exec", "pause", "resume", "update")
+"""The verbs whose calls can do nothing any more when init has ended."""
+
+
+class LowLevelRuntime:
+    """Calls one runtime for one container.
+
+    Args:
+        reaper: who waits for the runtime's processes.
+        options: which runtime, and how it is called.
+        container_id: the container, as the runtime knows it.
+        root: the directory of the runtime's state for the container's namespace.
+        bundle: the container's bundle; log files of the calls are made there.
+        mapped: whether the container has a user namespace.
+    """
+
+    _calls = itertools.count()
+
+    def __init__(
+        self,
+        reaper: Reaper,
+        options: RuntimeOptions,
+        *,
+        container_id: str,
+        root: str,
+        bundle: str,
+        mapped: bool = False,
+    ) -> None:
+        self._reaper = reaper
+        self._options = options
+        self._id = container_id
+        self._root = root
+        self._bundle = bundle
+        self._mapped = mapped
+        self._under_way: dict[Child, str] = {}
+        self._stand_ins = StandIns(
+            options.binary_name,
+            os.path.join(root, container_id),
+            systemd_cgroup=options.systemd_cgroup,
+        )
+
+    async def create(self, stdio: ChildStdio, *, pid_file: str) -> None:
+        """Make the container and its init process, which waits for :meth:`start`."""
+        arguments = ["--bundle", self._bundle, "--pid-file", pid_file]
+        if self._options.no_pivot_root:
+            arguments.append("--no-pivot")
+        if self._options.no_new_keyring:
+            arguments.append("--no-new-keyring")
+        await self._call("create", [*arguments, *_console(stdio), self._id], stdio.fds())
+
+    def made(self, init: Child) -> None:
+        """The container has been made: some calls about it may not be needed.
+
+        Args:
+            init: its init process, which waits for :meth:`start`.
+        """
+        self._stand_ins.recognise(init)
+
+    async def start(self) -> None:
+        """Let the init process execute its program."""
+        if not await self._stand_ins.start():
+            await self._call("start", [self._id])
+
+    async def execute(self, stdio: ChildStdio, *, process_file: str, pid_file: str) -> None:
+        """Run a further process in the container; returns when it runs."""
+        arguments = ["--process", process_file, "--pid-file", pid_file, "--detach"]
+        await self._call("exec", [*arguments, *_console(stdio), self._id], stdio.fds())
+
+    async def kill(self, signal: int, *, everyone: bool = False) -> None:
+        """Signal the init process, or every process of the container."""
+        if not everyone and self._stand_ins.kill(signal):
+            return
+        arguments = ["--all"] if everyone else []
+        await self._call("kill", [*arguments, self._id, str(signal)])
+
+    async def pause(self) -> None:
+        """Freeze all processes of the container."""
+        await self._call("pause", [self._id])
+
+    async def resume(self) -> None:
+        """Let them go on."""
+        await self._call("resume", [self._id])
+
+    async def update(self, resources: bytes) -> None:
+        """Change the container's limits.
+
+        Args:
+            resources: the new ones, as JSON; what is not in it stays as it is.
+        """
+        fd = os.memfd_create("resources")
+        try:
+            os.write(fd, resources)  # to memory, and so all of it
+            os.lseek(fd, 0, os.SEEK_SET)
+            await self._call("update", ["--resources", "-", self._id], {0: fd})
+        finally:
+            os.close(fd)
+
+    async def checkpoint(self, arguments: Sequence[str], *, environment: Mapping[str, str]) -> None:
+        """Save the container.
+
+        Args:
+            arguments: as of :meth:`shim.checkpoint.criu.CheckpointOptions.words`.
+            environment: further variables, for the CRIU that it calls.
+        """
+        await self._call("checkpoint", [*arguments, self._id], environment=environment)
+
+    async def restore(
+        self,
+        stdio: ChildStdio,
+        arguments: Sequence[str],
+        *,
+        pid_file: str,
+        environment: Mapping[str, str],
+    ) -> None:
+        """Make the container from a checkpoint; it runs when this returns."""
+        words = ["--bundle", self._bundle, "--pid-file", pid_file, "--detach"]
+        if "crun" not in os.path.basename(self._options.binary_name):
+            # crun knows neither, and never takes a container's processes for its own.
+            words.append("--no-subreaper")
+            if self._options.no_pivot_root:
+                words.append("--no-pivot")
+        words += [*arguments, *_console(stdio), self._id]
+        await self._call("restore", words, stdio.fds(), environment=environment)
+
+    async def knows(self, verb: str) -> bool:
+        """Whether the runtime has a verb at all, which depends on how it was built."""
+        done = await run(
+            self._reaper, [self._options.binary_name, verb, "--help"], timeout=_HELP_TIMEOUT
+        )
+        return done.exit.status == 0
+
+    async def delete(self, *, force: bool = False) -> None:
+        """Remove the container's cgroup and state; kill what is left of it if forced."""
+        if not force and await self._stand_ins.delete():
+            return
+        arguments = ["--force"] if force else []
+        await self._call("delete", [*arguments, self._id])
+
+    async def _call(
+        self,
+        verb: str,
+        arguments: Sequence[str],
+        fds: Mapping[int, int] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        fds = dict(fds or {})
+        log = bundle_files.begin_call(self._bundle, f"{verb}.{next(self._calls)}")
+        argv = [self._options.binary_name, "--root", self._root, "--log", log]
+        argv += ["--log-format", "json"]
+        if self._options.systemd_cgroup:
+            argv.append("--systemd-cgroup")
+        # Init and execs inherit stderr, but for those with a terminal; and what they write is
+        # nobody's to keep in memory.
+        inherited = verb in _STARTS_PROCESSES and "--console-socket" not in arguments
+        stderr = None if inherited else _memory()
+        shown = _STDERR in fds
+        null = None
+        try:
+            null = self._null_for(verb, fds)
+            if null is not None:
+                fds = {0: null, 1: null, _STDERR: null, **fds}
+            child = spawn(
+                self._reaper,
+                [*argv, verb, *arguments],
+                fds=fds if stderr is None else {**fds, _STDERR: stderr},
+                environment=environment,
+            )
+            exit_ = await self._end_of(child, verb)
+            if exit_.status:
+                raise self._error(verb, exit_.status, log, stderr, shown=shown)
+        finally:
+            files.remove(log)
+            for fd in (stderr, null):
+                if fd is not None:
+                    os.close(fd)
+
+    def _null_for(self, verb: str, fds: Mapping[int, int]) -> int | None:
+        """What stands for /dev/null in a container with a user namespace, if it needs one.
+
+        crun before 1.28 gives the container's root its stdin, stdout and stderr, whatever they
+        are; as the owner of the host's /dev/null it could take it from everybody.
+        """
+        if not self._mapped or verb not in _STARTS_PROCESSES or len(fds) > _STDERR:
+            return None
+        try:
+            return syscalls.null_device()
+        except PermissionError:
+            return None  # who may not mount cannot give the host's away either
+
+    async def _end_of(self, child: Child, verb: str) -> Exit:
+        """Wait for a call. One that lasts too long is killed, and so is one that is cancelled."""
+        self._under_way[child] = verb
+        try:
+            with loop.move_on_after(_PATIENCE.get(verb)):
+                return await child.wait()
+            raise ProgramTimeout(
+                f"{os.path.basename(self._options.binary_name)} {verb} of {self._id}",
+                found=f"it had not ended after {_PATIENCE[verb]} s, and was killed",
+                do="look for what holds it up (a frozen cgroup, a hung mount), and ask again",
+            )
+        finally:
+            if child.exit is None:
+                kill_family(child.pid)
+                with loop.CancelScope(shield=True), loop.move_on_after(_DYING):
+                    await child.wait()
+            del self._under_way[child]
+
+    def calls(self) -> list[tuple[int, str]]:
+        """The calls that are under way: of each the runtime's pid and the verb."""
+        return [(child.pid, verb) for child, verb in self._under_way.items()]
+
+    def end_calls(self, *verbs: str) -> None:
+        """Kill the calls of some verbs, with all that they have started: hooks, CRIU."""
+        for child, verb in self._under_way.items():
+            if verb in verbs and child.exit is None:
+                kill_family(child.pid)
+
+    def _error(
+        self, verb: str, status: int, log: str, stderr: int | None, *, shown: bool
+    ) -> RuntimeFailed | ProcessFinished:
+        """The error of a call that has failed.
+
+        Args:
+            verb: of the call.
+            status: its exit status.
+            log: its log.
+            stderr: what it wrote to stderr; None if that is not ours.
+            shown: whether its stderr is that of the container's process.
+        """
+        binary = os.path.basename(self._options.binary_name)
+        asked = f"{binary} {verb} of {self._id}"
+        said, do, code = last_error(log), "", Status.UNKNOWN
+        if said:
+            code = _status_of(verb, said)
+        else:
+            word = _first_line(stderr)
+            said = f"exit status {status}, and {word or self._silence()}"
+            if not word and shown:
+                do = "see the container's stderr, which is that of the call"
+        # crun begins the same words with a capital letter.
+        if verb in _OF_A_CONTAINER and any(text in said.lower() for text in _GONE):
+            return ProcessFinished(asked, found=said)
+        return RuntimeFailed(asked, found=said, do=do, status=code)
+
+    def _silence(self) -> str:
+        """Why a runtime that failed has left no word in its log."""
+        try:
+            full = os.statvfs(self._bundle).f_bavail == 0
+        except OSError:
+            full = False
+        return (
+            f"no room for a word why: no space left below {self._bundle}"
+            if full
+            else ("no word why")
+        )
+
+
+def _memory() -> int | None:
+    """A descriptor for what a call writes to stderr; None if there can't be one."""
+    try:
+        return os.memfd_create("stderr")
+    except OSError:  # also where the kernel is told to refuse them (vm.memfd_noexec)
+        return None
+
+
+def _first_line(fd: int | None) -> str:
+    """What a call began to say on stderr: of a crash, the rest is for its programmers."""
+    text = b"" if fd is None else os.pread(fd, _STDERR_LIMIT, 0)
+    return one_line((text.decode(errors="replace").strip().splitlines() or [""])[0])
+
+
+def last_error(path: str) -> str:
+    """The message of the last error in a runtime's JSON log; empty if there is none.
+
+    Args:
+        path: the log file. It may be missing, cut off or hold other text: a runtime that
+            crashed leaves what it leaves.
+    """
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_LOG_LIMIT).decode(errors="replace")
+    except OSError:
+        return ""
+    said = ""
+    end = 0
+    for begin in _OBJECT.finditer(text):
+        if begin.start() < end:
+            continue
+        try:
+            entry, end = _DECODER.raw_decode(text, begin.start())
+        except (ValueError, RecursionError):
+            continue
+        if entry.get("level") in {"error", "fatal", "panic"}:
+            said = str(entry.get("msg") or said)
+    return said
+
+
+def _status_of(verb: str, said: str) -> int:
+    # What was asked for is not in the image: the user's word, not our failure. Of a container
+    # that is there, NOT_FOUND would say that it is not.
+    words = said.lower()
+    absent = "executable file" in words and "not found" in words
+    absent = absent or "no such file or directory" in words
+    return Status.NOT_FOUND if absent and verb not in _OF_A_CONTAINER else Status.UNKNOWN
+
+
+def _console(stdio: ChildStdio) -> list[str]:
+    return ["--console-socket", stdio.console_socket] if stdio.console_socket else []

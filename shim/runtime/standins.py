@@ -1,0 +1,275 @@
+"""Doing by ourselves what a call of runc or crun would do, where it is known what that is.
+
+A call costs 6 to 10 ms, most of it the runtime's own beginning. Some do little more than touch a
+few files:
+
+``start``
+    Init waits at a fifo in the runtime's state directory. runc's has to write a byte into it,
+    which it can when somebody reads; crun's reads a byte that somebody has to write. Then the
+    fifo is removed, which is what makes the container "running" for the runtime.
+``kill``
+    Init is signalled. (With ``--all``, or where init's death does not end all of the container's
+    processes, and in a frozen cgroup, runtimes do more.)
+``delete``
+    The cgroup's directories are removed, and the state directory.
+
+Rules
+- Only evidence counts. The program that would be called is the very one that init, while it
+  waits, still executes: so it is no wrapper that does more. Its state directory is understood to
+  the last key (:mod:`shim.runtime.statedir`) and is that of our init.
+- Whatever a call does besides is left to it: hooks, systemd's units, resctrl, processes that
+  outlive init, cgroups with others in them. Nothing is changed before it is known that the rest
+  can be done, or the call goes on where we have left off.
+- A failure is the runtime's to explain: if something is not as expected, it is called after all,
+  and its words are the error.
+- ``NVSHIM_STAND_INS=0`` in containerd's environment has every call made.
+
+Source: runc libcontainer Container.Exec, destroy, standard_init_linux.go; Container.Signal; crun
+libcrun_container_start, libcrun_container_kill, libcrun_container_delete; fifo(7).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from typing import TYPE_CHECKING, Final
+
+from shim import loop, programs
+from shim.runtime import statedir
+from shim.runtime.statedir import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shim.reaper import Child
+    from shim.runtime.statedir import RuntimeState
+
+VARIABLE: Final = "NVSHIM_STAND_INS"
+
+_NAMES: Final = {"runc": Kind.RUNC, "crun": Kind.CRUN}
+
+# A runtime that copies itself into memory first calls the copy so.
+_COPY: Final = "_cloned:/proc/self/exe (deleted)"
+
+# The hooks that a runtime's start has a part in: crun runs the first; init the second.
+_OF_START: Final = frozenset({"poststart", "startcontainer"})
+_OF_DELETE: Final = frozenset({"poststop"})
+
+# How often init is looked after that does not come to the fifo, in seconds; as runc does.
+_LOOK: Final = 0.1
+
+# The pauses before a cgroup is tried again whose last process the kernel has not taken out yet.
+_BUSY: Final = (0.001, 0.002, 0.004, 0.008, 0.016)
+
+# The links to a directory that has none in it.
+_CHILDLESS: Final = 2
+
+
+class StandIns:
+    """What stands in for a runtime's calls about one container.
+
+    Args:
+        binary: the runtime, as it would be called.
+        directory: its state directory of the container.
+        systemd_cgroup: whether it is told that systemd makes the cgroup.
+    """
+
+    def __init__(self, binary: str, directory: str, *, systemd_cgroup: bool) -> None:
+        self._binary = binary
+        self._directory = directory
+        self._systemd_cgroup = systemd_cgroup
+        self._init: Child | None = None
+        self._kind: Kind | None = None
+        self._start_time: int | None = None
+
+    def recognise(self, init: Child) -> None:
+        """Look which program waits to be started. To be called when init has just been made.
+
+        Args:
+            init: the container's.
+        """
+        if os.environ.get(VARIABLE) == "0":
+            return
+        program = programs.find(self._binary)
+        kind = _NAMES.get(os.path.basename(program or "").partition(".")[0].partition("-")[0])
+        if program is not None and kind is not None and _executes(init.pid, program):
+            self._init, self._kind = init, kind
+
+    async def start(self) -> bool:
+        """Let init execute its program.
+
+        Returns:
+            Whether it does; otherwise nothing has been done, and the runtime has to be asked.
+        """
+        init = self._init
+        state = self._state()
+        if init is None or state is None or init.exit is not None or state.hooks & _OF_START:
+            return False
+        # runc refuses, and whoever waits for init would wait until somebody thaws it.
+        if _is_frozen(state.cgroups):
+            return False
+        path = os.path.join(self._directory, statedir.FIFO)
+        try:
+            if state.kind is Kind.CRUN:
+                return _tell(path)
+            return await _hear(path, init)
+        except OSError:
+            return False
+
+    def kill(self, signum: int) -> bool:
+        """Signal init.
+
+        Args:
+            signum: which signal.
+
+        Returns:
+            Whether it was; otherwise the runtime has to be asked.
+        """
+        init = self._init
+        state = self._state()
+        if init is None or state is None or not state.own_pids or not init.runs():
+            return False
+        # A process that version 1 has frozen does not die before it is thawed; and some releases
+        # of runc signal none that is.
+        if signum == signal.SIGKILL and self._systemd_cgroup:
+            return False
+        if _is_frozen(state.cgroups):
+            return False
+        os.kill(init.pid, signum)
+        return True
+
+    async def delete(self) -> bool:
+        """Remove the cgroup and the runtime's state of a container whose init was reaped.
+
+        Returns:
+            Whether nothing is left; otherwise the runtime has to be asked.
+        """
+        state = self._state()
+        if self._init is None or self._init.exit is None or state is None:
+            return False
+        if self._systemd_cgroup or not state.plain or state.hooks & _OF_DELETE:
+            return False
+        try:
+            for directory in state.cgroups:
+                await _remove_cgroup(directory)
+            statedir.remove(self._directory)
+        except OSError:
+            return False
+        return True
+
+    def _state(self) -> RuntimeState | None:
+        if self._init is None:
+            return None
+        state = statedir.read(self._directory)
+        if state is None or state.kind is not self._kind or state.pid != self._init.pid:
+            return None
+        # Another container of that name, made by hand, may have got the pid of one that was reaped.
+        if self._start_time is None:
+            self._start_time = state.start_time
+        return state if state.start_time == self._start_time else None
+
+
+def _executes(pid: int, program: str) -> bool:
+    """Whether a process executes a program, be it by a copy that the program made of itself.
+
+    runc and crun protect themselves from containers: by a bind mount or an overlay, which have
+    the file's times, or by a copy in memory, which has its size.
+    """
+    try:
+        file, executed = os.stat(program), os.stat(f"/proc/{pid}/exe")
+        if file.st_size != executed.st_size:
+            return False
+        if file.st_mtime_ns == executed.st_mtime_ns:
+            return True
+        name = os.readlink(f"/proc/{pid}/exe")
+        return name.startswith("/memfd:") and name.endswith(_COPY)
+    except OSError:
+        return False
+
+
+def _is_frozen(cgroups: Sequence[str]) -> bool:
+    """Whether a cgroup may be frozen, by whichever version."""
+    for directory in cgroups:
+        for name, thawed in (("freezer.state", b"THAWED"), ("cgroup.freeze", b"0")):
+            path = os.path.join(directory, name)
+            if not os.access(path, os.F_OK):  # most hierarchies have neither
+                continue
+            try:
+                with open(path, "rb", buffering=0) as file:
+                    if file.read(16).strip() != thawed:
+                        return True
+            except OSError:
+                return True
+    return False
+
+
+def _open_fifo(path: str, mode: int) -> int:
+    """Open what is to be a fifo, without waiting for the other end.
+
+    Raises:
+        OSError: it is none, or has gone, or there is nobody to read what would be written.
+    """
+    fd = os.open(path, mode | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise FileNotFoundError(path)
+    return fd
+
+
+def _tell(path: str) -> bool:
+    """Start an init of crun's, which has the fifo open and reads."""
+    fd = _open_fifo(path, os.O_WRONLY)
+    try:
+        os.unlink(path)
+        os.write(fd, b"\0")
+    finally:
+        os.close(fd)
+    return True
+
+
+async def _hear(path: str, init: Child) -> bool:
+    """Start an init of runc's, which opens the fifo, writes, and closes it by its exec."""
+    fd = _open_fifo(path, os.O_RDONLY)
+    heard = b""
+    try:
+        # Until it writes there is nothing to read, and the end of it only after that. One that
+        # has died before must not be waited for.
+        while True:
+            with loop.move_on_after(_LOOK) as patience:
+                await loop.wait_readable(fd)
+            try:
+                said = os.read(fd, 1)
+            except BlockingIOError:
+                continue
+            heard += said
+            if not said and (not patience.cancelled_caught or init.exit is not None):
+                break
+    finally:
+        os.close(fd)
+    if heard:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass  # somebody else has started it at the same time
+    return bool(heard)
+
+
+async def _remove_cgroup(directory: str) -> None:
+    """Remove an empty cgroup.
+
+    Raises:
+        OSError: there is something in it, and will be.
+    """
+    for pause in (*_BUSY, None):
+        try:
+            os.rmdir(directory)
+        except FileNotFoundError:
+            return
+        except OSError:
+            # What it has made below itself does not go with its processes.
+            if pause is None or os.stat(directory).st_nlink > _CHILDLESS:
+                raise
+            await loop.sleep(pause)
+        else:
+            return

@@ -1,0 +1,281 @@
+"""The configuration of a pod's sandbox, read from what CRI sends with CreateSandbox.
+
+Rules
+- By default a pod has its own network, IPC and UTS namespaces.
+- ``NODE`` is the node's namespace. A pod in the node's network has the node's hostname too: it
+  cannot rename the node, nor have a name that its addresses do not have.
+- The pid namespace is the pod's own unless it is the node's, also for a pod whose containers
+  each have their own: a container that asks for the pod's must never find the node's there.
+- A user namespace is the pod's own or the node's. Other modes are refused: they name somebody
+  else's, and the pod would get another one than it asked for.
+- A sysctl is set only if it belongs to a namespace that is the pod's own.
+- As in containerd's own sandboxes by default, ports below 1024 and ICMP echo need no privilege in
+  a pod, because they are the pod's alone.
+
+Source: kubernetes cri-api PodSandboxConfig; containerd internal/cri/server/podsandbox; runc
+libcontainer/configs/validate for the namespaces of sysctls; systemd.slice(5).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from google.protobuf.message import DecodeError
+
+from api import typeurl
+from api.proto import pod_pb2
+from shim.sandbox.errors import InvalidPodConfig, SysctlRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from google.protobuf.any_pb2 import Any as AnyMessage
+
+_CONFIG: Final = "runtime.v1.PodSandboxConfig"
+
+_LONGEST_HOSTNAME: Final = 64
+_SLICE: Final = ".slice"
+
+# Which namespace a sysctl belongs to, by its first letters.
+_IPC_SYSCTLS: Final = (
+    "kernel.msgmax", "kernel.msgmnb", "kernel.msgmni", "kernel.sem", "kernel.shmall",
+    "kernel.shmmax", "kernel.shmmni", "kernel.shm_rmid_forced",
+)  # fmt: skip
+_NETWORK_PREFIX: Final = "net."
+_IPC_PREFIX: Final = "fs.mqueue."
+
+_UNPRIVILEGED_PORTS: Final = ("net.ipv4.ip_unprivileged_port_start", "0")
+_UNPRIVILEGED_ECHO: Final = ("net.ipv4.ping_group_range", "0 2147483647")
+
+_LINE_BREAK: Final = re.compile(r"[\n\r\0]")
+
+
+@dataclass(frozen=True, slots=True)
+class IdMapping:
+    """A range of ids of a user namespace.
+
+    Attributes:
+        inside: the first id in it.
+        outside: that id on the node.
+        count: how many ids there are.
+    """
+
+    inside: int
+    outside: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """The configuration of a sandbox.
+
+    Attributes:
+        hostname: its hostname; empty for the node's.
+        network_path: the network namespace that containerd has made for it; empty if it has
+            made none.
+        own_network: whether its network (and with it its hostname) is its own.
+        own_ipc: whether its IPC and /dev/shm are its own.
+        own_pid: whether its processes are in a pid namespace of their own.
+        uids: the mapping of its user namespace; empty if it has none.
+        gids: the same for groups.
+        sysctls: names, with dots, and values, in the order to set them.
+        resolv_conf: the text of its resolv.conf; None for the node's.
+        cgroup_parent: the cgroup of the whole pod, as CRI names it; may be empty.
+    """
+
+    hostname: str = ""
+    network_path: str = ""
+    own_network: bool = True
+    own_ipc: bool = True
+    own_pid: bool = True
+    uids: tuple[IdMapping, ...] = ()
+    gids: tuple[IdMapping, ...] = ()
+    sysctls: tuple[tuple[str, str], ...] = ()
+    resolv_conf: str | None = None
+    cgroup_parent: str = ""
+
+
+def read_pod(options: AnyMessage | None, network_path: str) -> Pod:
+    """Read the options of a CreateSandbox request.
+
+    Args:
+        options: a PodSandboxConfig of CRI; None or empty for defaults.
+        network_path: the network namespace that containerd has made; may be empty.
+
+    Raises:
+        InvalidPodConfig: it is something else, or asks for the impossible.
+        SysctlRefused: a sysctl is not the pod's.
+    """
+    config = _decode(options)
+    linux = config.linux
+    namespaces = linux.security_context.namespace_options
+    uids, gids = _read_mappings(namespaces.userns_options)
+    if network_path and not network_path.startswith("/"):
+        raise InvalidPodConfig(
+            f"the network namespace {network_path!r}", found="not an absolute path", do="name one"
+        )
+    hostname = config.hostname
+    if len(os.fsencode(hostname)) > _LONGEST_HOSTNAME or _LINE_BREAK.search(hostname):
+        raise InvalidPodConfig(
+            f"the hostname {hostname!r}",
+            found=f"more than {_LONGEST_HOSTNAME} bytes, or a line break",
+            do="choose a name that the kernel takes",
+        )
+    own_network = namespaces.network != pod_pb2.NODE
+    own_ipc = namespaces.ipc != pod_pb2.NODE
+    return Pod(
+        hostname=hostname if own_network else "",
+        network_path=network_path if own_network else "",
+        own_network=own_network,
+        own_ipc=own_ipc,
+        own_pid=namespaces.pid != pod_pb2.NODE,
+        uids=uids,
+        gids=gids,
+        sysctls=choose_sysctls(
+            linux.sysctls, own_network=own_network, own_ipc=own_ipc, own_users=bool(uids)
+        ),
+        resolv_conf=_resolv_conf(config.dns_config) if config.HasField("dns_config") else None,
+        cgroup_parent=linux.cgroup_parent,
+    )
+
+
+def choose_sysctls(
+    asked: Mapping[str, str], *, own_network: bool, own_ipc: bool, own_users: bool
+) -> tuple[tuple[str, str], ...]:
+    """The sysctls to set in a pod's namespaces.
+
+    Args:
+        asked: names and values as CRI sends them.
+        own_network: whether the network namespace is the pod's.
+        own_ipc: whether the IPC namespace is the pod's.
+        own_users: whether it has a user namespace.
+
+    Returns:
+        Names with dots, and values.
+
+    Raises:
+        SysctlRefused: one belongs to the node.
+    """
+    chosen = {}
+    for name, value in sorted(asked.items()):
+        dotted = ".".join(sysctl_path(name))
+        if dotted.startswith(_NETWORK_PREFIX):
+            own, where = own_network, "network"
+        elif dotted in _IPC_SYSCTLS or dotted.startswith(_IPC_PREFIX):
+            own, where = own_ipc, "IPC"
+        else:
+            raise SysctlRefused(
+                f"sysctl {name}",
+                found="it belongs to no namespace of a pod, but to the node",
+                do="set it on the node",
+            )
+        if not own:
+            raise SysctlRefused(
+                f"sysctl {name}",
+                found=f"a pod in the node's {where} namespace",
+                do="set it on the node, or give the pod a namespace of its own",
+            )
+        chosen[name] = value
+    if own_network:
+        chosen.setdefault(*_UNPRIVILEGED_PORTS)
+        # In a user namespace the kernel takes only groups that it maps.
+        if not own_users:
+            chosen.setdefault(*_UNPRIVILEGED_ECHO)
+    return tuple(chosen.items())
+
+
+def sysctl_path(name: str) -> list[str]:
+    """The names of a sysctl's directories below /proc/sys, and of its file.
+
+    Args:
+        name: separated by dots; or by slashes, and then a dot is part of a name (of an
+            interface ``eth0.100``). The separator is the one that comes first.
+
+    Raises:
+        SysctlRefused: it does not name a file below /proc/sys.
+    """
+    first = re.search(r"[./]", name)
+    if first is not None and first[0] == "/":
+        parts = name.split("/")
+    else:
+        parts = [part.replace("/", ".") for part in name.split(".")]
+    if len(parts) < 2 or any(p in ("", ".", "..") or "/" in p or "\0" in p for p in parts):  # noqa: PLR2004 - a directory and a file
+        raise SysctlRefused(f"sysctl {name!r}", found="not the name of a sysctl", do="correct it")
+    return parts
+
+
+def cgroup_path(parent: str) -> str:
+    """The path of a pod's cgroup in its hierarchy.
+
+    Args:
+        parent: as CRI names it: a path; or, where systemd makes the cgroups, the name of a
+            slice, whose dashes separate the slices that it is in.
+
+    Returns:
+        An absolute path.
+    """
+    name = os.path.basename(parent)
+    if not name.endswith(_SLICE) or "/" in parent.strip("/"):
+        return os.path.normpath("/" + parent.lstrip("/"))
+    words = name.removesuffix(_SLICE).split("-")
+    slices = ["-".join(words[: i + 1]) + _SLICE for i in range(len(words))]
+    return "/" + "/".join(slices)
+
+
+def _decode(options: AnyMessage | None) -> pod_pb2.PodSandboxConfig:
+    if options is None or not options.type_url:
+        return pod_pb2.PodSandboxConfig()
+    kind = typeurl.full_name(options)
+    try:
+        if kind == _CONFIG:
+            return pod_pb2.PodSandboxConfig.FromString(options.value)
+    except DecodeError as error:
+        raise InvalidPodConfig(
+            "the options of a sandbox", found=f"{kind} that cannot be decoded: {error}"
+        ) from error
+    raise InvalidPodConfig(
+        "the options of a sandbox", found=f"{kind}", do=f"send a {_CONFIG}, as CRI does"
+    )
+
+
+def _read_mappings(
+    asked: pod_pb2.UserNamespace,
+) -> tuple[tuple[IdMapping, ...], tuple[IdMapping, ...]]:
+    if asked.mode not in (pod_pb2.POD, pod_pb2.NODE):
+        raise InvalidPodConfig(
+            f"a user namespace of mode {asked.mode}",
+            found="it is neither POD (0) nor NODE (2)",
+            do="ask for one of them, as the kubelet does",
+        )
+    uids, gids = _mappings(asked.uids), _mappings(asked.gids)
+    if asked.mode == pod_pb2.NODE or not (uids or gids):
+        return (), ()
+    for kind, mappings in (("uids", uids), ("gids", gids)):
+        # The process that sets the namespace up has to be its root.
+        if not any(m.inside == 0 for m in mappings):
+            raise InvalidPodConfig(
+                f"a user namespace with {kind} {mappings}",
+                found="nobody in it is 0",
+                do="map 0 too, as the kubelet does",
+            )
+    return uids, gids
+
+
+def _mappings(asked: Iterable[pod_pb2.IDMapping]) -> tuple[IdMapping, ...]:
+    return tuple(IdMapping(m.container_id, m.host_id, m.length) for m in asked if m.length)
+
+
+def _resolv_conf(dns: pod_pb2.DNSConfig) -> str:
+    for word in (*dns.servers, *dns.searches, *dns.options):
+        if _LINE_BREAK.search(word):
+            raise InvalidPodConfig(f"the DNS option {word!r}", found="a line break in it")
+    lines = []
+    if dns.searches:
+        lines.append(f"search {' '.join(dns.searches)}")
+    lines += [f"nameserver {server}" for server in dns.servers]
+    if dns.options:
+        lines.append(f"options {' '.join(dns.options)}")
+    return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,349 @@
+"""A pod's sandbox: its namespaces, its /dev/shm and the files that its containers share.
+
+It takes the place of a pause container, and is none: it has no image, no rootfs and no low-level
+runtime. containerd's CRI tells the pod's containers which namespaces to join by the pid that Start
+returned. It leaves the files to the sandbox, so they are added here to the spec of each container
+when its task is created; what the spec mounts at their place already stays.
+
+Everything is in the sandbox's bundle::
+
+    rootfs/        the pod's /dev/shm: a tmpfs. containerd unmounts it when it removes the
+                   bundle, also after a crash of the shim.
+    pod/           hostname, hosts and resolv.conf
+    holder         the process that holds the namespaces, for the ``delete`` verb
+    member.*.json  how to end one of the pod's containers, for the ``delete`` verb
+
+containerd runs that verb for the sandbox alone when a shim is gone, so the verb has to find the
+pod's containers here.
+
+Source: containerd internal/cri/server (container_create.go linuxContainerMounts,
+podsandbox/sandbox_run_linux.go), core/runtime/v2/shim_manager.go.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from shim import bundle as bundle_files
+from shim import files, loop
+from shim.errors import NvshimError
+from shim.processes import start_time_of
+from shim.rootfs import detaching, mounts
+from shim.sandbox import members, namespaces
+from shim.sandbox.errors import PodFilesUnusable, WrongSandboxState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shim.context import RuntimeCall, ShimContext
+    from shim.reaper import Child, Exit
+    from shim.sandbox.pod import Pod
+
+# What containerd's own sandboxes have.
+_SHM_OPTIONS: Final = ("nosuid", "noexec", "nodev", "mode=1777", "size=65536k")
+_SHM: Final = "/dev/shm"  # noqa: S108 - a mount point in containers
+_LONGEST_FILE: Final = 1 << 20
+
+# Seconds that a killed holder may take to end: the kernel ends its pid namespace first.
+_DYING: Final = 10.0
+
+
+class State(enum.Enum):
+    """Where a sandbox is in its life."""
+
+    CREATED = enum.auto()
+    READY = enum.auto()
+    ENDED = enum.auto()
+
+
+class Sandbox:
+    """The sandbox of the pod that this shim serves.
+
+    Args:
+        shim: what it shares with the pod's containers.
+        sandbox_id: its id.
+        bundle: its bundle directory.
+        pod: its configuration.
+
+    Attributes:
+        id: its id.
+        pod: its configuration.
+        pid: the process that holds the namespaces; 0 before it is started.
+        created_at: when it was created, in nanoseconds since the epoch.
+        state: where it is in its life.
+        exit: how the holder ended, once it has.
+    """
+
+    def __init__(self, shim: ShimContext, sandbox_id: str, bundle: str, pod: Pod) -> None:
+        self.id = sandbox_id
+        self.pod = pod
+        self.pid = 0
+        self.created_at = time.time_ns()
+        self.state = State.CREATED
+        self.exit: Exit | None = None
+        self._shim = shim
+        self._bundle = bundle
+        self._shm = os.path.join(bundle, bundle_files.ROOTFS)
+        self._files = os.path.join(bundle, members.POD)
+        self._record = os.path.join(bundle, members.HOLDER)
+        self._holder: Child | None = None
+        self._changing = loop.Lock()
+        self._ended = loop.Event()
+
+    # -- its life --------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Make the namespaces and the files.
+
+        Raises:
+            WrongSandboxState: it was started before, or stopped.
+            NvshimError: it could not be made; nothing is left of the attempt.
+        """
+        async with self._changing:
+            if self.state is not State.CREATED:
+                raise WrongSandboxState(
+                    f"to start sandbox {self.id}",
+                    found=f"it is {self.state.name.lower()}",
+                    do="a sandbox is started once; create another",
+                )
+            try:
+                # An earlier attempt that failed for lack of descriptors could not undo itself.
+                await self._remove_files()
+                self._make_files()
+                if self.pod.own_ipc:
+                    mounts.mount_rootfs([("tmpfs", "shm", "", _SHM_OPTIONS)], self._shm)
+                self._holder = await namespaces.hold(self._shim.reaper, self.pod)
+                self.pid = self._holder.pid
+                members.write_holder(self._bundle, self.pid, start_time_of(self.pid))
+            except BaseException:
+                with loop.CancelScope(shield=True):
+                    await self._undo_start()
+                self.pid, self._holder = 0, None
+                raise
+            self.state = State.READY
+            self._shim.tasks.start_soon(self._watch, self._holder)
+
+    async def stop(self) -> None:
+        """End the holder, and remove all that was made. May be called again.
+
+        The namespaces end with the last process in them.
+
+        Raises:
+            UnmountFailed: the pod's /dev/shm is still mounted.
+        """
+        async with self._changing:
+            await self._end_holder()
+            if self._holder is None:
+                self._finish(None)
+            else:
+                with loop.move_on_after(_DYING):
+                    await self._ended.wait()
+            await self._remove_files()
+            files.remove(self._record)
+
+    async def wait(self) -> Exit | None:
+        """How the holder ended, once it has; None if the sandbox was never started."""
+        await self._ended.wait()
+        return self.exit
+
+    async def _undo_start(self) -> None:
+        await self._end_holder()
+        try:
+            await self._remove_files()
+            files.remove(self._record)
+        except (NvshimError, OSError) as error:  # the error that made the start fail is raised
+            self._shim.log.warning("undoing the start of a sandbox", id=self.id, why=str(error))
+
+    async def _watch(self, holder: Child) -> None:
+        exit_ = await holder.wait()
+        if self.state is State.READY:
+            self._shim.log.info("the sandbox has ended", id=self.id, status=exit_.status)
+        self._finish(exit_)
+
+    def _finish(self, exit_: Exit | None) -> None:
+        self.state = State.ENDED
+        self.exit = exit_ or self.exit
+        self._ended.set()
+
+    async def _end_holder(self) -> None:
+        holder = self._holder
+        if holder is not None and holder.exit is None:
+            os.kill(holder.pid, signal.SIGKILL)  # not reaped, so the pid is still its own
+            with loop.move_on_after(_DYING):
+                await holder.wait()
+
+    # -- its files -------------------------------------------------------------------------
+
+    def _make_files(self) -> None:
+        hostname = self.pod.hostname or os.uname().nodename
+        resolv_conf = self.pod.resolv_conf
+        texts = {
+            "hostname": f"{hostname}\n".encode(),
+            "hosts": _of_the_node("/etc/hosts"),
+            "resolv.conf": (
+                _of_the_node("/etc/resolv.conf") if resolv_conf is None else resolv_conf.encode()
+            ),
+        }
+        try:
+            os.mkdir(self._files)
+            os.chmod(self._files, 0o755)  # noqa: S103 - its files are for every user of the pod
+            for name, text in texts.items():
+                files.write(os.path.join(self._files, name), text, mode=0o644)
+        except OSError as error:
+            raise PodFilesUnusable(
+                f"to make {self._files}", found=os.strerror(error.errno or 0).lower()
+            ) from error
+
+    async def _remove_files(self) -> None:
+        await detaching.unmount(self._shm)
+        files.remove_tree(self._files)
+
+    def shared_mounts(self, *, read_only: bool = False) -> list[dict[str, Any]]:
+        """What the pod's containers share, as mounts of an OCI spec.
+
+        Args:
+            read_only: whether the files are mounted read-only; /dev/shm never is.
+        """
+        shared = [
+            _bind(f"/etc/{name}", os.path.join(self._files, name), "ro" if read_only else "rw")
+            for name in ("hostname", "hosts", "resolv.conf")
+        ]
+        if self.pod.own_ipc:
+            shared.append(_bind(_SHM, self._shm, "rw"))
+        return shared
+
+    def as_spec(self) -> dict[str, Any]:
+        """The sandbox as an OCI spec: the namespaces and mounts of a container in the pod.
+
+        containerd 2.0 to 2.3 do not read it; later ones can take the files from it.
+        """
+        kinds = {
+            "network": ("net", self.pod.own_network),
+            "uts": ("uts", self.pod.own_network),
+            "ipc": ("ipc", self.pod.own_ipc),
+            "pid": ("pid", self.pod.own_pid),
+            "user": ("user", bool(self.pod.uids)),
+        }
+        return {
+            "ociVersion": "1.0.2",
+            "hostname": self.pod.hostname,
+            "mounts": self.shared_mounts(),
+            "linux": {
+                "namespaces": [
+                    {"type": kind, "path": f"/proc/{self.pid}/ns/{name}"}
+                    for kind, (name, own) in kinds.items()
+                    if own
+                ]
+            },
+        }
+
+    # -- the pod's containers ---------------------------------------------------------------
+
+    def enter(self, container_id: str, bundle: str, options: RuntimeCall) -> None:
+        """Record how to end a container of the pod, before it exists.
+
+        Args:
+            container_id: the container.
+            bundle: its bundle directory.
+            options: how its runtime is called.
+
+        Raises:
+            BundleUnusable: the record cannot be written.
+        """
+        root = os.path.join(options.root, self._shim.namespace)
+        record = bundle_files.RuntimeRecord(
+            options.binary_name, root, systemd_cgroup=options.systemd_cgroup
+        )
+        members.write_member(self._bundle, container_id, bundle, record)
+
+    def leave(self, container_id: str) -> None:
+        """Remove the record of a container that does not exist, or not any more."""
+        members.forget_member(self._bundle, container_id)
+
+    def admit(self, spec: dict[str, Any]) -> bool:
+        """Add what the pod's containers share to the spec of one.
+
+        Args:
+            spec: its OCI spec; changed in place.
+
+        Returns:
+            Whether it was changed. The spec of a container that joins none of the sandbox's
+            namespaces is left as it is.
+
+        Raises:
+            WrongSandboxState: it joins namespaces that have ended. Their paths may be those of
+                another process by now.
+        """
+        joined = {kind for kind, path in _namespaces(spec) if self._is_ours(path)}
+        if not joined:
+            return False
+        if self.state is not State.READY:
+            raise WrongSandboxState(
+                f"a container in sandbox {self.id}",
+                found=f"the sandbox is {self.state.name.lower()}",
+                do="make the pod anew",
+            )
+        present = spec.get("mounts") or []
+        if not isinstance(present, list):
+            return False  # the runtime will refuse that
+        places = {os.path.normpath(str(m.get("destination"))): m for m in _objects(present)}
+        root = spec.get("root")
+        read_only = isinstance(root, dict) and root.get("readonly") is True
+        changed = False
+        for mount in self.shared_mounts(read_only=read_only):
+            there = places.get(mount["destination"])
+            if mount["destination"] == _SHM:
+                if "ipc" not in joined or (there and there.get("type") != "tmpfs"):
+                    continue
+                if there is not None:
+                    there.clear()
+                    there.update(mount)  # where it was: what is mounted in it comes later
+                    changed = True
+                    continue
+            elif there is not None:
+                continue
+            present.append(mount)
+            changed = True
+        spec["mounts"] = present
+        return changed
+
+    def _is_ours(self, path: str) -> bool:
+        return bool(self.pid) and os.path.normpath(path).startswith(f"/proc/{self.pid}/")
+
+
+def _bind(destination: str, source: str, access: str) -> dict[str, Any]:
+    """A bind mount with the options that CRI uses."""
+    options = ["rbind", "rprivate", access]
+    return {"destination": destination, "type": "bind", "source": source, "options": options}
+
+
+def _objects(values: object) -> Iterator[dict[str, Any]]:
+    for value in values if isinstance(values, list) else ():
+        if isinstance(value, dict):
+            yield value
+
+
+def _namespaces(spec: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The namespaces that a spec joins: their types and paths."""
+    linux = spec.get("linux")
+    for namespace in _objects(linux.get("namespaces") if isinstance(linux, dict) else None):
+        kind, path = namespace.get("type"), namespace.get("path")
+        if isinstance(kind, str) and isinstance(path, str) and path:
+            yield kind, path
+
+
+def _of_the_node(path: str) -> bytes:
+    """The content of a file of the node; empty if the file is missing."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(_LONGEST_FILE)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise PodFilesUnusable(
+            f"to read {path}", found=os.strerror(error.errno or 0).lower()
+        ) from error

@@ -1,0 +1,297 @@
+"""Log files, and input from a file: a child of the shim opens the file and copies.
+
+Opening, writing and even closing a file can take for ever when its file system hangs (NFS, FUSE).
+Nothing tells beforehand, and every program that the shim started would have to close a copy of the
+descriptor first. So the shim never has a descriptor of the file.
+
+Rules
+- The child has :data:`OPENING` seconds to open the file. One that hangs is killed; a kernel that
+  cannot end it yet ends it when the file system answers. Nobody waits for that.
+- It copies until its source ends. When the shim closes their connection, or dies, it copies what is
+  there and ends.
+- A log file is appended to: it may be rotated by truncating it, and several containers may share
+  one. What a full disk does not take is dropped, and logged once: a container must not hang
+  for want of a log.
+- The last name of a log file's path may not be a link: a log's directory is often one that a
+  container can write to, and what it wrote would go wherever it points the link.
+
+Source: fork(2), unix(7) SOCK_SEQPACKET.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import stat
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from shim import forked, loop
+from shim.errors import StdioTimeout, StdioUnavailable
+from shim.stdio.ends import Opening
+from shim.stdio.streams import Input, ProcessOutput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shim.context import ShimContext
+    from shim.reaper import Child, Exit
+
+OPENING: Final = 10.0
+"""Seconds that a file may take to be opened."""
+
+_CHUNK: Final = 1 << 16
+_LONGEST_MESSAGE: Final = 1 << 12
+_OPENED: Final = b"opened"
+
+_APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+class FileOutput(ProcessOutput):
+    """Output that a child writes to a file."""
+
+    lost = "output is lost: what writes its file was killed"
+
+    def __init__(
+        self, shim: ShimContext, path: str, *, child: Child, connection: socket.socket, pipe: _Pipe
+    ) -> None:
+        reading, writing = pipe
+        super().__init__(shim, path, child, writing, [reading])
+        self._connection = connection
+        self._listening = loop.CancelScope()
+        shim.tasks.start_soon(self._log_failures)
+        self.watch()
+
+    async def let_go(self) -> None:
+        """Release everything when all is in the file."""
+        await super().let_go()
+        await self._child.wait()
+        if self._is_at_end():
+            self.close()
+
+    def finish(self) -> None:
+        """Copy what has been written, and then end."""
+        super().finish()
+        if self.relay is None:
+            self._tell_to_finish()
+
+    async def drain(self, deadline: float) -> None:
+        """Wait until all is in the file; a child that takes too long is killed."""
+        await super().drain(deadline)
+        self._tell_to_finish()
+        with loop.CancelScope(deadline=deadline):
+            await self._child.wait()
+        if self._child.exit is None:
+            self._shim.log.error("output is lost: its file system does not answer", file=self._name)
+            self._child.kill()
+
+    def close(self) -> None:
+        """Let the child copy what is there and end."""
+        super().close()
+        self._listening.cancel()
+        self._connection.close()
+        self._stop_reading()
+
+    def _tell_to_finish(self) -> None:
+        try:
+            self._connection.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # it has ended
+
+    def _report(self, exit_: Exit) -> None:
+        self._shim.log.error(self.lost, file=self._name, status=exit_.status)
+
+    async def _log_failures(self) -> None:
+        with self._listening:
+            while message := await _receive(self._connection):
+                self._shim.log.error(
+                    "output is lost: its file cannot be written",
+                    file=self._name,
+                    why=message.decode(errors="replace"),
+                )
+
+
+_Pipe = tuple[int, int]
+
+
+async def open_log_file(shim: ShimContext, path: str, *, make: bool = True) -> FileOutput:
+    """Start a child that writes to a file.
+
+    Args:
+        shim: whose child it is.
+        path: the file.
+        make: whether the file and the directories on the way are made if they are missing.
+
+    Raises:
+        StdioUnavailable: it cannot be opened, is a link, or something that no log can be.
+        StdioTimeout: its file system does not answer.
+    """
+    pipe = reading, writing = os.pipe2(os.O_CLOEXEC)
+    try:
+        child, connection = await _start(
+            shim, "the log file", path, lambda: (reading, _open_log(path, make=make)), reading
+        )
+    except BaseException:
+        os.close(reading)
+        os.close(writing)
+        raise
+    return FileOutput(shim, path, child=child, connection=connection, pipe=pipe)
+
+
+async def open_input_file(shim: ShimContext, path: str) -> Input:
+    """Start a child that fills a pipe from a file.
+
+    Raises:
+        StdioUnavailable: it cannot be opened.
+        StdioTimeout: its file system does not answer.
+    """
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    try:
+        child, connection = await _start(
+            shim, "stdin", path, lambda: (_open_input(path), writing), writing
+        )
+        shim.tasks.start_soon(_keep_until_ended, child, connection)
+    except BaseException:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    return Input(reading, filler=child)
+
+
+async def _keep_until_ended(child: Child, connection: socket.socket) -> None:
+    with connection:
+        await child.wait()
+
+
+async def _start(
+    shim: ShimContext, role: str, path: str, open_: Callable[[], _Pipe], kept: int
+) -> tuple[Child, socket.socket]:
+    """Start a child that copies, and wait until it has opened its file.
+
+    Args:
+        shim: whose child it is.
+        role: what the file is, for an error.
+        path: the file.
+        open_: called in the child; returns where to read from, and where to write to.
+        kept: the descriptor of ours that this needs.
+
+    Returns:
+        The child, and the connection to it.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        try:
+            pid = forked.fork(lambda: _be_copier(open_, theirs, {kept, theirs.fileno()}))
+        except BaseException:
+            ours.close()
+            raise
+    child = shim.reaper.register(pid)
+    ours.setblocking(False)
+    try:
+        await _wait_until_opened(ours, f"{role} at {path}")
+    except BaseException:
+        child.kill()
+        ours.close()
+        raise
+    return child, ours
+
+
+async def _wait_until_opened(connection: socket.socket, asked: str) -> None:
+    message = b""
+    with loop.move_on_after(OPENING) as waiting:
+        message = await _receive(connection)
+    if waiting.cancelled_caught:
+        raise StdioTimeout(
+            asked,
+            found=f"open(2) had not returned after {OPENING:.0f} s",
+            do="look for a FUSE or network file system that does not answer",
+        )
+    if not message:
+        raise StdioUnavailable(asked, found="what opens it was killed", do="try again")
+    if message != _OPENED:
+        raise StdioUnavailable(**json.loads(message))
+
+
+async def _receive(connection: socket.socket) -> bytes:
+    """The next message; empty when there is none any more."""
+    while True:
+        try:
+            return connection.recv(_LONGEST_MESSAGE)
+        except BlockingIOError:
+            await loop.wait_readable(connection)
+        except OSError:
+            return b""  # it was reset, or closed by us
+
+
+# -- in the child -------------------------------------------------------------------------------
+
+
+def _be_copier(open_: Callable[[], _Pipe], connection: socket.socket, kept: set[int]) -> NoReturn:
+    try:
+        forked.reset_signals()
+        forked.close_others(kept)
+        source, sink = open_()
+        connection.send(_OPENED)
+        _copy(source, sink, connection)
+    except StdioUnavailable as error:
+        parts = {"asked": error.asked, "found": error.found, "do": error.do}
+        connection.send(json.dumps(parts).encode())
+    finally:
+        os._exit(0)
+
+
+def _open_log(path: str, *, make: bool) -> int:
+    with Opening("the log file", path, do="check the path, and what its directory allows"):
+        flags = _APPEND
+        if make:
+            os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+            if os.path.islink(path):
+                raise StdioUnavailable(
+                    f"the log file {path}",
+                    found="a symbolic link",
+                    do="name the file that it leads to",
+                )
+            flags |= os.O_CREAT | os.O_NOFOLLOW
+        fd = os.open(path, flags, 0o644)
+    kind = os.fstat(fd).st_mode
+    if not (stat.S_ISREG(kind) or stat.S_ISCHR(kind)):
+        raise StdioUnavailable(
+            f"the log file {path}", found="it is no regular file", do="name another path"
+        )
+    os.set_blocking(fd, True)
+    return fd
+
+
+def _open_input(path: str) -> int:
+    with Opening("stdin", path):
+        return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _copy(source: int, sink: int, connection: socket.socket) -> None:
+    """Copy until the source ends, or until it is empty and the shim has closed the connection."""
+    poll = select.poll()
+    poll.register(source, select.POLLIN)
+    poll.register(connection, select.POLLIN)
+    os.set_blocking(source, False)
+    finishing = failed = False
+    while True:
+        try:
+            data = memoryview(os.read(source, _CHUNK))
+        except BlockingIOError:
+            if finishing:
+                return
+            finishing = any(fd == connection.fileno() for fd, _ in poll.poll())
+            continue
+        except OSError:
+            return
+        if not data:
+            return
+        try:
+            while data:
+                data = data[os.write(sink, data) :]
+        except OSError as error:
+            if not failed:
+                failed = True
+                connection.send(forked.reason(error).encode())

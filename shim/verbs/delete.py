@@ -1,0 +1,226 @@
+"""``delete``: clean up after a shim that is gone, and say how the container ended.
+
+containerd runs it after every shutdown of a shim, in good order or not, and gives it five
+seconds. After a shutdown in good order there is nothing left, and this is in the path that a
+user waits for: so it looks before it acts.
+
+Each step is taken whatever became of the one before, and all can be taken again. What goes
+wrong is told on stderr, a line each, which containerd logs; the answer is given in any case,
+since without one containerd would keep the container for ever.
+
+Source: containerd core/runtime/v2/binary.go Delete; docs/runtime-v2.md.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Final
+
+from api.proto import task_pb2
+from shim import bundle, files, mountinfo, sockets
+from shim.errors import BundleUnusable, NvshimError
+from shim.rootfs import mounts
+from shim.runtime import remains
+from shim.sandbox import members as sandbox_members
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shim.verbs.invocation import Invocation
+
+# The status of what is ended by SIGKILL; it is what containerd's own shim answers.
+KILLED: Final = 128 + 9
+
+_DEFAULT_RUNTIME: Final = "runc"
+_DEFAULT_ROOT: Final = "/run/containerd/runc"
+_STDERR: Final = 2
+
+# Seconds, of containerd's five, after which the runtimes of a pod's further containers are not
+# asked any more, but the containers ended without them.
+_MEMBERS_TIMEOUT: Final = 1.5
+
+
+def delete(invocation: Invocation) -> bytes:
+    """Do the verb.
+
+    Args:
+        invocation: the flags. The bundle is what ``-bundle`` says, or the current directory;
+            it may be half made.
+
+    Returns:
+        A DeleteResponse, as containerd wants to read it on stdout.
+    """
+    path = invocation.bundle or os.getcwd()
+    _take(path, lambda: _end_sandbox(path))
+    _clean_up(invocation.container_id, path, lambda: _runtime_record(invocation, path))
+    _take(path, lambda: _remove_socket(path, invocation.container_id))
+    response = task_pb2.DeleteResponse(pid=_pid(path, tell=False), exit_status=KILLED)
+    response.exited_at.FromNanoseconds(time.time_ns())
+    return response.SerializeToString()
+
+
+def _clean_up(
+    container_id: str,
+    path: str,
+    record: Callable[[], bundle.RuntimeRecord],
+    *,
+    ask_runtime: bool = True,
+) -> None:
+    """Remove all that is left of a container.
+
+    Args:
+        container_id: the container.
+        path: its bundle; it may be half made, or gone.
+        record: tells how its runtime is called.
+        ask_runtime: whether there is time to.
+    """
+    staging = os.path.join(path, bundle.STAGING)
+    calls = bundle.calls_under_way(path)
+    _take(
+        path,
+        lambda: _end_calls(path, calls),
+        lambda: _end_container(
+            container_id, path, record(), cut_off=bool(calls), ask_runtime=ask_runtime
+        ),
+        lambda: _end_loggers(path),
+        lambda: _unmount(os.path.join(path, bundle.ROOTFS)),
+        lambda: _unmount(staging),
+        lambda: files.remove_tree(staging),
+        # After its processes have ended: the next container may get the GPU now.
+        lambda: bundle.release_claim(path),
+    )
+
+
+def _take(path: str, *steps: Callable[[], object]) -> None:
+    """Take steps, each whatever became of the one before."""
+    for step in steps:
+        try:
+            step()
+        except NvshimError as error:
+            _warn(str(error))
+        except OSError as error:
+            _warn(f"{error.filename or path}: {os.strerror(error.errno or 0).lower()}")
+
+
+def _pid(path: str, *, tell: bool = True) -> int:
+    try:
+        return bundle.read_pid(os.path.join(path, bundle.INIT_PID))
+    except BundleUnusable as error:
+        if tell:
+            _warn(str(error))
+        return 0
+
+
+def _end_calls(path: str, logs: Sequence[str]) -> None:
+    """A runtime that the dead shim had called must not make what nobody will look for."""
+    if logs:
+        for problem in remains.end_calls(path, logs):
+            _warn(problem)
+
+
+def _end_sandbox(path: str) -> None:
+    """End what a sandbox holds: nobody else cleans up after the containers of its pod."""
+    members = sandbox_members.members(path)
+    pid, start_time = sandbox_members.read_holder(path)
+    if not (members or pid):
+        return
+    deadline = time.monotonic() + _MEMBERS_TIMEOUT
+    remains.end_process(pid, start_time)
+    for container_id in members:
+        _take(path, _end_of_member(path, container_id, deadline))
+
+
+def _end_of_member(path: str, container_id: str, deadline: float) -> Callable[[], None]:
+    def end() -> None:
+        where, record = sandbox_members.read_member(path, container_id)
+        in_time = time.monotonic() < deadline
+        _clean_up(container_id, where, lambda: record, ask_runtime=in_time)
+        sandbox_members.forget_member(path, container_id)
+
+    return end
+
+
+def _end_loggers(path: str) -> None:
+    """What the dead shim had started to take the container's output."""
+    loggers = bundle.loggers_left(path)
+    if loggers:
+        for problem in remains.end_loggers(loggers):
+            _warn(problem)
+
+
+def _end_container(
+    container_id: str,
+    path: str,
+    record: bundle.RuntimeRecord,
+    *,
+    cut_off: bool,
+    ask_runtime: bool,
+) -> None:
+    """End a container that was not ended in good order.
+
+    Args:
+        container_id: the container.
+        path: its bundle.
+        record: how its runtime is called.
+        cut_off: whether the runtime had been called, and had perhaps not come to write down what
+            it has made.
+        ask_runtime: whether there is time to.
+    """
+    pid = _pid(path)
+    state = os.path.join(record.root, container_id)
+    if not (cut_off or os.path.lexists(state) or os.path.exists(f"/proc/{pid}")):
+        return
+    _unmount(os.path.join(state, bundle.RESTORED_ROOT))
+    for problem in remains.end_container(
+        record,
+        container_id,
+        pid,
+        cgroup_path=_cgroup_path(path),
+        ask_runtime=ask_runtime,
+    ):
+        _warn(problem)
+
+
+def _cgroup_path(path: str) -> str:
+    """The container's cgroup as its spec names it; empty if it names none, or there is no spec."""
+    try:
+        return bundle.cgroups_path_of(bundle.read_spec(path))
+    except BundleUnusable:
+        return ""
+
+
+def _runtime_record(invocation: Invocation, path: str) -> bundle.RuntimeRecord:
+    """How the runtime is called; the defaults, if the server had not come to write it down."""
+    try:
+        record = bundle.read_runtime_record(path)
+    except BundleUnusable as error:
+        _warn(str(error))
+        record = None
+    if record is None:
+        binary = bundle.read_line(os.path.join(path, bundle.RUNTIME)) or _DEFAULT_RUNTIME
+        root = os.path.join(_DEFAULT_ROOT, invocation.namespace)
+        record = bundle.RuntimeRecord(binary, root, systemd_cgroup=False)
+    return record
+
+
+def _unmount(path: str) -> None:
+    if mountinfo.mount_points_below(path):
+        mounts.unmount_rootfs(path)
+
+
+def _remove_socket(path: str, container_id: str) -> None:
+    """Remove the socket, unless the shim of the container's pod lives on."""
+    where = bundle.read_line(os.path.join(path, bundle.ADDRESS)) or bundle.bootstrap_address(path)
+    if where.startswith(sockets.SCHEME):
+        socket = where.removeprefix(sockets.SCHEME)
+        sockets.forget(socket, container_id)
+        sockets.remove_dead(socket)
+        sockets.sweep(os.path.dirname(socket))
+
+
+def _warn(line: str) -> None:
+    try:
+        os.write(_STDERR, f"{line}\n".encode(errors="replace"))
+    except OSError:
+        pass  # containerd does not listen

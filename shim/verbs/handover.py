@@ -1,0 +1,196 @@
+"""How a process becomes the shim: what ``start`` hands it, and what it changes of itself.
+
+The verb and the shim are two processes. The verb parses, writes files and makes the socket, then
+answers and ends. The shim is forked from the fork server before the verb runs, and has touched as
+little memory as possible when it gets the listener: every page that a process writes to is its own.
+
+The two share a socket pair. The verb sends the request and the listener. The waiting process reads
+all of it and sends its pid. It does nothing more until the verb sends ``GO``: a verb that has given
+up has forked a shim itself, and two shims must not serve one socket. The waiting process ends when
+the other end of the pair is closed.
+
+Nothing that anyone can observe of a shim may depend on who forked it, the fork server or the verb.
+So everything that is inherited is set here: process group, descriptors, signals, umask, working
+directory, environment, standing with the OOM killer, name.
+
+Source: unix(7) SCM_RIGHTS, SOCK_SEQPACKET; containerd pkg/shim (what its own shims are started
+with); proc(5).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import json
+import os
+import socket
+from typing import Final, NamedTuple, NoReturn
+
+from api.errors import one_line
+from shim import PROGRAM, bundle, forked, processes, sockets
+
+GO: Final = b"!"
+
+# Seconds until the waiting process has read the request. It needs less than a millisecond.
+_PATIENCE: Final = 1.0
+_LARGEST_REQUEST: Final = 1 << 18
+
+_LISTENER: Final = 3
+
+# What services get from systemd, hence what runc and its hooks meet in containerd's own shim.
+# Files of ours have their modes named, and do not depend on it.
+UMASK: Final = 0o022
+
+
+class ShimRequest(NamedTuple):
+    """Which shim to become.
+
+    Attributes:
+        bundle_path: the bundle of the first container. It becomes the working directory.
+        container_id: the first container.
+        namespace: containerd's namespace.
+        address: containerd's gRPC address.
+        ttrpc_address: where events are sent.
+        socket_path: the file of the listening socket.
+        debug: whether to log each step.
+        oom_score_adj: the score of the shim; None leaves it as it is.
+        environment: the whole environment of the shim.
+    """
+
+    bundle_path: str
+    container_id: str
+    namespace: str
+    address: str
+    ttrpc_address: str
+    socket_path: str
+    debug: bool
+    oom_score_adj: int | None
+    environment: dict[str, str]
+
+
+def channel() -> tuple[socket.socket, socket.socket]:
+    """The two ends between a verb and the process that waits to become its shim."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def offer(waiting: socket.socket, listener: int, request: ShimRequest) -> int:
+    """Send a request to the waiting process.
+
+    Args:
+        waiting: the verb's end.
+        listener: the listening socket.
+        request: which shim to become.
+
+    Returns:
+        Its pid; it waits for :func:`commit`. 0 if it is gone or does not answer.
+    """
+    try:
+        waiting.settimeout(_PATIENCE)
+        socket.send_fds(waiting, [json.dumps(request).encode()], [listener])
+        return int(waiting.recv(16) or b"0")
+    except (OSError, ValueError):
+        return 0
+
+
+def commit(waiting: socket.socket) -> bool:
+    """Let the waiting process become the shim.
+
+    Returns:
+        Whether it was still there.
+    """
+    try:
+        return waiting.send(GO) == len(GO)
+    except OSError:
+        return False
+
+
+def accept(channel: socket.socket) -> tuple[int, ShimRequest] | None:
+    """Wait for a request, in the process that becomes the shim.
+
+    Returns:
+        The listener and the request; None if there will be none.
+    """
+    content, fds, _, _ = socket.recv_fds(channel, _LARGEST_REQUEST, 1, socket.MSG_CMSG_CLOEXEC)
+    if not fds:
+        return None
+    channel.send(str(os.getpid()).encode())
+    if channel.recv(len(GO)) != GO:
+        return None
+    return fds[0], ShimRequest(*json.loads(content))
+
+
+def become_shim(listener_fd: int, request: ShimRequest) -> NoReturn:
+    """Turn this process, just forked and with a single thread, into a shim.
+
+    Args:
+        listener_fd: the listening socket. Every other descriptor is closed.
+        request: which shim. Its bundle becomes the working directory, its environment ours.
+    """
+    try:
+        # First of all: whoever holds the answer's pipe keeps containerd waiting for its end.
+        _keep_only(listener_fd)
+        forked.lead_group()
+        os.umask(UMASK)
+        os.chdir(request.bundle_path)
+        if os.environ != request.environment:
+            os.environ.clear()
+            os.environ.update(request.environment)
+        if request.oom_score_adj is not None:
+            _set_oom_score_adj(request.oom_score_adj)
+        names = ["-namespace", request.namespace, "-id", request.container_id]
+        processes.set_command_line([PROGRAM, *names, "-address", request.address])
+        # What is imported stays; looking for garbage among it costs a tenth of the time.
+        gc.disable()
+        # Here, for what no fork server has forked: containerd has its answer by now.
+        from shim.pod.server import main  # noqa: PLC0415
+
+        gc.freeze()
+        gc.enable()
+
+        main(
+            listener_fd=_LISTENER,
+            container_id=request.container_id,
+            namespace=request.namespace,
+            ttrpc_address=request.ttrpc_address,
+            socket_path=request.socket_path,
+            debug=request.debug,
+        )
+    except BaseException as error:  # noqa: BLE001 - there is nobody above to raise it to
+        _report(request.bundle_path, error)
+        path = request.socket_path
+        sockets.retire(path, sockets.identity(path), regardless=True)
+    os._exit(1)
+
+
+def _keep_only(listener_fd: int) -> None:
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    # Duplicates above all targets, so that no step overwrites what a later one needs.
+    null_high = fcntl.fcntl(null, fcntl.F_DUPFD_CLOEXEC, _LISTENER + 1)
+    listener_high = fcntl.fcntl(listener_fd, fcntl.F_DUPFD_CLOEXEC, _LISTENER + 1)
+    for standard in (0, 1, 2):
+        os.dup2(null_high, standard)
+    os.dup2(listener_high, _LISTENER, inheritable=False)
+    forked.close_others({0, 1, 2, _LISTENER})
+
+
+def _set_oom_score_adj(value: int) -> None:
+    try:
+        with open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
+            file.write(str(value).encode())
+    except OSError:
+        pass  # lowering it needs CAP_SYS_RESOURCE, which a user namespace does not have
+
+
+def _report(bundle_path: str, error: BaseException) -> None:
+    """Tell containerd's log why there is no shim: it reads the bundle's fifo."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else ""
+    line = one_line(f"{type(error).__name__}: {error}{where}").replace('"', "'")
+    try:
+        log = os.path.join(bundle_path, bundle.LOG)
+        fd = os.open(log, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        os.write(fd, f'level=error msg="the shim could not start: {line}"\n'.encode())
+    except OSError:
+        pass  # nobody reads

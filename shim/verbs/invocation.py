@@ -1,0 +1,168 @@
+"""What containerd asks: the command line in Go's flags, and what it writes to stdin.
+
+Rules
+- ``-flag value``, ``-flag=value`` and both with two dashes mean the same.
+- A switch takes no value, unless after ``=``.
+- The first word that belongs to no flag is the verb; what follows it is ignored.
+- A flag that we do not know is skipped, with its value if it seems to have one: a newer
+  containerd may say more than this shim understands, and must not fail for it.
+- Ids and namespaces are checked here, before anything makes a path of them.
+
+Source: containerd pkg/shim; Go's package flag; containerd pkg/identifiers.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from shim.errors import InvalidInvocation, RequestTooLarge
+from shim.files import check_id
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+VERBS: Final = ("start", "delete")
+
+# The last word of a fork server's command line: ``start`` leaves one behind, and systemd starts
+# one. containerd never does.
+FORK_SERVER: Final = "fork-server"
+
+# Flags with a value, and the attribute that keeps it.
+_VALUES: Final = {
+    "namespace": "namespace",
+    "address": "address",
+    "publish-binary": "publish_binary",
+    "id": "container_id",
+    "bundle": "bundle",
+    "socket": "socket",
+}
+_SWITCHES: Final = {
+    "debug": "debug",
+    "stay": "stay",
+    "info": "info",
+    "v": "version",
+    "version": "version",
+    "h": "help",
+    "help": "help",
+}
+_TRUE: Final = ("1", "t", "T", "true", "TRUE", "True")
+_FALSE: Final = ("0", "f", "F", "false", "FALSE", "False")
+
+# As much as containerd's own shim takes.
+_LARGEST_REQUEST: Final = 10 << 20
+_CHUNK: Final = 1 << 16
+
+
+@dataclass(slots=True)
+class Invocation:
+    """What containerd asks of the program.
+
+    Attributes:
+        verb: ``start``, ``delete``, or empty.
+        namespace: containerd's namespace.
+        address: containerd's gRPC address.
+        publish_binary: containerd's own path; unused, since events go over ttrpc.
+        container_id: the container that the verb is about.
+        bundle: its bundle; empty for the current directory.
+        socket: where a fork server listens; empty if it has to find that out.
+        debug: whether the shim logs its steps.
+        stay: whether a fork server stays although nobody asks.
+        info: whether the runtime's description is asked for.
+        version: whether the version is asked for.
+        help: whether a person asks how the program is called.
+    """
+
+    verb: str = ""
+    namespace: str = ""
+    address: str = ""
+    publish_binary: str = ""
+    container_id: str = ""
+    bundle: str = ""
+    socket: str = ""
+    debug: bool = False
+    stay: bool = False
+    info: bool = False
+    version: bool = False
+    help: bool = False
+
+
+def parse(arguments: Sequence[str], verbs: Sequence[str] = VERBS) -> Invocation:
+    """Read the command line.
+
+    Args:
+        arguments: the words after the program's name.
+        verbs: those that are understood.
+
+    Returns:
+        What is asked. For a verb, its id and namespace are there and safe.
+
+    Raises:
+        InvalidInvocation: no verb, a flag without its value, a value of the wrong kind.
+        InvalidIdentifier: an id or a namespace that containerd would not accept either.
+    """
+    invocation = Invocation()
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("-") or word == "-":
+            invocation.verb = word
+            break
+        if word == "--":
+            invocation.verb = words[0] if words else ""
+            break
+        _take_flag(invocation, word, words)
+    if invocation.info or invocation.version or invocation.help:
+        invocation.verb = ""
+        return invocation
+    if invocation.verb not in verbs:
+        raise InvalidInvocation(
+            f"to do {invocation.verb!r}",
+            found="not one of: start, delete, -info, -v",
+            do="leave calling this program to containerd: ctr run --runtime "
+            "io.containerd.nvidia.v1",
+        )
+    if invocation.verb in VERBS:
+        check_id(invocation.container_id)
+        check_id(invocation.namespace, "namespace")
+    return invocation
+
+
+def _take_flag(invocation: Invocation, word: str, rest: list[str]) -> None:
+    name, equals, value = word.removeprefix("-").removeprefix("-").partition("=")
+    if name in _VALUES:
+        if not equals:
+            if not rest:
+                raise InvalidInvocation(f"flag -{name}", found="no value after it", do="add one")
+            value = rest.pop(0)
+        setattr(invocation, _VALUES[name], value)
+    elif name in _SWITCHES:
+        if equals and value not in _TRUE and value not in _FALSE:
+            raise InvalidInvocation(
+                f"flag -{name}", found=f"{value!r}, neither true nor false", do="use one of them"
+            )
+        setattr(invocation, _SWITCHES[name], not equals or value in _TRUE)
+    elif not equals and rest and not rest[0].startswith("-") and rest[0] not in VERBS:
+        del rest[0]
+
+
+def read_stdin() -> bytes:
+    """Read what containerd writes, to its end; nothing if stdin cannot be read.
+
+    Raises:
+        RequestTooLarge: there are more than 10 MiB.
+    """
+    content = bytearray()
+    try:
+        while chunk := os.read(0, _CHUNK):
+            content += chunk
+            if len(content) > _LARGEST_REQUEST:
+                raise RequestTooLarge(
+                    "to read the request from stdin",
+                    found=f"more than {_LARGEST_REQUEST} bytes",
+                    do="leave calling this program to containerd",
+                )
+    except OSError:
+        return b""  # a directory, or a descriptor for writing: nobody's request
+    return bytes(content)

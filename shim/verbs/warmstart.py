@@ -1,0 +1,229 @@
+"""What the fork server, its client and a cold ``start`` agree on; and leaving a fork server behind.
+
+A process forked from one that has imported everything does a verb in milliseconds, where a cold one
+needs a hundred. :mod:`shim.forkserver` is that server. Its client is :file:`launcher.c`, which has
+no interpreter to start: what is not done there is done by the Python program, cold.
+
+The client sends a length, then texts, each with a zero after it: the Python program that would do
+the verb otherwise, the number of words, the words, the environment. The fork server says
+``ACCEPTED`` as soon as it has the connection. The process that does the verb says ``READY``, and
+does nothing until it reads ``GO``, with which come four descriptors (directory, 0, 1, 2). At the
+end it sends a byte, the verb's status, and ends itself.
+
+Rules
+- A shim must not differ by the process that forked it, in what a process passes on to its children
+  and cannot, or should not, change for them: namespaces, cgroup, limits, capabilities, security
+  context and scheduling. This process context of the caller is part of the fork server's name.
+- Without the native launcher nobody would ask a fork server, and none is left behind.
+- ``NVSHIM_FORK_SERVER=0`` in containerd's environment turns all of it off.
+
+Source: unix(7) SCM_RIGHTS, SO_PEERCRED; proc(5), namespaces(7), sched(7).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import struct
+import sys
+from typing import Final, NoReturn
+
+from shim import files, sockets
+from shim.errors import ShimError
+
+SWITCH: Final = "NVSHIM_FORK_SERVER"
+
+# At the end of the Python program's name, if the native launcher is beside it.
+SUFFIX: Final = ".py"
+
+_CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
+
+LENGTH: Final = struct.Struct("=I")
+LARGEST_REQUEST: Final = 1 << 18
+ACCEPTED: Final = b","
+READY: Final = b"."
+
+_FNV_OFFSET: Final = 0xCBF29CE484222325
+_FNV_PRIME: Final = 0x100000001B3
+
+# The descriptor under which the fork server finds the lock that makes it the only one.
+LOCK_FD: Final = 3
+
+# The command line of a shim is written over that of the process it was forked from; ids of
+# containers and namespaces may have 76 bytes each.
+_ROOM_FOR_NAMES: Final = "-room=" + "." * 320
+
+# What of a process belongs to its context, by its names in /proc/PID.
+_NAMESPACES: Final = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")
+_LINKS: Final = (*(f"ns/{name}" for name in _NAMESPACES), "root")
+_FILES: Final = ("cgroup", "limits", "attr/current")
+_STATUS_LINES: Final = (
+    b"Uid:", b"Gid:", b"Groups:", b"Cap", b"NoNewPrivs:", b"Seccomp", b"Cpus_allowed:",
+    b"Mems_allowed:", b"THP_enabled:",
+)  # fmt: skip
+_CHUNK: Final = 1 << 13
+
+
+def server_path(directory: str, containerd: str) -> str:
+    """Where the fork server for our process context listens.
+
+    Args:
+        directory: the directory of sockets, which is ours alone.
+        containerd: its gRPC address.
+
+    Raises:
+        SocketPathTooLong: the path would not fit a socket's address.
+    """
+    program = os.path.abspath(sys.argv[0])
+    named = [os.fsencode(containerd), os.fsencode(program), *process_context()]
+    return sockets.path_of(directory, "f" + files.digest(b"\0".join(named))[:40])
+
+
+def link_name(containerd: str, program: str) -> str:
+    """The name of the link by which the launcher finds the fork server, beside its socket.
+
+    Args:
+        containerd: its gRPC address.
+        program: the Python program beside the launcher.
+    """
+    value = _FNV_OFFSET
+    for text in (containerd, program, os.readlink("/proc/self/ns/mnt")):
+        for byte in (*os.fsencode(text), 0):
+            value = (value ^ byte) * _FNV_PRIME & 0xFFFFFFFFFFFFFFFF
+    return f"l{value:016x}"
+
+
+def peer_is_another(connection: socket.socket) -> bool:
+    """Whether the process at the other end has another uid or gid than this one."""
+    _, uid, gid = _peer(connection)
+    return (uid, gid) != (os.geteuid(), os.getegid())
+
+
+def peer_process(connection: socket.socket) -> int:
+    """The pid of the process at the other end."""
+    return _peer(connection)[0]
+
+
+def _peer(connection: socket.socket) -> tuple[int, int, int]:
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, gid = _CREDENTIALS.unpack(raw)
+    return pid, uid, gid
+
+
+def leave_behind(containerd: str) -> None:
+    """Start a fork server for the next verb, unless one runs or is starting.
+
+    Args:
+        containerd: its gRPC address.
+    """
+    if os.environ.get(SWITCH, "1") == "0" or not sys.argv[0].endswith(SUFFIX):
+        return
+    if os.environ.get("SCHED_CORE"):
+        return  # this process has a core-scheduling cookie, which others' shims must not inherit
+    try:
+        path = server_path(sockets.prepare_directory(), containerd)
+        lock = open_lock(path)
+    except (ShimError, OSError):
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Until it can remove its files when it is told to end.
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+        if os.fork() == 0:
+            become_fork_server(path, containerd, lock)
+    except OSError:
+        return  # another one has the lock, or there is no room for a process
+
+
+def become_fork_server(path: str, containerd: str, lock: int, *flags: str) -> NoReturn:
+    """Execute the fork server in this process, which blocks SIGTERM.
+
+    Args:
+        path: where it is to listen.
+        containerd: its gRPC address, shown in the command line.
+        lock: the descriptor of the locked file beside the path.
+        flags: more of its flags.
+    """
+    # An interpreter of its own: nothing of this verb is in the memory that shims will share.
+    try:
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        # A duplicate above all targets, so that no step overwrites what a later one needs.
+        high = fcntl.fcntl(lock, fcntl.F_DUPFD_CLOEXEC, 10)
+        for standard in (0, 1, 2):
+            os.dup2(null, standard)
+        os.dup2(high, LOCK_FD)
+        os.setpgid(0, 0)
+        program = os.path.abspath(sys.argv[0])
+        words = ["-address", containerd, "-socket", path, *flags, _ROOM_FOR_NAMES, "fork-server"]
+        # By this interpreter: in a self-contained tree the program's first line cannot name it.
+        argv = [sys.executable, "-IS", program, *words]
+        os.execv(sys.executable, argv)  # noqa: S606 - our own program, and no shell
+    finally:
+        try:
+            os.unlink(lock_path(path))
+        finally:
+            os._exit(1)
+
+
+def open_lock(path: str) -> int:
+    """Open the file whose lock a fork server holds.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    return os.open(lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def lock_path(path: str) -> str:
+    """The file whose lock a fork server holds while it lives."""
+    return f"{path}.lock"
+
+
+def process_context(process: int = 0) -> list[bytes]:
+    """The context of a process, to be compared with that of another one.
+
+    Args:
+        process: its pid; 0 for this one.
+    """
+    folder = f"/proc/{process or 'self'}"
+    parts = [_link(f"{folder}/{name}") for name in _LINKS]
+    parts += [_content(f"{folder}/{name}") for name in _FILES]
+    status = _content(f"{folder}/status").splitlines()
+    parts += [line for line in status if line.startswith(_STATUS_LINES)]
+    scheduling = os.sched_getscheduler(process), os.getpriority(os.PRIO_PROCESS, process)
+    parts.append("{} {}".format(*scheduling).encode())
+    return parts
+
+
+def explain_difference(one: list[bytes], other: list[bytes]) -> str:
+    """Which parts of two contexts differ, by their names in /proc/PID; empty if none does."""
+    names = [*_LINKS, *_FILES]
+    lines = {line.partition(b":")[0].decode() for line in set(one) ^ set(other) if b":\t" in line}
+    differing = [name for name, a, b in zip(names, one, other, strict=False) if a != b]
+    return ", ".join([*differing, *sorted(lines)]) or ("scheduling" if one != other else "")
+
+
+def _link(path: str) -> bytes:
+    try:
+        return os.fsencode(os.readlink(path))
+    except OSError:
+        return b""
+
+
+def _content(path: str) -> bytes:
+    """What a file of /proc holds; empty if this kernel has no such file."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        found = b""
+        while chunk := os.read(fd, _CHUNK):
+            found += chunk
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+    return found

@@ -1,0 +1,375 @@
+"""Which container has which GPU, where ``[sharing]`` limits how many may: claims, a file each.
+
+A claim lies in ``STATE/claims`` under a random name, which its container's bundle has in the file
+``claim``. So a claim holds as long as that bundle names it, whatever becomes of the shims. When
+containerd removes a bundle its claim is dead, and is removed when the next one is made.
+
+Rules
+- A claim is made under one lock, which the kernel releases when its holder dies. So of two
+  containers that are created at once, one sees the other. The lock is waited for ten seconds.
+- The bundle names the claim before the claim is there, and the claim goes before that name does. A
+  shim that is killed in between leaves nothing that counts.
+- A container whose init process has ended has nothing any more, even if its task was not deleted.
+  One whose first thread alone has ended, which looks like a zombie, goes on. In a pid namespace
+  that it shares, the kernel does not end the others with init: there the task counts.
+  A process is its pid and start time, which the bundle has beside the claim's name. Of a container
+  without a claim the pid alone is known: one that is another process's by now keeps its devices
+  until the bundle is gone.
+- A container that was made while there was no limit has no claim. It counts by its record, or by
+  the nodes in its spec: those of the same containerd are looked at, beside those that have claims.
+
+Source: flock(2), rename(2); which containers count: :mod:`hooks.sharing`.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from hooks.edits.grant import decide
+from hooks.errors import ClaimsUnusable
+from hooks.requests.policy import read_container
+from hooks.sharing import (
+    Claim,
+    claim_of,
+    held_by_nodes,
+    held_by_record,
+    held_too_often,
+    is_exempt,
+    is_exempt_by_record,
+    refusal,
+    wanted_by_nodes,
+    wanted_of,
+)
+from shim import bundle as bundle_files
+from shim import files
+from shim.bundle import has_own_pid_namespace
+from shim.errors import BundleUnusable, NvshimError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from hooks.config import Config
+    from hooks.node.inventory import Inventory
+    from hooks.requests.request import Request
+    from hooks.sharing import Wanted
+
+DIRECTORY: Final = "claims"
+_NAMED: Final = b"/dev/nvidia"
+_LOCK: Final = "lock"
+_LONGEST: Final = 1 << 20
+_LONGEST_RECORD: Final = 1 << 24
+
+# Of the fields of /proc/PID/stat after the program's name. Source: proc(5), num_threads, starttime.
+_THREADS: Final = 17
+_START_TIME: Final = 19
+
+# Seconds that others may have the lock, each of whom needs a millisecond; and between two tries.
+_LATE: Final = 10.0
+_POLL: Final = 0.002
+_HUNG: Final = f"another process has had {_LOCK} for {_LATE:.0f} seconds (fuser says which)"
+
+_LONGEST_NAME: Final = 253  # as Kubernetes has them; whoever asks another CRI may say more
+_POD_NAME: Final = "io.kubernetes.cri.sandbox-name"
+_POD_NAMESPACE: Final = "io.kubernetes.cri.sandbox-namespace"
+_NAME: Final = "io.kubernetes.cri.container-name"
+
+
+def claim(
+    bundle: str,
+    spec: Mapping[str, Any],
+    request: Request | None,
+    inventory: Inventory,
+    config: Config,
+) -> None:
+    """Claim the container's devices, unless the limit of one is reached.
+
+    Args:
+        bundle: the container's; what it had claimed before is released.
+        spec: its config.json, decoded. Devices that it lists already are claimed as well.
+        request: what it may have; None if it asks for nothing.
+        inventory: what the node has.
+        config: the limits, and where claims are.
+
+    Raises:
+        DeviceHeld: too many others have a device of it.
+        ClaimsUnusable: it cannot be written down.
+        RequestError: the node does not have what is requested.
+    """
+    who = read_container(spec)
+    wanted: dict[str, Wanted] = {}
+    # Whoever put a device into the spec did not say which capabilities it is for.
+    if not who.privileged and not is_exempt(config, who.namespace, ()):
+        wanted |= {each.uuid: each for each in wanted_by_nodes(_listed(spec), inventory, config)}
+    if request is not None:
+        grant = decide(request, inventory)
+        if not is_exempt(config, who.namespace, grant.capabilities):
+            wanted |= {each.uuid: each for each in wanted_of(grant, inventory, config)}
+    if not any(each.limit for each in wanted.values()):
+        bundle_files.release_claim(bundle)
+        return
+    title = title_of(spec, bundle)
+    directory = os.path.join(config.state, DIRECTORY)
+    try:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        lock = _locked(directory)
+        try:
+            _refuse_held(title, bundle, tuple(wanted.values()), inventory, config)
+            _write(directory, title, bundle, tuple(wanted.values()))
+        finally:
+            os.close(lock)
+    except (OSError, BundleUnusable) as error:
+        why = error.found if isinstance(error, BundleUnusable) else str(error.strerror)
+        raise ClaimsUnusable(
+            f"to write down in {directory} what {title} has",
+            found=why,
+            do="make it writable, or let any number have a device: [sharing] holders",
+        ) from error
+
+
+def _locked(directory: str) -> int:
+    """The lock, taken; closing the descriptor gives it back."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(os.path.join(directory, _LOCK), flags, 0o600)
+    deadline = time.monotonic() + _LATE
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(fd)
+                raise BlockingIOError(errno.EAGAIN, _HUNG) from None
+            time.sleep(_POLL)
+        except BaseException:
+            os.close(fd)
+            raise
+        else:
+            return fd
+
+
+def _refuse_held(
+    title: str,
+    bundle: str,
+    wanted: Sequence[Wanted],
+    inventory: Inventory,
+    config: Config,
+) -> None:
+    """Refuse what too many other containers have; the caller has the lock."""
+    directory = os.path.join(config.state, DIRECTORY)
+    others = {kept.bundle: kept for _, kept in _kept(directory) if kept.bundle != bundle}
+    for each in _neighbours({bundle, *others}):
+        if each != bundle and each not in others:
+            found = _without_claim(each, inventory, config)
+            if found is not None:
+                others[each] = found
+    crowded = held_too_often(wanted, list(others.values()))
+    if crowded:
+        raise refusal(title, crowded)
+
+
+def _write(directory: str, title: str, bundle: str, wanted: Sequence[Wanted]) -> None:
+    """Write a claim; the bundle names it before it is there."""
+    bundle_files.release_claim(bundle)
+    path = os.path.join(directory, os.urandom(16).hex())
+    bundle_files.write_claim(bundle, path)
+    content = {
+        "title": title,
+        "bundle": bundle,
+        "devices": [each.uuid for each in wanted],
+        "parents": sorted({each.gpu for each in wanted if each.gpu != each.uuid}),
+    }
+    files.write(path, json.dumps(content).encode())
+
+
+def read_claims(directory: str) -> Iterator[tuple[str, Claim | None, bool]]:
+    """What is written down.
+
+    Args:
+        directory: of claims.
+
+    Yields:
+        The name of each file, its claim (None if it is none), and whether that holds.
+    """
+    try:
+        names = sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return
+    for name in names:
+        if name == _LOCK:
+            continue
+        path = os.path.join(directory, name)
+        kept = _parsed(path)
+        yield name, kept, kept is not None and _is_named(kept.bundle, path)
+
+
+def _kept(directory: str) -> Iterator[tuple[str, Claim]]:
+    """The claims that hold; the others are removed, for which one has the lock."""
+    for name, kept, holds in read_claims(directory):
+        if kept is not None and holds:
+            if not has_ended(kept.bundle):
+                yield name, kept
+        else:
+            files.remove(os.path.join(directory, name))
+
+
+def remove_dead(directory: str, name: str) -> bool:
+    """Remove a claim that does not hold; whether it did not.
+
+    Args:
+        directory: of claims.
+        name: of its file.
+
+    Raises:
+        BlockingIOError: another process does not let go of the lock.
+        OSError: it cannot be removed.
+    """
+    fd = _locked(directory)
+    try:
+        path = os.path.join(directory, name)
+        kept = _parsed(path)
+        if kept is not None and _is_named(kept.bundle, path) and not has_ended(kept.bundle):
+            return False
+        files.remove(path)
+        return True
+    finally:
+        os.close(fd)
+
+
+def _parsed(path: str) -> Claim | None:
+    try:
+        content = files.parse_object(files.read(path, _LONGEST), path)
+    except BundleUnusable:
+        return None
+    title, bundle = content.get("title"), content.get("bundle")
+    devices, parents = content.get("devices"), content.get("parents")
+    if not (isinstance(title, str) and isinstance(bundle, str) and bundle.startswith("/")):
+        return None
+    if not (isinstance(devices, list) and isinstance(parents, list)):
+        return None
+    return Claim(title, bundle, tuple(map(str, devices)), tuple(map(str, parents)))
+
+
+def _is_named(bundle: str, path: str) -> bool:
+    """Whether a bundle is there, and names a claim."""
+    try:
+        return bundle_files.read_claim(bundle)[0] == path
+    except BundleUnusable:
+        return False
+
+
+def has_ended(bundle: str) -> bool:
+    """Whether a bundle's container has ended, as far as processes tell; one not made yet has not.
+
+    Args:
+        bundle: its path.
+    """
+    return _is_gone(bundle) and _ends_with_init(bundle)
+
+
+def _ends_with_init(bundle: str) -> bool:
+    try:
+        return has_own_pid_namespace(bundle_files.read_spec(bundle))
+    except BundleUnusable:
+        return True  # it is being removed
+
+
+def _is_gone(bundle: str) -> bool:
+    """Whether the init process has ended."""
+    try:
+        _, pid, start_time = bundle_files.read_claim(bundle)
+        pid = pid or bundle_files.read_pid(os.path.join(bundle, bundle_files.INIT_PID))
+    except BundleUnusable:
+        return False
+    if not pid:
+        return False
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        if start_time and int(fields[_START_TIME]) != start_time:
+            return True
+        return fields[0] in {b"Z", b"X"} and int(fields[_THREADS]) <= 1
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def _neighbours(bundles: set[str]) -> Iterator[str]:
+    """All bundles of the containerds of some: they lie in TASKS/NAMESPACE/ID."""
+    for tasks in sorted({os.path.dirname(os.path.dirname(bundle)) for bundle in bundles}):
+        for namespace in _directories(tasks):
+            yield from _directories(namespace)
+
+
+def _directories(path: str) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+
+
+def _without_claim(bundle: str, inventory: Inventory, config: Config) -> Claim | None:
+    """What a container has that claims nothing; None if it has nothing, or has ended."""
+    try:
+        record = _read_if(bundle, bundle_files.RECORD, _LONGEST_RECORD) or {}
+        held = held_by_record(record, inventory)
+        if not held:
+            found = _by_spec(bundle, inventory, config)
+        elif is_exempt_by_record(config, record):
+            return None
+        else:
+            found = claim_of(held, bundle, "/".join(bundle.split("/")[-2:]))
+    except BundleUnusable:
+        return None
+    return None if not found or has_ended(bundle) else found
+
+
+def _by_spec(bundle: str, inventory: Inventory, config: Config) -> Claim | None:
+    """What a container has by the nodes that its spec lists, whoever has put them there."""
+    spec = _read_if(bundle, bundle_files.CONFIG, bundle_files.LONGEST_SPEC, _NAMED)
+    paths = _listed(spec or {})
+    if not spec or not paths:
+        return None
+    try:
+        who = read_container(spec)
+    except NvshimError:
+        return None
+    if who.privileged or is_exempt(config, who.namespace, ()):
+        return None
+    return claim_of(held_by_nodes(paths, inventory), bundle, title_of(spec, bundle))
+
+
+def _listed(spec: Mapping[str, Any]) -> list[str]:
+    """The paths of the device nodes that a spec lists."""
+    linux = spec.get("linux")
+    devices = linux.get("devices") if isinstance(linux, dict) else None
+    if not isinstance(devices, list):
+        return []
+    return [str(each.get("path")) for each in devices if isinstance(each, dict)]
+
+
+def _read_if(bundle: str, name: str, limit: int, having: bytes = b"") -> dict[str, Any] | None:
+    """A file of a bundle; None if it is not there, or does not have some bytes."""
+    path = os.path.join(bundle, name)
+    if not os.path.lexists(path):
+        return None
+    content = files.read(path, limit)
+    return files.parse_object(content, path) if having in content else None
+
+
+def title_of(spec: Mapping[str, Any], bundle: str) -> str:
+    """What people call a container: its pod and name, or containerd's namespace and its id.
+
+    Args:
+        spec: its config.json, decoded.
+        bundle: its path.
+    """
+    annotations = spec.get("annotations")
+    said = annotations if isinstance(annotations, dict) else {}
+    if said.get(_POD_NAME):
+        names = (said.get(_POD_NAMESPACE, ""), said[_POD_NAME], said.get(_NAME) or "?")
+        return "/".join(str(name)[:_LONGEST_NAME] for name in names)
+    return "/".join(bundle.split("/")[-2:])

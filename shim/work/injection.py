@@ -1,0 +1,241 @@
+"""Injection as the shim has it: a worker does it, and the shim keeps the few values it needs later.
+
+A container that asks for no GPU has none of this (:mod:`shim.pod.creation`): no worker is forked,
+and its config.json is not written again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+from hooks.requests.glance import find_places, may_ask
+from shim import bundle as bundle_files
+from shim import files, loop
+from shim.errors import NvshimError, WorkerFailed
+from shim.processes import start_time_of
+from shim.rootfs import proc_cover
+from shim.work.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shim.log import Log
+    from shim.reaper import Reaper
+    from shim.rootfs.mounts import Mount
+    from shim.work.worker import Answer, Link
+
+_LONGEST_RECORD: Final = 1 << 24
+
+# The worker of the container that the shim was started for, by its bundle.
+_ahead: dict[str, Worker] = {}
+
+
+def look_ahead(bundle: str, reaper: Reaper, log: Log) -> None:
+    """Start the worker of a bundle's container now, if that asks for GPUs.
+
+    From a shim's start to its first Create, containerd takes some milliseconds. Meanwhile the
+    worker loads the inventory.
+
+    Args:
+        bundle: of the container for which the shim was started.
+        reaper: who collects the worker.
+        log: the shim's log.
+    """
+    try:
+        spec = bundle_files.read_spec(bundle)
+        if may_ask(spec, find_places()):
+            _ahead[bundle] = _fork(bundle, reaper, log, ahead=True)
+    except (NvshimError, OSError):
+        pass  # Create does the same, and says what is wrong
+
+
+def _fork(bundle: str, reaper: Reaper, log: Log, *, ahead: bool) -> Worker:
+    def work(link: Link) -> Answer | None:
+        # Here: a shim whose containers ask for no GPU has no use for the engine, and one that
+        # was not forked by the fork server would have to load it.
+        from shim.work.provision import Provision  # noqa: PLC0415
+
+        provision = Provision(bundle, log, link)
+        if ahead:
+            provision.look_ahead()
+        request = link.receive()
+        return None if request is None else provision.provide(request["mounts"], request["runtime"])
+
+    return Worker(reaper, work, log.descriptors())
+
+
+class Injection:
+    """What is injected into one container.
+
+    Args:
+        reaper: who collects the worker.
+        bundle: the container's bundle.
+        log: the shim's log.
+    """
+
+    def __init__(self, reaper: Reaper, bundle: str, log: Log) -> None:
+        self._reaper = reaper
+        self._bundle = bundle
+        self._log = log
+        # Of the record, what is needed while the container runs; None if nothing was injected.
+        self._record: dict[str, Any] | None = None
+        self._told_change = False
+        self._claimed = False
+        self._layer = -1
+
+    async def provide(self, rootfs_mounts: Sequence[Mount], runtime: str) -> Sequence[Mount]:
+        """Mount the container's rootfs, and give it what it asks for and may have.
+
+        Writes the changed spec to the bundle, and files into the rootfs, a layer of it or the
+        bundle's staging directory. After a failure, :meth:`undo` takes back what is in the bundle;
+        the caller unmounts the rootfs.
+
+        Args:
+            rootfs_mounts: what containerd wants mounted as its rootfs.
+            runtime: the low-level runtime that is to make the container.
+
+        Returns:
+            What was mounted.
+
+        Raises:
+            NvshimError: the request cannot be met; the message says why.
+            OSError: no process is to be had, or the kernel refused something.
+        """
+        worker = _ahead.pop(self._bundle, None)
+        if worker is None or not worker.runs():
+            worker = _fork(self._bundle, self._reaper, self._log, ahead=False)
+        request = {"mounts": rootfs_mounts, "runtime": runtime}
+        try:
+            value, self._layer = await worker.ask(request)
+        except loop.Cancelled:  # the error says what held the Create up
+            found = "it was cancelled"
+            raise WorkerFailed("a container's files and devices", found=found) from None
+        self._record, self._claimed = value["later"], value["claimed"]
+        mounted: list[Mount] = [tuple(each) for each in value["mounted"]]
+        return mounted
+
+    async def made(self, init: int) -> None:
+        """Its init process was made: the claim is that process's, and its procfs is covered.
+
+        Args:
+            init: the pid.
+
+        Raises:
+            BundleUnusable: that cannot be written down.
+        """
+        claim = bundle_files.read_claim(self._bundle)[0] if self._claimed else ""
+        if claim:
+            bundle_files.write_claim(self._bundle, claim, init, start_time_of(init))
+        await self.cover_proc(init)
+
+    def release(self) -> None:
+        """Release the layer, the claim and the staged files of a container that is gone.
+
+        The delete verb, for which containerd and a user wait, then has nothing to look after.
+        """
+        self._release_layer()
+        if self._claimed:
+            try:
+                bundle_files.release_claim(self._bundle)
+            except (NvshimError, OSError) as error:  # it is dead when the bundle is gone
+                self._log.warning("a claim is left", bundle=self._bundle, why=str(error))
+        if self._record is not None:
+            try:
+                bundle_files.remove_staging(self._bundle)
+            except OSError as error:  # containerd removes the whole bundle
+                self._log.warning("staged files are left", bundle=self._bundle, why=str(error))
+
+    def _release_layer(self) -> None:
+        if self._layer >= 0:
+            os.close(self._layer)
+            self._layer = -1
+
+    def undo(self) -> None:
+        """Take back what :meth:`provide` wrote to the bundle: the container was not made.
+
+        Raises:
+            NvshimError: config.json could not be put back.
+            OSError: a file of ours could not be removed.
+        """
+        self._release_layer()
+        # First what frees space: a full disk may be why we are here.
+        files.remove(os.path.join(self._bundle, bundle_files.RECORD))
+        bundle_files.release_claim(self._bundle)
+        bundle_files.remove_staging(self._bundle)
+        bundle_files.restore_spec(self._bundle)
+
+    async def cover_proc(self, pid: int) -> None:
+        """Cover the files of procfs that the container is not to see as they are.
+
+        What came of it is written into the record; what could not be covered is no error.
+
+        Args:
+            pid: the container's init, which has not been reaped.
+
+        Raises:
+            BundleUnusable: the record cannot be written.
+        """
+        covers = self._proc_files()
+        if covers:
+            sources = {file["path"]: file["source"] for file in covers}
+            self._note(covers, await proc_cover.cover(pid, sources))
+
+    async def uncover_proc(self, pid: int) -> None:
+        """Take away what :meth:`cover_proc` has mounted, for CRIU, which would refuse it.
+
+        Args:
+            pid: the container's init, which has not been reaped.
+        """
+        covers = [file for file in self._proc_files() if file["state"] == proc_cover.COVERED]
+        paths = [file["path"] for file in covers]
+        self._note(covers, await proc_cover.uncover(pid, paths))
+
+    def _proc_files(self) -> list[dict[str, str]]:
+        return [] if self._record is None else self._record["proc_files"]
+
+    def _note(self, covers: list[dict[str, str]], states: dict[str, str]) -> None:
+        if not covers:
+            return
+        path = os.path.join(self._bundle, bundle_files.RECORD)
+        record = files.read(path, _LONGEST_RECORD)
+        for file in covers:
+            before = json.dumps(file).encode()
+            file["state"] = states[file["path"]]
+            # As it was written, and nothing else of some fifty thousand bytes has to be.
+            record = record.replace(before, json.dumps(file).encode(), 1)
+        files.write(path, record)
+
+    def refuse_changed(self, name: str) -> None:
+        """Refuse to start the container if the driver has changed since it was created.
+
+        Args:
+            name: its id.
+
+        Raises:
+            NvshimError: it has; the message says what of it.
+        """
+        if self._record is not None:
+            from hooks.node.identity import refuse_changed  # noqa: PLC0415 - see _fork
+
+            refuse_changed(self._record, name)
+
+    def edit_process(self, process: dict[str, Any]) -> dict[str, Any]:
+        """The spec of an exec, with the environment and groups that init was given.
+
+        Args:
+            process: the OCI process as containerd sent it. CRI makes it from a spec that
+                predates the injection.
+        """
+        if self._record is None:
+            return process
+        from hooks.node.identity import what_changed  # noqa: PLC0415 - see _fork
+        from hooks.record import apply_to_process  # noqa: PLC0415 - see _fork
+
+        # An exec is how people find out what is wrong in there.
+        changed = "" if self._told_change else what_changed(self._record)
+        if changed:
+            self._told_change = True
+            self._log.warning("the driver of a running container has changed", why=changed)
+        return apply_to_process(process, self._record)

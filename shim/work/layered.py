@@ -1,0 +1,124 @@
+"""A container's rootfs with a layer that has the injected files: the engine meets the layers.
+
+The engine says what the files depend on (:mod:`hooks.prepared`) and writes them. What an overlay
+consists of (:mod:`shim.rootfs.overlay`) and how layers are kept (:mod:`shim.work.layers`) is the
+shim's.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, Any, Final
+
+from hooks import engine
+from hooks.image.rootfs import Rootfs
+from shim import VERSION
+from shim import bundle as bundle_files
+from shim.errors import NvshimError
+from shim.files import digest
+from shim.rootfs.overlay import read_overlay
+from shim.work import layers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hooks.config import Config
+    from hooks.engine import Prepared
+    from hooks.node.inventory import Inventory
+    from hooks.requests.request import Request
+    from shim.rootfs.mounts import Mount
+    from shim.rootfs.overlay import Overlay
+    from shim.work.layers import Layer
+
+
+def prepare(
+    bundle: str,
+    spec: dict[str, Any],
+    rootfs_mounts: Sequence[Mount],
+    *,
+    request: Request,
+    inventory: Inventory,
+    config: Config,
+) -> tuple[Mount, Layer, Prepared] | None:
+    """Find the layer that has a container's files, or make it.
+
+    Args:
+        bundle: the container's bundle.
+        spec: the OCI spec as containerd wrote it.
+        rootfs_mounts: what containerd wants mounted as its rootfs.
+        request: what the container may have.
+        inventory: what the node has, its nodes made.
+        config: where layers are.
+
+    Returns:
+        The mount to make, the layer in it, which is held, and what was decided with it; None if
+        this container cannot have one.
+
+    Raises:
+        NvshimError: the layer could not be made; nothing is left of it.
+        OSError: likewise.
+    """
+    rootfs = os.path.join(bundle, bundle_files.ROOTFS)
+    overlay = read_overlay(rootfs_mounts)
+    if overlay is None or not _is_root(spec, bundle, rootfs):
+        return None
+    key = engine.placement_key(spec, request, inventory, config)
+    identity = overlay.identity()
+    if key is None or identity is None:
+        return None
+
+    def fill(tree: int) -> bytes:
+        with Rootfs(tree) as image:
+            prepared = engine.prepare(spec, request, inventory, image, rootfs=rootfs, config=config)
+        return prepared.encode()
+
+    name = layers.name_of(digest(key + _dependencies(overlay, identity)))
+    layer = layers.find(config.layers, name)
+    if layer is None:
+        layer = layers.make(config.layers, name, overlay, fill)
+        if layer is None:
+            return None
+        try:
+            layers.collect(config.layers)
+        except (NvshimError, OSError):
+            pass  # the next one that is made tries again
+    return _used(overlay, layer)
+
+
+def _used(overlay: Overlay, layer: Layer) -> tuple[Mount, Layer, Prepared] | None:
+    prepared = engine.Prepared.decode(layer.note)
+    mount = overlay.with_layer(layer.files)
+    if prepared is None or mount is None:
+        layer.close()
+        return None
+    return mount, layer, prepared
+
+
+def _dependencies(overlay: Overlay, identity: list[tuple[str, int, int, int]]) -> bytes:
+    """What the files depend on besides the engine's key: our version, the image, its top."""
+    top = stat.S_IMODE(overlay.upper.st_mode), overlay.upper.st_uid, overlay.upper.st_gid
+    return repr((VERSION, _INSTALLATION, top, identity)).encode("utf-8", "surrogateescape")
+
+
+def _installation() -> tuple[str, int, int, int]:
+    """What distinguishes this installation from another one of the same version.
+
+    Its path, and when it was unpacked there: the time of change cannot be set.
+    """
+    place = os.path.dirname(os.path.abspath(__file__))
+    status = os.stat(place)
+    return place, status.st_dev, status.st_ino, status.st_ctime_ns
+
+
+# When this is loaded: later the installation may be gone.
+_INSTALLATION: Final = _installation()
+
+
+def _is_root(spec: dict[str, Any], bundle: str, rootfs: str) -> bool:
+    """Whether the container's root is what is mounted at ``rootfs``."""
+    root = spec.get("root")
+    path = root.get("path") if isinstance(root, dict) else None
+    return isinstance(path, str) and os.path.normpath(
+        os.path.join(bundle, path)
+    ) == os.path.normpath(rootfs)

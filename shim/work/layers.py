@@ -1,0 +1,326 @@
+"""Layers of injected files that containers of one image share.
+
+Containers of the same image that get the same need the same files. They are made once, in a
+directory that then is one more layer of each container's overlay. Nothing is written per container,
+and nothing of it is in the container's own snapshot::
+
+    DIRECTORY/                   of root's alone
+        BOOT-KEY/                a layer; KEY is a digest of all that it depends on
+            fs/                  its files
+            note                 what its maker decided with it
+        .new-RANDOM/             one that is being made
+        .old-RANDOM/             one that is being removed
+
+Rules
+- A layer is made under another name and renamed when it is complete. If two are made at once, the
+  first wins, and both containers use it. Nothing is synced: a layer is used only in the boot in
+  which it was made.
+- A shared lock on its directory is held as long as its container is mounted. The kernel releases it
+  when a shim is killed; therefore a layer that is part of a mount is in use as well.
+- An unused layer is removed when another is made, if there are more than :data:`MOST`, the least
+  recently used first; one of another boot, and what a killed maker left, always. What does not
+  have a layer's name is left alone: the directory may have been used for something else before.
+- It is made by mounting an overlay of the image's layers with the new one on top. The mount is
+  detached at once: no other process sees it, and it ends with its descriptor.
+- A layer is only ever the lower layer of an overlay, whose kernel writes to no lower layer, as it
+  is with those of the image. Nothing of it is bind mounted: a container that may mount can make
+  such a mount writable, and would write into what others have.
+- A failure concerns the layer alone: :func:`find` and :func:`make` return None or raise, and the
+  container is made without one.
+
+Source: flock(2), rename(2), mount(2); Documentation/filesystems/overlayfs.rst of the kernel.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import time
+from typing import TYPE_CHECKING, Final
+
+from shim import files, syscalls
+from shim.errors import NvshimError
+from shim.rootfs import mounts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shim.rootfs.overlay import Overlay
+
+    Fill = Callable[[int], bytes]
+
+MOST: Final = 128
+"""Layers that are kept; each has about a hundred names and a few hundred kilobytes."""
+
+AT_ONCE: Final = 8
+"""Layers that are removed when one is made; its container waits, perhaps for a cold disk."""
+
+_FILES: Final = "fs"
+_NOTE: Final = "note"
+_NEW: Final = ".new-"
+_OLD: Final = ".old-"
+_LONGEST_NOTE: Final = 4 << 20
+_BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
+_BOOT_DIGITS: Final = 8
+_KEY_DIGITS: Final = 64
+_RANDOM_DIGITS: Final = 16
+_HEXADECIMAL: Final = frozenset("0123456789abcdef")
+_OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+# Seconds within which a second use of a layer is not noted.
+_RECENTLY: Final = 60.0
+
+
+class Layer:
+    """A layer that is held: it is not removed before :meth:`close`.
+
+    Attributes:
+        fd: what holds it; so does a duplicate.
+        files: the directory with its files.
+        note: what its maker decided with it.
+    """
+
+    __slots__ = ("fd", "files", "note")
+
+    def __init__(self, fd: int, path: str, note: bytes) -> None:
+        self.fd = fd
+        self.files = os.path.join(path, _FILES)
+        self.note = note
+
+    def close(self) -> None:
+        """Release it; a second call does nothing."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def name_of(key: str) -> str:
+    """The name of a layer in its directory.
+
+    Args:
+        key: a SHA-256 of what it depends on, in hexadecimal digits.
+    """
+    return f"{_boot()}-{key}"
+
+
+def find(directory: str, name: str) -> Layer | None:
+    """Hold a layer that exists.
+
+    Args:
+        directory: of all layers.
+        name: of the layer.
+
+    Returns:
+        The layer; None if there is none, or none that can be used.
+    """
+    path = os.path.join(directory, name)
+    try:
+        if not _is_ours(os.stat(directory, follow_symlinks=False)):
+            return None
+        fd = os.open(path, _OPEN)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        seen = os.fstat(fd)
+        # It may have been removed before it was locked.
+        if _is_ours(seen) and os.path.samestat(seen, os.stat(path, follow_symlinks=False)):
+            note = files.read(os.path.join(path, _NOTE), _LONGEST_NOTE)
+            if time.time() - seen.st_mtime > _RECENTLY:
+                os.utime(fd)
+            return Layer(fd, path, note)
+    except (OSError, NvshimError):
+        pass  # it is being removed
+    os.close(fd)
+    return None
+
+
+def make(directory: str, name: str, overlay: Overlay, fill: Fill) -> Layer | None:
+    """Make a layer, and hold it.
+
+    Args:
+        directory: of all layers; made if it is missing.
+        name: of the layer.
+        overlay: of the container that it is first made for.
+        fill: takes a descriptor of a root, which it closes, and writes the layer's files there;
+            what it returns is the note.
+
+    Returns:
+        The layer; None if layers and the overlay's upper directory cannot be on one file system,
+        whose numbers of devices and inodes a container would see change.
+
+    Raises:
+        OSError: it could not be made; nothing is left of it.
+        NvshimError: ``fill`` failed; likewise.
+    """
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    seen = os.stat(directory, follow_symlinks=False)
+    if not _is_ours(seen) or seen.st_dev != overlay.upper.st_dev:
+        return None
+    path = os.path.join(directory, f"{_NEW}{_random()}")
+    final = os.path.join(directory, name)
+    os.mkdir(path, 0o700)
+    fd = -1
+    try:
+        fd = os.open(path, _OPEN)
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        note = _fill(path, overlay, fill)
+        files.write(os.path.join(path, _NOTE), note)
+        if _take_name(path, final):
+            return Layer(fd, final, note)
+    except BaseException:
+        _discard(path, fd)
+        raise
+    _discard(path, fd)
+    return find(directory, name)
+
+
+def _take_name(path: str, name: str) -> bool:
+    """Give a complete layer its name; False if another has it."""
+    try:
+        os.rename(path, name)
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+            return False
+        raise
+    return True
+
+
+def _fill(path: str, overlay: Overlay, fill: Fill) -> bytes:
+    """Write a layer's files through an overlay that has it on top."""
+    top, work, root = (os.path.join(path, name) for name in (_FILES, "work", "root"))
+    for each in (top, work, root):
+        os.mkdir(each, 0o700)
+    # What is made at the top of a tree belongs to whom the tree belongs.
+    os.chown(top, overlay.upper.st_uid, overlay.upper.st_gid)
+    os.chmod(top, stat.S_IMODE(overlay.upper.st_mode))
+    options = ",".join(overlay.options("", top, work))
+    try:
+        # A layer is not synced, and neither is the disk because of it: that takes milliseconds.
+        syscalls.mount("overlay", root, "overlay", 0, f"{options},volatile")
+    except OSError:
+        syscalls.mount("overlay", root, "overlay", 0, options)
+    try:
+        tree = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    finally:
+        syscalls.umount(root, syscalls.UMOUNT_NOFOLLOW | syscalls.MNT_DETACH)
+    note = fill(tree)
+    files.remove_tree(work)
+    os.rmdir(root)
+    return note
+
+
+def collect(directory: str, most: int = MOST) -> None:
+    """Remove unused layers, at most :data:`AT_ONCE`.
+
+    Args:
+        directory: of all layers.
+        most: how many of this boot are kept, used or not.
+
+    Raises:
+        OSError: something could not be looked at or removed; the rest stays for another time.
+        NvshimError: likewise.
+    """
+    boot = f"{_boot()}-"
+    found = [name for name in os.listdir(directory) if _is_name(name)]
+    names = sorted(found, key=lambda name: _used(directory, name), reverse=True)
+    kept = [name for name in names if name.startswith(boot)]
+    failed: NvshimError | OSError | None = None
+    removed = 0
+    for name in (*kept[most:], *(name for name in names if not name.startswith(boot))):
+        if removed == AT_ONCE:
+            break
+        try:
+            removed += _remove(directory, name)
+        except (NvshimError, OSError) as error:
+            failed = error  # one that cannot be removed must not keep all others
+    if failed is not None:
+        raise failed
+
+
+def _is_name(name: str) -> bool:
+    """Whether something is a layer by its name.
+
+    The directory may be used for something else too, such as the top of a file system with a
+    person's files: what is not a layer by its name is not touched.
+    """
+    for prefix, digits in ((_NEW, _RANDOM_DIGITS), (_OLD, _RANDOM_DIGITS)):
+        if name.startswith(prefix):
+            return _is_hexadecimal(name.removeprefix(prefix), digits)
+    boot, dash, key = name.partition("-")
+    return bool(dash) and _is_hexadecimal(boot, _BOOT_DIGITS) and _is_hexadecimal(key, _KEY_DIGITS)
+
+
+def _is_hexadecimal(text: str, digits: int) -> bool:
+    return len(text) == digits and _HEXADECIMAL.issuperset(text)
+
+
+def _remove(directory: str, name: str) -> bool:
+    """Remove one, unless it is in use; whether it was removed."""
+    path = os.path.join(directory, name)
+    for fd in _opened(path):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        if name.startswith(_NEW):
+            # Its maker was killed at the one moment when it shows; no process can be busy with it.
+            for _ in mounts.unmounting(path):
+                pass
+        # Under the lock: a shim that was killed since has mounted it before.
+        elif os.fsencode(name) in _mount_table():
+            continue
+        aside = os.path.join(directory, f"{_OLD}{_random()}")
+        os.rename(path, aside)
+        files.remove_tree(aside)
+        return True
+    return False
+
+
+def _opened(path: str) -> Iterator[int]:
+    """A descriptor of a directory, for the time of a loop's body, if it is still there."""
+    try:
+        fd = os.open(path, _OPEN)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _discard(path: str, fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)
+    try:
+        files.remove_tree(path)
+    except OSError:
+        pass  # the first error is the one to report; the next collection removes it
+
+
+def _used(directory: str, name: str) -> float:
+    try:
+        return os.stat(os.path.join(directory, name), follow_symlinks=False).st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _is_ours(seen: os.stat_result) -> bool:
+    is_directory = stat.S_ISDIR(seen.st_mode)
+    return is_directory and seen.st_uid == os.geteuid() and not seen.st_mode & _OTHERS_MAY_WRITE
+
+
+def _boot() -> str:
+    with open(_BOOT_ID, encoding="ascii") as file:
+        return file.read(_BOOT_DIGITS)
+
+
+def _random() -> str:
+    return os.urandom(_RANDOM_DIGITS // 2).hex()
+
+
+def _mount_table() -> bytes:
+    with open("/proc/thread-self/mountinfo", "rb") as file:
+        return file.read()

@@ -1,0 +1,315 @@
+"""What a worker does for a container that asks for GPUs: from its bundle to a rootfs with files.
+
+It asks the engine, mounts the rootfs, writes files into it, and writes the changed spec and the
+record to the bundle. Only the worker runs this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from hooks import engine
+from hooks.config import load_config
+from hooks.errors import DeviceHeld
+from hooks.node.host_setup import DRIVER
+from hooks.node.host_setup import TIMEOUT as MODULE_TIMEOUT
+from hooks.requests.glance import find_places, lists_nodes, may_ask, may_want_more
+from hooks.sharing import is_limited, without_gpus
+from shim import bundle as bundle_files
+from shim import files
+from shim.bundle import root_of
+from shim.errors import MountFailed, NvshimError, ProgramNotFound, ProgramTimeout
+from shim.rootfs import mounts
+from shim.work import claims, layered
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hooks.config import Config
+    from hooks.engine import Injection, Inventory, Prepared
+    from hooks.node.host_setup import MadeNodes
+    from hooks.requests.policy import Verdict
+    from shim.log import Log
+    from shim.rootfs.mounts import Mount
+    from shim.work.layers import Layer
+    from shim.work.worker import Answer, Link
+
+_FEATURES_TIMEOUT: Final = 10.0
+_NO_VERSION: Final = "0.0.0"
+_SOON: Final = 0.1  # seconds
+
+# What of the record is needed while the container runs: by Start, by execs, by a checkpoint.
+_FOR_LATER: Final = ("identity", "proc_files", "process")
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What a container may have, and the node as it was when that was decided."""
+
+    config: Config
+    verdict: Verdict
+    inventory: Inventory | None = None
+    made: MadeNodes | None = None
+
+
+class Provision:
+    """The work for one container.
+
+    Args:
+        bundle: the container's bundle.
+        log: the shim's log.
+        link: the connection to the shim.
+    """
+
+    def __init__(self, bundle: str, log: Log, link: Link) -> None:
+        self._bundle = bundle
+        self._log = log
+        self._link = link
+        self._container = os.path.basename(bundle)
+        self._claimed = False
+        self._ahead: tuple[float, Config, Inventory] | None = None
+
+    def look_ahead(self) -> None:
+        """Load the inventory before Create comes; it is used soon or not at all."""
+        try:
+            config = load_config()
+            inventory = engine.load_inventory(config)
+            if inventory is not None:
+                self._ahead = (time.monotonic(), config, inventory)
+        except Exception:  # noqa: BLE001, S110 - provide does the same, and raises it
+            pass
+
+    def provide(self, rootfs_mounts: Sequence[Mount], runtime: str) -> Answer:
+        """Mount the rootfs, and give the container what it asks for and may have.
+
+        Nothing is written if nothing is asked for, or if it cannot be given. What was done before
+        any other failure is undone by the shim.
+
+        Args:
+            rootfs_mounts: what containerd wants mounted.
+            runtime: the low-level runtime.
+
+        Returns:
+            ``mounted``: what was mounted; ``claimed``: whether the bundle has a claim; ``later``:
+            what :mod:`shim.work.injection` needs of the record, or null. The descriptor holds the
+            layer that was mounted.
+
+        Raises:
+            NvshimError: the request cannot be met, or the rootfs not be mounted.
+        """
+        spec = bundle_files.read_spec(self._bundle)
+        case = self._decide(spec)
+        mounted, layer, prepared = self._mount(spec, case, rootfs_mounts)
+        later = None
+        if case is not None:
+            injection = self._inject(spec, case, runtime, prepared)
+            if case.verdict.allowed.wants_injection:
+                bundle_files.keep_spec(self._bundle)
+                self._write_record(injection)
+                bundle_files.write_spec(self._bundle, injection.spec)
+                later = {name: injection.record[name] for name in _FOR_LATER}
+            else:
+                # The spec stays as it is, and later execs get nothing.
+                self._write_record(injection)
+        value = {"mounted": mounted, "claimed": self._claimed, "later": later}
+        return value, -1 if layer is None else layer.fd
+
+    # -- what it may have ----------------------------------------------------------------------
+
+    def _decide(self, spec: dict[str, Any]) -> _Case | None:
+        """What the container may have; None if it asks for nothing."""
+        places = find_places()
+        case = None
+        if may_ask(spec, places):
+            case = self._asked(spec)
+        elif may_want_more(spec):
+            case = self._more_than_listed(spec)
+        if places.limited and not self._claimed and lists_nodes(spec):
+            self._claim_listed(spec)
+        return case
+
+    def _asked(self, spec: dict[str, Any]) -> _Case | None:
+        config = load_config()
+        request = engine.read_request(spec, config)
+        if not request.wants_injection:
+            return None
+        verdict = engine.judge(spec, request, config)
+        for why in verdict.denials:
+            self._warn("it does not get what it asks for", why)
+        seen = self._seen_ahead(config)
+        for command in engine.module_commands(config, verdict.allowed):
+            seen = None  # a module that is loaded now has changed the node since
+            if not self._load_module(command):
+                break
+        case = _Case(config, verdict)
+        if not engine.needs_inventory(verdict.allowed, config):
+            return case
+
+        def claim(inventory: Inventory) -> None:
+            if config.holders != "any" or config.holders_of:
+                self._claimed = True
+                claims.claim(self._bundle, spec, verdict.allowed, inventory, config)
+
+        try:
+            inventory, made = engine.look_at_node(
+                verdict.allowed,
+                config,
+                ask_nvml=lambda: self._take_inventory(config),
+                claim=claim,
+                seen=seen,
+            )
+        except DeviceHeld as error:
+            if config.holders_beyond == "fail":
+                raise
+            self._warn("it starts without GPUs", str(error))
+            bundle_files.release_claim(self._bundle)  # of an earlier inventory
+            return replace(case, verdict=without_gpus(verdict, str(error)))
+        return replace(case, inventory=inventory, made=made)
+
+    def _more_than_listed(self, spec: dict[str, Any]) -> _Case | None:
+        """What is asked beside the devices that something else has put into the spec."""
+        try:
+            config = load_config()
+            inventory = engine.load_inventory(config) or self._take_inventory(config)
+            request = engine.more_of_listed(spec, inventory)
+            if request is None:
+                return None
+            verdict = engine.judge(spec, request, config)
+            inventory, made = engine.make_nodes(request, inventory, config)
+        except NvshimError as error:  # the container keeps what its spec has
+            self._warn("it gets what its spec has", str(error))
+            return None
+        return _Case(config, verdict, inventory, made)
+
+    def _claim_listed(self, spec: dict[str, Any]) -> None:
+        """Claim what the spec lists already, where the number of holders is limited."""
+        config = load_config()
+        if not is_limited(config):
+            return
+        try:
+            inventory = engine.load_inventory(config) or self._take_inventory(config)
+        except NvshimError as error:  # without a driver no container has a device
+            self._warn("its GPUs are not counted", str(error))
+            return
+        self._claimed = True
+        try:
+            claims.claim(self._bundle, spec, None, inventory, config)
+        except DeviceHeld as error:
+            if config.holders_beyond == "fail":
+                raise
+            # We cannot take them away. It counts by its nodes.
+            self._warn("it has what others have", str(error))
+
+    def _seen_ahead(self, config: Config) -> Inventory | None:
+        seen = self._ahead
+        if seen is None or seen[1] != config or time.monotonic() - seen[0] > _SOON:
+            return None
+        return seen[2]
+
+    # -- the rootfs ----------------------------------------------------------------------------
+
+    def _mount(
+        self, spec: dict[str, Any], case: _Case | None, wanted: Sequence[Mount]
+    ) -> tuple[Sequence[Mount], Layer | None, Prepared | None]:
+        """Mount the rootfs, with a layer that has the container's files if there can be one."""
+        rootfs = os.path.join(self._bundle, bundle_files.ROOTFS)
+        found = self._find_layer(spec, case, wanted)
+        if found is not None:
+            mount, layer, prepared = found
+            try:
+                mounts.mount_rootfs([mount], rootfs)
+            except MountFailed as error:
+                self._warn("mounted without a layer", str(error))
+                layer.close()
+            else:
+                return [mount], layer, prepared
+        mounts.mount_rootfs(wanted, rootfs)
+        return wanted, None, None
+
+    def _find_layer(
+        self, spec: dict[str, Any], case: _Case | None, wanted: Sequence[Mount]
+    ) -> tuple[Mount, Layer, Prepared] | None:
+        if case is None or case.inventory is None:
+            return None
+        try:
+            return layered.prepare(
+                self._bundle,
+                spec,
+                wanted,
+                request=case.verdict.allowed,
+                inventory=case.inventory,
+                config=case.config,
+            )
+        except (NvshimError, OSError) as error:
+            # If the container is the reason, injecting without a layer raises the same.
+            self._log.info("there is no layer for it", bundle=self._bundle, why=str(error))
+            return None
+
+    def _inject(
+        self, spec: dict[str, Any], case: _Case, runtime: str, prepared: Prepared | None
+    ) -> Injection:
+        return engine.inject(
+            spec,
+            case.verdict.allowed,
+            case.inventory,
+            rootfs=root_of(spec, self._bundle),
+            staging=os.path.join(self._bundle, bundle_files.STAGING),
+            config=case.config,
+            oci_version=lambda: self._newest_oci_version(runtime),
+            verdict=case.verdict,
+            prepared=prepared,
+            made_nodes=case.made,
+        )
+
+    def _write_record(self, injection: Injection) -> None:
+        path = os.path.join(self._bundle, bundle_files.RECORD)
+        files.write(path, json.dumps(injection.record).encode())
+
+    # -- programs ------------------------------------------------------------------------------
+
+    def _newest_oci_version(self, runtime: str) -> str:
+        """The newest OCI specification that the low-level runtime says it knows."""
+        try:
+            _, output = self._link.run([runtime, "features"], _FEATURES_TIMEOUT)
+            return str(json.loads(output)["ociVersionMax"])
+        except (ProgramTimeout, ProgramNotFound, ValueError, TypeError, KeyError) as error:
+            self._log.warning("the runtime does not tell its features", why=str(error))
+            return _NO_VERSION
+
+    def _load_module(self, command: Sequence[str]) -> bool:
+        """Load one, or say why not; whether it makes sense to try the next."""
+        name = command[-1]
+        try:
+            status, _ = self._link.run(command, MODULE_TIMEOUT)
+        except (ProgramNotFound, ProgramTimeout) as error:
+            self._log.warning("a kernel module is not loaded", module=name, why=str(error))
+            return False
+        if status:
+            why = f"{command[0]} ended with status {status}"
+            self._log.warning("a kernel module is not loaded", module=name, why=why)
+            return name != DRIVER  # without which no other can be
+        self._log.info("a kernel module was loaded", module=name)
+        return True
+
+    def _take_inventory(self, config: Config) -> Inventory:
+        report: bytes | None = None
+        try:
+            _, report = self._link.run(engine.probe_command(config), config.nvml_timeout)
+        except ProgramTimeout as error:
+            # A hung driver must not hold the container up: procfs knows the whole GPUs.
+            self._log.warning("NVML did not answer", why=str(error))
+        inventory = engine.take_inventory(config, report)
+        if report is not None and inventory.nvml_failure:
+            self._log.warning("NVML is of no use", why=inventory.nvml_failure)
+        for note in inventory.notes:
+            if note.startswith(engine.NOT_KEPT):
+                # Nothing fails, but NVML delays each container from now on.
+                self._log.warning("every container looks at the node anew", why=note)
+        return inventory
+
+    def _warn(self, event: str, why: str) -> None:
+        self._log.warning(event, container=self._container, why=why)

@@ -1,0 +1,345 @@
+"""A child of the shim that does one container's work, answers, and ends.
+
+Looking into an image, mounting, locking and asking the driver can hang, and need memory that an
+idle shim should not keep. So the shim forks a worker for them and waits for its answer in the
+loop. The shim's other containers go on meanwhile.
+
+Rules
+- The worker is a fork of the shim: the same program, nothing is executed. The shim has a few
+  threads, and forking is safe all the same. They only sit in system calls (they mount, unmount and
+  close descriptors), so none of them holds a lock of Python's while the main thread runs Python
+  code; glibc makes its allocator usable in the child. Source: fork(2), pthread_atfork(3).
+- The worker handles no signals, keeps no descriptors but those it needs, and never returns to the
+  shim's loop. It leads a process group of its own, to which the programs that it runs belong.
+- It has :data:`DEADLINE` seconds, and more while it runs a program that has a limit of its own.
+  After that, and when the shim no longer waits, the kernel kills the group. A worker in an
+  uninterruptible system call ends later; the shim does not wait for it.
+- A worker undoes nothing when it fails. Its Create does (:meth:`shim.work.injection.Injection.undo`
+  and the unmounting of the rootfs). A worker whose shim was killed is killed by the kernel, and
+  containerd's ``delete`` verb undoes the same.
+- A request and an answer are lines of JSON over a socket, with at most one descriptor. Errors
+  arrive as they were raised.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import array
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from api.errors import NvshimError, describe_bug
+from shim import forked, loop
+from shim.errors import ProgramTimeout, WorkerFailed, WorkerTimeout
+from shim.reaper import Reaper
+from shim.spawn import spawn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shim.reaper import Child
+
+    # What an answer is: a value that JSON has, and a descriptor to pass on, or -1.
+    Answer = tuple[dict[str, Any], int]
+
+DEADLINE: Final = 60.0
+"""Seconds that a worker may take from its request to its answer."""
+
+UNUSED: Final = 5.0
+"""Seconds that a worker waits for a request."""
+
+_RESERVED: Final = frozenset(range(6))  # 3 to 5: see shim.spawn
+_CHUNK: Final = 1 << 16
+_OUTPUT: Final = 1 << 20
+_INT: Final = array.array("i").itemsize
+_DYING: Final = 1.0
+
+
+class Link:
+    """The worker's end of the connection.
+
+    Args:
+        connection: a socket.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def receive(self) -> dict[str, Any] | None:
+        """Wait for the request; None if none came within :data:`UNUSED` seconds."""
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        received = b""
+        while not received.endswith(b"\n"):
+            if not poll.poll(UNUSED * 1000):
+                return None
+            chunk = self._connection.recv(_CHUNK)
+            if not chunk:
+                return None
+            received += chunk
+        request: dict[str, Any] = json.loads(received)
+        return request
+
+    def extend_deadline(self, seconds: float) -> None:
+        """Tell the shim that a program follows that may run for so long."""
+        self._send({"more": seconds})
+
+    def run(self, argv: Sequence[str], timeout: float) -> tuple[int, bytes]:
+        """Run a program to its end; the worker waits for its own children.
+
+        Args:
+            argv: the program and its arguments.
+            timeout: seconds after which it is killed; the shim waits so much longer.
+
+        Returns:
+            Its exit status, and what it wrote to stdout, of which a megabyte is kept.
+
+        Raises:
+            ProgramNotFound: there is no such program.
+            ProgramTimeout: it did not end in time, and was killed.
+        """
+        self.extend_deadline(timeout)
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        try:
+            try:
+                pid = spawn(Reaper(), argv, fds={1: writing}).pid
+            finally:
+                os.close(writing)
+            output = _read_all(reading, time.monotonic() + timeout)
+            if output is None:
+                os.kill(pid, signal.SIGKILL)
+            _, status = os.waitpid(pid, 0)
+        finally:
+            os.close(reading)
+        if output is None:
+            raise ProgramTimeout(
+                f"to run {argv[0]!r}",
+                found=f"it had not ended after {timeout} s",
+                do="look for what holds it up (a hung driver, a frozen cgroup) in the kernel's log",
+            )
+        return os.waitstatus_to_exitcode(status), output
+
+    def answer(self, value: dict[str, Any], fd: int = -1) -> None:
+        """Answer the request.
+
+        Args:
+            value: what JSON has.
+            fd: a descriptor that the shim gets a duplicate of; -1 for none.
+        """
+        self._send({"value": value}, fd)
+
+    def fail(self, error: BaseException) -> None:
+        """Answer with an error."""
+        self._send({"error": _described(error)})
+
+    def _send(self, message: dict[str, Any], fd: int = -1) -> None:
+        content = json.dumps(message).encode() + b"\n"
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+        sent = self._connection.sendmsg([content], rights if fd >= 0 else [])
+        self._connection.sendall(content[sent:])
+
+
+class Worker:
+    """A running worker, as the shim has it.
+
+    Args:
+        reaper: who collects it.
+        work: what it does: takes the request from its link, and returns the answer; None to end
+            without one.
+        keep: descriptors that it needs besides.
+    """
+
+    def __init__(
+        self, reaper: Reaper, work: Callable[[Link], Answer | None], keep: frozenset[int]
+    ) -> None:
+        self._connection, theirs = socket.socketpair()
+        self._connection.setblocking(False)
+        shim = os.getpid()
+        with theirs:
+            kept = {*_RESERVED, *keep, theirs.fileno()}
+            pid = forked.fork(lambda: _run(shim, work, theirs, kept))
+        self._child: Child = reaper.register(pid)
+        try:
+            os.setpgid(pid, pid)  # as the child does; whoever comes first
+        except OSError:
+            pass  # it has ended already
+
+    async def ask(self, request: dict[str, Any]) -> Answer:
+        """Have the work done.
+
+        Args:
+            request: what JSON has.
+
+        Returns:
+            The answer; its descriptor is the caller's.
+
+        Raises:
+            NvshimError: what the worker raised.
+            OSError: likewise.
+            WorkerTimeout: it did not answer in time, and was killed.
+            WorkerFailed: it ended without an answer.
+        """
+        try:
+            return await self._ask(request)
+        except TimeoutError:
+            raise WorkerTimeout(
+                "a container's files and devices",
+                found=f"preparing them had not ended after {DEADLINE:.0f} s",
+                do="look for what hangs (the image's file system, the driver) in the kernel's log",
+            ) from None
+        finally:
+            self.end()
+
+    async def _ask(self, request: dict[str, Any]) -> Answer:
+        received, fds = bytearray(), array.array("i")
+        try:
+            with loop.fail_after(DEADLINE) as scope:
+                await self._send(json.dumps(request).encode() + b"\n")
+                while line := await self._read_line(received, fds):
+                    message = json.loads(line)
+                    if "more" in message:
+                        scope.deadline = loop.current_time() + DEADLINE + message["more"]
+                        continue
+                    if "error" in message:
+                        raise _rebuilt(message["error"])
+                    fd = fds.pop() if fds else -1
+                    return message["value"], fd
+        finally:
+            for fd in fds:
+                os.close(fd)
+        raise WorkerFailed(
+            "a container's files and devices",
+            found=f"the process that prepares them {await self._how_it_ended()}",
+            do="look into the kernel's log: it may have killed it for want of memory",
+        )
+
+    async def _send(self, content: bytes) -> None:
+        rest = memoryview(content)
+        while rest:
+            try:
+                rest = rest[self._connection.send(rest) :]
+            except BlockingIOError:
+                await loop.wait_writable(self._connection.fileno())
+            except (BrokenPipeError, ConnectionResetError):
+                return  # reading says the same
+
+    async def _read_line(self, received: bytearray, fds: array.array[int]) -> bytes:
+        """The next line; empty if the connection has ended before it has."""
+        while (end := received.find(b"\n")) < 0:
+            try:
+                chunk, rights, _, _ = self._connection.recvmsg(
+                    _CHUNK, socket.CMSG_SPACE(_INT), socket.MSG_CMSG_CLOEXEC
+                )
+            except BlockingIOError:
+                await loop.wait_readable(self._connection.fileno())
+                continue
+            except ConnectionResetError:
+                return b""
+            for _, _, passed in rights:
+                fds.frombytes(passed[: len(passed) - len(passed) % _INT])
+            if not chunk:
+                return b""
+            received += chunk
+        line = bytes(received[:end])
+        del received[: end + 1]
+        return line
+
+    async def _how_it_ended(self) -> str:
+        with loop.move_on_after(_DYING):
+            status = (await self._child.wait()).status
+            killed = status > 128  # noqa: PLR2004 - as shim.reaper.Exit has it
+            return f"was killed by signal {status - 128}" if killed else f"ended with {status}"
+        return "closed its connection"
+
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return self._child.runs()
+
+    def end(self) -> None:
+        """Kill it and the programs that it runs; a second call does nothing."""
+        self._connection.close()
+        if self._child.exit is None:
+            try:
+                os.killpg(self._child.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass  # it has just ended
+
+
+def _run(
+    shim: int,
+    work: Callable[[Link], Answer | None],
+    connection: socket.socket,
+    kept: set[int],
+) -> NoReturn:
+    """Be the worker."""
+    link = Link(connection)
+    try:
+        os.setpgid(0, 0)
+        # What is collected here is the shim's, whose descriptors have other numbers' files.
+        gc.disable()
+        forked.begin(shim, kept)
+        _signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        try:
+            answer = work(link)
+            if answer is not None:
+                link.answer(*answer)
+        except Exception as error:  # noqa: BLE001 - the shim raises it
+            link.fail(error)
+    finally:
+        os._exit(0)
+
+
+def _read_all(fd: int, deadline: float) -> bytes | None:
+    """What can be read until the end; None if that has not come in time."""
+    output = bytearray()
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    while poll.poll(max(0, deadline - time.monotonic()) * 1000):
+        chunk = os.read(fd, _CHUNK)
+        if not chunk:
+            return bytes(output)
+        output += chunk[: _OUTPUT - len(output)]
+    return None
+
+
+def _described(error: BaseException) -> dict[str, Any]:
+    if isinstance(error, NvshimError):
+        kind = type(error)
+        where = [kind.__module__, kind.__qualname__]
+        said = [error.asked, error.found, error.do]
+        return {"kind": where, "said": said, "code": error.code, "status": error.status}
+    if isinstance(error, OSError):
+        return {"os": [error.errno, error.strerror, error.filename]}
+    return {"bug": describe_bug(error)}
+
+
+def _rebuilt(described: dict[str, Any]) -> Exception:
+    """The error that a worker raised."""
+    if "os" in described:
+        number, text, filename = described["os"]
+        return OSError(number, text, filename) if filename else OSError(number, text)
+    if "bug" in described:
+        return WorkerFailed("a container's files and devices", found=described["bug"])
+    module, name = described["kind"]
+    kind = _class_of(module, name, described["code"])
+    error = kind.__new__(kind)
+    asked, found, do = described["said"]
+    NvshimError.__init__(error, asked, found=found, do=do)  # a leaf may take other arguments
+    if error.status != described["status"]:
+        error.status = described["status"]
+    return error
+
+
+def _class_of(module: str, name: str, code: str) -> type[NvshimError]:
+    """The class of an error; one of the same name and code if the shim has not loaded it."""
+    kind = getattr(sys.modules.get(module), name, None)
+    if isinstance(kind, type) and issubclass(kind, NvshimError):
+        return kind
+    return type(name, (NvshimError,), {"code": code})

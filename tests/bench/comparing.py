@@ -1,0 +1,71 @@
+"""Comparing things side by side: what is measured, what it is called, what it is held against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.bench.interleaving import Series, interleave
+from tests.bench.results import Comparison, Results, Row
+from tests.bench.stage import progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One thing that is measured in each round.
+
+    Attributes:
+        title: what it is called in a table.
+        measure: measures once and returns a number.
+        base: the key of the case that it is compared with; None for no comparison.
+    """
+
+    title: str
+    measure: Callable[[], float]
+    base: str | None = "stock"
+
+
+def beside_stock(stock: Callable[[], float], ours: Callable[[], float]) -> dict[str, Case]:
+    """Containerd's own shim, the same once more for the noise, and this one."""
+    return {
+        "stock": Case("containerd-shim-runc-v2", stock, None),
+        "again": Case("the same again (the noise)", stock),
+        "ours": Case("containerd-shim-nvidia-v1", ours),
+    }
+
+
+def compare(
+    key: str, title: str, cases: Mapping[str, Case], rounds: int, *, unit: str = "ms"
+) -> Results:
+    """Measure each case once in each round, after one round that does not count.
+
+    Args:
+        key: of the comparison.
+        title: what is done.
+        cases: by the keys of their rows.
+        rounds: how often.
+        unit: of what is measured.
+    """
+    measured = interleave(
+        {name: case.measure for name, case in cases.items()},
+        rounds=rounds,
+        warm_up=1,
+        tell=progress(title, rounds),
+    )
+    return comparison(key, title, cases, measured, unit=unit)
+
+
+def comparison(
+    key: str,
+    title: str,
+    cases: Mapping[str, Case],
+    measured: Mapping[str, Series],
+    *,
+    unit: str = "ms",
+) -> Results:
+    """What was measured of cases, as results."""
+    rows = {name: Row(case.title, measured[name].values, case.base) for name, case in cases.items()}
+    return Results(comparisons={key: Comparison(title, unit, rows)})

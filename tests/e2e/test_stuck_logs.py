@@ -1,0 +1,117 @@
+"""A log on a file system whose server does not answer holds up its own container alone."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from api.ttrpc import RemoteError
+from tests.harness.fuse import FILE, fuse
+from tests.harness.shim import gone
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    from tests.harness.fuse import FuseServer
+    from tests.harness.shim import ShimByHand
+
+    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+
+pytestmark = pytest.mark.anyio
+
+_POD: dict[str, Any] = {"annotations": {"io.kubernetes.cri.sandbox-id": "pod"}}
+# Seconds in which a request that does not hang is answered, however busy the machine.
+_SOON = 4
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[FuseServer]:
+    """A file system of one file, which is a log."""
+    (tmp_path / "written").touch()
+    with fuse(str(tmp_path / "fuse"), str(tmp_path / "written")) as server:
+        yield server
+
+
+async def _asked(server: FuseServer) -> None:
+    with anyio.fail_after(10):
+        assert await anyio.to_thread.run_sync(server.asked.wait, 10)
+
+
+async def _a_life_goes_on(shim: ShimByHand, name: str, exec_id: str) -> None:
+    """A neighbour is asked for what needs the runtime."""
+    with anyio.fail_after(_SOON):
+        assert await shim.status(name) == "RUNNING"
+        await shim.exec(name, exec_id, "true")
+        await shim.call("Start", id=name, exec_id=exec_id)
+        assert (await shim.call("Wait", id=name, exec_id=exec_id)).exit_status == 0
+        await shim.call("Delete", id=name, exec_id=exec_id)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "terminal"), [("file://", False), ("", True)], ids=["file", "terminal to a path"]
+)
+async def test_a_log_that_cannot_be_written_holds_up_no_neighbour_and_its_container_ends(
+    start_shim: StartShim, tmp_path: Path, log: FuseServer, scheme: str, terminal: bool
+) -> None:
+    path = os.path.join(log.mount_point, FILE)
+    async with start_shim("c1", "sleep", "1000", **_POD) as shim:
+        await shim.run("c1")
+        shim.bundle("c2", "sh", "-c", "echo first; while sleep 0.01; do echo more; done", **_POD)
+        spec = shim.spec("c2")
+        spec["process"]["terminal"] = terminal
+        shim.write_spec("c2", spec)
+        await shim.run("c2", stdout=f"{scheme}{path}", terminal=terminal)
+        eventually(lambda: b"first" in (tmp_path / "written").read_bytes(), "the first line")
+        log.hang()
+        await _asked(log)
+        await _a_life_goes_on(shim, "c1", "e1")
+        with anyio.fail_after(_SOON):
+            await shim.call("Kill", id="c2", signal=9)
+            assert (await shim.call("Wait", id="c2")).exit_status == 137
+        began = time.monotonic()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_a_life_goes_on, shim, "c1", "e2")
+            await shim.call("Delete", id="c2", timeout=30)
+        assert time.monotonic() - began < 20
+        # The shim, too, ends while the log still hangs.
+        assert await shim.end("c1") == 137
+        await gone(shim, "c1")
+
+
+async def test_a_log_that_cannot_be_opened_is_an_error_in_time(
+    start_shim: StartShim, log: FuseServer
+) -> None:
+    uri = f"file://{log.mount_point}/{FILE}"
+    async with start_shim("c1", "sleep", "1000", **_POD) as shim:
+        await shim.run("c1")
+        shim.bundle("c2", "sleep", "1000", **_POD)
+        log.hang()
+        errors = []
+
+        async def create() -> None:
+            with pytest.raises(RemoteError) as caught:
+                await shim.create("c2", stdout=uri, timeout=30)
+            errors.append(str(caught.value))
+
+        began = time.monotonic()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(create)
+            await _asked(log)
+            await _a_life_goes_on(shim, "c1", "e1")
+        assert "NVSHIM-E1407" in errors[0]
+        assert log.mount_point in errors[0]
+        assert time.monotonic() - began < 20
+        log.go_on()
+        shim.bundle("c3", "echo", "hello", **_POD)
+        await shim.run("c3", stdout=uri)
+        assert (await shim.call("Wait", id="c3")).exit_status == 0
+        await shim.call("Delete", id="c3")
+        await shim.end("c1")
+        await gone(shim, "c1")

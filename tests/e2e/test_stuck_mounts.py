@@ -1,0 +1,132 @@
+"""A rootfs on a file system whose server does not answer holds up its own container alone."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from api.errors import Status
+from api.ttrpc import RemoteError
+from tests.harness.fuse import FILE, fuse
+from tests.harness.shim import gone
+from tests.tools.images import busybox, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    from tests.harness.fuse import FuseServer
+    from tests.harness.shim import ShimByHand
+
+    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+
+pytestmark = pytest.mark.anyio
+
+_POD: dict[str, Any] = {"annotations": {"io.kubernetes.cri.sandbox-id": "pod"}}
+# Seconds in which a request that does not hang is answered, however busy the machine.
+_SOON = 4
+
+
+@asynccontextmanager
+async def _refused_later(call: Any) -> AsyncIterator[list[RemoteError]]:
+    """A call that is under way and fails; what it fails with is there after the block."""
+    errors: list[RemoteError] = []
+
+    async def ask() -> None:
+        with pytest.raises(RemoteError) as caught:
+            await call
+        errors.append(caught.value)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask)
+        yield errors
+
+
+async def _asked(server: FuseServer) -> None:
+    with anyio.fail_after(10):
+        assert await anyio.to_thread.run_sync(server.asked.wait, 10)
+
+
+async def _a_life_goes_on(shim: ShimByHand, name: str) -> None:
+    """A neighbour is asked for all that matters, and ends."""
+    with anyio.fail_after(_SOON):
+        assert await shim.status(name) == "RUNNING"
+        await shim.exec(name, "e1", "true")
+        await shim.call("Start", id=name, exec_id="e1")
+        assert (await shim.call("Wait", id=name, exec_id="e1")).exit_status == 0
+        await shim.call("Delete", id=name, exec_id="e1")
+        assert await shim.end(name) == 137
+        await shim.events.until("TaskDelete")
+
+
+@pytest.mark.parametrize("method", ["Kill", "Delete"])
+@pytest.mark.parametrize("kind", ["overlay", "bind"])
+async def test_a_mount_that_hangs_holds_up_no_neighbour_and_is_given_up_on_request(
+    start_shim: StartShim, tmp_path: Path, kind: str, method: str
+) -> None:
+    for name in ("upper", "work", "layer"):
+        (tmp_path / name).mkdir()
+    async with start_shim("c1", "sleep", "1000", **_POD) as shim:
+        await shim.run("c1")
+        shim.bundle("c2", "sleep", "1000", **_POD)
+        with fuse(str(tmp_path / "fuse")) as server:
+            server.hang()
+            stuck = f"{server.mount_point}/layer"
+            (tmp_path / "link").symlink_to(server.mount_point)
+            options = [
+                f"workdir={tmp_path}/work",
+                f"upperdir={tmp_path}/upper",
+                f"lowerdir={tmp_path}/layer:{tmp_path}/link/layer",
+            ]
+            mount = {"type": "bind", "source": stuck, "options": ["rbind", "ro"]}
+            if kind == "overlay":
+                mount = {"type": "overlay", "source": "overlay", "options": options}
+            async with _refused_later(shim.create("c2", rootfs=[mount])) as errors:
+                await _asked(server)
+                await _a_life_goes_on(shim, "c1")
+                fields = {"signal": 9} if method == "Kill" else {}
+                with anyio.fail_after(_SOON), pytest.raises(RemoteError) as caught:
+                    await shim.call(method, id="c2", **fields)
+                assert caught.value.status == Status.NOT_FOUND
+            assert "NVSHIM-E1103" in str(errors[0])
+            assert "mount(2) had not returned" in str(errors[0])
+        shim.bundle("c3", "sleep", "1000", **_POD)
+        await shim.run("c3")
+        await shim.end("c3")
+        await gone(shim, "c3")
+
+
+# A mount namespace that anybody else makes meanwhile has this mount, too; umount(2) waits for
+# nothing then.
+@pytest.mark.serial
+async def test_an_unmount_that_hangs_is_an_error_in_time_and_may_be_asked_for_again(
+    start_shim: StartShim, tmp_path: Path
+) -> None:
+    image, tree = str(tmp_path / "ext4"), str(tmp_path / "tree")
+    unpack(busybox().tree, tree)
+    await anyio.run_process(["mkfs.ext4", "-q", "-d", tree, image, "64m"])
+    async with start_shim("c1", "sleep", "1000", **_POD) as shim:
+        await shim.run("c1")
+        shim.bundle("c2", "sh", "-c", "echo written > /file; exit 5", **_POD)
+        with fuse(str(tmp_path / "fuse"), image) as server:
+            source = os.path.join(server.mount_point, FILE)
+            mount = {"type": "ext4", "source": source, "options": ["loop"]}
+            await shim.run("c2", rootfs=[mount])
+            assert (await shim.call("Wait", id="c2")).exit_status == 5
+            server.hang()
+            began = time.monotonic()
+            async with _refused_later(shim.call("Delete", id="c2")) as errors:
+                await _asked(server)
+                await _a_life_goes_on(shim, "c1")
+                assert await shim.status("c2") == "STOPPED"
+            assert "NVSHIM-E1105" in str(errors[0])
+            assert time.monotonic() - began < 20
+            server.go_on()
+            await shim.call("Delete", id="c2")
+        await gone(shim, "c2")

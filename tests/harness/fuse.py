@@ -1,0 +1,148 @@
+"""A FUSE file system of one file, whose server can stop to answer.
+
+It speaks the kernel's protocol through /dev/fuse, without a library. What is asked of it while it
+does not answer hangs, as with a lazy snapshotter or a network file system that is stuck.
+
+Source: kernel include/uapi/linux/fuse.h.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from shim import syscalls
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FILE: Final = "image"
+
+_FORGETS: Final = (2, 42)
+_HEADER: Final = struct.Struct("<IIQQIIII")
+_REPLY: Final = struct.Struct("<IiQ")
+_MOST: Final = 1 << 17
+_FILE: Final = 2
+_ENOENT: Final = 2
+_ENOSYS: Final = 38
+
+_LONGEST: Final = 40.0  # seconds that nothing is answered
+
+
+class FuseServer:
+    """Serves one file, and stops to answer when it is told.
+
+    Attributes:
+        mount_point: where it is mounted.
+        asked: set when something has been asked for that is not answered.
+    """
+
+    def __init__(self, mount_point: str, backing: str) -> None:
+        self.mount_point = mount_point
+        self.asked = threading.Event()
+        self._fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+        self._file = os.open(backing, os.O_RDWR | os.O_CLOEXEC)
+        self._answers = threading.Event()
+        self._answers.set()
+        self._greeted = threading.Event()
+        options = f"fd={self._fd},rootmode=40000,user_id=0,group_id=0,allow_other"
+        syscalls.mount("fuse", mount_point, "fuse.test", 0, options)
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+        assert self._greeted.wait(_LONGEST), "the kernel opens the connection"
+
+    def hang(self) -> None:
+        """Answer nothing from now on."""
+        self.asked.clear()
+        self._answers.clear()
+
+    def go_on(self) -> None:
+        """Answer again, also what was asked meanwhile."""
+        self._answers.set()
+
+    def close(self) -> None:
+        """End it; what hangs fails."""
+        syscalls.umount(self.mount_point, syscalls.MNT_DETACH)
+        self.go_on()
+        with open("/dev/null", "rb") as null:
+            # Its device ends with the last reference, and the thread may just be reading.
+            os.dup2(null.fileno(), self._fd, inheritable=False)
+        self._thread.join(1)
+        os.close(self._fd)
+        os.close(self._file)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                request = os.read(self._fd, _MOST + 4096)
+            except InterruptedError:
+                continue
+            except OSError:
+                return
+            if not request:
+                return
+            _, opcode, unique, node, *_ = _HEADER.unpack_from(request)
+            if not self._answers.is_set() and opcode not in _FORGETS:
+                self.asked.set()
+                # A test that hangs in here itself cannot be interrupted otherwise.
+                self._answers.wait(_LONGEST)
+                self._answers.set()
+            if opcode in _FORGETS:
+                continue
+            answer = self._answer(opcode, node, request[_HEADER.size :])
+            error, data = (-answer, b"") if isinstance(answer, int) else (0, answer)
+            try:
+                os.write(self._fd, _REPLY.pack(_REPLY.size + len(data), error, unique) + data)
+            except OSError:
+                pass  # who has asked does not want it any more
+            self._greeted.set()  # by INIT, the first request
+
+    def _answer(self, opcode: int, node: int, body: bytes) -> bytes | int:
+        match opcode:
+            case 26:  # INIT
+                return struct.pack("<IIIIHHIIHHI28x", 7, 31, 1 << 16, 0, 12, 9, _MOST, 1, 0, 0, 0)
+            case 1:  # LOOKUP
+                if body.rstrip(b"\0") != FILE.encode():
+                    return _ENOENT
+                return struct.pack("<QQQQII", _FILE, 0, 0, 0, 0, 0) + self._attributes(_FILE)
+            case 3 | 4:  # GETATTR, SETATTR
+                return struct.pack("<QII", 0, 0, 0) + self._attributes(node)
+            case 14 | 27:  # OPEN, OPENDIR
+                return struct.pack("<QII", 0, 0, 0)
+            case 15:  # READ
+                _, offset, size = struct.unpack_from("<QQI", body)
+                return os.pread(self._file, size, offset)
+            case 16:  # WRITE
+                _, offset, size = struct.unpack_from("<QQI", body)
+                return struct.pack("<II", os.pwrite(self._file, body[40 : 40 + size], offset), 0)
+            case 17:  # STATFS
+                return struct.pack("<QQQQQIIII24x", 1 << 20, 1 << 20, 1 << 20, 9, 9, 4096, 99, 0, 0)
+            case 18 | 20 | 25 | 29:  # RELEASE, FSYNC, FLUSH, RELEASEDIR
+                return b""
+        return _ENOSYS
+
+    def _attributes(self, node: int) -> bytes:
+        size = os.fstat(self._file).st_size if node == _FILE else 0
+        mode = stat.S_IFREG | 0o600 if node == _FILE else stat.S_IFDIR | 0o755
+        times = (0,) * 6
+        return struct.pack("<QQQQQQ3I7I", node, size, size >> 9, *times, mode, 1, 0, 0, 0, 4096, 0)
+
+
+@contextmanager
+def fuse(directory: str, content: str = "/dev/null") -> Iterator[FuseServer]:
+    """Mount one.
+
+    Args:
+        directory: where; made.
+        content: what its file holds.
+    """
+    os.mkdir(directory)
+    server = FuseServer(directory, content)
+    try:
+        yield server
+    finally:
+        server.close()

@@ -1,0 +1,64 @@
+"""An HTTP server in this process, for what a client under test asks of one."""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable, Iterator, Mapping
+
+
+class Request(NamedTuple):
+    """What was asked."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@contextmanager
+def served(
+    answer: Callable[[Request], tuple[int, Any]], *, tls: ssl.SSLContext | None = None
+) -> Iterator[int]:
+    """A server on 127.0.0.1; gives its port.
+
+    Args:
+        answer: called for each request, whatever its method; returns the status and the JSON
+            document of the answer.
+        tls: how it encrypts; None for not at all.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+            request = Request(self.command, self.path, dict(self.headers), body)
+            code, document = answer(request)
+            text = json.dumps(document).encode()
+            self.send_response(code)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer  # noqa: N815 - http.server's
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield int(server.server_address[1])
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,93 @@
+"""``python -m tests.more``: everything beyond ``make test``, one check after another, and a table.
+
+Each check is a target of the Makefile, which sets up what it needs, and can be run alone. One that
+fails does not keep the others from running; the exit code says whether all of them passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from tests.harness.launcher import REPOSITORY
+
+CHECKS: Final = {
+    "examples": "test-examples",
+    "matrix": "test-matrix",
+    "vm": "test-vm",
+    "hostile": "test-hostile",
+    "fuzz": "fuzz",
+    "soak": "soak",
+}
+"""The targets, by what a person calls the check."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a check ended.
+
+    Attributes:
+        name: which.
+        code: the exit code of its target.
+        seconds: how long it took.
+    """
+
+    name: str
+    code: int
+    seconds: float
+
+
+def table(results: list[Result]) -> str:
+    """What a person reads at the end: what ran, its result and its time."""
+    rows = [f"{'check':10} {'target':16} {'result':12} {'time':>9}"]
+    for result in results:
+        outcome = "passed" if result.code == 0 else f"failed ({result.code})"
+        rows.append(
+            f"{result.name:10} {CHECKS[result.name]:16} {outcome:12} {_time(result.seconds):>9}"
+        )
+    return "\n".join(rows)
+
+
+def _time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def _run(name: str) -> Result:
+    started = time.monotonic()
+    argv = ["make", "--no-print-directory", CHECKS[name]]
+    code = subprocess.run(argv, cwd=REPOSITORY, env=os.environ, check=False).returncode
+    return Result(name, code, time.monotonic() - started)
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    unknown = [name for name in names if name not in CHECKS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: not among {', '.join(CHECKS)}")
+    return [name for name in CHECKS if name in names]
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run the checks, and print the table."""
+    parser = argparse.ArgumentParser(prog="python -m tests.more", description=__doc__)
+    parser.add_argument(
+        "--only", type=_names, default=list(CHECKS), metavar="CHECK,…",
+        help="some of: " + ", ".join(CHECKS),
+    )  # fmt: skip
+    results = []
+    for name in parser.parse_args(words).only:
+        sys.stdout.write(f"--- {name}: make {CHECKS[name]}\n")
+        sys.stdout.flush()
+        results.append(_run(name))
+    sys.stdout.write(f"\n{table(results)}\n")
+    return 1 if any(result.code for result in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

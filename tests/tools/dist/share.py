@@ -1,0 +1,142 @@
+"""``share/``: units, completions, licenses, and the list of what is inside.
+
+The list is in CycloneDX, which scanners read. A package's license is what it says itself: Debian's
+machine-readable copyright files name one for each part; a project's metadata has it in one of three
+fields.
+
+Source: cyclonedx.org, 1.5; Debian, copyright-format 1.0; PyPA, core metadata; package-url.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+from tests.tools.errors import TreeNotBuilt
+from tests.tools.dist.interpreter import RELEASE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from tests.tools.dist.inputs import Inputs
+    from tests.tools.dist.interpreter import Packages
+
+LIST: Final = "share/sbom.cdx.json"
+
+_COMPLETIONS: Final = {
+    "bash": "bash-completion/completions/nvshim",
+    "fish": "fish/vendor_completions.d/nvshim.fish",
+    "zsh": "zsh/site-functions/_nvshim",
+}
+_LICENSE_NAMES: Final = re.compile(r"^(licen[cs]e|copying|notice|authors)", re.IGNORECASE)
+
+
+def fill(
+    tree: str, inputs: Inputs, packages: Packages, used: Iterable[str], projects: Mapping[str, str]
+) -> None:
+    """Make ``share/`` of a tree that is complete otherwise.
+
+    Args:
+        tree: where it lies.
+        inputs: what it is made of.
+        packages: Debian's.
+        used: those of them that something was taken from.
+        projects: where the metadata of each project from PyPI are, by ``NAME VERSION``.
+
+    Raises:
+        TreeNotBuilt: ``nvshim`` of the tree does not run.
+    """
+    share = os.path.join(tree, "share")
+    units = os.path.join(inputs.source, "integration", "systemd")
+    shutil.copytree(units, os.path.join(share, "systemd"))
+    manifests = os.path.join(inputs.source, "integration", "kubernetes", "manifests")
+    shutil.copytree(
+        manifests, os.path.join(share, "kubernetes"), ignore=shutil.ignore_patterns(".*")
+    )
+    shutil.copy(os.path.join(inputs.source, "LICENSE"), share)
+    _complete(tree, share)
+    licenses = os.path.join(share, "licenses")
+    components = [_of_debian(packages.roots[name], name, licenses) for name in sorted(used)]
+    components += [
+        _of_pypi(directory, project, licenses) for project, directory in sorted(projects.items())
+    ]
+    said = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "version": 1,
+        "metadata": {
+            "component": {
+                "type": "application",
+                "name": "containerd-shim-nvidia",
+                "version": inputs.version,
+                "licenses": [{"license": {"id": "Apache-2.0"}}],
+            }
+        },
+        "components": components,
+    }
+    with open(os.path.join(tree, LIST), "w", encoding="utf-8") as file:
+        json.dump(said, file, indent=1)
+        file.write("\n")
+
+
+def _complete(tree: str, share: str) -> None:
+    for shell, name in _COMPLETIONS.items():
+        argv = [os.path.join(tree, "bin", "nvshim"), "completion", shell]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        if done.returncode or not done.stdout:
+            raise TreeNotBuilt(
+                f"the completion for {shell}",
+                found=f"nvshim ended with {done.returncode}: {done.stderr.strip()[-300:]}",
+            )
+        path = os.path.join(share, name)
+        os.makedirs(os.path.dirname(path))
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(done.stdout)
+
+
+def _of_debian(root: str, file: str, licenses: str) -> dict[str, Any]:
+    name, version, architecture = file.removesuffix(".deb").split("_")
+    version = version.replace("%3a", ":")
+    # A package may have a link to another's directory in place of its own.
+    document = os.path.join(root, "usr", "share", "doc", name, "copyright")
+    names: list[str] = []
+    if os.path.exists(document):
+        os.makedirs(os.path.join(licenses, name))
+        shutil.copyfile(document, os.path.join(licenses, name, "copyright"))
+        with open(document, encoding="utf-8", errors="replace") as copyright_file:
+            names = re.findall(r"^License:[ \t]*(\S.*)$", copyright_file.read(), re.MULTILINE)
+    purl = f"pkg:deb/debian/{quote(name)}@{quote(version)}?arch={architecture}&distro={RELEASE}"
+    return _component(name, version, purl, sorted(set(names)))
+
+
+def _of_pypi(directory: str, project: str, licenses: str) -> dict[str, Any]:
+    name, version = project.split()
+    with open(os.path.join(directory, "METADATA"), encoding="utf-8") as file:
+        fields = file.read().partition("\n\n")[0]
+    for field in (r"License-Expression: (.+)", r"Classifier: License :: OSI Approved :: (.+)",
+                  r"License: (.+)"):  # fmt: skip
+        if found := re.findall(rf"^{field}$", fields, re.MULTILINE):
+            break
+    for above, _, names in os.walk(directory):
+        for document in names:
+            if _LICENSE_NAMES.match(document):
+                os.makedirs(os.path.join(licenses, name), exist_ok=True)
+                shutil.copyfile(
+                    os.path.join(above, document), os.path.join(licenses, name, document)
+                )
+    return _component(name, version, f"pkg:pypi/{quote(name)}@{quote(version)}", found)
+
+
+def _component(name: str, version: str, purl: str, licenses: Iterable[str]) -> dict[str, Any]:
+    return {
+        "type": "library",
+        "name": name,
+        "version": version,
+        "purl": purl,
+        "licenses": [{"license": {"name": each}} for each in licenses],
+    }

@@ -1,0 +1,152 @@
+"""Images for tests and measurements: those of :mod:`integration.simulated.images`, and more.
+
+Here are a small one, the first container of a pod, and ways to make odd ones of others.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, Final
+
+from integration.simulated.errors import ImageBuildFailed
+from integration.simulated.images import (
+    GLIBC,
+    Directory,
+    File,
+    Image,
+    Link,
+    Node,
+    Tree,
+    compile_program,
+    find_program,
+    glibc,
+    glibc_libraries,
+    output_of,
+    pack,
+    read_file,
+    skeleton,
+    unpack,
+    write_archive,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "BUSYBOX",
+    "GLIBC",
+    "PAUSE",
+    "Directory",
+    "File",
+    "Image",
+    "Link",
+    "Node",
+    "Tree",
+    "behind_link",
+    "busybox",
+    "compile_program",
+    "glibc",
+    "glibc_libraries",
+    "pause",
+    "tree_of",
+    "unpack",
+    "write_archive",
+    "write_layer",
+]
+
+BUSYBOX: Final = "nvshim.local/busybox:latest"
+PAUSE: Final = "nvshim.local/pause:latest"
+
+_PAUSE_SOURCE: Final = os.path.join(os.path.dirname(__file__), "pause.c")
+
+
+def busybox() -> Image:
+    """The smallest image that is of use: a static busybox and links to it.
+
+    Raises:
+        SourceNotInstalled: there is no static busybox.
+    """
+    program = find_program("busybox", package="busybox-static")
+    applets = output_of([program, "--list"]).split()
+    tree = skeleton()
+    tree["usr/bin/busybox"] = read_file(program)
+    tree.update({f"usr/bin/{applet}": Link("busybox") for applet in applets if applet != "busybox"})
+    return Image(BUSYBOX, tree)
+
+
+def pause() -> Image:
+    """An image for the first container of a pod, which holds its namespaces (see pause.c).
+
+    Raises:
+        SourceNotInstalled: the compiler is missing.
+        ImageBuildFailed: it failed.
+    """
+    program = File(compile_program(_PAUSE_SOURCE, "-static"), 0o755)
+    return Image(PAUSE, {"pause": program}, entrypoint=("/pause",), command=())
+
+
+def behind_link(tree: Mapping[str, Node], path: str, *, target: str) -> Tree:
+    """The tree with ``path`` moved away, and a link in its place.
+
+    Args:
+        tree: the tree, which is not changed.
+        path: what is replaced by the link; it and what is below it move to ``target``.
+        target: what the link says. An absolute one means the image's root, as seen inside.
+
+    Returns:
+        A new tree.
+    """
+    place = os.path.normpath(os.path.join("/", os.path.dirname(path), target)).lstrip("/")
+    moved: Tree = {}
+    for name, node in tree.items():
+        below = name == path or name.startswith(path + "/")
+        moved[place + name[len(path) :] if below else name] = node
+    moved[path] = Link(target)
+    return moved
+
+
+def tree_of(directory: str, place: str = "") -> Tree:
+    """The files, links and directories below a directory, as an image has them.
+
+    Args:
+        directory: what is read.
+        place: where in the image it is.
+
+    Raises:
+        ImageBuildFailed: it is not there, or has something that is neither a file nor a link.
+    """
+    if not os.path.isdir(directory):
+        raise ImageBuildFailed(f"an image of {directory}", found="no such directory")
+    tree: Tree = {}
+    for above, directories, names in os.walk(directory):
+        inside = os.path.normpath(os.path.join(place, os.path.relpath(above, directory)))
+        if inside != ".":
+            tree[inside] = Directory(stat.S_IMODE(os.stat(above).st_mode))
+        for name in (*directories, *names):
+            path = os.path.join(above, name)
+            mode = os.lstat(path).st_mode
+            if stat.S_ISLNK(mode):
+                tree[os.path.normpath(f"{inside}/{name}")] = Link(os.readlink(path))
+            elif stat.S_ISREG(mode):
+                with open(path, "rb") as file:
+                    content = File(file.read(), stat.S_IMODE(mode))
+                tree[os.path.normpath(f"{inside}/{name}")] = content
+            elif not stat.S_ISDIR(mode):
+                raise ImageBuildFailed(f"an image with {path}", found="neither a file nor a link")
+    return tree
+
+
+def write_layer(path: str, image: Image) -> str:
+    """Write an image's files as a tar, for programs that make an image of one.
+
+    Args:
+        path: the tar.
+        image: whose files.
+
+    Returns:
+        ``path``.
+    """
+    with open(path, "wb") as file:
+        file.write(pack(image.tree))
+    return path

@@ -1,0 +1,122 @@
+"""nvshim's commands, arguments and options, as click has them; and its exit statuses."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from integration.cli import exits
+from integration.cli.app import COMMANDS, nvshim
+from tests.tools.reference.markdown import code, prose, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["exit_statuses", "page", "walk"]
+
+_HEAD: Final = """\
+# nvshim
+
+Answers go to stdout and everything else to stderr. With `-o json` or `-o yaml` an answer is a
+document whose keys are an interface. A failure is one line with a [code](errors.md), in these two
+forms a document with `code`, `name`, `asked`, `found` and `do`.
+
+## Exit statuses
+
+"""
+
+
+def walk() -> Iterator[tuple[str, click.Command]]:
+    """Every command with its full name, groups before what is in them."""
+    context = click.Context(nvshim, info_name="nvshim")
+    for name in COMMANDS:
+        command = nvshim.get_command(context, name)
+        if command is not None:
+            yield from _below(f"nvshim {name}", command)
+
+
+def _below(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    yield name, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for each in command.list_commands(context):
+            below = command.get_command(context, each)
+            if below is not None and not below.hidden:
+                yield from _below(f"{name} {each}", below)
+
+
+def page() -> str:
+    """The page of all commands."""
+    parts = [_HEAD + exit_statuses()]
+    for name, command in walk():
+        depth = "##" if name.count(" ") == 1 else "###"
+        parts.append(
+            f"{depth} {name}\n\n{_usage(name, command)}\n{_help(command)}\n{_options(command)}"
+        )
+    return "\n".join(part.rstrip() + "\n" for part in parts)
+
+
+def exit_statuses() -> str:
+    """The table of exit statuses, from the docstring that has it."""
+    text = inspect.cleandoc(exits.__doc__ or "")
+    rows: list[tuple[str, str]] = []
+    for line in text.splitlines():
+        if found := re.match(r"(\d+)\s+(.*)", line):
+            rows.append((found[1], found[2]))
+        elif rows and line.startswith("  "):
+            rows[-1] = (rows[-1][0], f"{rows[-1][1]} {line.strip()}")
+    known = {str(value) for name, value in vars(exits).items() if name.isupper()}
+    if {status for status, _ in rows} != known:
+        raise LookupError("the docstring of integration.cli.exits has other statuses than it")
+    return table(("status", "meaning"), [(status, prose(text)) for status, text in rows])
+
+
+def _usage(name: str, command: click.Command) -> str:
+    context = click.Context(command, info_name=name)
+    words = " ".join(command.collect_usage_pieces(context))
+    return f"    {name} {words}".rstrip() + "\n"
+
+
+def _help(command: click.Command) -> str:
+    text = inspect.cleandoc(command.help or "").partition("\f")[0]
+    blocks = []
+    for block in text.split("\n\n"):
+        if block.startswith("\b"):
+            lines = block.lstrip("\b\n").splitlines()
+            blocks.append("\n".join(f"    {line}" for line in lines))
+        elif block.strip():
+            blocks.append(prose(block))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _options(command: click.Command) -> str:
+    rows = []
+    context = click.Context(command)
+    for option in command.params:
+        if isinstance(option, click.Option) and not option.hidden:
+            record = option.get_help_record(context)
+            if record is not None:
+                rows.append((code(record[0]), prose(_meant(option)) + _said(option)))
+    return table(("option", "meaning"), rows) if rows else ""
+
+
+def _meant(option: click.Option) -> str:
+    return option.help or ""
+
+
+def _said(option: click.Option) -> str:
+    notes = []
+    default: Any = option.default
+    if isinstance(default, (str, int, float)) and not isinstance(default, bool) and default != "":
+        notes.append(f"default {code(str(default))}")
+    if option.multiple:
+        notes.append("may be given several times")
+    if option.required:
+        notes.append("has to be given")
+    if option.envvar:
+        names = [option.envvar] if isinstance(option.envvar, str) else option.envvar
+        notes.append("or by " + ", ".join(code(name) for name in names))
+    return f" ({'; '.join(notes)})" if notes else ""

@@ -1,0 +1,89 @@
+"""What becomes of each key of NVIDIA's config.toml, by asking the code that reads it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from hooks.config import Config
+from hooks.config.nvidia import KEYS, parse_nvidia_config
+from hooks.errors import WrongConfigValue
+from tests.tools.reference.configuration import key_of, written
+from tests.tools.reference.markdown import code, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["defaults", "keys"]
+
+# Values that show what a key does, tried in turn; those that a key does not take are passed over.
+_SAMPLES: Final[tuple[Any, ...]] = (
+    True,
+    False,
+    "/srv/nvidia",
+    "DOCKER_RESOURCE_GPU",
+    "compute,utility",
+    "vendor.com/gpu",
+    "csv",
+    "legacy",
+    "disabled",
+    ["/srv/cdi"],
+    ["vendor.com/"],
+    ["enable-cuda-compat"],
+    ["value"],
+    "value",
+)
+
+_FILE: Final = "config.toml"
+
+
+def keys() -> str:
+    """The table: their key, ours, and what differs."""
+    rows = [(code(name), _meaning(name), why) for name, why in KEYS.items()]
+    return table(("NVIDIA's key", "here", "remark"), rows)
+
+
+def defaults() -> str:
+    """What differs from our defaults on a node that has nothing but NVIDIA's file."""
+    read = parse_nvidia_config(b"", _FILE)
+    changed = "; ".join(code(line) for line in _differences(read, Config()))
+    return f"With an empty file of NVIDIA's, and none of ours, this holds: {changed}.\n"
+
+
+def _meaning(name: str) -> str:
+    """What a key sets, with the first value that shows it."""
+    plain = parse_nvidia_config(b"", _FILE)
+    found: dict[str, str] = {}
+    for sample in _SAMPLES:
+        try:
+            read = parse_nvidia_config(_toml(name, sample), _FILE)
+        except WrongConfigValue:
+            continue
+        for line in _differences(read, plain):
+            ours = line.partition(" = ")[0]
+            found.setdefault(ours, f"{code(_said(name, sample))} → {code(line)}")
+    return "; ".join(found.values())
+
+
+def _differences(read: Config, plain: Config) -> Iterator[str]:
+    for field, value in _fields(read).items():
+        if value != getattr(plain, field):
+            in_table, key = key_of(field)
+            yield f"[{in_table}] {key} = {written(value, key)}"
+
+
+def _fields(config: Config) -> Mapping[str, Any]:
+    hidden = {"source", "notes"}
+    return {
+        n: getattr(config, n) for n in Config.__annotations__ if n not in hidden and n[0] != "_"
+    }
+
+
+def _said(name: str, sample: Any) -> str:
+    return f"{name.rpartition('.')[2]} = {json.dumps(sample)}"
+
+
+def _toml(name: str, sample: Any) -> bytes:
+    above, _, key = name.rpartition(".")
+    head = f"[{above}]\n" if above else ""
+    return f"{head}{key} = {json.dumps(sample)}\n".encode()

@@ -1,0 +1,127 @@
+"""Which file of docs/ is made of what, and which others are."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Final
+
+from tests.tools import REPOSITORY, pod_trace
+from tests.tools.errors import BlockMissing
+from tests.tools.reference import (
+    advisories,
+    capabilities,
+    commands,
+    configuration,
+    dashboard,
+    dcgm,
+    error_codes,
+    findings,
+    metrics,
+    migration,
+    variables,
+    xids,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+__all__ = ["BLOCKS", "DOCS", "PAGES", "stale", "write"]
+
+DOCS: Final = os.path.join(REPOSITORY, "docs")
+
+_MADE: Final = "<!-- Made by `make reference` of the code: change that. -->\n\n"
+
+PAGES: Final[Mapping[str, Callable[[], str]]] = {
+    "reference/nvshim.md": commands.page,
+    "reference/configuration.md": configuration.page,
+    "reference/capabilities.md": capabilities.page,
+    "reference/errors.md": error_codes.page,
+    "reference/findings.md": findings.page,
+    "reference/xids.md": xids.page,
+}
+"""Pages that are made as a whole."""
+
+BLOCKS: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
+    "reference/variables.md": {
+        "device-plugin": variables.device_plugin,
+        "installer": variables.installer,
+    },
+    "kubernetes.md": {"pod-trace": pod_trace.diagram},
+    "metrics.md": {
+        "families": metrics.families,
+        "alerts": metrics.table_of_alerts,
+        "dcgm": dcgm.table_of_names,
+    },
+    "migration.md": {"keys": migration.keys, "defaults": migration.defaults},
+    "security.md": {"advisories": advisories.covered, "not-ours": advisories.not_ours},
+}
+"""Tables in pages that people write, between ``<!-- made: NAME -->`` and ``<!-- made: end -->``."""
+
+FILES: Final[Mapping[str, Callable[[], str]]] = {
+    "monitoring/dashboard.json": dashboard.dashboard,
+    "monitoring/dcgm-names.yaml": dcgm.rules,
+    "components/prometheus-operator/prometheus-rule.yaml": metrics.prometheus_rule,
+}
+"""Files that are made as a whole, among the manifests of Kubernetes."""
+
+
+def _made() -> Iterator[tuple[str, str]]:
+    """Every file that is made, with what it should have."""
+    for name, page in PAGES.items():
+        yield name, _MADE + page()
+    for name, blocks in BLOCKS.items():
+        yield name, _with_blocks(name, blocks)
+    for name, make in FILES.items():
+        yield f"../integration/kubernetes/manifests/{name}", make()
+
+
+def _with_blocks(name: str, blocks: Mapping[str, Callable[[], str]]) -> str:
+    text = _read(name)
+    for block, make in blocks.items():
+        pattern = rf"(<!-- made: {block} -->\n).*?(<!-- made: end -->)"
+        places = list(re.finditer(pattern, text, re.DOTALL))
+        if len(places) != 1:
+            raise BlockMissing(
+                f"table {block} in docs/{name}",
+                found=f"{len(places)} places for it",
+                do=f"write <!-- made: {block} --> and <!-- made: end --> there, once",
+            )
+        place = places[0]
+        made = f"{place[1]}\n{make()}\n{place[2]}"
+        text = text[: place.start()] + made + text[place.end() :]
+    return text
+
+
+def _read(name: str) -> str:
+    with open(os.path.join(DOCS, name), encoding="utf-8") as file:
+        return file.read()
+
+
+def stale() -> list[str]:
+    """The files of docs/ that are not what the code says."""
+    found = []
+    for name, text in _made():
+        try:
+            fresh = _read(name) == text
+        except FileNotFoundError:
+            fresh = False
+        found += [] if fresh else [name]
+    return found
+
+
+def write() -> list[str]:
+    """Write what is stale.
+
+    Returns:
+        The files that were written.
+    """
+    written = stale()
+    for name, text in _made():
+        if name in written:
+            path = os.path.join(DOCS, name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(f"{path}.new", "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(f"{path}.new", path)
+    return written

@@ -1,0 +1,32 @@
+"""Nodes for the engine and for commands to look at; see tests.unit.hooks.fake_node."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.unit.hooks.fake_node import Elves, Node
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="session")
+def elves(tmp_path_factory: pytest.TempPathFactory) -> Elves:
+    return Elves(tmp_path_factory.mktemp("elves"))
+
+
+@pytest.fixture
+def bare_node(tmp_path: Path, elves: Elves) -> Node:
+    return Node(tmp_path, elves)
+
+
+@pytest.fixture
+def node(bare_node: Node) -> Node:
+    """A node with a driver and two GPUs."""
+    bare_node.add_kernel()
+    bare_node.add_driver()
+    bare_node.add_gpu(0)
+    bare_node.add_gpu(1)
+    return bare_node

@@ -1,0 +1,121 @@
+"""Golden tables: a table's cases in, what becomes of each out, compared as a whole.
+
+So that nothing comes, goes or moves unnoticed. After a change that is meant,
+``NVSHIM_TEST_GOLDEN=write`` in the environment writes a table anew, to be read before it is
+committed. A case that comes out as another does is written as that one's name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from api.errors import NvshimError
+from hooks.plan import Mount
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from hooks.plan import Contribution, Device, Hook, IntelRdt, Plan
+
+USUAL = Mount("", "").options
+
+
+@dataclass(frozen=True, slots=True)
+class Golden:
+    """A table of outcomes: a file of JSON in this directory."""
+
+    file: str
+
+    def compare(self, case: str, found: Any) -> None:
+        path = Path(__file__).with_name(self.file)
+        table = json.loads(path.read_text()) if path.exists() else {}
+        if os.environ.get("NVSHIM_TEST_GOLDEN") == "write":
+            same = (k for k, v in sorted(table.items()) if v == found and k != case)
+            table[case] = next(same, found)
+            path.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
+        expected = table[case]
+        assert found == (table[expected] if isinstance(expected, str) else expected)
+
+
+def outcome(make: Callable[[], Iterable[Contribution]], dev: str, names: Mapping[str, str]) -> Any:
+    """What is contributed, or the error; the paths of a node by names.
+
+    Args:
+        dev: the node's directory of devices.
+        names: of paths.
+    """
+    try:
+        shown = [contributed(each, dev) for each in make()]
+    except NvshimError as error:
+        shown = [{"error": str(error)}]
+    text = json.dumps(shown)
+    for path, name in names.items():
+        text = text.replace(path, name)
+    every = json.loads(text)
+    return every[0] if len(every) == 1 else every
+
+
+def contributed(made: Contribution, dev: str) -> dict[str, Any]:
+    """A contribution for people, without what is empty and without reasons."""
+    plan, bounds = made.plan, made.bounds
+    groups = {device.gid: f"that of {device.path}" for device in reversed(plan.devices)}
+    assert bounds.majors == {d.major for d in plan.devices if d.kind == "c"}
+    shown = {
+        "vendor": made.vendor,
+        "granted": list(made.granted),
+        "notes": list(made.notes),
+        "below": list(bounds.source_roots),
+        "groups": sorted(groups.get(gid, str(gid)) for gid in plan.additional_gids),
+        **planned(plan, dev),
+    }
+    return {name: value for name, value in shown.items() if value}
+
+
+def planned(plan: Plan, dev: str) -> dict[str, Any]:
+    """A plan for people, but for its groups."""
+    return {
+        "devices": [_device(device, dev) for device in plan.devices],
+        "mounts": [_mount(mount) for mount in plan.mounts],
+        "links": {link.path: link.target for link in plan.links},
+        "libraries": [f"{each.soname}: {each.path}" for each in plan.libraries],
+        "searched": list(plan.library_directories),
+        "link directories": {each.path: dict(each.links) for each in plan.link_directories},
+        "missing": [each.what for each in plan.missing],
+        "environment": [f"{name}={value}" for name, value in plan.environment],
+        "files": {file.path: file.content.decode() for file in plan.files},
+        "files of procfs": {file.path: file.content.decode() for file in plan.proc_files},
+        "hooks": [_set(hook) for hook in plan.hooks],
+        "intelRdt": [_set(control) for control in plan.intel_rdt],
+        "interfaces": {each.host_name: each.name for each in plan.net_devices},
+    }
+
+
+def _device(device: Device, dev: str) -> str:
+    """Its path, and what is not as at that path of the node."""
+    numbers = f"{device.kind} {device.major}:{device.minor} {device.mode:o}"
+    told = f"{numbers} {device.uid}:{device.gid} {device.access}"
+    with suppress(OSError):
+        seen = os.stat(dev + device.path.removeprefix("/dev"))
+        numbers = f"c {os.major(seen.st_rdev)}:{os.minor(seen.st_rdev)} {seen.st_mode & 0o7777:o}"
+        if told == f"{numbers} {seen.st_uid}:{seen.st_gid} rwm":
+            return device.path
+    return f"{device.path} {told}"
+
+
+def _mount(mount: Mount) -> str:
+    """Its source, where it is mounted if not at the same path, and what is not usual."""
+    place = "" if mount.source.endswith(mount.destination) else f" at {mount.destination}"
+    ways = (
+        "" if (mount.kind, mount.options) == ("bind", USUAL) else f" {mount.kind} {mount.options}"
+    )
+    return f"{mount.source}{place}{ways}"
+
+
+def _set(edit: Hook | IntelRdt) -> dict[str, Any]:
+    """The fields that are set."""
+    return {name: value for name, value in asdict(edit).items() if value}

@@ -1,0 +1,28 @@
+"""The tests of this room run on the shim's loop."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.harness import loop_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    loop_backend.register()
+    return loop_backend.OURS
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """Nothing is collected while the test runs but by its own calls."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()

@@ -1,0 +1,13 @@
+"""What a program does on our own loop is what it does on asyncio."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+
+from tests.unit.loop.programs import Step, on_asyncio, on_ours, programs
+
+
+@given(programs())
+def test_what_comes_of_a_program_is_the_same_on_both_loops(program: list[Step]) -> None:
+    assert on_ours(program, pytest.MonkeyPatch()) == on_asyncio(program)

@@ -1,0 +1,340 @@
+"""The part of the agent, with a board whose other parts are the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from hooks.config import Config
+from integration.inspection.bundles import Container, Pod
+from integration.inspection.procfs import Procfs
+from integration.node.components import Context, Options
+from integration.node.health import requests, store
+from integration.node.health.component import run
+from integration.node.health.errors import XidListWrong
+from integration.node.health.values import State
+from integration.node.ledger.values import Holding, Ledger
+from integration.node.monitor.component import Teller
+from integration.node.monitor.values import DeviceSample, GpuEvent, GpuSample, Sample
+from integration.node.refresh import Seen
+from tests.unit.node.health.inventories import inventory
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from integration.node.board import Board
+
+pytestmark = pytest.mark.anyio
+
+
+@dataclass
+class Nvml:
+    """A sampler that says what it is told to."""
+
+    lost: str = ""
+    failure: str = ""
+    asked: int = 0
+    said: list[Sample] = field(default_factory=list)
+
+    async def sample(self, *, max_age: float) -> Sample:
+        del max_age
+        self.asked += 1
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        if self.failure:
+            return Sample(now, failure=self.failure)
+        mig = (DeviceSample("MIG-a"), DeviceSample("MIG-b"))
+        gpus = (GpuSample("GPU-0", lost=self.lost), GpuSample("GPU-1", mig=mig))
+        return Sample(now, gpus=gpus)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    for name in ("state", "sys/module/nvidia", "proc/sys/kernel/random"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "proc/sys/kernel/random/boot_id").write_text("one\n")
+    return Config(
+        state=str(tmp_path / "state"),
+        proc=str(tmp_path / "proc"),
+        sys=str(tmp_path / "sys"),
+        health_quiet=0.2,
+        health_longest_quiet=0.2,
+        health_patience=0.3,
+        health_window=0.5,
+    )
+
+
+@dataclass
+class Agent:
+    """What a test sees of the part."""
+
+    board: Board
+    nvml: Nvml
+    lines: list[tuple[str, str, dict[str, Any]]]
+    teller: Teller
+    heard: int = 0
+
+    async def until(self, look: Callable[[], bool], what: str) -> None:
+        with anyio.move_on_after(10):
+            while not look():  # noqa: ASYNC110 - at what others did
+                await anyio.sleep(0.01)
+            return
+        raise AssertionError(f"{what}: {self.board.health} {self.lines}")
+
+    async def becomes(self, uuid: str, state: State) -> None:
+        """Wait until it is so, or was told to be so since what was last awaited: some pass soon."""
+
+        def told() -> bool:
+            for number, (_, event, fields) in enumerate(self.lines[self.heard :], self.heard + 1):
+                if event.startswith("a device is") and (fields["device"], fields["state"]) == (
+                    uuid, state
+                ):  # fmt: skip
+                    self.heard = number
+                    return True
+            return self.board.health[uuid].state == state
+
+        await self.until(told, f"{uuid} {state}")
+
+    def said(self, event: str) -> list[dict[str, Any]]:
+        return [fields for _, said, fields in self.lines if said.startswith(event)]
+
+    def tell(self, number: int, gpu: str = "GPU-0", **more: Any) -> None:
+        """Tell of an error as the monitor does."""
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self.board.tell(replace(GpuEvent(now, "xid", gpu, xid=number), **more))
+
+    def hear(self, number: int, gpu: str = "GPU-0", **more: Any) -> None:
+        """Have the monitor hear of an error from one of its sources."""
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self.teller.add(replace(GpuEvent(now, "xid", gpu, xid=number), **more))
+
+
+@asynccontextmanager
+async def agent(config: Config, **options: Any) -> AsyncIterator[Agent]:
+    lines: list[tuple[str, str, dict[str, Any]]] = []
+
+    def say(level: str, event: str, **fields: Any) -> None:
+        lines.append((level, event, fields))
+
+    context = Context(config, Options("", 0.05, **options), say)
+    nvml = Nvml()
+    context.board.post(seen=Seen(inventory=inventory()), sampler=nvml)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run, context)
+        teller = Teller(context.board)
+        tasks.start_soon(teller.keep)
+        seen = Agent(context.board, nvml, lines, teller)
+        await seen.until(lambda: "GPU-0" in context.board.health, "it begins")
+        yield seen
+        tasks.cancel_scope.cancel()
+
+
+def held(name: str, device: str, gpu: str) -> Holding:
+    pod = Pod("research", "train")
+    container = Container(f"id-{name}", "k8s.io", "/b", pod, name, "p", sandbox=False, pid=1)
+    return Holding(container, (device,), (gpu,))
+
+
+async def test_a_gpu_that_falls_off_the_bus_and_comes_back(config: Config) -> None:
+    async with agent(config) as it:
+        it.board.post(ledger=Ledger(holdings=(held("main", "GPU-0", "GPU-0"),)))
+        it.nvml.lost = "GPU is lost"
+        wanted = it.board.wanted
+        it.tell(79, source="kernel", text="GPU has fallen off the bus.")
+        await it.becomes("GPU-0", State.UNHEALTHY)
+        health = it.board.health["GPU-0"]
+        assert (health.xid, health.blamed) == (79, ("research/train/main",))
+        assert health.reason == "XID 79: the GPU has fallen off the bus"
+        assert it.board.wanted > wanted  # the node is looked at
+        (line,) = it.said("XID 79")
+        assert line["container"] == "research/train/main"
+        assert line["known"] == "only holder"
+        assert line["do"].startswith("reboot the node")
+        assert it.board.xids == {("GPU-0", 79, "research/train/main"): 1}
+        assert it.board.health["GPU-1"].state == State.HEALTHY
+        asked = it.nvml.asked
+        await it.until(lambda: it.nvml.asked > asked + 2, "it is asked again")
+        assert it.board.health["GPU-0"].state == State.UNHEALTHY
+        it.nvml.lost = ""
+        await it.becomes("GPU-0", State.HEALTHY)
+        told = [line["state"] for line in it.said("a device is") if line["device"] == "GPU-0"]
+        assert told == ["unhealthy", "recovering", "healthy"]
+
+
+async def test_all_that_is_well_is_left_alone(config: Config) -> None:
+    async with agent(config) as it:
+        await it.until(lambda: it.nvml.asked > 0, "it is asked once")
+        await anyio.sleep(0.3)
+        assert it.nvml.asked == 1
+        it.tell(31, pid=0)
+        await it.until(lambda: bool(it.said("XID 31")), "it is said")
+        assert it.board.health["GPU-0"].state == State.HEALTHY
+
+
+async def test_the_other_source_names_the_instance_and_spares_the_rest(config: Config) -> None:
+    config = replace(config, health_suspects=1, health_quiet=60.0)
+    async with agent(config) as it:
+        holdings = (held("a", "MIG-a", "GPU-1"), held("b", "MIG-b", "GPU-1"))
+        it.board.post(ledger=Ledger(holdings=holdings))
+        it.hear(94, "GPU-1", source="kernel")
+        it.hear(94, "GPU-1", source="nvml", gpu_instance=2, compute_instance=0)
+        await it.becomes("MIG-b", State.UNHEALTHY)
+        assert it.board.health["MIG-a"].state == State.HEALTHY
+        assert it.board.xids == {("GPU-1", 94, "research/train/b"): 1}
+        # Nobody names one: it is everybody's.
+        it.hear(94, "GPU-1", source="kernel")
+        await it.becomes("MIG-a", State.UNHEALTHY)
+
+
+@pytest.fixture
+def process(config: Config, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], int]:
+    """Makes a process that is in the cgroup of a container of that id."""
+    monkeypatch.setattr("integration.node.health.component.Procfs", lambda: Procfs(config.proc))
+
+    def make(container_id: str) -> int:
+        directory = Path(config.proc, "7")
+        directory.mkdir()
+        (directory / "stat").write_text(f"7 (train) S 1 {'0 ' * 30}")
+        (directory / "cgroup").write_text(f"0::/kubepods/{container_id}\n")
+        return 7
+
+    return make
+
+
+async def test_a_process_is_blamed_for_the_error_of_its_own_instance(
+    config: Config, process: Callable[[str], int]
+) -> None:
+    pid = process("id-b")
+    async with agent(config) as it:
+        holdings = (held("a", "MIG-a", "GPU-1"), held("b", "MIG-b", "GPU-1"))
+        it.board.post(ledger=Ledger(holdings=holdings))
+        for instance in (1, 2):
+            it.hear(94, "GPU-1", gpu_instance=instance, compute_instance=0)
+        await it.until(lambda: len(it.said("XID 94")) == 2, "both are told")
+        it.hear(94, "GPU-1", source="kernel", gpu_instance=2, pid=pid)
+        await it.until(lambda: bool(it.board.xids), "one is counted")
+        assert it.board.xids == {("GPU-1", 94, "research/train/b"): 1}
+        blamed = {uuid: it.board.health[uuid].blamed for uuid in ("MIG-a", "MIG-b")}
+        assert blamed == {"MIG-a": ("research/train/a",), "MIG-b": ("research/train/b",)}
+
+
+async def test_the_kernel_names_the_process_after_nvml_has_told(
+    config: Config, process: Callable[[str], int]
+) -> None:
+    pid, me = process("id-me"), held("me", "GPU-0", "GPU-0")
+    async with agent(config) as it:
+        it.board.post(ledger=Ledger(holdings=(me, held("other", "GPU-0", "GPU-0"))))
+        it.hear(119)
+        await it.until(lambda: bool(it.said("XID 119")), "it is told")
+        assert it.board.health["GPU-0"].blamed == ()
+        assert it.board.xids == {}  # until it is known whose it is
+        it.hear(119, source="kernel", pid=pid)
+        await it.until(lambda: bool(it.board.xids), "it is counted")
+        assert it.board.xids == {("GPU-0", 119, "research/train/me"): 1}
+        assert it.said("XID 119")[-1]["known"] == "by its process"
+
+
+async def test_an_unhealthy_device_is_not_made_healthy_by_restarting(config: Config) -> None:
+    async with agent(config) as it:
+        it.tell(79, times=3)
+        await it.becomes("GPU-0", State.UNHEALTHY)
+        await it.until(lambda: store.read_devices(config) is not None, "it is written")
+        await it.until(
+            lambda: "unhealthy" in json.dumps(store.read_devices(config)), "it is written"
+        )
+    async with agent(config) as it:
+        assert it.board.health["GPU-0"].state == State.UNHEALTHY
+        await anyio.sleep(0.5)  # it answers, and was not reset
+        assert it.board.health["GPU-0"].state == State.UNHEALTHY
+    os.mkdir(f"{config.sys}/module/anew")
+    os.rename(f"{config.sys}/module/anew", f"{config.sys}/module/nvidia")
+    async with agent(config) as it:
+        await it.becomes("GPU-0", State.HEALTHY)
+
+
+async def test_a_damaged_file_is_said_and_written_anew(config: Config) -> None:
+    store_path = anyio.Path(store.path_of(config))
+    await store_path.write_text("{")
+    async with agent(config) as it:
+        assert it.lines[0][1].startswith(f"{store.path_of(config)}: it is damaged")
+        await it.until(lambda: store.read_devices(config) is not None, "it is written")
+
+
+async def test_a_person_puts_a_device_back(config: Config) -> None:
+    async with agent(config) as it:
+        it.tell(79)
+        await it.becomes("GPU-0", State.UNHEALTHY)
+        await anyio.to_thread.run_sync(requests.ask, config, "GPU-0", 10)
+        assert it.board.health["GPU-0"].state == State.HEALTHY
+        assert "put back by hand" in json.dumps(store.read_devices(config))
+
+
+async def test_nvml_that_goes_on_failing_makes_unhealthy_and_what_cannot_be_watched_suspect(
+    config: Config,
+) -> None:
+    async with agent(config) as it:
+        it.board.post(unwatched={"": "NVML hangs"})
+        await it.becomes("GPU-0", State.SUSPECT)
+        it.nvml.failure = "it did not answer in 5 s"
+        it.board.post(sample=await it.nvml.sample(max_age=0))
+        await it.becomes("MIG-a", State.UNHEALTHY)
+        it.nvml.failure = ""
+        await it.becomes("MIG-a", State.SUSPECT)  # it answers, and is not watched
+        it.board.post(unwatched={})
+        it.board.post(sample=await it.nvml.sample(max_age=0))
+        await it.becomes("MIG-a", State.HEALTHY)
+
+
+async def test_nvml_that_was_let_go_of_makes_nothing_unhealthy(config: Config) -> None:
+    async with agent(config) as it:
+        await it.until(lambda: it.nvml.asked > 0, "it is asked once")
+        it.nvml.failure = "let go: GPU 1 is reset"
+        it.board.post(let_go=it.nvml.failure, unwatched={"": it.nvml.failure})
+        await it.becomes("GPU-0", State.SUSPECT)
+        for _ in range(5):
+            it.board.post(sample=await it.nvml.sample(max_age=0))
+            await anyio.sleep(0.1)  # longer in all than one is patient
+        assert {health.state for health in it.board.health.values()} == {State.SUSPECT}
+        it.nvml.failure = ""
+        it.board.post(let_go="", unwatched={})
+        await it.becomes("GPU-0", State.HEALTHY)
+
+
+async def test_devices_that_go_and_the_driver_that_goes(config: Config) -> None:
+    async with agent(config) as it:
+        it.board.post(seen=Seen(inventory=inventory(mig=False)))
+        await it.until(lambda: "MIG-a" not in it.board.health, "it is gone")
+        it.board.post(seen=Seen(faults=("NVSHIM-E0102 no driver",)))
+        # Its NVML goes on answering, so this lasts no longer than it has to be quiet.
+        await it.until(lambda: len(it.said("a device is unhealthy")) == 2, "both are unhealthy")
+        for line in it.said("a device is unhealthy"):
+            assert line["reason"] == "the driver is gone: NVSHIM-E0102 no driver"
+        it.board.post(seen=Seen(inventory=inventory()))
+        await it.becomes("GPU-0", State.HEALTHY)
+
+
+async def test_what_is_not_to_be_judged_is_not(config: Config) -> None:
+    with pytest.raises(XidListWrong):
+        await run(Context(config, Options("", 1, ignored_xids="x"), print))
+    async with agent(config) as it:
+        it.tell(79)
+        await it.becomes("GPU-0", State.UNHEALTHY)
+        await it.until(lambda: "unhealthy" in json.dumps(store.read_devices(config)), "written")
+    lines: list[str] = []
+    context = Context(
+        config, Options("", 1, ignored_xids="all"), lambda _, event, **__: lines.append(event)
+    )
+    with anyio.move_on_after(0.1):
+        await run(context)
+    assert lines == ["no device's health is judged"]
+    assert store.read_devices(config) is None
+    async with agent(config) as it:  # it was forgotten by nobody
+        assert it.board.health["GPU-0"].state == State.UNHEALTHY

@@ -1,0 +1,174 @@
+"""Which control daemons there are to be, by what is on the board."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from hooks.config import Config
+from integration.node.components import Context, Options
+from integration.node.mps import component
+from integration.node.mps.places import Places
+from integration.node.mps.values import MpsDaemon
+from integration.node.plugin.values import MPS, Settings, SharedResource, Sharing
+from integration.node.refresh import Seen
+from tests.unit.node.test_mps_plan import gpu, inventory_of, shared
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from integration.node.mps.plan import Plan, Programs
+
+pytestmark = pytest.mark.anyio
+
+NAME = "nvidia.com/gpu"
+
+
+class Kept:
+    """In the place of a keeper: what is wanted of it."""
+
+    all: dict[str, Kept]
+
+    def __init__(
+        self,
+        places: Places,
+        _context: Context,
+        _spared: object,
+        posted: Callable[[], None],
+        _holder: object,
+    ) -> None:
+        self.places = places
+        self.plan: Plan | None = None
+        self.programs: Programs | None = None
+        self.says = MpsDaemon(places.resource, (), "it begins")
+        self.fault = ""
+        self.left = False
+        self.posted = posted
+        self._gone = anyio.Event()
+        Kept.all[places.resource] = self
+
+    def want(self, plan: Plan | None, programs: Programs | None) -> None:
+        self.plan, self.programs = plan, programs
+        if plan is None:
+            self._gone.set()
+
+    def say(self, unready: str, fault: str = "") -> None:
+        self.says, self.fault = replace(self.says, unready=unready), fault
+        self.posted()
+
+    def try_again(self) -> None:
+        """There is nothing that fails."""
+
+    async def run(self) -> None:
+        await self._gone.wait()
+
+    async def leave(self) -> None:
+        self.left = True
+
+
+@pytest.fixture
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+    monkeypatch.setattr(component, "Keeper", Kept)
+    Kept.all = {}
+    context = Context(Config(), Options(spec="", poll=60), lambda *_, **__: None)
+    sharing = Sharing(MPS, resources=(SharedResource(NAME, 3),))
+    context.board.post(
+        settings=Settings(mps_root=str(tmp_path), sharing=sharing),
+        seen=Seen(inventory=inventory_of("", gpu(0))),
+        resources=(shared(0),),
+    )
+    return context
+
+
+def wanted(kept: Kept) -> bool:
+    return kept.plan is not None
+
+
+async def settled() -> None:
+    for _ in range(20):
+        await anyio.lowlevel.checkpoint()
+
+
+async def test_what_is_shared_is_kept_and_told_of(context: Context) -> None:
+    board = context.board
+    ready = Path(board.settings.mps_root if board.settings else "", ".ready")
+    ready.write_text("of an agent that was killed")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(component.run, context)
+        await settled()
+        kept = Kept.all[NAME]
+        assert kept.plan is not None
+        assert kept.programs == kept.plan.programs
+        assert board.mps[NAME].unready == "it begins"
+        assert not ready.exists()
+        kept.say("")
+        assert json.loads(ready.read_text())["resources"][0]["replicas"] == 3
+        kept.say("it ended", "it ended, says the fault")
+        assert not ready.exists()
+        assert board.faults["mps"] == "it ended, says the fault"
+        # What cannot be is a fault as well.
+        board.post(seen=Seen(inventory=inventory_of("", gpu(0, mig=True))))
+        await settled()
+        assert "NVSHIM-E2736" in board.faults["mps"]
+        tasks.cancel_scope.cancel()
+    assert board.mps == {}
+
+
+async def test_nothing_is_done_before_anything_is_known(context: Context) -> None:
+    context.board.post(settings=None)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(component.run, context)
+        await settled()
+        assert Kept.all == {}
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("reason", ["unshared", "no driver", "let go", "no GPU can be opened"])
+async def test_what_is_not_wanted_any_more_is_drained(context: Context, reason: str) -> None:
+    board = context.board
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(component.run, context)
+        await settled()
+        kept = Kept.all[NAME]
+        inventory = board.seen.inventory
+        assert inventory is not None
+        # While NVML does not answer nothing is known, and nothing changes.
+        board.post(resources=(), seen=Seen(inventory=replace(inventory, nvml_failure="it hangs")))
+        await settled()
+        assert wanted(kept)
+        board.post(resources=(shared(0),), seen=Seen(inventory=inventory))
+        await settled()
+        if reason == "unshared":
+            board.post(resources=(replace(shared(0), sharing=""),))
+        elif reason == "no driver":
+            board.post(seen=Seen())
+        elif reason == "let go":
+            board.post(let_go="GPU 0 is reset")
+        else:
+            board.post(seen=Seen(inventory=inventory_of("", gpu(0, lost="it is lost"))))
+        await settled()
+        await anyio.sleep(0.1)  # what they stand on is taken away in a thread
+        assert not wanted(kept)
+        assert board.mps == {}
+        tasks.cancel_scope.cancel()
+
+
+async def test_what_a_predecessor_has_left_is_taken_away(context: Context) -> None:
+    root = context.board.settings.mps_root if context.board.settings else ""
+    left = Places(root, "nvidia.com/gpu.shared")
+    os.makedirs(left.directory)
+    Path(left.devices).write_text("[]")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(component.run, context)
+        await settled()
+        assert Kept.all[left.resource].plan is None
+        assert Kept.all[NAME].plan is not None
+        tasks.cancel_scope.cancel()
+    assert Kept.all[NAME].left

@@ -1,0 +1,182 @@
+"""A worker answers, fails, hangs or dies, and the shim goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from api.errors import Status
+from hooks.errors import UnknownDevice
+from shim.errors import RuntimeFailed, WorkerFailed, WorkerTimeout
+from shim.work import worker
+from shim.work.worker import Worker
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shim.reaper import Reaper
+    from shim.work.worker import Answer, Link
+
+pytestmark = pytest.mark.anyio
+
+
+def echo(link: Link) -> Answer | None:
+    request = link.receive()
+    return None if request is None else ({"pid": os.getpid(), "group": os.getpgrp(), **request}, -1)
+
+
+def hang(link: Link) -> None:
+    link.receive()
+    time.sleep(100)
+
+
+async def ask(reaper: Reaper, work: Any, request: dict[str, Any] | None = None) -> Answer:
+    return await Worker(reaper, work, frozenset()).ask(request or {})
+
+
+async def until_ended(other: Worker) -> None:
+    with anyio.fail_after(5):
+        while other.runs():  # noqa: ASYNC110 - seen from outside
+            await anyio.sleep(0.01)
+
+
+async def test_the_answer_is_of_a_process_in_a_group_of_its_own(reaper: Reaper) -> None:
+    long = "x" * (1 << 20)
+    value, fd = await ask(reaper, echo, {"long": long})
+    assert value["long"] == long
+    assert value["pid"] == value["group"] != os.getpid()
+    assert fd == -1
+
+
+async def test_a_descriptor_is_passed_on(reaper: Reaper, tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    path = tmp_path / "file"
+    _, fd = await ask(
+        reaper, lambda _: ({"x": "y" * 300000}, os.open(path, os.O_RDWR | os.O_CREAT))
+    )
+    assert os.readlink(f"/proc/self/fd/{fd}") == str(path)
+    assert not os.get_inheritable(fd)
+    os.close(fd)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_it_has_no_descriptors_signals_or_handlers_of_the_shim(reaper: Reaper) -> None:
+    leak = os.open("/", os.O_RDONLY)
+
+    def work(_: Link) -> Answer:
+        fds = [int(name) for name in os.listdir("/proc/self/fd")]
+        blocked = sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        handled = [n for n in signal.valid_signals() if callable(signal.getsignal(n))]
+        return {"fds": fds, "signals": [*blocked, *handled]}, -1
+
+    value, _ = await ask(reaper, work)
+    os.close(leak)
+    # The reserved ones, the connection, and the one by which listdir reads.
+    assert len([fd for fd in value["fds"] if fd > 5]) <= 2
+    assert value["signals"] == []
+
+
+async def test_it_is_forked_while_threads_run(reaper: Reaper) -> None:
+    """As those do that copy log files: in system calls, and in between in Python."""
+    reading, writing = os.pipe()
+    over = threading.Event()
+
+    def copy() -> None:
+        while os.read(reading, 1) and not over.is_set():
+            os.write(writing, b"x")
+
+    threads = [threading.Thread(target=copy) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    os.write(writing, b"xx")
+    for number in range(30):
+        value, _ = await ask(reaper, echo, {"number": number})
+        assert value["number"] == number
+    over.set()
+    os.write(writing, b"x" * len(threads))
+    for thread in threads:
+        thread.join()
+    os.close(reading)
+    os.close(writing)
+
+
+def unknown_device(_: Link) -> Answer:
+    raise UnknownDevice("GPU 7", found="0 and 1", do="name one of them")
+
+
+def runtime_failed(_: Link) -> Answer:
+    raise RuntimeFailed("to make c1", found="it said no", status=Status.NOT_FOUND)
+
+
+async def test_an_error_arrives_as_it_was_raised(reaper: Reaper) -> None:
+    with pytest.raises(UnknownDevice) as raised:
+        await ask(reaper, unknown_device)
+    assert str(raised.value) == str(UnknownDevice("GPU 7", found="0 and 1", do="name one of them"))
+    with pytest.raises(RuntimeFailed) as failed:
+        await ask(reaper, runtime_failed)
+    assert failed.value.status == Status.NOT_FOUND
+    assert (failed.value.asked, failed.value.found) == ("to make c1", "it said no")
+
+
+async def test_an_error_of_the_kernel_and_a_defect_arrive(reaper: Reaper) -> None:
+    with pytest.raises(FileNotFoundError) as missing:
+        await ask(reaper, lambda _: os.open("/no/such/file", os.O_RDONLY))
+    assert missing.value.filename == "/no/such/file"
+    with pytest.raises(WorkerFailed, match=r"NVSHIM-E1702 .*ZeroDivisionError"):
+        await ask(reaper, lambda _: 1 // 0)
+
+
+async def test_one_that_is_killed_is_one_error(reaper: Reaper) -> None:
+    with pytest.raises(WorkerFailed, match="was killed by signal 9"):
+        await ask(reaper, lambda _: os.kill(os.getpid(), signal.SIGKILL))
+
+
+async def test_one_that_takes_too_long_is_killed_with_its_programs(
+    reaper: Reaper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "DEADLINE", 0.2)
+    pid = tmp_path / "pid"
+
+    def work(link: Link) -> Answer:
+        link.run(["sh", "-c", f"echo $$ > {pid}; sleep 100"], 0.5)
+        return {}, -1
+
+    began = time.monotonic()
+    with pytest.raises(WorkerTimeout, match="NVSHIM-E1701"):
+        await ask(reaper, hang)
+    assert time.monotonic() - began < 5
+    # What has a limit of its own has that besides.
+    with pytest.raises(Exception, match="had not ended after"):
+        await ask(reaper, work)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
+async def test_one_that_nobody_waits_for_any_more_is_killed(reaper: Reaper) -> None:
+    other = Worker(reaper, hang, frozenset())
+    with anyio.move_on_after(0.1):
+        await other.ask({})
+    await until_ended(other)
+
+
+async def test_one_without_a_request_ends(reaper: Reaper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "UNUSED", 0.1)
+    unused = Worker(reaper, echo, frozenset())
+    await until_ended(unused)
+    with pytest.raises(WorkerFailed, match="ended with 0"):
+        await unused.ask({})
+
+
+async def test_a_program_is_run_to_its_end(reaper: Reaper) -> None:
+    def work(link: Link) -> Answer:
+        status, output = link.run(["sh", "-c", "echo out; exit 3"], 10)
+        return {"status": status, "output": output.decode()}, -1
+
+    value, _ = await ask(reaper, work)
+    assert value == {"status": 3, "output": "out\n"}
