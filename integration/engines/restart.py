@@ -3,7 +3,8 @@
 Rules
 - Nothing that was not asked for, and nothing if the engine needs it not.
 - **Docker** reloads on SIGHUP, if a reload is enough. Its socket may be systemd's, so it is asked
-  by a request who it is: who answers is dockerd.
+  by a request who it is: who answers is dockerd. That it has reloaded it says as an event: what is
+  run before still goes by the old configuration.
 - **containerd** has no reload: SIGHUP ends it. To send one is a restart only if somebody starts it
   again, and systemd counts an end by SIGHUP as a clean one: it starts again what has
   ``Restart=always`` and nothing else. So that is looked at first.
@@ -11,7 +12,7 @@ Rules
 - An engine that was told is waited for, until it answers on its socket again.
 
 Source: containerd cmd/containerd/command/main_unix.go (handledSignals); systemd.service(5)
-Restart=; unix(7) SO_PEERCRED, SO_PASSCRED.
+Restart=; unix(7) SO_PEERCRED, SO_PASSCRED; Docker Engine API, SystemEvents.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import signal
 import socket
 import struct
 import time
+import urllib.parse
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -39,6 +41,7 @@ __all__ = ["SOCKETS", "UNITS", "Mode", "restart"]
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _TIMEOUT: Final = 60 * PATIENCE
 _POLL: Final = 0.05
+_RELOADS: Final = urllib.parse.quote('{"type":["daemon"],"event":["reload"]}')
 
 SOCKETS: Final = {
     "containerd": "/run/containerd/containerd.sock",
@@ -90,7 +93,7 @@ def restart(
                 "Docker to be told by a signal", found=f"that is a reload, and {change.why}",
                 do="use --restart systemd, or restart it yourself",
             )  # fmt: skip
-        os.kill(_answering(address), signal.SIGHUP)
+        _reload_docker(address)
         return mode
     if change.engine != "containerd":
         raise RestartRefused(
@@ -102,6 +105,29 @@ def restart(
     os.kill(pid, signal.SIGHUP)
     _wait(address, change.engine, former=pid)
     return mode
+
+
+def _reload_docker(address: str) -> None:
+    """Have dockerd read its configuration, and wait until it has."""
+    # It begins to listen after it has answered; what it was told meanwhile is told by ``since``.
+    seconds, nanoseconds = divmod(time.time_ns(), 10**9)
+    request = f"GET /events?since={seconds}.{nanoseconds:09d}&filters={_RELOADS} HTTP/1.0"
+    with _connected(address, "docker") as client:
+        client.sendall(f"{request}\r\nHost: docker\r\n\r\n".encode())
+        os.kill(_answering(address), signal.SIGHUP)
+        said = b""
+        deadline = time.monotonic() + _TIMEOUT
+        try:
+            while b'"reload"' not in said:
+                client.settimeout(max(deadline - time.monotonic(), 0.001))
+                if not (more := client.recv(65536)):
+                    raise ConnectionAbortedError("it has closed the connection")
+                said += more
+        except OSError as error:
+            raise RestartFailed(
+                f"Docker on {address} to reload its configuration",
+                found=f"it does not say that it has ({error})", do="see dockerd's log",
+            ) from error  # fmt: skip
 
 
 def _by_systemd(unit: str, systemctl: str) -> None:

@@ -13,7 +13,6 @@ from integration.simulated.containerd import PrivateContainerd
 from tests.harness.containerds import nothing_left
 from tests.harness.docker import HOOK, DockerParts, PrivateDocker
 from tests.harness.nvshim import Answer, nvshim
-from tests.harness.waiting import eventually
 from tests.tools.images import glibc
 from tests.tools.parts import Parts
 
@@ -82,12 +81,11 @@ def test_signal_tells_dockerd_of_another_runtime_without_a_restart(docker: Priva
     document = configure(docker, *words, "--restart", "signal").document
     assert document["restart"]["done"] == "signal"
 
-    def runs() -> bool:
-        done = docker.run("--gpus=all", "--", "sh", "-c", "ls /dev")
-        named = docker.run("--runtime=gpu", "--", "true")
-        return "nvidia1" in done.stdout and named.code == 0
-
-    eventually(runs, "dockerd knows the runtime")
+    # It has read its configuration when the command ends.
+    done = docker.run("--gpus=all", "--", "sh", "-c", "ls /dev")
+    assert "nvidia1" in done.stdout, done.stderr
+    named = docker.run("--runtime=gpu", "--", "true")
+    assert named.code == 0, named.stderr
     assert configure(docker, *words).document["changed"] is False
     # What is gone from the file it keeps, and drops the reload if that was the default.
     refused = configure(

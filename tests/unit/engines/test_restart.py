@@ -14,7 +14,6 @@ from integration.engines import restart as restarts
 from integration.engines.errors import RestartFailed, RestartRefused
 from integration.engines.files import Change, Need
 from integration.engines.restart import Mode, restart
-from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,15 +25,23 @@ listener = socket.socket(socket.AF_UNIX)
 path = sys.argv[1]
 if os.path.exists(path): os.unlink(path)
 listener.bind(path); listener.listen(8)
-signal.signal(signal.SIGHUP, lambda *_: open(path + ".hup", "w").close())
+watchers, event = [], b'{"status":"reload","Type":"daemon","Action":"reload"}\\n'
+def reload(*_):
+    open(path + ".hup", "w").close()
+    for each in watchers:
+        if not os.path.exists(path + ".bad"): each.send(event)
+        each.close()
+signal.signal(signal.SIGHUP, reload)
 print("ready", flush=True)
 while True:
     client, _ = listener.accept()
     client.settimeout(0.2)
     try:
-        if client.recv(99).startswith(b"GET /_ping"): client.send(b"HTTP/1.0 200 OK\\r\\n\\r\\n")
+        asked = client.recv(999)
+        if asked.startswith(b"GET /"): client.send(b"HTTP/1.0 200 OK\\r\\n\\r\\n")
+        if asked.startswith(b"GET /events?since="): watchers.append(client)
+        else: client.close()
     except OSError: pass
-    client.close()
 """
 
 
@@ -79,10 +86,18 @@ def test_docker_is_told_by_sighup_whoever_made_its_socket(
         change("docker", Need.RELOAD), Mode.SIGNAL, address=f"{tmp_path}/s", unit="docker"
     )
     assert done is Mode.SIGNAL
-    eventually(lambda: os.path.exists(f"{tmp_path}/s.hup"), "the process that answered was told")
+    assert os.path.exists(f"{tmp_path}/s.hup"), "who answered was told, and has done it"
     assert daemon.poll() is None
     with pytest.raises(RestartRefused, match="reload"):
         restart(change("docker"), Mode.SIGNAL, address=f"{tmp_path}/s", unit="docker")
+
+
+@pytest.mark.usefixtures("daemon")
+def test_docker_that_has_not_reloaded_is_not_said_to_have(tmp_path: Path) -> None:
+    (tmp_path / "s.bad").touch()
+    with pytest.raises(RestartFailed, match="does not say that it has"):
+        restart(change("docker", Need.RELOAD), Mode.SIGNAL, address=f"{tmp_path}/s", unit="docker")
+    assert (tmp_path / "s.hup").exists()
 
 
 def test_systemd_restarts_and_the_engine_is_waited_for(

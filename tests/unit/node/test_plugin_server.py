@@ -153,23 +153,26 @@ async def test_a_server_that_has_crashed_or_lost_its_socket_is_begun_again(
         made.append(make())
         return made[-1]
 
+    async def until_registered(times: int) -> None:
+        # The kubelet listens to the plugin before its answer to Register has come to us, and what
+        # loses its socket before has not been registered.
+        registered = world.counters.registrations
+        await world.until(lambda: registered.get((GPU, OK)) == times, resource("a"))
+        await world.until(lambda: kubelet.healthy(GPU), resource("a"))
+        assert len(kubelet.registrations) == times
+
     monkeypatch.setattr(grpc.aio, "server", remember)
-    await world.until(lambda: kubelet.healthy(GPU), resource("a"))
+    await until_registered(1)
     first = kubelet.plugins[GPU]
     os.unlink(f"{kubelet.directory}/nvidia-gpu.sock")
-    await world.until(lambda: kubelet.plugins[GPU] is not first, resource("a"))
-    await world.until(lambda: kubelet.healthy(GPU), resource("a"))
+    await until_registered(2)
     second = kubelet.plugins[GPU]
+    assert second is not first
     await made[-1].stop(0)  # as if by itself
     await world.until(lambda: "NVSHIM-E2714" in world.faults.get(GPU, ""), resource("a"))
-    await world.until(lambda: kubelet.plugins[GPU] is not second, resource("a"))
-    await world.until(lambda: kubelet.healthy(GPU), resource("a"))
-    assert len(kubelet.registrations) == 3
-    # The kubelet listens to the plugin before its answer to Register has come to us.
-    registered = world.counters.registrations
-    await world.until(lambda: registered[GPU, OK] == 3, resource("a"))
+    await until_registered(3)
+    assert kubelet.plugins[GPU] is not second
     assert world.faults[GPU] == ""
-    assert len(kubelet.registrations) == 3
 
 
 async def test_a_kubelet_that_goes_before_it_has_answered_is_registered_with_again(
