@@ -32,7 +32,7 @@ from tests.bench.runs import (
 )
 from tests.bench.scaling import measure_scaling
 from tests.bench.stage import Sizes, Stage, say
-from tests.bench.work import measure_calls, measure_execs, measure_output
+from tests.bench.work import measure_calls, measure_execs, measure_exits, measure_output
 from tests.harness.launcher import REPOSITORY
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ PARTS: Final[dict[str, Callable[[Stage], Results]]] = {
     "cpu": measure_processor,
     "many": measure_together,
     "exec": measure_execs,
+    "exit": measure_exits,
     "calls": measure_calls,
     "output": measure_output,
     "growth": measure_growth,

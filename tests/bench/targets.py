@@ -70,6 +70,8 @@ TARGETS: Final = (
            Pair("first-call", "ours", "stock"), "start to first call"),
     Target("CPU per lifecycle, warm, ÷ stock", 0.9, 0.6,
            Pair("cpu", "ours", "stock"), "processor time of a life"),
+    Target("the end of a detached container until its exit event, output unread, ÷ stock", 1.2, 1.0,
+           Pair("exit", "ours", "stock"), "an exit's event"),
     Target("ten at once, wall, ÷ stock", 0.8, 0.6,
            Pair("at-once-10", "ours", "stock"), "ten at once"),
     Target("PSS of a running idle shim among many, with GPUs, ÷ stock without", 1.5, 1.0,

@@ -1,7 +1,9 @@
-"""What a running container is asked for: execs, output, and calls over and over."""
+"""What a running container is asked for: execs, output, calls over and over; and its end."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import time
 from typing import TYPE_CHECKING, Final
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from api.proto import task_pb2
 from tests.bench.comparing import beside_stock, compare
 from tests.bench.rpc import Shim
+from tests.harness.events import Recorder
 from tests.harness.runtime import OURS, STOCK, Runtime
 
 if TYPE_CHECKING:
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 
 _MEGABYTES: Final = 1000
 _CALLS: Final = 500
+_LATE: Final = 30.0
+_POLL: Final = 0.0005
 
 
 def measure_execs(stage: Stage) -> Results:
@@ -41,6 +46,14 @@ def measure_output(stage: Stage) -> Results:
     runtimes = [Runtime(stage.warm, name) for name in (STOCK, OURS)]
     cases = beside_stock(*map(_output, runtimes))
     return compare("output", "a gigabyte to stdout", cases, few, unit="MB/s")
+
+
+def measure_exits(stage: Stage) -> Results:
+    """From the end of a detached container whose output nobody reads to containerd's event."""
+    runtimes = [Runtime(stage.warm, name) for name in (STOCK, OURS)]
+    cases = beside_stock(*map(_exit, runtimes))
+    title = "from the end to the exit event, output unread"
+    return compare("exit", title, cases, stage.sizes.rounds)
 
 
 def _in_idle(
@@ -86,6 +99,25 @@ def _output(runtime: Runtime) -> Callable[[], float]:
         if code != 0:
             raise RuntimeError(f"{container.name} ended with {code}")
         return _MEGABYTES / seconds
+
+    return once
+
+
+def _exit(runtime: Runtime) -> Callable[[], float]:
+    def once() -> float:
+        with Recorder(runtime.containerd) as recorder:
+            # It prints once the client has gone, who would read it.
+            container = runtime.start("sh", "-c", "sleep 0.3; echo said; exec tail -f /dev/null")
+            pid = container.wait_for_program("tail")
+            begin = time.perf_counter()
+            os.kill(pid, signal.SIGKILL)
+            while not any(event.short == "exit" for event in recorder.of(container.name)):
+                if time.perf_counter() - begin > _LATE:
+                    raise RuntimeError(f"{container.name} has ended, and there is no event of it")
+                time.sleep(_POLL)
+            milliseconds = (time.perf_counter() - begin) * 1000
+        container.remove()
+        return milliseconds
 
     return once
 
