@@ -19,6 +19,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 import anyio
@@ -157,13 +158,10 @@ class Child:
     def ask(self) -> None:
         """Send an empty line, which is a question to one that answers.
 
-        Raises:
-            ChildFailed: it takes none.
+        That it has ended is told to whoever waits for its answer.
         """
-        try:
+        with suppress(BrokenPipeError):
             self._to.write(b"\n")
-        except OSError as error:
-            raise self._failed(self._end()) from error
 
     async def line(self, seconds: float) -> bytes:
         """The next line that it says.
@@ -177,10 +175,10 @@ class Child:
         with anyio.move_on_after(seconds) as limit:
             while b"\n" not in self._heard:
                 await anyio.wait_readable(self._from)
-                self._hear()
+                await self._hear()
         # Whoever was asleep itself finds the time up, and the line there.
         if limit.cancelled_caught:
-            self._hear()
+            await self._hear()
         line, end, rest = self._heard.partition(b"\n")
         if not end:
             raise self._failed(f"nothing within {seconds:g} s: NVML hangs")
@@ -192,7 +190,7 @@ class Child:
         self._to.close()
         self._from.close()
 
-    def _hear(self) -> None:
+    async def _hear(self) -> None:
         """Take what it has said.
 
         Raises:
@@ -204,15 +202,18 @@ class Child:
             return
         self._heard += said
         if not said:
-            raise self._failed(self._end())
+            raise self._failed(await self._end())
         if len(self._heard) > _LONGEST:
             raise self._failed("a line without an end")
 
-    def _end(self) -> str:
+    async def _end(self) -> str:
         """How it ended, as far as that is known."""
-        try:
-            status = self.process.wait(_POLL)
-        except subprocess.TimeoutExpired:
+        # The kernel closes its pipes before it can be waited for.
+        with anyio.move_on_after(_TO_DIE):
+            while self.process.poll() is None:  # noqa: ASYNC110 - nobody tells of it
+                await anyio.sleep(_POLL)
+        status = self.process.poll()
+        if status is None:
             return "it has hung up"
         if status < 0:
             return f"NVML crashed: {signal.Signals(-status).name}"

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-def sleeper() -> subprocess.Popen[bytes]:
-    line = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
-    return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+def running(script: str) -> subprocess.Popen[bytes]:
+    line, pipe = [sys.executable, "-S", "-c", script], subprocess.PIPE
+    return subprocess.Popen(line, stdin=pipe, stdout=pipe, bufsize=0)
 
 
 async def test_a_driver_that_holds_children_is_given_no_more_of_them(
@@ -31,7 +31,7 @@ async def test_a_driver_that_holds_children_is_given_no_more_of_them(
     monkeypatch.setattr(room, "_MOST_ABANDONED", 1)
     monkeypatch.setattr(room, "_TO_DIE", 0.01)
     children = Children(lambda *_, **__: None)
-    process = sleeper()
+    process = running("import time; time.sleep(60)")
     kill = process.kill
     monkeypatch.setattr(process, "kill", lambda: None)  # as if no signal reached it
     try:
@@ -44,6 +44,21 @@ async def test_a_driver_that_holds_children_is_given_no_more_of_them(
     monkeypatch.undo()
     child = children.start("samples", "/nowhere/libnvidia-ml.so.1")  # it has ended by itself
     await children.end(child)
+
+
+async def test_how_one_ended_is_told_though_it_lets_go_of_its_pipes_before() -> None:
+    process = running("import os, time; os.close(1); os.close(0); time.sleep(0.3); os.abort()")
+    child = Child("samples", process)
+    try:
+        with pytest.raises(ChildFailed, match="NVML crashed: SIGABRT"):
+            await child.line(20)
+        child.ask()
+        with pytest.raises(ChildFailed, match="NVML crashed: SIGABRT"):
+            await child.line(20)
+    finally:
+        child.close()
+        process.kill()
+        process.wait()
 
 
 class NvmlError(Exception):
