@@ -330,6 +330,7 @@ def is_ready(config: Config) -> bool:
     path = status_path(config)
     try:
         content = read_file(path)
+        holder = (read_file(_lock_path(config)) or b"").decode(errors="replace").strip()
         age = time.time() - os.stat(path).st_mtime
     except OSError:
         return False
@@ -338,6 +339,8 @@ def is_ready(config: Config) -> bool:
     try:
         status: Any = json.loads(content or b"{}")
         poll = float(status["poll"])
+        if holder and holder != str(status["pid"]):
+            return False  # the one before has looked; this one has not yet
     except (ValueError, KeyError, TypeError):
         return False
     # One of the future is of a clock that was set back since.

@@ -64,3 +64,14 @@ def test_an_agent_whose_last_look_is_of_the_future_is_not_ready(tmp_path: Path) 
         later = time.time() + 3600
         os.utime(status_path(config), (later, later))
         assert not is_ready(config)
+
+
+def test_an_agent_is_not_ready_because_the_one_before_has_looked(tmp_path: Path) -> None:
+    config = nothing(tmp_path)
+    (tmp_path / "state" / "node.json").write_text('{"pid": 7, "poll": 1}')
+    with (tmp_path / "state" / "node.lock").open("w") as agent:
+        fcntl.flock(agent, fcntl.LOCK_EX)
+        for number, ready in ((7, True), (8, False)):
+            agent.seek(0)
+            print(number, file=agent, flush=True)
+            assert is_ready(config) is ready
