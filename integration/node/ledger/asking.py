@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from hooks.errors import InventoryError
 from integration.inventory import look_at_node
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from integration.node.ledger.values import Ledger
 
 __all__ = ["ask", "foreign_rows"]
+
+# Seconds that the kubelet may take: nobody asks it again, and without it nothing is found missing.
+_TO_ANSWER: Final = 10.0
 
 
 async def ask(
@@ -39,7 +42,7 @@ async def ask(
         inventory = look_at_node(config)
     except InventoryError:
         inventory = None
-    allocated = await allocated_by(pod_resources)
+    allocated = await allocated_by(pod_resources, _TO_ANSWER)
     where = known_states(states, proc)
     return await look_and_ask(where, inventory, allocated, pod_resources, proc), inventory
 

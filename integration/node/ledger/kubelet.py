@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["allocated_by"]
 
 _LIST: Final = "/v1.PodResourcesLister/List"
-_TIMEOUT: Final = 2.0  # seconds
+_TIMEOUT: Final = 2.0  # seconds, for the agent, which asks again
 _LONGEST: Final = 64 << 20
 
 
@@ -25,11 +25,12 @@ def _is_there(path: str) -> bool:
     return os.path.exists(path)
 
 
-async def allocated_by(path: str) -> Allocated | None:
+async def allocated_by(path: str, timeout: float = _TIMEOUT) -> Allocated | None:
     """What the kubelet has given to the containers that it knows.
 
     Args:
         path: of its socket; "" for none.
+        timeout: seconds that it may take.
 
     Returns:
         It; None if there is no kubelet that answers in time.
@@ -50,7 +51,7 @@ async def allocated_by(path: str) -> Allocated | None:
             response_deserializer=pb.ListPodResourcesResponse.FromString,
         )
         try:
-            answer: Any = await answer_of(ask(pb.ListPodResourcesRequest(), timeout=_TIMEOUT))
+            answer: Any = await answer_of(ask(pb.ListPodResourcesRequest(), timeout=timeout))
         except grpc.RpcError:
             return None
     return {
