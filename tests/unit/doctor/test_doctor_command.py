@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tarfile
 import termios
-import time
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -79,7 +80,11 @@ def test_a_person_at_a_terminal_gets_blocks_that_are_not_cut(tree: Tree, colours
         env={**environment, "TERM": "xterm", **({} if colours else {"NO_COLOR": "1"})},
     )
     os.close(keyboard)
-    text = os.read(screen, 1 << 16).decode().replace("\r\n", "\n")
+    written = b""
+    with contextlib.suppress(OSError):  # its end, where a terminal has one
+        while piece := os.read(screen, 1 << 16):
+            written += piece
+    text = written.decode().replace("\r\n", "\n")
     os.close(screen)
     assert done.returncode == exits.FOUND
     assert ("\x1b[31m\x1b[1merror" in text) is colours
@@ -249,8 +254,10 @@ def test_only_what_the_checks_need_is_gathered(healthy: Healthy) -> None:
 def test_a_look_that_hangs_or_fails_costs_its_own_group(
     healthy: Healthy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    over = threading.Event()
+
     def hang(_: Places) -> Any:
-        time.sleep(20)
+        over.wait()
 
     def fail(_: Places) -> Any:
         raise PermissionError(13, "Permission denied", "/some\x1bwhere")
@@ -260,12 +267,13 @@ def test_a_look_that_hangs_or_fails_costs_its_own_group(
 
     groups = {**observing.GROUPS, "driver": hang, "cdi": fail, "machine": stumble}
     monkeypatch.setattr(observing, "GROUPS", groups)
-    began = time.monotonic()
     checks = choose(["D001", "D060", "D070", "D083"])
-    findings = examine(healthy.tree.places(patience=0.5), checks).findings
-    assert time.monotonic() - began < 10
+    try:
+        findings = examine(healthy.tree.places(patience=3), checks).findings
+    finally:
+        over.set()
     assert {f.code: f.found for f in findings} == {
-        "NVSHIM-D001": "could not look: it took longer than 0.5 s",
+        "NVSHIM-D001": "could not look: it took longer than 3 s",
         "NVSHIM-D060": "could not look: /some?where Permission denied",
         "NVSHIM-D083": "could not look: it makes no sense: KeyError: 'no such key'",
     }
