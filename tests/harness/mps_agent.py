@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from hooks.config import load_config
+from integration.inspection.procfs import Procfs
 from integration.node import backoff
 from integration.node.components import Context, Options
 from integration.node.mps import component, control, daemon, host_setup, modes
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from integration.simulated import SimulatedNode
 
 RESOURCE: Final = "nvidia.com/gpu"
+PROGRAM: Final = "usr/bin/nvidia-cuda-mps-control"
 
 STEPS: Final = (
     (host_setup, "lay"),
@@ -136,7 +138,9 @@ class Agent:
 
     def processes(self) -> list[int]:
         """The daemons and servers that there are, whoever is their parent."""
-        return processes(self.root)
+        # Who only asks a daemon, as an agent does that tries again, runs it without an argument.
+        found = ((pid, Procfs().words(pid)) for pid in processes(self.root))
+        return [pid for pid, words in found if words and not words[-1].endswith(f"/{PROGRAM}")]
 
     def close(self) -> None:
         """Leave nothing, whatever has happened."""
