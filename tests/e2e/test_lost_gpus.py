@@ -14,7 +14,7 @@ from tests.harness.exposition import read_told
 from tests.harness.kubelet_plugins import KubeletPlugins
 from tests.harness.node_agent import NodeAgent
 from tests.harness.nvshim import nvshim
-from tests.harness.waiting import eventually
+from tests.harness.waiting import eventually, settled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -173,6 +173,12 @@ def test_every_part_has_one_judgement_of_a_gpu(
         eventually(lambda: up() == expected, f"metrics say {expected}", timeout=20)
         assert kubelet.wait_for(RESOURCE, 4 - len(ill)) == set(uuids) - ill
         assert kubelet.devices(RESOURCE).keys() == set(uuids)
-        health = nvshim("health", "list", "--config", nvml.node.config_path, "-o", "json",
-                        check=False)  # fmt: skip
-        assert {row["uuid"] for row in health.document if not row["given"]} == ill
+
+        def not_given() -> set[str] | None:
+            health = nvshim("health", "list", "--config", nvml.node.config_path, "-o", "json",
+                            check=False)  # fmt: skip
+            rows = health.document if health.stdout else None
+            return None if rows is None else {row["uuid"] for row in rows if not row["given"]}
+
+        # The agent writes it down after it has told the kubelet.
+        assert settled(not_given, ill) == ill

@@ -102,7 +102,8 @@ class NodeAgent:
     def said(self, event: str = "") -> list[dict[str, Any]]:
         """The lines of its log, of one event if that is given."""
         with open(self._log, encoding="utf-8") as file:
-            lines = [json.loads(line) for line in file if line.startswith("{")]
+            # The last one may just be written.
+            lines = [json.loads(line) for line in file if line[:1] + line[-1:] == "{\n"]
         return [line for line in lines if event in line["event"]]
 
     def faults(self) -> list[str]:
