@@ -236,6 +236,7 @@ def test_devices_by_mounts_are_said_not_to_be_believed_until_the_shim_is_told(
         assert [line for line in agent.said() if word in line["event"]], "its log has it"
         told = nvshim("doctor", "--only", "D105", "--config", agent.node.config_path, check=False)
         assert word in told.stdout
+    eventually(lambda: kubelet.plugins[GPU].ended, "its connections are gone")
     nvshim("config", "set", "requests.accept-mounts", "true", "--config", agent.node.config_path)
     with agent:
         kubelet.wait_for(GPU, 2)

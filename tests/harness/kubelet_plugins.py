@@ -18,6 +18,7 @@ import os
 import socket
 import stat
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -197,8 +198,10 @@ class KubeletPlugins:
         os.makedirs(self.directory, mode=0o750, exist_ok=True)
         with os.scandir(self.directory) as entries:
             for entry in entries:
-                if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
-                    os.unlink(entry.path)
+                # A plugin makes and removes its own meanwhile.
+                with suppress(FileNotFoundError):
+                    if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
+                        os.unlink(entry.path)
         registration = {"Register": (self._register, pb.RegisterRequest)}
         self._servers.append(serve(self.socket, "v1beta1.Registration", registration))
         if self.pod_resources is not None:
