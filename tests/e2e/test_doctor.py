@@ -68,8 +68,11 @@ def test_a_running_container_is_judged_by_what_it_was_given(
     container = runtime.start_idle(image=GLIBC, flags=["--env", "NVIDIA_VISIBLE_DEVICES=0"])
     whole = doctor(node, containerd)
     # The shim and its fork server run, the cgroup allows what was given, the GPU is there.
-    sick = found(whole).keys() & {*OF_CONTAINERS, "D001", "D002", "D004", "D009", "D030", "D096"}
+    sick = found(whole).keys() & {*OF_CONTAINERS, "D001", "D002", "D004", "D009", "D030"}
     assert not sick, whole
+    # Other fork servers of this machine may be stopped by other tests.
+    servers = [f for f in whole["findings"] if f["code"] == "NVSHIM-D096"]
+    assert not [f for f in servers if containerd.address in f["found"]], whole
     if not is_v2():
         _deny(container.pid, "c 195:0 rwm")
         denied = found(doctor(node, containerd, *only("D100")))

@@ -190,17 +190,22 @@ def test_prometheus_knows_what_the_agent_knows(gpus: SimulatedNode, tmp_path: Pa
         assert prometheus.query('up{job="nvshim",instance="real"}')[0][1] == 0
 
 
+def there(prometheus: Prometheus, expression: str) -> list[tuple[dict[str, str], float]]:
+    """The series of an expression. A scrape that was late takes them away until the next one."""
+    return eventually(lambda: prometheus.query(expression), expression)
+
+
 def _the_agent_is_known(prometheus: Prometheus, gpus: SimulatedNode) -> None:
-    told = prometheus.query('nvshim_mig_info{instance="real"}')
+    told = there(prometheus, 'nvshim_mig_info{instance="real"}')
     expected = status_of(gpus)["migDevices"]
     assert expected
     assert {labels["mig_uuid"] for labels, _ in told} == set(expected)
     assert {labels["job"] for labels, _ in told} == {"nvshim"}
-    (driver,) = prometheus.query('nvshim_driver_info{instance="real"}')
+    (driver,) = there(prometheus, 'nvshim_driver_info{instance="real"}')
     assert driver[0]["version"] == gpus.driver_version
-    assert prometheus.query('nvshim_looks_total{instance="real"}')
+    assert there(prometheus, 'nvshim_looks_total{instance="real"}')
     # Of an agent that has begun a moment ago, with a time of its own clock.
-    (since,) = prometheus.query('time() - process_start_time_seconds{instance="real"}')
+    (since,) = there(prometheus, 'time() - process_start_time_seconds{instance="real"}')
     assert 0 < since[1] < 300
 
 
@@ -233,16 +238,12 @@ def _what_happens_is_told(prometheus: Prometheus, gpus: SimulatedNode, bundle: P
         (f"nvshim_device_last_xid{{{of}}}", 79),
     ):
         eventually(
-            lambda query=query: [value for _, value in prometheus.query(query)],  # type: ignore[misc]
-            query, timeout=20,
-        )  # fmt: skip
-        eventually(
             lambda query=query, expected=expected: (  # type: ignore[misc]
-                prometheus.query(query)[0][1] == expected
+                [value for _, value in prometheus.query(query)] == [expected]
             ),
-            f"{query} is {expected}", timeout=20,
+            f"{query} is {expected}", timeout=40,
         )  # fmt: skip
-    (held,) = prometheus.query(f"nvshim_container_device_info{{{of}}}")
+    (held,) = there(prometheus, f"nvshim_container_device_info{{{of}}}")
     assert (held[0]["namespace"], held[0]["pod"], held[0]["uuid"]) == ("team-b", "notebook", uuid)
     for name in os.listdir(bundle):
         os.unlink(bundle / name)
@@ -260,8 +261,8 @@ def _a_driver_that_hangs_is_told_of_in_time(prometheus: Prometheus, gpus: Simula
     write_state(gpus, "faults", "any=hang\n")
     down = 'nvshim_nvml_up{instance="real"} == 0'
     eventually(lambda: prometheus.query(down), "NVML is down", timeout=30)
-    assert prometheus.query('up{instance="real"}')[0][1] == 1
-    assert prometheus.query('nvshim_gpu_info{instance="real"}')
+    assert there(prometheus, 'up{instance="real"} == 1')
+    assert there(prometheus, 'nvshim_gpu_info{instance="real"}')
     gone = 'nvshim_gpu_power_watts{instance="real"}'
     eventually(lambda: not prometheus.query(gone), "what only NVML knows is not told", timeout=20)
     os.unlink(f"{gpus.state}/nvml-faults")
@@ -319,7 +320,7 @@ def _the_rules_work(prometheus: Prometheus) -> None:
     }
     for alert in told:
         assert not re.search(r"<no value>|<error|\{\{", json.dumps(alert["annotations"])), alert
-    assert prometheus.query('DCGM_FI_DEV_GPU_UTIL{Hostname="full",gpu="3"}')[0][1] == 50
+    assert there(prometheus, 'DCGM_FI_DEV_GPU_UTIL{Hostname="full",gpu="3"}')[0][1] == 50
 
 
 def test_a_port_that_is_taken_is_said_and_had_when_it_is_free(gpus: SimulatedNode) -> None:

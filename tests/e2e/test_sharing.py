@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from tests.harness.node import words_of
 from tests.harness.runtime import is_alive, new_name, remove_fifos
 from tests.harness.waiting import eventually
 from tests.tools.images import GLIBC
@@ -79,17 +80,12 @@ def test_the_second_waits_for_the_first_to_be_deleted_or_cleaned_up(
     # A shim that was killed: its container keeps the GPU until it has been ended.
     init = second.pid
     shims = runtime.containerd.shim_pids()
-    (shim,) = [pid for pid in shims if is_shim_of(pid, second.name)]
+    (shim,) = [pid for pid in shims if second.name in words_of(pid)]
     os.kill(shim, signal.SIGKILL)
     eventually(lambda: not os.path.exists(runtime.containerd.bundle(second.name)), "cleaned up")
     assert not is_alive(init)
     second.remove()
     assert try_one(runtime, third.name).code == 0
-
-
-def is_shim_of(pid: int, name: str) -> bool:
-    with open(f"/proc/{pid}/cmdline", encoding="utf-8") as file:
-        return name in file.read().split("\0")
 
 
 def test_of_many_at_once_as_many_as_may_have_it(
