@@ -36,7 +36,8 @@ def test_exec_on_a_terminal_can_be_typed_at_resized_and_interrupted(pods: Pods) 
     container = pods.run().start(*IDLE)
     with ProcessStream(container.exec_url("sh", tty=True)) as stream:
         stream.resize(132, 43)
-        stream.write(b"stty size; tty\n")
+        # The size has a way of its own, and may come later than what is typed.
+        stream.write(b"until stty size | grep '43 132'; do :; done; tty\n")
         assert b"43 132\r\n" in stream.read_until(b"/dev/pts/")
         stream.write(b"sleep 77\n")
         eventually(lambda: "sleep 77" in container.exec("ps").stdout, "it sleeps")
@@ -75,7 +76,7 @@ def test_attach_to_a_terminal(pods: Pods) -> None:
     container = pods.run().start("sh", stdin=True, tty=True)
     with ProcessStream(container.attach_url(tty=True)) as stream:
         stream.resize(90, 20)
-        stream.write(b"stty size\n")
+        stream.write(b"until stty size | grep '20 90'; do :; done\n")
         stream.read_until(b"20 90\r\n")
         stream.write(b"exit 8\n")
         stream.wait()
