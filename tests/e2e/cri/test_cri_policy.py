@@ -15,6 +15,7 @@ from integration.cri.client import Cri
 from integration.cri.errors import CriRefused
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.pods import IDLE, import_image
+from tests.harness.waiting import eventually
 from tests.tools.images import GLIBC, glibc, write_archive
 
 if TYPE_CHECKING:
@@ -89,8 +90,13 @@ def test_image_that_wants_all_gpus_starts_without_any_and_it_is_said(
     assert record["policy"]["namespace"] == "tests"
     (denied,) = record["policy"]["denied"]
     assert f"{DEVICES}=all" in denied
-    said = [line for line in pods.containerd.log().splitlines() if "does not get" in line]
-    assert any(container.id in line and "unprivileged" in line for line in said), said
+
+    def said() -> list[str]:
+        lines = pods.containerd.log().splitlines()
+        return [line for line in lines if "does not get" in line and container.id in line]
+
+    # What a shim says, containerd copies to its log by and by.
+    assert "unprivileged" in eventually(said, "it is said")[0]
 
 
 def test_kubelet_operator_and_privilege_are_believed(
