@@ -11,7 +11,7 @@ import pytest
 from api.proto import cri_pb2 as pb
 from tests.harness.pods import IDLE
 from tests.harness.runtime import is_alive
-from tests.harness.waiting import eventually
+from tests.harness.waiting import eventually, settled
 
 if TYPE_CHECKING:
     from tests.harness.pods import PodContainer, Pods
@@ -31,7 +31,8 @@ def test_containers_share_network_ipc_and_hostname_and_not_processes(pods: Pods)
     assert pod.ip in first.exec("ip", "-o", "addr").stdout
     assert first.exec("sh", "-c", "echo mine > /dev/shm/word").code == 0
     assert second.exec("cat", "/dev/shm/word").stdout == "mine\n"
-    assert first.exec("ps").stdout.count("sleep") == 1
+    # A container runs from the moment at which it is told to execute its program.
+    assert settled(lambda: first.exec("ps").stdout.count("sleep"), 1) == 1
     # Pods see one another.
     other = pods.run().start(*IDLE)
     assert other.exec("ping", "-c", "1", "-W", "5", pod.ip).code == 0
@@ -40,9 +41,8 @@ def test_containers_share_network_ipc_and_hostname_and_not_processes(pods: Pods)
 def test_pod_with_one_process_namespace(pods: Pods) -> None:
     pod = pods.run(namespaces=pb.NamespaceOption(pid=pb.POD))
     first, second = pod.start("sleep", "1001"), pod.start("sleep", "1002")
-    listed = second.exec("ps", "-o", "pid,args").stdout
-    assert "1 /pause" in listed
-    assert "sleep 1001" in listed
+    eventually(lambda: "sleep 1001" in second.exec("ps").stdout, "it is there")
+    assert "1 /pause" in second.exec("ps", "-o", "pid,args").stdout
     assert _namespace(first, "pid") == _namespace(second, "pid")
     # What a dead container leaves behind goes with it; its neighbours stay.
     assert first.exec("sh", "-c", "sleep 1003 >/dev/null 2>&1 &").code == 0
@@ -75,7 +75,7 @@ def test_container_in_the_process_namespace_of_another(pods: Pods) -> None:
     options = pb.NamespaceOption(pid=pb.TARGET, target_id=target.id)
     security = pb.LinuxContainerSecurityContext(namespace_options=options, seccomp=UNCONFINED)
     debugger = pod.start(*IDLE, security=security)
-    assert "sleep 1005" in debugger.exec("ps").stdout
+    eventually(lambda: "sleep 1005" in debugger.exec("ps").stdout, "it is there")
     debugger.stop()
     assert target.state == "RUNNING"
     assert target.exec("true").code == 0

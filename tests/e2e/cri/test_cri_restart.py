@@ -40,7 +40,7 @@ def test_pod_goes_on_while_containerd_is_killed(pods: Pods) -> None:
     idle.stop()
     assert idle.exit_code() == 137
     pod.remove()
-    assert not is_alive(shims[0])
+    eventually(lambda: not is_alive(shims[0]), "the shim has ended")
 
 
 def test_log_goes_on_after_a_restart(pods: Pods) -> None:

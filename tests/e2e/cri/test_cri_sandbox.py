@@ -146,18 +146,17 @@ def test_pod_without_a_pause_container(pods: Pods) -> None:
     assert _is_over(pod)
     assert not is_alive(holder)
     pod.remove()
-    assert not any(is_alive(shim) for shim in shims)
+    eventually(lambda: not any(is_alive(shim) for shim in shims), "the shim has ended")
 
 
 def test_processes_are_shared_when_asked_for(pods: Pods) -> None:
     pod = pods.run(namespaces=pb.NamespaceOption(pid=pb.POD))
     first, second = pod.start("sleep", "1001"), pod.start("sleep", "1002")
-    listed = second.exec("ps", "-o", "pid,comm,args").stdout
-    assert re.search(r"^ *1 sandbox", listed, re.MULTILINE)
-    assert "sleep 1001" in listed
+    eventually(lambda: "sleep 1001" in second.exec("ps", "-o", "args").stdout, "it is there")
+    assert re.search(r"^ *1 sandbox", second.exec("ps", "-o", "pid,comm").stdout, re.MULTILINE)
     first.stop()
     assert second.state == "RUNNING"
-    assert "sleep 1002" in second.exec("ps", "-o", "args").stdout
+    eventually(lambda: "sleep 1002" in second.exec("ps", "-o", "args").stdout, "so is the other")
 
 
 def test_the_hosts_processes_are_shared_only_when_asked_for(pods: Pods) -> None:
@@ -210,7 +209,7 @@ def test_pod_goes_on_while_containerd_is_killed(pods: Pods) -> None:
     os.kill(_holder(pod), signal.SIGKILL)
     eventually(lambda: _is_over(pod), "the end of the sandbox is known")
     pod.remove()
-    assert not is_alive(shims[0])
+    eventually(lambda: not is_alive(shims[0]), "the shim has ended")
 
 
 def test_nothing_is_left_of_a_pod_whose_shim_was_killed(pods: Pods) -> None:
