@@ -59,7 +59,7 @@ class EventsServer:
         self.refused: set[str] = set()
         self._path = path
         self._namespace = namespace
-        self._scope: anyio.CancelScope | None = None
+        self._server: Server | None = None
 
     @property
     def events(self) -> list[Message]:
@@ -95,18 +95,21 @@ class EventsServer:
         """Be there, until :meth:`stop`."""
         with suppress(FileNotFoundError):
             os.unlink(self._path)
-        with socket.socket(socket.AF_UNIX) as listener, anyio.CancelScope() as self._scope:
+        with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self._path)
             listener.listen()
             descriptor = events_service_pb2.DESCRIPTOR.services_by_name["Events"]
-            server = Server([Service(descriptor, {"Forward": self._forward})])
+            self._server = Server([Service(descriptor, {"Forward": self._forward})])
             task_status.started()
-            await server.serve(listener)
+            await self._server.serve(listener)
 
     def stop(self) -> None:
-        """Go away, as a containerd that is restarted."""
-        if self._scope is not None:
-            self._scope.cancel()
+        """Go away, as a containerd that is restarted.
+
+        What was taken is answered, so that no shim tells it again.
+        """
+        if self._server is not None:
+            self._server.close()
 
     async def _forward(self, context: Context, request: events_service_pb2.ForwardRequest) -> Empty:
         from_elsewhere = context.values("containerd-namespace-ttrpc") != [self._namespace]
