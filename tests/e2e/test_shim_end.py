@@ -119,7 +119,8 @@ async def test_shutdown_while_the_only_create_is_under_way_ends_the_shim_if_that
     start_shim: StartShim,
 ) -> None:
     async with start_shim("c1", "true") as shim:
-        slow = shim.options(before='[ "$verb" = create ] && { sleep 0.3; exit 1; }')
+        until_told = "until [ -e ${0%/*}/fail ]; do sleep 0.02; done"
+        slow = shim.options(before=f'[ "$verb" = create ] && {{ {until_told}; exit 1; }}')
 
         async def create() -> None:
             with pytest.raises(RemoteError, match="NVSHIM-E"):
@@ -130,6 +131,7 @@ async def test_shutdown_while_the_only_create_is_under_way_ends_the_shim_if_that
             await anyio.sleep(0.1)
             await shim.call("Shutdown", id="c1")
             assert is_alive(shim.pid)
+            os.mknod(f"{shim.directory}/fail")
         await shim.until_gone()
         assert shim.leftovers() == []
 

@@ -16,7 +16,7 @@ from api.ttrpc import RemoteError
 from tests.harness import loggers as programs
 from tests.harness.loggers import Loggers, loggers_directory
 from tests.harness.runtime import is_alive
-from tests.harness.shim import gone
+from tests.harness.shim import gone, wait_for_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,7 +83,7 @@ async def test_a_logger_takes_both_outputs_whole_and_ends(
 async def test_an_exec_has_a_logger_of_its_own(start_shim: StartShim, loggers: Loggers) -> None:
     async with start_shim("c1", "sleep", "1000") as shim:
         await shim.run("c1")
-        before = shim.open_files()
+        before = await shim.files_at_rest()
         uri = loggers.uri(programs.SLOW)
         await shim.exec("c1", "e1", "sh", "-c", EIGHT_MEBIBYTES, stdout=uri, stderr=uri)
         await shim.call("Start", id="c1", exec_id="e1")
@@ -172,7 +172,7 @@ async def test_a_logger_that_is_not_ready_is_one_error_and_leaves_nothing(
         if exec_id:
             await shim.run("c1")
             await shim.exec("c1", "e1", "echo", "hello", stdout=uri, stderr=uri)
-        before = shim.open_files()
+        before = await shim.files_at_rest()
         if exec_id:
             begin = shim.call("Start", id="c1", exec_id="e1")
         else:
@@ -250,7 +250,7 @@ async def test_a_logger_is_ended_if_its_container_cannot_be_created(
 ) -> None:
     async with start_shim("c1", "no-such-program") as shim:
         uri = loggers.uri(programs.WAITING)
-        before = shim.open_files()
+        before = await shim.files_at_rest()
         with pytest.raises(RemoteError, match="no-such-program"):
             await shim.run("c1", stdout=uri, stderr=uri)
         with anyio.fail_after(5):
@@ -265,7 +265,7 @@ async def test_a_logger_beside_a_stdin_that_is_missing_is_ended_and_the_pod_live
 ) -> None:
     async with start_shim("c1", "sleep", "1000") as shim:
         await shim.run("c1")
-        before = shim.open_files()
+        before = await shim.files_at_rest()
         uri = loggers.uri(programs.WAITING)
         places = {"stdin": "/no/such/fifo", "stdout": uri, "stderr": "" if terminal else uri}
         await shim.exec("c1", "e1", "true", terminal=terminal, **places)
@@ -283,9 +283,10 @@ async def test_a_logger_beside_a_stdin_that_is_missing_is_ended_and_the_pod_live
 async def test_a_logger_ends_with_the_container_of_a_shim_that_was_killed(
     start_shim: StartShim, loggers: Loggers, script: str
 ) -> None:
-    async with start_shim("c1", "sh", "-c", "echo hello; sleep 1000") as shim:
+    async with start_shim("c1", "sh", "-c", "echo hello; echo yes > /said; sleep 1000") as shim:
         uri = loggers.uri(script)
         await shim.run("c1", stdout=uri, stderr=uri)
+        wait_for_file(f"{shim.directory}/c1/rootfs/said")
         os.kill(shim.pid, signal.SIGKILL)
         await shim.until_gone()
         assert shim.delete_verb("c1") < 3

@@ -121,7 +121,10 @@ async def test_a_delete_of_what_hangs_in_its_start_is_refused_in_time(
 
 async def _until_it_hangs(shim: ShimByHand) -> int:
     """Wait for a runtime that :func:`_hang_in` has made; returns its pid."""
-    return int(await anyio.to_thread.run_sync(wait_for_file, f"{shim.directory}/hangs"))
+    pid = int(await anyio.to_thread.run_sync(wait_for_file, f"{shim.directory}/hangs"))
+    stat = Path(f"/proc/{pid}/stat")  # the shell says it, and then does it
+    eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "it is stopped")
+    return pid
 
 
 def _hang_in(verb: str, *, after: str = "") -> str:
@@ -358,7 +361,7 @@ async def test_a_shim_that_has_no_descriptor_left_says_so_and_recovers(
 ) -> None:
     async with start_shim("c1", "sleep", "1000") as shim:
         await shim.run("c1")
-        before = shim.open_files()
+        before = await shim.files_at_rest()
         whole = resource.prlimit(shim.pid, resource.RLIMIT_NOFILE)
         out = shim.fifo("out")
         refused = 0
@@ -412,7 +415,7 @@ async def test_a_shim_that_may_not_fork_says_so_and_recovers(
     async with start_shim("c1", "sleep", "1000") as shim:
         (no_more_processes / "cgroup.procs").write_text(str(shim.pid))
         (no_more_processes / "pids.max").write_text("1")
-        before = shim.open_files()
+        before = await shim.files_at_rest()
         error = await _error(shim.create("c1"))
         assert error.status == Status.RESOURCE_EXHAUSTED
         assert "NVSHIM-E1309" in str(error)

@@ -308,7 +308,8 @@ async def test_sigterm_lets_what_is_asked_be_answered_and_events_arrive(
     start_shim: StartShim,
 ) -> None:
     async with start_shim("c1", "sh", "-c", "exit 3") as shim:
-        await shim.create("c1", options=shim.options(before='[ "$verb" = start ] && sleep 0.3'))
+        slow = '[ "$verb" = start ] && { echo yes > ${0%/*}/starts; sleep 0.3; }'
+        await shim.create("c1", options=shim.options(before=slow))
         answered = []
 
         async def start() -> None:
@@ -316,7 +317,7 @@ async def test_sigterm_lets_what_is_asked_be_answered_and_events_arrive(
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(start)
-            await anyio.sleep(0.1)
+            await anyio.to_thread.run_sync(wait_for_file, f"{shim.directory}/starts")
             os.kill(shim.pid, signal.SIGTERM)
         await shim.until_gone()
         assert len(answered) == 1

@@ -197,13 +197,14 @@ async def test_input_of_an_exec_closed_before_its_start_ends(start_shim: StartSh
         stdin, stdout = shim.fifo("in"), shim.fifo("out")
         await shim.exec("c1", "e1", "cat", stdin=stdin, stdout=stdout)
         await shim.call("CloseIO", id="c1", exec_id="e1", stdin=True)
-        writer = shell(f"echo early > {stdin}")
+        writer = os.open(stdin, os.O_RDWR)
+        os.write(writer, b"early\n")
         with _reading(stdout, "copy") as copy:
             await shim.call("Start", id="c1", exec_id="e1")
+            os.close(writer)
             waited = await shim.call("Wait", id="c1", exec_id="e1", timeout=5)
             assert waited.exit_status == 0
             await shim.call("Delete", id="c1", exec_id="e1")
-        writer.wait(5)
         assert content_of(copy) == b"early\n"
         await shim.end("c1")
         await gone(shim, "c1")
@@ -278,7 +279,7 @@ async def test_a_daemon_that_an_exec_leaves_does_not_hold_its_client(
 ) -> None:
     async with start_shim("c1", "sleep", "1000") as shim:
         await shim.run("c1")
-        before = shim.open_files()
+        before = await shim.files_at_rest()
         stdout = shim.fifo("out")
         await shim.exec("c1", "e1", "sh", "-c", "sleep 999 & seq 100000", stdout=stdout)
         with _reading(stdout, "copy") as copy:

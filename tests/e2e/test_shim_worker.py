@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -16,7 +17,7 @@ from api.proto import types_pb2
 from shim import syscalls
 from tests.harness.fuse import FILE, fuse
 from tests.harness.runtime import is_alive
-from tests.harness.waiting import eventually
+from tests.harness.waiting import eventually, settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -120,8 +121,8 @@ async def test_an_image_that_hangs_holds_no_other_container_up(
         after = files_of(shim, "c2")
         assert {name: after[name] for name in before} == before
         assert sorted(after.keys() - before) == ["options.json", "runtime"]
-        assert _mounts(shim) == []
-        assert shim.children() == []
+        assert settled(partial(_mounts, shim), []) == []
+        assert settled(shim.children, []) == []
 
 
 async def test_a_shim_that_is_killed_takes_its_worker_with_it(
@@ -141,7 +142,7 @@ async def test_a_shim_that_is_killed_takes_its_worker_with_it(
                 assert shim.delete_verb("c1") < 5
                 eventually(lambda: not is_alive(worker), "the worker has ended")
                 tasks.cancel_scope.cancel()
-        assert _mounts(shim) == []
+        assert settled(partial(_mounts, shim), []) == []
         assert not os.path.exists(f"{shim.directory}/c1/nvidia.json")
 
 
@@ -168,7 +169,7 @@ async def test_a_create_that_hangs_is_ended_by_kill_and_delete(
             assert "it was cancelled" in str(create.error)
             # It is killed, and nobody waits for its end.
             eventually(lambda: not is_alive(worker), "the worker has ended")
-        assert _mounts(shim) == []
+        assert settled(partial(_mounts, shim), []) == []
         await shim.end("c1")
 
 

@@ -240,12 +240,19 @@ class ShimByHand:
                 names.append(os.readlink(os.path.join(folder, fd)))
         return sorted("socket" if name.startswith("socket:") else name for name in names)
 
-    async def files_at_rest(self, expected: list[str]) -> list[str]:
-        """What the shim has open once it is as expected, or else when time is up."""
+    async def files_at_rest(self, expected: list[str] | None = None) -> list[str]:
+        """What the shim has open once it is as expected, or else when time is up.
+
+        Without an expectation, once it stays: a shim that was just started still loads modules.
+        """
+        seen = self.open_files()
         with anyio.move_on_after(10 * PATIENCE):
-            while self.open_files() != expected:  # noqa: ASYNC110 - seen from outside
-                await anyio.sleep(0.01)
-        return self.open_files()
+            while seen != expected:
+                await anyio.sleep(0.01 if expected is not None else 0.1)
+                before, seen = seen, self.open_files()
+                if expected is None and seen == before:
+                    break
+        return seen
 
     def children(self) -> list[str]:
         """The shim's children, each as its pid, name and state."""
@@ -268,13 +275,16 @@ class ShimByHand:
         path = os.path.join(self.directory, container_id, "log")
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
+            text = _what_is_in(fd)
             if ask is not None:
                 os.kill(self.pid, ask)
-                await anyio.sleep(0.3)
-            text = b""
-            with suppress(BlockingIOError):
-                while chunk := os.read(fd, 1 << 16):
-                    text += chunk
+                with anyio.fail_after(10 * PATIENCE):
+                    while b"msg=task" not in text:
+                        await anyio.sleep(0.01)
+                        text += _what_is_in(fd)
+                # It tells all at once: who is answered then is answered after it.
+                await self.call("Connect", id=container_id)
+                text += _what_is_in(fd)
             return text.decode().splitlines()
         finally:
             os.close(fd)
@@ -303,7 +313,7 @@ class ShimByHand:
         subprocess.run(argv, cwd=bundle, capture_output=True, timeout=10 * PATIENCE, check=True)
         return time.monotonic() - began
 
-    async def until_gone(self, *, seconds: float = 5 * PATIENCE) -> None:
+    async def until_gone(self, *, seconds: float = 20 * PATIENCE) -> None:
         """Wait until the shim's process has ended."""
         with anyio.fail_after(seconds):
             while is_alive(self.pid):  # noqa: ASYNC110 - seen from outside
@@ -432,6 +442,14 @@ def wait_for_file(path: str, *, seconds: float = 10) -> str:
         return ""
 
     return eventually(content, f"{path} is written", timeout=seconds)
+
+
+def _what_is_in(fifo: int) -> bytes:
+    content = b""
+    with suppress(BlockingIOError):
+        while chunk := os.read(fifo, 1 << 16):
+            content += chunk
+    return content
 
 
 def content_of(path: str) -> bytes:
