@@ -47,6 +47,8 @@ def _wait_until_cleaned(container: Container, init: int) -> None:
         lambda: not os.path.exists(container.runtime.containerd.bundle(container.name)),
         "the bundle is gone",
     )
+    # Until then, containerd would take a task that is started for the one that it forgets.
+    eventually(lambda: container.status == "", "containerd has forgotten it")
 
 
 def test_killed_shim_leaves_nothing_of_its_container(runtime: Runtime) -> None:
