@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from integration.patience import PATIENCE
 from tests.harness.launcher import REPOSITORY
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
@@ -46,7 +47,7 @@ def _standing(node: Node, *before: str) -> Iterator[subprocess.Popen[bytes]]:
         try:
             yield server
             server.terminate()
-            assert server.wait(10) == 0
+            assert server.wait(30 * PATIENCE) == 0
         finally:
             server.kill()
 
@@ -90,7 +91,7 @@ async def test_it_comes_into_containerds_cgroup(containerd: Node) -> None:
 async def test_in_another_namespace_it_says_so_and_leaves_nothing(containerd: Node) -> None:
     done = subprocess.run(  # noqa: ASYNC221 - nothing else runs in this loop
         _argv(containerd, "unshare", "--mount", "--uts"),
-        capture_output=True, text=True, timeout=10, check=False,
+        capture_output=True, text=True, timeout=30 * PATIENCE, check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.startswith("NVSHIM-E0701")
@@ -100,7 +101,7 @@ async def test_in_another_namespace_it_says_so_and_leaves_nothing(containerd: No
 
 async def test_without_containerd_it_says_so(node: Node) -> None:
     done = subprocess.run(  # noqa: ASYNC221 - as above
-        _argv(node), capture_output=True, text=True, timeout=10, check=False
+        _argv(node), capture_output=True, text=True, timeout=30 * PATIENCE, check=False
     )
     assert (done.returncode, done.stderr[:12]) == (1, "NVSHIM-E0700")
 
