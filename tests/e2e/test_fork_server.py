@@ -16,11 +16,12 @@ import anyio
 import pytest
 
 from api.ttrpc.client import connect
+from integration.patience import PATIENCE
 from shim.forkserver.launcher import compile_native, write_launcher
 from tests.harness.launcher import INTERPRETER, REPOSITORY
-from tests.harness.node import node_of, words_of
+from tests.harness.node import node_of, pids, words_of
 from tests.harness.runtime import is_alive
-from tests.harness.waiting import eventually
+from tests.harness.waiting import eventually, settled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,10 +84,11 @@ def _observed(pid: int) -> dict[str, Any]:
     seen["priority"] = os.getpriority(os.PRIO_PROCESS, pid)
     seen["scheduler"] = os.sched_getscheduler(pid)
     # sockets and pipes are numbered; what kind each descriptor is counts.
-    seen["descriptors"] = {
-        fd: os.readlink(f"/proc/{pid}/fd/{fd}").split("[")[0].replace(str(pid), "PID")
-        for fd in sorted(os.listdir(f"/proc/{pid}/fd"), key=int)
-    }
+    seen["descriptors"] = descriptors = {}
+    for fd in sorted(os.listdir(f"/proc/{pid}/fd"), key=int):
+        with suppress(FileNotFoundError):  # closed meanwhile
+            path = os.readlink(f"/proc/{pid}/fd/{fd}")
+            descriptors[fd] = path.split("[")[0].replace(str(pid), "PID")
     return seen
 
 
@@ -106,9 +108,7 @@ async def test_a_warm_shim_differs_in_nothing_that_can_be_observed(node: Node) -
         return seen
 
     # The connections that asked for their pids are still being closed.
-    deadline = time.monotonic() + 5
-    while alike(warm, "ID-B") != alike(cold, "ID-A") and time.monotonic() < deadline:  # noqa: ASYNC110 - seen from outside
-        await anyio.sleep(0.05)
+    settled(lambda: alike(warm, "ID-B") == alike(cold, "ID-A"), expected=True)
     assert alike(warm, "ID-B") == alike(cold, "ID-A")
 
 
@@ -158,10 +158,9 @@ async def test_one_that_does_not_answer_is_not_waited_for_and_forks_nothing_late
     assert time.monotonic() - began < 3
     assert not _is_forked_by(pid, server)
     os.kill(server, signal.SIGCONT)
-    await anyio.sleep(0.3)
-    everybody = map(int, filter(str.isdecimal, os.listdir("/proc")))
-    shims = [p for p in everybody if {"c2", node.address} <= set(words_of(p))]
-    assert shims == [pid]
+    # When it sleeps again it has seen who is there.
+    node.wait_for_spares()
+    assert [p for p in pids() if {"c2", node.address} <= set(words_of(p))] == [pid]
     assert _is_forked_by(await node.start("c3"), server)
 
 
@@ -194,7 +193,7 @@ async def test_a_malformed_request_is_not_answered_and_harms_nobody(node: Node) 
     assert os.stat(node.server_socket()).st_mode & 0o777 == 0o600
     for number, garbage in enumerate(_GARBAGE):
         with socket.socket(socket.AF_UNIX) as client:
-            client.settimeout(5)
+            client.settimeout(20 * PATIENCE)
             client.connect(node.server_socket())
             client.sendall(garbage)
             with suppress(ConnectionResetError):  # it closed with some of the garbage unread
@@ -210,13 +209,13 @@ async def test_many_starts_at_once_leave_one_fork_server(node: Node) -> None:
     async with anyio.create_task_group() as tasks:
         for number in range(5):
             tasks.start_soon(anyio.to_thread.run_sync, node.shims.start_verb, f"c{number}")
-    eventually(node.server_listens, "a fork server listens")
+    node.wait_for_spares()
     for number in range(5):
         path = node.shims.start_verb(f"c{number}").removeprefix("unix://")
         node.sockets.append(path)
         async with connect(path) as node.shims.client:
             node.pids.append((await node.shims.call("Connect", id=f"c{number}")).shim_pid)
-    await anyio.sleep(0.5)
+    eventually(node.no_verb_is_done, "nobody is about to be a fork server")
     assert len(node.servers()) == 1
 
 
@@ -228,7 +227,6 @@ async def test_it_does_nothing_while_nobody_asks(node: Node) -> None:
         with open(f"/proc/{server}/status") as file:
             return [line for line in file if "ctxt_switches" in line]
 
-    await anyio.sleep(0.5)
     before = switches()
     await anyio.sleep(2)
     assert switches() == before
@@ -252,7 +250,7 @@ def socket_directory() -> Iterator[str]:
 
 def test_it_ends_by_itself_when_nobody_asks_for_long(socket_directory: str) -> None:
     script = _IDLE.format(repository=REPOSITORY, directory=socket_directory, stay=False)
-    done = subprocess.run([INTERPRETER, "-ISc", script], timeout=20, check=False)
+    done = subprocess.run([INTERPRETER, "-ISc", script], timeout=30 * PATIENCE, check=False)
     assert done.returncode == 0
     assert os.listdir(socket_directory) == []
 
@@ -265,7 +263,7 @@ def test_it_stays_if_it_is_told_to_and_ends_on_sigterm(socket_directory: str) ->
             time.sleep(0.6)
             assert server.poll() is None
             server.terminate()
-            assert server.wait(5) == 0
+            assert server.wait(20 * PATIENCE) == 0
             assert os.listdir(socket_directory) == []
         finally:
             server.kill()
@@ -274,6 +272,6 @@ def test_it_stays_if_it_is_told_to_and_ends_on_sigterm(socket_directory: str) ->
 async def test_it_can_be_turned_off(node: Node) -> None:
     node.shims.environment = {"NVSHIM_FORK_SERVER": "0"}
     await node.start("c1", wait=False)
-    await anyio.sleep(0.5)
+    eventually(node.no_verb_is_done, "nobody is about to be a fork server")
     assert node.servers() == []
     assert node.server_socket() == ""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import shutil
 import signal
 import socket
 import subprocess
+import sys
+import termios
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +20,8 @@ import pytest
 
 from api.proto import task_pb2
 from api.ttrpc.client import connect
-from tests.harness.node import words_of
+from integration.patience import PATIENCE
+from tests.harness.node import pids, words_of
 from tests.harness.runtime import is_alive
 from tests.harness.shim import content_of, shim_by_hand
 from tests.harness.waiting import eventually
@@ -49,7 +53,7 @@ def _verb(
 ) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         argv, cwd=cwd, env=environment or _environment(), input=b"", capture_output=True,
-        timeout=20, check=False, **more,
+        timeout=30 * PATIENCE, check=False, **more,
     )  # fmt: skip
 
 
@@ -118,16 +122,22 @@ async def _start_elsewhere(node: Node, *before: str) -> int:
     bundle = node.shims.bundle("c2", "sleep", "1000")
     done = _verb([*before, *_argv(node, "start", container_id="c2")], bundle)
     assert (done.returncode, done.stderr) == (0, b"")
-    node.sockets.append(done.stdout.decode().removeprefix("unix://"))
-    # What has forked it looks like it until it ends.
-    eventually(lambda: len(_shims_of(node, "c2")) == 1, "there is one shim")
-    (shim,) = _shims_of(node, "c2")
-    node.pids.append(shim)
+    shim = await _shim_at(node, done.stdout.decode().removeprefix("unix://"))
+    # What has forked it, and is to be the fork server of there, looks like it until then.
+    eventually(lambda: _shims_of(node, "c2") == [shim], "there is one shim")
     return shim
 
 
+async def _shim_at(node: Node, path: str) -> int:
+    """The pid of the shim that serves c2 there."""
+    node.sockets.append(path)
+    async with connect(path) as node.shims.client:
+        node.pids.append((await node.shims.call("Connect", id="c2")).shim_pid)
+    return node.pids[-1]
+
+
 def _shims_of(node: Node, container_id: str) -> list[int]:
-    return [pid for pid in _pids() if {container_id, node.address} <= set(words_of(pid))]
+    return [pid for pid in pids() if {container_id, node.address} <= set(words_of(pid))]
 
 
 @pytest.fixture
@@ -150,7 +160,7 @@ async def test_a_caller_with_other_limits_gets_a_shim_of_its_own_surroundings(no
     shim = await _start_elsewhere(node, "prlimit", "--nofile=300:300")
     limits = content_of(f"/proc/{shim}/limits").decode().splitlines()
     assert any(line.split()[3:5] == ["300", "300"] for line in limits)
-    eventually(lambda: set(_all_servers(node)) - set(servers), "one of those is left")
+    eventually(lambda: set(node.servers()) - set(servers), "one of those is left")
 
 
 async def test_a_caller_in_another_mount_namespace_gets_a_shim_of_that(node: Node) -> None:
@@ -173,7 +183,6 @@ async def test_a_fork_server_whose_surroundings_were_changed_forks_nothing_more(
     node: Node,
 ) -> None:
     await node.start("c1")
-    eventually(node.spares, "there is a spare")
     for pid in (*node.servers(), *node.spares()):
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (300, 300))
     shim = await _start_elsewhere(node)
@@ -181,17 +190,8 @@ async def test_a_fork_server_whose_surroundings_were_changed_forks_nothing_more(
     assert not any(line.split()[3:5] == ["300", "300"] for line in limits)
 
 
-def _all_servers(node: Node) -> list[int]:
-    return [
-        pid
-        for pid in _pids()
-        if node.address in (words := words_of(pid)) and words[-1:] == ["fork-server"]
-    ]
-
-
 async def test_a_caller_that_is_killed_takes_its_verb_with_it(node: Node) -> None:
     await node.start("c1")
-    eventually(node.spares, "there is a spare")
     (server,) = node.servers()
     bundle = node.shims.bundle("c2", "true")
     # It reads its request to the end, which does not come.
@@ -203,13 +203,12 @@ async def test_a_caller_that_is_killed_takes_its_verb_with_it(node: Node) -> Non
         caller.kill()
         eventually(lambda: not is_alive(verb), "the verb ends")
     assert is_alive(server)
-    assert not [pid for pid in _pids() if {"c2", node.address} <= set(words_of(pid))]
+    assert _shims_of(node, "c2") == []
 
 
 async def test_word_of_a_request_that_comes_late_does_not_end_its_verb(node: Node) -> None:
     """The kernel announces what was sent after it can be read: by then it may have been."""
     await node.start("c1")
-    eventually(node.spares, "there is a spare")
     bundle = node.shims.bundle("c2", "true")
     with subprocess.Popen(  # noqa: ASYNC220 - nothing else runs in this loop
         _argv(node, "start", container_id="c2"),
@@ -217,17 +216,13 @@ async def test_word_of_a_request_that_comes_late_does_not_end_its_verb(node: Nod
         stderr=subprocess.STDOUT,
     ) as caller:  # fmt: skip
         os.kill(eventually(lambda: _reader_of(caller.stdin), "it is being done"), signal.SIGIO)
-        said = caller.communicate(timeout=20)[0].decode()
+        said = caller.communicate(timeout=30 * PATIENCE)[0].decode()
     assert caller.returncode == 0, said
-    path = said.removeprefix("unix://")
-    node.sockets.append(path)
-    async with connect(path) as node.shims.client:
-        node.pids.append((await node.shims.call("Connect", id="c2")).shim_pid)
+    await _shim_at(node, said.removeprefix("unix://"))
 
 
 async def test_a_start_whose_process_is_killed_fails_with_a_line_why(node: Node) -> None:
     await node.start("c1")
-    eventually(node.spares, "there is a spare")
     bundle = node.shims.bundle("c2", "true")
     # It reads its request to the end, which does not come.
     with subprocess.Popen(  # noqa: ASYNC220 - nothing else runs in this loop
@@ -236,7 +231,7 @@ async def test_a_start_whose_process_is_killed_fails_with_a_line_why(node: Node)
         stderr=subprocess.STDOUT,
     ) as caller:  # fmt: skip
         os.kill(eventually(lambda: _reader_of(caller.stdin), "it is being done"), signal.SIGKILL)
-        said = caller.communicate(timeout=20)[0].decode()
+        said = caller.communicate(timeout=30 * PATIENCE)[0].decode()
     assert caller.returncode == 1
     assert "was killed" in said
     assert "\n" not in said
@@ -251,7 +246,6 @@ async def test_a_delete_whose_process_is_killed_is_done_all_the_same(node: Node)
         init = await node.shims.run("c1", options=options)
     os.kill(shim, signal.SIGKILL)
     eventually(lambda: not is_alive(shim), "the shim is gone")
-    eventually(node.spares, "there is a spare")
     done = _verb(_argv(node, "delete", "-bundle", bundle), bundle)
     assert os.path.isdir(f"{node.shims.directory}/once")
     assert done.returncode == 0
@@ -274,13 +268,13 @@ async def test_a_malformed_request_for_a_verb_is_not_answered_and_harms_nobody(n
     (server,) = node.servers()
     for content in (b"", b"\0", b"x\0nine\0", b"p\x001\0start\0", b"\xff" * 100):
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(5)
+            connection.settimeout(20 * PATIENCE)
             connection.connect(node.server_socket())
             connection.sendall(len(content).to_bytes(4, "little") + content)
             assert connection.recv(1) == b",", content
             assert connection.recv(1) == b"", content
         assert node.servers() == [server], content
-        eventually(lambda: len(node.spares()) <= 2, "the fork that read it ends")
+        node.wait_for_spares()
 
 
 def _request(node: Node, *words: str, **environment: str) -> bytes:
@@ -307,7 +301,7 @@ async def test_a_caller_that_is_held_up_has_its_verb_done_all_the_same(
         socket.socket(socket.AF_UNIX) as connection,
         open(tmp_path / "out", "wb") as out,  # noqa: ASYNC230 - as below
     ):
-        connection.settimeout(5)
+        connection.settimeout(20 * PATIENCE)
         connection.connect(node.server_socket())
         connection.sendall(_request(node, "-help", "start"))
         assert connection.recv(1) == b","
@@ -327,21 +321,26 @@ async def test_a_request_that_comes_in_pieces_is_taken_whole_or_not_at_all(
         socket.socket(socket.AF_UNIX) as connection,
         open(tmp_path / "out", "wb") as out,  # noqa: ASYNC230 - as below
     ):
-        connection.settimeout(5)
+        connection.settimeout(20 * PATIENCE)
         connection.connect(node.server_socket())
         connection.sendall(request[:300])
-        time.sleep(0.2)  # noqa: ASYNC251 - nothing else runs in this loop
+        eventually(lambda: not _unread(connection), "the first piece is read")
         connection.sendall(request[300:])
         assert connection.recv(1) == b","
         assert connection.recv(1) == b"."
         assert _go(connection, out.fileno()) == 0
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(5)
+        connection.settimeout(20 * PATIENCE)
         connection.connect(node.server_socket())
         connection.sendall(request[:300])
         connection.shutdown(socket.SHUT_WR)
         assert connection.recv(1) == b","
         assert connection.recv(1) == b""
+
+
+def _unread(connection: socket.socket) -> int:
+    """How many bytes of what was sent the other end has not read."""
+    return int.from_bytes(fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
 async def test_programs_that_a_verb_runs_inherit_nothing_of_the_fork_server(node: Node) -> None:
@@ -441,15 +440,11 @@ def test_a_launcher_that_is_replaced_while_it_starts_finds_its_program(
     assert name in done.stdout.decode()
 
 
-def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-
-
 def _reader_of(pipe: IO[bytes] | None) -> int:
     """Which process of a fork server's has a pipe for standard input; 0 if none."""
     assert pipe is not None
     inode = os.fstat(pipe.fileno()).st_ino
-    for pid in _pids():
+    for pid in pids():
         with suppress(OSError):
             if os.stat(f"/proc/{pid}/fd/0").st_ino == inode and "-spare" in words_of(pid):
                 return pid
