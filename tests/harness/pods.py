@@ -135,6 +135,15 @@ class PodContainer:
         with open(self.log_path, encoding="utf-8") as file:
             return [LogLine(*line.rstrip("\n").split(" ", 3)) for line in file]
 
+    def log_is_open(self) -> bool:
+        """Whether containerd still has its log open."""
+        folder = f"/proc/{self.pod.pods.containerd.pid}/fd"
+        for fd in os.listdir(folder):
+            with contextlib.suppress(FileNotFoundError):  # it was closed since
+                if os.readlink(f"{folder}/{fd}") == self.log_path:
+                    return True
+        return False
+
     def output(self, stream: str = "stdout") -> str:
         """What it wrote to a stream so far."""
         return "".join(
@@ -233,6 +242,8 @@ class Pod:
         """Create a container in it, start it, and wait for its end."""
         container = self.start(*command, **fields)
         container.exit_code()
+        # What it wrote last, containerd may write into the log after it has told the end.
+        eventually(lambda: not container.log_is_open(), "its log is whole")
         return container
 
     def stop(self, *, timeout: float = 40) -> None:

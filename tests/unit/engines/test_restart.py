@@ -35,7 +35,7 @@ signal.signal(signal.SIGHUP, reload)
 print("ready", flush=True)
 while True:
     client, _ = listener.accept()
-    client.settimeout(0.2)
+    client.settimeout(20)
     try:
         asked = client.recv(999)
         if asked.startswith(b"GET /"): client.send(b"HTTP/1.0 200 OK\\r\\n\\r\\n")
