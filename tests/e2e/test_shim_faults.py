@@ -448,7 +448,7 @@ async def test_a_create_that_fails_leaves_nothing_and_can_be_made_again(
         for _ in range(2):
             assert await _outcome(shim.create("c1", **fields)) != Status.OK
         assert shim.leftovers() == [f"socket {shim.socket_path}", f"process {shim.pid}"]
-        with anyio.fail_after(3):
+        with anyio.fail_after(20):
             while shim.children():  # noqa: ASYNC110 - seen from outside
                 await anyio.sleep(0.01)
         assert await shim.files_at_rest(open_before) == open_before

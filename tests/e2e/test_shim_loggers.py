@@ -184,7 +184,7 @@ async def test_a_logger_that_is_not_ready_is_one_error_and_leaves_nothing(
         assert await shim.files_at_rest(before) == before
         if exec_id:
             await shim.end("c1")
-        with anyio.fail_after(2):
+        with anyio.fail_after(20):
             while shim.children():  # noqa: ASYNC110 - seen from outside
                 await anyio.sleep(0.01)
         await gone(shim, "c1")

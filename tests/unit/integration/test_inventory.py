@@ -13,7 +13,7 @@ def test_an_answer_larger_than_a_pipe_is_whole() -> None:
 def test_a_program_that_hangs_is_ended() -> None:
     begun = time.monotonic()
     assert ask(["sleep", "1000"], 0.1) is None
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
 
 
 def test_a_program_that_is_not_there_has_no_answer() -> None:

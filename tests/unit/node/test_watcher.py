@@ -121,7 +121,7 @@ async def test_a_swarm_that_does_not_end_is_not_waited_for(tmp_path: Path) -> No
             tasks.start_soon(install)
             begun = time.monotonic()
             assert await watcher.wait(10)
-            assert time.monotonic() - begun < 5
+            assert time.monotonic() - begun < 9
             tasks.cancel_scope.cancel()
 
 

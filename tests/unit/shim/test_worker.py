@@ -150,7 +150,7 @@ async def test_one_that_takes_too_long_is_killed_with_its_programs(
     began = time.monotonic()
     with pytest.raises(WorkerTimeout, match="NVSHIM-E1701"):
         await ask(reaper, hang)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     # What has a limit of its own has that besides.
     with pytest.raises(Exception, match="had not ended after"):
         await ask(reaper, work)

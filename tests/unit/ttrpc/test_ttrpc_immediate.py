@@ -71,7 +71,7 @@ async def test_a_task_that_waits_holds_it_up_no_more_than_another(serve: Any, se
     ):
         tasks.start_soon(client.call, service, "Other", StringValue(), StringValue)
         await served.until_calls(1)
-        with anyio.fail_after(2):
+        with anyio.fail_after(20):
             assert await _call(client, service) == "hi"
         release.set()
 
@@ -198,7 +198,7 @@ async def test_one_that_closes_the_server_is_answered_with_all_that_came_with_it
         await raw.send(frames)
         answers = await raw.answers(3)
         assert [answers[stream].status.code for stream in (1, 3, 5)] == [0, 0, 0]
-        with anyio.fail_after(1):
+        with anyio.fail_after(20):
             await served.returned.wait()
 
 

@@ -131,7 +131,7 @@ async def test_an_empty_request_is_a_message_where_only_the_server_streams(
         connect(served.path) as client,
         client.stream(service, methods["Count"], StringValue()) as stream,
     ):
-        with anyio.fail_after(2):
+        with anyio.fail_after(20):
             assert [message.value async for message in stream] == [""]
 
 
@@ -207,7 +207,7 @@ async def test_a_stream_that_takes_too_long_is_cancelled_on_both_sides(
 
         with pytest.raises(DeadlineExceeded):
             await wait_for_ever()
-        with anyio.fail_after(1):
+        with anyio.fail_after(20):
             await cancelled.wait()
         assert not client.closed
 
@@ -232,7 +232,7 @@ async def test_a_lost_connection_ends_the_stream(
         await stream.send(StringValue(value="a"))
         assert (await stream.receive()).value == "A"
         served.server.close(0)
-        with anyio.fail_after(2), pytest.raises(ConnectionClosed):
+        with anyio.fail_after(20), pytest.raises(ConnectionClosed):
             await stream.receive()
         with pytest.raises(ConnectionClosed):
             await stream.send(StringValue())
@@ -325,7 +325,7 @@ async def test_data_that_break_a_rule_cancel_the_handler_and_are_answered_once(
         await served.until_calls(1)
         await raw.send(encode(1, DATA, NO_DATA, b"data all the same"))
         assert (await raw.answers(1))[1].status.code == Status.INVALID_ARGUMENT
-        with anyio.fail_after(1):
+        with anyio.fail_after(20):
             await cancelled.wait()
         # Nothing else is said on that stream: the next answer is another's.
         await raw.request(3, "Collect", "x")
@@ -361,8 +361,8 @@ async def test_a_handler_that_does_not_read_loses_its_stream_and_nothing_else(
             with pytest.raises(RemoteError, match="has not read") as caught:
                 await stream.receive()
             assert caught.value.status == Status.RESOURCE_EXHAUSTED
-        assert 0.9 < time.monotonic() - began < 5
-        with anyio.fail_after(1):
+        assert 0.9 < time.monotonic() - began < 10
+        with anyio.fail_after(20):
             await cancelled.wait()
         await client.call(service, "Say", StringValue(), StringValue)
 

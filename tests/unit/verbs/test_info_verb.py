@@ -95,7 +95,7 @@ def test_a_runtime_that_does_not_tell_its_features_is_no_reason_to_fail(
     options = _options(runc_options_pb2.Options(binary_name=binary))
     began = time.monotonic()
     info, told = _ask(program, options.SerializeToString())
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert not info.HasField("features")
     assert info.options == options
     assert said in told

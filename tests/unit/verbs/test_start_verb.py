@@ -104,7 +104,7 @@ def test_the_answer_ends_although_the_shim_lives(program: Program) -> None:
     bundle = program.bundle("web-1")
     started = time.monotonic()
     done = program.start(bundle)  # waits for the end of the pipe, as Go's CombinedOutput does
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     assert _accepts(_path_in(done.stdout))
     os.kill(program.facts(bundle)["pid"], 0)
 

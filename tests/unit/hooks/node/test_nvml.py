@@ -218,7 +218,7 @@ def test_child_ends_itself_when_nvml_hangs(node: Node) -> None:
     began = time.monotonic()
     done = run_probe(node, timeout=0.5)
     assert done.returncode == -signal.SIGALRM
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     with pytest.raises(NvmlFailed):
         parse_report(done.stdout)
 
