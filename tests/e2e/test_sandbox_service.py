@@ -375,8 +375,8 @@ async def test_stop_with_a_timeout_asks_first(start_pod: StartPod) -> None:
         for pid in (one, two):
             wait_for_file(f"/proc/{pid}/root/ready")
         began = time.monotonic()
-        await pod.call("StopSandbox", timeout_secs=1)
-        assert 0.9 < time.monotonic() - began < 5
+        await pod.call("StopSandbox", timeout_secs=3)
+        assert 2.9 < time.monotonic() - began < 9
         assert (await pod.shim.call("Wait", id="one")).exit_status == 5
         assert (await pod.shim.call("Wait", id="two")).exit_status == 128 + 9
         await pod.gone()
@@ -600,7 +600,7 @@ async def test_of_a_killed_shim_nothing_is_left_after_the_clean_up_of_its_sandbo
         assert not is_alive(one)
         left = [each for each in pod.leftovers() if each not in ("file pod", "file holder")]
         assert left == []
-        assert pod.shim.delete_verb("pod") < 2  # again
+        assert pod.shim.delete_verb("pod") < 4  # again
 
 
 async def test_killed_at_any_moment_of_a_start_a_shim_leaves_no_holder(
