@@ -149,8 +149,8 @@ async def test_restored_container_goes_on_where_it_was_saved(
             waited = await shim.call("Wait", id="c1")
             assert waited.exit_status == 128 + signal.SIGKILL
             assert not is_alive(pid)
-            last = one.numbers[-1]
             await shim.call("Delete", id="c1")
+            last = one.numbers[-1]  # of all that it said
             assert "descriptors.json" in os.listdir(saved)
 
             shim.bundle("c2", "sh", "-c", COUNT)
@@ -272,8 +272,8 @@ async def test_what_criu_refuses_is_said_and_the_container_goes_on(
             how = _how(file_locks=True, exit=True)
             await shim.call("Checkpoint", id="c1", path=str(saved), options=how)
             await shim.call("Wait", id="c1")
-            last = one.numbers[-1]
             await shim.call("Delete", id="c1")
+            last = one.numbers[-1]  # of all that it said
             shim.bundle("c2", *LOCKED, image=glibc())
             await shim.create("c2", stdout=two.path, options=_options(criu), checkpoint=str(saved))
             await shim.call("Start", id="c2")

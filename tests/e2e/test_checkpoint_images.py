@@ -29,6 +29,7 @@ SECRET: Final = """
 trap 'exit 7' TERM
 trap 'echo $secret >/dev/shm/told' USR1
 read secret </proc/sys/kernel/random/uuid
+: >/dev/shm/ready
 while :; do sleep 0.02; done
 """
 
@@ -74,6 +75,7 @@ def runtime(with_criu: PrivateContainerd) -> Iterator[Runtime]:
 
 def _tell(container: Container) -> str:
     """Let the program tell its secret."""
+    eventually(lambda: container.exec("test", "-e", "/dev/shm/ready").code == 0, "its trap is set")
     container.exec("rm", "-f", "/dev/shm/told")
     assert container.kill("USR1").code == 0
 

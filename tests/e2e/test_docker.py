@@ -15,6 +15,7 @@ from tests.harness.containerds import nothing_left
 from tests.harness.docker import DockerParts, PrivateDocker
 from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import OURS, new_name
+from tests.harness.waiting import settled
 from tests.tools.images import glibc
 from tests.tools.parts import Parts
 
@@ -177,7 +178,7 @@ def test_life_of_a_gpu_container(docker: PrivateDocker) -> None:
     docker("restart", "--time=0", name, check=True)
     assert docker("exec", name, "sh", "-c", script).stdout == first.stdout
     docker("exec", name, "sh", "-c", "echo logged >/proc/1/fd/1", check=True)
-    assert docker("logs", name).stdout == "logged\n"
+    assert settled(lambda: docker("logs", name).stdout, "logged\n") == "logged\n"
     docker("stop", "--time=0", name, check=True)
     assert docker("inspect", "--format={{.State.Status}}", name).stdout == "exited\n"
     docker("rm", name, check=True)

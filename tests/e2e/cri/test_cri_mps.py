@@ -17,7 +17,7 @@ from tests.harness.kubelet_plugins import KubeletPlugins
 from tests.harness.mps_agent import RESOURCE, end_daemons, processes
 from tests.harness.node_agent import NodeAgent
 from tests.harness.pods import IDLE, host_directory
-from tests.harness.waiting import eventually
+from tests.harness.waiting import eventually, settled
 from tests.tools.images import GLIBC
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ def test_a_container_is_a_client_of_the_daemon_with_the_driver_that_was_injected
     with KubeletPlugins(str(tmp_path / "kubelet")) as kubelet:
         # Devices are healthy when their daemon serves, and not before.
         kubelet.wait_for(RESOURCE, 8)
+        # What it is about to run looks like it for a moment.
+        eventually(lambda: len(processes(root)) == 1, "there is a daemon, and nothing else")
         (daemon,) = processes(root)
         with pytest.raises(grpc.RpcError, match="NVSHIM-E"):  # one share each, by default
             kubelet.allocate(RESOURCE, 2, pod="greedy")
@@ -128,5 +130,5 @@ def test_a_container_is_a_client_of_the_daemon_with_the_driver_that_was_injected
 
     # The agent ends: the container may be a client later, so the daemon stays.
     assert agent.stop() == 0
-    assert processes(root) == [daemon]
+    assert settled(lambda: processes(root), [daemon]) == [daemon]
     assert run("sh", "-c", "echo get_server_list | nvidia-cuda-mps-control && echo yes") == "yes\n"

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -91,7 +92,10 @@ def _holder(pod: Pod) -> int:
         children = [int(word) for word in file.read().split()]
     names = {}
     for child in children:
-        with open(f"/proc/{child}/comm") as file:
+        with (
+            suppress(FileNotFoundError, ProcessLookupError),  # it has ended since
+            open(f"/proc/{child}/comm") as file,
+        ):
             names[file.read().strip()] = child
     return names["sandbox"]
 
