@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 _DIRECTORIES: Final = ("bin", "dev", "proc", "tmp", "usr/bin", "opt", "etc")
 _APPLETS: Final = ("sh", "cat", "sleep", "test")
 _ENVIRONMENT: Final = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
-_HOLD: Final = 'mount -t tmpfs -o mode=755 tmpfs "$0" && echo ready && exec cat'
+# A new mount namespace has the mounts of all tests that run now: a file system stays, and its loop
+# device, until this copy goes, too.
+FORGET_OTHERS: Final = (
+    r"sed -n 's|^[^ ]* \(/tmp/nvshim-[^ ]*\) .*|\1|p' /proc/self/mounts | xargs -r umount -lq || :"
+)
+_HOLD: Final = f'{FORGET_OTHERS}; mount -t tmpfs -o mode=755 tmpfs "$0" && echo ready && exec cat'
 _MOUNT: Final = 'mount --bind /dev "$0/dev" && mount --bind /proc "$0/proc"'
 
 

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from integration.patience import PATIENCE
 from integration.simulated.packages import default_cache
+from tests.harness.bare_root import FORGET_OTHERS
 from tests.tools.images import glibc, write_archive
 
 if TYPE_CHECKING:
@@ -49,8 +50,12 @@ _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _TIMEOUT: Final = 40.0 * PATIENCE
 
 # Run as the first process of the namespaces. $1 is a directory of ours, $2 that of packages.
-_SET_UP: Final = r"""
+_SET_UP: Final = (
+    f"""
 set -eu
+{FORGET_OTHERS}
+"""
+    r"""
 base=$1
 mount -t tmpfs -o mode=755 world "$base/cover"
 cd "$base/cover"
@@ -84,6 +89,7 @@ systemctl start containerd
 ctr images import "$base/image.tar" >/dev/null
 exec bash --norc --noprofile
 """
+)
 
 # /etc/containerd/config.toml of Debian's package.
 _CONTAINERD: Final = """\
