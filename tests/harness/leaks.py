@@ -41,7 +41,7 @@ class Census:
         self._containerd = containerd
         self._before = self._take()
 
-    def leftovers(self, *, timeout: float = 5.0) -> list[Trace]:
+    def leftovers(self, *, timeout: float = 20.0) -> list[Trace]:
         """What is there now and was not before.
 
         Args:

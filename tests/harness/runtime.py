@@ -95,7 +95,7 @@ class Container:
             "tasks", "kill", "--signal", signal, *flags, self.name, check=False
         )
 
-    def wait_for(self, status: str, *, timeout: float = 10) -> None:
+    def wait_for(self, status: str, *, timeout: float = 30) -> None:
         """Wait until containerd says that it is in that state."""
         eventually(lambda: self.status == status, f"{self.name} is {status}", timeout=timeout)
 
@@ -107,7 +107,7 @@ class Container:
         found = _EXIT_CODE.search(done.stderr)
         return int(found[1]) if found else 0
 
-    def exit_code(self, *, timeout: float = 10) -> int:
+    def exit_code(self, *, timeout: float = 30) -> int:
         """Wait for its end, delete the task, and return its exit code."""
         self.wait_for("STOPPED", timeout=timeout)
         return self.delete_task()
@@ -342,5 +342,5 @@ def _program(pid: int) -> str:
     try:
         with open(f"/proc/{pid}/comm") as file:
             return file.read().strip()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return ""

@@ -12,6 +12,8 @@ import termios
 import time
 from typing import Self
 
+from integration.patience import PATIENCE
+
 
 def _make_transparent(terminal: int) -> None:
     """Let what is on the screen be what the program wrote, and nothing else.
@@ -72,24 +74,24 @@ class Terminal:
         """Press keys: ``\\x03`` is Ctrl-C, ``\\x04`` Ctrl-D."""
         os.write(self._master, text.encode())
 
-    def wait_for(self, text: str, *, timeout: float = 10) -> None:
+    def wait_for(self, text: str, *, timeout: float = 30) -> None:
         """Read until the text is on the screen.
 
         Raises:
             AssertionError: it is not in time, or the program has ended without it.
         """
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout * PATIENCE
         while text not in self._screen:
             if not self._read(deadline - time.monotonic()):
                 raise AssertionError(f"{text!r} is not on the screen: {self._screen!r}")
 
-    def wait(self, *, timeout: float = 10) -> int:
+    def wait(self, *, timeout: float = 30) -> int:
         """Read to the end, and return the program's exit code.
 
         Raises:
             AssertionError: there is no end in time.
         """
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout * PATIENCE
         while self._read(deadline - time.monotonic()):
             pass
         try:
