@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    Run = Callable[[str], int]
+    Run = Callable[..., int]
 
 GUEST = GUESTS["debian-12"]
 
@@ -33,10 +33,10 @@ def console() -> io.BytesIO:
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, console: io.BytesIO) -> Run:
     """Run a shell script as if it were the emulator."""
 
-    def start(script: str) -> int:
+    def start(script: str, timeout: float = 60) -> int:
         monkeypatch.setattr(machine, "command", lambda files, exported: ["sh", "-c", script])
         files = Files(GUEST, str(tmp_path))
-        return machine.run(files, "true", shares=[str(tmp_path)], out=console, timeout=2)
+        return machine.run(files, "true", shares=[str(tmp_path)], out=console, timeout=timeout)
 
     return start
 
@@ -60,8 +60,8 @@ def test_machine_that_ends_without_its_job_is_an_error_with_its_last_words(
 def test_machine_that_takes_too_long_is_killed(run: Run, console: io.BytesIO) -> None:
     began = time.monotonic()
     with pytest.raises(MachineTimeout):
-        run("echo $$; exec sleep 100")
-    assert 2 <= time.monotonic() - began < 10
+        run("echo $$; exec sleep 100", timeout=2)
+    assert 2 <= time.monotonic() - began < 60
     assert not os.path.exists(f"/proc/{int(console.getvalue())}")
 
 
