@@ -208,10 +208,11 @@ $(SITE)/.ready: requirements.txt $(VENV)/.ready
 	  -r requirements.txt
 	@touch $@
 
-# Programs of other releases, before a test's time is measured. Debian unstable's are for
-# make test-matrix, which gets them itself: they change from day to day.
-$(CACHE)/.parts: $(VENV)/.ready tests/tools/parts.py tests/harness/docker.py tests/harness/kubectl.py \
-                 tests/harness/prometheus.py
+# The driver, and programs of other releases, before a test's time is measured. Debian unstable's
+# are for make test-matrix, which gets them itself: they change from day to day.
+$(CACHE)/.parts: $(VENV)/.ready integration/simulated/driver.py tests/tools/parts.py \
+                 tests/harness/docker.py tests/harness/kubectl.py tests/harness/prometheus.py
+	$(VENV)/bin/python -c 'from integration.simulated import driver; driver.DriverFiles.fetch(say=print)'
 	$(VENV)/bin/python -m tests.tools.parts trixie
 	$(VENV)/bin/python -m tests.harness.docker bookworm trixie
 	$(VENV)/bin/python -m tests.harness.kubectl bookworm trixie

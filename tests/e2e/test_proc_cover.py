@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -140,6 +141,7 @@ def _others() -> None:
 def left_in_here() -> tuple[int, str, str]:
     """What entering a container could leave behind in this process."""
     eventually(lambda: not _threads() - _OTHERS, "it ended")
+    gc.collect()  # what tests before have left open
     namespace, root = os.readlink("/proc/self/ns/mnt"), os.readlink("/proc/self/root")
     return len(os.listdir("/proc/self/fd")), namespace, root
 

@@ -71,7 +71,7 @@ class FuseServer:
         with open("/dev/null", "rb") as null:
             # Its device ends with the last reference, and the thread may just be reading.
             os.dup2(null.fileno(), self._fd, inheritable=False)
-        self._thread.join(1)
+        self._thread.join(10)
         os.close(self._fd)
         os.close(self._file)
 
