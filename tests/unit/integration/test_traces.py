@@ -14,6 +14,7 @@ import pytest
 from integration import traces
 from integration.simulated.containerd import PrivateContainerd
 from integration.traces import Marks, Trace
+from tests.harness.waiting import eventually
 from tests.tools.cri.plugin import CriContainerd, CriPlugin
 
 if TYPE_CHECKING:
@@ -104,10 +105,8 @@ def test_zombie_is_its_parents(containerd: PrivateContainerd) -> None:
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        while len(_found(containerd)) < 2:
-            assert process.poll() is None
-        portraits = [trace.detail for trace in traces.find(containerd.marks)]
-        assert f"zombie of {process.pid}" in portraits
+        zombie = f"zombie of {process.pid}"
+        eventually(lambda: zombie in [t.detail for t in traces.find(containerd.marks)], zombie)
         process.kill()
 
 
