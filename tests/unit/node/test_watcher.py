@@ -96,16 +96,22 @@ async def test_directories_are_exchanged(tmp_path: Path) -> None:
 
 
 async def test_a_swarm_is_one_reason(tmp_path: Path) -> None:
-    async def install() -> None:
-        for number in range(10):
-            (tmp_path / str(number)).touch()
-            await anyio.sleep(0.02)
+    coming = [tmp_path / str(number) for number in range(10)]
 
-    with Watcher(0.3) as watcher:
+    class Swarmed(Watcher):
+        async def _one(self, seconds: float) -> bool:
+            one = await super()._one(seconds)
+            if coming:  # the next comes when one was heard of, however late that is
+                coming.pop().touch()
+            else:
+                self._quiet = 0.01
+            return one
+
+    with Swarmed(20, longest=60) as watcher:
         watcher.follow({str(tmp_path): ANY})
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(install)
-            assert await watcher.wait(10)
+        coming.pop().touch()
+        assert await watcher.wait(10)
+        assert not coming
         assert not await watcher.wait(0.05)
 
 
@@ -147,11 +153,12 @@ async def test_the_end_of_a_process_is_heard_once(init: subprocess.Popen[bytes])
 
 
 async def test_descriptors_are_given_back(tmp_path: Path) -> None:
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = set(os.listdir("/proc/self/fd"))
     with Watcher(0) as watcher:
         watcher.follow({str(tmp_path): ANY})
         watcher.follow_processes([os.getpid()])
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    # What was there may have been closed meanwhile, by a thread of gRPC's.
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 @contextmanager
