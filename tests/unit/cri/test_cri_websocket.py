@@ -196,10 +196,11 @@ def test_server_that_does_not_agree_is_quoted(serve: Serve, changed: dict[str, A
 
 
 def test_nobody_there_is_an_error() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    with pytest.raises(StreamRefused, match="refused"):
-        WebSocket(f"http://127.0.0.1:{port}/x", protocol="p")
+    with socket.socket() as nobody:  # keeps the port from others, and does not listen
+        nobody.bind(("127.0.0.1", 0))
+        port = nobody.getsockname()[1]
+        with pytest.raises(StreamRefused, match="refused"):
+            WebSocket(f"http://127.0.0.1:{port}/x", protocol="p")
 
 
 FAILURE = (
