@@ -183,6 +183,8 @@ class KubeletPlugins:
         """What has been given and not been taken back: its checkpoint, which outlives it."""
         self._servers: list[Any] = []
         self._lock = threading.Lock()
+        self._registering = threading.Lock()
+        self._life = 0
 
     def __enter__(self) -> Self:
         self.start()
@@ -220,9 +222,12 @@ class KubeletPlugins:
         for server in self._servers:
             server.stop(None).wait()
         self._servers.clear()
-        for plugin in self.plugins.values():
+        with self._registering:
+            self._life += 1  # whoever is registered this moment comes too late
+            plugins = list(self.plugins.values())
+            self.plugins.clear()
+        for plugin in plugins:
             plugin.close()
-        self.plugins.clear()
 
     def die(self) -> None:
         """End as by a signal: its socket stays, and nobody listens there."""
@@ -319,14 +324,19 @@ class KubeletPlugins:
                 grpc.StatusCode.UNKNOWN, f"the ResourceName {request.resource_name!r} is invalid"
             )
         path = os.path.join(self.directory, request.endpoint)
+        life = self._life
         try:
             plugin = Plugin(request, path)
             plugin.options()
         except grpc.FutureTimeoutError:
             context.abort(grpc.StatusCode.UNKNOWN, f"failed to dial device plugin at {path}")
-        before = self.plugins.get(request.resource_name)
-        self.plugins[request.resource_name] = plugin
-        plugin.watch()
+        with self._registering:
+            if life != self._life:
+                plugin.close()
+                context.abort(grpc.StatusCode.UNAVAILABLE, "the kubelet has ended")
+            before = self.plugins.get(request.resource_name)
+            self.plugins[request.resource_name] = plugin
+            plugin.watch()
         if before is not None:
             before.close()
         return pb.Empty()
@@ -354,7 +364,7 @@ class KubeletPlugins:
         return podresources.AllocatableResourcesResponse(
             devices=[
                 podresources.ContainerDevices(resource_name=name, device_ids=[each])
-                for name in self.plugins
+                for name in list(self.plugins)
                 for each in sorted(self.healthy(name))
             ]
         )

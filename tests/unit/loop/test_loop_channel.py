@@ -81,6 +81,9 @@ async def test_what_arrives_is_received_and_the_end_once(
     channel = Recorded(ours)
     theirs.sendall(b"hello")
     theirs.close()
+    with loop.fail_after(20):
+        while not channel.ends:
+            await loop.sleep(0.01)
     await loop.sleep(0.01)
     assert (channel.data, channel.ends) == (b"hello", 1)
     channel.close()

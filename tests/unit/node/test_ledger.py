@@ -314,6 +314,13 @@ async def test_a_state_that_comes_later_and_what_comes_below_it_is_heard(tmp_pat
         assert watcher.deaf == ""
 
 
+def put(bundle: Path, record: str) -> Path:
+    """Make a bundle, which nobody watches yet."""
+    bundle.mkdir(parents=True)
+    (bundle / "nvidia.json").write_text(record)
+    return bundle
+
+
 async def test_the_part_posts_and_writes_and_begins_with_what_its_predecessor_had(
     tmp_path: Path,
 ) -> None:
@@ -337,17 +344,17 @@ async def test_the_part_posts_and_writes_and_begins_with_what_its_predecessor_ha
             return cast("dict[str, Any]", json.load(file))
 
     async def with_one() -> Any:
-        bundle = state / TASKS / "ns" / "one"
+        aside = tmp_path / "aside"
         done = False
 
         def check(context: Context) -> Any:
             nonlocal done
             if not done and os.path.exists(f"{config.state}/{component.FILE}"):
                 assert written()["holdings"] == []
-                bundle.mkdir(parents=True)
-                (bundle / "nvidia.json").write_text(json.dumps(granted("GPU-b")))
-                (state / TASKS / "ns/\x1bhalf").mkdir()
-                (state / TASKS / "ns/\x1bhalf/nvidia.json").write_text("{")
+                put(aside / "one", json.dumps(granted("GPU-b")))
+                put(aside / "\x1bhalf", "{")
+                (state / TASKS).mkdir(parents=True)
+                aside.rename(state / TASKS / "ns")
                 done = True
             holders = context.board.ledger.holders("GPU-b")
             is_all = done and written()["holdings"] and context.board.ledger.unknown
@@ -405,12 +412,10 @@ async def test_what_could_not_be_watched_is_watched_once_it_can(
         await until(lambda: os.path.exists(tmp_path / "own" / component.FILE))
         (namespace / "one").mkdir()
         await until(lambda: said == ["No space left on device"])
-        (namespace / "other").mkdir()
-        (namespace / "other" / "nvidia.json").write_text(json.dumps(granted("GPU-a")))
+        put(tmp_path / "other", json.dumps(granted("GPU-a"))).rename(namespace / "other")
         await until(lambda: context.board.ledger.holders("GPU-a"))
         full = False
-        (namespace / "third").mkdir()
-        (namespace / "third" / "nvidia.json").write_text(json.dumps(granted("GPU-a")))
+        put(tmp_path / "third", json.dumps(granted("GPU-a"))).rename(namespace / "third")
         await until(lambda: len(context.board.ledger.holders("GPU-a")) == 2)
         await until(lambda: said == ["No space left on device", "over"])
         (namespace / "one" / "nvidia.json").write_text(json.dumps(granted("GPU-b")))
