@@ -113,11 +113,11 @@ def _reload_docker(address: str) -> None:
     seconds, nanoseconds = divmod(time.time_ns(), 10**9)
     request = f"GET /events?since={seconds}.{nanoseconds:09d}&filters={_RELOADS} HTTP/1.0"
     with _connected(address, "docker") as client:
-        client.sendall(f"{request}\r\nHost: docker\r\n\r\n".encode())
-        os.kill(_answering(address), signal.SIGHUP)
         said = b""
         deadline = time.monotonic() + _TIMEOUT
         try:
+            client.sendall(f"{request}\r\nHost: docker\r\n\r\n".encode())
+            os.kill(_answering(address), signal.SIGHUP)
             while b'"reload"' not in said:
                 client.settimeout(max(deadline - time.monotonic(), 0.001))
                 if not (more := client.recv(65536)):

@@ -33,16 +33,23 @@ _CONTAINER: Final = "f" * 64
 
 
 @pytest.mark.parametrize(
-    ("recorded", "runs", "code", "pid"),
+    ("recorded", "runs", "code", "pid", "late"),
     [
-        (WITHOUT, True, 3, 77),
-        (WITHOUT, False, 0, 0),  # its image may not be there yet
-        (WITH, True, 0, None),
-        (PRIVILEGED, True, 0, None),  # it has every node of the host
+        (WITHOUT, True, 3, 77, 0),
+        (WITHOUT, True, 3, 77, 2.5),  # a kubelet that has much to do
+        (WITHOUT, False, 0, 0, 0),  # its image may not be there yet
+        (WITH, True, 0, None, 0),
+        (PRIVILEGED, True, 0, None, 0),  # it has every node of the host
     ],
 )
 def test_what_the_kubelet_gave_and_a_running_container_does_not_have_is_a_fault(
-    own_gpus: SimulatedNode, tmp_path: Path, recorded: str, runs: bool, code: int, pid: int | None
+    own_gpus: SimulatedNode,
+    tmp_path: Path,
+    recorded: str,
+    runs: bool,
+    code: int,
+    pid: int | None,
+    late: float,
 ) -> None:
     with open(os.path.join(RECORDED, recorded), encoding="utf-8") as file:
         spec = json.load(file)["spec"]
@@ -66,6 +73,7 @@ def test_what_the_kubelet_gave_and_a_running_container_does_not_have_is_a_fault(
     socket = str(tmp_path / "pod-resources.sock")
     with KubeletPlugins(str(tmp_path / "plugins"), pod_resources=socket) as kubelet:
         kubelet.assignments.append(given)
+        kubelet.late = late
         words = (
             "ledger", "check", "--config", own_gpus.config_path, "--pod-resources", socket,
             "--containerd-state", str(tmp_path / "state"), "--procfs", str(tmp_path / "proc"),

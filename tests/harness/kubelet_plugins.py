@@ -18,6 +18,7 @@ import os
 import socket
 import stat
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -169,6 +170,7 @@ class KubeletPlugins:
 
     Attributes:
         versions: of the API that it knows.
+        late: seconds that it takes to tell what it has given.
     """
 
     def __init__(self, directory: str, *, pod_resources: str | None = None) -> None:
@@ -176,6 +178,7 @@ class KubeletPlugins:
         self.socket = os.path.join(directory, "kubelet.sock")
         self.pod_resources = pod_resources
         self.versions: tuple[str, ...] = (VERSION,)
+        self.late = 0.0
         self.registrations: list[pb.RegisterRequest] = []
         """Everything that has called Register, also what was refused."""
         self.plugins: dict[str, Plugin] = {}
@@ -344,6 +347,7 @@ class KubeletPlugins:
     def _list(
         self, _: podresources.ListPodResourcesRequest, __: Any
     ) -> podresources.ListPodResourcesResponse:
+        time.sleep(self.late)
         pods = dict.fromkeys((each.pod, each.namespace) for each in self.assignments)
         return podresources.ListPodResourcesResponse(
             pod_resources=[self._resources_of(*each) for each in pods]
