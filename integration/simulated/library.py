@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 SONAME: Final = "libnvidia-ml.so.1"
 
 _SOURCE: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "nvml.c")
-_DEFINED: Final = re.compile(
-    r"^(?:API .*?(nvml\w+)\(|(?:NUMBER|PROCESSES|ENGINE)\((nvml\w+))", re.MULTILINE
-)
+_DEFINED: Final = re.compile(r"^(?:API .*?(nvml\w+)\(|[A-Z0-9_]+\((nvml\w+),)", re.MULTILINE)
 
 
 def build_nvml(target: str, scenario: Scenario, *, driver: str, real: str, node: str) -> None:

@@ -96,7 +96,8 @@ typedef enum {
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-enum { NVIDIA_MAJOR = 195, CONTROL_MINOR = 255, MOST_GPUS = 32, MOST_MIG = 7, GEFORCE = 5 };
+enum { NVIDIA_MAJOR = 195, CONTROL_MINOR = 255, MOST_GPUS = 32, MOST_MIG = 7 };
+enum { GEFORCE = 5, XID = 8 };
 
 /* --- The scenario ---------------------------------------------------------------------- */
 
@@ -379,10 +380,16 @@ static nvmlReturn_t suffer_of(const struct gpu *gpu)
     const struct gpu *gpu = as_gpu(handle);                                                        \
     REQUIRE(gpu, as_mig(handle) ? NOT_SUPPORTED : INVALID_ARGUMENT);                               \
     WELL(gpu)
+#define MIG_OF(handle)                                                                             \
+    const struct mig *mig = as_mig(handle);                                                        \
+    REQUIRE(mig, INVALID_ARGUMENT)
 #define BOARD_OF(handle)                                                                           \
     const struct gpu *gpu = board_of(handle);                                                      \
     REQUIRE(gpu, INVALID_ARGUMENT);                                                                \
     WELL(gpu)
+
+/* Another name of the same function; what only the first takes is left alone by the second. */
+#define ALIAS(name, of) API __typeof__(of) name __attribute__((alias(#of)));
 
 /* One byte more in the file of that name, if it is there. */
 static void count_init(void)
@@ -420,15 +427,8 @@ API nvmlReturn_t nvmlInitWithFlags(u32 flags)
     return SUCCESS;
 }
 
-API nvmlReturn_t nvmlInit_v2(void)
-{
-    return nvmlInitWithFlags(0);
-}
-
-API nvmlReturn_t nvmlInit(void)
-{
-    return nvmlInitWithFlags(0);
-}
+ALIAS(nvmlInit_v2, nvmlInitWithFlags)
+ALIAS(nvmlInit, nvmlInitWithFlags)
 
 API nvmlReturn_t nvmlShutdown(void)
 {
@@ -516,10 +516,7 @@ API nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
     return SUCCESS;
 }
 
-API nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
-{
-    return nvmlSystemGetCudaDriverVersion(version);
-}
+ALIAS(nvmlSystemGetCudaDriverVersion_v2, nvmlSystemGetCudaDriverVersion)
 
 API nvmlReturn_t nvmlSystemGetProcessName(u32 pid, char *name, u32 length)
 {
@@ -537,15 +534,8 @@ API nvmlReturn_t nvmlSystemGetHicVersion(u32 *count, void *entries)
     return SUCCESS;
 }
 
-API nvmlReturn_t nvmlUnitGetCount(u32 *count)
-{
-    return nvmlSystemGetHicVersion(count, NULL);
-}
-
-API nvmlReturn_t nvmlGetExcludedDeviceCount(u32 *count)
-{
-    return nvmlSystemGetHicVersion(count, NULL);
-}
+ALIAS(nvmlUnitGetCount, nvmlSystemGetHicVersion)
+ALIAS(nvmlGetExcludedDeviceCount, nvmlSystemGetHicVersion)
 
 /* --- What the GPUs do, as files say ---------------------------------------------------- */
 
@@ -710,10 +700,7 @@ API nvmlReturn_t nvmlDeviceGetCount_v2(u32 *count)
     return SUCCESS;
 }
 
-API nvmlReturn_t nvmlDeviceGetCount(u32 *count)
-{
-    return nvmlDeviceGetCount_v2(count);
-}
+ALIAS(nvmlDeviceGetCount, nvmlDeviceGetCount_v2)
 
 API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(u32 index, const void **device)
 {
@@ -724,10 +711,7 @@ API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(u32 index, const void **device)
     return SUCCESS;
 }
 
-API nvmlReturn_t nvmlDeviceGetHandleByIndex(u32 index, const void **device)
-{
-    return nvmlDeviceGetHandleByIndex_v2(index, device);
-}
+ALIAS(nvmlDeviceGetHandleByIndex, nvmlDeviceGetHandleByIndex_v2)
 
 API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, const void **device)
 {
@@ -779,10 +763,7 @@ API nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *address, const voi
     return NOT_FOUND;
 }
 
-API nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *address, const void **device)
-{
-    return nvmlDeviceGetHandleByPciBusId_v2(address, device);
-}
+ALIAS(nvmlDeviceGetHandleByPciBusId, nvmlDeviceGetHandleByPciBusId_v2)
 
 /* --- What a device is ------------------------------------------------------------------ */
 
@@ -818,15 +799,6 @@ API nvmlReturn_t nvmlDeviceGetIndex(const void *device, u32 *index)
     *index = 0;
     while (mig ? nth_mig(gpu, *index) != mig : visible[*index] != gpu)
         ++*index;
-    return SUCCESS;
-}
-
-API nvmlReturn_t nvmlDeviceGetMinorNumber(const void *device, u32 *minor_number)
-{
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(minor_number, INVALID_ARGUMENT);
-    *minor_number = gpu->minor;
     return SUCCESS;
 }
 
@@ -890,44 +862,11 @@ API nvmlReturn_t nvmlDeviceGetPciInfo_v3(const void *device, struct pci_v3 *info
     return SUCCESS;
 }
 
-API nvmlReturn_t nvmlDeviceGetCudaComputeCapability(const void *device, int *major, int *minor)
-{
-    ENTER;
-    BOARD_OF(device);
-    REQUIRE(major && minor, INVALID_ARGUMENT);
-    *major = gpu->major;
-    *minor = gpu->minor_capability;
-    return SUCCESS;
-}
-
-API nvmlReturn_t nvmlDeviceGetSerial(const void *device, char *serial, u32 length)
-{
-    ENTER;
-    GPU_OF(device);
-    return text(serial, length, gpu->serial);
-}
-
-API nvmlReturn_t nvmlDeviceGetVbiosVersion(const void *device, char *version, u32 length)
-{
-    ENTER;
-    BOARD_OF(device);
-    return text(version, length, gpu->vbios);
-}
-
 API nvmlReturn_t nvmlDeviceGetGspFirmwareVersion(const void *device, char *version)
 {
     ENTER;
     BOARD_OF(device);
     return text(version, 64, DRIVER_VERSION);
-}
-
-API nvmlReturn_t nvmlDeviceGetGspFirmwareMode(const void *device, u32 *enabled, u32 *by_default)
-{
-    ENTER;
-    BOARD_OF(device);
-    REQUIRE(enabled && by_default, INVALID_ARGUMENT);
-    *enabled = *by_default = 1;
-    return SUCCESS;
 }
 
 /* --- Compute mode: the one thing that is set, and stays so until the node is removed ------- */
@@ -974,17 +913,52 @@ API nvmlReturn_t nvmlDeviceSetComputeMode(const void *device, u32 mode)
  * Facts that are one number. They are written as a table, since they differ in nothing but
  * their name and the number.
  */
-#define NUMBER(name, of, value)                                                                    \
-    API nvmlReturn_t name(const void *device, u32 *number)                                         \
+#define NUMBER_OF(type, name, of, value)                                                           \
+    API nvmlReturn_t name(const void *device, type *number)                                        \
     {                                                                                              \
         ENTER;                                                                                     \
         of(device);                                                                                \
         REQUIRE(number, INVALID_ARGUMENT);                                                         \
-        (void)gpu;                                                                                 \
         *number = (value);                                                                         \
         return SUCCESS;                                                                            \
     }
+#define NUMBER(name, of, value) NUMBER_OF(u32, name, of, value)
+#define NUMBER64(name, of, value) NUMBER_OF(u64, name, of, value)
 
+/* Two numbers, and texts, likewise. */
+#define PAIR(name, of, value, other)                                                               \
+    API nvmlReturn_t name(const void *device, u32 *one, u32 *two)                                  \
+    {                                                                                              \
+        ENTER;                                                                                     \
+        of(device);                                                                                \
+        REQUIRE(one && two, INVALID_ARGUMENT);                                                     \
+        *one = (value);                                                                            \
+        *two = (other);                                                                            \
+        return SUCCESS;                                                                            \
+    }
+#define TEXT(name, of, value)                                                                      \
+    API nvmlReturn_t name(const void *device, char *to, u32 length)                                \
+    {                                                                                              \
+        ENTER;                                                                                     \
+        of(device);                                                                                \
+        return text(to, length, value);                                                            \
+    }
+
+TEXT(nvmlDeviceGetSerial, GPU_OF, gpu->serial)
+TEXT(nvmlDeviceGetVbiosVersion, BOARD_OF, gpu->vbios)
+PAIR(nvmlDeviceGetCudaComputeCapability, BOARD_OF, gpu->major, gpu->minor_capability)
+PAIR(nvmlDeviceGetGspFirmwareMode, BOARD_OF, 1, 1)
+PAIR(nvmlDeviceGetPowerManagementLimitConstraints, GPU_OF, gpu->milliwatts / 2, gpu->milliwatts)
+/* ECC is on, but for GPUs of players. */
+PAIR(nvmlDeviceGetEccMode, GPU_OF, gpu->brand != GEFORCE, gpu->brand != GEFORCE)
+NUMBER64(nvmlDeviceGetSupportedClocksThrottleReasons, GPU_OF, 0x1ff)
+/* ECC single, ECC double, P-state, Xid, clock. */
+NUMBER64(nvmlDeviceGetSupportedEventTypes, GPU_OF, 1 | 2 | 4 | XID | 16)
+/* 1: idle. */
+NUMBER64(nvmlDeviceGetCurrentClocksThrottleReasons, GPU_OF,
+         fact(gpu, "throttle", percent_of(gpu, SM) == 0))
+ALIAS(nvmlDeviceGetCurrentClocksEventReasons, nvmlDeviceGetCurrentClocksThrottleReasons)
+NUMBER(nvmlDeviceGetMinorNumber, GPU_OF, gpu->minor)
 NUMBER(nvmlDeviceGetArchitecture, BOARD_OF, gpu->architecture)
 NUMBER(nvmlDeviceGetBrand, BOARD_OF, gpu->brand)
 NUMBER(nvmlDeviceGetNumGpuCores, BOARD_OF, gpu->cores)
@@ -1012,17 +986,6 @@ NUMBER(nvmlDeviceGetEnforcedPowerLimit, GPU_OF, gpu->milliwatts)
 NUMBER(nvmlDeviceGetPerformanceState, BOARD_OF, 0)
 NUMBER(nvmlDeviceGetPowerState, BOARD_OF, 0)
 NUMBER(nvmlDeviceGetRetiredPagesPendingStatus, GPU_OF, 0)
-
-API nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(const void *device, u32 *least,
-                                                              u32 *most)
-{
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(least && most, INVALID_ARGUMENT);
-    *least = gpu->milliwatts / 2;
-    *most = gpu->milliwatts;
-    return SUCCESS;
-}
 
 API nvmlReturn_t nvmlDeviceGetTemperature(const void *device, u32 sensor, u32 *celsius)
 {
@@ -1072,21 +1035,6 @@ API nvmlReturn_t nvmlDeviceGetClock(const void *device, u32 type, u32 id, u32 *m
     return clock_of(device, type, mhz, id == 0);
 }
 
-API nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(const void *device, u64 *reasons)
-{
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(reasons, INVALID_ARGUMENT);
-    *reasons = fact(gpu, "throttle", percent_of(gpu, SM) == 0); /* 1: idle */
-    return SUCCESS;
-}
-
-/* The same by its newer name. */
-API nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(const void *device, u64 *reasons)
-{
-    return nvmlDeviceGetCurrentClocksThrottleReasons(device, reasons);
-}
-
 API nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(const void *device, u64 *millijoules)
 {
     struct timespec up;
@@ -1097,15 +1045,6 @@ API nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(const void *device, u64 *mi
     clock_gettime(CLOCK_BOOTTIME, &up);
     *millijoules = (up.tv_sec * 1000ULL + up.tv_nsec / 1000000) * (gpu->milliwatts / 10) / 1000 +
                    fact(gpu, "millijoules", 0);
-    return SUCCESS;
-}
-
-API nvmlReturn_t nvmlDeviceGetSupportedClocksThrottleReasons(const void *device, u64 *reasons)
-{
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(reasons, INVALID_ARGUMENT);
-    *reasons = 0x1ff;
     return SUCCESS;
 }
 
@@ -1124,22 +1063,11 @@ API nvmlReturn_t nvmlDeviceGetUtilizationRates(const void *device, struct utiliz
     return SUCCESS;
 }
 
-/* Percentages and periods. */
-#define ENGINE(name, busy)                                                                         \
-    API nvmlReturn_t name(const void *device, u32 *percent, u32 *period_us)                        \
-    {                                                                                              \
-        ENTER;                                                                                     \
-        GPU_OF(device);                                                                            \
-        REQUIRE(percent && period_us, INVALID_ARGUMENT);                                           \
-        *percent = (busy);                                                                         \
-        *period_us = 100000;                                                                       \
-        return SUCCESS;                                                                            \
-    }
-
-ENGINE(nvmlDeviceGetEncoderUtilization, percent_of(gpu, ENCODER))
-ENGINE(nvmlDeviceGetDecoderUtilization, percent_of(gpu, DECODER))
-ENGINE(nvmlDeviceGetJpgUtilization, 0)
-ENGINE(nvmlDeviceGetOfaUtilization, 0)
+/* Percentages, and periods in microseconds. */
+PAIR(nvmlDeviceGetEncoderUtilization, GPU_OF, percent_of(gpu, ENCODER), 100000)
+PAIR(nvmlDeviceGetDecoderUtilization, GPU_OF, percent_of(gpu, DECODER), 100000)
+PAIR(nvmlDeviceGetJpgUtilization, GPU_OF, 0, 100000)
+PAIR(nvmlDeviceGetOfaUtilization, GPU_OF, 0, 100000)
 
 API nvmlReturn_t nvmlDeviceGetPcieThroughput(const void *device, u32 counter, u32 *kb_per_second)
 {
@@ -1147,16 +1075,6 @@ API nvmlReturn_t nvmlDeviceGetPcieThroughput(const void *device, u32 counter, u3
     GPU_OF(device);
     REQUIRE(kb_per_second && counter < 2, INVALID_ARGUMENT);
     *kb_per_second = 0;
-    return SUCCESS;
-}
-
-/* ECC is on, but for GPUs of players. */
-API nvmlReturn_t nvmlDeviceGetEccMode(const void *device, u32 *current, u32 *pending)
-{
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(current && pending, INVALID_ARGUMENT);
-    *current = *pending = gpu->brand != GEFORCE;
     return SUCCESS;
 }
 
@@ -1461,33 +1379,20 @@ static int link_to(const struct gpu *gpu, u32 link)
     end = link_to(gpu, link);                                                                      \
     REQUIRE(end != NO_LINK, NOT_SUPPORTED)
 
-API nvmlReturn_t nvmlDeviceGetNvLinkState(const void *device, u32 link, u32 *active)
-{
-    ENTER;
-    LINK_OF(device, link);
-    REQUIRE(active, INVALID_ARGUMENT);
-    *active = 1;
-    return SUCCESS;
-}
+#define LINK_NUMBER(name, value)                                                                   \
+    API nvmlReturn_t name(const void *device, u32 link, u32 *number)                               \
+    {                                                                                              \
+        ENTER;                                                                                     \
+        LINK_OF(device, link);                                                                     \
+        REQUIRE(number, INVALID_ARGUMENT);                                                         \
+        *number = (value);                                                                         \
+        return SUCCESS;                                                                            \
+    }
 
-API nvmlReturn_t nvmlDeviceGetNvLinkVersion(const void *device, u32 link, u32 *version)
-{
-    ENTER;
-    LINK_OF(device, link);
-    REQUIRE(version, INVALID_ARGUMENT);
-    *version = gpu->major >= 9 ? 7 : 5;
-    return SUCCESS;
-}
-
+LINK_NUMBER(nvmlDeviceGetNvLinkState, 1)
+LINK_NUMBER(nvmlDeviceGetNvLinkVersion, gpu->major >= 9 ? 7 : 5)
 /* 0 a GPU, 2 a switch. */
-API nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(const void *device, u32 link, u32 *type)
-{
-    ENTER;
-    LINK_OF(device, link);
-    REQUIRE(type, INVALID_ARGUMENT);
-    *type = end == TO_SWITCH ? 2 : 0;
-    return SUCCESS;
-}
+LINK_NUMBER(nvmlDeviceGetNvLinkRemoteDeviceType, end == TO_SWITCH ? 2 : 0)
 
 API nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(const void *device, u32 link,
                                                      struct pci_v3 *info)
@@ -1560,6 +1465,8 @@ API nvmlReturn_t nvmlDeviceGetMigMode(const void *device, u32 *current, u32 *pen
 
 NUMBER(nvmlDeviceGetMaxMigDeviceCount, GPU_OF, gpu->mig_capable ? MOST_MIG : 0)
 NUMBER(nvmlDeviceIsMigDeviceHandle, BOARD_OF, as_mig(device) != NULL)
+NUMBER(nvmlDeviceGetGpuInstanceId, MIG_OF, mig->instance->id)
+NUMBER(nvmlDeviceGetComputeInstanceId, MIG_OF, mig->id)
 
 API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(const void *device, u32 index,
                                                      const void **mig)
@@ -1579,26 +1486,6 @@ API nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(const void *mig, c
     ENTER;
     REQUIRE(found && device, INVALID_ARGUMENT);
     *device = found->instance->gpu;
-    return SUCCESS;
-}
-
-API nvmlReturn_t nvmlDeviceGetGpuInstanceId(const void *mig, u32 *id)
-{
-    const struct mig *found = as_mig(mig);
-
-    ENTER;
-    REQUIRE(found && id, INVALID_ARGUMENT);
-    *id = found->instance->id;
-    return SUCCESS;
-}
-
-API nvmlReturn_t nvmlDeviceGetComputeInstanceId(const void *mig, u32 *id)
-{
-    const struct mig *found = as_mig(mig);
-
-    ENTER;
-    REQUIRE(found && id, INVALID_ARGUMENT);
-    *id = found->id;
     return SUCCESS;
 }
 
@@ -1635,10 +1522,7 @@ API nvmlReturn_t nvmlDeviceGetAttributes_v2(const void *device, struct attribute
     return SUCCESS;
 }
 
-API nvmlReturn_t nvmlDeviceGetAttributes(const void *device, struct attributes *attributes)
-{
-    return nvmlDeviceGetAttributes_v2(device, attributes);
-}
+ALIAS(nvmlDeviceGetAttributes, nvmlDeviceGetAttributes_v2)
 
 struct gpu_profile {
     u32 id, p2p, slices, instances, multiprocessors;
@@ -1652,6 +1536,13 @@ struct gpu_profile_v2 {
     u64 memory_mib;
     char name[96];
 };
+
+/* What both versions say of a profile. */
+#define PROFILE_OF(profile)                                                                        \
+    .id = (profile)->id, .slices = (profile)->slices, .instances = (profile)->instances,           \
+    .multiprocessors = (profile)->multiprocessors, .copy_engines = (profile)->copy_engines,        \
+    .decoders = (profile)->decoders, .jpeg = (profile)->jpeg, .ofa = (profile)->ofa,               \
+    .memory_mib = (profile)->memory_mib
 
 static nvmlReturn_t profile_of(const void *device, u32 index, const struct profile **profile)
 {
@@ -1672,17 +1563,7 @@ API nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(const void *device, u32 ind
     REQUIRE(info, INVALID_ARGUMENT);
     result = profile_of(device, index, &profile);
     REQUIRE(!result, result);
-    *info = (struct gpu_profile){
-        .id = profile->id,
-        .slices = profile->slices,
-        .instances = profile->instances,
-        .multiprocessors = profile->multiprocessors,
-        .copy_engines = profile->copy_engines,
-        .decoders = profile->decoders,
-        .jpeg = profile->jpeg,
-        .ofa = profile->ofa,
-        .memory_mib = profile->memory_mib,
-    };
+    *info = (struct gpu_profile){PROFILE_OF(profile)};
     return SUCCESS;
 }
 
@@ -1697,18 +1578,7 @@ API nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoV(const void *device, u32 in
     REQUIRE(info->version == (sizeof *info | 2 << 24), ARGUMENT_VERSION_MISMATCH);
     result = profile_of(device, index, &profile);
     REQUIRE(!result, result);
-    *info = (struct gpu_profile_v2){
-        .version = info->version,
-        .id = profile->id,
-        .slices = profile->slices,
-        .instances = profile->instances,
-        .multiprocessors = profile->multiprocessors,
-        .copy_engines = profile->copy_engines,
-        .decoders = profile->decoders,
-        .jpeg = profile->jpeg,
-        .ofa = profile->ofa,
-        .memory_mib = profile->memory_mib,
-    };
+    *info = (struct gpu_profile_v2){.version = info->version, PROFILE_OF(profile)};
     snprintf(info->name, sizeof info->name, "MIG %s", profile->name);
     return SUCCESS;
 }
@@ -1967,7 +1837,7 @@ API nvmlReturn_t nvmlComputeInstanceGetInfo(const void *handle, struct compute_i
 
 /* --- Events ---------------------------------------------------------------------------- */
 
-enum { XID = 8, POLL_MS = 200 };
+enum { POLL_MS = 200 };
 
 struct event {
     const void *device;
@@ -2008,15 +1878,6 @@ API nvmlReturn_t nvmlEventSetFree(struct event_set *set)
     if (set->changes >= 0)
         close(set->changes);
     free(set);
-    return SUCCESS;
-}
-
-API nvmlReturn_t nvmlDeviceGetSupportedEventTypes(const void *device, u64 *types)
-{
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(types, INVALID_ARGUMENT);
-    *types = 1 | 2 | 4 | XID | 16; /* ECC single, ECC double, P-state, Xid, clock */
     return SUCCESS;
 }
 
@@ -2119,10 +1980,7 @@ API nvmlReturn_t nvmlEventSetWait_v2(struct event_set *set, struct event *event,
     }
 }
 
-API nvmlReturn_t nvmlEventSetWait(struct event_set *set, struct event *event, u32 timeout_ms)
-{
-    return nvmlEventSetWait_v2(set, event, timeout_ms);
-}
+ALIAS(nvmlEventSetWait, nvmlEventSetWait_v2)
 
 /* --- Everything else ------------------------------------------------------------------- */
 
