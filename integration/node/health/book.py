@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Book",
     "Place",
-    "attributed",
     "cleared",
     "fell",
     "heard",
@@ -330,21 +329,6 @@ def heard(book: Book, event: GpuEvent, verdict: Verdict, now: Moment, rules: Rul
         times=event.times,
     )
     return _stepped(book, verdict.devices, error, now, rules)
-
-
-def attributed(book: Book, uuids: Iterable[str], xid: int, blamed: tuple[str, ...]) -> Book:
-    """After it became known who is to blame for an error that was heard of.
-
-    Args:
-        uuids: the devices that it was of.
-        blamed: the containers.
-    """
-    conditions = dict(book.conditions)
-    for uuid in uuids:
-        known = conditions.get(uuid)
-        if known is not None and known.xid == xid and known.reason:
-            conditions[uuid] = replace(known, blamed=blamed)
-    return replace(book, conditions=conditions)
 
 
 def watched(book: Book, unwatched: Mapping[str, str], now: Moment, rules: Rules) -> Book:

@@ -9,8 +9,7 @@
 
 Rules
 - Every error is said, with whose it is as far as that is known, and counted once. What the kernel's
-  log and NVML tell of the same error comes as one event; if one of them is late, who is to blame is
-  filled in (``more_of``).
+  log and NVML tell of the same error comes as one event (:mod:`integration.node.monitor.merging`).
 - What becomes of a device is said when its state changes: why, by whom, and what to do.
 """
 
@@ -25,16 +24,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
-import anyio.abc
 import anyio.to_thread
 
 from api.errors import one_line
 from integration.inspection.procfs import Procfs
 from integration.node.board import Unsampled
 from integration.node.health import requests, store
-from integration.node.health.blame import Blame, How, Pids, blame
+from integration.node.health.blame import Pids, blame
 from integration.node.health.book import (
-    attributed,
     cleared,
     fell,
     heard,
@@ -55,6 +52,7 @@ from integration.node.watcher import ANY, Watcher
 if TYPE_CHECKING:
     from hooks.config import Config
     from integration.node.components import Context
+    from integration.node.health.blame import Blame
     from integration.node.health.book import Book, Place
     from integration.node.health.verdict import Verdict
     from integration.node.monitor.values import GpuEvent, Sample
@@ -64,9 +62,6 @@ __all__ = ["rules_of", "run"]
 # Seconds between two samples while all is well, and at most while a device is away or unwatched.
 _SELDOM: Final = 300.0
 _OFTEN: Final = 5.0
-# Seconds that an error is not counted yet, since its process may be told.
-_FOR_PROCESS: Final = 3.0
-
 _MOST_TOTALS: Final = 4096
 
 _KINDS: Final = frozenset({"xid", "ecc-double"})
@@ -128,8 +123,6 @@ class _Ward:
         self._rules = rules_of(context.config)
         self._pids = Pids()
         self._procfs = Procfs()
-        # Errors whose process may be told yet, by the ids of their events.
-        self._waiting: dict[int, tuple[GpuEvent, Verdict, Blame]] = {}
         self._totals = dict(context.board.xids)
         self._sampled = -math.inf
         self._known_lost: dict[str, str] = {}
@@ -161,47 +154,19 @@ class _Ward:
                 tasks.start_soon(self._serve_requests)
                 tasks.start_soon(self._keep_file)
                 async for event in events:
-                    self._hear(event, tasks)
+                    self._hear(event)
 
     # -- events --------------------------------------------------------------------------------
 
-    def _hear(self, event: GpuEvent, tasks: anyio.abc.TaskGroup) -> None:
+    def _hear(self, event: GpuEvent) -> None:
         if event.kind not in _KINDS:
             return
-        if not event.more_of:
-            self._judge(event, tasks)
-        elif (waiting := self._waiting.pop(event.more_of, None)) is not None:
-            self._attribute(event, *waiting)
-
-    def _judge(self, event: GpuEvent, tasks: anyio.abc.TaskGroup) -> None:
         verdict = judge(self._book, event, self._policy)
-        whose = self._blame(event, verdict)
+        whose = blame(event, verdict, self._board.ledger, self._pids, self._procfs)
         verdict = replace(verdict, blamed=whose.titles)
         self._put(heard(self._book, event, verdict, _now(), self._rules))
         self._tell(event, verdict, whose)
-        if not event.id or whose.how == How.PROCESS or event.source == "kernel":
-            self._count(event, verdict, whose)
-            return
-        self._waiting[event.id] = event, verdict, whose
-        tasks.start_soon(self._wait_for_process, event.id)
-
-    async def _wait_for_process(self, number: int) -> None:
-        await anyio.sleep(_FOR_PROCESS)
-        if (waiting := self._waiting.pop(number, None)) is not None:
-            self._count(*waiting)
-
-    def _attribute(self, more: GpuEvent, event: GpuEvent, verdict: Verdict, _: Blame) -> None:
-        """Count an error as what the other source tells of it says."""
-        more = replace(more, times=event.times)
-        whose = self._blame(more, verdict)
-        if whose.titles != verdict.blamed:
-            verdict = replace(verdict, blamed=whose.titles)
-            self._put(attributed(self._book, verdict.devices, event.xid, whose.titles))
-            self._tell(more, verdict, whose)
-        self._count(more, verdict, whose)
-
-    def _blame(self, event: GpuEvent, verdict: Verdict) -> Blame:
-        return blame(event, verdict, self._board.ledger, self._pids, self._procfs)
+        self._count(event, verdict, whose)
 
     def _count(self, event: GpuEvent, verdict: Verdict, whose: Blame) -> None:
         if event.kind != "xid":

@@ -9,8 +9,7 @@
 Rules
 - An Xid of one source is held for :data:`HOLD` seconds for that of the other with the same GPU and
   number. Together they are one event; alone it is told as it is.
-- One whose other half was told not long ago is not told again, unless it tells more: then it says
-  of which (``more_of``).
+- One whose other half was told alone not long ago is not told again: each error is counted once.
 - Of the same (GPU, number, instances, process) one is told at once. Those of the next second are
   told together when it is over: ``times`` says how many.
 - What is remembered is bounded. In a storm of hundreds of different processes, processes are not
@@ -21,7 +20,6 @@ This decides by times that it is given, and does nothing itself.
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -59,7 +57,6 @@ class Merger:
         self._ready: list[GpuEvent] = []
         self._told: dict[tuple[object, ...], float] = {}
         self._more: dict[tuple[object, ...], GpuEvent] = {}
-        self._ids = itertools.count(1)
 
     def add(self, event: GpuEvent, now: float) -> None:
         """Take one in.
@@ -76,13 +73,8 @@ class Merger:
             self._tell(_joined(event, other), now)
             return
         self._alone = deque(each for each in self._alone if each.until > now)
-        before = _take(self._alone, event)
-        if before is not None:
-            joined = _joined(event, before)
-            if _facts(joined) != _facts(before):
-                self._ready.append(replace(joined, more_of=before.id))
+        if _take(self._alone, event) is not None:
             return
-        event = replace(event, id=next(self._ids))
         self._held.append(_Lone(event, now + HOLD))
         while len(self._held) > _MOST:
             self._tell_alone(now)
@@ -160,7 +152,6 @@ def _joined(one: GpuEvent, other: GpuEvent) -> GpuEvent:
     nvml, log = (one, other) if one.source == "nvml" else (other, one)
     return replace(
         nvml,
-        id=0,
         when=min(one.when, other.when),
         gpu_instance=log.gpu_instance if nvml.gpu_instance is None else nvml.gpu_instance,
         compute_instance=(

@@ -169,9 +169,6 @@ class GpuEvent:
         source: "nvml" or "kernel".
         text: what was told besides, one line; it is printable.
         times: how many of the same this stands for; more than one in a storm of them.
-        id: by which :attr:`more_of` names it; 0 for one that nothing more is told of.
-        more_of: the event before of which this tells more (its process, its MIG instance): it is
-            that one, and not another. 0 for none.
     """
 
     when: float
@@ -186,5 +183,3 @@ class GpuEvent:
     source: str = "nvml"
     text: str = ""
     times: int = 1
-    id: int = 0
-    more_of: int = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -43,22 +42,18 @@ def test_both_halves_are_one_event_as_soon_as_they_are_there() -> None:
         [(when, event)] = told((0.0, first), (0.01, second))
         assert when == 0.01
         assert (event.gpu_instance, event.pid, event.process) == (3, 7, "p")
-        assert (event.source, event.when, event.times, event.more_of) == ("nvml", 1.0, 1, 0)
+        assert (event.source, event.when, event.times) == ("nvml", 1.0, 1)
 
 
 def test_one_alone_is_told_after_a_moment() -> None:
     for alone in (nvml(), log()):
-        assert told((0.0, alone)) == [(HOLD, replace(alone, id=1))]
+        assert told((0.0, alone)) == [(HOLD, alone)]
 
 
-def test_the_other_half_that_comes_late_is_told_if_it_tells_more() -> None:
-    first, second = told((0.0, nvml()), (2.0, log()))
-    assert not first[1].more_of
-    assert second[0] == 2.0
-    assert second[1].more_of == first[1].id
-    assert second[1].pid == 7
-    assert len(told((0.0, log()), (2.0, nvml()))) == 1
-    assert [event.more_of for _, event in told((0.0, nvml()), (20.0, log()))] == [0, 0]
+def test_the_other_half_that_comes_late_is_no_other_error() -> None:
+    for first, second in ((nvml(), log()), (log(), nvml())):
+        assert told((0.0, first), (2.0, second)) == [(HOLD, first)]
+        assert len(told((0.0, first), (20.0, second))) == 2
 
 
 def test_what_does_not_belong_together_stays_apart() -> None:
@@ -100,10 +95,6 @@ def test_whatever_comes_is_told_of_in_bounded_time(
         heard[xid][is_log] += 1
     found = told(*events, until=now + 3)
     for xid, (of_nvml, of_log) in heard.items():
-        count = sum(event.times for _, event in found if event.xid == xid and not event.more_of)
+        count = sum(event.times for _, event in found if event.xid == xid)
         # Each is told of, alone or with its other half, and never twice.
-        assert (
-            max(of_nvml, of_log)
-            <= count + sum(event.times for _, event in found if event.xid == xid and event.more_of)
-            <= of_nvml + of_log
-        )
+        assert max(of_nvml, of_log) <= count <= of_nvml + of_log

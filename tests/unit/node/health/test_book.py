@@ -13,7 +13,6 @@ from hooks.config import Config
 from integration.node.health.book import (
     Book,
     Place,
-    attributed,
     cleared,
     heard,
     judge,
@@ -308,11 +307,8 @@ def test_events_that_cannot_be_had_make_suspect_as_long_as_that_lasts() -> None:
     assert set(states(known).values()) == {State.HEALTHY}
 
 
-def test_who_is_to_blame_is_filled_in_and_a_person_puts_back() -> None:
-    known = attributed(after(book(), xid(79, "GPU-1")), ["GPU-1", "MIG-a"], 79, ("a/b/c",))
-    assert reports(known)["MIG-a"].blamed == ("a/b/c",)
-    assert reports(known)["MIG-b"].blamed == ()
-    known = cleared(known, ["GPU-1", "GPU-9"], moment(3), RULES)
+def test_a_person_puts_a_gpu_back_and_its_parts() -> None:
+    known = cleared(after(book(), xid(79, "GPU-1")), ["GPU-1", "GPU-9"], moment(3), RULES)
     assert ill(known) == set()
     assert reports(known)["MIG-a"].reason == "put back by hand"
     assert ill(cleared(after(book(), xid(79, "GPU-1")), ["MIG-a"], moment(3), RULES)) == {

@@ -213,33 +213,20 @@ async def test_a_process_is_blamed_for_the_error_of_its_own_instance(
     config: Config, process: Callable[[str], int]
 ) -> None:
     pid = process("id-b")
-    async with agent(config) as it:
-        holdings = (held("a", "MIG-a", "GPU-1"), held("b", "MIG-b", "GPU-1"))
+    async with agent(replace(config, health_quiet=60.0)) as it:
+        holdings = tuple(held(name, f"MIG-{name[0]}", "GPU-1") for name in ("a", "b", "b-too"))
         it.board.post(ledger=Ledger(holdings=holdings))
         for instance in (1, 2):
             it.hear(94, "GPU-1", gpu_instance=instance, compute_instance=0)
-        await it.until(lambda: len(it.said("XID 94")) == 2, "both are told")
         it.hear(94, "GPU-1", source="kernel", gpu_instance=2, pid=pid)
-        await it.until(lambda: bool(it.board.xids), "one is counted")
-        assert it.board.xids == {("GPU-1", 94, "research/train/b"): 1}
+        await it.until(lambda: len(it.board.xids) == 2, "both are counted")
+        assert set(it.board.xids.items()) == {
+            (("GPU-1", 94, f"research/train/{name}"), 1) for name in ("a", "b")
+        }
+        known = {line["container"]: line["known"] for line in it.said("XID 94")}
+        assert known == {"research/train/a": "only holder", "research/train/b": "by its process"}
         blamed = {uuid: it.board.health[uuid].blamed for uuid in ("MIG-a", "MIG-b")}
         assert blamed == {"MIG-a": ("research/train/a",), "MIG-b": ("research/train/b",)}
-
-
-async def test_the_kernel_names_the_process_after_nvml_has_told(
-    config: Config, process: Callable[[str], int]
-) -> None:
-    pid, me = process("id-me"), held("me", "GPU-0", "GPU-0")
-    async with agent(config) as it:
-        it.board.post(ledger=Ledger(holdings=(me, held("other", "GPU-0", "GPU-0"))))
-        it.hear(119)
-        await it.until(lambda: bool(it.said("XID 119")), "it is told")
-        assert it.board.health["GPU-0"].blamed == ()
-        assert it.board.xids == {}  # until it is known whose it is
-        it.hear(119, source="kernel", pid=pid)
-        await it.until(lambda: bool(it.board.xids), "it is counted")
-        assert it.board.xids == {("GPU-0", 119, "research/train/me"): 1}
-        assert it.said("XID 119")[-1]["known"] == "by its process"
 
 
 async def test_an_unhealthy_device_is_not_made_healthy_by_restarting(config: Config) -> None:
