@@ -142,15 +142,14 @@ class _Rounds:
             AgentStateUnusable: the first time, what was seen cannot be written.
         """
         config, options, board = self._context.config, self._context.options, self._context.board
-        wanted = board.version("wanted")
-        with board.counters.timing() as timed:
-            now = await _aside(partial(_look, config, self._heard))
-            if now.inventory != board.seen.inventory:
-                # Others need not wait for a spec that is not theirs.
-                board.post(seen=replace(now, spec=board.seen.spec))
-            keep = partial(keep_spec, config, options.spec, now, heard=self._heard, made=self._made)
-            now = await _aside(keep)
-        board.counters.looked(timed.seconds, faults=bool(now.faults))
+        wanted, begun = board.version("wanted"), time.monotonic()
+        now = await _aside(partial(_look, config, self._heard))
+        if now.inventory != board.seen.inventory:
+            # Others need not wait for a spec that is not theirs.
+            board.post(seen=replace(now, spec=board.seen.spec))
+        keep = partial(keep_spec, config, options.spec, now, heard=self._heard, made=self._made)
+        now = await _aside(keep)
+        board.counters.looked(time.monotonic() - begun, faults=bool(now.faults))
         self._wanted = wanted
         self._looked = time.time()
         _tell(self._context.say, self._told, now, first=first)

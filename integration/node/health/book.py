@@ -32,8 +32,7 @@ from integration.node.health.machine import (
     Lost,
     Reset,
     Silence,
-    Unwatched,
-    Watched,
+    Watch,
     due,
     step,
 )
@@ -341,7 +340,7 @@ def watched(book: Book, unwatched: Mapping[str, str], now: Moment, rules: Rules)
         why = unwatched.get(place.gpu) or unwatched.get("") or ""
         if uuid in book.gone or book.conditions[uuid].unwatched == why:
             continue
-        book = _stepped(book, [uuid], Unwatched(why) if why else Watched(), now, rules)
+        book = _stepped(book, [uuid], Watch(why), now, rules)
     return book
 
 

@@ -56,8 +56,7 @@ __all__ = [
     "Rules",
     "Signal",
     "Silence",
-    "Unwatched",
-    "Watched",
+    "Watch",
     "due",
     "step",
 ]
@@ -228,15 +227,10 @@ class Silence:
 
 
 @dataclass(frozen=True, slots=True)
-class Unwatched:
-    """Its events cannot be had."""
+class Watch:
+    """Its events can be had, or not: that is why."""
 
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """Its events can be had."""
+    why_not: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,12 +243,10 @@ class Clear:
     """A person puts it back."""
 
 
-Signal: TypeAlias = (
-    Error | Contained | Lost | Answer | Silence | Unwatched | Watched | Reset | Clear
-)
+Signal: TypeAlias = Error | Contained | Lost | Answer | Silence | Watch | Reset | Clear
 
 
-def step(condition: Condition, signal: Signal, now: Moment, rules: Rules) -> Condition:  # noqa: C901 - one row for each signal
+def step(condition: Condition, signal: Signal, now: Moment, rules: Rules) -> Condition:
     """What is thought of a device after something was heard of it."""
     match signal:
         case Error():
@@ -271,11 +263,9 @@ def step(condition: Condition, signal: Signal, now: Moment, rules: Rules) -> Con
             return _after_answer(condition, signal, now, rules)
         case Silence(why):
             return _after_silence(condition, why, now, rules)
-        case Unwatched(why):
+        case Watch(why):
             known = replace(condition, unwatched=why)
-            return _suspected(known, f"its errors are not heard: {why}", now)
-        case Watched():
-            return replace(condition, unwatched="")
+            return _suspected(known, f"its errors are not heard: {why}", now) if why else known
         case Reset():
             need = min(condition.need, Need.PROOF)
             return replace(condition, need=need, pending=False, failed=False, errors=())

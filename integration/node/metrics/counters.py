@@ -3,9 +3,7 @@
 They are the board's (``context.board.counters``), so that they outlive the part that shows them,
 and a part counts whether or not anybody looks. Nothing of Prometheus is imported for it::
 
-    with counters.timing() as timed:            # or counters.allocated(resource, seconds, OK)
-        …
-    counters.allocated("nvidia.com/gpu", timed.seconds, OK)
+    counters.allocated("nvidia.com/gpu", seconds, OK)
 
 Rules
 - A name that becomes a label's value (a resource, a result) is one of few; what comes beyond
@@ -18,12 +16,11 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from integration.node.monitor.values import GpuEvent
 
@@ -61,13 +58,6 @@ class Durations:
         """Count one more."""
         self.counts[bisect_left(SECONDS, seconds)] += 1
         self.total += seconds
-
-
-@dataclass(slots=True)
-class Timed:
-    """How long something took, once it is over."""
-
-    seconds: float = 0.0
 
 
 class Counters:
@@ -151,16 +141,6 @@ class Counters:
         self.latest_look = time.clock_gettime(time.CLOCK_BOOTTIME)
         if not faults:
             self.last_look = self.latest_look
-
-    @staticmethod
-    @contextmanager
-    def timing() -> Iterator[Timed]:
-        """Measure how long something takes, however it ends."""
-        timed, begun = Timed(), time.perf_counter()
-        try:
-            yield timed
-        finally:
-            timed.seconds = time.perf_counter() - begun
 
 
 def _bounded(counted: Mapping[Labels, object], key: Labels) -> Labels:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from integration.node.ledger.values import DeviceUse, Ledger
 from integration.node.metrics.counters import Counters
@@ -62,21 +62,11 @@ class Moment:
     counters: Counters = field(default_factory=Counters)
 
     @classmethod
-    def of(
-        cls,
-        board: Board,
-        *,
-        boot: float,
-        sample: Sample | None,
-        waited: float,
-        parts: Labels,
-        process: Mapping[str, float],
-    ) -> Moment:
+    def of(cls, board: Board, **known: Any) -> Moment:
         """What the board has now, and what else is known."""
-        own = {"boot", "sample", "waited", "parts", "process"}
         posted = {each.name: getattr(board, each.name) for each in fields(cls)
-                  if each.name not in own}  # fmt: skip
-        return cls(boot, sample, waited, parts, process, **posted)
+                  if each.name not in known}  # fmt: skip
+        return cls(**known, **posted)
 
     @property
     def answered(self) -> bool:

@@ -17,7 +17,6 @@ Source: k8s-device-plugin, cmd/mps-control-daemon/mount; tmpfs(5); unix(7).
 from __future__ import annotations
 
 import os
-import re
 import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -27,6 +26,7 @@ from integration.node.mps import launch
 from integration.node.mps.errors import MpsStateUnusable
 from integration.node.mps.places import shm
 from shim import syscalls
+from shim.mountinfo import unescape
 
 if TYPE_CHECKING:
     from integration.node.mps.places import Places
@@ -40,7 +40,6 @@ __all__ = [
     "mounts_of",
     "take_cgroups",
     "take_shm",
-    "unescaped",
     "unusable",
 ]
 
@@ -50,7 +49,6 @@ CGROUP: Final = "nvshim-mps"
 _OPEN, _OWN, _SHARED = 0o755, 0o700, 0o1777
 _LABEL: Final = b"system_u:object_r:container_file_t:s0\0"
 _SOURCE: Final = "nvshim-mps"  # of the shared memory, by which it is known as ours
-_OCTAL: Final = re.compile(r"\\([0-7]{3})")  # how mountinfo writes white space
 _LONGEST_SOCKET: Final = "control_privileged"
 _LONGEST_ADDRESS: Final = 107  # of a socket: sockaddr_un, less the NUL
 
@@ -151,7 +149,7 @@ def clear(places: Places) -> None:
 def is_anothers(root: str) -> bool:
     """Whether somebody else has mounted the shared memory, and so keeps MPS there."""
     path = os.path.realpath(shm(root))
-    topmost = next((each for each in reversed(mounts_of()) if unescaped(each[4]) == path), None)
+    topmost = next((each for each in reversed(mounts_of()) if each[4] == path), None)
     return topmost is not None and topmost[topmost.index("-") + 2] != _SOURCE
 
 
@@ -160,7 +158,8 @@ def _is_unseen(path: str) -> bool:
 
     It may have another path there: this program's root need not be that of process 1.
     """
-    devices = {words[2] for words in mounts_of() if unescaped(words[4]) == os.path.realpath(path)}
+    real = os.path.realpath(path)
+    devices = {words[2] for words in mounts_of() if words[4] == real}
     try:
         return devices.isdisjoint(words[2] for words in mounts_of("1"))
     except OSError:
@@ -168,19 +167,13 @@ def _is_unseen(path: str) -> bool:
 
 
 def mounts_of(process: str = "self") -> list[list[str]]:
-    """What a process has mounted: the words of each line of its mountinfo.
+    """What a process has mounted: the words of each line of its mountinfo, without its escapes.
 
     Raises:
         OSError: it has ended.
     """
-    path = f"/proc/{process}/mountinfo"
-    with open(path, encoding="utf-8", errors="surrogateescape") as file:
-        return [line.split() for line in file]
-
-
-def unescaped(path: str) -> str:
-    """A path as it is, of how mountinfo writes it."""
-    return _OCTAL.sub(lambda found: chr(int(found[1], 8)), path)
+    with open(f"/proc/{process}/mountinfo", "rb") as file:
+        return [[os.fsdecode(unescape(word)) for word in line.split()] for line in file]
 
 
 def take_shm(root: str) -> None:

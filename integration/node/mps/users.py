@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from integration.inspection.errors import InspectionError
 from integration.inspection.processes import all_containers
 from integration.inspection.procfs import Procfs
-from integration.node.mps.host_setup import mounts_of, unescaped
+from integration.node.mps.host_setup import mounts_of
 from shim.errors import BundleUnusable
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _one_with(places: Collection[tuple[str, str]], pids: Iterable[int]) -> int:
             mounts = mounts_of(str(pid))
         except OSError:  # it has just ended, and others may go on
             continue
-        return pid if any((words[2], unescaped(words[3])) in places for words in mounts) else 0
+        return pid if any((words[2], words[3]) in places for words in mounts) else 0
     return 0
 
 
@@ -86,10 +86,9 @@ def _places(path: str) -> Iterator[tuple[str, str]]:
     elsewhere by that path.
     """
     for words in mounts_of():
-        point = unescaped(words[4])
-        if path == point or path.startswith(f"{point.rstrip('/')}/"):
-            below = path[len(point.rstrip("/")) :]
-            yield words[2], f"{unescaped(words[3]).rstrip('/')}{below}"
+        point = words[4].rstrip("/")
+        if path == point or path.startswith(f"{point}/"):
+            yield words[2], words[3].rstrip("/") + path.removeprefix(point)
 
 
 def _has(container: Container, pipe: str) -> bool:

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 import uuid
 from dataclasses import dataclass, replace
 from functools import partial
@@ -345,21 +346,18 @@ class _Plugin:
     # What kubelets ask
 
     async def allocate(self, name: str, ids: Sequence[str]) -> pb.ContainerAllocateResponse:
-        counters = self._board.counters
-        result = FAILED
+        result, begun = FAILED, time.monotonic()
         try:
-            with counters.timing() as timed:
-                try:
-                    await self._catch_up()
-                    await self._see_specs()
-                    answer = self._answer(name, ids, await self._hear_engine())
-                    result = OK
-                except NvshimError as error:
-                    result = REFUSED
-                    self._context.say("warning", str(error), resource=name)
-                    raise
+            await self._catch_up()
+            await self._see_specs()
+            answer = self._answer(name, ids, await self._hear_engine())
+            result = OK
+        except NvshimError as error:
+            result = REFUSED
+            self._context.say("warning", str(error), resource=name)
+            raise
         finally:
-            counters.allocated(name, timed.seconds, result)
+            self._board.counters.allocated(name, time.monotonic() - begun, result)
         self._context.say("info", "allocated", resource=name, devices=",".join(ids))
         return answer
 

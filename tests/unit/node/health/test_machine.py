@@ -23,8 +23,7 @@ from integration.node.health.machine import (
     Rules,
     Signal,
     Silence,
-    Unwatched,
-    Watched,
+    Watch,
     due,
     step,
 )
@@ -85,9 +84,9 @@ def after(*heard: tuple[float, Signal], condition: Condition | None = None) -> C
         ([(1, Silence("hangs")), (22, Silence("hangs"))], State.UNHEALTHY),
         ([(1, Silence("hangs")), (12, Answer())], State.HEALTHY),
         ([(1, Silence("a")), (5, Answer()), (22, Silence("b"))], State.SUSPECT),
-        ([(1, Unwatched("old")), (500, Answer())], State.SUSPECT),
-        ([(1, Unwatched("old")), (2, Watched()), (500, Answer())], State.HEALTHY),
-        ([(1, UNHEALTHY), (2, Unwatched("old")), (3, Answer()), (20, Answer())], State.SUSPECT),
+        ([(1, Watch("old")), (500, Answer())], State.SUSPECT),
+        ([(1, Watch("old")), (2, Watch()), (500, Answer())], State.HEALTHY),
+        ([(1, UNHEALTHY), (2, Watch("old")), (3, Answer()), (20, Answer())], State.SUSPECT),
     ],
 )  # fmt: skip
 def test_what_is_thought_of_a_device(heard: Sequence[tuple[float, Signal]], state: State) -> None:
@@ -150,8 +149,8 @@ signals: st.SearchStrategy[Signal] = st.one_of(
     st.builds(Lost, st.just("gone")),
     st.builds(Answer, pending=st.booleans(), failed=st.booleans()),
     st.builds(Silence, st.just("hangs")),
-    st.builds(Unwatched, st.just("old")),
-    st.just(Watched()),
+    st.builds(Watch, st.just("old")),
+    st.just(Watch()),
     st.just(Reset()),
     st.just(Clear()),
 )
@@ -196,7 +195,7 @@ def test_what_answers_long_enough_without_an_error_is_well_again(
     for passed, signal in history:
         now += passed
         known = after((now, signal), condition=known)
-    known = after((now + 1, Watched()), (now + 1, Reset()), condition=known)
+    known = after((now + 1, Watch()), (now + 1, Reset()), condition=known)
     for _ in range(20):
         now += 20
         known = after((now, Answer()), condition=known)
