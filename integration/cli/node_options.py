@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import click
 from click.core import ParameterSource
 
-from integration.node.components import AUTO, NO, YES, Options, SettingsSource
+from integration.node.components import AUTO, NO, YES, Options
 from integration.node.plugin.readers import BOOLEAN
 from integration.node.plugin.table import FLAGS, Given
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from integration.node.plugin.settings import Source
     from integration.node.plugin.table import Setting
 
 __all__ = ["Told", "agent_options", "options_of"]
@@ -103,14 +104,14 @@ def options_of(told: Told, *, spec: str, poll: float) -> Options:
     )
 
 
-def _source(told: Told) -> SettingsSource:
-    from integration.node.plugin.choosing import FALLBACKS, Choice  # noqa: PLC0415 - readiness needs none
-    from integration.node.plugin.settings import Source  # noqa: PLC0415 - likewise
+def _source(told: Told) -> Source:
+    from integration.node.plugin import settings  # noqa: PLC0415 - readiness needs none
+    from integration.node.plugin.choosing import FALLBACKS, Choice  # noqa: PLC0415 - likewise
 
     others = told.others
     file, directory = others["config_file"], others["config_dir"]
     if not directory:
-        return Source(told.given, file)
+        return settings.Source(told.given, file)
     if file:
         raise click.UsageError("--config-file and --config-dir exclude each other")
     fallbacks = tuple(word for each in others["fallbacks"] for word in each.split(",") if word)
@@ -126,7 +127,7 @@ def _source(told: Told) -> SettingsSource:
         fallbacks=fallbacks,
         label=others["node_label"],
     )
-    return Source(told.given, choice=choice)
+    return settings.Source(told.given, choice=choice)
 
 
 # -- NVIDIA's flags ----------------------------------------------------------------------------

@@ -161,10 +161,11 @@ class _Rounds:
     async def wait(self) -> None:
         """Wait for a reason to look again, or for the time to be up."""
         config, options, board = self._context.config, self._context.options, self._context.board
-        seen = board.seen
+        seen, inventory = board.seen, board.seen.inventory
         nodes = (config.dev, os.path.join(config.dev, *CAPS))
         # Where the driver was it may be again: an update of its files is the end of them first.
-        self._directories = seen.directories or self._directories
+        if inventory is not None:
+            self._directories = inventory.driver.library_directories or self._directories
         self._heard = self._changes.listen_to(self._directories, nodes)
         if self._changes.deaf != self._deaf:
             self._deaf = dict(self._changes.deaf)

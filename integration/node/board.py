@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from integration.node.health.values import DeviceHealth
     from integration.node.monitor.values import GpuEvent, Sampler
-    from integration.node.mps.values import MpsDaemon
+    from integration.node.mps.containers import MpsDaemon
     from integration.node.plugin.engine_cdi import Told
     from integration.node.plugin.values import Resource, Settings
 

@@ -11,7 +11,7 @@ import importlib
 import time
 import traceback
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hooks.config import Config
-    from integration.node.plugin.values import Settings
+    from integration.node.plugin.settings import Source
 
-__all__ = ["AUTO", "NO", "PARTS", "YES", "Context", "Options", "SettingsSource", "keep"]
+__all__ = ["AUTO", "NO", "PARTS", "YES", "Context", "Options", "keep"]
 
 AUTO: Final = "auto"
 YES: Final = "yes"
@@ -48,25 +48,6 @@ PARTS: Final[Mapping[str, str]] = {
 _WELL: Final = 2.0
 
 
-class SettingsSource(Protocol):
-    """Where the device plugin's settings come from: flags, the environment and a file."""
-
-    @property
-    def path(self) -> str:
-        """The file; "" for none."""
-
-    @property
-    def watched(self) -> tuple[str, ...]:
-        """Every file and directory whose content makes a difference."""
-
-    def load(self) -> Settings:
-        """Read them, as they are now.
-
-        Raises:
-            NvshimError: something of them is wrong.
-        """
-
-
 @dataclass(frozen=True, slots=True)
 class Options:
     """What the agent is to do.
@@ -78,7 +59,7 @@ class Options:
             plugin for its resources), :data:`YES`, :data:`NO`.
         kubelet_socket: where a kubelet registers device plugins; theirs are made beside it.
         pod_resources: the socket on which the kubelet tells what it has given to whom.
-        settings: the device plugin's; None for what NVIDIA's has by default.
+        settings: where the device plugin's come from; None for what NVIDIA's has by default.
         metrics: "ADDRESS:PORT" where /metrics is served; "" for nowhere.
         cri_sockets: where an engine may serve the kubelet; the first that answers is meant.
         api_server: the address of the cluster's API server; "" for none.
@@ -95,7 +76,7 @@ class Options:
     device_plugin: str = AUTO
     kubelet_socket: str = "/var/lib/kubelet/device-plugins/kubelet.sock"
     pod_resources: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
-    settings: SettingsSource | None = None
+    settings: Source | None = None
     metrics: str = ""
     cri_sockets: tuple[str, ...] = CRI_SOCKETS
     api_server: str = ""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import NvshimError
@@ -61,24 +61,33 @@ class Seen:
     """What the node was like at one look.
 
     Attributes:
-        driver: its version; "" if there is none.
-        gpus: UUIDs of the GPUs.
-        mig_devices: UUIDs of the MIG devices.
-        directories: of the driver's libraries.
+        inventory: what the node has; None if that could not be told.
+        faults: what is wrong, a line each.
         spec: the path of the CDI spec; "" if there is none.
         written: whether the spec was written or removed this time.
-        faults: what is wrong, a line each.
-        inventory: what the node has; None if that could not be told.
     """
 
-    driver: str = ""
-    gpus: tuple[str, ...] = ()
-    mig_devices: tuple[str, ...] = ()
-    directories: tuple[str, ...] = ()
+    inventory: Inventory | None = None
+    faults: tuple[str, ...] = ()
     spec: str = ""
     written: bool = False
-    faults: tuple[str, ...] = field(default=())
-    inventory: Inventory | None = None
+
+    @property
+    def driver(self) -> str:
+        """Its version; "" if there is none."""
+        return "" if self.inventory is None else self.inventory.driver.version
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs."""
+        inventory = self.inventory
+        return () if inventory is None else tuple(gpu.uuid for gpu in inventory.gpus)
+
+    @property
+    def mig_devices(self) -> tuple[str, ...]:
+        """UUIDs of the MIG devices."""
+        inventory = self.inventory
+        return () if inventory is None else tuple(each.uuid for each in inventory.mig_devices)
 
     def as_document(self) -> dict[str, Any]:
         """For the agent's status file and its log."""
@@ -130,14 +139,7 @@ def look(config: Config, *, heard: bool = False) -> Seen:
     except NvshimError as error:
         return Seen(faults=(str(error),))
     unanswered = [f"NVML: {inventory.nvml_failure}"] if inventory.nvml_failure else []
-    return Seen(
-        driver=inventory.driver.version,
-        gpus=tuple(gpu.uuid for gpu in inventory.gpus),
-        mig_devices=tuple(device.uuid for device in inventory.mig_devices),
-        directories=inventory.driver.library_directories,
-        faults=(*unanswered, *inventory.notes),
-        inventory=inventory,
-    )
+    return Seen(inventory, (*unanswered, *inventory.notes))
 
 
 def keep_spec(config: Config, spec: str, seen: Seen, *, heard: bool, made: Made) -> Seen:

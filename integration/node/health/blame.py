@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from integration.inspection.bundles import Container
     from integration.inspection.procfs import Procfs
-    from integration.node.health.verdict import Verdict
+    from integration.node.health.policy import Verdict
     from integration.node.ledger.values import DeviceUse, Ledger
     from integration.node.monitor.values import GpuEvent
 

@@ -36,8 +36,8 @@ from integration.node.health.machine import (
     due,
     step,
 )
+from integration.node.health.policy import DBE, TOGETHER, XID, Policy, Verdict, severity_of
 from integration.node.health.values import DeviceHealth, State
-from integration.node.health.verdict import DBE, TOGETHER, XID, Verdict, severity_of
 from integration.node.health.xids import Scope, Severity, about
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
     from hooks.node.inventory import Inventory
     from integration.node.health.machine import Moment, Rules, Signal
-    from integration.node.health.policy import Policy
     from integration.node.monitor.values import GpuEvent, GpuSample, Sample
 
 __all__ = [

@@ -44,7 +44,7 @@ from integration.node.health.book import (
     watched,
 )
 from integration.node.health.machine import Moment, Rules
-from integration.node.health.policy import Policy, policy_of
+from integration.node.health.policy import Policy, Verdict, policy_of
 from integration.node.health.values import State
 from integration.node.health.xids import Severity
 from integration.node.watcher import ANY, Watcher
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from integration.node.components import Context
     from integration.node.health.blame import Blame
     from integration.node.health.book import Book, Place
-    from integration.node.health.verdict import Verdict
     from integration.node.monitor.values import GpuEvent, Sample
 
 __all__ = ["rules_of", "run"]

@@ -3,10 +3,10 @@
 It is made of the bundles alone, so an agent that begins has the ledger that its predecessor had. It
 is posted on the board, and written to ``STATE/ledger.json``, when it differs.
 
-One looks anew when containers come, go, are made or end (:mod:`integration.node.ledger.watching`),
-when the node changed (the driver may be another), and when what nobody tells of has: what the
-kubelet says of its pods, the driver's files, containerds that are known by their shims alone. After
-some times of that nothing is believed any more, and all is read.
+One looks anew when containers come, go, are made or end (:func:`interests`), when the node changed
+(the driver may be another), and when what nobody tells of has: what the kubelet says of its pods,
+the driver's files, containerds that are known by their shims alone. After some times of that
+nothing is believed any more, and all is read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ import anyio.to_thread
 
 from api.errors import one_line, printable
 from integration.files import read_file, replace_file
-from integration.inspection.bundles import KNOWN_STATES, find_containers, state_directories
+from integration.inspection.bundles import (
+    KNOWN_STATES,
+    TASKS,
+    find_containers,
+    state_directories,
+)
 from integration.inspection.holding import LEDGER
 from integration.inspection.processes import find_processes, states_of
 from integration.inspection.procfs import Procfs
@@ -36,9 +41,8 @@ from integration.node.ledger.holdings import (
 )
 from integration.node.ledger.kubelet import allocated_by
 from integration.node.ledger.values import Denied, Ledger, as_document
-from integration.node.ledger.watching import interests
-from integration.node.watcher import Watcher, first_of
-from shim.bundle import RECORD
+from integration.node.watcher import Interest, Watcher, first_of
+from shim.bundle import INIT_PID, RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -48,7 +52,7 @@ if TYPE_CHECKING:
     from integration.inspection.bundles import Container
     from integration.node.components import Context
 
-__all__ = ["FILE", "aside", "known_states", "look", "look_and_ask", "run"]
+__all__ = ["FILE", "aside", "interests", "known_states", "look", "look_and_ask", "run"]
 
 R = TypeVar("R")
 
@@ -58,6 +62,9 @@ _PROC: Final = "/proc"
 # Seconds after which a swarm of changes is over, and how long one may last.
 _QUIET: Final = 0.2
 _LONGEST_SWARM: Final = 2.0
+
+_MADE_OR_REMOVED: Final = Interest(content=False)
+_OF_A_BUNDLE: Final = Interest(frozenset({RECORD, INIT_PID}), content=False)
 
 # So many times in turn it is believed that all that happened was heard.
 _TRUSTED: Final = 10
@@ -207,6 +214,36 @@ async def run(context: Context) -> None:
                     partial(board.change, "seen", since=version),
                 )
                 late = not which and not heard and board.version("seen") == version
+
+
+def interests(states: Iterable[str]) -> dict[str, Interest]:
+    """What of containerd's state tells that containers come, go, are created or end.
+
+    Namespaces and bundles that are made and removed do, and two files of a bundle: what was
+    injected, and the pid of init. Other files of a bundle change with each exec, and wake nobody.
+
+    Args:
+        states: containerd's state directories, whether they are there or not.
+
+    Returns:
+        The directories that matter, and what does in each.
+    """
+    found = {}
+    for state in states:
+        tasks = os.path.join(state, TASKS)
+        found[tasks] = _MADE_OR_REMOVED
+        for namespace in _directories(tasks):
+            found[namespace] = _MADE_OR_REMOVED
+            found |= dict.fromkeys(_directories(namespace), _OF_A_BUNDLE)
+    return found
+
+
+def _directories(path: str) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
 
 
 def _is_overtaken(ledger: Ledger) -> bool:

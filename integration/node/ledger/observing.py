@@ -60,11 +60,7 @@ class Observer:
 
     def seen(self) -> Seen:
         """What the node was like when it was last looked at."""
-        inventory = self.inventory
-        if inventory is None:
-            return Seen(faults=(self._fault,) if self._fault else ())
-        uuids = tuple(gpu.uuid for gpu in inventory.gpus)
-        return Seen(driver=inventory.driver.version, gpus=uuids, inventory=inventory)
+        return Seen(self.inventory, (self._fault,) if self._fault else ())
 
     async def moment(self) -> Moment:
         """What is known now."""

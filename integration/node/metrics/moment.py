@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from integration.node.board import Board
     from integration.node.health.values import DeviceHealth
     from integration.node.monitor.values import GpuSample, Sample
-    from integration.node.mps.values import MpsDaemon
+    from integration.node.mps.containers import MpsDaemon
     from integration.node.plugin.values import Resource
 
 __all__ = ["Labels", "Moment", "Names"]

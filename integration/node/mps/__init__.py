@@ -11,7 +11,7 @@ All programs are the driver's. Modules::
 
     places.py      where everything lies, in the host and in containers
     plan.py        what a resource needs: devices, limits                      (pure)
-    containers.py  what a container gets, and when it may have nothing         (pure)
+    containers.py  what a container gets, and when; what others are told       (pure)
     launch.py      the child that becomes a daemon, or speaks to one
     control.py     the language of the control program
     daemon.py      one daemon: found again, started, asked, stopped
@@ -20,7 +20,6 @@ All programs are the driver's. Modules::
     users.py       which containers have a daemon's pipes
     keeper.py      keeps one going
     component.py   which there are to be
-    values.py      what the other parts are told
 
 Sources: nvidia-cuda-mps-control(1); "Multi-Process Service", NVIDIA; k8s-device-plugin,
 cmd/mps-control-daemon.

@@ -17,6 +17,7 @@ Source: k8s-device-plugin, cmd/mps-control-daemon; "Multi-Process Service", NVID
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from integration.node.mps.errors import MpsNotReady
@@ -26,10 +27,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from api.proto import deviceplugin_pb2 as pb
-    from integration.node.mps.values import MpsDaemon
     from integration.node.plugin.values import Resource, Settings
 
-__all__ = ["add_client", "refuse_unready", "unready"]
+__all__ = ["MpsDaemon", "add_client", "refuse_unready", "unready"]
+
+
+@dataclass(frozen=True, slots=True)
+class MpsDaemon:
+    """The control daemon of one resource.
+
+    Attributes:
+        resource: the resource's name ("nvidia.com/gpu.shared").
+        devices: UUIDs of the GPUs that it serves.
+        unready: why no container can use it now, one line; "" if it can.
+        pid: its process; 0 while there is none.
+        restarts: how often it was started again because it had ended by itself.
+    """
+
+    resource: str
+    devices: tuple[str, ...]
+    unready: str = ""
+    pid: int = 0
+    restarts: int = 0
 
 
 def add_client(

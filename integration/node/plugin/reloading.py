@@ -24,7 +24,8 @@ from integration.node.watcher import ANY, Watcher, first_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from integration.node.components import Context, SettingsSource
+    from integration.node.components import Context
+    from integration.node.plugin.settings import Source
 
 __all__ = ["keep_settings"]
 
@@ -54,7 +55,7 @@ async def keep_settings(context: Context, fault: Callable[[str, str], None]) -> 
             )
 
 
-def _load(source: SettingsSource, context: Context, fault: Callable[[str, str], None]) -> None:
+def _load(source: Source, context: Context, fault: Callable[[str, str], None]) -> None:
     try:
         _post(context, source.load())
     except NvshimError as error:

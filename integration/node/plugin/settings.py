@@ -59,7 +59,7 @@ class _Found(NamedTuple):
 
 
 class Source:
-    """Where the settings come from: a :class:`~integration.node.components.SettingsSource`.
+    """Where the settings come from: flags, the environment and a file.
 
     Args:
         given: what flags and variables say, each key once.

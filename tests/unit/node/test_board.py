@@ -31,7 +31,7 @@ async def test_a_change_wakes_who_waits_for_it() -> None:
         board.post(seen=Seen())  # as it was
         await anyio.wait_all_tasks_blocked()
         assert not woken
-        board.post(seen=Seen(driver="535"))
+        board.post(seen=Seen(faults=("no driver",)))
     assert woken == [("seen", "faults")]
 
 

@@ -24,7 +24,6 @@ from integration.node.ledger import component
 from integration.node.ledger.holdings import Allocated, devices_of, holdings_of, unheld_of
 from integration.node.ledger.kubelet import allocated_by
 from integration.node.ledger.values import Holding, Unheld
-from integration.node.ledger.watching import interests
 from integration.node.refresh import Seen
 from integration.node.watcher import Watcher
 from shim import syscalls
@@ -281,7 +280,7 @@ async def test_the_kubelet_is_asked_and_need_not_answer(tmp_path: Path) -> None:
 async def heard(watcher: Watcher, state: str) -> bool:
     """Whether something is heard, and then all that is new is watched."""
     told = await watcher.wait(10)
-    while watcher.follow(interests([state])):
+    while watcher.follow(component.interests([state])):
         told = True
     return told
 
@@ -290,8 +289,8 @@ async def test_a_state_that_comes_later_and_what_comes_below_it_is_heard(tmp_pat
     state = str(tmp_path / "run" / "containerd")
     bundle = Path(f"{state}/{TASKS}/ns/one")
     with Watcher(0.2) as watcher:
-        assert watcher.follow(interests([state]))
-        assert not watcher.follow(interests([state]))
+        assert watcher.follow(component.interests([state]))
+        assert not watcher.follow(component.interests([state]))
         (tmp_path / "noise").write_text("")
         assert not await watcher.wait(0.3)
         for made in (os.path.dirname(state), state, f"{state}/{TASKS}", f"{state}/{TASKS}/ns"):

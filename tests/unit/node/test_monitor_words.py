@@ -170,7 +170,7 @@ def test_any_answer_is_read(lies: dict[str, Any], other: Any, notes: Any) -> Non
 
 def seen() -> Seen:
     gpus = [SimpleNamespace(uuid=u, index=i, bus_id=f"0000:0{i}:00.0") for u, i in KNOWN.items()]
-    return Seen(gpus=tuple(KNOWN), inventory=cast("Any", SimpleNamespace(gpus=gpus)))
+    return Seen(cast("Any", SimpleNamespace(gpus=gpus)))
 
 
 def test_events_of_nvml() -> None:

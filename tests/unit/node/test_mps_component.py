@@ -15,8 +15,8 @@ import pytest
 from hooks.config import Config
 from integration.node.components import Context, Options
 from integration.node.mps import component
+from integration.node.mps.containers import MpsDaemon
 from integration.node.mps.places import Places
-from integration.node.mps.values import MpsDaemon
 from integration.node.plugin.values import MPS, Settings, SharedResource, Sharing
 from integration.node.refresh import Seen
 from tests.unit.node.test_mps_plan import gpu, inventory_of, shared

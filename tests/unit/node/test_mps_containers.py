@@ -7,7 +7,6 @@ import pytest
 from api.proto import deviceplugin_pb2 as pb
 from integration.node.mps import containers
 from integration.node.mps.errors import MpsNotReady
-from integration.node.mps.values import MpsDaemon
 from integration.node.plugin.values import MPS, Device, Resource, Settings
 
 GPU = "GPU-14b5d60e-717f-5926-8c10-bfa432a3c8f1"
@@ -34,12 +33,12 @@ def test_a_client_gets_the_pipes_of_its_resource_and_the_memory_of_all() -> None
     ("daemon", "reason"),
     [
         (None, "is not started yet"),
-        (MpsDaemon(SHARED.name, (GPU,), unready="it ended with status 1"), "it ended"),
-        (MpsDaemon(SHARED.name, (OTHER,)), f"does not serve {GPU} yet"),
+        (containers.MpsDaemon(SHARED.name, (GPU,), unready="it ended with status 1"), "it ended"),
+        (containers.MpsDaemon(SHARED.name, (OTHER,)), f"does not serve {GPU} yet"),
     ],
 )
 def test_a_container_gets_nothing_of_a_daemon_that_does_not_serve_it(
-    daemon: MpsDaemon | None, reason: str
+    daemon: containers.MpsDaemon | None, reason: str
 ) -> None:
     daemons = {} if daemon is None else {SHARED.name: daemon}
     assert reason in containers.unready(SHARED.name, [GPU], daemons)
@@ -49,6 +48,6 @@ def test_a_container_gets_nothing_of_a_daemon_that_does_not_serve_it(
 
 
 def test_a_daemon_that_serves_refuses_nobody() -> None:
-    daemons = {SHARED.name: MpsDaemon(SHARED.name, (OTHER, GPU), pid=7)}
+    daemons = {SHARED.name: containers.MpsDaemon(SHARED.name, (OTHER, GPU), pid=7)}
     assert not containers.unready(SHARED.name, [GPU], daemons)
     containers.refuse_unready(SHARED.name, [GPU], daemons)

@@ -18,10 +18,11 @@ import pytest
 from hooks.config import Config
 from integration.node.components import AUTO, NO, YES, Context, Options
 from integration.node.health.values import DeviceHealth, State
-from integration.node.mps.values import MpsDaemon
+from integration.node.mps.containers import MpsDaemon
 from integration.node.plugin import component
 from integration.node.plugin.cdi import Specs, path_of
 from integration.node.plugin.component import run
+from integration.node.plugin.settings import Source
 from integration.node.plugin.values import (
     MPS,
     DeviceList,
@@ -48,13 +49,11 @@ THERE = replace(NODE, driver=cast("Any", SimpleNamespace(version="550.1", root="
 BY_VARIABLE = Settings(mig_strategy=Mig.MIXED, device_list_strategies=(DeviceList.ENVVAR,))
 
 
-class Given:
+class Given(Source):
     """Settings that are what a test says."""
 
-    path = ""
-    watched = ()
-
     def __init__(self, settings: Settings) -> None:
+        super().__init__()
         self.settings = settings
 
     def load(self) -> Settings:

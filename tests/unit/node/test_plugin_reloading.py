@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from integration.node.components import SettingsSource
-
 pytestmark = pytest.mark.anyio
 
 LIMIT = 15 * PATIENCE
@@ -30,7 +28,7 @@ LIMIT = 15 * PATIENCE
 class Keeping:
     """What is posted and what is wrong, while the settings are kept."""
 
-    def __init__(self, source: SettingsSource | None) -> None:
+    def __init__(self, source: Source | None) -> None:
         self.faults: dict[str, str] = {}
         self.said: list[str] = []
         self.context = Context(Config(), Options("", 60, settings=source), self.say)

@@ -11,7 +11,7 @@ import pytest
 from integration.inspection.bundles import Container, Pod
 from integration.inspection.procfs import Procfs
 from integration.node.health.blame import Blame, How, Pids, blame
-from integration.node.health.verdict import Verdict
+from integration.node.health.policy import Verdict
 from integration.node.health.xids import Severity, about
 from integration.node.ledger.values import DeviceUse, Holding, Ledger
 from integration.node.monitor.values import GpuEvent

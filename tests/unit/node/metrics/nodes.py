@@ -15,7 +15,7 @@ from integration.node.metrics.agent import own_process
 from integration.node.metrics.counters import FAILED, OK, REFUSED, Counters
 from integration.node.metrics.moment import Moment
 from integration.node.monitor.values import DeviceSample, GpuEvent, GpuSample, Sample
-from integration.node.mps.values import MpsDaemon
+from integration.node.mps.containers import MpsDaemon
 from integration.node.plugin.values import TIME_SLICING, Device, Resource
 from integration.node.refresh import Seen
 
@@ -84,7 +84,7 @@ def large(*, gpus: int = 16, mig: int = 7, containers: int = 500) -> Moment:
     uuids = [*(each.uuid for each in boards), *(each.uuid for each in parts)]
     return Moment(
         boot=BOOT,
-        seen=Seen(driver="550.163.01", inventory=inventory, faults=("something",)),
+        seen=Seen(inventory, ("something",)),
         sample=_sample(gpus, mig),
         health={uuid: DeviceHealth(uuid, since=BOOT + 5) for uuid in uuids},
         xids={(gpu_uuid(0), 31, "team-a/training-00000/main"): 2, ("", 79, ""): 1},
