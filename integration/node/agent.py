@@ -135,9 +135,6 @@ class _Rounds:
     async def look(self, *, first: bool = False) -> Seen:
         """Look, say what is different, and post it.
 
-        Args:
-            first: whether it is the first time.
-
         Raises:
             AgentStateUnusable: the first time, what was seen cannot be written.
         """

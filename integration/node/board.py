@@ -158,9 +158,7 @@ class Board:
         """Do something whenever one of these has changed, until cancelled.
 
         Args:
-            do: what.
             names: of the table above.
-            at_once: do it now, too.
         """
         version = -1 if at_once else self.version(*names)
         while True:

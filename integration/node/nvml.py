@@ -24,7 +24,6 @@ def ask_nvml(config: Config, question: str, *arguments: str) -> bytes | None:
     Args:
         config: where the driver is, and how long it may take.
         question: "links", "mode" or "persistence".
-        arguments: of the question.
 
     Returns:
         What the child printed; None if it did not end in time.

@@ -113,11 +113,7 @@ class Made:
         self._used = 0
 
     def text(self, inventory: Inventory, config: Config, *, heard: bool) -> bytes:
-        """The text.
-
-        Args:
-            heard: something has changed.
-        """
+        """The text."""
         self._used += 1
         if heard or self._used >= _TRUSTED or inventory != self._inventory:
             self._text = _text(inventory, config)
@@ -147,9 +143,6 @@ def keep_spec(config: Config, spec: str, seen: Seen, *, heard: bool, made: Made)
 
     Args:
         spec: the path of the CDI spec; "" for none.
-        seen: what was seen of the node.
-        heard: something has changed.
-        made: what was made at the looks before.
 
     Returns:
         What was seen, with the spec. What is wrong with that is one of its faults.
@@ -192,12 +185,7 @@ def refresh(config: Config, spec: str, *, heard: bool = False) -> Seen:
 
 
 def _still_true(path: str, inventory: Inventory, config: Config) -> bytes | None:
-    """The spec that is there, if NVML does not answer, and nothing of it is gone.
-
-    Args:
-        inventory: what is known of the node.
-        config: where device nodes are.
-    """
+    """The spec that is there, if NVML does not answer, and nothing of it is gone."""
     if not inventory.nvml_failure:
         return None
     try:

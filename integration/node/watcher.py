@@ -143,9 +143,6 @@ class Watcher:
     def follow_processes(self, pids: Iterable[int]) -> bool:
         """Hear of the end of processes from now on, in place of those before. Each is told once.
 
-        Args:
-            pids: of processes.
-
         Returns:
             Whether one of them had ended before it was followed.
         """

@@ -137,7 +137,6 @@ def own_release(archives: Iterable[Archive], codename: str) -> list[Archive]:
     """Those archives that carry the machine's own release, its updates and security fixes.
 
     Args:
-        archives: all of the apt configuration.
         codename: the release ("bookworm"); empty where the machine does not say.
 
     Returns:
@@ -193,10 +192,6 @@ def _is_debians(signed_by: str) -> bool:
 
 def write_deb822(archives: Iterable[Archive], components: Sequence[str]) -> str:
     """The text of a ``.sources`` file with ``components`` added to each archive.
-
-    Args:
-        archives: what to write.
-        components: what to add.
 
     Returns:
         deb822 text; only the lists of packages are asked for, no translations or icons.

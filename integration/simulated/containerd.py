@@ -329,7 +329,6 @@ class PrivateContainerd:
 
         Args:
             arguments: what follows ``ctr --address … --namespace …``.
-            stdin: its standard input.
             timeout: seconds it may take, on a machine that is not slow.
             check: whether another exit code than 0 is an error.
             namespace: another than this containerd's own.
@@ -372,7 +371,6 @@ class PrivateContainerd:
         """Start ``ctr`` and leave it running.
 
         Args:
-            arguments: as for :meth:`ctr`.
             options: how :class:`subprocess.Popen` is to connect it (``stdin``, ``stdout`` …).
         """
         return subprocess.Popen(self.ctr_argv(*arguments), env=self._environment, **options)

@@ -129,9 +129,6 @@ class DriverFiles:
             cache: the cache of packages; that of :func:`default_cache` if None.
             say: told in one line what is being downloaded, when something is.
 
-        Returns:
-            The files.
-
         Raises:
             PackagesError: something is missing and cannot be fetched.
             DriverIncomplete: the packages hold no driver for this machine.
@@ -149,9 +146,6 @@ class DriverFiles:
         Args:
             directory: where the packages were unpacked.
             triplet: the multiarch name of its libraries; this machine's if empty.
-
-        Returns:
-            The files.
 
         Raises:
             DriverIncomplete: there is none for this machine.
@@ -181,7 +175,6 @@ def add_companion(
     """Add the libraries for programs of 32 bits to a driver root.
 
     Args:
-        root: the driver root.
         version: the version that names are to say; the packages may be of another.
         cache: the cache of packages; that of :func:`default_cache` if None.
         say: told in one line what is being downloaded, when something is.
@@ -211,9 +204,7 @@ def lay_out(root: str, files: DriverFiles, *, version: str, layout: Layout) -> s
 
     Args:
         root: the directory to fill; it is empty.
-        files: the driver's packages.
         version: the version that names are to say.
-        layout: how files lie.
 
     Returns:
         The path in ``root`` at which the NVML library is to be put; nothing is there yet, but
@@ -243,7 +234,6 @@ def write_loader_cache(root: str, triplet: str) -> None:
     """Make ``etc/ld.so.cache`` of a driver root, as the driver's installer does at its end.
 
     Args:
-        root: a driver root with all its libraries.
         triplet: the multiarch name they lie below.
     """
     os.makedirs(os.path.join(root, "etc"), exist_ok=True)

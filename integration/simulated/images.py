@@ -158,9 +158,6 @@ def write_archive(path: str, images: Iterable[Image]) -> str:
     Args:
         path: the archive; replaced as a whole, or not at all.
         images: what is in it. A layer that several have is written once.
-
-    Returns:
-        ``path``.
     """
     kept = tuple(images)  # an identity is one only as long as its tree lives
     blobs: dict[str, bytes] = {}
@@ -188,11 +185,7 @@ def unpack(tree: Mapping[str, Node], directory: str) -> str:
     """Write a tree into a directory, as the root of a container that needs no image.
 
     Args:
-        tree: what is written.
         directory: made if missing.
-
-    Returns:
-        ``directory``.
     """
     os.makedirs(directory, exist_ok=True)
     for path, node in _whole(tree):
@@ -361,10 +354,6 @@ def _loader_cache(tree: Mapping[str, Node]) -> File:
 
 def compile_program(source: str, *flags: str) -> bytes:
     """A program for an image.
-
-    Args:
-        source: a file in C.
-        flags: more words for the compiler.
 
     Raises:
         SourceNotInstalled: there is no compiler.

@@ -86,9 +86,7 @@ def rearrange(root: str, layout: Layout, *, libraries: str, version: str, late: 
 
     Args:
         root: the directory it was laid out in.
-        layout: where it is to lie.
         libraries: the directory of its libraries, relative to ``root``.
-        version: the driver's full version.
         late: the path in ``libraries`` of a file that is made later, below ``root``.
 
     Returns:

@@ -34,11 +34,7 @@ def build_nvml(target: str, scenario: Scenario, *, driver: str, real: str, node:
     """Compile the NVML library of a node.
 
     Args:
-        target: path of the library to write.
-        scenario: what it is to report.
-        driver: the full version of the driver.
         real: path of the driver's own NVML library, for the names in it.
-        node: the node's directory.
 
     Raises:
         LibraryNotBuilt: there is no compiler, or it refused.
@@ -69,10 +65,6 @@ def _visibility(lacking: Sequence[str]) -> str:
 def build_stand_in(target: str, soname: str) -> None:
     """Make a library with a name and nothing in it.
 
-    Args:
-        target: path of the library to write.
-        soname: what it calls itself.
-
     Raises:
         LibraryNotBuilt: there is no compiler, or it refused.
     """
@@ -81,9 +73,6 @@ def build_stand_in(target: str, soname: str) -> None:
 
 def exported_names(library: str) -> list[str]:
     """The names of NVML functions that a library exports.
-
-    Args:
-        library: its path.
 
     Returns:
         Names that begin with "nvml", versions included ("nvmlInit_v2").
@@ -104,16 +93,7 @@ def exported_names(library: str) -> list[str]:
 
 
 def scenario_header(scenario: Scenario, *, driver: str, node: str) -> str:
-    """The tables of ``nvml.c``.
-
-    Args:
-        scenario: what they say.
-        driver: the full version of the driver.
-        node: the node's directory.
-
-    Returns:
-        C declarations.
-    """
+    """The tables of ``nvml.c``."""
     major, minor = scenario.cuda_version(driver)
     keys = list(dict.fromkeys(gpu.key for gpu in scenario.gpus))
     instances = [(gpu, instance) for gpu in scenario.gpus for instance in gpu.mig or ()]

@@ -60,7 +60,6 @@ def layout(model: Model, gpu: str, entries: Sequence[object]) -> tuple[GpuInstan
     """Give each instance the place and number that the driver would give it.
 
     Args:
-        model: of the GPU.
         gpu: its UUID.
         entries: profiles, each with the sizes of its compute instances ("3g.40gb/1c+2c").
 

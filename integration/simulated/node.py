@@ -102,14 +102,9 @@ class SimulatedNode:
             directory: where; it must not exist, or be empty. Its file system must have device
                 nodes (not be mounted ``nodev``), and is best that of the cache, as files are
                 then not copied.
-            scenario: what it has.
             packages_cache: where the driver's packages are kept; by default
                 :func:`integration.simulated.packages.default_cache`.
-            layout: how the driver's files lie.
             say: told in one line what is being downloaded, when something is.
-
-        Returns:
-            The node.
 
         Raises:
             NodeExists: there is something in ``directory``.
@@ -136,12 +131,6 @@ class SimulatedNode:
     @classmethod
     def open(cls, directory: str) -> SimulatedNode:
         """Find a node that was made before.
-
-        Args:
-            directory: where it is.
-
-        Returns:
-            The node.
 
         Raises:
             NodeNotFound: there is none.
@@ -171,10 +160,6 @@ class SimulatedNode:
 
         What stands for the driver, /dev, /proc and /sys is made anew in the same places; the
         shim's state stays, and files that containers have mounted go on in them.
-
-        Args:
-            scenario: what it is to have.
-            layout: how the driver's files are to lie.
 
         Returns:
             The node as it is now, in the place of this one.

@@ -58,9 +58,6 @@ def add_nvidia(tree: NodeTree, scenario: Scenario, *, driver: str, cpus: str) ->
     """Add the driver's devices and files to a node.
 
     Args:
-        tree: what is going to be written.
-        scenario: what the node has.
-        driver: the driver's full version.
         cpus: the processors near each GPU, as sysfs lists them.
     """
     caps = _add_majors(tree, scenario, driver)

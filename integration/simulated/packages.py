@@ -94,7 +94,6 @@ def fetch(
     """Have the packages ``names`` as files, downloading those that are not there yet.
 
     Args:
-        names: names of binary packages.
         into: the cache directory, made if missing; if not given, :func:`default_cache`, or a
             directory in it that is named after the release or architecture.
         release: the release to take them from ("trixie"); the machine's own if not given.

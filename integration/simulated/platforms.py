@@ -84,7 +84,6 @@ def make_platform(platform: str, directory: str, tree: NodeTree, files: DriverFi
         platform: "tegra" or "wsl".
         directory: the node's, with its driver root; libraries are put there.
         tree: what is going to be written; all else is added to it.
-        files: the driver's packages.
 
     Raises:
         LibraryNotBuilt: no compiler for the stand-ins.

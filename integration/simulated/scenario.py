@@ -160,12 +160,8 @@ class Scenario:
         """A scenario from arguments.
 
         Args:
-            gpus: how many.
             model: a key of the catalogue.
             more: the other keys of a scenario file, ``_`` for ``-``.
-
-        Returns:
-            The scenario.
 
         Raises:
             ScenarioInvalid: no node can be made of it.
@@ -179,9 +175,6 @@ class Scenario:
 
         Args:
             name: a path, or "one", "two", "eight", "sixteen", "mig", "full".
-
-        Returns:
-            The scenario.
 
         Raises:
             ScenarioInvalid: there is no such file, or no node can be made of it.
@@ -202,12 +195,6 @@ class Scenario:
     @classmethod
     def parse(cls, table: Mapping[str, Any]) -> Scenario:
         """A scenario from the table that its file holds.
-
-        Args:
-            table: decoded TOML.
-
-        Returns:
-            The scenario.
 
         Raises:
             ScenarioInvalid: a key is unknown, a value of the wrong kind, a model has no MIG, a
@@ -283,9 +270,6 @@ class Scenario:
 
     def cuda_version(self, driver: str) -> tuple[int, int]:
         """The CUDA version that a driver of this node offers.
-
-        Args:
-            driver: the driver's full version.
 
         Returns:
             (major, minor).

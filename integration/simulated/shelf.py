@@ -32,7 +32,6 @@ def place_of(name: str, shelf: str = SHELF) -> str:
 
     Args:
         name: a path, if there is a slash in it; otherwise a name.
-        shelf: where nodes with names are.
     """
     return os.path.abspath(name if os.sep in name else os.path.join(shelf, name))
 
@@ -59,7 +58,6 @@ def remove_node(name: str, shelf: str = SHELF) -> None:
 
     Args:
         name: as :func:`place_of` takes it.
-        shelf: where nodes with names are.
 
     Raises:
         NodeNotFound: there is none.
@@ -97,9 +95,6 @@ def summary_of(scenario: Scenario) -> str:
 
 def describe(node: SimulatedNode) -> dict[str, Any]:
     """What a node has, and how to use it.
-
-    Args:
-        node: which.
 
     Returns:
         Plain values; the keys are an interface.

@@ -201,7 +201,6 @@ def group_of(name: str, otherwise: int) -> int:
     """The number of a group.
 
     Args:
-        name: its name on this machine.
         otherwise: its number where the machine has no such group.
     """
     try:

@@ -73,12 +73,7 @@ def private_containerd(config_path: str | None) -> Iterator[PrivateContainerd]:
 
 
 def container_flags(devices: str, capabilities: str) -> list[str]:
-    """What ``ctr run`` is told of a container that asks for GPUs.
-
-    Args:
-        devices: NVIDIA_VISIBLE_DEVICES.
-        capabilities: NVIDIA_DRIVER_CAPABILITIES.
-    """
+    """What ``ctr run`` is told of a container that asks for GPUs."""
     return [
         "--runtime", RUNTIME_NAME,
         "--env", f"NVIDIA_VISIBLE_DEVICES={devices}",
@@ -91,9 +86,6 @@ def run(config_path: str | None, words: Sequence[str], *, devices: str, capabili
 
     Args:
         config_path: the shim's configuration; None for that of this machine.
-        words: the command.
-        devices: NVIDIA_VISIBLE_DEVICES.
-        capabilities: NVIDIA_DRIVER_CAPABILITIES.
 
     Returns:
         The exit status of the command; that of ``ctr``, 1, if the container could not be made.

@@ -137,12 +137,7 @@ def parse_vendors(
 
 
 def add_vendors(tree: NodeTree, gpus: Sequence[VendorGpu]) -> None:
-    """Add GPUs to a node.
-
-    Args:
-        tree: what is going to be written.
-        gpus: what it has beside NVIDIA's.
-    """
+    """Add GPUs to a node."""
     tree.add_major("drm", DRM_MAJOR)
     groups = video_group(), group_of("render", 106)
     xcp = 0

@@ -93,12 +93,7 @@ class Pids:
 
 
 def blame(event: GpuEvent, verdict: Verdict, ledger: Ledger, pids: Pids, procfs: Procfs) -> Blame:
-    """Whose an error is.
-
-    Args:
-        verdict: which devices it is of.
-        pids: who used GPUs lately.
-    """
+    """Whose an error is."""
     if event.pid:
         cgroups = _cgroups_of(event, procfs)
         container = _in(cgroups, (held.container for held in ledger.holdings))

@@ -266,11 +266,7 @@ def _gone(
 
 
 def judge(book: Book, event: GpuEvent, policy: Policy) -> Verdict:
-    """What an event means.
-
-    Args:
-        policy: which error makes what of a device.
-    """
+    """What an event means."""
     gpu = book.gpu_of(event)
     xid = about(event.xid) if event.kind == XID else None
     severity, remedy, over = severity_of(event, policy, book.contained.get(gpu))

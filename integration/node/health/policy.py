@@ -181,7 +181,6 @@ def severity_of(
     """What an event makes of a device, what to do, and whether it says that all is well.
 
     Args:
-        policy: which error makes what of a device.
         contained: when the last contained error of its GPU was; None for never.
     """
     if event.kind == ECC_DOUBLE:  # its XID says whether it was contained

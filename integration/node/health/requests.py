@@ -61,7 +61,6 @@ def taken(config: Config, name: str) -> None:
     """Say that what was asked has been done.
 
     Args:
-        config: where requests are.
         name: as :func:`waiting` has it.
     """
     with suppress(OSError):
@@ -77,7 +76,6 @@ def ask(config: Config, name: str, seconds: float) -> None:
     """Ask the agent to put a device back, and wait until it has.
 
     Args:
-        config: where requests are.
         name: a UUID.
         seconds: to wait at most.
 

@@ -214,11 +214,7 @@ XIDS: Final[Mapping[int, Xid]] = {
 
 
 def about(number: int) -> Xid:
-    """What is known of a number; of one that is not known, that it is not.
-
-    Args:
-        number: as the driver has it.
-    """
+    """What is known of a number; of one that is not known, that it is not."""
     return XIDS.get(number) or Xid(
         number, "", "unknown to this version", Severity.UNHEALTHY, Remedy.SUPPORT, Scope.GPU
     )

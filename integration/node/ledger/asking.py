@@ -29,7 +29,6 @@ async def ask(
 
     Args:
         states: containerd's state directories; none for those that are known.
-        proc: where processes are shown.
         pod_resources: the kubelet's socket; one that is not there is not asked.
 
     Returns:
@@ -54,7 +53,6 @@ async def foreign_rows(
 
     Args:
         states: containerd's state directories; none for those that are known.
-        proc: where processes are shown.
 
     Returns:
         An object for each, with pid, name, and devices; None if NVML does not say.

@@ -43,12 +43,7 @@ def cgroups_in(text: str) -> tuple[_Cgroup, ...]:
 
 
 def own_cgroup(path: str, container_id: str) -> str:
-    """The cgroup of a container whose init is in that one; "" if no name has its id.
-
-    Args:
-        path: of init's.
-        container_id: the container's id.
-    """
+    """The cgroup of a container whose init is in that one; "" if no name has its id."""
     parts = path.split("/")
     for number, part in enumerate(parts):
         if part == container_id or part.endswith((f"-{container_id}.scope", f":{container_id}")):
@@ -86,12 +81,7 @@ class Owners:
 
 
 def owner_of(cgroups: Iterable[_Cgroup], owners: Mapping[_Cgroup, Container]) -> Container | None:
-    """Whose a process is.
-
-    Args:
-        cgroups: of the process.
-        owners: the containers by their cgroups.
-    """
+    """Whose a process is."""
     best: tuple[int, Container] | None = None
     for controllers, path in cgroups:
         while path.strip("/."):

@@ -19,9 +19,6 @@ __all__ = ["claim_rows", "release"]
 def claim_rows(config: Config) -> list[dict[str, Any]]:
     """Which container claims what.
 
-    Args:
-        config: where claims are.
-
     Returns:
         An object for each claim; the keys are an interface.
 
@@ -48,7 +45,6 @@ def release(config: Config, named: Sequence[str]) -> list[str]:
     """Remove dead claims. A container's next one would do that; nothing else needs it.
 
     Args:
-        config: where claims are.
         named: claims, bundles or containers; none for all that are dead.
 
     Returns:

@@ -79,10 +79,7 @@ def look(
     """The ledger, of the bundles as they are now.
 
     Args:
-        states: containerd's state directories.
-        inventory: what the node has; None if that is not known.
         allocated: what the kubelet says; None if it says nothing.
-        proc: where processes are shown.
 
     Raises:
         StateUnreadable: a directory may not be read: the caller is not root.
@@ -136,11 +133,8 @@ async def look_and_ask(
     """The ledger as of :func:`look`, in which no pod is an orphan because it has just come.
 
     Args:
-        states: containerd's state directories.
-        inventory: what the node has; None if that is not known.
         allocated: what the kubelet has said; None if it says nothing.
         pod_resources: where it is asked once more, if it did not know a pod.
-        proc: where processes are shown.
 
     Raises:
         StateUnreadable: as of :func:`look`.
@@ -163,7 +157,6 @@ def known_states(asked: Iterable[str], proc: str = _PROC) -> tuple[str, ...]:
 
     Args:
         asked: those that somebody named; if none, those that are known, and those of shims.
-        proc: where processes are shown.
     """
     named = tuple(asked)
     if named:

@@ -63,7 +63,6 @@ def holdings_of(
     """What each container holds.
 
     Args:
-        containers: those of the node.
         inventory: what the node has; None if that is not known, and then only records tell.
         allocated: what the kubelet says; None if it says nothing.
 

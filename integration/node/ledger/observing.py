@@ -113,7 +113,6 @@ async def observing(
 
     Args:
         states: containerd's state directories; none for those that are known.
-        proc: where processes are shown.
     """
     observer = Observer(config, states, proc)
 

@@ -63,7 +63,6 @@ class ApiServer:
         """Make an event.
 
         Args:
-            namespace: of Kubernetes.
             event: core/v1.
 
         Raises:

@@ -188,9 +188,6 @@ _MOST_PROCESSES: Final = 3
 def lines_of(frame: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The lines of a table: each device, and below it what its containers use.
 
-    Args:
-        frame: what :func:`frame_of` made.
-
     Returns:
         Texts by column; they are not escaped for a terminal yet.
     """

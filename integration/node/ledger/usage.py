@@ -58,12 +58,7 @@ async def usage_by(context: Context, sample: Sample) -> tuple[DeviceUse, ...]:
 def owners_of(
     sample: Sample, containers: Iterable[Container], proc: str
 ) -> Mapping[int, Container | None]:
-    """Whose the processes of a sample are.
-
-    Args:
-        containers: those of the node.
-        proc: where processes are shown.
-    """
+    """Whose the processes of a sample are."""
     pids = {process.pid for process in sample.processes}
     if not pids:
         return {}
@@ -77,7 +72,6 @@ def usage_of(
     """What each container uses, with its share of energy.
 
     Args:
-        owners: whose each process is.
         meter: of energy; this sample is counted.
     """
     uses = join(sample, ledger, owners)

@@ -94,8 +94,6 @@ class Counters:
         """An Allocate of the kubelet's was answered.
 
         Args:
-            resource: "nvidia.com/gpu".
-            seconds: that the answer took.
             result: :data:`OK`, :data:`REFUSED` or :data:`FAILED`.
         """
         _count(self.allocations, (resource, result))
@@ -106,17 +104,12 @@ class Counters:
         """A resource was registered with a kubelet, or was not.
 
         Args:
-            resource: "nvidia.com/gpu".
             result: :data:`OK`, :data:`REFUSED` (the kubelet said no) or :data:`FAILED`.
         """
         _count(self.registrations, (resource, result))
 
     def updated(self, resource: str) -> None:
-        """A kubelet was sent a resource's list of devices.
-
-        Args:
-            resource: "nvidia.com/gpu".
-        """
+        """A kubelet was sent a resource's list of devices."""
         _count(self.updates, (resource,))
 
     def happened(self, event: GpuEvent) -> None:
@@ -130,12 +123,7 @@ class Counters:
         _count(self.restarts, (part,))
 
     def looked(self, seconds: float, *, faults: bool) -> None:
-        """The node was looked at.
-
-        Args:
-            seconds: that it took.
-            faults: whether something was found wrong.
-        """
+        """The node was looked at."""
         _count(self.looks, (FAILED if faults else OK,))
         self.looking.add(seconds)
         self.latest_look = time.clock_gettime(time.CLOCK_BOOTTIME)

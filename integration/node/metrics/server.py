@@ -202,7 +202,6 @@ async def serve(
 
     Args:
         listener: where they come; it is closed in the end.
-        answer: makes an answer.
         failed: takes an exception of it.
     """
     async with listener:

@@ -73,7 +73,6 @@ def write(known: Iterable[tuple[Family, Rows]], form: Form) -> bytes:
 
     Args:
         known: each family once, with its series.
-        form: how they are written.
     """
     return form.encode(_Collected([_metric(family, rows) for family, rows in known]))
 

@@ -79,9 +79,6 @@ _PERIOD = 2_000_000
 def answer(nvml: Any, say: Callable[[dict[str, Any]], None]) -> None:
     """Answer until nobody asks any more.
 
-    Args:
-        say: takes the answers.
-
     Raises:
         NVMLError: NVML does not answer at all.
     """
@@ -136,7 +133,6 @@ def _begin(gpus: list[_Gpu], failed: list[Exception]) -> list[threading.Thread]:
     """Ask several GPUs at the same time.
 
     Args:
-        gpus: all that are to be asked.
         failed: takes what went wrong otherwise than NVML has a word for.
     """
     left = iter(gpus)

@@ -50,9 +50,6 @@ _MOST_ABANDONED: Final = 8
 def library_of(seen: Seen) -> str:
     """The NVML library that is to be asked.
 
-    Args:
-        seen: what the node was like at the last look.
-
     Returns:
         Its path; "" if there is no driver, none with NVML (Tegra), or no GPU to ask about.
     """
@@ -64,11 +61,7 @@ def library_of(seen: Seen) -> str:
 
 
 def identity_of(seen: Seen) -> tuple[object, ...]:
-    """What a child depends on: when it differs, there is to be another one.
-
-    Args:
-        seen: what the node was like at the last look.
-    """
+    """What a child depends on: when it differs, there is to be another one."""
     gpus = seen.inventory.gpus if seen.inventory is not None else ()
     return seen.driver, library_of(seen), seen.gpus, *(gpu.lost for gpu in gpus)
 
@@ -140,12 +133,7 @@ class Children:
 
 
 class Child:
-    """One of them.
-
-    Args:
-        what: it does.
-        process: it is.
-    """
+    """One of them."""
 
     def __init__(self, what: str, process: subprocess.Popen[bytes]) -> None:
         self.process: Final = process

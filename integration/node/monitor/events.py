@@ -71,8 +71,6 @@ class Watch:
 
     Args:
         board: what was seen, and where is posted who is not watched.
-        children: starts and ends it.
-        tell: takes what happened.
         to_answer: seconds that NVML may take.
         beat: seconds of silence.
     """
@@ -212,9 +210,6 @@ def failures_of(said: Mapping[str, Any], seen: Seen) -> dict[str, str]:
 def lost_of(said: Mapping[str, Any], seen: Seen) -> dict[str, str]:
     """Which of the node's GPUs do not answer any more, and why.
 
-    Args:
-        said: the child's word.
-
     Returns:
         The reason by the GPU's UUID.
     """
@@ -242,7 +237,6 @@ def event_of(said: Any, seen: Seen, when: float) -> GpuEvent | None:
     """The event that the child tells of.
 
     Args:
-        said: its word.
         seen: what the node has. An event of another GPU is one that is not known whose it is.
         when: it was heard, in seconds since boot.
 

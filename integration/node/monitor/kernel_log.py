@@ -110,7 +110,6 @@ async def follow(path: str, told: Callable[[GpuEvent], None]) -> None:
 
     Args:
         path: of the log: /dev/kmsg, or a pipe that has the same lines.
-        told: takes them.
 
     Raises:
         KernelLogUnusable: it cannot be read.

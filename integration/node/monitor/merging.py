@@ -62,7 +62,6 @@ class Merger:
         """Take one in.
 
         Args:
-            event: of one of the sources.
             now: seconds of any clock that goes on.
         """
         if event.kind != _XID or not event.gpu:

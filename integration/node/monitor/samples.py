@@ -73,7 +73,6 @@ def sample_of(line: bytes, when: float, known: Mapping[str, int]) -> Sample:
     """The sample that a line is.
 
     Args:
-        line: what the child said.
         when: it was heard, in seconds since boot.
         known: the indices of the node's GPUs by their UUIDs; empty if that is not known.
 

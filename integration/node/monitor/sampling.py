@@ -48,10 +48,7 @@ class NvmlSampler:
     """Who asks. See :class:`~integration.node.monitor.values.Sampler`.
 
     Args:
-        look: says what the node was like at the last look.
-        children: starts and ends the child.
         to_answer: seconds that NVML may take to begin, and then for each of its answers.
-        post: takes each answer.
         idle: seconds without a question after which the child is ended.
     """
 
@@ -177,7 +174,6 @@ async def sampling(
     """Sample in a program that is not the agent.
 
     Args:
-        look: says what the node is like.
         to_answer: seconds that NVML may take.
     """
     sampler = NvmlSampler(look, Children(say), to_answer=to_answer)

@@ -48,7 +48,6 @@ def watch(nvml: Any, say: Callable[[dict[str, Any]], None], beat: int) -> NoRetu
     """Say what happens, until it cannot be known any more.
 
     Args:
-        say: takes what is said.
         beat: milliseconds of silence at most.
 
     Raises:
@@ -95,7 +94,6 @@ class _Watcher:
     """Who waits.
 
     Args:
-        say: takes what is said.
         beat: seconds of silence at most.
     """
 

@@ -51,7 +51,6 @@ def uuid(value: Any, kind: str) -> str:
     """A UUID of NVML.
 
     Args:
-        value: what was said.
         kind: "GPU" or "MIG".
 
     Returns:

@@ -70,7 +70,6 @@ def unready(resource: str, uuids: Iterable[str], daemons: Mapping[str, MpsDaemon
 
     Args:
         resource: the resource's name; it is shared by MPS.
-        daemons: what the board says of MPS.
 
     Returns:
         One line; "" if they can.

@@ -47,11 +47,7 @@ def command_line(programs: Programs, environment: dict[str, str], **more: Any) -
 
 
 class Control:
-    """Speaks to the control daemon of one resource.
-
-    Args:
-        dev: the host's device nodes.
-    """
+    """Speaks to the control daemon of one resource."""
 
     def __init__(self, programs: Programs, places: Places, dev: str) -> None:
         self._programs = programs

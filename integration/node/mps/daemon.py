@@ -148,9 +148,6 @@ class Daemon:
             plan: what it is to be like. Nobody has the lock.
             stop: set when it is to be waited for no longer.
 
-        Returns:
-            Its pid.
-
         Raises:
             MpsError: it does not start, or what it needs cannot be had. Then there is none.
             DriverNotFound: there is no driver any more.
@@ -236,7 +233,6 @@ class Daemon:
         """Give the daemon its limits, and see that it has them.
 
         Args:
-            plan: what they are.
             devices: those that it was started with, in its order.
 
         Raises:

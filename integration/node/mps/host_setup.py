@@ -56,9 +56,6 @@ _LONGEST_ADDRESS: Final = 107  # of a socket: sockaddr_un, less the NUL
 def lay(places: Places, sys: str) -> None:
     """Make the directories of a resource and the shared memory, where they are missing.
 
-    Args:
-        sys: where sysfs is.
-
     Raises:
         MpsStateUnusable: they cannot be made, or others can change them.
     """

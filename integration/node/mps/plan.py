@@ -134,9 +134,6 @@ def plan_of(resource: Resource, inventory: Inventory) -> Plan:
     Args:
         resource: shared by MPS.
 
-    Returns:
-        The plan.
-
     Raises:
         MpsImpossible: its devices cannot be shared so.
         MpsProgramMissing: the driver has not all of MPS.

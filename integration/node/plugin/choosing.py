@@ -87,9 +87,6 @@ def choose(choice: Choice) -> str:
 def read_some(path: str, most: int) -> bytes:
     """The beginning of a file, also of /dev/null, for which nobody ever has to be waited.
 
-    Args:
-        most: bytes of it.
-
     Raises:
         OSError: it cannot be read.
     """

@@ -113,11 +113,7 @@ class _Known:
 
 
 class _Plugin:
-    """The part at work.
-
-    Args:
-        tasks: where what it does goes on.
-    """
+    """The part at work."""
 
     def __init__(self, context: Context, tasks: anyio.abc.TaskGroup) -> None:
         self._context = context

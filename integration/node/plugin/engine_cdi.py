@@ -55,7 +55,6 @@ def told_by(settings: Settings, engine: Engine | None, config: Config) -> Told:
 
     Args:
         engine: as it says of itself; None if none answers.
-        config: what the shim goes by.
     """
     asked = settings.device_list_strategies
     sure = tuple(each for each in asked if _is_heard(each, settings, engine))

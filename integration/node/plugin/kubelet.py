@@ -52,7 +52,6 @@ async def register(kubelet: str, which: object, endpoint: str, resource: str) ->
         kubelet: the path of its socket.
         which: that socket's identity. No other one is told anything.
         endpoint: the name of the plugin's socket, in the same directory.
-        resource: what the plugin is of.
 
     Raises:
         KubeletRefused: the kubelet says no, and why.

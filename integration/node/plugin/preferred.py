@@ -56,7 +56,6 @@ def preferred(
         available: the ids of those that are free.
         required: the ids of those that have to be among them.
         topology: how near the GPUs are; None if nothing is known of that.
-        policy: for shares and MIG devices.
 
     Returns:
         Their ids: those required first, the others by index or in the order of preference.

@@ -69,12 +69,7 @@ def _list_of(resource: Resource) -> pb.ListAndWatchResponse:
 
 
 class Server:
-    """The server of one resource.
-
-    Args:
-        path: of its socket.
-        resource: what is told at first.
-    """
+    """The server of one resource."""
 
     def __init__(self, path: str, resource: Resource, answers: Answers, context: Context) -> None:
         self.path = path

@@ -58,8 +58,6 @@ class Serving:
     """All plugins of the node.
 
     Args:
-        tasks: where they go on.
-        answers: what kubelets are answered.
         fault: takes what is wrong with a resource, by its name; "" if nothing is.
     """
 
