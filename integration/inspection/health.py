@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from integration.node.errors import DeviceUnwatched, HealthUnknown
 from integration.node.health import requests
-from integration.node.health.errors import DeviceUnwatched, HealthUnknown
 from integration.node.health.store import read_devices
 from integration.node.health.values import State
 

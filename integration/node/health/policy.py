@@ -24,7 +24,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from integration.node.health.errors import XidListWrong
+from integration.node.errors import XidListWrong
 from integration.node.health.xids import Remedy, Severity, Xid, about
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote
 
-from integration.node.health.errors import AgentSilent
+from integration.node.errors import AgentSilent
 
 if TYPE_CHECKING:
     from hooks.config import Config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from integration.node.ledger.errors import ClaimHolds, ClaimsUnreadable, ClaimUnknown
+from integration.node.errors import ClaimHolds, ClaimsUnreadable, ClaimUnknown
 from shim.work import claims
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from integration.inspection.bundles import (
 from integration.inspection.holding import LEDGER
 from integration.inspection.processes import find_processes, states_of
 from integration.inspection.procfs import Procfs
-from integration.node.ledger.errors import LedgerUnwritten
+from integration.node.errors import LedgerUnwritten
 from integration.node.ledger.holdings import (
     UNKNOWN_POD,
     Allocated,

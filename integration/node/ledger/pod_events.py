@@ -29,7 +29,7 @@ import anyio
 import anyio.to_thread
 
 from api.errors import one_line, printable
-from integration.node.ledger.errors import EventNotMade
+from integration.node.errors import EventNotMade
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

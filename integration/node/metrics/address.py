@@ -13,7 +13,7 @@ import ipaddress
 import re
 from typing import Final, NamedTuple
 
-from integration.node.metrics.errors import MetricsAddressInvalid
+from integration.node.errors import MetricsAddressInvalid
 
 __all__ = ["Address", "parse_address"]
 

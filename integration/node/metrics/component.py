@@ -9,8 +9,8 @@ import anyio
 import anyio.to_thread
 
 from api.errors import NvshimError, one_line
+from integration.node.errors import MetricsAddressUnusable
 from integration.node.metrics.address import parse_address
-from integration.node.metrics.errors import MetricsAddressUnusable
 
 if TYPE_CHECKING:
     from anyio.abc import SocketStream

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import anyio.abc
 
+from integration.node.errors import MetricsAddressUnusable
 from integration.node.metrics.address import Address
-from integration.node.metrics.errors import MetricsAddressUnusable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence

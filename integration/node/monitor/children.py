@@ -26,8 +26,8 @@ import anyio
 
 from api.errors import one_line
 from hooks.node.nvml import library_path, modules_directory
+from integration.node.errors import ChildFailed
 from integration.node.monitor import child as program
-from integration.node.monitor.errors import ChildFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

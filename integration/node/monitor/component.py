@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from integration.node.board import Unsampled
+from integration.node.errors import KernelLogUnusable
 from integration.node.monitor import letting_go
 from integration.node.monitor.children import Children, library_of
-from integration.node.monitor.errors import KernelLogUnusable
 from integration.node.monitor.events import Watch
 from integration.node.monitor.kernel_log import follow
 from integration.node.monitor.merging import Merger

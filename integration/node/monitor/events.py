@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from integration.node.errors import ChildFailed
 from integration.node.monitor import words
 from integration.node.monitor.child import EVENTS
 from integration.node.monitor.children import identity_of, library_of
-from integration.node.monitor.errors import ChildFailed
 from integration.node.monitor.values import GpuEvent
 from integration.node.watcher import first_of
 

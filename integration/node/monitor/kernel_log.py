@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from api.errors import one_line
-from integration.node.monitor.errors import KernelLogUnusable
+from integration.node.errors import KernelLogUnusable
 from integration.node.monitor.values import GpuEvent
 
 if TYPE_CHECKING:

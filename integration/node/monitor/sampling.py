@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from integration.node.errors import ChildFailed
 from integration.node.monitor import words
 from integration.node.monitor.child import SAMPLES
 from integration.node.monitor.children import Children, identity_of, library_of
-from integration.node.monitor.errors import ChildFailed
 from integration.node.monitor.samples import sample_of
 from integration.node.monitor.values import Sample
 

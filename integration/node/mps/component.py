@@ -23,8 +23,8 @@ from anyio import to_thread
 
 from api.errors import NvshimError
 from integration.files import replace_file
+from integration.node.errors import MpsProgramMissing
 from integration.node.mps import host_setup, modes
-from integration.node.mps.errors import MpsProgramMissing
 from integration.node.mps.keeper import Keeper
 from integration.node.mps.places import Places, places_in, ready_file, shm
 from integration.node.mps.plan import plan_of, programs_of

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from integration.node.mps.errors import MpsNotReady
+from integration.node.errors import MpsNotReady
 from integration.node.mps.places import SHM, Places, shm
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import one_line
-from integration.node.mps.errors import MpsDaemonFailed
+from integration.node.errors import MpsDaemonFailed
 from integration.patience import PATIENCE
 
 if TYPE_CHECKING:

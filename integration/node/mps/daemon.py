@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, Final
 from api.errors import one_line
 from integration.files import read_file, replace_file
 from integration.inspection.procfs import Procfs
+from integration.node.errors import MpsDaemonFailed, MpsStateUnusable
 from integration.node.mps import host_setup, modes
 from integration.node.mps.control import TIMEOUT, Control, command_line
-from integration.node.mps.errors import MpsDaemonFailed, MpsStateUnusable
 from integration.node.mps.places import shm
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Daemon:
             stop: set when it is to be waited for no longer.
 
         Raises:
-            MpsError: it does not start, or what it needs cannot be had. Then there is none.
+            NodeAgentError: it does not start, or what it needs cannot be had. Then there is none.
             DriverNotFound: there is no driver any more.
             DriverMismatch: the driver's files are of another version.
         """

@@ -22,8 +22,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from api.errors import one_line
+from integration.node.errors import MpsStateUnusable
 from integration.node.mps import launch
-from integration.node.mps.errors import MpsStateUnusable
 from integration.node.mps.places import shm
 from shim import syscalls
 from shim.mountinfo import unescape

@@ -41,11 +41,11 @@ from anyio import to_thread
 
 from api.errors import NvshimError
 from integration.node.backoff import Backoff
+from integration.node.errors import MpsDaemonFailed
 from integration.node.mps import host_setup, modes
 from integration.node.mps.containers import MpsDaemon
 from integration.node.mps.control import TIMEOUT
 from integration.node.mps.daemon import Daemon
-from integration.node.mps.errors import MpsDaemonFailed
 from integration.node.mps.users import users_of
 from integration.node.watcher import first_of
 

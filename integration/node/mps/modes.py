@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from api.errors import one_line
 from hooks.errors import DriverNotFound
 from integration.files import read_file, replace_file
-from integration.node.mps.errors import ComputeModeFailed
+from integration.node.errors import ComputeModeFailed
 from integration.node.mps.host_setup import unusable
 from integration.node.nvml import ask_nvml
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from hooks.node.witness import Witness
 from hooks.words import Arch
-from integration.node.mps.errors import MpsImpossible, MpsProgramMissing
+from integration.node.errors import MpsImpossible, MpsProgramMissing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

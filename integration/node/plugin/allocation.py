@@ -45,7 +45,7 @@ from hooks.config import Mode
 from hooks.node.capabilities import CONTROL, MODESET, UVM, UVM_TOOLS
 from hooks.requests.glance import DEVICES, MOUNTS
 from hooks.requests.policy import mounts_are_believed
-from integration.node.plugin.errors import (
+from integration.node.errors import (
     CdiDeviceUnwritten,
     ChannelsMissing,
     DeviceGone,

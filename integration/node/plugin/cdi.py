@@ -37,8 +37,8 @@ from hooks.words import DEFAULT_CAPABILITIES, Feature
 from integration.cdi.checking import ERROR, check_spec
 from integration.cdi.writing import text_of
 from integration.files import read_file, remove_file, replace_file
+from integration.node.errors import PluginSpecUnwritten
 from integration.node.plugin.allocation import CDI, VENDOR
-from integration.node.plugin.errors import PluginSpecUnwritten
 from integration.node.plugin.values import DeviceIds
 
 if TYPE_CHECKING:

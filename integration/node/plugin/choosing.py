@@ -19,7 +19,7 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
-from integration.node.plugin.errors import NoSettingsChosen, SettingsUnreadable
+from integration.node.errors import NoSettingsChosen, SettingsUnreadable
 
 __all__ = ["FALLBACKS", "LABEL", "Choice", "choose", "read_some"]
 

@@ -39,6 +39,7 @@ import anyio.to_thread
 
 from api.errors import NvshimError, one_line
 from integration.node.components import NO, YES
+from integration.node.errors import DeviceUnknown, KubeletUnreachable, OtherPlugin
 from integration.node.metrics.counters import FAILED, OK, REFUSED
 from integration.node.mps.containers import add_client, refuse_unready, unready
 from integration.node.plugin import sockets
@@ -51,7 +52,6 @@ from integration.node.plugin.allocation import (
 )
 from integration.node.plugin.cdi import Specs, directory_of, keep_specs, state_of
 from integration.node.plugin.engine_cdi import ENABLE, Told, told_by
-from integration.node.plugin.errors import DeviceUnknown, KubeletUnreachable, OtherPlugin
 from integration.node.plugin.preferred import preferred
 from integration.node.plugin.reloading import keep_settings
 from integration.node.plugin.resources import resources_of, unhealthy, unmatched

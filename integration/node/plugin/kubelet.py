@@ -23,7 +23,7 @@ import grpc.aio  # type: ignore[import-untyped] # likewise
 
 from api.proto import deviceplugin_pb2 as pb
 from integration.node.calls import answer_of
-from integration.node.plugin.errors import KubeletRefused, KubeletUnreachable
+from integration.node.errors import KubeletRefused, KubeletUnreachable
 from integration.node.plugin.sockets import socket_identity
 
 __all__ = ["register"]

@@ -24,7 +24,7 @@ from __future__ import annotations
 from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
-from integration.node.plugin.errors import DeviceUnknown, PreferenceUnsuitable, TooFewAvailable
+from integration.node.errors import DeviceUnknown, PreferenceUnsuitable, TooFewAvailable
 from integration.node.plugin.topology import Topology
 from integration.node.plugin.values import Allocation
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from api.errors import one_line
-from integration.node.plugin.errors import UnknownSetting, WrongSetting
+from integration.node.errors import UnknownSetting, WrongSetting
 from integration.node.plugin.values import DeviceList
 
 if TYPE_CHECKING:

@@ -29,13 +29,13 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from integration.node.health.values import State
-from integration.node.plugin.errors import (
+from integration.node.errors import (
     MigDevicesUnknown,
     MigLayoutUnsuitable,
     SettingsConflict,
     SharingUnsuitable,
 )
+from integration.node.health.values import State
 from integration.node.plugin.readers import resource_name
 from integration.node.plugin.values import MPS, Device, Mig, Resource
 

@@ -26,8 +26,8 @@ import grpc.aio  # type: ignore[import-untyped] # likewise
 
 from api.errors import NvshimError, one_line
 from api.proto import deviceplugin_pb2 as pb
+from integration.node.errors import PluginFailed, PluginSocketUnusable
 from integration.node.plugin import sockets
-from integration.node.plugin.errors import PluginFailed, PluginSocketUnusable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

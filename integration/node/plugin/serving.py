@@ -31,13 +31,13 @@ import anyio.abc
 import anyio.lowlevel
 
 from integration.node.backoff import Backoff
-from integration.node.metrics.counters import FAILED, OK, REFUSED
-from integration.node.plugin.errors import (
+from integration.node.errors import (
     KubeletRefused,
     KubeletUnreachable,
     PluginFailed,
     ServingError,
 )
+from integration.node.metrics.counters import FAILED, OK, REFUSED
 from integration.node.plugin.kubelet import register
 from integration.node.plugin.server import Server
 from integration.node.plugin.sockets import socket_identity, socket_name

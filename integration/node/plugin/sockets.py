@@ -21,7 +21,7 @@ import socket
 import stat
 from typing import TYPE_CHECKING, Final
 
-from integration.node.plugin.errors import OtherPlugin, PluginSocketUnusable
+from integration.node.errors import OtherPlugin, PluginSocketUnusable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

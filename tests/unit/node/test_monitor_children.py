@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from integration.node.errors import ChildFailed
 from integration.node.monitor import children as room
 from integration.node.monitor.answering import Asker
 from integration.node.monitor.children import Child, Children
-from integration.node.monitor.errors import ChildFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from integration.node.monitor.errors import KernelLogUnusable
+from integration.node.errors import KernelLogUnusable
 from integration.node.monitor.kernel_log import follow, parse_record
 from integration.node.monitor.values import GpuEvent
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from api.proto import deviceplugin_pb2 as pb
+from integration.node.errors import MpsNotReady
 from integration.node.mps import containers
-from integration.node.mps.errors import MpsNotReady
 from integration.node.plugin.values import MPS, Device, Resource, Settings
 
 GPU = "GPU-14b5d60e-717f-5926-8c10-bfa432a3c8f1"

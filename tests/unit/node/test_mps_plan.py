@@ -18,14 +18,14 @@ from hooks.node.driver import Driver, DriverFile, LibraryFile
 from hooks.node.gpus import Gpu, Nodes
 from hooks.node.inventory import Inventory
 from hooks.words import Arch
-from integration.node.mps import control, host_setup, modes
-from integration.node.mps.control import Control
-from integration.node.mps.errors import (
+from integration.node.errors import (
     MpsDaemonFailed,
     MpsImpossible,
     MpsProgramMissing,
     MpsStateUnusable,
 )
+from integration.node.mps import control, host_setup, modes
+from integration.node.mps.control import Control
 from integration.node.mps.places import Places, places_in
 from integration.node.mps.plan import Programs, plan_of
 from integration.node.plugin.values import MPS, Device, Resource

@@ -15,9 +15,7 @@ from hooks.node.inventory import Inventory
 from hooks.requests.policy import judge, read_container
 from hooks.requests.request import read_request
 from hooks.words import Node
-from integration.node.health.values import State
-from integration.node.plugin.allocation import VENDOR, Ground, allocate, refuse_ineffective
-from integration.node.plugin.errors import (
+from integration.node.errors import (
     CdiDeviceUnwritten,
     ChannelsMissing,
     DeviceGone,
@@ -25,6 +23,8 @@ from integration.node.plugin.errors import (
     GrantIneffective,
     TooManyShares,
 )
+from integration.node.health.values import State
+from integration.node.plugin.allocation import VENDOR, Ground, allocate, refuse_ineffective
 from integration.node.plugin.resources import resources_of
 from integration.node.plugin.values import (
     TIME_SLICING,

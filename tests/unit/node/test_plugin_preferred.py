@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from integration.node.plugin.errors import DeviceUnknown, PreferenceUnsuitable, TooFewAvailable
+from integration.node.errors import DeviceUnknown, PreferenceUnsuitable, TooFewAvailable
 from integration.node.plugin.preferred import preferred
 from integration.node.plugin.topology import Between, Topology
 from integration.node.plugin.values import TIME_SLICING, Allocation, Device, Resource

@@ -6,13 +6,13 @@ import pytest
 
 from hooks.node.gpus import Gpu, MigDevice, Nodes
 from hooks.node.inventory import Inventory
-from integration.node.health.values import DeviceHealth, State
-from integration.node.plugin.errors import (
+from integration.node.errors import (
     MigDevicesUnknown,
     MigLayoutUnsuitable,
     SettingsConflict,
     SharingUnsuitable,
 )
+from integration.node.health.values import DeviceHealth, State
 from integration.node.plugin.resources import resources_of, unmatched
 from integration.node.plugin.values import (
     MPS,

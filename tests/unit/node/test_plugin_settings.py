@@ -12,8 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from api.errors import NvshimError
-from integration.node.plugin.choosing import Choice, choose
-from integration.node.plugin.errors import (
+from integration.node.errors import (
     NoSettingsChosen,
     SettingsConflict,
     SettingsMalformed,
@@ -21,6 +20,7 @@ from integration.node.plugin.errors import (
     UnknownSetting,
     WrongSetting,
 )
+from integration.node.plugin.choosing import Choice, choose
 from integration.node.plugin.readers import resource_name
 from integration.node.plugin.settings import Source, as_document, read_settings
 from integration.node.plugin.table import FLAGS, SETTINGS, Given

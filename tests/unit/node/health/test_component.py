@@ -18,9 +18,9 @@ from hooks.config import Config
 from integration.inspection.bundles import Container, Pod
 from integration.inspection.procfs import Procfs
 from integration.node.components import Context, Options
+from integration.node.errors import XidListWrong
 from integration.node.health import requests, store
 from integration.node.health.component import run
-from integration.node.health.errors import XidListWrong
 from integration.node.health.values import State
 from integration.node.ledger.values import Holding, Ledger
 from integration.node.monitor.component import Teller

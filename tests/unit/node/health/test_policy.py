@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hooks.config import Config, load_config
 from hooks.errors import WrongConfigValue
-from integration.node.health.errors import XidListWrong
+from integration.node.errors import XidListWrong
 from integration.node.health.policy import policy_of
 from integration.node.health.xids import XIDS, Remedy, Severity, about
 

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hooks.config import Config
+from integration.node.errors import AgentSilent
 from integration.node.health import requests, store
 from integration.node.health.book import Book, Place, heard, judge, saw
-from integration.node.health.errors import AgentSilent
 from integration.node.health.machine import Moment, Rules
 from integration.node.health.policy import policy_of
 from integration.node.health.values import State

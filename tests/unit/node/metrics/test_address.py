@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from integration.node.errors import MetricsAddressInvalid
 from integration.node.metrics.address import Address, parse_address
-from integration.node.metrics.errors import MetricsAddressInvalid
 
 
 @pytest.mark.parametrize(

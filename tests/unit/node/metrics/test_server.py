@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from integration.node.errors import MetricsAddressUnusable
 from integration.node.metrics import server
 from integration.node.metrics.address import Address
-from integration.node.metrics.errors import MetricsAddressUnusable
 from integration.node.metrics.server import (
     LONGEST,
     Request,
