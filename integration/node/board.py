@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-    from integration.node.health.values import DeviceHealth
+    from integration.node.health.machine import Condition
     from integration.node.monitor.values import GpuEvent, Sampler
     from integration.node.mps.containers import MpsDaemon
     from integration.node.plugin.engine_cdi import Told
@@ -83,7 +83,7 @@ class Board:
         self.lost: Mapping[str, str] = {}
         # Why nobody is to ask NVML now; "" if one may.
         self.let_go: str = ""
-        self.health: Mapping[str, DeviceHealth] = {}
+        self.health: Mapping[str, Condition] = {}
         # How often, by UUID of the GPU ("" where it is not known), number, and title of the
         # container that it is attributed to ("" for nobody); since the agent began.
         self.xids: Mapping[tuple[str, int, str], int] = {}

@@ -37,7 +37,7 @@ from integration.node.health.machine import (
     step,
 )
 from integration.node.health.policy import DBE, TOGETHER, XID, Policy, Verdict, severity_of
-from integration.node.health.values import DeviceHealth, State
+from integration.node.health.values import State
 from integration.node.health.xids import Scope, Severity, about
 
 if TYPE_CHECKING:
@@ -427,17 +427,10 @@ def next_sample(book: Book, asked: float, rules: Rules, usual: float) -> float:
     return soonest
 
 
-def reports(book: Book) -> dict[str, DeviceHealth]:
+def reports(book: Book) -> dict[str, Condition]:
     """What others are told, by UUID: all that is there, and GPUs that are not any more."""
     return {
-        uuid: DeviceHealth(
-            uuid=uuid,
-            state=known.state,
-            since=known.since,
-            reason=known.reason,
-            xid=known.xid,
-            blamed=known.blamed,
-        )
+        uuid: known
         for uuid, known in book.conditions.items()
         if uuid not in book.gone or book.places[uuid].is_gpu
     }

@@ -323,8 +323,8 @@ class _Ward:
                 fields["xid"] = health.xid
             if health.blamed:
                 fields["containers"] = one_line(", ".join(health.blamed))
-            if book.conditions[uuid].remedy:
-                fields["do"] = book.conditions[uuid].remedy
+            if health.remedy:
+                fields["do"] = health.remedy
             self._say(_LEVEL_OF_STATE[health.state], f"a device is {health.state.value}", **fields)
         self._board.post(health=now)
         self._news.set()

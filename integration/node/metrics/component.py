@@ -9,6 +9,7 @@ import anyio
 import anyio.to_thread
 
 from api.errors import NvshimError, one_line
+from integration.node.backoff import Backoff
 from integration.node.errors import MetricsAddressUnusable
 from integration.node.metrics.address import parse_address
 
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-# Seconds until a port that is taken is tried again: the first time, and at most.
-_FIRST_PAUSE: Final = 1.0
-_LONGEST_PAUSE: Final = 30.0
 _PART: Final = "metrics"
 
 
@@ -56,7 +54,7 @@ async def _listen(context: Context, address: Address) -> MultiListener[SocketStr
     """Listen there as soon as one can; as long as one cannot, it is a fault."""
     from integration.node.metrics.server import listen  # noqa: PLC0415 - as above
 
-    pause, said = _FIRST_PAUSE, ""
+    backoff, said = Backoff(), ""
     while True:
         try:
             listener = await listen(address)
@@ -65,8 +63,7 @@ async def _listen(context: Context, address: Address) -> MultiListener[SocketStr
                 said = str(error)
                 context.say("error", said, part=_PART)
                 context.board.fault(_PART, said)
-            await anyio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            await anyio.sleep(backoff.pause())
         else:
             if said:
                 context.board.fault(_PART, "")

@@ -23,7 +23,7 @@ from integration.node.metrics.family import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from integration.node.health.values import DeviceHealth
+    from integration.node.health.machine import Condition
     from integration.node.metrics.moment import Labels, Moment
     from integration.node.monitor.values import DeviceSample, GpuSample
 
@@ -210,7 +210,7 @@ def _states(moment: Moment) -> Rows:
     }
 
 
-def _judged(name: str, meaning: str, value: Callable[[DeviceHealth], float | None]) -> Family:
+def _judged(name: str, meaning: str, value: Callable[[Condition], float | None]) -> Family:
     """One value of each device that is judged."""
 
     def rows(moment: Moment) -> Rows:

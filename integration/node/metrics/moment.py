@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hooks.node.gpus import Gpu
     from integration.node.board import Board
-    from integration.node.health.values import DeviceHealth
+    from integration.node.health.machine import Condition
     from integration.node.monitor.values import GpuSample, Sample
     from integration.node.mps.containers import MpsDaemon
     from integration.node.plugin.values import Resource
@@ -52,7 +52,7 @@ class Moment:
     process: Mapping[str, float] = field(default_factory=dict)
     seen: Seen = field(default_factory=Seen)
     unwatched: Mapping[str, str] = field(default_factory=dict)
-    health: Mapping[str, DeviceHealth] = field(default_factory=dict)
+    health: Mapping[str, Condition] = field(default_factory=dict)
     xids: Mapping[tuple[str, int, str], int] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     usage: tuple[DeviceUse, ...] = ()

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from hooks.node.gpus import Gpu, MigDevice
     from hooks.node.inventory import Inventory
-    from integration.node.health.values import DeviceHealth
+    from integration.node.health.machine import Condition
     from integration.node.plugin.values import Settings, SharedResource, Sharing
 
 __all__ = ["GPU", "resources_of", "unhealthy", "unmatched"]
@@ -71,7 +71,7 @@ _WORSE: Final = {
 def resources_of(
     inventory: Inventory,
     settings: Settings,
-    health: Mapping[str, DeviceHealth] | None = None,
+    health: Mapping[str, Condition] | None = None,
     numa: Mapping[str, int] | None = None,
 ) -> tuple[Resource, ...]:
     """The resources that a kubelet is told of.
@@ -147,7 +147,7 @@ class _Node:
     def __init__(
         self,
         inventory: Inventory,
-        health: Mapping[str, DeviceHealth],
+        health: Mapping[str, Condition],
         numa: Mapping[str, int],
     ) -> None:
         own = _distinct([*inventory.gpus, *inventory.mig_devices])

@@ -17,7 +17,8 @@ import pytest
 
 from hooks.config import Config
 from integration.node.components import AUTO, NO, YES, Context, Options
-from integration.node.health.values import DeviceHealth, State
+from integration.node.health.machine import Condition
+from integration.node.health.values import State
 from integration.node.mps.containers import MpsDaemon
 from integration.node.plugin import component
 from integration.node.plugin.cdi import Specs, path_of
@@ -33,10 +34,11 @@ from integration.node.plugin.values import (
 )
 from integration.node.refresh import Seen
 from tests.harness.kubelet_plugins import KubeletPlugins
+from tests.harness.waiting import until
 from tests.unit.node.test_plugin_allocation import GPUS, NODE, PART
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from hooks.node.inventory import Inventory
@@ -96,12 +98,6 @@ async def kubelet(tmp_path: Path) -> AsyncIterator[KubeletPlugins]:
     await anyio.to_thread.run_sync(kubelet.stop)
 
 
-async def until(look: Callable[[], Any]) -> None:
-    with anyio.fail_after(30):
-        while not look():  # noqa: ASYNC110 - it is another thread that it happens in
-            await anyio.sleep(0.01)
-
-
 async def test_what_cannot_be_seen_is_unhealthy_and_is_not_given(
     tmp_path: Path, kubelet: KubeletPlugins
 ) -> None:
@@ -122,7 +118,7 @@ async def test_what_cannot_be_seen_is_unhealthy_and_is_not_given(
         assert set(kubelet.devices(GPU)) == {GPUS[0], GPUS[2]}
         context.board.post(seen=Seen(inventory=THERE))
         await until(lambda: kubelet.healthy(SLICE) and len(kubelet.healthy(GPU)) == 2)
-        sick = DeviceHealth(GPUS[0], State.UNHEALTHY, reason="it has fallen off the bus")
+        sick = Condition(State.UNHEALTHY, reason="it has fallen off the bus")
         context.board.post(health={GPUS[0]: sick})
         await until(lambda: kubelet.healthy(GPU) == {GPUS[2]})
         assert context.board.faults == {}

@@ -12,7 +12,8 @@ from integration.node.errors import (
     SettingsConflict,
     SharingUnsuitable,
 )
-from integration.node.health.values import DeviceHealth, State
+from integration.node.health.machine import Condition
+from integration.node.health.values import State
 from integration.node.plugin.resources import resources_of, unmatched
 from integration.node.plugin.values import (
     MPS,
@@ -205,15 +206,15 @@ def test_a_mig_device_is_as_healthy_as_the_worse_of_it_and_its_gpu(
 ) -> None:
     there = node(gpu(0, mig=True), mig=(part(0, 0),))
     health = {
-        "GPU-0": DeviceHealth("GPU-0", of_gpu),
-        "MIG-0-0": DeviceHealth("MIG-0-0", of_part),
+        "GPU-0": Condition(of_gpu),
+        "MIG-0-0": Condition(of_part),
     }
     (resource,) = resources_of(there, MIXED, health)
     assert resource.devices[0].state is expected
 
 
 def test_every_share_of_an_unhealthy_gpu_is_unhealthy() -> None:
-    health = {"GPU-1": DeviceHealth("GPU-1", State.UNHEALTHY)}
+    health = {"GPU-1": Condition(State.UNHEALTHY)}
     (resource,) = resources_of(TWO, shared(SharedResource("nvidia.com/gpu", 2)), health)
     assert [device.is_healthy for device in resource.devices] == [True, True, False, False]
 

@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from integration.cli.app import main as nvshim
 from integration.simulated import Scenario, SimulatedNode
-from integration.simulated.__main__ import main
 from integration.simulated.errors import DevicesForbidden, LibraryNotBuilt, NodeExists, NodeNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+def main(arguments: list[str]) -> int:
+    return nvshim(["simulate", *arguments])
 
 
 @pytest.fixture

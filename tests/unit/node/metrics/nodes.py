@@ -9,7 +9,8 @@ from hooks.node.gpus import Gpu, MigDevice, Nodes
 from hooks.node.inventory import Inventory
 from hooks.words import Arch
 from integration.inspection.bundles import Container, Pod
-from integration.node.health.values import DeviceHealth, State
+from integration.node.health.machine import Condition
+from integration.node.health.values import State
 from integration.node.ledger.values import DeviceUse, Holding, Ledger, Unheld
 from integration.node.metrics.agent import own_process
 from integration.node.metrics.counters import FAILED, OK, REFUSED, Counters
@@ -86,7 +87,7 @@ def large(*, gpus: int = 16, mig: int = 7, containers: int = 500) -> Moment:
         boot=BOOT,
         seen=Seen(inventory, ("something",)),
         sample=_sample(gpus, mig),
-        health={uuid: DeviceHealth(uuid, since=BOOT + 5) for uuid in uuids},
+        health={uuid: Condition(since=BOOT + 5) for uuid in uuids},
         xids={(gpu_uuid(0), 31, "team-a/training-00000/main"): 2, ("", 79, ""): 1},
         ledger=(ledger := _ledger(gpus, mig, containers)),
         usage=(

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from integration.inspection.bundles import Pod
-from integration.node.health.values import DeviceHealth, State
+from integration.node.health.machine import Condition
+from integration.node.health.values import State
 from integration.node.ledger.values import DeviceUse, Holding, Ledger, Unheld
 from integration.node.metrics.families import FAMILIES, collect
 from integration.node.metrics.moment import Moment
@@ -196,8 +197,8 @@ def test_of_many_xids_each_is_counted_and_not_each_pod_told() -> None:
 
 def test_a_device_is_in_one_state() -> None:
     health = {
-        "GPU-gone": DeviceHealth("GPU-gone", State.UNHEALTHY, since=BOOT, xid=79),
-        "MIG-gone": DeviceHealth("MIG-gone", State.RECOVERING),
+        "GPU-gone": Condition(State.UNHEALTHY, since=BOOT, xid=79),
+        "MIG-gone": Condition(State.RECOVERING),
     }
     told = values(replace(NOTHING, health=health))
     state = {of: value for of, value in told["nvshim_device_health"].items() if value}
