@@ -131,7 +131,8 @@ class Watcher:
             if self._inotify < 0:
                 self._inotify = syscalls.inotify_init()
                 self.add(self._inotify, self._read_inotify)
-            for path in there.keys() - self._watched.keys():
+            # Those above first: where there is room for some only, they tell of what comes below.
+            for path in sorted(there.keys() - self._watched.keys()):
                 with contextlib.suppress(FileNotFoundError):  # the directory above tells
                     content = there[path][1].content
                     watch = syscalls.inotify_watch_changes(self._inotify, path, content=content)

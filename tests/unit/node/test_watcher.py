@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import subprocess
@@ -13,6 +14,7 @@ import anyio
 import pytest
 
 from integration.node.watcher import ANY, Interest, Watcher, first_of
+from shim import syscalls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -185,6 +187,28 @@ async def test_what_could_not_be_watched_is_watched_once_it_can(tmp_path: Path) 
         assert watcher.follow(wanted)  # what has happened meanwhile is to be looked for
         assert watcher.deaf == ""
         (tmp_path / "libcuda.so.1").touch()
+        assert await watcher.wait(10)
+
+
+async def test_where_not_all_can_be_watched_those_above_tell_what_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit of inotify is reached by bundles: that there is another one, their parent tells."""
+    watch = syscalls.inotify_watch_changes
+
+    def limited(fd: int, directory: str, *, content: bool = True) -> int:
+        if directory != str(tmp_path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return watch(fd, directory, content=content)
+
+    monkeypatch.setattr(syscalls, "inotify_watch_changes", limited)
+    bundles = [tmp_path / str(number) for number in range(50)]
+    for bundle in bundles:
+        bundle.mkdir()
+    with Watcher(quiet=0) as watcher:
+        assert watcher.follow(dict.fromkeys(map(str, (*bundles, tmp_path)), ANY))
+        assert watcher.deaf == "No space left on device"
+        (tmp_path / "another").mkdir()
         assert await watcher.wait(10)
 
 
