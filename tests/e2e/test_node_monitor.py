@@ -26,10 +26,10 @@ from integration.node.refresh import refresh
 from integration.patience import PATIENCE
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.runtime import is_alive
-from tests.harness.waiting import eventually
+from tests.harness.waiting import eventually, until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from integration.node.monitor.values import GpuEvent
 
@@ -83,14 +83,6 @@ def children_of(pid: int) -> list[int]:
 def write(node: SimulatedNode, name: str, text: str, *, mode: str = "w") -> None:
     with open(f"{node.state}/nvml-{name}", mode, encoding="utf-8") as file:
         file.write(text)
-
-
-async def until(look: Callable[[], Any], what: str) -> Any:
-    with anyio.move_on_after(10 * PATIENCE):
-        while not (seen := look()):  # noqa: ASYNC110 - it looks at processes and files
-            await anyio.sleep(0.01)
-        return seen
-    raise AssertionError(f"{what}: not in time; last seen: {look()!r}")
 
 
 class Monitored:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
+import anyio
+
 from integration.patience import PATIENCE
 
 if TYPE_CHECKING:
@@ -36,6 +38,15 @@ def eventually(look: Callable[[], T], what: str, *, timeout: float = 30.0) -> T:
             raise AssertionError(f"{what}: not within {timeout:g} s; last seen: {seen!r}")
         time.sleep(_POLL)
     return seen
+
+
+async def until(look: Callable[[], T], what: str = "it", *, timeout: float = 30.0) -> T:
+    """As :func:`eventually`, while the event loop goes on."""
+    with anyio.move_on_after(timeout * PATIENCE):
+        while not (seen := look()):  # noqa: ASYNC110 - what others do is looked at from outside
+            await anyio.sleep(_POLL)
+        return seen
+    raise AssertionError(f"{what}: not within {timeout * PATIENCE:g} s; last seen: {look()!r}")
 
 
 def settled(look: Callable[[], T], expected: object, *, timeout: float = 10.0) -> T:

@@ -28,6 +28,7 @@ from integration.node.refresh import Seen
 from integration.node.watcher import Watcher
 from shim import syscalls
 from tests.harness.kubelet_plugins import Assignment, KubeletPlugins
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -400,11 +401,6 @@ async def test_what_could_not_be_watched_is_watched_once_it_can(
 
     context = Context(Config(state=str(tmp_path / "own")), options, say)
     context.board.post(seen=Seen(inventory=INVENTORY))
-
-    async def until(look: Callable[[], Any]) -> None:
-        with anyio.fail_after(20):
-            while not look():  # noqa: ASYNC110 - a file is looked at
-                await anyio.sleep(0.02)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(component.run, context)

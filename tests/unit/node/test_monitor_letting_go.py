@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -11,18 +11,12 @@ from hooks.config import Config
 from integration.node.components import Context, Options
 from integration.node.monitor import letting_go
 from shim import syscalls
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.anyio
-
-
-async def until(look: Callable[[], Any]) -> None:
-    with anyio.fail_after(20):
-        while not look():  # noqa: ASYNC110 - of a list
-            await anyio.sleep(0.01)
 
 
 async def test_a_file_is_found_though_its_directory_comes_later_or_is_not_watched(

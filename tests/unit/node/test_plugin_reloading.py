@@ -15,9 +15,9 @@ from integration.node.plugin.settings import Source
 from integration.node.plugin.table import Given
 from integration.node.plugin.values import Mig, Settings
 from integration.patience import PATIENCE
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.anyio
@@ -38,11 +38,6 @@ class Keeping:
 
     def fault(self, concern: str, line: str) -> None:
         self.faults[concern] = line
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        with anyio.fail_after(LIMIT):
-            while not holds():  # noqa: ASYNC110 - of files and signals, no event tells
-                await anyio.sleep(0.01)
 
     def strategy(self) -> Mig | None:
         settings = self.context.board.settings
@@ -66,15 +61,15 @@ async def test_a_config_map_that_changes_is_read_again(tmp_path: Path) -> None:
     keeping = Keeping(Source(file=str(tmp_path / "config")))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(keep_settings, keeping.context, keeping.fault)
-        await keeping.until(lambda: keeping.strategy() is Mig.SINGLE)
+        await until(lambda: keeping.strategy() is Mig.SINGLE)
         config_map(tmp_path, 2, config="flags: {migStrategy: mixed}")
-        await keeping.until(lambda: keeping.strategy() is Mig.MIXED)
+        await until(lambda: keeping.strategy() is Mig.MIXED)
         config_map(tmp_path, 3, config="flags: {migStrategy: both}")
-        await keeping.until(lambda: "'both'" in keeping.faults["settings"])
+        await until(lambda: "'both'" in keeping.faults["settings"])
         assert keeping.strategy() is Mig.MIXED
         assert "stay in force" in keeping.faults["settings"]
         config_map(tmp_path, 4, config="flags: {migStrategy: none}")
-        await keeping.until(lambda: keeping.strategy() is Mig.NONE)
+        await until(lambda: keeping.strategy() is Mig.NONE)
         assert keeping.faults["settings"] == ""
         tasks.cancel_scope.cancel()
 
@@ -87,9 +82,9 @@ async def test_another_name_chooses_another_configuration(tmp_path: Path) -> Non
     keeping = Keeping(Source(choice=Choice(str(configs), str(name), default="a")))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(keep_settings, keeping.context, keeping.fault)
-        await keeping.until(lambda: keeping.strategy() is Mig.SINGLE)
+        await until(lambda: keeping.strategy() is Mig.SINGLE)
         name.write_text("b\n")
-        await keeping.until(lambda: keeping.strategy() is Mig.MIXED)
+        await until(lambda: keeping.strategy() is Mig.MIXED)
         tasks.cancel_scope.cancel()
 
 
@@ -105,12 +100,12 @@ async def test_a_hangup_has_them_read_again() -> None:
     keeping = Keeping(source)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(keep_settings, keeping.context, keeping.fault)
-        await keeping.until(lambda: keeping.strategy() is Mig.MIXED)
+        await until(lambda: keeping.strategy() is Mig.MIXED)
         for _ in range(2):
             before = len(loads)
             board = keeping.context.board
             board.post(hangups=board.hangups + 1)
-            await keeping.until(lambda before=before: len(loads) > before)  # type: ignore[misc]
+            await until(lambda before=before: len(loads) > before)  # type: ignore[misc]
         tasks.cancel_scope.cancel()
 
 
@@ -118,5 +113,5 @@ async def test_without_a_source_the_defaults_hold() -> None:
     keeping = Keeping(None)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(keep_settings, keeping.context, keeping.fault)
-        await keeping.until(lambda: keeping.context.board.settings == Settings())
+        await until(lambda: keeping.context.board.settings == Settings())
         tasks.cancel_scope.cancel()
