@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Final
 from urllib.request import urlopen
@@ -29,7 +28,7 @@ from tests.harness.prometheus import Programs, Prometheus, Promtool
 from tests.harness.waiting import eventually
 from tests.tools.reference.dashboard import queries
 from tests.tools.reference.metrics import MONITORING
-from tests.unit.node.metrics.nodes import container, large
+from tests.unit.node.metrics.nodes import changed, container, large
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,7 +92,7 @@ def exporter(moment: Moment) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            moment.counters.allocated("nvidia.com/gpu", 0.004, "ok")
+            moment.board.counters.allocated("nvidia.com/gpu", 0.004, "ok")
             again = [each for each in collect(moment) if each[0] in allocations]
             text = fixed.removesuffix(b"# EOF\n") + write(again, OPENMETRICS)
             self.send_response(200)
@@ -119,11 +118,11 @@ def exporter(moment: Moment) -> Iterator[str]:
 def everything() -> Moment:
     """A large node, with a container of a name that nobody should have."""
     moment = large()
-    uuid = moment.ledger.holdings[0].devices[0]
+    uuid = moment.board.ledger.holdings[0].devices[0]
     hostile = Holding(container(999, name=HOSTILE, pod=Pod("evil", HOSTILE)), (uuid,))
-    moment.counters.registered("nvidia.com/gpu", "ok")
-    ledger = Ledger(10.0, (*moment.ledger.holdings, hostile), moment.ledger.unknown)
-    return replace(moment, ledger=ledger)
+    moment.board.counters.registered("nvidia.com/gpu", "ok")
+    ledger = Ledger(10.0, (*moment.board.ledger.holdings, hostile), moment.board.ledger.unknown)
+    return changed(moment, ledger=ledger)
 
 
 def config(directory: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ __all__ = ["AGENT", "PLUGIN", "own_process"]
 
 
 def _driver(moment: Moment) -> Rows:
-    seen = moment.seen
+    seen = moment.board.seen
     cuda = seen.inventory.cuda_version if seen.inventory is not None else ""
     return {(seen.driver, cuda): 1} if seen.driver else {}
 
@@ -31,11 +31,12 @@ def _sampled_at(moment: Moment) -> float | None:
 
 
 def _parts(moment: Moment) -> Rows:
-    return {(part,): part not in moment.faults for part in (*moment.parts, *moment.faults)}
+    faults = moment.board.faults
+    return {(part,): part not in faults for part in (*moment.parts, *faults)}
 
 
 def _restarts(moment: Moment) -> Rows:
-    return {(part,): 0 for part in moment.parts} | moment.counters.restarts
+    return {(part,): 0 for part in moment.parts} | moment.board.counters.restarts
 
 
 def own_process() -> dict[str, float]:
@@ -68,14 +69,14 @@ AGENT: Final = Group("The agent", (
            lambda m: len(m.sample.notes) if m.sample and m.answered else None),
     Family("nvshim_looks_total",
            "Looks at the node; one that found something wrong has the result failed.", ("result",),
-           lambda moment: moment.counters.looks),
+           lambda moment: moment.board.counters.looks),
     single("nvshim_look_duration_seconds", "How long looks at the node took.",
-           lambda moment: moment.counters.looking, is_histogram=True),
+           lambda moment: moment.board.counters.looking, is_histogram=True),
     single("nvshim_last_good_look_timestamp_seconds",
            "When the last look was that found nothing wrong; absent if there was none.",
-           lambda moment: moment.at(moment.counters.last_look)),
+           lambda moment: moment.at(moment.board.counters.last_look)),
     single("nvshim_node_faults", "How much the last look found wrong; the log says what.",
-           lambda moment: len(moment.seen.faults)),
+           lambda moment: len(moment.board.seen.faults)),
     Family("nvshim_part_up", "Whether a part of the agent does what it should.", ("part",), _parts),
     Family("nvshim_part_restarts_total", "How often a part was begun again.", ("part",), _restarts),
     _process("process_cpu_seconds_total", "Processor time of the agent."),
@@ -95,27 +96,27 @@ AGENT: Final = Group("The agent", (
 def _states(moment: Moment) -> Rows:
     return {
         (each.name, state.value): sum(device.state is state for device in each.devices)
-        for each in moment.resources
+        for each in moment.board.resources
         for state in State
     }
 
 
 def _unheld(moment: Moment) -> Rows:
-    unheld: Counter[Labels] = Counter((each.resource,) for each in moment.ledger.unheld)
-    return {(each.name,): 0 for each in moment.resources} | unheld
+    unheld: Counter[Labels] = Counter((each.resource,) for each in moment.board.ledger.unheld)
+    return {(each.name,): 0 for each in moment.board.resources} | unheld
 
 
 def _never(moment: Moment) -> dict[Labels, int]:
     """What has not happened yet is 0, or its first time would not be seen as an increase."""
-    return {(r.name, result): 0 for r in moment.resources for result in (OK, REFUSED, FAILED)}
+    return {(r.name, result): 0 for r in moment.board.resources for result in (OK, REFUSED, FAILED)}
 
 
 PLUGIN: Final = Group("The device plugin", (
     Family("nvshim_resource_info", "A resource that the kubelet is told of.",
            ("resource", "original", "sharing"),
-           lambda moment: {(r.name, r.original or r.name, r.sharing): 1 for r in moment.resources}),
+           lambda m: {(r.name, r.original or r.name, r.sharing): 1 for r in m.board.resources}),
     Family("nvshim_resource_replicas", "How many share one device of it.", ("resource",),
-           lambda moment: {(each.name,): each.replicas for each in moment.resources}),
+           lambda moment: {(each.name,): each.replicas for each in moment.board.resources}),
     Family("nvshim_resource_devices",
            "How many devices, or shares of devices, of a resource are in that state.",
            ("resource", "state"), _states),
@@ -125,17 +126,17 @@ PLUGIN: Final = Group("The device plugin", (
            ("resource",), _unheld),
     Family("nvshim_mps_daemon_up",
            "Whether containers can use the MPS control daemon of a resource.", ("resource",),
-           lambda moment: {(each.resource,): not each.unready for each in moment.mps.values()}),
+           lambda m: {(each.resource,): not each.unready for each in m.board.mps.values()}),
     Family("nvshim_mps_daemon_restarts_total",
            "How often it was started again because it had ended by itself.", ("resource",),
-           lambda moment: {(each.resource,): each.restarts for each in moment.mps.values()}),
+           lambda moment: {(each.resource,): each.restarts for each in moment.board.mps.values()}),
     Family("nvshim_kubelet_registrations_total", "Registrations with a kubelet, by result.",
-           ("resource", "result"), lambda moment: _never(moment) | moment.counters.registrations),
+           ("resource", "result"), lambda m: _never(m) | m.board.counters.registrations),
     Family("nvshim_kubelet_device_lists_total", "Lists of devices that a kubelet was sent.",
            ("resource",),
-           lambda moment: {(each.name,): 0 for each in moment.resources} | moment.counters.updates),
+           lambda m: {(each.name,): 0 for each in m.board.resources} | m.board.counters.updates),
     Family("nvshim_allocations_total", "Answers to the kubelet's Allocate, by result.",
-           ("resource", "result"), lambda moment: _never(moment) | moment.counters.allocations),
+           ("resource", "result"), lambda m: _never(m) | m.board.counters.allocations),
     Family("nvshim_allocation_duration_seconds", "How long answers to Allocate took.",
-           ("resource",), lambda moment: moment.counters.allocating, is_histogram=True),
+           ("resource",), lambda moment: moment.board.counters.allocating, is_histogram=True),
 ))  # fmt: skip

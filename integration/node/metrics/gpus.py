@@ -87,7 +87,7 @@ def _up(moment: Moment) -> Rows:
 
 def _watched(moment: Moment) -> Rows:
     return {
-        labels: moment.unwatched.keys().isdisjoint({"", uuid})
+        labels: moment.board.unwatched.keys().isdisjoint({"", uuid})
         for uuid, labels in moment.names.gpu.items()
     }
 
@@ -113,7 +113,7 @@ def _ecc(moment: Moment) -> Rows:
 
 def _xids(moment: Moment) -> Rows:
     counted: Counter[Labels] = Counter()
-    for number, ((uuid, xid, title), count) in enumerate(moment.xids.items()):
+    for number, ((uuid, xid, title), count) in enumerate(moment.board.xids.items()):
         # Beyond so many their containers are not named any more; they are counted all the same.
         whose = _of_title(title if number < MOST else "")
         counted[*moment.names.of(uuid)[:2], str(xid), *whose] += count
@@ -129,12 +129,12 @@ def _of_title(title: str) -> Labels:
 def _last_xids(moment: Moment) -> Rows:
     return {
         (*moment.names.of(uuid)[:2], xid): moment.at(when)
-        for (uuid, xid), when in moment.counters.last_xids.items()
+        for (uuid, xid), when in moment.board.counters.last_xids.items()
     }
 
 
 def _mig_infos(moment: Moment) -> Rows:
-    inventory = moment.seen.inventory
+    inventory = moment.board.seen.inventory
     return {
         (*moment.names.mig[each.uuid], str(each.gpu_instance), str(each.compute_instance)): 1
         for each in (inventory.mig_devices if inventory is not None else ())
@@ -205,7 +205,7 @@ GPUS: Final = Group("GPUs and MIG devices", (
 def _states(moment: Moment) -> Rows:
     return {
         (*moment.names.of(uuid), state.value): each.state is state
-        for uuid, each in moment.health.items()
+        for uuid, each in moment.board.health.items()
         for state in State
     }
 
@@ -214,13 +214,14 @@ def _judged(name: str, meaning: str, value: Callable[[Condition], float | None])
     """One value of each device that is judged."""
 
     def rows(moment: Moment) -> Rows:
-        return {moment.names.of(uuid): value(each) for uuid, each in moment.health.items()}
+        return {moment.names.of(uuid): value(each) for uuid, each in moment.board.health.items()}
 
     return Family(name, meaning, DEVICE, rows)
 
 
 def _holders(moment: Moment) -> Rows:
-    held = Counter(uuid for each in moment.ledger.holdings for uuid in {*each.devices, *each.gpus})
+    holdings = moment.board.ledger.holdings
+    held = Counter(uuid for each in holdings for uuid in {*each.devices, *each.gpus})
     return {moment.names.of(uuid): held[uuid] for uuid in (*moment.names.device, *held)}
 
 

@@ -1,31 +1,23 @@
 """What the agent knows at one moment, from which every metric is made.
 
 Rules
-- It is a copy of what the board had when :meth:`Moment.of` was called. Counters go on meanwhile,
-  and only grow.
+- All is collected at once, in the event loop, while nobody tells the board anything else.
 - A GPU that only NVML knows, and the inventory does not, is called by its UUID alone.
 - What NVML said at an earlier scrape is not repeated when it does not answer.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
-
-from integration.node.ledger.values import DeviceUse, Ledger
-from integration.node.metrics.counters import Counters
-from integration.node.refresh import Seen
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hooks.node.gpus import Gpu
     from integration.node.board import Board
-    from integration.node.health.machine import Condition
     from integration.node.monitor.values import GpuSample, Sample
-    from integration.node.mps.containers import MpsDaemon
-    from integration.node.plugin.values import Resource
 
 __all__ = ["Labels", "Moment", "Names"]
 
@@ -37,36 +29,20 @@ class Moment:
     """What the agent knows at one moment.
 
     Attributes:
+        board: what its parts have told.
         boot: when the node was booted, in seconds since the epoch.
         sample: what NVML said for this scrape; None if it was not asked.
         waited: seconds until it did.
         parts: the names of the agent's parts.
         process: what is known of the agent's own process, by the names of families.
-        The others are the board's.
     """
 
+    board: Board
     boot: float
     sample: Sample | None = None
     waited: float = 0.0
     parts: Labels = ()
     process: Mapping[str, float] = field(default_factory=dict)
-    seen: Seen = field(default_factory=Seen)
-    unwatched: Mapping[str, str] = field(default_factory=dict)
-    health: Mapping[str, Condition] = field(default_factory=dict)
-    xids: Mapping[tuple[str, int, str], int] = field(default_factory=dict)
-    ledger: Ledger = field(default_factory=Ledger)
-    usage: tuple[DeviceUse, ...] = ()
-    resources: tuple[Resource, ...] = ()
-    mps: Mapping[str, MpsDaemon] = field(default_factory=dict)
-    faults: Mapping[str, str] = field(default_factory=dict)
-    counters: Counters = field(default_factory=Counters)
-
-    @classmethod
-    def of(cls, board: Board, **known: Any) -> Moment:
-        """What the board has now, and what else is known."""
-        posted = {each.name: getattr(board, each.name) for each in fields(cls)
-                  if each.name not in known}  # fmt: skip
-        return cls(**known, **posted)
 
     @property
     def answered(self) -> bool:
@@ -105,7 +81,7 @@ class Names:
         self.known: dict[str, Gpu] = {}
         self.gpu: dict[str, Labels] = {}
         self.mig: dict[str, Labels] = {}
-        inventory = moment.seen.inventory
+        inventory = moment.board.seen.inventory
         if inventory is not None:
             self.known = {gpu.uuid or gpu.bus_id: gpu for gpu in inventory.gpus}
             for key, gpu in self.known.items():

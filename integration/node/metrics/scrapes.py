@@ -127,7 +127,7 @@ class Scrapes:
         begun = time.monotonic()
         sample = await self._sample(wait)
         boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-        moment = Moment.of(
+        moment = Moment(
             self._context.board,
             boot=boot,
             sample=sample,

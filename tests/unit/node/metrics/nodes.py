@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
 from hooks.node.driver import Driver
@@ -9,6 +11,7 @@ from hooks.node.gpus import Gpu, MigDevice, Nodes
 from hooks.node.inventory import Inventory
 from hooks.words import Arch
 from integration.inspection.bundles import Container, Pod
+from integration.node.board import Board
 from integration.node.health.machine import Condition
 from integration.node.health.values import State
 from integration.node.ledger.values import DeviceUse, Holding, Ledger, Unheld
@@ -20,7 +23,7 @@ from integration.node.mps.containers import MpsDaemon
 from integration.node.plugin.values import TIME_SLICING, Device, Resource
 from integration.node.refresh import Seen
 
-__all__ = ["BOOT", "container", "gpu_uuid", "holding", "large", "mig_uuid"]
+__all__ = ["BOOT", "changed", "container", "gpu_uuid", "holding", "large", "mig_uuid"]
 
 BOOT = 1_700_000_000.0
 
@@ -83,13 +86,14 @@ def large(*, gpus: int = 16, mig: int = 7, containers: int = 500) -> Moment:
         cuda_version="12.4",
     )
     uuids = [*(each.uuid for each in boards), *(each.uuid for each in parts)]
-    return Moment(
-        boot=BOOT,
+    ledger = _ledger(gpus, mig, containers)
+    board = Board()
+    board.counters = _counters()
+    board.post(
         seen=Seen(inventory, ("something",)),
-        sample=_sample(gpus, mig),
         health={uuid: Condition(since=BOOT + 5) for uuid in uuids},
         xids={(gpu_uuid(0), 31, "team-a/training-00000/main"): 2, ("", 79, ""): 1},
-        ledger=(ledger := _ledger(gpus, mig, containers)),
+        ledger=ledger,
         usage=(
             *(
                 DeviceUse(each, each.devices[0], (1, 2), 1 << 30, 50, 25, 0, 0, 12345.5)
@@ -100,11 +104,17 @@ def large(*, gpus: int = 16, mig: int = 7, containers: int = 500) -> Moment:
         resources=_resources(gpus, mig),
         mps={"nvidia.com/gpu": MpsDaemon("nvidia.com/gpu", (gpu_uuid(0),), "it ended", restarts=3)},
         faults={"plugin": "no kubelet"},
-        parts=("plugin", "metrics"),
-        counters=_counters(),
-        waited=0.01,
-        process=own_process(),
     )
+    sample = _sample(gpus, mig)
+    return Moment(board, BOOT, sample, 0.01, ("plugin", "metrics"), own_process())
+
+
+def changed(moment: Moment, **known: Any) -> Moment:
+    """The same with something else on the board, or a sample, or parts, of its own."""
+    own = {name: known.pop(name) for name in ("sample", "parts") if name in known}
+    board = copy(moment.board)
+    board.post(**known)
+    return replace(moment, board=board, **own)
 
 
 def _sample(gpus: int, mig: int) -> Sample:

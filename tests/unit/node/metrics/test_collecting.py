@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from integration.inspection.bundles import Pod
+from integration.node.board import Board
 from integration.node.health.machine import Condition
 from integration.node.health.values import State
 from integration.node.ledger.values import DeviceUse, Holding, Ledger, Unheld
@@ -17,7 +18,15 @@ from integration.node.metrics.moment import Moment
 from integration.node.metrics.text import OPENMETRICS, PLAIN, Form, write
 from integration.node.monitor.values import GpuSample, Sample
 from tests.harness.exposition import read_told
-from tests.unit.node.metrics.nodes import BOOT, container, gpu_uuid, holding, large, mig_uuid
+from tests.unit.node.metrics.nodes import (
+    BOOT,
+    changed,
+    container,
+    gpu_uuid,
+    holding,
+    large,
+    mig_uuid,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,7 +52,7 @@ def of_gpu(index: int, **more: str) -> Mapping[str, str]:
     }  # fmt: skip
 
 
-NOTHING = Moment(boot=BOOT)
+NOTHING = Moment(Board(), BOOT)
 
 
 def test_every_family_is_told_of_a_node_that_has_everything() -> None:
@@ -53,7 +62,7 @@ def test_every_family_is_told_of_a_node_that_has_everything() -> None:
 
 
 def test_an_agent_that_knows_nothing_yet_says_so() -> None:
-    told = values(replace(NOTHING, parts=("metrics",)))
+    told = values(changed(NOTHING, parts=("metrics",)))
     assert told["nvshim_nvml_up"] == {(): 0.0}
     assert told["nvshim_part_up"] == {labels(part="metrics"): 1.0}
     assert "nvshim_gpu_up" not in told
@@ -85,7 +94,7 @@ def test_a_mig_device_is_told_with_its_gpu() -> None:
 def test_without_nvml_what_is_known_otherwise_is_told_and_nothing_of_before() -> None:
     moment = large(gpus=2, mig=2, containers=4)
     for sample in (None, Sample(20.0, failure="it hangs")):
-        told = values(replace(moment, sample=sample))
+        told = values(changed(moment, sample=sample))
         assert told["nvshim_nvml_up"] == {(): 0.0}
         for gone in ("gpu_up", "gpu_power_watts", "mig_memory_used_bytes",
                      "container_gpu_memory_used_bytes", "outside_gpu_processes"):  # fmt: skip
@@ -101,7 +110,7 @@ def test_a_gpu_that_is_lost_is_down_and_has_no_values() -> None:
     first, second, _ = moment.sample.gpus
     # The second cannot be opened, the third NVML knows no more, a fourth nobody else knows.
     gpus = (first, replace(second, lost="GPU is lost"), GpuSample("GPU-new"))
-    told = values(replace(moment, sample=replace(moment.sample, gpus=gpus)))
+    told = values(changed(moment, sample=replace(moment.sample, gpus=gpus)))
     up = {dict(of)["uuid"]: value for of, value in told["nvshim_gpu_up"].items()}
     assert up == {gpu_uuid(0): 1, gpu_uuid(1): 0, gpu_uuid(2): 0, "GPU-new": 1}
     assert {dict(of)["uuid"] for of in told["nvshim_gpu_power_watts"]} == {gpu_uuid(0)}
@@ -109,18 +118,18 @@ def test_a_gpu_that_is_lost_is_down_and_has_no_values() -> None:
 
 def test_gpus_whose_uuid_nobody_knows_are_told_apart_by_their_place() -> None:
     moment = large(gpus=2, mig=0, containers=0)
-    inventory = moment.seen.inventory
+    inventory = moment.board.seen.inventory
     assert inventory is not None
     gpus = tuple(replace(gpu, uuid="") for gpu in inventory.gpus)
-    seen = replace(moment.seen, inventory=replace(inventory, gpus=gpus))
-    told = values(replace(moment, seen=seen, sample=None))
+    seen = replace(moment.board.seen, inventory=replace(inventory, gpus=gpus))
+    told = values(changed(moment, seen=seen, sample=None))
     assert {dict(of)["gpu"] for of in told["nvshim_gpu_info"]} == {"0", "1"}
     assert len(told["nvshim_device_containers"]) == 2
 
 
 def test_what_nvml_does_not_say_is_absent_and_not_zero() -> None:
     moment = large(gpus=1, mig=0, containers=0)
-    told = values(replace(moment, sample=Sample(1.0, gpus=(GpuSample(gpu_uuid(0)),))))
+    told = values(changed(moment, sample=Sample(1.0, gpus=(GpuSample(gpu_uuid(0)),))))
     assert told["nvshim_nvml_up"] == {(): 1.0}
     assert "nvshim_gpu_ecc_errors_total" not in told
     assert "nvshim_gpu_memory_used_bytes" not in told
@@ -130,7 +139,7 @@ def test_a_container_is_told_by_its_pod_or_by_its_own_name() -> None:
     in_pod = holding(1, gpu_uuid(0), gpu_uuid(0), orphan="nobody knows it")
     named = Holding(container(2, name="web"), (gpu_uuid(0),))
     nameless = Holding(container(3, name=""), (gpu_uuid(0),))
-    told = values(replace(NOTHING, ledger=Ledger(1.0, (in_pod, named, nameless))))
+    told = values(changed(NOTHING, ledger=Ledger(1.0, (in_pod, named, nameless))))
     assert told["nvshim_container_orphan"] == {
         labels(namespace="team-a", pod="training-00001", container="main"): 1,
         labels(container="web"): 0,
@@ -143,7 +152,7 @@ def test_a_container_that_runs_without_what_it_was_given_is_told_of() -> None:
         Unheld("team-a", "training", "main", "nvidia.com/gpu", gpu_uuid(n), pid=pid)
         for n, pid in enumerate((77, 77, 0))
     ]
-    told = values(replace(NOTHING, ledger=Ledger(1.0, unheld=tuple(given))))
+    told = values(changed(NOTHING, ledger=Ledger(1.0, unheld=tuple(given))))
     whose = labels(namespace="team-a", pod="training", container="main")
     assert told["nvshim_container_devices_missing"] == {whose: 2}
     assert told["nvshim_resource_devices_unheld"] == {labels(resource="nvidia.com/gpu"): 3}
@@ -156,7 +165,7 @@ def test_two_containers_of_one_name_are_told_of_as_one() -> None:
             container(99, pod=Pod("team-a", "training-00001")))),
     )  # fmt: skip
     usage = tuple(DeviceUse(each, gpu_uuid(0), (n,), 100, 10) for n, each in enumerate(twins))
-    moment = replace(large(gpus=1, mig=0, containers=0), ledger=Ledger(1.0, twins), usage=usage)
+    moment = changed(large(gpus=1, mig=0, containers=0), ledger=Ledger(1.0, twins), usage=usage)
     told = values(moment)
     assert list(told["nvshim_container_gpu_memory_used_bytes"].values()) == [200]
     assert list(told["nvshim_container_gpu_processes"].values()) == [2]
@@ -167,14 +176,14 @@ def test_two_containers_of_one_name_are_told_of_as_one() -> None:
 def test_what_is_gone_is_told_no_more() -> None:
     moment = large(gpus=2, mig=0, containers=2)
     before = values(moment)
-    after = values(replace(moment, ledger=Ledger(2.0, moment.ledger.holdings[:1]), usage=()))
+    after = values(changed(moment, ledger=Ledger(2.0, moment.board.ledger.holdings[:1]), usage=()))
     name = "nvshim_container_device_info"
     assert (len(before[name]), len(after[name])) == (2, 1)
 
 
 def test_an_xid_is_told_with_the_container_that_caused_it() -> None:
     moment = large(gpus=1, mig=0, containers=1)
-    told = values(replace(moment, xids={
+    told = values(changed(moment, xids={
         (gpu_uuid(0), 31, "team-a/training-00000/main"): 3, (gpu_uuid(0), 31, ""): 1,
         (gpu_uuid(0), 79, "web"): 1, ("", 45, "a/b"): 1,
     }))["nvshim_gpu_xid_errors_total"]  # fmt: skip
@@ -189,7 +198,7 @@ def test_an_xid_is_told_with_the_container_that_caused_it() -> None:
 
 def test_of_many_xids_each_is_counted_and_not_each_pod_told() -> None:
     xids = {(gpu_uuid(0), 31, f"team-a/job-{n}/main"): 1 for n in range(4000)}
-    told = values(replace(large(gpus=1, mig=0, containers=0), xids=xids))
+    told = values(changed(large(gpus=1, mig=0, containers=0), xids=xids))
     series = told["nvshim_gpu_xid_errors_total"]
     assert sum(series.values()) == 4000
     assert len(series) <= 600
@@ -200,7 +209,7 @@ def test_a_device_is_in_one_state() -> None:
         "GPU-gone": Condition(State.UNHEALTHY, since=BOOT, xid=79),
         "MIG-gone": Condition(State.RECOVERING),
     }
-    told = values(replace(NOTHING, health=health))
+    told = values(changed(NOTHING, health=health))
     state = {of: value for of, value in told["nvshim_device_health"].items() if value}
     assert state == {
         labels(uuid="GPU-gone", state="unhealthy"): 1,
@@ -213,9 +222,9 @@ def test_a_device_is_in_one_state() -> None:
 def test_events_that_cannot_be_had_are_said_of_one_gpu_or_of_all() -> None:
     moment = large(gpus=2, mig=0, containers=0)
     name = "nvshim_gpu_events_watched"
-    one = values(replace(moment, unwatched={gpu_uuid(1): "not supported"}))[name]
+    one = values(changed(moment, unwatched={gpu_uuid(1): "not supported"}))[name]
     assert {dict(of)["gpu"]: yes for of, yes in one.items()} == {"0": 1, "1": 0}
-    every = values(replace(moment, unwatched={"": "NVML failed"}))[name]
+    every = values(changed(moment, unwatched={"": "NVML failed"}))[name]
     assert set(every.values()) == {0}
 
 
