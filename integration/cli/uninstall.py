@@ -93,8 +93,8 @@ def _lines(answer: dict[str, Any]) -> list[str]:
     if not answer["complete"] and not answer["dry_run"]:
         lines.append(f"once they have ended, run {_program(answer)} uninstall again")
     lines += [f"removed {path}" for path in answer["purged"]]
-    lines += [
-        f"{path} still names the shim: {remedy([path])}, or its pods will fail"
-        for path in answer["mentioned_in"]
-    ]
+    for path in answer["mentioned_in"]:
+        # Once nvshim itself is gone, its command would be of no use.
+        way = f"take it out of {path}" if answer["complete"] else remedy([path])
+        lines.append(f"{path} still names the shim: {way}, or its pods will fail")
     return lines or ["nothing to do"]
