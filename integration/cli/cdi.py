@@ -16,7 +16,7 @@ from hooks.words import CAPABILITIES
 from integration.cdi import checking, listing, transforming, writing
 from integration.cli import exits
 from integration.cli.options import configured, with_output
-from integration.cli.output import Column, Format, Output
+from integration.cli.output import Column, Format, Output, counted
 from integration.inventory import inventory_of
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ def _write(spec: SpecFile, form: str | None, to: str | None) -> None:
         sys.stdout.write(text)
         return
     writing.write(to, text)
-    sys.stderr.write(f"{to}: {len(spec.devices)} devices of {spec.kind}, CDI {spec.version}\n")
+    devices = counted(len(spec.devices), "device")
+    sys.stderr.write(f"{to}: {devices} of {spec.kind}, CDI {spec.version}\n")
 
 
 def _tell_errors_as(form: str | None) -> None:
@@ -183,8 +184,8 @@ def validate(
 
 
 def _told(checked: Any) -> str:
-    good = f"valid, {checked.devices} devices of {checked.kind}, CDI {checked.version}"
-    head = good if checked.is_good else f"{len(checked.findings)} findings"
+    good = f"valid, {counted(checked.devices, 'device')} of {checked.kind}, CDI {checked.version}"
+    head = good if checked.is_good else counted(len(checked.findings), "finding")
     lines = [f"{checked.path}: {head}"]
     for finding in checked.findings:
         whose = f" (of {finding.device})" if finding.device not in {"", finding.subject} else ""

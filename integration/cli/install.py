@@ -11,7 +11,7 @@ import click
 from api.errors import printable
 from integration.cli import exits
 from integration.cli.options import with_output
-from integration.cli.output import is_terminal
+from integration.cli.output import counted, is_terminal
 from integration.install import installing
 from integration.install.effects import Workshop
 from integration.install.places import Place
@@ -125,6 +125,10 @@ def command(
         raise click.exceptions.Exit(exits.FOUND)
 
 
+def _users(shims: int) -> str:
+    return f"it is used by {counted(shims, 'shim') if shims else 'processes that are not shims'}"
+
+
 def _lines(answer: dict[str, Any], *, switched: bool) -> list[str]:
     if answer["dry_run"]:
         return answer["steps"] or ["nothing to do"]
@@ -138,10 +142,7 @@ def _lines(answer: dict[str, Any], *, switched: bool) -> list[str]:
     if answer["previous"]:
         lines.append(f"{answer['previous']} stays for nvshim install --rollback")
     lines += [f"removed {name}" for name in answer["collected"]]
-    lines += [
-        f"{each['name']} stays while it is used, by {each['shims']} shims among others"
-        for each in answer["in_use"]
-    ]
+    lines += [f"{each['name']} stays: {_users(each['shims'])}" for each in answer["in_use"]]
     lines += answer["warnings"]
     if answer["unseen_shims"]:
         lines.append("there may be shims that are not seen from here, so no version was removed")

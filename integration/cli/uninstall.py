@@ -11,7 +11,7 @@ from api.errors import printable
 from integration.cli import exits
 from integration.cli.install import tell, with_place
 from integration.cli.options import configured, with_output
-from integration.cli.output import Format
+from integration.cli.output import Format, counted
 from integration.install import installing
 from integration.install.effects import Workshop
 from integration.install.leaving import remedy
@@ -85,7 +85,8 @@ def _lines(answer: dict[str, Any]) -> list[str]:
     if answer["complete"]:
         lines.append(f"nothing is installed below {answer['prefix']} any more")
     elif not answer["dry_run"]:
-        running = f"{len(answer['shims'])} shims run" if answer["shims"] else "something uses it"
+        shims = len(answer["shims"])
+        running = f"it is used by {counted(shims, 'shim')}" if shims else "it is used"
         if answer["unseen_shims"]:
             running = "there may be shims that are not seen from here"
         lines.append(f"not all of it could go: {running}")

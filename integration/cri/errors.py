@@ -27,6 +27,7 @@ class CriRefused(CriError):
 
     code = "NVSHIM-E2421"
     status = Status.UNKNOWN
+    remedy = "do what the engine's message says, or see its log"
 
     def __init__(self, asked: str, *, said: str, status: int) -> None:
         super().__init__(asked, found=said)
@@ -39,3 +40,4 @@ class CriUnreachable(CriError):
 
     code = "NVSHIM-E2422"
     status = Status.UNAVAILABLE
+    remedy = "start the engine, or name its socket"

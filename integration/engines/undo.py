@@ -141,7 +141,9 @@ class Record:
 
     def to_text(self) -> str:
         """As it is written down."""
-        return json.dumps({k: v for k, v in asdict(self).items() if k != "path"}, indent=1) + "\n"
+        shown = {key: value for key, value in asdict(self).items() if key != "path"}
+        # In an order that does not depend on what was done before.
+        return json.dumps(shown, indent=1, sort_keys=True) + "\n"
 
     def versions(self, path: str) -> list[Written]:
         """What became of a file, by the last configuration first."""

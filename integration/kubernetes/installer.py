@@ -454,7 +454,7 @@ def _why(stderr: str) -> str:
     """The one line of a failure, out of its document."""
     try:
         error = json.loads(stderr)["error"]
-        return f"{error['code']} {error['name']}: {error['found']}; do: {error['do']}"
+        return f"{error['code']} {error['name']}: {error['message']}"
     except (ValueError, KeyError, TypeError):
         return ""
 

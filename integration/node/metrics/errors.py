@@ -29,3 +29,4 @@ class MetricsAddressUnusable(MetricsError):
 
     code = "NVSHIM-E2786"
     status = Status.UNAVAILABLE
+    remedy = "choose another address for the metrics"

@@ -23,6 +23,7 @@ class ChildFailed(MonitorError):
 
     code = "NVSHIM-E2745"
     status = Status.UNAVAILABLE
+    remedy = "see that nvidia-smi works on the node"
 
 
 class KernelLogUnusable(MonitorError):

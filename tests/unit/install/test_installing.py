@@ -306,7 +306,7 @@ def test_what_cannot_be_installed_leaves_no_prefix_and_is_named_as_it_was_given(
         file.write("{")
     with tarfile.open(f"{node.directory}/broken.tar", "w") as archive:
         archive.add(node.new.path, "top")
-    with pytest.raises(SourceBroken, match=r"install \S+/broken.tar; found: tree.json: "):
+    with pytest.raises(SourceBroken, match=r"install \S+/broken.tar: tree.json: "):
         node.install(replace(node.old, path=f"{node.directory}/broken.tar"))
     assert not os.path.exists(node.place.prefix)
     with pytest.raises(StepFailed, match="no such file"):

@@ -86,7 +86,7 @@ _MALFORMED = ["", "{", "[", "[]", '"text"', "{} x", '{"a":}', "\ufeff{}", "[" * 
 @pytest.mark.parametrize("text", _MALFORMED)
 def test_a_malformed_spec_is_one_line_that_names_the_file(tmp_path: Path, text: str) -> None:
     (tmp_path / bundle.CONFIG).write_text(text)
-    with pytest.raises(BundleUnusable, match=r"config\.json; found: ") as caught:
+    with pytest.raises(BundleUnusable, match=r"config\.json: ") as caught:
         bundle.read_spec(str(tmp_path))
     assert "\n" not in str(caught.value)
 
