@@ -156,7 +156,7 @@ def describe_bug(error: BaseException, *, depth: int = _DEEPEST_CAUSE) -> str:
 
 
 _KINDS = {
-    bool: "true or false", int: "a number", float: "a number", str: "a string", list: "a list",
+    bool: "true or false", int: "a whole number", float: "a number", str: "a string", list: "a list",
     dict: "an object",
 }  # fmt: skip
 

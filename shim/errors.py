@@ -241,7 +241,6 @@ class RuntimeFailed(ShimError):
     """
 
     code = "NVSHIM-E1203"
-    remedy = "do what the runtime's message says"
 
     def __init__(self, asked: str, *, found: str, do: str = "", status: int) -> None:
         super().__init__(asked, found=found, do=do)

@@ -98,7 +98,6 @@ class RemoteError(TtrpcError):
 
     code = "NVSHIM-E0005"
     status = Status.UNKNOWN
-    remedy = "do what the answer says, or see the log of the program that gave it"
 
     def __init__(
         self, asked: str, *, status: int, message: str, details: Iterable[Any] = ()

@@ -81,7 +81,8 @@ def _tell_errors_as(form: str | None) -> None:
 @command.command("generate")
 @configured
 @_written
-@click.option("--to", metavar="FILE", help="The file, put in place in one step; by default stdout.")
+@click.option("-f", "--file", "--to", "to", metavar="FILE",
+              help="The file to write, in one step; by default stdout.")  # fmt: skip
 @click.option("--kind", type=click.Choice([str(kind) for kind in generating.KINDS]),
               default="gpu", show_default=True, help="What to describe.")  # fmt: skip
 @click.option("--vendor", default="", help="In place of nvidia.com.")
@@ -224,8 +225,9 @@ def transform() -> None:
 @_written
 @click.option("--input", "source", metavar="FILE", default="-", show_default=True,
               help="The spec; - for stdin.")  # fmt: skip
-@click.option("--into", metavar="FILE", help="The file, put in place in one step; by default "
-              "stdout. It may be that of --input.")  # fmt: skip
+@click.option("-f", "--file", "--into", "into", metavar="FILE",
+              help="The file to write, in one step; by default stdout. It may be that of "
+              "--input.")  # fmt: skip
 @click.option("--from", "old", metavar="ROOT", required=True, callback=_absolute,
               help="What paths begin with.")  # fmt: skip
 @click.option("--to", "new", metavar="ROOT", default="/", show_default=True, callback=_absolute,

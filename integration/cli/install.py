@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -11,7 +10,8 @@ import click
 from api.errors import printable
 from integration.cli import exits
 from integration.cli.options import with_output
-from integration.cli.output import counted, is_terminal
+from integration.cli.output import counted
+from integration.cli.progress import Progress
 from integration.install import installing
 from integration.install.effects import Workshop
 from integration.install.places import Place
@@ -43,12 +43,6 @@ def with_place(command: Callable[..., Any]) -> Callable[..., Any]:
     ):  # fmt: skip
         command = option(command)
     return command
-
-
-def tell(line: str) -> None:
-    """Tell a person at a terminal what is being done."""
-    if is_terminal(sys.stderr):
-        sys.stderr.write(f"{line}\n")
 
 
 def _end(*_: object) -> NoReturn:
@@ -104,22 +98,23 @@ def command(
 
     signal.signal(signal.SIGTERM, _end)
     place = Place.of(prefix, "" if no_links else bindir)
-    workshop = Workshop(place, say=tell, runtime=runtime)
-    if collect:
-        answer = installing.collect(place, keep=keep, workshop=workshop, dry_run=dry_run)
-    else:
-        answer = installing.install(
-            installing.Installation(
-                place,
-                source=source,
-                use=use,
-                rollback=rollback,
-                test=not no_self_test,
-                keep=keep,
-                workshop=workshop,
-            ),
-            dry_run=dry_run,
-        )
+    with Progress(output) as progress:
+        workshop = Workshop(place, say=progress.say, runtime=runtime)
+        if collect:
+            answer = installing.collect(place, keep=keep, workshop=workshop, dry_run=dry_run)
+        else:
+            answer = installing.install(
+                installing.Installation(
+                    place,
+                    source=source,
+                    use=use,
+                    rollback=rollback,
+                    test=not no_self_test,
+                    keep=keep,
+                    workshop=workshop,
+                ),
+                dry_run=dry_run,
+            )
     output.text("\n".join(map(printable, _lines(answer, switched=not collect))), answer)
     if dry_run and answer["steps"]:
         raise click.exceptions.Exit(exits.FOUND)

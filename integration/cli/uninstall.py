@@ -9,9 +9,10 @@ import click
 
 from api.errors import printable
 from integration.cli import exits
-from integration.cli.install import tell, with_place
+from integration.cli.install import with_place
 from integration.cli.options import configured, with_output
 from integration.cli.output import Format, counted
+from integration.cli.progress import Progress
 from integration.install import installing
 from integration.install.effects import Workshop
 from integration.install.leaving import remedy
@@ -58,15 +59,15 @@ def command(
         import yaml  # noqa: F401, PLC0415 - the tree may be gone when the answer is written
 
     place = Place.of(prefix, "" if no_links else bindir)
-    workshop = Workshop(place, say=tell, spare=frozenset({os.getpid()}))
-    answer = installing.uninstall(
-        place,
-        workshop=workshop,
-        wait=wait,
-        purge=config if purge else None,
-        force=force,
-        dry_run=dry_run,
-    )
+    with Progress(output) as progress:
+        answer = installing.uninstall(
+            place,
+            workshop=Workshop(place, say=progress.say, spare=frozenset({os.getpid()})),
+            wait=wait,
+            purge=config if purge else None,
+            force=force,
+            dry_run=dry_run,
+        )
     output.text("\n".join(map(printable, _lines(answer))), answer)
     if not answer["complete"] and (answer["steps"] or not dry_run):
         raise click.exceptions.Exit(exits.FOUND)

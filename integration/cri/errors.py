@@ -27,7 +27,6 @@ class CriRefused(CriError):
 
     code = "NVSHIM-E2421"
     status = Status.UNKNOWN
-    remedy = "do what the engine's message says, or see its log"
 
     def __init__(self, asked: str, *, said: str, status: int) -> None:
         super().__init__(asked, found=said)

@@ -106,7 +106,7 @@ class SimulatedNode:
             packages_cache: where the driver's packages are kept; by default
                 :func:`integration.simulated.packages.default_cache`.
             layout: how the driver's files lie.
-            say: told in one line what is being downloaded, when something is.
+            say: told in one line what is being done, where it takes long.
 
         Returns:
             The node.
@@ -126,6 +126,8 @@ class SimulatedNode:
                 do="remove it, or choose another directory",
             )
         os.makedirs(directory, exist_ok=True)
+        if say is not None:
+            say("copying the driver's files and building its library")
         try:
             node._fill(files, layout)
         except BaseException:

@@ -447,7 +447,7 @@ def moving(request: pytest.FixtureRequest, make: Callable[..., Node]) -> Node:
 
 def test_place_of_nvidias_handler_is_taken_and_given_back_to_the_byte(moving: Node) -> None:
     node, before, files = moving, moving.dump(), moving.files()
-    refused(node, HandlerTaken, r"99-nvidia\.toml has one that calls \S+-runtime.* add --replace")
+    refused(node, HandlerTaken, r"99-nvidia\.toml has one that calls \S+-runtime.* Add --replace")
     change = plan(node.options(replace=True))
     assert [note for note in change.notes if "nvidia-cdi still calls" in note]
     apply(change)

@@ -118,7 +118,7 @@ NVIDIAS: Final = """{
 def test_place_of_nvidias_runtime_is_taken_and_given_back_to_the_byte(node: Node) -> None:
     node.write(NVIDIAS)
     tree = node.tree()
-    with pytest.raises(HandlerTaken, match=r'"path": "nvidia-container-runtime".* add --replace'):
+    with pytest.raises(HandlerTaken, match=r'"path": "nvidia-container-runtime".* Add --replace'):
         plan(node.options())
     apply(plan(node.options(replace=True)))
     after = json.loads(node.read())

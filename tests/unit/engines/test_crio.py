@@ -111,7 +111,7 @@ def test_place_of_nvidias_handler_is_taken_and_given_back_to_the_byte(
         "\n[crio.image]\n"
     )
     theirs.write_text(text)
-    with pytest.raises(HandlerTaken, match=r"runtime'.* add --replace"):
+    with pytest.raises(HandlerTaken, match=r"runtime'.* Add --replace"):
         plan(options())
     apply(plan(options(replace=True)))
     left = tomllib.loads(theirs.read_text())["crio"]
@@ -121,7 +121,7 @@ def test_place_of_nvidias_handler_is_taken_and_given_back_to_the_byte(
     assert theirs.read_text() == text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["crio"]
     theirs.write_text('crio.runtime.runtimes = { nvidia = { runtime_path = "/x" } }\n')
-    with pytest.raises(EditImpossible, match=r"write it as \[crio\.runtime\.runtimes\.nvidia\]"):
+    with pytest.raises(EditImpossible, match=r"Write it as \[crio\.runtime\.runtimes\.nvidia\]"):
         plan(options(replace=True))
 
 

@@ -718,7 +718,7 @@ def test_what_an_engine_still_names_is_not_uninstalled_but_by_force(node: Node) 
     assert refused.stderr.startswith("NVSHIM-E2637 still-named: ")
     for text in (
         "/etc/containerd/config.toml and /etc/docker/daemon.json",
-        "first run nvshim configure containerd --remove, then run nvshim configure docker --remove",
+        "First run nvshim configure containerd --remove, then run nvshim configure docker --remove",
         "--force",
     ):
         assert text in refused.stderr

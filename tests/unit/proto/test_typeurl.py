@@ -73,7 +73,7 @@ def test_a_mismatch_says_what_was_asked_and_what_was_found() -> None:
     assert caught.value.status == Status.INVALID_ARGUMENT
     assert str(caught.value) == (
         "NVSHIM-E0016 type-mismatch: a value of type containerd.runc.v1.Options: "
-        "type containerd.events.TaskExit"
+        "type containerd.events.TaskExit. See that the client sends what this call takes"
     )
 
 

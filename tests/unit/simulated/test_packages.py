@@ -236,7 +236,7 @@ def test_no_network_is_told_from_no_package(
     impatient.write_text('Acquire::Retries "0";\n')
     monkeypatch.setenv("APT_CONFIG", str(impatient))
     nowhere = "Types: deb\nURIs: http://127.0.0.1:9/debian\nSuites: ./\nTrusted: yes\n"
-    with pytest.raises(ArchiveUnreachable, match="check the network"):
+    with pytest.raises(ArchiveUnreachable, match="Check the network"):
         fetch(["ant"], cache, sources=nowhere)
     assert kept(cache) == []
 

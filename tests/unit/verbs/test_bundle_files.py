@@ -45,7 +45,7 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path: Pa
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "address").mkdir()
-    with pytest.raises(BundleUnusable, match="to write"):
+    with pytest.raises(BundleUnusable, match="cannot write"):
         files.write(str(tmp_path / "address"), b"x")
     assert os.listdir(tmp_path) == ["address"]
 
