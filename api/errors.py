@@ -156,8 +156,8 @@ def describe_bug(error: BaseException, *, depth: int = _DEEPEST_CAUSE) -> str:
 
 
 _KINDS = {
-    bool: "true or false", int: "a whole number", float: "a number", str: "a string", list: "a list",
-    dict: "an object",
+    bool: "true or false", int: "a whole number", float: "a number", str: "a string",
+    list: "a list", dict: "an object",
 }  # fmt: skip
 
 
