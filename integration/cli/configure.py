@@ -115,7 +115,7 @@ def containerd(output: Output, systemd_cgroup: str, **given: Any) -> None:
 
     With containerd 2 it is a drop-in, in the version of the root file, and the root file gets an
     import if none covers it. With containerd 1, where a drop-in would replace what the root file
-    says of the CRI plugin, it is a marked block at the end of the file itself.
+    says of the CRI plugin, it is a block at the end of the file itself.
     """
     if not given["container_annotations"]:
         prefixes = load_config(None).annotation_prefixes

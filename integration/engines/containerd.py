@@ -9,7 +9,7 @@ Rules
 - **containerd 1 replaces** a plugin's whole table by that of an imported file: a drop-in with the
   CRI plugin's table would take away what the root file says of it (sandbox image, CNI, registry,
   systemd's cgroups), now or as soon as somebody writes something there. So there the handler
-  is a marked block at the end of the file whose table is in force: the last one that has it.
+  is a block at the end of the file whose table is in force: the last one that has it.
 - containerd 1 also forgets its built-in handler ``runc`` as soon as a file names any other. Where
   that would happen, the block names it as well.
 - containerd 2 heeds a few settings of a file of version 2 only where a handler is named. Where ours
@@ -88,8 +88,8 @@ def plan(options: Options) -> Change:
     # Where nothing of ours is, there is nothing else to compare with.
     now = _dump_now(options, containerd) if former.exchanged else before
     options = as_before(options, before, now)
-    if options.replace is None:
-        options = replace(options, replace=record.replaced and record.name == options.runtime_name)
+    is_replaced = record.replaces(options.runtime_name, options.replace)
+    options = replace(options, replace=is_replaced)
     check_former(options, former, before)
     room, others = former, []
     if options.runtime_name in handlers(before):

@@ -112,8 +112,7 @@ def plan(options: Options) -> Change:
             f"to write {options.drop_in}", found="there is a file of somebody else",
             do="choose another place with --drop-in, or overwrite it with --force",
         )  # fmt: skip
-    again = record.replaced and record.name == options.runtime_name
-    is_replaced = again if options.replace is None else options.replace
+    is_replaced = record.replaces(options.runtime_name, options.replace)
     view = _without_theirs(options, former, is_replaced=is_replaced)
     shim = options.shim or shutil.which(SHIM, path=PATH)
     if shim is None:

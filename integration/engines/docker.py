@@ -135,8 +135,7 @@ def plan(options: Options) -> Change:
     text = former.text(options.config)
     before = _parsed(options.config, text)
     taken = _at(before, ("runtimes", options.runtime_name))
-    again = record.replaced and record.name == options.runtime_name
-    is_replaced = again if options.replace is None else options.replace
+    is_replaced = record.replaces(options.runtime_name, options.replace)
     if taken is not None and not is_replaced:
         raise HandlerTaken(
             f"the runtime {options.runtime_name}",

@@ -145,6 +145,15 @@ class Record:
         # In an order that does not depend on what was done before.
         return json.dumps(shown, indent=1, sort_keys=True) + "\n"
 
+    def replaces(self, name: str, wanted: bool | None) -> bool:  # noqa: FBT001 - an option
+        """Whether a handler takes the place of somebody's.
+
+        Args:
+            name: the handler's.
+            wanted: whether it is to; None for what was said before.
+        """
+        return self.replaced and self.name == name if wanted is None else wanted
+
     def versions(self, path: str) -> list[Written]:
         """What became of a file, by the last configuration first."""
         return [files[path] for files in (self.files, self.earlier) if path in files]
