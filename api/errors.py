@@ -89,7 +89,7 @@ class NvshimError(Exception):
         else:
             said = f"{asked}{' ' if found.startswith(_VERBS) else ': '}{found}"
         first, _, rest = self.do.partition(" ")
-        if first.isalpha():
+        if first.rstrip(":,;").isalpha():
             first = first[0].upper() + first[1:]
         return f"{said}. {first} {rest}".rstrip(" .") if self.do else said
 
@@ -97,7 +97,7 @@ class NvshimError(Exception):
         return f"{self.code} {self.slug()}: {self.sentence}"
 
 
-_VERBS = ("is ", "are ", "has ", "have ", "does ", "do ", "was ", "were ", "cannot ", "names ")
+_VERBS = ("is ", "are ", "has ", "have ", "does ", "do ", "was ", "were ", "cannot ")
 
 # A message may quote a file of the image or a program's output; neither may break the
 # line, colour a terminal or fill a log.
