@@ -41,19 +41,19 @@ class Progress:
         """Say what is done from here on.
 
         Args:
-            line: without its end.
+            line: without its end; "" for nothing any more.
         """
-        if not self._is_wanted:
+        if not self._is_wanted or not (line or self._is_there):
             return
         line = printable(line)
         if self._is_terminal:
             width = shutil.get_terminal_size().columns - 1
             line = line if len(line) <= width else f"{line[: width - 1]}…"
             self._stream.write(f"{_CLEAR}{line}")
-        else:
+        elif line:
             self._stream.write(f"{line}\n")
         self._stream.flush()
-        self._is_there = True
+        self._is_there = bool(line)
 
     def __enter__(self) -> Self:
         return self

@@ -233,13 +233,15 @@ def run(  # noqa: PLR0917 - click's
     if node is not None and any((scenario, gpus, model, driver, no_drm)):
         raise click.UsageError("--node has its GPUs already")
     with ExitStack() as stack:
+        progress = stack.enter_context(Progress(Output(Format.TABLE)))
         if node is not None:
             there = SimulatedNode.open(place_of(node, shelf))
         else:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="nvshim-node-"))
-            with Progress(Output(Format.TABLE)) as progress:
-                there = SimulatedNode.create(f"{directory}/node", chosen, say=progress.say)
-        status = run_on(there.config_path, words, devices=devices, capabilities=capabilities)
+            there = SimulatedNode.create(f"{directory}/node", chosen, say=progress.say)
+        status = run_on(
+            there.config_path, words, devices=devices, capabilities=capabilities, say=progress.say
+        )
     click.get_current_context().exit(status)
 
 

@@ -36,6 +36,17 @@ def test_at_a_terminal_one_line_is_written_over_and_gone_at_the_end(
     assert said(Terminal()) == "\r\x1b[Kcopy a tree\r\x1b[Kstart a co…\r\x1b[K"
 
 
+def test_what_comes_next_on_the_terminal_finds_the_line_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    with Progress(Output(Format.TABLE), stream) as progress:
+        progress.say("copy")
+        progress.say("")
+    assert stream.getvalue() == "\r\x1b[Kcopy\r\x1b[K"
+
+
 @pytest.mark.parametrize("form", [Format.JSON, Format.YAML])
 def test_whoever_reads_documents_gets_no_lines(form: Format) -> None:
     assert said(io.StringIO(), form) == ""
